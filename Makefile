@@ -1,0 +1,38 @@
+# `make demo` and `make test` are all a newcomer needs; each installs what is missing first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+.PHONY: demo test lint pytest test-full serve bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/ebbtide demo
+
+test: lint pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+pytest: $(VENV)/installed
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
+
+test-full: $(VENV)/installed
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --full
+
+serve: $(VENV)/installed
+	$(BIN)/ebbtide serve
+
+bench: $(VENV)/installed
+	$(BIN)/python -m tests.benchmarks
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,158 @@
+"""ParallelPlan: how one job is parallelised on one GpuShape, and the JSON form that other programs read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Recompute(StrEnum):
+    """Which activations the backward pass computes again instead of keeping them."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class ScheduleName(StrEnum):
+    """Order of micro-batches in the pipeline."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved-1f1b"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    name: ScheduleName = ScheduleName.ONE_F_ONE_B
+    interleave: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStrategy:
+    """How a run of `layers` consecutive layers is spread over the GPUs of its stage.
+
+    The product tp x dp x ulysses x ring is the number of GPUs of the stage. `zero` 0 is plain data parallel
+    (DDP), 1 to 3 shard optimizer state, gradients and parameters over `shard_group` replicas (3 = FSDP).
+    """
+
+    layers: int
+    tp: int = 1
+    sequence_sharding: bool = False
+    dp: int = 1
+    zero: int = 0
+    shard_group: int = 1
+    ulysses: int = 1
+    ring: int = 1
+    ep: int = 1
+    recompute: Recompute = Recompute.NONE
+    offload: bool = False
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.dp * self.ulysses * self.ring
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline stage: layers `first_layer` to `last_layer`, both counted, on `gpus` GPUs of one model."""
+
+    first_layer: int
+    last_layer: int
+    gpu: str
+    gpus: int
+    strategies: tuple[LayerStrategy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelPlan:
+    """A complete plan. Times are predictions of the cost model for one optimizer step.
+
+    `micro_batch_size` counts samples over all data-parallel replicas together, so that
+    `micro_batches * micro_batch_size` is the global batch.
+    """
+
+    schedule: Schedule
+    micro_batches: int
+    micro_batch_size: int
+    iteration_time_s: float
+    samples_per_s: float
+    peak_bytes_per_gpu: int
+    stages: tuple[Stage, ...]
+    optimality_gap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("a parallel plan needs at least one stage")
+        for stage in self.stages:
+            for strategy in stage.strategies:
+                if strategy.gpus != stage.gpus:
+                    raise ValueError(
+                        f"stage {stage.first_layer}-{stage.last_layer} has {stage.gpus} GPUs, "
+                        f"its strategy spreads over {strategy.gpus}"
+                    )
+
+    @property
+    def world_size(self) -> int:
+        return sum(stage.gpus for stage in self.stages)
+
+    @property
+    def global_batch(self) -> int:
+        return self.micro_batches * self.micro_batch_size
+
+    def summary(self) -> str:
+        """One short line for people, for example `pp2 · tp2 dp2 fsdp · 8 micro-batches`."""
+        first = self.stages[0].strategies[0]
+        degrees = {
+            "tp": first.tp,
+            "ulysses": first.ulysses,
+            "ring": first.ring,
+            "ep": first.ep,
+            "dp": first.dp,
+        }
+        spread = " ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1) or "dp1"
+        sharding = ("", " zero1", " zero2", " fsdp")[first.zero]
+        recompute = "" if first.recompute is Recompute.NONE else f" recompute-{first.recompute}"
+        pipeline = f"pp{len(self.stages)} · " if len(self.stages) > 1 else ""
+        return f"{pipeline}{spread}{sharding}{recompute} · {self.micro_batches} micro-batches"
+
+
+def plan_to_json(plan: ParallelPlan) -> dict[str, Any]:
+    """The plan as plain JSON values: the contract of plan.json and of every API that shows a plan."""
+    return asdict(plan)
+
+
+def plan_from_json(document: Mapping[str, Any]) -> ParallelPlan:
+    """The inverse of `plan_to_json`.
+
+    Raises:
+        ValueError: a field is missing, of another type, or contradicts another; the message names it.
+    """
+    try:
+        stages = tuple(
+            Stage(**{**stage, "strategies": tuple(_strategy(item) for item in stage["strategies"])})
+            for stage in document["stages"]
+        )
+        schedule = Schedule(ScheduleName(document["schedule"]["name"]), int(document["schedule"]["interleave"]))
+        rest = {key: document[key] for key in _SCALARS}
+        return ParallelPlan(schedule=schedule, stages=stages, **rest)
+    except KeyError as missing:
+        raise ValueError(f"plan: field {missing} is missing") from None
+    except TypeError as wrong:
+        raise ValueError(f"plan: {wrong}") from None
+
+
+_SCALARS = (
+    "micro_batches",
+    "micro_batch_size",
+    "iteration_time_s",
+    "samples_per_s",
+    "peak_bytes_per_gpu",
+    "optimality_gap",
+)
+
+
+def _strategy(document: Mapping[str, Any]) -> LayerStrategy:
+    return LayerStrategy(**{**document, "recompute": Recompute(document["recompute"])})

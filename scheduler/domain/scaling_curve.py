@@ -1,0 +1,93 @@
+"""ScalingCurve: what a job would gain from each GpuShape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from types import MappingProxyType
+
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
+
+LINEAR_CURVE_KEY = "linear"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingCurve:
+    """The solved plans of one model at one global batch, by shape; shapes that cannot work, with the reason.
+
+    A shape in neither mapping has not been solved yet.
+    """
+
+    plans: Mapping[GpuShape, ParallelPlan] = field(default_factory=dict)
+    infeasible: Mapping[GpuShape, str] = field(default_factory=dict)
+
+    def plan(self, shape: GpuShape) -> ParallelPlan | None:
+        return self.plans.get(shape)
+
+    def is_solved(self, shape: GpuShape) -> bool:
+        return shape in self.plans or shape in self.infeasible
+
+    def with_plan(self, shape: GpuShape, plan: ParallelPlan) -> ScalingCurve:
+        return ScalingCurve({**self.plans, shape: plan}, self.infeasible)
+
+    def with_infeasible(self, shape: GpuShape, reason: str) -> ScalingCurve:
+        return ScalingCurve(self.plans, {**self.infeasible, shape: reason})
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCurve:
+    """The curve of a job without a model: data parallel alone, twice the GPUs half the step time, on any shape.
+
+    One step is one GPU-second of work, so a job that ran `d` seconds on `g` GPUs has `d * g` steps.
+    """
+
+    def plan(self, shape: GpuShape) -> ParallelPlan | None:
+        return data_parallel_plan(shape.groups[0].gpu, shape.gpus)
+
+    def is_solved(self, shape: GpuShape) -> bool:
+        return True
+
+    @property
+    def infeasible(self) -> Mapping[GpuShape, str]:
+        return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class CurveRequest:
+    """What a curve is solved for, shapes apart. Equal requests share one curve.
+
+    `model` names a preset of the solver; `profile_json` is a whole model profile as canonical JSON instead.
+    """
+
+    model: str
+    profile_json: str
+    global_batch: int
+    sequence_length: int
+
+    @property
+    def key(self) -> str:
+        """Content address: readable for presets, a digest for profiles of the user's own."""
+        name = self.model or "profile-" + sha256(self.profile_json.encode()).hexdigest()[:16]
+        return f"{name}/batch-{self.global_batch}/seq-{self.sequence_length}"
+
+
+Curve = ScalingCurve | LinearCurve
+LINEAR_CURVE = LinearCurve()
+
+
+@lru_cache(maxsize=4096)
+def data_parallel_plan(gpu: str, gpus: int) -> ParallelPlan:
+    """One replica a GPU; a step is one GPU-second of work, so it takes 1 / gpus seconds. Memory is unknown (0)."""
+    strategy = LayerStrategy(layers=1, dp=gpus)
+    return ParallelPlan(
+        schedule=Schedule(),
+        micro_batches=1,
+        micro_batch_size=1,
+        iteration_time_s=1.0 / gpus,
+        samples_per_s=float(gpus),
+        peak_bytes_per_gpu=0,
+        stages=(Stage(0, 0, gpu, gpus, (strategy,)),),
+    )
