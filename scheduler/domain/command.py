@@ -1,0 +1,169 @@
+"""Command: something that was asked for or reported, waiting in the inbox for the next tick.
+
+Whoever is not the leader's tick changes nothing else. `id` makes a command idempotent: the inbox takes each
+id once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.domain.fleet import LendingPolicy, Node, Pool
+from scheduler.domain.forecast import Forecast
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.job import JobSpec
+from scheduler.domain.parallel_plan import ParallelPlan
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJob:
+    job_id: str
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendJob:
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeJob:
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleJob:
+    job_id: str
+    min_gpus: int
+    max_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportProgress:
+    """A worker's word on its job. Reports of another generation than the job's present one are dropped."""
+
+    job_id: str
+    generation: int
+    steps: float
+    loss: float | None = None
+    checkpoint_steps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePool:
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePool:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetLendingPolicy:
+    pool: str
+    lending: LendingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class AddNode:
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveNode:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CordonNode:
+    """`drain` also moves the node's jobs away."""
+
+    name: str
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UncordonNode:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDemand:
+    """How many GPUs a pool's inference needs from now on (a step function)."""
+
+    pool: str
+    gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class PauseLending:
+    """No new loans; the ones that run go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeLending:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RecallAll:
+    """Every loan is recalled and lending pauses."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeResizes:
+    frozen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSolved:
+    """One point of a scaling curve: a plan, or why no plan can work on that shape."""
+
+    curve_key: str
+    shape: GpuShape
+    plan: ParallelPlan | None
+    infeasible: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastMade:
+    pool: str
+    forecast: Forecast
+
+
+CommandBody = (
+    SubmitJob
+    | CancelJob
+    | SuspendJob
+    | ResumeJob
+    | ScaleJob
+    | ReportProgress
+    | CreatePool
+    | DeletePool
+    | SetLendingPolicy
+    | AddNode
+    | RemoveNode
+    | CordonNode
+    | UncordonNode
+    | ReportDemand
+    | PauseLending
+    | ResumeLending
+    | RecallAll
+    | FreezeResizes
+    | CurveSolved
+    | ForecastMade
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    id: str
+    at_s: float
+    body: CommandBody
+    actor: str = ""

@@ -1,0 +1,44 @@
+"""Event: something that happened, kept for people, audit and dashboards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class EventCode(StrEnum):
+    JOB_STATE = "JobState"
+    JOB_STARTED = "JobStarted"
+    JOB_GROWN = "JobGrown"
+    JOB_SHRUNK = "JobShrunk"
+    JOB_MOVED = "JobMoved"
+    JOB_PREEMPTED = "JobPreempted"
+    JOB_SUSPENDED = "JobSuspended"
+    JOB_STOPPED = "JobStopped"
+    JOB_REJECTED = "JobRejected"
+    JOB_LOST_WORK = "JobLostWork"
+    NODE_LENT = "NodeLent"
+    NODE_RECALLED = "NodeRecalled"
+    NODE_RECALL_CANCELLED = "NodeRecallCancelled"
+    NODE_RETURNED = "NodeReturned"
+    NODE_CHANGED = "NodeChanged"
+    LOAN_ACTIVE = "LoanActive"
+    LOAN_LOST = "LoanLost"
+    POOL_CHANGED = "PoolChanged"
+    DEMAND_CLAMPED = "DemandClamped"
+    LENDING_SWITCHED = "LendingSwitched"
+    COMMAND_REFUSED = "CommandRefused"
+    DECISION_DROPPED = "DecisionDropped"
+    BREACH = "Breach"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`subject` is a job id, node, pool or loan; `numbers` are the figures behind `message`."""
+
+    at_s: float
+    code: EventCode
+    subject: str
+    message: str
+    numbers: Mapping[str, float] = field(default_factory=dict)

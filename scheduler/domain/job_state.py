@@ -1,0 +1,72 @@
+"""The states a job may pass through, and every step between them with its reason."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    SUBMITTED = "submitted"
+    PLANNING = "planning"
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    RESIZING = "resizing"
+    PREEMPTED = "preempted"
+    SUSPENDED = "suspended"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+PLACED = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
+WAITING = frozenset({JobState.SUBMITTED, JobState.PLANNING, JobState.QUEUED, JobState.PREEMPTED})
+
+_S = JobState
+JOB_EDGES: dict[tuple[JobState, JobState], str] = {
+    (_S.SUBMITTED, _S.PLANNING): "its scaling curve has to be solved first",
+    (_S.SUBMITTED, _S.QUEUED): "its curve is known already",
+    (_S.SUBMITTED, _S.SUSPENDED): "suspended by its owner",
+    (_S.SUBMITTED, _S.FAILED): "no plan fits any GPU of the fleet",
+    (_S.SUBMITTED, _S.CANCELLED): "cancelled by its owner",
+    (_S.PLANNING, _S.QUEUED): "the shape of its minimum is solved",
+    (_S.PLANNING, _S.FAILED): "no plan fits any GPU of the fleet",
+    (_S.PLANNING, _S.SUSPENDED): "suspended by its owner",
+    (_S.PLANNING, _S.CANCELLED): "cancelled by its owner",
+    (_S.QUEUED, _S.PLANNING): "its GPU range changed to one that is not solved",
+    (_S.QUEUED, _S.STARTING): "it was given GPUs",
+    (_S.QUEUED, _S.FAILED): "no plan fits any GPU of the fleet",
+    (_S.QUEUED, _S.SUSPENDED): "suspended by its owner",
+    (_S.QUEUED, _S.CANCELLED): "cancelled by its owner",
+    (_S.STARTING, _S.RUNNING): "all its workers run",
+    (_S.STARTING, _S.RESIZING): "a node it was starting on has to be left",
+    (_S.STARTING, _S.PREEMPTED): "its GPUs were needed back before it ran",
+    (_S.STARTING, _S.QUEUED): "its workers died and it may try again",
+    (_S.STARTING, _S.SUSPENDED): "suspended by its owner",
+    (_S.STARTING, _S.SUCCEEDED): "it finished between two looks",
+    (_S.STARTING, _S.FAILED): "its workers died too often",
+    (_S.STARTING, _S.CANCELLED): "cancelled by its owner",
+    (_S.RUNNING, _S.RESIZING): "its GPUs or its plan changed",
+    (_S.RUNNING, _S.PREEMPTED): "its GPUs were needed back",
+    (_S.RUNNING, _S.QUEUED): "its workers died and it may try again",
+    (_S.RUNNING, _S.SUSPENDED): "suspended by its owner",
+    (_S.RUNNING, _S.SUCCEEDED): "it finished",
+    (_S.RUNNING, _S.FAILED): "its workers died too often",
+    (_S.RUNNING, _S.CANCELLED): "cancelled by its owner",
+    (_S.RESIZING, _S.RUNNING): "all workers of the new plan run",
+    (_S.RESIZING, _S.RESIZING): "a second recall retargets it",
+    (_S.RESIZING, _S.PREEMPTED): "its GPUs were needed back",
+    (_S.RESIZING, _S.QUEUED): "its workers died and it may try again",
+    (_S.RESIZING, _S.SUSPENDED): "suspended by its owner",
+    (_S.RESIZING, _S.SUCCEEDED): "it finished before it had to leave",
+    (_S.RESIZING, _S.FAILED): "its workers died too often",
+    (_S.RESIZING, _S.CANCELLED): "cancelled by its owner",
+    (_S.PREEMPTED, _S.QUEUED): "its GPUs were seen free",
+    (_S.PREEMPTED, _S.SUSPENDED): "suspended by its owner",
+    (_S.PREEMPTED, _S.SUCCEEDED): "it finished before it had to leave",
+    (_S.PREEMPTED, _S.CANCELLED): "cancelled by its owner",
+    (_S.SUSPENDED, _S.QUEUED): "resumed by its owner",
+    (_S.SUSPENDED, _S.SUCCEEDED): "it finished before it had to leave",
+    (_S.SUSPENDED, _S.CANCELLED): "cancelled by its owner",
+}

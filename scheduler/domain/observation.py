@@ -1,0 +1,60 @@
+"""Observation: what an executor saw of processes and nodes. It may be stale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scheduler.domain.gpus import Gpus
+
+
+class RunPhase(StrEnum):
+    """Where the worker processes of one job generation stand."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    LEFT = "left"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation of one job as seen.
+
+    LEFT: it saved and left as it was asked to. FAILED: its own fault, which costs a retry. LOST: killed at its
+    deadline, or gone with its node or its controller. `gpus` are those its processes still occupy: none once
+    they are gone. `checkpoint_steps` is the last complete checkpoint, None where it has none.
+    """
+
+    job_id: str
+    generation: int
+    phase: RunPhase
+    gpus: Gpus = field(default_factory=dict)
+    steps: float | None = None
+    checkpoint_steps: float | None = None
+    loss: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    up: bool = True
+    inference_gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """All runs that exist, and the nodes that the executor can see.
+
+    `converged_generation` is the newest snapshot generation that the executor had put into effect before it
+    looked. A run that is absent here is known to be gone only as of that generation.
+    """
+
+    at_s: float
+    converged_generation: int
+    runs: tuple[Run, ...] = ()
+    nodes: Mapping[str, NodeFacts] = field(default_factory=dict)

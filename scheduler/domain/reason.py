@@ -1,0 +1,46 @@
+"""Reason: why something was decided, or why something waits, with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class ReasonCode(StrEnum):
+    # why a decision was taken
+    FIRST_IN_ORDER = "FirstInOrder"
+    BACKFILLED = "Backfilled"
+    GAIN = "GainExceedsCost"
+    MAKES_ROOM = "MakesRoomForWaitingJob"
+    NODE_RECALLED = "NodeRecalled"
+    NODE_DOWN = "NodeDown"
+    NODE_DRAINED = "NodeDrained"
+    RANGE_CHANGED = "RangeChanged"
+    OWNER_ASKED = "OwnerAsked"
+    RUN_TIME_EXCEEDED = "RunTimeExceeded"
+    INFERENCE_IDLE = "InferenceIdle"
+    INFERENCE_NEEDS = "InferenceNeedsNode"
+    OPERATOR_ASKED = "OperatorAsked"
+    FORECAST_FELL = "ForecastFell"
+    TRAINING_LEFT = "TrainingLeft"
+    # why a job waits
+    WAITING_FOR_PLAN = "WaitingForPlan"
+    NO_FEASIBLE_PLAN = "NoFeasiblePlan"
+    INSUFFICIENT_GPUS = "InsufficientGpus"
+    NO_MATCHING_FLAVOR = "NoMatchingFlavor"
+    TOPOLOGY = "TopologyPlacementFailed"
+    WAITING_FOR_RELEASE = "WaitingForPreemptedWorkloads"
+    BEHIND_HEAD = "BehindHeadOfQueue"
+    SUSPENDED = "Suspended"
+    FROZEN = "ResizesFrozen"
+    HELD_BY_MINIMUM_RUNTIME = "HeldByMinimumRuntime"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """`detail` is one sentence for people; `numbers` holds the same figures for programs."""
+
+    code: ReasonCode
+    detail: str
+    numbers: Mapping[str, float] = field(default_factory=dict)

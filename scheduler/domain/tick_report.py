@@ -1,0 +1,92 @@
+"""What one tick decided (TickResult) and what it did (TickReport)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scheduler.domain.decision import Decision
+from scheduler.domain.event import Event
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.reason import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class WantedShape:
+    """A point of a curve that a policy looked for and did not find; it is solved next."""
+
+    curve_key: str
+    shape: GpuShape
+
+
+class Law(StrEnum):
+    """The laws of legality, each with the word that a violation is reported under."""
+
+    UNKNOWN_SUBJECT = "unknown-subject"
+    WRONG_STATE = "wrong-state"
+    NO_REASON = "no-reason"
+    GPU_HELD_TWICE = "gpu-held-twice"
+    GPU_UNKNOWN = "gpu-unknown"
+    NODE_NOT_SERVING = "node-not-serving-training"
+    OUT_OF_RANGE = "gpus-out-of-range"
+    WRONG_GPU_MODEL = "wrong-gpu-model"
+    PLAN_MISFITS = "plan-world-size"
+    OUT_OF_MEMORY = "peak-bytes-above-gpu-memory"
+    NODE_STILL_USED = "node-still-used"
+    DEADLINE_PASSED = "deadline-in-the-past"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An illegal decision: it was dropped."""
+
+    law: Law
+    subject: str
+    detail: str
+
+
+class BreachKind(StrEnum):
+    RECALL_LATE = "recall-late"
+    NODE_DOWN = "node-down"
+    INFERENCE_SHORT = "inference-short"
+    GPU_HELD_TWICE = "gpu-held-twice"
+    ON_UNLENT_NODE = "training-on-unlent-node"
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A broken promise in the world."""
+
+    kind: BreachKind
+    subject: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class TickResult:
+    """What `decide` returns: decisions in the order in which they apply, and why every other job waits."""
+
+    decisions: tuple[Decision, ...] = ()
+    waiting: Mapping[str, Reason] = field(default_factory=dict)
+    wanted_shapes: tuple[WantedShape, ...] = ()
+    next_wake_s: float = float("inf")
+    full_pass: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TickReport:
+    """What a tick did. `stage_s` is wall time by stage, for metrics alone."""
+
+    generation: int
+    now_s: float
+    decisions: tuple[Decision, ...]
+    violations: tuple[Violation, ...]
+    breaches: tuple[Breach, ...]
+    waiting: Mapping[str, Reason]
+    wanted_shapes: tuple[WantedShape, ...]
+    events: tuple[Event, ...]
+    next_wake_s: float
+    full_pass: bool
+    committed: bool
+    stage_s: Mapping[str, float] = field(default_factory=dict)
