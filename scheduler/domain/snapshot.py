@@ -18,9 +18,10 @@ UNSOLVED = ScalingCurve()
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What operators can stop with one command."""
+    """What operators can stop with one command. `loans_recalled` also takes back every loan there is."""
 
     lending_paused: bool = False
+    loans_recalled: bool = False
     resizes_frozen: bool = False
 
 

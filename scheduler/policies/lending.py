@@ -1,0 +1,68 @@
+"""How many of a pool's nodes may be on loan now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor
+
+from scheduler.domain.fleet import LendingPolicy, NodeState, Pool
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.settings import PolicySettings
+
+
+@dataclass(frozen=True, slots=True)
+class LendingTarget:
+    """`nodes`: how many loans the pool can bear. `may_grow`: new ones are allowed, not only the ones that run."""
+
+    nodes: int
+    may_grow: bool
+    reason: Reason
+
+
+def lend_nothing(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> LendingTarget:
+    """For policy sets that do not lend: whatever is still lent goes home."""
+    return LendingTarget(0, False, Reason(ReasonCode.OPERATOR_ASKED, "this policy set does not lend"))
+
+
+def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> LendingTarget:
+    """Whole nodes that inference will not need within the time it takes to get them back and serving again.
+
+    floor((capacity - max(observed, forecast quantile) - headroom) / node), as Lyra (EuroSys'23, section 4) does
+    with its LSTM; the quantile and the bounds of the pool's owner are ours. Without a demand reading nothing is
+    lent; while the reading is stale or the forecast missing, nothing new is.
+    """
+    rules = pool.lending
+    reading = snapshot.demand.get(pool.name)
+    if snapshot.switches.loans_recalled or not rules.enabled:
+        return LendingTarget(0, False, Reason(ReasonCode.OPERATOR_ASKED, "lending is switched off"))
+    if reading is None:
+        return LendingTarget(0, False, Reason(ReasonCode.INFERENCE_NEEDS, f"no demand of {pool.name} is known"))
+    forecast = snapshot.forecasts.get(pool.name)
+    needed = max(reading.gpus, forecast.at(rules.quantile)) if forecast else reading.gpus
+    stale = snapshot.now_s - reading.at_s > settings.demand_stale_s
+    nodes = _spare_nodes(snapshot, pool, needed)
+    may_grow = not (stale or forecast is None or snapshot.switches.lending_paused or _in_blackout(rules, snapshot))
+    numbers = {"capacity_gpus": float(snapshot.capacity(pool.name)), "observed_gpus": reading.gpus}
+    numbers |= {"needed_gpus": needed, "lendable_nodes": float(nodes)}
+    detail = (
+        f"{pool.name} uses {reading.gpus:.1f} GPUs and needs at most {needed:.1f} of "
+        f"{numbers['capacity_gpus']:.0f} within {rules.horizon_s:.0f} s: {nodes} nodes can be lent"
+    )
+    return LendingTarget(nodes, may_grow, Reason(ReasonCode.INFERENCE_IDLE, detail, numbers))
+
+
+def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
+    rules = pool.lending
+    sizes = [n.gpus for n in snapshot.nodes.values() if n.pool == pool.name and n.state is NodeState.UP]
+    capacity = sum(sizes)
+    spare_gpus = capacity * (1.0 - rules.headroom) - needed_gpus
+    nodes = floor(max(0.0, spare_gpus) / max(sizes, default=1))
+    bounds = [len(sizes) - rules.kept_nodes_min, nodes]
+    if rules.lent_nodes_max is not None:
+        bounds.append(rules.lent_nodes_max)
+    return max(0, min(bounds))
+
+
+def _in_blackout(rules: LendingPolicy, snapshot: Snapshot) -> bool:
+    return any(window.covers(snapshot.now_s) for window in rules.blackouts)

@@ -1,0 +1,35 @@
+"""Who comes next: functions Snapshot -> ids of the waiting jobs, first come first."""
+
+from __future__ import annotations
+
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.settings import PolicySettings
+from scheduler.policies.speed import node_sizes, remaining_s
+
+
+def first_come(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
+    """Order of submission within priority."""
+    queued = _waiting(snapshot)
+    return tuple(job.id for job in sorted(queued, key=lambda job: (-job.spec.priority, job.submitted_at_s, job.id)))
+
+
+def shortest_remaining(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
+    """Least remaining time at the job's minimum first, within priority, with ageing.
+
+    Remaining time is divided by 1 + waited / ageing_s, so that a long job is not passed over for ever (Lyra,
+    EuroSys'23, section 5: shortest job first for base demand; the ageing is ours).
+    """
+    sizes = node_sizes(snapshot)
+
+    def key(job: Job) -> tuple[float, float, float, str]:
+        waited_s = job.account.waited_s + max(0.0, snapshot.now_s - job.account.settled_at_s)
+        length_s = remaining_s(snapshot, job, job.spec.min_gpus, sizes)
+        return (-job.spec.priority, length_s / (1.0 + waited_s / settings.ageing_s), job.submitted_at_s, job.id)
+
+    return tuple(job.id for job in sorted(_waiting(snapshot), key=key))
+
+
+def _waiting(snapshot: Snapshot) -> list[Job]:
+    return [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED and job.intent is Intent.RUN]

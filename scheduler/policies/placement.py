@@ -1,0 +1,94 @@
+"""Which exact GPUs: best-fit decreasing over nodes, one GPU model a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.gpus import Gpus
+from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A node that training may use, with its free GPU indices."""
+
+    node: str
+    gpu: str
+    lent: bool
+    size: int
+    free: tuple[int, ...]
+
+
+def rooms(snapshot: Snapshot, free: Mapping[str, tuple[int, ...]], job: Job) -> list[Room]:
+    """The nodes on which `job` may take something new."""
+    result = []
+    for name, indices in free.items():
+        node = snapshot.nodes[name]
+        if not indices or not snapshot.serves_training(node):
+            continue
+        lent = snapshot.is_lent(node)
+        if (job.spec.gpu and node.gpu != job.spec.gpu) or (lent and not job.spec.fungible):
+            continue
+        result.append(Room(name, node.gpu, lent, node.gpus, indices))
+    return result
+
+
+def best_fit(snapshot: Snapshot, free: Mapping[str, tuple[int, ...]], job: Job, count: int) -> Gpus | None:
+    """`count` more GPUs for `job`, or None where the free ones do not suffice.
+
+    A job's base prefers nodes that training owns, what it gets above its minimum prefers lent ones, so that a
+    recall takes flexible workers first (Lyra, EuroSys'23, section 5.3). Within a class: the one node that fits
+    most tightly, else the emptiest nodes first, so that whole NVLink domains are used.
+    """
+    present = job.allocation.target
+    all_rooms = rooms(snapshot, free, job)
+    models = [snapshot.nodes[node].gpu for node in present if node in snapshot.nodes][:1]
+    grows = gpu_sets.count(present) >= job.spec.min_gpus
+    for model in models or _models_by_room(all_rooms):
+        candidates = [room for room in all_rooms if room.gpu == model]
+        if sum(len(room.free) for room in candidates) < count:
+            continue
+        return _pack(candidates, count, prefer_lent=grows, beside=present)
+    return None
+
+
+def _models_by_room(all_rooms: Iterable[Room]) -> list[str]:
+    totals: dict[str, int] = {}
+    for room in all_rooms:
+        totals[room.gpu] = totals.get(room.gpu, 0) + len(room.free)
+    return sorted(totals, key=lambda gpu: (-totals[gpu], gpu))
+
+
+def _pack(candidates: list[Room], count: int, *, prefer_lent: bool, beside: Gpus) -> Gpus:
+    classes = sorted(candidates, key=lambda room: (room.lent != prefer_lent, room.node))
+    taken: dict[str, tuple[int, ...]] = {}
+    for lent in (prefer_lent, not prefer_lent):
+        group = [room for room in classes if room.lent is lent]
+        wanted = count - gpu_sets.count(taken)
+        if wanted and sum(len(room.free) for room in group) >= wanted:
+            taken.update(_fit(group, wanted, beside))
+            return taken
+        if wanted:
+            taken.update({room.node: room.free for room in group})
+    assert gpu_sets.count(taken) == count, "the caller checked that there is room"
+    return taken
+
+
+def _fit(group: list[Room], count: int, beside: Gpus) -> Gpus:
+    """`count` GPUs out of a group that has them: tightest single node, else emptiest nodes first."""
+    taken: dict[str, tuple[int, ...]] = {}
+    emptiest_first = sorted(group, key=lambda room: (-len(room.free), room.node not in beside, room.node))
+    for room in emptiest_first:
+        wanted = count - gpu_sets.count(taken)
+        if wanted <= 0:
+            break
+        tight = [r for r in emptiest_first if r.node not in taken and len(r.free) >= wanted]
+        if tight:
+            best = min(tight, key=lambda r: (len(r.free), r.node not in beside, r.node))
+            taken[best.node] = best.free[:wanted]
+        else:
+            taken[room.node] = room.free
+    return taken

@@ -1,0 +1,55 @@
+"""What a number of GPUs is worth to a job, read from its scaling curve at canonical shapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.job import Job
+from scheduler.domain.scaling_curve import LinearCurve
+from scheduler.domain.snapshot import Snapshot
+
+packed = lru_cache(maxsize=65536)(GpuShape.packed)
+
+
+def node_sizes(snapshot: Snapshot) -> Mapping[str, int]:
+    """GPUs of the commonest node of each GPU model: canonical shapes are packed into those."""
+    seen = Counter((node.gpu, node.gpus) for node in snapshot.nodes.values())
+    return {gpu: gpus for (gpu, gpus), _ in sorted(seen.items(), key=lambda item: (item[1], item[0]))}
+
+
+def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | None:
+    """The GPU model a job's speed is judged on: the one it has, the one it asks for, or the fleet's first by name."""
+    for node in job.allocation.target:
+        if node in snapshot.nodes:
+            return snapshot.nodes[node].gpu
+    if job.spec.gpu:
+        return job.spec.gpu if job.spec.gpu in sizes else None
+    return min(sizes, default=None)
+
+
+def step_time_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int]) -> float | None:
+    """Seconds a step on `gpus` packed GPUs, corrected by what was measured; None where the curve has no plan."""
+    curve = snapshot.curve(job)
+    if isinstance(curve, LinearCurve):
+        return job.progress.correction / gpus
+    gpu = gpu_model(snapshot, job, sizes)
+    plan = curve.plan(packed(gpu, gpus, sizes[gpu])) if gpu else None
+    return plan.iteration_time_s * job.progress.correction if plan else None
+
+
+def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int]) -> float:
+    """Seconds of run time left on `gpus` GPUs.
+
+    A job without a known length is expected to need as much service again as it has had: least attained
+    service first (Tiresias, NSDI'19, section 3).
+    """
+    steps = job.remaining_steps(snapshot.now_s)
+    if steps is None:
+        return job.account.gpu_s / gpus
+    step_s = step_time_s(snapshot, job, gpus, sizes)
+    if step_s is not None:
+        return steps * step_s
+    return job.spec.duration_estimate_s or float(job.spec.steps)
