@@ -28,6 +28,7 @@ def encode(value: object) -> Any:
 
 
 def encode_as(hint: Any, value: Any) -> Any:
+    """As `encode`, for any type hint: a union such as `Decision`, for example."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):
@@ -56,8 +57,13 @@ def decode(hint: type[T], document: Any) -> T:
     Raises:
         CodecError: a field is missing, unknown, of another type, or refused by the type itself.
     """
-    value: T = _decode(hint, document, "$")
+    value: T = decode_as(hint, document)
     return value
+
+
+def decode_as(hint: Any, document: Any) -> Any:
+    """As `decode`, for any type hint: the inverse of `encode_as`."""
+    return _decode(hint, document, "$")
 
 
 def _decode(hint: Any, document: Any, path: str) -> Any:
@@ -69,8 +75,7 @@ def _decode(hint: Any, document: Any, path: str) -> Any:
         return _decode_dataclass(hint, document, path)
     origin = get_origin(hint)
     if origin is tuple:
-        _expect(document, list, path)
-        return tuple(_decode(_item_hint(hint, at), item, f"{path}[{at}]") for at, item in enumerate(document))
+        return _decode_tuple(hint, document, path)
     if origin is not None and issubclass(origin, Mapping):
         return _decode_mapping(hint, document, path)
     return _decode_scalar(hint, document, path)
@@ -84,7 +89,7 @@ def _decode_union(hint: Any, document: Any, path: str) -> Any:
         return _decode(_without_none(hint), document, path)
     _expect(document, dict, path)
     kind = document.get("kind")
-    if kind not in members:
+    if not isinstance(kind, str) or kind not in members:
         raise CodecError(f"{path}.kind: {kind!r} is not one of {', '.join(sorted(members))}")
     return _decode_dataclass(members[kind], {k: v for k, v in document.items() if k != "kind"}, path)
 
@@ -105,6 +110,14 @@ def _decode_dataclass(hint: Any, document: Any, path: str) -> Any:
         raise CodecError(f"{path}: {refused}") from None
 
 
+def _decode_tuple(hint: Any, document: Any, path: str) -> tuple[Any, ...]:
+    _expect(document, list, path)
+    arguments = get_args(hint)
+    if Ellipsis not in arguments and len(document) != len(arguments):
+        raise CodecError(f"{path}: expected {len(arguments)} items, got {len(document)}")
+    return tuple(_decode(_item_hint(hint, at), item, f"{path}[{at}]") for at, item in enumerate(document))
+
+
 def _decode_mapping(hint: Any, document: Any, path: str) -> Any:
     key_hint, item_hint = get_args(hint)
     if key_hint is str:
@@ -114,7 +127,11 @@ def _decode_mapping(hint: Any, document: Any, path: str) -> Any:
     for pair in document:
         if not isinstance(pair, list) or len(pair) != 2:
             raise CodecError(f"{path}: expected a list of pairs, got {pair!r}")
-    return {_decode(key_hint, key, f"{path}.key"): _decode(item_hint, item, path) for key, item in document}
+    pairs = [(_decode(key_hint, key, f"{path}.key"), item) for key, item in document]
+    decoded = {key: _decode(item_hint, item, f"{path}[{key}]") for key, item in pairs}
+    if len(decoded) < len(pairs):
+        raise CodecError(f"{path}: a key stands twice")
+    return decoded
 
 
 def _decode_scalar(hint: Any, document: Any, path: str) -> Any:
@@ -127,7 +144,10 @@ def _decode_scalar(hint: Any, document: Any, path: str) -> Any:
     if hint is float and isinstance(document, str) and document in ("inf", "-inf", "nan"):
         return float(document)
     if hint is float and isinstance(document, int) and not isinstance(document, bool):
-        return float(document)
+        try:
+            return float(document)
+        except OverflowError:
+            raise CodecError(f"{path}: the number is too large") from None
     if isinstance(document, bool) is not (hint is bool):
         raise CodecError(f"{path}: expected {hint.__name__}, got {document!r}")
     _expect(document, hint, path)

@@ -13,19 +13,20 @@ from scheduler.policies.lending import LendingTarget, lend_forecast_idle, lend_n
 from scheduler.policies.ordering import first_come, shortest_remaining
 from scheduler.policies.placement import best_fit
 from scheduler.policies.reclaiming import least_preemption_cost
-from scheduler.policies.scaling import flexible_counts
+from scheduler.policies.scaling import flexible_counts, least_gain_first
 from scheduler.policies.settings import PolicySettings
 
 Order = Callable[[Snapshot, PolicySettings], tuple[str, ...]]
 Lend = Callable[[Snapshot, Pool, PolicySettings], LendingTarget]
 Reclaim = Callable[[Snapshot, str, int, PolicySettings], tuple[str, ...]]
 Scale = Callable[[Snapshot, Iterable[str], int, PolicySettings], Mapping[str, int]]
+MakeRoom = Callable[[Snapshot, int, PolicySettings], Mapping[str, int]]
 Place = Callable[[Snapshot, Mapping[str, tuple[int, ...]], Job, int], Gpus | None]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """One choice a question. `scale` None: jobs stay at their minimum. `strict`: nobody passes the head of the queue."""
+    """One choice a question. `scale` None: jobs stay at their minimum. `strict`: nobody passes the queue's head."""
 
     name: str
     summary: str
@@ -33,6 +34,7 @@ class PolicySet:
     lend: Lend
     reclaim: Reclaim
     scale: Scale | None
+    make_room: MakeRoom
     place: Place
     strict: bool = False
     settings: PolicySettings = field(default_factory=PolicySettings)
@@ -61,6 +63,7 @@ def policy_set(name: str, settings: PolicySettings | None = None) -> PolicySet:
             lend=lend_forecast_idle,
             reclaim=least_preemption_cost,
             scale=flexible_counts,
+            make_room=least_gain_first,
             place=best_fit,
             settings=settings,
         )
@@ -72,6 +75,7 @@ def policy_set(name: str, settings: PolicySettings | None = None) -> PolicySet:
             lend=lend_nothing,
             reclaim=least_preemption_cost,
             scale=None,
+            make_room=least_gain_first,
             place=best_fit,
             strict=True,
             settings=settings,

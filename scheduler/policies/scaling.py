@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.settings import PolicySettings
-from scheduler.policies.speed import node_sizes, step_time_s
+from scheduler.policies.speed import node_sizes, remaining_s, step_time_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +37,61 @@ class Segment:
 
 
 def flexible_counts(
-    snapshot: Snapshot, starting: Iterable[str], budget: int, settings: PolicySettings
+    snapshot: Snapshot, starting: Iterable[str], spare: int, settings: PolicySettings
 ) -> Mapping[str, int]:
     """GPUs for each elastic job that may change now, at least its minimum.
 
-    `budget` is the number of GPUs above all minimums: those that are free after the base demand, and those that
-    the jobs named in the result hold above their minimum. Jobs in `starting` pay no reconfiguration. A job keeps
-    its count where the change would not pay for itself.
+    `spare` free GPUs are there beyond all base demand, that of the jobs in `starting` included; what the jobs in
+    question hold above their minimum is dealt out anew with them. Jobs in `starting` pay no reconfiguration; a
+    running job keeps its count where the change would not pay for itself.
     """
     sizes = node_sizes(snapshot)
     starters = frozenset(starting)
     groups: dict[str, list[Item]] = {}
-    for job in changeable(snapshot, starters, settings):
-        items = _items(snapshot, job, sizes)
-        if items:
+    budget = spare
+    for job in _changeable(snapshot, starters, settings):
+        if items := _items(snapshot, job, sizes):
             groups[job.id] = items
+            budget += max(0, job.allocation.target_gpus - job.spec.min_gpus)
     counts = fill_knapsack(groups, budget)
     return {job_id: _worth_changing(snapshot, job_id, count, groups, settings) for job_id, count in counts.items()}
 
 
-def changeable(snapshot: Snapshot, starting: frozenset[str], settings: PolicySettings) -> list[Job]:
-    """Elastic jobs that start now, or have run undisturbed for the resize pause."""
+def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings) -> Mapping[str, int]:
+    """Smaller counts for running jobs that free `missing` flexible GPUs in all, or as many as there are.
+
+    Whole flexible parts are taken, where a GPU gains its job least, so that few jobs are disturbed; only the last
+    job gives up a part.
+    """
+    sizes = node_sizes(snapshot)
+    offers: list[tuple[float, str, int, int]] = []
+    for job in snapshot.jobs.values():
+        present, least = job.allocation.target_gpus, job.spec.min_gpus
+        if job.state is not JobState.RUNNING or job.intent is not Intent.RUN or present <= least:
+            continue
+        lost_s = remaining_s(snapshot, job, least, sizes) - remaining_s(snapshot, job, present, sizes)
+        offers.append(((lost_s + settings.reconfiguration_s) / (present - least), job.id, present, least))
+    counts: dict[str, int] = {}
+    for _, job_id, present, least in sorted(offers):
+        if missing <= 0:
+            break
+        counts[job_id] = max(least, present - missing)
+        missing -= present - counts[job_id]
+    return counts
+
+
+def _changeable(snapshot: Snapshot, starting: frozenset[str], settings: PolicySettings) -> list[Job]:
+    """Elastic jobs that start now, or that have run undisturbed for the resize pause; those at their minimum need
+    not wait for it."""
+
+    def rested(job: Job) -> bool:
+        pause_over = snapshot.now_s - job.state_since_s >= settings.resize_pause_s
+        return job.state is JobState.RUNNING and (pause_over or job.allocation.target_gpus <= job.spec.min_gpus)
+
     return [
         job
         for job in snapshot.jobs.values()
-        if job.spec.is_elastic
-        and job.intent is Intent.RUN
-        and (
-            job.id in starting
-            or (
-                job.state is JobState.RUNNING
-                and (
-                    snapshot.now_s - job.state_since_s >= settings.resize_pause_s
-                    or job.allocation.target_gpus == job.spec.min_gpus
-                )
-            )
-        )
+        if job.spec.is_elastic and job.intent is Intent.RUN and (job.id in starting or rested(job))
     ]
 
 
@@ -111,9 +131,7 @@ def _hull(job_id: str, items: list[Item]) -> list[Segment]:
         while len(corners) > 1 and _slope(corners[-1], item) >= _slope(corners[-2], corners[-1]):
             corners.pop()
         corners.append(item)
-    return [
-        Segment(_slope(low, high), job_id, low.gpus, high.gpus) for low, high in zip(corners, corners[1:], strict=False)
-    ]
+    return [Segment(_slope(low, high), job_id, low.gpus, high.gpus) for low, high in pairwise(corners)]
 
 
 def _slope(low: Item, high: Item) -> float:

@@ -1,0 +1,85 @@
+"""absorb: mirror reality and what people asked for into the snapshot. Passive: it decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler.core.commands import obey
+from scheduler.core.intake import Intake
+from scheduler.core.mirror import mirror_nodes, mirror_runs, requeue
+from scheduler.domain.command import Command
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.fleet import DemandReading
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import LoanState
+from scheduler.domain.observation import Observation
+from scheduler.domain.scaling_curve import LinearCurve
+from scheduler.domain.snapshot import Snapshot
+
+STUCK_AFTER_S = 900.0
+"""Workers that neither run nor die within this time are given up; loading a large checkpoint takes minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absorbed:
+    """`readings` are the demand figures that belong into the forecaster's history."""
+
+    snapshot: Snapshot
+    events: tuple[Event, ...]
+    readings: tuple[tuple[str, DemandReading], ...]
+
+
+def absorb(snapshot: Snapshot, observation: Observation, commands: Iterable[Command]) -> Absorbed:
+    """The snapshot with everything in it that was seen and asked for up to `snapshot.now_s`.
+
+    Each command takes effect once; one that no longer fits is refused by an event and changes nothing. Records
+    that nothing happened to stay the same objects.
+    """
+    intake = Intake(snapshot)
+    mirror_nodes(intake, observation)
+    mirror_runs(intake, observation)
+    for command in commands:
+        obey(intake, command)
+    for job in list(intake.jobs.values()):
+        _move_on(intake, job)
+    _activate_loans(intake)
+    return Absorbed(intake.view(), tuple(intake.events), tuple(intake.readings))
+
+
+def _move_on(intake: Intake, job: Job) -> None:
+    """The steps that a job takes by itself."""
+    match job.state:
+        case JobState.SUBMITTED | JobState.PLANNING:
+            _leave_planning(intake, job)
+        case JobState.PREEMPTED if not job.allocation.releasing:
+            intake.move_job(job, JobState.QUEUED, job.message)
+        case JobState.STARTING | JobState.RESIZING if intake.now_s - job.state_since_s > STUCK_AFTER_S:
+            _give_up_on(intake, job)
+
+
+def _leave_planning(intake: Intake, job: Job) -> None:
+    """PLANNING until the curve has a shape for the minimum on some GPU model, solved either way."""
+    curve = intake.base.curve(job) if not job.spec.has_profile else intake.curves.get(job.spec.curve_key)
+    at_minimum = curve is not None and (
+        isinstance(curve, LinearCurve)
+        or any(shape.gpus == job.spec.min_gpus for shape in (*curve.plans, *curve.infeasible))
+    )
+    if at_minimum:
+        intake.move_job(job, JobState.QUEUED)
+    elif job.state is JobState.SUBMITTED:
+        intake.move_job(job, JobState.PLANNING)
+
+
+def _give_up_on(intake: Intake, job: Job) -> None:
+    why = f"its workers were {job.state} for more than {STUCK_AFTER_S:.0f} s"
+    requeue(intake, job, why, charged=True)
+
+
+def _activate_loans(intake: Intake) -> None:
+    """An offered node is training's once the last inference pod has left it."""
+    for name, loan in list(intake.loans.items()):
+        if loan.state is LoanState.OFFERED and intake.nodes[name].inference_gpus == 0:
+            intake.loans[name] = loan.moved(LoanState.ACTIVE, intake.now_s)
+            intake.tell(EventCode.LOAN_ACTIVE, name, f"{name} is free of inference and serves training")

@@ -1,0 +1,29 @@
+"""decide: one complete snapshot in, everything that should change out. Pure, total, deterministic."""
+
+from __future__ import annotations
+
+from scheduler.core.course import Course
+from scheduler.core.evacuation_stage import evacuate
+from scheduler.core.flexing_stage import flex
+from scheduler.core.loans_stage import lend_or_recall, return_empty_nodes
+from scheduler.core.owners_stage import honour_owners
+from scheduler.core.starting_stage import start_waiting
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import TickResult
+from scheduler.policies.policy_set import PolicySet
+
+
+def decide(snapshot: Snapshot, policies: PolicySet) -> TickResult:
+    """The decisions of one tick, least disruptive first, each stage seeing the earlier ones applied.
+
+    A full pass, once a period, also lends and moves flexible GPUs; between two of them a tick only reacts to
+    arrivals, ends, recalls and what people asked for.
+    """
+    course = Course(snapshot, policies)
+    honour_owners(course)  # 1. stop and suspend what owners asked to
+    return_empty_nodes(course)  # 2. hand back recalled nodes that training has left
+    lend_or_recall(course)  # 3. compare every inference pool's loans with what it can bear
+    evacuate(course)  # 4. take jobs off nodes that must be left: shrink, else move, else preempt
+    start_waiting(course)  # 5. base demand in order, as wide as it pays where nobody waits
+    flex(course)  # 6. flexible GPUs, by the gain of the curves
+    return course.result()

@@ -1,0 +1,102 @@
+"""explain: why a job stands where it stands, as one sentence with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scheduler.core.draft import Draft
+from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`reason` is None for a job that has what it wants. `holders`: other jobs and the GPUs they hold, most first.
+
+    `expected_start_s` is when the GPUs that are missing come free if running jobs end as predicted and nobody
+    passes; None where that cannot be said. `unblocks` says what would start the job at once.
+    """
+
+    job_id: str
+    state: JobState
+    summary: str
+    reason: Reason | None
+    needed_gpus: int
+    held_gpus: int
+    free_gpus: int
+    holders: Mapping[str, int]
+    expected_start_s: float | None
+    unblocks: str
+
+
+def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> Explanation:
+    """Why job `job_id` waits or runs as it does. `waiting` comes from the tick that made `snapshot`.
+
+    Raises:
+        KeyError: there is no such job in the snapshot.
+    """
+    job = snapshot.jobs[job_id]
+    free = Draft(snapshot).usable_gpus
+    held = {j.id: j.allocation.held_gpus for j in snapshot.jobs.values() if j.id != job_id and j.allocation.held_gpus}
+    holders = dict(sorted(held.items(), key=lambda item: (-item[1], item[0])))
+    reason = waiting.get(job_id) if not job.is_placed and not job.is_ended else None
+    missing = max(0, job.spec.min_gpus - free) if job.state is JobState.QUEUED else 0
+    return Explanation(
+        job_id=job_id,
+        state=job.state,
+        summary=_summary(job, reason),
+        reason=reason,
+        needed_gpus=job.spec.min_gpus,
+        held_gpus=job.allocation.held_gpus,
+        free_gpus=free,
+        holders=holders,
+        expected_start_s=_expected_start_s(snapshot, job, missing),
+        unblocks=_unblocks(job, reason, missing),
+    )
+
+
+def _summary(job: Job, reason: Reason | None) -> str:
+    if job.is_placed:
+        plan = job.allocation.plan
+        plan_text = f" as {plan.summary()}" if plan else ""
+        return f"{job.state} on {job.allocation.target_gpus} GPUs, {gpu_sets.text(job.allocation.target)}{plan_text}"
+    if reason is not None:
+        return f"{job.state}: {reason.detail}"
+    return f"{job.state}: {job.message}" if job.message else str(job.state)
+
+
+def _expected_start_s(snapshot: Snapshot, job: Job, missing: int) -> float | None:
+    """Running jobs end in the order of their remaining time; the job starts when they have freed enough."""
+    if job.state is not JobState.QUEUED or not missing:
+        return snapshot.now_s if job.state is JobState.QUEUED else None
+    ends = sorted(
+        (snapshot.now_s + remaining * other.step_time_s(), other.allocation.target_gpus)
+        for other in snapshot.jobs.values()
+        if other.state is JobState.RUNNING and (remaining := other.remaining_steps(snapshot.now_s)) is not None
+    )
+    for end_s, gpus in ends:
+        missing -= gpus
+        if missing <= 0:
+            return end_s
+    return None
+
+
+def _unblocks(job: Job, reason: Reason | None, missing: int) -> str:
+    if reason is None:
+        return ""
+    match reason.code:
+        case ReasonCode.WAITING_FOR_PLAN:
+            return "the solver's answer for its shape"
+        case ReasonCode.SUSPENDED:
+            return "resume it"
+        case ReasonCode.WAITING_FOR_RELEASE:
+            return "running jobs saving and leaving the GPUs that were taken back for it"
+        case ReasonCode.NO_MATCHING_FLAVOR:
+            return f"{job.spec.min_gpus} free GPUs of a kind that it may use"
+        case ReasonCode.BEHIND_HEAD:
+            return "the start of the job at the head of the queue"
+    return f"{missing} more free GPUs, or a smaller gpus.min"

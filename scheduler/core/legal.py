@@ -1,0 +1,175 @@
+"""legal: the laws that no decision may break (`illegal`), and the promises that the world may (`breaches`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scheduler.core.draft import Draft
+from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.decision import (
+    CancelRecall,
+    Decision,
+    LendNode,
+    NodeDecision,
+    PreemptJob,
+    RecallNode,
+    RejectJob,
+    ResizeJob,
+    ReturnNode,
+    StartJob,
+    StopJob,
+    SuspendRun,
+    subject,
+)
+from scheduler.domain.fleet import NodeState, PoolKind
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JOB_EDGES, JobState
+from scheduler.domain.loan import LoanState
+from scheduler.domain.observation import Observation
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import Breach, BreachKind, Law, Violation
+
+_NEXT_STATE: dict[type, JobState] = {
+    StartJob: JobState.STARTING,
+    ResizeJob: JobState.RESIZING,
+    PreemptJob: JobState.PREEMPTED,
+    SuspendRun: JobState.SUSPENDED,
+    StopJob: JobState.CANCELLED,
+    RejectJob: JobState.FAILED,
+}
+
+
+def illegal(draft: Draft, decision: Decision) -> Violation | None:
+    """The first law that `decision` breaks in the state that the decisions before it have made, or None."""
+    laws = _node_laws(draft, decision) if isinstance(decision, NodeDecision) else _job_laws(draft, decision)
+    for law, detail in laws:
+        return Violation(law, subject(decision), detail)
+    if not decision.reason.detail:
+        return Violation(Law.NO_REASON, subject(decision), "a decision has to say why")
+    return None
+
+
+def _job_laws(draft: Draft, decision: Decision) -> Iterator[tuple[Law, str]]:
+    assert not isinstance(decision, NodeDecision)
+    job = draft.jobs.get(decision.job_id)
+    if job is None:
+        yield Law.UNKNOWN_SUBJECT, f"there is no job {decision.job_id}"
+        return
+    state = _NEXT_STATE[type(decision)]
+    if (job.state, state) not in JOB_EDGES:
+        yield Law.WRONG_STATE, f"no step leads from {job.state} to {state}"
+        return
+    if not isinstance(decision, StartJob | RejectJob) and decision.leave_by_s < draft.now_s:
+        yield Law.DEADLINE_PASSED, f"leave_by_s {decision.leave_by_s} is before now, {draft.now_s}"
+    if isinstance(decision, StartJob | ResizeJob):
+        yield from _target_laws(draft, job, decision)
+
+
+def _target_laws(draft: Draft, job: Job, decision: StartJob | ResizeJob) -> Iterator[tuple[Law, str]]:
+    count = gpu_sets.count(decision.gpus)
+    spec = job.spec
+    if not spec.min_gpus <= count <= spec.max_gpus:
+        yield Law.OUT_OF_RANGE, f"{count} GPUs are outside {spec.min_gpus} to {spec.max_gpus}"
+    if decision.plan.world_size != count:
+        yield Law.PLAN_MISFITS, f"the plan is for {decision.plan.world_size} GPUs, the target has {count}"
+    for name, indices in decision.gpus.items():
+        node = draft.base.nodes.get(name)
+        if node is None or not all(0 <= index < node.gpus for index in indices) or not indices:
+            yield Law.GPU_UNKNOWN, f"{name} has no GPUs {indices}"
+            return
+        if len(set(indices)) != len(indices):
+            yield Law.GPU_HELD_TWICE, f"{name} {indices} names a GPU twice"
+        if spec.gpu and node.gpu != spec.gpu:
+            yield Law.WRONG_GPU_MODEL, f"{name} has {node.gpu}, the job asks for {spec.gpu}"
+        if decision.plan.peak_bytes_per_gpu > node.gpu_memory_bytes:
+            yield (
+                Law.OUT_OF_MEMORY,
+                f"the plan needs {decision.plan.peak_bytes_per_gpu} of {node.gpu_memory_bytes} bytes on {name}",
+            )
+        yield from _occupancy_laws(draft, job, name, indices)
+
+
+def _occupancy_laws(draft: Draft, job: Job, name: str, indices: tuple[int, ...]) -> Iterator[tuple[Law, str]]:
+    present = job.allocation.target.get(name, ())
+    for index in indices:
+        holder = draft.holder(name, index)
+        if holder is not None and not (holder == job.id and index in present):
+            yield Law.GPU_HELD_TWICE, f"GPU {index} of {name} is held by {holder}"
+    new = [index for index in indices if index not in present]
+    node, view = draft.base.nodes[name], draft.view()
+    if new and not view.serves_training(node):
+        yield Law.NODE_NOT_SERVING, f"{name} takes nothing new"
+    if not new and node.state is not NodeState.UP:
+        yield Law.NODE_NOT_SERVING, f"{name} is down"
+
+
+def _node_laws(draft: Draft, decision: Decision) -> Iterator[tuple[Law, str]]:
+    assert isinstance(decision, NodeDecision)
+    node = draft.base.nodes.get(decision.node)
+    if node is None:
+        yield Law.UNKNOWN_SUBJECT, f"there is no node {decision.node}"
+        return
+    loan = draft.loans.get(node.name)
+    state = loan.state if loan and loan.is_live else None
+    match decision:
+        case LendNode():
+            if state is not None or draft.base.pools[node.pool].kind is not PoolKind.INFERENCE:
+                yield Law.WRONG_STATE, f"{node.name} is lent already, or not an inference node"
+            if node.state is not NodeState.UP or node.cordoned:
+                yield Law.NODE_NOT_SERVING, f"{node.name} is down or cordoned"
+        case RecallNode(return_by_s=return_by_s):
+            if state is not LoanState.ACTIVE:
+                yield Law.WRONG_STATE, f"{node.name} is not on an active loan"
+            if return_by_s < draft.now_s:
+                yield Law.DEADLINE_PASSED, f"return_by_s {return_by_s} is before now, {draft.now_s}"
+        case CancelRecall():
+            if state is not LoanState.RECALLED:
+                yield Law.WRONG_STATE, f"{node.name} is not recalled"
+        case ReturnNode():
+            if state not in (LoanState.RECALLED, LoanState.OFFERED):
+                yield Law.WRONG_STATE, f"{node.name} is not on its way home"
+            if users := draft.users(node.name):
+                yield Law.NODE_STILL_USED, f"{node.name} is still held by {', '.join(sorted(users))}"
+
+
+def breaches(snapshot: Snapshot, observation: Observation) -> tuple[Breach, ...]:
+    """Promises that the world does not keep just now."""
+    return (*_late_recalls(snapshot), *_down_nodes(snapshot), *_short_inference(snapshot), *_double_use(observation))
+
+
+def _late_recalls(snapshot: Snapshot) -> Iterator[Breach]:
+    for loan in snapshot.loans.values():
+        if loan.state is LoanState.RECALLED and loan.return_by_s is not None and snapshot.now_s > loan.return_by_s:
+            late_s = snapshot.now_s - loan.return_by_s
+            yield Breach(BreachKind.RECALL_LATE, loan.node, f"{loan.node} is {late_s:.1f} s late")
+
+
+def _down_nodes(snapshot: Snapshot) -> Iterator[Breach]:
+    for node in snapshot.nodes.values():
+        if node.state is NodeState.DOWN:
+            yield Breach(BreachKind.NODE_DOWN, node.name, f"{node.name} is down")
+
+
+def _short_inference(snapshot: Snapshot) -> Iterator[Breach]:
+    lent: dict[str, int] = {}
+    for loan in snapshot.loans.values():
+        if loan.state in (LoanState.ACTIVE, LoanState.RECALLED):
+            lent[loan.pool] = lent.get(loan.pool, 0) + snapshot.nodes[loan.node].gpus
+    for pool, gpus in lent.items():
+        reading = snapshot.demand.get(pool)
+        left = snapshot.capacity(pool) - gpus
+        if reading is not None and reading.gpus > left:
+            detail = f"{pool} needs {reading.gpus:.1f} GPUs and has {left} beside its loans"
+            yield Breach(BreachKind.INFERENCE_SHORT, pool, detail)
+
+
+def _double_use(observation: Observation) -> Iterator[Breach]:
+    users: dict[tuple[str, int], str] = {}
+    for run in observation.runs:
+        owner = f"{run.job_id} generation {run.generation}"
+        for node, indices in run.gpus.items():
+            for index in indices:
+                other = users.setdefault((node, index), owner)
+                if other != owner:
+                    detail = f"GPU {index} of {node} runs {other} and {owner}"
+                    yield Breach(BreachKind.GPU_HELD_TWICE, node, detail)

@@ -1,0 +1,165 @@
+"""What an executor saw, mirrored into jobs, nodes and loans."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scheduler.core.apply import released
+from scheduler.core.intake import Intake
+from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.event import EventCode
+from scheduler.domain.fleet import NodeState
+from scheduler.domain.gpus import Gpus
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import PLACED, JobState
+from scheduler.domain.loan import LoanState
+from scheduler.domain.observation import Observation, Run, RunPhase
+
+_GONE = (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED)
+_DRIFT_S = 5.0
+"""Measured progress replaces the extrapolated one when they are this far apart: rarer writes, same truth."""
+
+
+def mirror_nodes(intake: Intake, observation: Observation) -> None:
+    for name, facts in observation.nodes.items():
+        node = intake.nodes.get(name)
+        if node is None:
+            continue
+        state = NodeState.UP if facts.up else NodeState.DOWN
+        if (node.state, node.inference_gpus) == (state, facts.inference_gpus):
+            continue
+        intake.nodes[name] = replace(node, state=state, inference_gpus=facts.inference_gpus)
+        if state is not node.state:
+            intake.tell(EventCode.NODE_CHANGED, name, f"{name} went {state}")
+        loan = intake.loans.get(name)
+        if state is NodeState.DOWN and loan is not None and loan.is_live:
+            intake.loans[name] = loan.moved(LoanState.LOST, intake.now_s)
+            intake.tell(EventCode.LOAN_LOST, name, f"{name} went down while it was lent")
+
+
+def mirror_runs(intake: Intake, observation: Observation) -> None:
+    runs: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in observation.runs:
+        runs[run.job_id].append(run)
+    for job in list(intake.jobs.values()):
+        if job.allocation.releasing or job.id in runs:
+            _mirror_job(intake, job, runs.get(job.id, ()), observation)
+
+
+def _mirror_job(intake: Intake, job: Job, runs: Sequence[Run], observation: Observation) -> None:
+    current = [run for run in runs if run.generation == job.allocation.generation]
+    older = [run for run in runs if run.generation < job.allocation.generation]
+    for run in older:
+        job = _mirror_old_run(intake, job, run)
+    for run in current:
+        job = _mirror_current_run(intake, job, run)
+    if job.allocation.releasing and observation.converged_generation >= job.allocation.asked_at_generation:
+        _free(intake, job, runs)
+
+
+def _free(intake: Intake, job: Job, runs: Sequence[Run]) -> None:
+    """Releasing GPUs are free once no run of an older generation is seen on them."""
+    occupied: Gpus = {}
+    for run in runs:
+        if run.generation < job.allocation.generation:
+            occupied = gpu_sets.union(occupied, run.gpus)
+    releasing = gpu_sets.common(job.allocation.releasing, occupied)
+    if releasing != job.allocation.releasing:
+        settled = job.settled(intake.now_s)
+        intake.jobs[job.id] = replace(settled, allocation=replace(job.allocation, releasing=releasing))
+
+
+def _mirror_old_run(intake: Intake, job: Job, run: Run) -> Job:
+    """A generation that had to leave: it may have finished instead, and it says where the work stands."""
+    if job.is_ended or job.state is JobState.RUNNING:
+        return job
+    if run.phase is RunPhase.SUCCEEDED:
+        return _succeed(intake, job, run)
+    return _fall_back(intake, job, run) if run.phase in _GONE else job
+
+
+def _mirror_current_run(intake: Intake, job: Job, run: Run) -> Job:
+    if job.state not in PLACED:
+        return job
+    match run.phase:
+        case RunPhase.RUNNING:
+            if job.state is not JobState.RUNNING:
+                job = intake.move_job(job, JobState.RUNNING)
+            return _measure(intake, job, run)
+        case RunPhase.SUCCEEDED:
+            return _succeed(intake, job, run)
+        case RunPhase.FAILED:
+            return requeue(intake, _fall_back(intake, job, run), run.reason or "its workers died", charged=True)
+        case RunPhase.LOST | RunPhase.LEFT:
+            return requeue(intake, _fall_back(intake, job, run), run.reason or f"it was {run.phase}", charged=False)
+    return job
+
+
+def _succeed(intake: Intake, job: Job, run: Run) -> Job:
+    now_s, generation = intake.now_s, intake.next_generation
+    left = released(job, JobState.SUCCEEDED, now_s, generation=generation, leave_by_s=now_s)
+    steps = run.steps if run.steps is not None else float(job.spec.steps)
+    return intake.put_moved(job, replace(left, progress=replace(left.progress, steps=steps, loss=run.loss)))
+
+
+def requeue(intake: Intake, job: Job, why: str, *, charged: bool) -> Job:
+    """Give up the present run. A charged failure costs a retry; without one left the job has failed."""
+    failures = job.account.failures + (1 if charged else 0)
+    state = JobState.FAILED if failures > job.spec.retries else JobState.QUEUED
+    now_s, generation = intake.now_s, intake.next_generation
+    left = released(job, state, now_s, generation=generation, leave_by_s=now_s, message=why)
+    return intake.put_moved(job, replace(left, account=replace(left.account, failures=failures)))
+
+
+def _fall_back(intake: Intake, job: Job, run: Run) -> Job:
+    """Work stands at the last checkpoint of a run that is gone; what was done after it is lost and counted.
+
+    Lost GPU-seconds are lost steps at the job's average cost of a step so far.
+    """
+    settled = job.settled(intake.now_s)
+    kept = run.checkpoint_steps if run.checkpoint_steps is not None else settled.progress.checkpoint_steps
+    reached = max(settled.progress.steps, run.steps or 0.0)
+    if kept == job.progress.steps and kept == job.progress.checkpoint_steps and job.state is not JobState.RUNNING:
+        return job
+    lost_steps = max(0.0, reached - kept)
+    lost_gpu_s = settled.account.gpu_s * lost_steps / reached if reached else 0.0
+    progress = replace(settled.progress, steps=kept, checkpoint_steps=kept, checkpoint_at_s=intake.now_s)
+    account = replace(settled.account, lost_gpu_s=settled.account.lost_gpu_s + lost_gpu_s)
+    fallen = replace(settled, progress=progress, account=account)
+    intake.jobs[job.id] = fallen
+    if lost_steps:
+        intake.tell(
+            EventCode.JOB_LOST_WORK,
+            job.id,
+            f"{lost_steps:.0f} steps since the last checkpoint were lost: {run.reason or run.phase}",
+            {"steps": lost_steps, "gpu_s": lost_gpu_s},
+        )
+    return fallen
+
+
+def _measure(intake: Intake, job: Job, run: Run) -> Job:
+    """Take over checkpoints at once, measured progress when the extrapolation has drifted from it."""
+    progress = job.progress
+    if run.checkpoint_steps is not None and run.checkpoint_steps > progress.checkpoint_steps:
+        progress = replace(progress, checkpoint_steps=run.checkpoint_steps, checkpoint_at_s=intake.now_s)
+    if run.steps is not None and abs(run.steps - job.steps_at(intake.now_s)) * job.step_time_s() > _DRIFT_S:
+        correction = _corrected(intake, job, run)
+        progress = replace(progress, steps=run.steps, at_s=intake.now_s, loss=run.loss, correction=correction)
+    if progress is job.progress:
+        return job
+    measured = replace(job, progress=progress)
+    intake.jobs[job.id] = measured
+    return measured
+
+
+def _corrected(intake: Intake, job: Job, run: Run) -> float:
+    """The job's CurveCorrection after one more measurement: half old, half new, so that one slow minute counts
+    little. A measurement needs a whole step and a running plan."""
+    elapsed_s = intake.now_s - max(job.state_since_s, job.progress.at_s)
+    done = (run.steps or 0.0) - job.progress.steps
+    plan = job.allocation.plan
+    if plan is None or done < 1.0 or elapsed_s <= 0.0:
+        return job.progress.correction
+    return 0.5 * job.progress.correction + 0.5 * elapsed_s / done / plan.iteration_time_s

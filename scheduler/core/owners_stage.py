@@ -1,0 +1,50 @@
+"""Stage of decide: what owners asked of their jobs, and jobs that have no future."""
+
+from __future__ import annotations
+
+from scheduler.core.course import Course
+from scheduler.domain.decision import RejectJob, StopJob, SuspendRun
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.scaling_curve import LinearCurve
+
+
+def honour_owners(course: Course) -> None:
+    """Cancel and suspend what owners asked to; end jobs that ran too long or never can."""
+    for job in list(course.draft.jobs.values()):
+        if job.is_ended:
+            continue
+        leave_by_s = course.leave_by_s(job.allocation.target)
+        if job.intent is Intent.CANCEL:
+            course.take(StopJob(job.id, course.now_s, Reason(ReasonCode.OWNER_ASKED, "cancelled by its owner")))
+        elif job.intent is Intent.SUSPEND and job.state is not JobState.SUSPENDED:
+            reason = Reason(ReasonCode.OWNER_ASKED, "suspended by its owner")
+            course.take(SuspendRun(job.id, leave_by_s, reason))
+        elif _ran_too_long(course, job):
+            detail = f"it has run longer than maxRunTime, {job.spec.run_time_s_max:.0f} s"
+            course.take(StopJob(job.id, leave_by_s, Reason(ReasonCode.RUN_TIME_EXCEEDED, detail)))
+        elif job.state is JobState.QUEUED and (why := _never_feasible(course, job)):
+            course.take(RejectJob(job.id, Reason(ReasonCode.NO_FEASIBLE_PLAN, why)))
+        elif job.state is JobState.PLANNING:
+            detail = f"no plan for its minimum of {job.spec.min_gpus} GPUs is solved yet"
+            course.waiting[job.id] = Reason(ReasonCode.WAITING_FOR_PLAN, detail)
+        elif job.state is JobState.SUSPENDED:
+            course.waiting[job.id] = Reason(ReasonCode.SUSPENDED, "suspended by its owner")
+
+
+def _ran_too_long(course: Course, job: Job) -> bool:
+    limit_s, started_s = job.spec.run_time_s_max, job.account.first_started_at_s
+    return limit_s is not None and started_s is not None and job.is_placed and course.now_s - started_s > limit_s
+
+
+def _never_feasible(course: Course, job: Job) -> str:
+    """Why no count of the job's range can ever run, or nothing: its solved shapes are all infeasible."""
+    curve = course.draft.base.curve(job)
+    if isinstance(curve, LinearCurve) or any(job.spec.min_gpus <= s.gpus <= job.spec.max_gpus for s in curve.plans):
+        return ""
+    refused = {shape.gpus: why for shape, why in curve.infeasible.items()}
+    counts = range(job.spec.min_gpus, job.spec.max_gpus + 1)
+    if refused and all(count in refused for count in counts):
+        return refused[counts[-1]]
+    return ""

@@ -1,0 +1,72 @@
+"""Decisions, violations and breaches told as events."""
+
+from __future__ import annotations
+
+from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.decision import (
+    CancelRecall,
+    Decision,
+    LendNode,
+    PreemptJob,
+    RecallNode,
+    RejectJob,
+    ResizeJob,
+    ReturnNode,
+    StartJob,
+    StopJob,
+    SuspendRun,
+    subject,
+)
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import Breach, Violation
+
+
+def tell(before: Snapshot, decision: Decision) -> Event:
+    """`before` is the state that the decision was taken on: it says whether a resize grows or shrinks a job."""
+    code, message, numbers = _told(before, decision)
+    return Event(before.now_s, code, subject(decision), message, {**decision.reason.numbers, **numbers})
+
+
+def tell_violation(now_s: float, violation: Violation) -> Event:
+    return Event(now_s, EventCode.DECISION_DROPPED, violation.subject, f"{violation.law}: {violation.detail}")
+
+
+def tell_breach(now_s: float, breach: Breach) -> Event:
+    return Event(now_s, EventCode.BREACH, breach.subject, f"{breach.kind}: {breach.detail}")
+
+
+def _told(before: Snapshot, decision: Decision) -> tuple[EventCode, str, dict[str, float]]:
+    why = decision.reason.detail
+    match decision:
+        case StartJob(gpus=gpus):
+            return EventCode.JOB_STARTED, why, {"gpus": float(gpu_sets.count(gpus))}
+        case ResizeJob():
+            return _resized(before, decision)
+        case PreemptJob(leave_by_s=leave_by_s):
+            return EventCode.JOB_PREEMPTED, why, {"leave_by_s": leave_by_s}
+        case SuspendRun(leave_by_s=leave_by_s):
+            return EventCode.JOB_SUSPENDED, why, {"leave_by_s": leave_by_s}
+        case StopJob():
+            return EventCode.JOB_STOPPED, why, {}
+        case RejectJob():
+            return EventCode.JOB_REJECTED, why, {}
+        case LendNode():
+            return EventCode.NODE_LENT, f"{decision.node} is offered to training: {why}", {}
+        case RecallNode(return_by_s=return_by_s):
+            seconds = return_by_s - before.now_s
+            message = f"{decision.node} has to be home in {seconds:.0f} s: {why}"
+            return EventCode.NODE_RECALLED, message, {"return_by_s": return_by_s}
+        case CancelRecall():
+            return EventCode.NODE_RECALL_CANCELLED, f"{decision.node} may stay: {why}", {}
+        case ReturnNode():
+            return EventCode.NODE_RETURNED, why, {}
+
+
+def _resized(before: Snapshot, decision: ResizeJob) -> tuple[EventCode, str, dict[str, float]]:
+    old = before.jobs[decision.job_id].allocation
+    had, has = old.target_gpus, gpu_sets.count(decision.gpus)
+    code = EventCode.JOB_GROWN if has > had else EventCode.JOB_SHRUNK if has < had else EventCode.JOB_MOVED
+    where = gpu_sets.text(decision.gpus)
+    message = f"{had} -> {has} GPUs on {where} as {decision.plan.summary()}: {decision.reason.detail}"
+    return code, message, {"gpus_before": float(had), "gpus": float(has), "leave_by_s": decision.leave_by_s}

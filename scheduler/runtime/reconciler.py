@@ -1,0 +1,184 @@
+"""The tick: the only caller of decide(), shared by service, simulator and dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from scheduler.core.absorb import Absorbed, absorb
+from scheduler.core.apply import archive, take
+from scheduler.core.decide import decide
+from scheduler.core.draft import Draft
+from scheduler.core.legal import breaches, illegal
+from scheduler.core.story import tell, tell_breach, tell_violation
+from scheduler.domain.command import Command
+from scheduler.domain.decision import Decision
+from scheduler.domain.event import Event
+from scheduler.domain.observation import Observation
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import Breach, TickReport, TickResult, Violation
+from scheduler.executors.protocol import Executor
+from scheduler.policies.policy_set import PolicySet
+from scheduler.runtime.clock import Clock
+from scheduler.store.protocol import Commit, Loaded, Store
+
+Hook = Callable[[str], None]
+
+
+def no_hook(point: str) -> None:
+    """Tests put a hook in that kills the process at a named point; everybody else has none."""
+
+
+def tick(
+    store: Store,
+    executor: Executor,
+    clock: Clock,
+    policies: PolicySet,
+    *,
+    epoch: int,
+    learned: tuple[Command, ...] = (),
+    at: Hook = no_hook,
+) -> TickReport:
+    """One step of the control loop: observe, absorb, decide, check, commit, converge.
+
+    `learned` are solved curve points and forecasts, which do not pass through the inbox. `now` is read once.
+
+    Raises:
+        ConflictError: somebody else committed first; nothing was written and nothing put into effect.
+        FencedError: this leader's epoch has ended; likewise.
+    """
+    watch = Stopwatch(clock)
+    now_s = clock.now_s()
+    at("before-observe")
+    with watch.stage("observe"):
+        observation = executor.observe()
+    with watch.stage("load"):
+        loaded = store.load()
+    at("after-load")
+    with watch.stage("absorb"):
+        absorbed = absorb(_at(loaded.snapshot, now_s), observation, (*loaded.inbox, *learned))
+    with watch.stage("decide"):
+        result = decide(absorbed.snapshot, policies)
+    with watch.stage("apply"):
+        applied = _apply_legal(absorbed.snapshot, result)
+    broken = breaches(applied.snapshot, observation)
+    report = _report(absorbed, result, applied, broken, watch)
+    report = replace(report, events=(*report.events, *_new_breaches(loaded.snapshot, applied.snapshot, broken)))
+    if not _changes(loaded, report, applied.snapshot):
+        with watch.stage("converge"):
+            executor.converge(loaded.snapshot)
+        return report
+    archived = archive(replace(applied.snapshot, generation=loaded.snapshot.generation + 1))
+    at("before-commit")
+    with watch.stage("commit"):
+        store.commit(
+            Commit(
+                previous=loaded.snapshot,
+                snapshot=archived.snapshot,
+                epoch=epoch,
+                consumed=tuple(command.id for command in loaded.inbox),
+                events=report.events,
+                decisions=applied.decisions,
+                ended_jobs=archived.ended_jobs,
+                ended_loans=archived.ended_loans,
+                readings=absorbed.readings,
+            )
+        )
+    at("after-commit")
+    with watch.stage("converge"):
+        executor.converge(archived.snapshot)
+    at("after-converge")
+    return replace(report, generation=archived.snapshot.generation, committed=True, stage_s=dict(watch.seconds))
+
+
+class Applied:
+    """The legal decisions, the state they make, and what was dropped on the way."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.draft = Draft(snapshot)
+        self.snapshot = snapshot
+        self.kept: list[Decision] = []
+        self.violations: list[Violation] = []
+        self.events: list[Event] = []
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(self.kept)
+
+
+class Stopwatch:
+    """Wall time by stage, for metrics alone: nothing is decided on it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started_s = self._clock.elapsed_s()
+        yield
+        self.seconds[name] = self._clock.elapsed_s() - started_s
+
+
+def _at(snapshot: Snapshot, now_s: float) -> Snapshot:
+    """The snapshot at the tick's time. A clock that was set back does not take the state with it."""
+    return replace(snapshot, now_s=max(now_s, snapshot.now_s))
+
+
+def _apply_legal(snapshot: Snapshot, result: TickResult) -> Applied:
+    """Apply decision by decision; an illegal one is dropped and reported, the rest goes on."""
+    applied = Applied(snapshot)
+    for decision in result.decisions:
+        violation = illegal(applied.draft, decision)
+        if violation is not None:
+            applied.violations.append(violation)
+            applied.events.append(tell_violation(snapshot.now_s, violation))
+            continue
+        applied.events.append(tell(applied.draft.view(), decision))
+        take(applied.draft, decision)
+        applied.kept.append(decision)
+    full_pass_at_s = snapshot.now_s if result.full_pass else snapshot.full_pass_at_s
+    applied.snapshot = replace(applied.draft.view(), full_pass_at_s=full_pass_at_s)
+    return applied
+
+
+def _report(
+    absorbed: Absorbed, result: TickResult, applied: Applied, broken: tuple[Breach, ...], watch: Stopwatch
+) -> TickReport:
+    snapshot = applied.snapshot
+    return TickReport(
+        generation=snapshot.generation,
+        now_s=snapshot.now_s,
+        decisions=applied.decisions,
+        violations=tuple(applied.violations),
+        breaches=broken,
+        waiting=result.waiting,
+        wanted_shapes=result.wanted_shapes,
+        events=(*absorbed.events, *applied.events),
+        next_wake_s=result.next_wake_s,
+        full_pass=result.full_pass,
+        committed=False,
+        stage_s=dict(watch.seconds),
+    )
+
+
+def _new_breaches(before: Snapshot, after: Snapshot, broken: tuple[Breach, ...]) -> Iterator[Event]:
+    """A breach is told once, when it begins, and counted in every tick that it lasts."""
+    known = {(breach.kind, breach.subject) for breach in breaches(before, Observation(before.now_s, -1))}
+    for breach in broken:
+        if (breach.kind, breach.subject) not in known:
+            yield tell_breach(after.now_s, breach)
+
+
+def _changes(loaded: Loaded, report: TickReport, snapshot: Snapshot) -> bool:
+    """Whether there is anything to write: most ticks of a quiet cluster have nothing."""
+    before = loaded.snapshot
+    if loaded.inbox or report.decisions or report.events or report.full_pass:
+        return True
+    mappings = ("pools", "nodes", "jobs", "loans", "curves", "demand", "forecasts")
+    return any(_differ(getattr(before, name), getattr(snapshot, name)) for name in mappings)
+
+
+def _differ(before: dict[str, object], after: dict[str, object]) -> bool:
+    return len(before) != len(after) or any(after.get(key) is not value for key, value in before.items())
