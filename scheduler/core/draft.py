@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
+from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
 
 Holders = dict[str, dict[int, str]]
@@ -34,7 +35,7 @@ class Draft:
         self.jobs: dict[str, Job] = dict(snapshot.jobs)
         self.loans: dict[str, Loan] = dict(snapshot.loans)
         self._holders = holders(snapshot.jobs.values())
-        self._usable: dict[str, tuple[int, ...]] = {}
+        self._rooms: dict[str, Room] = {}
         self.usable_gpus = 0
         self._refresh(snapshot.nodes)
 
@@ -47,9 +48,9 @@ class Draft:
         return self.base.generation + 1
 
     @property
-    def usable(self) -> Mapping[str, tuple[int, ...]]:
-        """Free GPU indices of the nodes on which training may put something new."""
-        return self._usable
+    def rooms(self) -> Collection[Room]:
+        """What is free on the nodes on which training may put something new."""
+        return self._rooms.values()
 
     def view(self) -> Snapshot:
         return replace(self.base, jobs=self.jobs, loans=self.loans)
@@ -88,12 +89,13 @@ class Draft:
     def _refresh(self, names: Iterable[str]) -> None:
         view = self.view()
         for name in names:
-            self.usable_gpus -= len(self._usable.pop(name, ()))
+            if name in self._rooms:
+                self.usable_gpus -= len(self._rooms.pop(name).free)
             node = self.base.nodes.get(name)
             if node is None or not view.serves_training(node):
                 continue
             held = self._holders.get(name, {})
             free = tuple(index for index in range(node.gpus) if index not in held) if held else tuple(range(node.gpus))
             if free:
-                self._usable[name] = free
+                self._rooms[name] = Room(name, node.gpu, view.is_lent(node), free)
                 self.usable_gpus += len(free)

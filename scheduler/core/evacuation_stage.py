@@ -41,7 +41,7 @@ def _topped_up(course: Course, job: Job, left: Gpus) -> Target | None:
     missing = job.spec.min_gpus - gpu_sets.count(left)
     if missing <= 0:
         return None
-    more = course.policies.place(course.view, course.draft.usable, job, missing)
+    more = course.policies.place(course.view, course.draft.rooms, job, missing)
     if more is None:
         return None
     gpus = gpu_sets.union(left, more)

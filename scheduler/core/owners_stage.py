@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from scheduler.core.course import Course
 from scheduler.domain.decision import RejectJob, StopJob, SuspendRun
+from scheduler.domain.gpu_shape import canonical_counts
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import LinearCurve
+from scheduler.policies.speed import node_sizes, packed
 
 
 def honour_owners(course: Course) -> None:
@@ -39,12 +41,17 @@ def _ran_too_long(course: Course, job: Job) -> bool:
 
 
 def _never_feasible(course: Course, job: Job) -> str:
-    """Why no count of the job's range can ever run, or nothing: its solved shapes are all infeasible."""
+    """Why no count of the job's range can ever run on any GPU of the fleet; empty while one can or may."""
     curve = course.draft.base.curve(job)
-    if isinstance(curve, LinearCurve) or any(job.spec.min_gpus <= s.gpus <= job.spec.max_gpus for s in curve.plans):
+    if isinstance(curve, LinearCurve):
         return ""
-    refused = {shape.gpus: why for shape, why in curve.infeasible.items()}
-    counts = range(job.spec.min_gpus, job.spec.max_gpus + 1)
-    if refused and all(count in refused for count in counts):
-        return refused[counts[-1]]
-    return ""
+    why = ""
+    for gpu, size in node_sizes(course.draft.base).items():
+        if job.spec.gpu not in ("", gpu):
+            continue
+        for count in canonical_counts(job.spec.min_gpus, job.spec.max_gpus, size):
+            shape = packed(gpu, count, size)
+            if shape not in curve.infeasible:
+                return ""
+            why = f"no plan fits, not even {shape}: {curve.infeasible[shape]}"
+    return why

@@ -11,7 +11,8 @@ from scheduler.domain.decision import StartJob
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.policies.placement import rooms
+from scheduler.policies.placement import usable_by
+from scheduler.policies.speed import least_gpus, node_sizes
 
 
 def start_waiting(course: Course) -> None:
@@ -20,11 +21,12 @@ def start_waiting(course: Course) -> None:
     jobs = course.draft.jobs
     order = course.policies.order(course.view, course.settings)
     available, promised = course.draft.usable_gpus, _flexible_gpus(course) + course.releasing_gpus()
-    starters: list[str] = []
+    sizes = node_sizes(course.draft.base)
+    starters: dict[str, int] = {}
     for position, job_id in enumerate(order):
-        need = jobs[job_id].spec.min_gpus
+        need = least_gpus(course.draft.base, jobs[job_id], sizes)
         if need <= available:
-            starters.append(job_id)
+            starters[job_id] = need
             available -= need
         elif need <= available + promised:
             promised -= need - available
@@ -37,20 +39,19 @@ def start_waiting(course: Course) -> None:
                 _wait_behind(course, order[position + 1 :], job_id)
                 break
     widths = _starting_widths(course, starters, available)
-    for job_id in starters:
-        _start(course, jobs[job_id], widths.get(job_id, jobs[job_id].spec.min_gpus))
+    for job_id, least in starters.items():
+        _start(course, jobs[job_id], widths.get(job_id, least))
 
 
-def _starting_widths(course: Course, starters: list[str], spare: int) -> Mapping[str, int]:
-    """How wide new jobs start: at their minimum, unless GPUs are left over and nobody waits for them."""
+def _starting_widths(course: Course, starters: Mapping[str, int], spare: int) -> Mapping[str, int]:
+    """How wide new jobs start: as narrow as they can, unless GPUs are left over and nobody waits for them."""
     if course.policies.scale is None or course.waiting_for_gpus or not starters or spare <= 0:
         return {}
     wanted = course.policies.scale(course.view, starters, spare, course.settings)
     widths: dict[str, int] = {}
-    for job_id in starters:
-        minimum = course.draft.jobs[job_id].spec.min_gpus
-        widths[job_id] = min(max(wanted.get(job_id, minimum), minimum), minimum + spare)
-        spare -= widths[job_id] - minimum
+    for job_id, least in starters.items():
+        widths[job_id] = min(max(wanted.get(job_id, least), least), least + spare)
+        spare -= widths[job_id] - least
     return widths
 
 
@@ -78,7 +79,7 @@ def _flexible_gpus(course: Course) -> int:
 
 
 def _explain_misfit(course: Course, job: Job) -> None:
-    room = rooms(course.view, course.draft.usable, job)
+    room = usable_by(job, course.draft.rooms)
     free = sum(len(r.free) for r in room)
     numbers = {"needed_gpus": float(job.spec.min_gpus), "free_gpus": float(free)}
     if free >= job.spec.min_gpus:

@@ -15,7 +15,7 @@ def extended(course: Course, job: Job, most: int, least: int) -> Target | None:
     """Present GPUs plus new ones: `most` in all, or the largest count down to `least` that has room and a plan."""
     present = job.allocation.target
     for count in range(most, least - 1, -1):
-        more = course.policies.place(course.view, course.draft.usable, job, count - gpu_sets.count(present))
+        more = course.policies.place(course.view, course.draft.rooms, job, count - gpu_sets.count(present))
         if more is None:
             continue
         gpus = gpu_sets.union(present, more)

@@ -59,3 +59,11 @@ class GpuShape:
 
     def __str__(self) -> str:
         return " + ".join(str(group) for group in self.groups)
+
+
+def canonical_counts(least: int, most: int, gpus_per_node: int) -> tuple[int, ...]:
+    """The GPU counts of a range that curves are solved for ahead of need: its ends, single GPUs up to a node,
+    whole nodes beyond."""
+    inside = range(least, min(most, gpus_per_node) + 1)
+    whole = range(gpus_per_node * (least // gpus_per_node), most + 1, gpus_per_node)
+    return tuple(sorted({least, most, *inside, *(count for count in whole if count >= least and count > 0)}))

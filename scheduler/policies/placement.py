@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
+from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """A node that training may use, with its free GPU indices."""
-
-    node: str
-    gpu: str
-    lent: bool
-    size: int
-    free: tuple[int, ...]
+def usable_by(job: Job, rooms: Iterable[Room]) -> list[Room]:
+    """The rooms in which `job` may take something: of its GPU model, and lent only if it may be moved about."""
+    gpu, fungible = job.spec.gpu, job.spec.fungible
+    return [room for room in rooms if (fungible or not room.lent) and (not gpu or room.gpu == gpu)]
 
 
-def rooms(snapshot: Snapshot, free: Mapping[str, tuple[int, ...]], job: Job) -> list[Room]:
-    """The nodes on which `job` may take something new."""
-    result = []
-    for name, indices in free.items():
-        node = snapshot.nodes[name]
-        if not indices or not snapshot.serves_training(node):
-            continue
-        lent = snapshot.is_lent(node)
-        if (job.spec.gpu and node.gpu != job.spec.gpu) or (lent and not job.spec.fungible):
-            continue
-        result.append(Room(name, node.gpu, lent, node.gpus, indices))
-    return result
-
-
-def best_fit(snapshot: Snapshot, free: Mapping[str, tuple[int, ...]], job: Job, count: int) -> Gpus | None:
+def best_fit(snapshot: Snapshot, rooms: Iterable[Room], job: Job, count: int) -> Gpus | None:
     """`count` more GPUs for `job`, or None where the free ones do not suffice.
 
     A job's base prefers nodes that training owns, what it gets above its minimum prefers lent ones, so that a
@@ -44,14 +25,13 @@ def best_fit(snapshot: Snapshot, free: Mapping[str, tuple[int, ...]], job: Job, 
     most tightly, else the emptiest nodes first, so that whole NVLink domains are used.
     """
     present = job.allocation.target
-    all_rooms = rooms(snapshot, free, job)
+    candidates = usable_by(job, rooms)
     models = [snapshot.nodes[node].gpu for node in present if node in snapshot.nodes][:1]
     grows = gpu_sets.count(present) >= job.spec.min_gpus
-    for model in models or _models_by_room(all_rooms):
-        candidates = [room for room in all_rooms if room.gpu == model]
-        if sum(len(room.free) for room in candidates) < count:
-            continue
-        return _pack(candidates, count, prefer_lent=grows, beside=present)
+    for model in models or _models_by_room(candidates):
+        of_model = [room for room in candidates if room.gpu == model]
+        if sum(len(room.free) for room in of_model) >= count:
+            return _pack(of_model, count, prefer_lent=grows, beside=present)
     return None
 
 
@@ -63,10 +43,9 @@ def _models_by_room(all_rooms: Iterable[Room]) -> list[str]:
 
 
 def _pack(candidates: list[Room], count: int, *, prefer_lent: bool, beside: Gpus) -> Gpus:
-    classes = sorted(candidates, key=lambda room: (room.lent != prefer_lent, room.node))
     taken: dict[str, tuple[int, ...]] = {}
     for lent in (prefer_lent, not prefer_lent):
-        group = [room for room in classes if room.lent is lent]
+        group = [room for room in candidates if room.lent is lent]
         wanted = count - gpu_sets.count(taken)
         if wanted and sum(len(room.free) for room in group) >= wanted:
             taken.update(_fit(group, wanted, beside))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from scheduler.domain.fleet import Pool
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
+from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.lending import LendingTarget, lend_forecast_idle, lend_nothing
 from scheduler.policies.ordering import first_come, shortest_remaining
@@ -21,7 +22,7 @@ Lend = Callable[[Snapshot, Pool, PolicySettings], LendingTarget]
 Reclaim = Callable[[Snapshot, str, int, PolicySettings], tuple[str, ...]]
 Scale = Callable[[Snapshot, Iterable[str], int, PolicySettings], Mapping[str, int]]
 MakeRoom = Callable[[Snapshot, int, PolicySettings], Mapping[str, int]]
-Place = Callable[[Snapshot, Mapping[str, tuple[int, ...]], Job, int], Gpus | None]
+Place = Callable[[Snapshot, Iterable[Room], Job, int], Gpus | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.settings import PolicySettings
-from scheduler.policies.speed import node_sizes, remaining_s, step_time_s
+from scheduler.policies.speed import least_gpus, node_sizes, remaining_s, step_time_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def flexible_counts(
     for job in _changeable(snapshot, starters, settings):
         if items := _items(snapshot, job, sizes):
             groups[job.id] = items
-            budget += max(0, job.allocation.target_gpus - job.spec.min_gpus)
+            budget += max(0, job.allocation.target_gpus - items[0].gpus)
     counts = fill_knapsack(groups, budget)
     return {job_id: _worth_changing(snapshot, job_id, count, groups, settings) for job_id, count in counts.items()}
 
@@ -113,15 +113,15 @@ def fill_knapsack(groups: Mapping[str, list[Item]], budget: int) -> Mapping[str,
 
 
 def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[Item]:
-    """The job's possible counts with its remaining time, in ascending count; only gains are kept."""
+    """The counts that the job can have with its remaining time then, ascending; only gains are kept."""
     steps = job.remaining_steps(snapshot.now_s)
     work = steps if steps is not None else max(1.0, job.progress.steps)
     items: list[Item] = []
-    for gpus in range(job.spec.min_gpus, job.spec.max_gpus + 1):
+    for gpus in range(least_gpus(snapshot, job, sizes), job.spec.max_gpus + 1):
         step_s = step_time_s(snapshot, job, gpus, sizes)
         if step_s is not None and (not items or work * step_s < items[-1].remaining_s):
             items.append(Item(gpus, work * step_s))
-    return items if items and items[0].gpus == job.spec.min_gpus else []
+    return items
 
 
 def _hull(job_id: str, items: list[Item]) -> list[Segment]:

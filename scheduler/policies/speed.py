@@ -53,3 +53,14 @@ def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int
     if step_s is not None:
         return steps * step_s
     return job.spec.duration_estimate_s or float(job.spec.steps)
+
+
+def least_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> int:
+    """The fewest GPUs that the job can start on: its minimum, or more where no plan fits on that few."""
+    curve = snapshot.curve(job)
+    gpu = gpu_model(snapshot, job, sizes)
+    least = job.spec.min_gpus
+    if isinstance(curve, LinearCurve) or gpu is None or packed(gpu, least, sizes[gpu]) not in curve.infeasible:
+        return least
+    counts = [shape.gpus for shape in curve.plans if least <= shape.gpus <= job.spec.max_gpus]
+    return min(counts, default=least)

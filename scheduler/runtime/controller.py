@@ -1,0 +1,127 @@
+"""Controller: the loop that calls tick, as long as it leads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.domain.command import Command
+from scheduler.domain.tick_report import TickReport
+from scheduler.executors.protocol import Executor
+from scheduler.policies.policy_set import PolicySet
+from scheduler.runtime.clock import Clock
+from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.runtime.reconciler import Hook, no_hook, tick
+from scheduler.store.protocol import ConflictError, FencedError, Lease, Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often the loop looks for something to do, and how long its lease lasts. `tick_s_max` bounds the pause
+    between two ticks, because processes and nodes change without telling anybody."""
+
+    poll_s: float = 0.1
+    tick_s_max: float = 1.0
+    lease_s: float = 10.0
+
+
+class Controller:
+    """One thread, one loop. Hints merge: however many commands wait, they cost one tick."""
+
+    def __init__(
+        self,
+        *,
+        holder: str,
+        store: Store,
+        executor: Executor,
+        clock: Clock,
+        policies: PolicySet,
+        curves: CurveBuilder,
+        demand: DemandWatch,
+        on_report: Callable[[TickReport], None],
+        pace: Pace | None = None,
+        at: Hook = no_hook,
+    ) -> None:
+        self._holder = holder
+        self._store = store
+        self._executor = executor
+        self._clock = clock
+        self._policies = policies
+        self._curves = curves
+        self._demand = demand
+        self._on_report = on_report
+        self._pace = pace or Pace()
+        self._at = at
+        self._lease: Lease | None = None
+        self._renew_at_s = float("-inf")
+        self._wake_at_s = float("-inf")
+
+    def run(self, stop: threading.Event) -> None:
+        """Lead while the lease is ours, wait for it otherwise; returns when `stop` is set."""
+        try:
+            while not stop.is_set():
+                self.step()
+                stop.wait(self._pace.poll_s)
+        finally:
+            self._executor.close()
+            self._curves.close()
+            self._store.release(self._holder)
+
+    def step(self) -> TickReport | None:
+        """Renew the lease when it is time, tick when there is something to do."""
+        now_s = self._clock.now_s()
+        if not self._lead(now_s) or not self._is_due(now_s):
+            return None
+        assert self._lease is not None
+        try:
+            report = tick(
+                self._store,
+                self._executor,
+                self._clock,
+                self._policies,
+                epoch=self._lease.epoch,
+                learned=self._learned(now_s),
+                at=self._at,
+            )
+        except ConflictError:
+            log.warning("somebody else committed first; this tick changed nothing")
+            return None
+        except FencedError:
+            log.warning("this controller's epoch has ended; it waits for the lease again")
+            self._lease = None
+            return None
+        self._curves.want(self._store.load().snapshot, report.wanted_shapes)
+        self._wake_at_s = min(report.next_wake_s, now_s + self._pace.tick_s_max)
+        self._on_report(report)
+        return report
+
+    def _lead(self, now_s: float) -> bool:
+        """Hold the lease. A new leader first puts the stored state into effect: that heals what an earlier one
+        committed and never did."""
+        if self._lease is not None and now_s < self._renew_at_s:
+            return True
+        before = self._lease
+        self._lease = self._store.acquire(self._holder, now_s=now_s, ttl_s=self._pace.lease_s)
+        self._renew_at_s = now_s + self._pace.lease_s / 3
+        if self._lease is None:
+            return False
+        if before is None or before.epoch != self._lease.epoch:
+            log.info("leading with epoch %d", self._lease.epoch)
+            self._executor.converge(self._store.load().snapshot)
+        return True
+
+    def _is_due(self, now_s: float) -> bool:
+        return now_s >= self._wake_at_s or self._curves.has_finished or self._store.inbox_size() > 0
+
+    def _learned(self, now_s: float) -> tuple[Command, ...]:
+        """Finished curve points always; forecasts once a full pass is due, because only that one lends."""
+        points = self._curves.finished(now_s)
+        snapshot = self._store.load().snapshot
+        if now_s < snapshot.full_pass_at_s + self._policies.settings.full_pass_period_s:
+            return points
+        return (*points, *self._demand.forecasts(snapshot, now_s))
