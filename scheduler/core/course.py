@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler.core.apply import take
 from scheduler.core.draft import Draft
 from scheduler.core.legal import illegal
+from scheduler.core.wanted import wanted_shapes
 from scheduler.domain.decision import Decision
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
@@ -82,7 +83,7 @@ class Course:
         return TickResult(
             decisions=tuple(self.decisions),
             waiting=self.waiting,
-            wanted_shapes=tuple(self.wanted),
+            wanted_shapes=wanted_shapes(self.view, self.wanted),
             next_wake_s=min([self.next_full_pass_s, *self._deadlines()]),
             full_pass=self.full_pass,
         )

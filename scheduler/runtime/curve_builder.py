@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 
 from scheduler.domain.command import Command, CurveSolved
-from scheduler.domain.gpu_shape import GpuShape, canonical_counts
+from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
-from scheduler.policies.speed import node_sizes, packed
 from scheduler.solver.curve import solve_point
 from scheduler.solver.request import Infeasible
 
@@ -20,8 +19,8 @@ Solve = Callable[[CurveRequest, GpuShape], ParallelPlan | Infeasible]
 
 class CurveBuilder:
     """Content-addressed: one model at one batch on one shape is solved once, whoever asks, for as long as the
-    snapshot or this builder remembers it. Shapes are solved in three waves: minimums of waiting jobs, shapes that
-    a policy missed, then the rest of each job's canonical shapes."""
+    snapshot or this builder remembers it. A tick reports what is wanted in the order in which it is needed, so a
+    short queue in front of the pool keeps the most urgent shape next."""
 
     def __init__(self, pool: Executor, *, most_in_flight: int, solve: Solve = solve_point) -> None:
         self._pool = pool
@@ -29,16 +28,15 @@ class CurveBuilder:
         self._solve = solve
         self._in_flight: dict[WantedShape, Future[ParallelPlan | Infeasible]] = {}
 
-    def want(self, snapshot: Snapshot, missed: Iterable[WantedShape]) -> None:
-        """Start solving what is missing most; what does not fit now is found again at the next tick."""
-        requests = {job.spec.curve_key: job.spec.curve_request for job in snapshot.jobs.values() if not job.is_ended}
-        for wanted in _waves(snapshot, missed):
+    def want(self, snapshot: Snapshot, wanted_shapes: Iterable[WantedShape]) -> None:
+        """Start solving; what does not fit now is wanted again at the next tick."""
+        requests = {job.spec.curve_key: job.spec.curve_request for job in snapshot.jobs.values()}
+        for wanted in wanted_shapes:
             if len(self._in_flight) >= self._most_in_flight:
                 return
             request = requests.get(wanted.curve_key)
-            if request is None or wanted in self._in_flight or _is_solved(snapshot, wanted):
-                continue
-            self._in_flight[wanted] = self._pool.submit(self._solve, request, wanted.shape)
+            if request is not None and wanted not in self._in_flight:
+                self._in_flight[wanted] = self._pool.submit(self._solve, request, wanted.shape)
 
     def finished(self, now_s: float) -> tuple[Command, ...]:
         """The points solved since the last call, as commands for the next tick.
@@ -67,20 +65,3 @@ class CurveBuilder:
             else CurveSolved(wanted.curve_key, wanted.shape, answer)
         )
         return Command(f"curve/{wanted.curve_key}/{wanted.shape}", now_s, solved, actor="solver")
-
-
-def _waves(snapshot: Snapshot, missed: Iterable[WantedShape]) -> Iterator[WantedShape]:
-    sizes = node_sizes(snapshot)
-    jobs = [job for job in snapshot.jobs.values() if job.spec.has_profile and not job.is_ended]
-    flavors = [(job, gpu) for job in jobs for gpu in sorted(sizes) if job.spec.gpu in ("", gpu)]
-    for job, gpu in flavors:
-        yield WantedShape(job.spec.curve_key, packed(gpu, job.spec.min_gpus, sizes[gpu]))
-    yield from missed
-    for job, gpu in flavors:
-        for count in canonical_counts(job.spec.min_gpus, job.spec.max_gpus, sizes[gpu]):
-            yield WantedShape(job.spec.curve_key, packed(gpu, count, sizes[gpu]))
-
-
-def _is_solved(snapshot: Snapshot, wanted: WantedShape) -> bool:
-    curve = snapshot.curves.get(wanted.curve_key)
-    return curve is not None and curve.is_solved(wanted.shape)
