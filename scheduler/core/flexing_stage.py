@@ -10,6 +10,16 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import Reason, ReasonCode
 
+_WHY_LESS = {
+    ReasonCode.MAKES_ROOM: "a waiting job needs the room",
+    ReasonCode.GAIN: "the GPUs gain more elsewhere",
+    ReasonCode.RANGE_CHANGED: "its owner lowered its maximum",
+}
+_WHY_MORE = {
+    ReasonCode.GAIN: "GPUs are free and gain most here",
+    ReasonCode.RANGE_CHANGED: "its owner raised its minimum",
+}
+
 
 def flex(course: Course) -> None:
     """Give waiting jobs the room that was reserved for them, at every tick; where nobody waits for room, move
@@ -64,8 +74,7 @@ def _shrink(course: Course, job: Job, count: int, code: ReasonCode = ReasonCode.
         return
     gpus, plan = target
     given_up = gpu_sets.minus(job.allocation.target, gpus)
-    detail = f"shrinks from {job.allocation.target_gpus} to {gpu_sets.count(gpus)} GPUs as {plan.summary()}"
-    course.take(ResizeJob(job.id, gpus, plan, course.leave_by_s(given_up), Reason(code, detail)))
+    course.take(ResizeJob(job.id, gpus, plan, course.leave_by_s(given_up), Reason(code, _WHY_LESS[code])))
     course.touched.add(job.id)
 
 
@@ -75,7 +84,6 @@ def _grow(course: Course, job: Job, count: int, code: ReasonCode = ReasonCode.GA
     if target is None:
         return
     gpus, plan = target
-    detail = f"grows from {present} to {gpu_sets.count(gpus)} GPUs as {plan.summary()}"
     leave_by_s = course.now_s + course.settings.leave_grace_s
-    course.take(ResizeJob(job.id, gpus, plan, leave_by_s, Reason(code, detail)))
+    course.take(ResizeJob(job.id, gpus, plan, leave_by_s, Reason(code, _WHY_MORE[code])))
     course.touched.add(job.id)

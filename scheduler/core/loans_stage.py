@@ -21,7 +21,7 @@ def return_empty_nodes(course: Course) -> None:
 
 
 def lend_or_recall(course: Course) -> None:
-    """Recall at every tick, lend at full passes only. A drained or cordoned lent node goes home too."""
+    """Recall, and cancel recalls, at every tick; lend at full passes only."""
     for pool in course.draft.base.pools.values():
         if pool.kind is not PoolKind.INFERENCE:
             continue
@@ -30,8 +30,10 @@ def lend_or_recall(course: Course) -> None:
         standing = [loan for loan in live if loan.state in (LoanState.OFFERED, LoanState.ACTIVE)]
         if len(standing) > target.nodes:
             _recall(course, pool, target, len(standing) - target.nodes)
-        elif course.full_pass and target.may_grow and len(standing) < target.nodes:
-            _extend(course, pool, target, live, target.nodes - len(standing))
+        elif target.may_grow:
+            kept = _cancel_recalls(course, target, live, target.nodes - len(standing))
+            if course.full_pass:
+                _lend(course, pool, target, target.nodes - len(standing) - kept)
 
 
 def _recall(course: Course, pool: Pool, target: LendingTarget, count: int) -> None:
@@ -44,16 +46,21 @@ def _recall(course: Course, pool: Pool, target: LendingTarget, count: int) -> No
             course.take(RecallNode(node, return_by_s, reason))
 
 
-def _extend(course: Course, pool: Pool, target: LendingTarget, live: list[Loan], count: int) -> None:
-    """First keep nodes that are on their way home and still hold jobs, then lend idle ones by name."""
-    on_loan = {loan.node for loan in live if loan.is_live}
-    kept = [loan.node for loan in live if loan.state is LoanState.RECALLED][:count]
-    for node in kept:
+def _cancel_recalls(course: Course, target: LendingTarget, live: list[Loan], count: int) -> int:
+    """Keep up to `count` nodes that are on their way home and still hold jobs."""
+    leaving = [loan.node for loan in live if loan.state is LoanState.RECALLED and course.draft.users(loan.node)]
+    for node in leaving[:count]:
         course.take(CancelRecall(node, Reason(ReasonCode.FORECAST_FELL, target.reason.detail, target.reason.numbers)))
+    return len(leaving[:count])
+
+
+def _lend(course: Course, pool: Pool, target: LendingTarget, count: int) -> None:
+    """Lend up to `count` more nodes, those that inference uses least."""
+    on_loan = {loan.node for loan in course.draft.loans.values() if loan.is_live}
     idle = [node for node in course.draft.base.nodes.values() if node.name not in on_loan and _lendable(node, pool)]
     idle.sort(key=lambda node: (node.inference_gpus, node.name))
-    for spare in idle[: count - len(kept)]:
-        course.take(LendNode(spare.name, target.reason))
+    for node in idle[: max(0, count)]:
+        course.take(LendNode(node.name, target.reason))
 
 
 def _lendable(node: Node, pool: Pool) -> bool:

@@ -1,0 +1,160 @@
+"""A stage for golden scenarios: a few words in, the events of real ticks on a simulated world out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+from scheduler.domain.command import (
+    AddNode,
+    CancelJob,
+    Command,
+    CommandBody,
+    CordonNode,
+    CreatePool,
+    CurveSolved,
+    ForecastMade,
+    PauseLending,
+    RecallAll,
+    ReportDemand,
+    ResumeJob,
+    ResumeLending,
+    ScaleJob,
+    SubmitJob,
+    SuspendJob,
+)
+from scheduler.domain.event import Event
+from scheduler.domain.fleet import LendingPolicy
+from scheduler.domain.forecast import Forecast
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.job import CheckpointSpec, JobSpec
+from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.executors.simulated import SimulatedExecutor
+from scheduler.executors.simulated_delays import Delays
+from scheduler.policies.policy_set import policy_set
+from scheduler.runtime.clock import ManualClock
+from scheduler.runtime.reconciler import tick
+from scheduler.store.memory import MemoryStore
+from tests.builders import GPU, a_fleet
+
+Words = list[str]
+
+
+class Stage:
+    """Plays a scenario line by line. `run N` lets N seconds pass; every other line happens now."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self._clock = ManualClock()
+        self._store = MemoryStore()
+        lease = self._store.acquire("golden", now_s=0.0, ttl_s=float("inf"))
+        assert lease is not None
+        self._epoch = lease.epoch
+        self._policies = policy_set("ebbtide")
+        self._executor = SimulatedExecutor(())
+        self._ticks = 0
+        self._sent = 0
+
+    def play(self, line: str) -> None:
+        verb, *words = shlex.split(line)
+        verbs: dict[str, Callable[[Words], None]] = {
+            "fleet": self._fleet,
+            "policy": self._policy,
+            "demand": self._demand,
+            "forecast": self._forecast,
+            "submit": self._submit,
+            "burst": self._burst,
+            "solve": self._solve,
+            "scale": lambda w: self._send(ScaleJob(w[0], *(int(n) for n in w[1].split("..")))),
+            "cancel": lambda w: self._send(CancelJob(w[0])),
+            "suspend": lambda w: self._send(SuspendJob(w[0])),
+            "resume": lambda w: self._send(ResumeJob(w[0])),
+            "drain": lambda w: self._send(CordonNode(w[0], drain=True)),
+            "pause-lending": lambda w: self._send(PauseLending()),
+            "resume-lending": lambda w: self._send(ResumeLending()),
+            "recall-all": lambda w: self._send(RecallAll()),
+            "node-down": lambda w: self._executor.node_down(w[0]),
+            "node-up": lambda w: self._executor.node_up(w[0]),
+            "crash": lambda w: self._expect(self._executor.crash(w[0])),
+            "slow-save": lambda w: self._expect(self._executor.slow_save(w[0], float(w[1]))),
+            "run": self._run,
+        }
+        verbs[verb](words)
+
+    def _fleet(self, words: Words) -> None:
+        sizes = {name: [int(n) for n in size.split("x")] for name, size in (word.split("=") for word in words)}
+        (training, per_node), (inference, _) = sizes["training"], sizes["inference"]
+        lending = LendingPolicy(return_deadline_s=300.0, cold_start_s=300.0, headroom=0.0)
+        pools, nodes = a_fleet(training=training, inference=inference, gpus_per_node=per_node, lending=lending)
+        self._executor = SimulatedExecutor(nodes.values(), delays=Delays(drain_s=20.0))
+        for pool in pools.values():
+            self._send(CreatePool(pool))
+        for node in nodes.values():
+            self._send(AddNode(node))
+
+    def _policy(self, words: Words) -> None:
+        self._policies = policy_set(words[0])
+
+    def _demand(self, words: Words) -> None:
+        self._executor.set_demand(words[0], float(words[1]))
+        self._send(ReportDemand(words[0], float(words[1])))
+
+    def _forecast(self, words: Words) -> None:
+        forecast = Forecast(self._clock.now_s(), 600.0, (0.999,), (float(words[1]),), "scripted")
+        self._send(ForecastMade(words[0], forecast))
+
+    def _submit(self, words: Words) -> None:
+        least, most = (int(n) for n in words[1].split(".."))
+        given = dict(word.split("=") for word in words[2:])
+        spec = JobSpec(
+            name=words[0],
+            min_gpus=least,
+            max_gpus=most,
+            steps=int(given.get("gpu-seconds", "0")),
+            model=given.get("model", ""),
+            global_batch=8 if "model" in given else 0,
+            checkpoint=CheckpointSpec(interval_s=float(given.get("checkpoint-every", "900"))),
+        )
+        self._send(SubmitJob(words[0], spec))
+
+    def _burst(self, words: Words) -> None:
+        for number in range(int(words[0])):
+            self._submit([f"burst-{number:03d}", *words[1:]])
+
+    def _solve(self, words: Words) -> None:
+        """`solve KEY GPUS [too-big]`: one point of a curve arrives from the solver."""
+        shape = GpuShape.packed(GPU, int(words[1]), 4)
+        plan = None if words[2:] == ["too-big"] else data_parallel_plan(GPU, int(words[1]))
+        why = "" if plan else f"needs 94.1 GB of 80.0 GB per GPU on {words[1]} GPUs"
+        self._send(CurveSolved(words[0], shape, plan, why))
+
+    def _expect(self, happened: bool) -> None:
+        assert happened, "the scenario asks for a fault of a run that does not exist"
+
+    def _send(self, body: CommandBody) -> None:
+        self._sent += 1
+        self._store.send(Command(f"golden-{self._sent}", self._clock.now_s(), body))
+
+    def _run(self, words: Words) -> None:
+        until_s = self._clock.now_s() + float(words[0])
+        wake_s = self._clock.now_s()
+        while wake_s <= until_s:
+            self._clock.move_to(wake_s)
+            self._executor.advance_to(wake_s)
+            wake_s = max(self._tick(), self._clock.now_s())
+        self._clock.move_to(until_s)
+        self._executor.advance_to(until_s)
+
+    def _tick(self) -> float:
+        report = tick(self._store, self._executor, self._clock, self._policies, epoch=self._epoch)
+        self._ticks += 1
+        assert self._ticks < 5_000, "the scenario does not come to rest"
+        assert not report.violations, report.violations
+        self.told.extend(_line(event) for event in report.events)
+        if self._store.inbox_size():
+            return self._clock.now_s()
+        return min(report.next_wake_s, self._executor.next_event_s())
+
+
+def _line(event: Event) -> str:
+    return f"{event.at_s:6.0f}  {event.code:<20} {event.subject:<10} {event.message}"
