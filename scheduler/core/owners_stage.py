@@ -20,12 +20,12 @@ def honour_owners(course: Course) -> None:
         leave_by_s = course.leave_by_s(job.allocation.target)
         if job.intent is Intent.CANCEL:
             course.take(StopJob(job.id, course.now_s, Reason(ReasonCode.OWNER_ASKED, "cancelled by its owner")))
-        elif job.intent is Intent.SUSPEND and job.state is not JobState.SUSPENDED:
-            reason = Reason(ReasonCode.OWNER_ASKED, "suspended by its owner")
-            course.take(SuspendRun(job.id, leave_by_s, reason))
         elif _ran_too_long(course, job):
             detail = f"it has run longer than maxRunTime, {job.spec.run_time_s_max:.0f} s"
             course.take(StopJob(job.id, leave_by_s, Reason(ReasonCode.RUN_TIME_EXCEEDED, detail)))
+        elif job.intent is Intent.SUSPEND and job.state is not JobState.SUSPENDED:
+            reason = Reason(ReasonCode.OWNER_ASKED, "suspended by its owner")
+            course.take(SuspendRun(job.id, leave_by_s, reason))
         elif job.state is JobState.QUEUED and (why := _never_feasible(course, job)):
             course.take(RejectJob(job.id, Reason(ReasonCode.NO_FEASIBLE_PLAN, why)))
         elif job.state is JobState.PLANNING:
@@ -37,7 +37,7 @@ def honour_owners(course: Course) -> None:
 
 def _ran_too_long(course: Course, job: Job) -> bool:
     limit_s, started_s = job.spec.run_time_s_max, job.account.first_started_at_s
-    return limit_s is not None and started_s is not None and job.is_placed and course.now_s - started_s > limit_s
+    return limit_s is not None and started_s is not None and course.now_s - started_s > limit_s
 
 
 def _never_feasible(course: Course, job: Job) -> str:

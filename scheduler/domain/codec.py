@@ -7,7 +7,7 @@ members of a union objects with a `kind`. Infinite floats are written as strings
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache, reduce
@@ -16,6 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_AS_THEY_ARE = frozenset({NoneType, bool, int, str})
 
 
 class CodecError(ValueError):
@@ -29,25 +30,25 @@ def encode(value: object) -> Any:
 
 def encode_as(hint: Any, value: Any) -> Any:
     """As `encode`, for any type hint: a union such as `Decision`, for example."""
-    if value is None or isinstance(value, bool):
+    kind = type(value)
+    if kind in _AS_THEY_ARE:
         return value
-    if isinstance(value, Enum):
-        return value.value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, int | str):
-        return value
+    if isinstance(value, Enum):
+        return value.value
     hint = _without_none(hint)
-    if is_dataclass(value):
-        hints = _hints(value.__class__)
-        document = {name: encode_as(inner, getattr(value, name)) for name, inner in hints.items()}
-        return {"kind": type(value).__name__, **document} if _members(hint) else document
+    if is_dataclass(kind):
+        document = {name: encode_as(inner, getattr(value, name)) for name, inner in _hints(kind).items()}
+        return {"kind": kind.__name__, **document} if _members(hint) else document
     if isinstance(value, tuple):
         return [encode_as(_item_hint(hint, at), item) for at, item in enumerate(value)]
     if isinstance(value, Mapping):
-        key_hint, item_hint = get_args(hint)
+        key_hint, item_hint = _arguments(hint)
         pairs = [(encode_as(key_hint, key), encode_as(item_hint, item)) for key, item in value.items()]
         return dict(pairs) if key_hint is str else [list(pair) for pair in pairs]
+    if isinstance(value, int | str):
+        return value
     raise TypeError(f"the codec has no form for {type(value).__name__}")
 
 
@@ -67,18 +68,19 @@ def decode_as(hint: Any, document: Any) -> Any:
 
 
 def _decode(hint: Any, document: Any, path: str) -> Any:
-    if hint is Any:
-        return document
-    if get_origin(hint) in (Union, UnionType):
-        return _decode_union(hint, document, path)
-    if is_dataclass(hint):
-        return _decode_dataclass(hint, document, path)
+    return _decoder(hint)(hint, document, path)
+
+
+@cache
+def _decoder(hint: Any) -> Callable[[Any, Any, str], Any]:
     origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return _decode_union
+    if is_dataclass(hint):
+        return _decode_dataclass
     if origin is tuple:
-        return _decode_tuple(hint, document, path)
-    if origin is not None and issubclass(origin, Mapping):
-        return _decode_mapping(hint, document, path)
-    return _decode_scalar(hint, document, path)
+        return _decode_tuple
+    return _decode_mapping if isinstance(origin, type) and issubclass(origin, Mapping) else _decode_scalar
 
 
 def _decode_union(hint: Any, document: Any, path: str) -> Any:
@@ -112,14 +114,14 @@ def _decode_dataclass(hint: Any, document: Any, path: str) -> Any:
 
 def _decode_tuple(hint: Any, document: Any, path: str) -> tuple[Any, ...]:
     _expect(document, list, path)
-    arguments = get_args(hint)
+    arguments = _arguments(hint)
     if Ellipsis not in arguments and len(document) != len(arguments):
         raise CodecError(f"{path}: expected {len(arguments)} items, got {len(document)}")
     return tuple(_decode(_item_hint(hint, at), item, f"{path}[{at}]") for at, item in enumerate(document))
 
 
 def _decode_mapping(hint: Any, document: Any, path: str) -> Any:
-    key_hint, item_hint = get_args(hint)
+    key_hint, item_hint = _arguments(hint)
     if key_hint is str:
         _expect(document, dict, path)
         return {key: _decode(item_hint, item, f"{path}.{key}") for key, item in document.items()}
@@ -160,10 +162,11 @@ def _expect(document: Any, kind: type, path: str) -> None:
 
 
 def _item_hint(hint: Any, at: int) -> Any:
-    arguments = get_args(hint)
+    arguments = _arguments(hint)
     return arguments[0] if len(arguments) == 2 and arguments[1] is Ellipsis else arguments[at]
 
 
+@cache
 def _without_none(hint: Any) -> Any:
     if get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint):
         rest = tuple(member for member in get_args(hint) if member is not NoneType)
@@ -171,12 +174,18 @@ def _without_none(hint: Any) -> Any:
     return hint
 
 
+@cache
 def _members(hint: Any) -> dict[str, Any]:
     """The dataclasses of a union of several, by name; empty for any other hint."""
     if get_origin(hint) not in (Union, UnionType):
         return {}
     members = [member for member in get_args(hint) if is_dataclass(member)]
     return {member.__name__: member for member in members if isinstance(member, type)} if len(members) > 1 else {}
+
+
+@cache
+def _arguments(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint)
 
 
 @cache

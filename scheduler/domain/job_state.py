@@ -36,6 +36,7 @@ JOB_EDGES: dict[tuple[JobState, JobState], str] = {
     (_S.PLANNING, _S.CANCELLED): "cancelled by its owner",
     (_S.QUEUED, _S.PLANNING): "its GPU range changed to one that is not solved",
     (_S.QUEUED, _S.STARTING): "it was given GPUs",
+    (_S.QUEUED, _S.SUCCEEDED): "workers that were told to leave had finished",
     (_S.QUEUED, _S.FAILED): "no plan fits any GPU of the fleet",
     (_S.QUEUED, _S.SUSPENDED): "suspended by its owner",
     (_S.QUEUED, _S.CANCELLED): "cancelled by its owner",
