@@ -68,7 +68,7 @@ class StoredDecision:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who may commit. `epoch` grows with every change of holder."""
+    """Who may commit. `epoch` grows with every change of holder, so holders need names that are never used again."""
 
     holder: str
     epoch: int
@@ -103,6 +103,9 @@ class Store(Protocol):
 
     def acquire(self, holder: str, *, now_s: float, ttl_s: float) -> Lease | None:
         """Take or renew the lease; None while another holder's has not expired."""
+
+    def lease(self) -> Lease | None:
+        """Who holds the lease, expired or not; None where nobody does. Takes nothing."""
 
     def release(self, holder: str) -> None:
         """Give the lease up at once, if `holder` has it."""

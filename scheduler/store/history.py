@@ -1,0 +1,78 @@
+"""History in the database: what a commit appends, and the rows as domain values again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, Table, bindparam, insert, select, update
+
+from scheduler.domain.codec import decode, decode_as, encode, encode_as
+from scheduler.domain.decision import Decision
+from scheduler.domain.event import Event
+from scheduler.domain.fleet import DemandReading
+from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
+from scheduler.store.tables import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX, READINGS, EndedColumns
+
+AnyRow = Row[*tuple[Any, ...]]
+_CONSUME = (
+    update(INBOX)
+    .where(INBOX.c.id == bindparam("command_id"), INBOX.c.consumed_at_generation.is_(None))
+    .values(consumed_at_generation=bindparam("at_generation"))
+)
+
+
+def appended(commit: Commit) -> list[tuple[Table[Any], list[dict[str, Any]]]]:
+    """The rows that a commit appends, by table."""
+    generation, now_s = commit.snapshot.generation, commit.snapshot.now_s
+    events = [{"at_s": event.at_s, "subject": event.subject, "body": encode(event)} for event in commit.events]
+    decisions = [{"at_s": now_s, "body": encode_as(Decision, decision)} for decision in commit.decisions]
+    jobs = [{"id": job.id, "body": encode(job)} for job in commit.ended_jobs]
+    loans = [{"id": loan.id, "body": encode(loan)} for loan in commit.ended_loans]
+    readings = [{"pool": pool, **encode(reading)} for pool, reading in commit.readings]
+    of_generation = ((EVENTS, events), (DECISIONS, decisions), (ENDED_JOBS, jobs), (ENDED_LOANS, loans))
+    logs = [(table, [{"generation": generation, **row} for row in rows]) for table, rows in of_generation]
+    return [*logs, (READINGS, readings)]
+
+
+def append(connection: Connection, table: Table[Any], rows: list[dict[str, Any]]) -> None:
+    if rows:
+        connection.execute(insert(table), rows)
+
+
+def consume(connection: Connection, ids: tuple[str, ...], *, at_generation: int) -> None:
+    """Mark commands of the inbox as done with. Their ids stay taken."""
+    if ids:
+        connection.execute(_CONSUME, [{"command_id": each, "at_generation": at_generation} for each in ids])
+
+
+def select_events(page: Page, subject: str) -> Select[*tuple[Any, ...]]:
+    query = select(EVENTS).where(EVENTS.c.number > page.after)
+    if subject:
+        query = query.where(EVENTS.c.subject == subject)
+    return query.order_by(EVENTS.c.number).limit(page.limit)
+
+
+def stored_event(row: AnyRow) -> StoredEvent:
+    return StoredEvent(row.number, row.generation, decode(Event, row.body))
+
+
+def select_decisions(page: Page) -> Select[*tuple[Any, ...]]:
+    query = select(DECISIONS).where(DECISIONS.c.number > page.after)
+    return query.order_by(DECISIONS.c.number).limit(page.limit)
+
+
+def stored_decision(row: AnyRow) -> StoredDecision:
+    return StoredDecision(row.number, row.generation, row.at_s, decode_as(Decision, row.body))
+
+
+def select_readings(pool: str, since_s: float) -> Select[*tuple[Any, ...]]:
+    query = select(READINGS).where(READINGS.c.pool == pool, READINGS.c.at_s >= since_s)
+    return query.order_by(READINGS.c.at_s, READINGS.c.number)
+
+
+def reading(row: AnyRow) -> DemandReading:
+    return DemandReading(row.at_s, row.gpus, row.asked_gpus)
+
+
+def select_ended(table: Table[EndedColumns], *, limit: int) -> Select[*tuple[Any, ...]]:
+    return select(table).order_by(table.c.number.desc()).limit(limit)

@@ -1,0 +1,132 @@
+"""SqlStore: the store in a SQL database. One process commits; any number of them read and send.
+
+Every writing transaction begins with a write, so that it queues for its turn at once and never works on old facts.
+Rows are built before a transaction opens, and decoded after it has closed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Select, func, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from scheduler.domain.codec import decode, encode
+from scheduler.domain.command import Command
+from scheduler.domain.fleet import DemandReading
+from scheduler.domain.job import Job
+from scheduler.domain.loan import Loan
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store import history, leadership, live_state
+from scheduler.store.engine import StoreError, for_reading, open_engine
+from scheduler.store.migrate import require_head
+from scheduler.store.protocol import Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
+from scheduler.store.tables import ENDED_JOBS, ENDED_LOANS, INBOX
+
+_WAITING = select(INBOX).where(INBOX.c.consumed_at_generation.is_(None)).order_by(INBOX.c.number)
+_WAITING_COUNT = select(func.count()).select_from(INBOX).where(INBOX.c.consumed_at_generation.is_(None))
+
+
+class SqlStore:
+    """Safe to use from several threads and processes at once.
+
+    Args:
+        url: a SQLAlchemy URL; the database has to be migrated already.
+        tombstones_kept: for how many generations the removal of a record stays on file. A reader that lags
+            further behind reads everything again.
+
+    Raises:
+        StoreError: the database cannot be opened, or has to be migrated.
+    """
+
+    def __init__(self, url: str, *, tombstones_kept: int = 1000) -> None:
+        self._engine = open_engine(url)
+        try:
+            require_head(self._engine)
+        except StoreError:
+            self._engine.dispose()
+            raise
+        self._reading = for_reading(self._engine)
+        self._tombstones_kept = tombstones_kept
+        self._lock = threading.Lock()
+        self._newest = Snapshot()  # guarded by the lock: the newest snapshot that this process read or wrote
+
+    def load(self) -> Loaded:
+        with self._lock:
+            with self._reading.begin() as connection:
+                newer = live_state.fetch_newer(connection, self._newest)
+                waiting = connection.execute(_WAITING).all()
+            self._newest = snapshot = live_state.refresh(newer)
+        return Loaded(snapshot, tuple(decode(Command, row.body) for row in waiting))
+
+    def commit(self, commit: Commit) -> None:
+        generation = commit.snapshot.generation
+        assert generation == commit.previous.generation + 1, "a commit moves on by one generation"
+        changes, appended = live_state.changes(commit.previous, commit.snapshot), history.appended(commit)
+        with self._engine.begin() as connection:
+            leadership.fence(connection, commit.epoch)
+            live_state.advance(connection, commit.previous, commit.snapshot)
+            for table, rows in changes:
+                live_state.replace_rows(connection, table, rows)
+            history.consume(connection, commit.consumed, at_generation=generation)
+            for table, rows in appended:
+                history.append(connection, table, rows)
+            if generation % self._tombstones_kept == 0:
+                live_state.sweep(connection, up_to_generation=generation - self._tombstones_kept)
+        with self._lock:
+            if self._newest.generation <= generation:
+                self._newest = commit.snapshot
+
+    def send(self, command: Command) -> bool:
+        row = {"id": command.id, "body": encode(command)}
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(insert(INBOX), row)
+        except IntegrityError:  # the only constraint that a row can break is that its id is new
+            return False
+        return True
+
+    def inbox_size(self) -> int:
+        with self._reading.begin() as connection:
+            return connection.execute(_WAITING_COUNT).scalar_one()
+
+    def acquire(self, holder: str, *, now_s: float, ttl_s: float) -> Lease | None:
+        assert holder, "the lease needs a holder with a name"
+        with self._engine.begin() as connection:
+            return leadership.acquire_lease(connection, holder, now_s=now_s, expires_at_s=now_s + ttl_s)
+
+    def lease(self) -> Lease | None:
+        with self._reading.begin() as connection:
+            return leadership.read_lease(connection)
+
+    def release(self, holder: str) -> None:
+        with self._engine.begin() as connection:
+            leadership.release_lease(connection, holder)
+
+    def events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
+        return tuple(map(history.stored_event, self._rows(history.select_events(page, subject))))
+
+    def decisions(self, page: Page) -> tuple[StoredDecision, ...]:
+        return tuple(map(history.stored_decision, self._rows(history.select_decisions(page))))
+
+    def ended_job(self, job_id: str) -> Job | None:
+        of_job = history.select_ended(ENDED_JOBS, limit=1).where(ENDED_JOBS.c.id == job_id)
+        return next((decode(Job, row.body) for row in self._rows(of_job)), None)
+
+    def ended_jobs(self, *, limit: int) -> tuple[Job, ...]:
+        return tuple(decode(Job, row.body) for row in self._rows(history.select_ended(ENDED_JOBS, limit=limit)))
+
+    def ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
+        return tuple(decode(Loan, row.body) for row in self._rows(history.select_ended(ENDED_LOANS, limit=limit)))
+
+    def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
+        return tuple(map(history.reading, self._rows(history.select_readings(pool, since_s))))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _rows(self, query: Select[*tuple[Any, ...]]) -> Sequence[history.AnyRow]:
+        with self._reading.begin() as connection:
+            return connection.execute(query).all()

@@ -1,0 +1,113 @@
+"""The tables of SqlStore, in types that every dialect of SQLAlchemy knows.
+
+Live state has one table a mapping of the snapshot: key, JSON body, and the generation of the snapshot that wrote
+the row, so that a reader fetches only what is newer than what it has. A row without a body is a tombstone: the
+record is gone as of that generation. History tables only ever grow, in order of `number`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Column, Double, Index, MetaData, Named, String, Table, TypedColumns
+
+METADATA = MetaData(
+    naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s"},
+)
+ONLY_ROW = 1
+
+
+class StateColumns(TypedColumns):
+    """One row: all of the snapshot that is no mapping. Tombstones up to `swept_generation` have been removed."""
+
+    id: Named[int] = Column(primary_key=True, autoincrement=False)
+    generation: Named[int] = Column(BigInteger)
+    swept_generation: Named[int] = Column(BigInteger)
+    now_s: Named[float] = Column(Double)
+    full_pass_at_s: Named[float] = Column(Double)
+    switches: Named[Any] = Column(JSON, nullable=False)
+
+
+class LeaseColumns(TypedColumns):
+    """One row. Nobody holds the lease while `holder` is empty."""
+
+    id: Named[int] = Column(primary_key=True, autoincrement=False)
+    holder: Named[str] = Column(String)
+    epoch: Named[int] = Column(BigInteger)
+    expires_at_s: Named[float] = Column(Double)
+
+
+class RecordColumns(TypedColumns):
+    key: Named[str] = Column(String, primary_key=True)
+    generation: Named[int] = Column(BigInteger, index=True)
+    body: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+
+
+class CurvePointColumns(TypedColumns):
+    """One solved point a row. `shape` is the GpuShape as JSON, empty for a curve that has no points."""
+
+    curve_key: Named[str] = Column(String, primary_key=True)
+    shape: Named[str] = Column(String, primary_key=True)
+    generation: Named[int] = Column(BigInteger, index=True)
+    body: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+
+
+class InboxColumns(TypedColumns):
+    """Consumed commands stay, because an id is taken once for ever."""
+
+    number: Named[int] = Column(primary_key=True)
+    id: Named[str] = Column(String, unique=True, index=True)
+    consumed_at_generation: Named[int | None] = Column(BigInteger, index=True)
+    body: Named[Any] = Column(JSON, nullable=False)
+
+
+class EventColumns(TypedColumns):
+    number: Named[int] = Column(primary_key=True)
+    generation: Named[int] = Column(BigInteger)
+    at_s: Named[float] = Column(Double)
+    subject: Named[str] = Column(String)
+    body: Named[Any] = Column(JSON, nullable=False)
+
+
+class DecisionColumns(TypedColumns):
+    number: Named[int] = Column(primary_key=True)
+    generation: Named[int] = Column(BigInteger)
+    at_s: Named[float] = Column(Double)
+    body: Named[Any] = Column(JSON, nullable=False)
+
+
+class EndedColumns(TypedColumns):
+    number: Named[int] = Column(primary_key=True)
+    id: Named[str] = Column(String, index=True)
+    generation: Named[int] = Column(BigInteger)
+    body: Named[Any] = Column(JSON, nullable=False)
+
+
+class ReadingColumns(TypedColumns):
+    number: Named[int] = Column(primary_key=True)
+    pool: Named[str] = Column(String)
+    at_s: Named[float] = Column(Double)
+    gpus: Named[float] = Column(Double)
+    asked_gpus: Named[float] = Column(Double)
+
+
+STATE = Table("state", METADATA, StateColumns)
+LEASE = Table("lease", METADATA, LeaseColumns)
+
+POOLS = Table("pools", METADATA, RecordColumns)
+NODES = Table("nodes", METADATA, RecordColumns)
+JOBS = Table("jobs", METADATA, RecordColumns)
+LOANS = Table("loans", METADATA, RecordColumns)
+DEMAND = Table("demand", METADATA, RecordColumns)
+FORECASTS = Table("forecasts", METADATA, RecordColumns)
+CURVE_POINTS = Table("curve_points", METADATA, CurvePointColumns)
+
+INBOX = Table("inbox", METADATA, InboxColumns)
+EVENTS = Table("events", METADATA, EventColumns)
+DECISIONS = Table("decisions", METADATA, DecisionColumns)
+ENDED_JOBS = Table("ended_jobs", METADATA, EndedColumns)
+ENDED_LOANS = Table("ended_loans", METADATA, EndedColumns)
+READINGS = Table("readings", METADATA, ReadingColumns)
+
+Index(None, EVENTS.c.subject, EVENTS.c.number)
+Index(None, READINGS.c.pool, READINGS.c.at_s)

@@ -1,0 +1,302 @@
+"""What every store promises. A third store (PostgreSQL) joins by one more branch of the `open_store` fixture."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.allocation import Allocation
+from scheduler.domain.command import CancelJob, Command, CurveSolved, ReportDemand
+from scheduler.domain.decision import LendNode, StartJob
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.fleet import Blackout, DemandReading, LendingPolicy, Node, NodeState, Pool, PoolKind
+from scheduler.domain.forecast import Forecast
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.job import Intent, Job, JobAccount, JobSpec, Progress
+from scheduler.domain.job_state import ENDED, JobState
+from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
+from scheduler.domain.snapshot import Snapshot, Switches
+from scheduler.store.memory import MemoryStore
+from scheduler.store.migrate import migrate
+from scheduler.store.protocol import Commit, ConflictError, FencedError, Page, Store
+from scheduler.store.sql import SqlStore
+
+OpenStore = Callable[[], Store]
+ONE, EIGHT = (GpuShape.packed("a100-80g", gpus, 8) for gpus in (1, 8))
+REASON = Reason(ReasonCode.GAIN, "it gains 3 h", {"gain_s": 10_800.0})
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
+    """Opens the same store at every call: for SQL another connection of what may be another process."""
+    if request.param == "memory":
+        only = MemoryStore()
+        yield lambda: only
+        return
+    url = f"sqlite:///{tmp_path / 'state.sqlite'}"
+    migrate(url)
+    opened: list[Store] = []
+
+    def open_sql() -> Store:
+        opened.append(SqlStore(url))
+        return opened[-1]
+
+    yield open_sql
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> Store:
+    return open_store()
+
+
+def _job(number: int, state: JobState) -> Job:
+    plan = data_parallel_plan("a100-80g", 2)
+    spec = JobSpec(f"j{number}", 1, 4, env={"SEED": str(number)}, command=("python", "train.py"))
+    allocation = Allocation(3, {"t0": (0, 1)}, {"i0": (2,)}, plan, leave_by_s=90.5, asked_at_generation=7)
+    account = JobAccount(waited_s=5.0, first_started_at_s=None, failures=1)
+    return Job(
+        f"job-{number}", spec, state, 1.5, 2.5, Progress(3.5, loss=0.25), account, allocation, Intent.SUSPEND, "so"
+    )
+
+
+def _filled() -> Snapshot:
+    """A snapshot with every kind of record, job state and live loan state."""
+    live = [state for state in JobState if state not in ENDED]
+    lending = LendingPolicy(blackouts=(Blackout(0.0, 3600.0),), lent_nodes_max=None, return_deadline_s=math.inf)
+    nodes = [Node(f"i{at}", "serve", "a100-80g", 8, 80 * 2**30, inference_gpus=at) for at in range(3)]
+    down = Node("t0", "train", "h100-80g", 4, 80 * 2**30, NodeState.DOWN, cordoned=True, draining=True)
+    loans = [Loan(f"l{at}", f"i{at}", "serve", s, 1.0, 2.0, 3.0 + at) for at, s in enumerate(list(LoanState)[:3])]
+    curve = ScalingCurve({ONE: data_parallel_plan("a100-80g", 1)}, {EIGHT: "needs 94.1 GB of 80 GB"})
+    return Snapshot(
+        generation=1,
+        now_s=12.5,
+        pools={"train": Pool("train", PoolKind.TRAINING), "serve": Pool("serve", PoolKind.INFERENCE, lending)},
+        nodes={node.name: node for node in (*nodes, down)},
+        jobs={f"job-{at}": _job(at, state) for at, state in enumerate(live)},
+        loans={loan.node: loan for loan in loans},
+        curves={"gpt2/batch-8/seq-1024": curve, "nothing-solved-yet": ScalingCurve()},
+        demand={"serve": DemandReading(12.0, 16.0, 20.0)},
+        forecasts={"serve": Forecast(12.0, 600.0, (0.5, 0.999), (8.0, 15.5), "seasonal")},
+        switches=Switches(lending_paused=True, resizes_frozen=True),
+        full_pass_at_s=10.0,
+    )
+
+
+def _next(previous: Snapshot, **changes: object) -> Snapshot:
+    return replace(previous, generation=previous.generation + 1, **changes)  # type: ignore[arg-type]  # any field
+
+
+def _commit(store: Store, **changes: object) -> Snapshot:
+    """Commit an otherwise unchanged snapshot, at the epoch of a lease that nobody took yet."""
+    previous = store.load().snapshot
+    snapshot = _next(previous, **changes)
+    store.commit(Commit(previous, snapshot, epoch=0))
+    return snapshot
+
+
+def _command(number: int) -> Command:
+    return Command(f"c{number}", float(number), CancelJob(f"job-{number}"), actor="alice")
+
+
+def _event(at_s: float, subject: str) -> Event:
+    return Event(at_s, EventCode.NODE_LENT, subject, "lent", {"gpus": 8.0})
+
+
+def test_a_new_store_is_empty(store: Store) -> None:
+    loaded = store.load()
+    assert (loaded.snapshot, loaded.inbox, store.inbox_size()) == (Snapshot(), (), 0)
+    assert (store.events(Page()), store.decisions(Page())) == ((), ())
+    assert (store.ended_job("job-0"), store.ended_jobs(limit=9), store.ended_loans(limit=9)) == (None, (), ())
+    assert store.readings("serve", since_s=-math.inf) == ()
+
+
+def test_a_snapshot_comes_back_as_it_was_committed(open_store: OpenStore) -> None:
+    store, filled = open_store(), _filled()
+    store.commit(Commit(Snapshot(), filled, epoch=0))
+    assert store.load().snapshot == filled
+    assert open_store().load().snapshot == filled
+
+
+def test_a_reader_sees_each_change_and_each_removal(open_store: OpenStore) -> None:
+    writer, reader = open_store(), open_store()
+    writer.commit(Commit(Snapshot(), filled := _filled(), epoch=0))
+    before = reader.load().snapshot
+    jobs = {**filled.jobs, "job-1": replace(filled.jobs["job-1"], message="new"), "job-new": _job(9, JobState.QUEUED)}
+    del jobs["job-2"]
+    curve = ScalingCurve({EIGHT: data_parallel_plan("a100-80g", 8)})
+    _commit(writer, now_s=20.0, jobs=jobs, loans={}, forecasts={}, curves={"gpt2/batch-8/seq-1024": curve})
+    after = reader.load().snapshot
+    assert after == writer.load().snapshot
+    assert (after.jobs["job-1"].message, "job-2" in after.jobs, after.loans) == ("new", False, {})
+    assert after.curves == {"gpt2/batch-8/seq-1024": curve}
+    assert after.jobs["job-0"] is before.jobs["job-0"], "what did not change stays the same object"
+
+
+def test_a_record_may_come_back_after_its_removal(open_store: OpenStore) -> None:
+    writer, reader = open_store(), open_store()
+    job = _job(0, JobState.QUEUED)
+    for jobs in ({"job-0": job}, {}, {"job-0": replace(job, message="again")}):
+        _commit(writer, jobs=jobs)
+        assert reader.load().snapshot.jobs == jobs
+    assert open_store().load().snapshot.jobs["job-0"].message == "again"
+
+
+def test_points_join_a_curve_that_has_none_and_may_change_sides(open_store: OpenStore) -> None:
+    writer, reader = open_store(), open_store()
+    plan = data_parallel_plan("a100-80g", 1)
+    for curve in (ScalingCurve(), ScalingCurve({ONE: plan}), ScalingCurve({}, {ONE: "no"}), ScalingCurve()):
+        _commit(writer, curves={"c": curve})
+        assert reader.load().snapshot.curves == {"c": curve}
+    _commit(writer, curves={})
+    assert reader.load().snapshot.curves == {}
+
+
+def test_the_second_of_two_commits_on_one_generation_conflicts_and_writes_nothing(open_store: OpenStore) -> None:
+    first, second = open_store(), open_store()
+    previous = second.load().snapshot
+    winner = _commit(first, now_s=1.0)
+    second.send(_command(1))
+    loser = _next(previous, now_s=2.0, pools={"train": Pool("train", PoolKind.TRAINING)})
+    with pytest.raises(ConflictError):
+        second.commit(Commit(previous, loser, epoch=0, consumed=("c1",), events=(_event(2.0, "i0"),)))
+    assert second.load().snapshot == winner
+    assert (second.inbox_size(), second.events(Page())) == (1, ())
+
+
+def test_a_leader_that_lost_its_lease_is_fenced_even_before_it_conflicts(open_store: OpenStore) -> None:
+    old, new = open_store(), open_store()
+    lease = old.acquire("old", now_s=0.0, ttl_s=10.0)
+    assert lease is not None
+    previous = old.load().snapshot
+    taken = new.acquire("new", now_s=11.0, ttl_s=10.0)
+    assert taken is not None
+    new.commit(Commit(previous, _next(previous, now_s=11.0), epoch=taken.epoch))
+    with pytest.raises(FencedError):
+        old.commit(Commit(previous, _next(previous, now_s=12.0), epoch=lease.epoch))
+    assert old.load().snapshot.now_s == 11.0
+
+
+def test_the_lease_is_held_renewed_expired_and_released(open_store: OpenStore) -> None:
+    a, b = open_store(), open_store()
+    first = a.acquire("a", now_s=0.0, ttl_s=10.0)
+    assert first is not None
+    assert (first.holder, first.expires_at_s) == ("a", 10.0)
+    assert b.acquire("b", now_s=9.9, ttl_s=10.0) is None
+    renewed = a.acquire("a", now_s=5.0, ttl_s=10.0)
+    assert renewed == replace(first, expires_at_s=15.0), "a renewal keeps the epoch"
+    assert b.acquire("b", now_s=14.9, ttl_s=10.0) is None
+    second = b.acquire("b", now_s=15.0, ttl_s=10.0)
+    assert second is not None
+    assert second.epoch > first.epoch
+    assert a.lease() == b.lease(), "anybody can see who leads"
+    a.release("a")
+    assert a.acquire("a", now_s=16.0, ttl_s=10.0) is None, "only the holder can release"
+    b.release("b")
+    assert a.lease() is None
+    third = a.acquire("a", now_s=16.0, ttl_s=10.0)
+    assert third is not None
+    assert third.epoch > second.epoch
+
+
+def test_a_leader_that_released_its_lease_commits_nothing_more(store: Store) -> None:
+    lease = store.acquire("a", now_s=0.0, ttl_s=10.0)
+    assert lease is not None
+    store.release("a")
+    with pytest.raises(FencedError):
+        store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=lease.epoch))
+
+
+def test_commands_wait_in_order_of_arrival_until_they_are_consumed(open_store: OpenStore) -> None:
+    writer, sender = open_store(), open_store()
+    bodies = (ReportDemand("serve", 12.0), CurveSolved("c", EIGHT, data_parallel_plan("a100-80g", 8)))
+    commands = (_command(3), Command("c2", 2.0, bodies[0]), Command("c1", 1.0, bodies[1]))
+    assert [sender.send(command) for command in commands] == [True, True, True]
+    assert (writer.load().inbox, writer.inbox_size()) == (commands, 3)
+    previous = writer.load().snapshot
+    writer.commit(Commit(previous, _next(previous), epoch=0, consumed=("c3", "c1", "never-sent")))
+    assert (sender.load().inbox, sender.inbox_size()) == ((commands[1],), 1)
+
+
+def test_the_inbox_takes_each_id_once_for_ever(store: Store) -> None:
+    assert store.send(_command(1))
+    assert not store.send(replace(_command(1), actor="bob"))
+    assert store.load().inbox == (_command(1),)
+    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, consumed=("c1",)))
+    assert not store.send(_command(1))
+    assert store.load().inbox == ()
+
+
+def test_events_are_numbered_paged_and_found_by_subject(store: Store) -> None:
+    previous = Snapshot()
+    for tick in range(3):
+        snapshot = _next(previous, now_s=float(tick))
+        store.commit(Commit(previous, snapshot, epoch=0, events=(_event(tick, "i0"), _event(tick, "i1"))))
+        previous = snapshot
+    first = store.events(Page(limit=4))
+    rest = store.events(Page(after=first[-1].number, limit=4))
+    numbers = [stored.number for stored in (*first, *rest)]
+    assert numbers == sorted(set(numbers))
+    assert [(each.generation, each.event.subject) for each in first] == [(1, "i0"), (1, "i1"), (2, "i0"), (2, "i1")]
+    assert [each.event for each in rest] == [_event(2.0, "i0"), _event(2.0, "i1")]
+    of_one = store.events(Page(after=first[1].number, limit=1), subject="i1")
+    assert [(each.generation, each.event) for each in of_one] == [(2, _event(1.0, "i1"))]
+
+
+def test_decisions_are_kept_with_generation_and_time(store: Store) -> None:
+    decisions = (LendNode("i0", REASON), StartJob("job-0", {"t0": (0, 2)}, data_parallel_plan("a100-80g", 2), REASON))
+    store.commit(Commit(Snapshot(), _next(Snapshot(), now_s=7.5), epoch=0, decisions=decisions))
+    stored = store.decisions(Page())
+    assert [(each.generation, each.at_s, each.decision) for each in stored] == [(1, 7.5, each) for each in decisions]
+    assert store.decisions(Page(after=stored[0].number)) == stored[1:]
+    assert store.decisions(Page(limit=1)) == stored[:1]
+
+
+def test_ended_jobs_and_loans_are_found_in_history_newest_first(store: Store) -> None:
+    jobs = tuple(_job(at, state) for at, state in enumerate(sorted(ENDED)))
+    loans = tuple(Loan(f"l{at}", f"i{at}", "serve", s, 1.0, 2.0) for at, s in enumerate(list(LoanState)[3:]))
+    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, ended_jobs=jobs, ended_loans=loans))
+    assert store.ended_job("job-1") == jobs[1]
+    assert store.ended_job("job-99") is None
+    assert store.ended_jobs(limit=2) == (jobs[2], jobs[1])
+    assert store.ended_loans(limit=9) == loans[::-1]
+
+
+def test_readings_are_kept_by_pool_and_given_in_order_of_time(store: Store) -> None:
+    late, early, same = DemandReading(30.0, 8.0, 9.0), DemandReading(10.0, 4.0, 4.0), DemandReading(30.0, 7.0, 7.0)
+    readings = (("serve", late), ("serve", early), ("other", early), ("serve", same))
+    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, readings=readings))
+    assert store.readings("serve", since_s=0.0) == (early, late, same)
+    assert store.readings("serve", since_s=30.0) == (late, same)
+    assert store.readings("other", since_s=10.1) == ()
+
+
+def test_many_threads_send_and_load_while_one_commits(store: Store) -> None:
+    def send(sender: int) -> None:
+        for number in range(10):
+            assert store.send(_command(sender * 100 + number))
+            loaded = store.load()
+            assert loaded.snapshot.now_s == loaded.snapshot.generation
+            accepted.append(loaded.snapshot.generation)
+
+    accepted: list[int] = []
+    threads = [threading.Thread(target=send, args=(sender,)) for sender in range(4)]
+    for thread in threads:
+        thread.start()
+    consumed: list[str] = []
+    while any(thread.is_alive() for thread in threads) or store.inbox_size():
+        loaded = store.load()
+        ids = tuple(command.id for command in loaded.inbox)
+        moved = _next(loaded.snapshot, now_s=loaded.snapshot.generation + 1.0)
+        store.commit(Commit(loaded.snapshot, moved, epoch=0, consumed=ids))
+        consumed += ids
+    assert len(accepted) == 40
+    assert sorted(consumed) == sorted(f"c{sender * 100 + number}" for sender in range(4) for number in range(10))

@@ -1,0 +1,222 @@
+"""The codec on every dataclass of the domain, found by itself: a new noun is tested on the day it is written."""
+
+from __future__ import annotations
+
+import json
+import math
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from importlib import import_module
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from scheduler import domain
+from scheduler.domain.codec import CodecError, decode, decode_as, encode, encode_as
+from scheduler.domain.command import Command, CommandBody
+from scheduler.domain.decision import Decision
+from scheduler.domain.fleet import LendingPolicy, Node, Pool
+from scheduler.domain.forecast import Forecast
+from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.job import CheckpointSpec, Job, JobSpec, Progress
+from scheduler.domain.job_state import JobState
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.scaling_curve import Curve, LinearCurve, ScalingCurve
+from scheduler.domain.snapshot import Snapshot
+
+_COUNT = st.integers(min_value=1, max_value=2**63)
+_POSITIVE_S = st.floats(min_value=1e-9, allow_infinity=False)
+
+
+def _nouns() -> list[type]:
+    modules = [import_module(f"scheduler.domain.{each.name}") for each in pkgutil.iter_modules(domain.__path__)]
+    return [
+        noun
+        for module in modules
+        for noun in vars(module).values()
+        if isinstance(noun, type) and is_dataclass(noun) and noun.__module__ == module.__name__
+    ]
+
+
+@st.composite
+def _plans(draw: st.DrawFn) -> ParallelPlan:
+    layers = draw(st.lists(st.builds(LayerStrategy, layers=_COUNT, tp=st.integers(1, 4)), min_size=1, max_size=2))
+    stages = tuple(Stage(at, at, draw(st.text()), layer.gpus, (layer,)) for at, layer in enumerate(layers))
+    numbers = {name: draw(st.floats(allow_nan=False)) for name in ("iteration_time_s", "samples_per_s")}
+    return ParallelPlan(
+        draw(_values(Schedule)), draw(_COUNT), draw(_COUNT), **numbers, peak_bytes_per_gpu=0, stages=stages
+    )
+
+
+@st.composite
+def _forecasts(draw: st.DrawFn) -> Forecast:
+    levels = sorted(draw(st.lists(st.floats(0.1, 0.9), min_size=1, max_size=3)))
+    gpus = tuple(draw(st.floats(allow_nan=False)) for _ in levels)
+    return Forecast(draw(st.floats(allow_nan=False)), draw(_POSITIVE_S), tuple(levels), gpus, draw(st.text()))
+
+
+@st.composite
+def _job_specs(draw: st.DrawFn) -> JobSpec:
+    free = ("name", "queue", "gpu", "model", "priority", "command", "env", "checkpoint", "fungible")
+    hints = get_type_hints(JobSpec)
+    low, high = sorted((draw(_COUNT), draw(_COUNT)))
+    duration_s = draw(st.none() | _POSITIVE_S)
+    values = {name: draw(_values(hints[name])) for name in free}
+    return JobSpec(min_gpus=low, max_gpus=high, global_batch=8, duration_estimate_s=duration_s, **values)
+
+
+_RULED: dict[Any, SearchStrategy[Any]] = {
+    ParallelPlan: _plans(),
+    Forecast: _forecasts(),
+    JobSpec: _job_specs(),
+    GpuGroup: st.builds(GpuGroup, gpu=st.text(), nodes=_COUNT, gpus_per_node=_COUNT),
+    Node: st.builds(Node, gpus=_COUNT, gpu_memory_bytes=_COUNT),
+    CheckpointSpec: st.builds(CheckpointSpec, dir=st.text(), interval_s=_POSITIVE_S, keep=_COUNT),
+    LendingPolicy: st.builds(
+        LendingPolicy,
+        quantile=st.floats(0.01, 0.99),
+        headroom=st.floats(0.0, 0.99),
+        return_deadline_s=_POSITIVE_S | st.just(math.inf),
+        cold_start_s=_POSITIVE_S,
+        lent_nodes_max=st.none() | _COUNT,
+    ),
+}
+_PLAIN: dict[Any, SearchStrategy[Any]] = {
+    str: st.text(max_size=8),
+    int: st.integers(),
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+    NoneType: st.none(),
+}
+
+
+def _values(hint: Any) -> SearchStrategy[Any]:
+    """Values of a type, infinities among the floats; `_RULED` knows the types that refuse some of them."""
+    if (known := _RULED.get(hint, _PLAIN.get(hint))) is not None:
+        return known
+    arguments = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return st.one_of([_values(member) for member in arguments])
+    if get_origin(hint) is tuple:
+        items = [_values(each) for each in arguments if each is not Ellipsis]
+        return st.lists(items[0], max_size=2).map(tuple) if Ellipsis in arguments else st.tuples(*items)
+    if isinstance(origin := get_origin(hint), type) and issubclass(origin, Mapping):
+        return st.dictionaries(_values(arguments[0]), _values(arguments[1]), max_size=2)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    return st.builds(hint, **{name: _values(inner) for name, inner in get_type_hints(hint).items()})
+
+
+@pytest.mark.parametrize("noun", _nouns(), ids=lambda noun: noun.__name__)
+def test_every_noun_of_the_domain_survives_json(noun: type) -> None:
+    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(_values(noun))
+    def survives(value: object) -> None:
+        assert decode(noun, json.loads(json.dumps(encode(value), allow_nan=False))) == value
+
+    survives()
+
+
+@pytest.mark.parametrize("union", [CommandBody, Decision, Curve], ids=["CommandBody", "Decision", "Curve"])
+def test_every_member_of_a_union_comes_back_as_itself(union: Any) -> None:
+    members = get_args(union)
+
+    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(st.tuples(*map(_values, members)))
+    def survive(values: tuple[object, ...]) -> None:
+        for member, value in zip(members, values, strict=True):
+            document = encode_as(union, value)
+            assert document["kind"] == member.__name__
+            assert decode_as(union, document) == value
+
+    survive()
+
+
+def test_infinities_are_written_as_strings() -> None:
+    document = encode(Snapshot(now_s=math.inf))
+    assert (document["now_s"], document["full_pass_at_s"]) == ("inf", "-inf")
+    assert decode(Snapshot, document).full_pass_at_s == -math.inf
+
+
+def test_not_a_number_survives() -> None:
+    assert math.isnan(decode(Progress, encode(Progress(at_s=math.nan))).at_s)
+
+
+def test_whole_numbers_are_taken_for_floats() -> None:
+    at_s = decode(Progress, {"at_s": 3}).at_s
+    assert at_s == 3.0
+    assert isinstance(at_s, float)
+
+
+def test_missing_fields_get_their_default() -> None:
+    assert decode(Pool, {"name": "train", "kind": "training"}) == decode(Pool, encode(decode(Pool, _POOL)))
+
+
+def test_a_value_that_has_no_json_form_is_refused() -> None:
+    with pytest.raises(TypeError, match="no form for complex"):
+        encode_as(Progress, Progress(at_s=1j))  # type: ignore[arg-type]  # the mistake under test
+
+
+_POOL = {"name": "train", "kind": "training"}
+_JOB = encode(Job("j", JobSpec("j", 1, 2), JobState.QUEUED, 0.0, 0.0, Progress(0.0)))
+_SHAPE = encode(GpuShape.packed("a100-80g", 8, 8))
+_START = encode_as(
+    Decision,
+    decode_as(
+        Decision,
+        {
+            "kind": "LendNode",
+            "node": "i0",
+            "reason": encode(Reason(ReasonCode.GAIN, "worth it")),
+        },
+    ),
+)
+
+
+def _changed(document: Any, **fields: Any) -> Any:
+    return {**document, **fields}
+
+
+@pytest.mark.parametrize(
+    ("hint", "document", "message"),
+    [
+        (Pool, [], r"\$: expected dict, got \[\]"),
+        (Pool, {"name": "train"}, r"\$: field 'kind' is missing"),
+        (Pool, _changed(_POOL, colour="red"), r"\$: unknown field 'colour'; allowed: name, kind, lending"),
+        (Pool, _changed(_POOL, kind="lake"), r"\$\.kind: 'lake' is not one of training, inference"),
+        (Pool, _changed(_POOL, kind=[]), r"\$\.kind: \[\] is not one of training, inference"),
+        (Pool, _changed(_POOL, name=7), r"\$\.name: expected str, got 7"),
+        (Pool, _changed(_POOL, lending={"headroom": "2%"}), r"\$\.lending\.headroom: expected float, got '2%'"),
+        (Pool, _changed(_POOL, lending={"headroom": True}), r"\$\.lending\.headroom: expected float, got True"),
+        (Pool, _changed(_POOL, lending={"headroom": 10**400}), r"\$\.lending\.headroom: the number is too large"),
+        (Pool, _changed(_POOL, lending={"enabled": 1}), r"\$\.lending\.enabled: expected bool, got 1"),
+        (Pool, _changed(_POOL, lending={"lent_nodes_max": 1.5}), r"\$\.lending\.lent_nodes_max: expected int, got 1.5"),
+        (Pool, _changed(_POOL, lending={"blackouts": [{}]}), r"\$\.lending\.blackouts\[0\]: field 'start_s'"),
+        (Pool, _changed(_POOL, lending={"headroom": 2}), r"\$\.lending: lending\.headroom must be at least 0"),
+        (Job, _changed(_JOB, state="asleep"), r"\$\.state: 'asleep' is not one of submitted, "),
+        (Job, _changed(_JOB, allocation={"target": {"t0": [0, "1"]}}), r"\$\.allocation\.target\.t0\[1\]: expected"),
+        (Job, _changed(_JOB, allocation={"target": [["t0", [0]]]}), r"\$\.allocation\.target: expected dict"),
+        (Job, _changed(_JOB, spec=None), r"\$\.spec: expected dict, got None"),
+        (ScalingCurve, {"plans": {}}, r"\$\.plans: expected list"),
+        (ScalingCurve, {"infeasible": [[_SHAPE]]}, r"\$\.infeasible: expected a list of pairs"),
+        (ScalingCurve, {"infeasible": [[_SHAPE, 7]]}, r"\$\.infeasible\[1x8 a100-80g\]: expected str, got 7"),
+        (ScalingCurve, {"infeasible": [[{}, ""]]}, r"\$\.infeasible\.key: field 'groups' is missing"),
+        (ScalingCurve, {"infeasible": [[_SHAPE, ""], [_SHAPE, "x"]]}, r"\$\.infeasible: a key stands twice"),
+        (Decision, _changed(_START, kind="SinkNode"), r"\$\.kind: 'SinkNode' is not one of CancelRecall, LendNode"),
+        (Decision, _changed(_START, kind=["LendNode"]), r"\$\.kind: \['LendNode'\] is not one of"),
+        (Decision, None, r"\$: expected dict, got None"),
+        (Command, {"id": "c", "at_s": 0, "body": {"kind": "RemoveNode"}}, r"\$\.body: field 'name' is missing"),
+        (tuple[str, int], ["a"], r"\$: expected 2 items, got 1"),
+        (LinearCurve, "linear", r"\$: expected dict, got 'linear'"),
+    ],
+)  # fmt: skip
+def test_a_malformed_document_is_refused_by_the_path_of_its_field(hint: Any, document: Any, message: str) -> None:
+    with pytest.raises(CodecError, match=message):
+        decode_as(hint, document)

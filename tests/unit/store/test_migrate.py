@@ -1,0 +1,104 @@
+"""Migrations: they agree with the tables, keep what is there, and may run twice or at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from scheduler.domain.command import Command, RecallAll
+from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.engine import StoreError, open_engine
+from scheduler.store.migrate import migrate, script_config
+from scheduler.store.protocol import Commit
+from scheduler.store.sql import SqlStore
+from scheduler.store.tables import METADATA
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / '100% state.sqlite'}"
+
+
+def test_the_migrations_build_exactly_the_tables_of_the_code(url: str) -> None:
+    migrate(url)
+    engine = open_engine(url)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+        columns = {table: inspect(connection).get_columns(table) for table in METADATA.tables}
+    engine.dispose()
+    for name, table in METADATA.tables.items():
+        assert {c["name"]: c["nullable"] for c in columns[name]} == {c.name: c.nullable for c in table.columns}
+
+
+def test_migrating_a_filled_database_again_changes_nothing(url: str) -> None:
+    migrate(url)
+    store = SqlStore(url)
+    snapshot = Snapshot(generation=1, now_s=5.0, pools={"train": Pool("train", PoolKind.TRAINING)})
+    store.commit(Commit(Snapshot(), snapshot, epoch=0))
+    waiting = Command("c", 1.0, RecallAll())
+    store.send(waiting)
+    migrate(url)
+    store.close()
+    again = SqlStore(url)
+    assert (again.load().snapshot, again.load().inbox) == (snapshot, (waiting,))
+    again.close()
+
+
+def test_threads_may_migrate_several_databases_at_once(tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def run(url: str) -> None:
+        try:
+            migrate(url)
+        except BaseException as failed:
+            failures.append(failed)
+
+    urls = [f"sqlite:///{tmp_path / f'{at % 2}.sqlite'}" for at in range(6)]
+    threads = [threading.Thread(target=run, args=(url,)) for url in urls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    for url in urls:
+        SqlStore(url).close()
+
+
+def test_processes_may_migrate_one_database_at_once(url: str) -> None:
+    program = f"from scheduler.store.migrate import migrate; migrate({url!r})"
+    runs = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
+    assert [run.wait(timeout=60) for run in runs] == [0, 0, 0]
+    SqlStore(url).close()
+
+
+def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:
+    migrate(url)
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(StoreError, match="is at 9999, which only a newer version knows"):
+        migrate(url)
+    with pytest.raises(StoreError, match="is at revision 9999, this version needs 0001"):
+        SqlStore(url)
+
+
+def test_the_migrations_can_be_taken_back(url: str) -> None:
+    migrate(url)
+    engine, config = open_engine(url), script_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+    engine.dispose()
+    migrate(url)
+    SqlStore(url).close()

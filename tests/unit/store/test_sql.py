@@ -1,0 +1,216 @@
+"""SqlStore beyond the contract: transactions, what is written, what is kept, and who may open it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select, update
+from sqlalchemy.engine import make_url
+from sqlalchemy.schema import CreateTable
+
+from scheduler.domain.codec import CodecError
+from scheduler.domain.command import Command, RecallAll
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.fleet import Node, Pool, PoolKind
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.engine import StoreError, for_reading, open_engine
+from scheduler.store.migrate import migrate
+from scheduler.store.protocol import Commit, Lease, Page
+from scheduler.store.sql import SqlStore
+from scheduler.store.tables import METADATA, NODES
+
+EVENT = Event(1.0, EventCode.NODE_CHANGED, "t0", "up")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path / 'state.sqlite'}"
+    migrate(url)
+    return url
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SqlStore]:
+    store = SqlStore(url)
+    yield store
+    store.close()
+
+
+def _nodes(count: int) -> dict[str, Node]:
+    return {f"t{at}": Node(f"t{at}", "train", "a100-80g", 8, 80 * 2**30) for at in range(count)}
+
+
+def _with_nodes(previous: Snapshot, nodes: dict[str, Node]) -> Commit:
+    return Commit(previous, replace(previous, generation=previous.generation + 1, nodes=nodes), epoch=0)
+
+
+def _stored_nodes(url: str) -> dict[str, int]:
+    """The generation of each node's row, tombstones included."""
+    engine = open_engine(url)
+    with engine.connect() as connection:
+        rows = connection.execute(select(NODES.c.key, NODES.c.generation)).all()
+    engine.dispose()
+    return {row.key: row.generation for row in rows}
+
+
+def test_a_commit_that_breaks_off_writes_nothing(store: SqlStore) -> None:
+    store.send(Command("c", 1.0, RecallAll()))
+    unwritable = replace(EVENT, at_s=None)  # type: ignore[arg-type]  # the database refuses it, after the nodes
+    broken = replace(_with_nodes(Snapshot(), _nodes(2)), consumed=("c",), events=(EVENT, unwritable))
+    with pytest.raises(Exception, match="NOT NULL"):
+        store.commit(broken)
+    assert store.load().snapshot == Snapshot()
+    assert (store.inbox_size(), store.events(Page())) == (1, ())
+    store.commit(replace(broken, events=(EVENT,)))
+    assert len(store.load().snapshot.nodes) == 2
+
+
+def test_a_process_that_dies_inside_a_commit_leaves_nothing_behind(url: str, store: SqlStore) -> None:
+    program = f"""
+import os
+from dataclasses import replace
+from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store import history
+from scheduler.store.protocol import Commit
+from scheduler.store.sql import SqlStore
+history.consume = lambda *arguments, **options: os._exit(9)
+pools = {{"train": Pool("train", PoolKind.TRAINING)}}
+SqlStore({url!r}).commit(Commit(Snapshot(), Snapshot(generation=1, pools=pools), epoch=0))
+"""
+    died = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    assert died.returncode == 9
+    assert store.load().snapshot == Snapshot()
+    store.commit(_with_nodes(Snapshot(), _nodes(1)))
+
+
+def test_only_changed_records_are_written(url: str, store: SqlStore) -> None:
+    store.commit(_with_nodes(Snapshot(), _nodes(3)))
+    previous = store.load().snapshot
+    nodes = {**previous.nodes, "t1": replace(previous.nodes["t1"], cordoned=True)}
+    store.commit(_with_nodes(previous, nodes))
+    assert _stored_nodes(url) == {"t0": 1, "t1": 2, "t2": 1}
+
+
+def test_the_writer_keeps_the_snapshot_that_it_committed(store: SqlStore) -> None:
+    commit = _with_nodes(Snapshot(), _nodes(1))
+    store.commit(commit)
+    assert store.load().snapshot is commit.snapshot
+
+
+def test_tombstones_are_swept_and_a_reader_that_lags_behind_them_reads_everything(url: str) -> None:
+    writer, reader = SqlStore(url, tombstones_kept=2), SqlStore(url)
+    writer.commit(_with_nodes(Snapshot(), _nodes(2)))
+    assert len(reader.load().snapshot.nodes) == 2
+    for _ in range(3):
+        writer.commit(_with_nodes(writer.load().snapshot, _nodes(1)))
+    assert _stored_nodes(url) == {"t0": 4}
+    assert reader.load().snapshot == writer.load().snapshot
+    writer.close()
+    reader.close()
+
+
+def test_a_database_that_was_put_back_is_read_anew(url: str, store: SqlStore) -> None:
+    for at in range(3):
+        store.commit(_with_nodes(store.load().snapshot, _nodes(at)))
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.execute(update(METADATA.tables["state"]).values(generation=1))
+        connection.execute(NODES.delete())
+    engine.dispose()
+    assert (store.load().snapshot.generation, store.load().snapshot.nodes) == (1, {})
+
+
+def test_a_row_that_this_version_cannot_read_is_named(url: str, store: SqlStore) -> None:
+    other = SqlStore(url)
+    other.commit(_with_nodes(Snapshot(), _nodes(1)))
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.execute(update(NODES).values(body={"name": "t0"}))
+    engine.dispose()
+    other.close()
+    with pytest.raises(CodecError, match=r"nodes\[t0\]: \$: field 'pool' is missing"):
+        store.load()
+
+
+def test_of_two_processes_one_gets_the_lease(url: str) -> None:
+    program = f"""
+import sys
+from scheduler.store.sql import SqlStore
+store = SqlStore({url!r})
+print("ready", flush=True)
+sys.stdin.readline()
+print(store.acquire(sys.argv[1], now_s=100.0, ttl_s=10.0))
+"""
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for name in ("a", "b")
+    ]
+    for run in runs:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+    for run in runs:
+        assert run.stdin is not None
+        run.stdin.write("go\n")
+        run.stdin.flush()
+    answers = sorted(run.communicate(timeout=60)[0].strip() for run in runs)
+    leases = {str(Lease(name, 1, 110.0)) for name in ("a", "b")}
+    assert answers[1] == "None"
+    assert answers[0] in leases
+
+
+def test_a_reading_transaction_sees_one_moment(url: str, store: SqlStore) -> None:
+    engine = for_reading(open_engine(url))
+    count = select(func.count()).select_from(NODES)
+    with engine.begin() as connection:
+        assert connection.execute(count).scalar_one() == 0
+        store.commit(_with_nodes(Snapshot(), _nodes(2)))
+        assert connection.execute(count).scalar_one() == 0
+    with engine.begin() as connection:
+        assert connection.execute(count).scalar_one() == 2
+    engine.dispose()
+
+
+def test_every_table_has_a_form_in_postgresql() -> None:
+    dialect = make_url("postgresql+psycopg://").get_dialect()()
+    forms = [str(CreateTable(table).compile(dialect=dialect)) for table in METADATA.sorted_tables]
+    assert any("body JSON" in form for form in forms)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("nonsense", r"database url: cannot open 'nonsense' .*; give a URL like sqlite:"),
+        ("flatfile://me:secret@host/x", r"database url: cannot open 'flatfile://\.\.\.' .*; give a URL like sqlite:"),
+        ("sqlite:////nowhere/at/all.sqlite", r"database sqlite:////nowhere/at/all.sqlite cannot be opened: unable"),
+    ],
+)
+def test_a_database_that_cannot_be_opened_is_named_without_its_password(bad: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message) as refused:
+        SqlStore(bad)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_database_that_was_never_migrated_is_refused_with_the_command_to_run(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"is at revision none, this version needs 0001: run `ebbtide migrate`"):
+        SqlStore(f"sqlite:///{tmp_path / 'new.sqlite'}")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("These are notes, and no database at all. " * 50)
+    with pytest.raises(StoreError, match=r"notes\.txt cannot be opened: file is not a database"):
+        SqlStore(f"sqlite:///{file}")
+
+
+def test_a_commit_must_move_on_by_one_generation(store: SqlStore) -> None:
+    skipping = Snapshot(generation=2, pools={"train": Pool("train", PoolKind.TRAINING)})
+    with pytest.raises(AssertionError, match="one generation"):
+        store.commit(Commit(Snapshot(), skipping, epoch=0))
