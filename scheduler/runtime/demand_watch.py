@@ -17,13 +17,13 @@ class Forecaster(Protocol):
 
     def observe(self, time_s: float, gpus: float) -> None: ...
 
-    def forecast(self, now_s: float, horizon_s: float) -> Forecast: ...
+    def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...]) -> Forecast: ...
 
 
 class DemandWatch:
     """A new leader reads the recorded demand once; after that each reading passes by in the snapshot."""
 
-    def __init__(self, store: Store, new_forecaster: Callable[[Pool], Forecaster], *, memory_s: float) -> None:
+    def __init__(self, store: Store, new_forecaster: Callable[[], Forecaster], *, memory_s: float) -> None:
         self._store = store
         self._new_forecaster = new_forecaster
         self._memory_s = memory_s
@@ -40,9 +40,9 @@ class DemandWatch:
             return None
         forecaster = self._forecasters.get(pool.name)
         if forecaster is None:
-            forecaster = self._forecasters[pool.name] = self._new_forecaster(pool)
+            forecaster = self._forecasters[pool.name] = self._new_forecaster()
         self._catch_up(forecaster, pool.name, now_s)
-        forecast = forecaster.forecast(now_s, pool.lending.horizon_s)
+        forecast = forecaster.forecast(now_s, pool.lending.horizon_s, quantiles=_levels(pool))
         return Command(f"forecast/{pool.name}/{now_s}", now_s, ForecastMade(pool.name, forecast), actor="forecast")
 
     def _catch_up(self, forecaster: Forecaster, pool: str, now_s: float) -> None:
@@ -55,3 +55,8 @@ class DemandWatch:
 
 def _lends(pool: Pool) -> bool:
     return pool.kind is PoolKind.INFERENCE and pool.lending.enabled
+
+
+def _levels(pool: Pool) -> tuple[float, ...]:
+    """What people like to see, and the level that the pool's owner lends by."""
+    return tuple(sorted({0.5, 0.9, 0.95, 0.99, pool.lending.quantile}))

@@ -1,0 +1,49 @@
+"""create_app: the HTTP API of one service. Nothing here is global: two applications may live in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import FastAPI
+
+from api.dependencies import Service
+from api.errors import add_error_handlers
+from api.request_timing import RequestTiming
+from api.routers import demand, events, health, job_reports, jobs, lending, nodes, plans, pools, progress, snapshots
+from scheduler.policies.policy_set import PolicySet
+from scheduler.runtime.clock import Clock
+from scheduler.settings import Settings
+from scheduler.store.protocol import Lease, Store
+from scheduler.telemetry.fleet_gauges import package_version
+
+_ROUTED = (jobs, job_reports, progress, pools, nodes, demand, lending, events, snapshots, plans, health)
+_DESCRIPTION = (
+    "Elastic GPU cluster scheduler. Requests never change the state: they put commands into an inbox, and the next "
+    "tick of the controller acts on them. Errors are always application/problem+json (RFC 9457)."
+)
+
+
+def create_app(
+    store: Store,
+    settings: Settings,
+    *,
+    clock: Clock,
+    policies: PolicySet,
+    lease: Callable[[], Lease | None],
+    token_secret: bytes,
+) -> FastAPI:
+    """The application on these parts. `lease` reads who leads, `token_secret` signs worker tokens."""
+    app = FastAPI(
+        title="Ebbtide",
+        version=package_version(),
+        description=_DESCRIPTION,
+        docs_url=None,  # the interactive pages load their scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = Service(store, settings, clock, policies, lease, token_secret)
+    add_error_handlers(app)
+    for noun in _ROUTED:
+        app.include_router(noun.router)
+    app.add_middleware(RequestTiming)
+    return app

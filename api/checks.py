@@ -1,0 +1,35 @@
+"""Checks of names that only the solver knows: models, GPU models, profiles."""
+
+from __future__ import annotations
+
+from api.errors import refuse
+from scheduler.domain.job import JobSpec
+from scheduler.solver.profiles import ProfileError, gpu_names, load_gpu, model_names, parse_model
+
+
+def check_gpu(name: str, *, field: str = "gpu") -> None:
+    if name not in gpu_names():
+        refuse(field, name, f"one of {', '.join(gpu_names())}")
+
+
+def check_model(name: str) -> None:
+    if name not in model_names():
+        refuse("model", name, f"one of {', '.join(model_names())}")
+
+
+def check_job(spec: JobSpec) -> None:
+    """Refuses a job that names a model, a GPU model or a profile that cannot be planned for."""
+    if spec.gpu:
+        check_gpu(spec.gpu)
+    if spec.model:
+        check_model(spec.model)
+    if spec.profile_json:
+        try:
+            parse_model(spec.profile_json, spec.sequence_length)
+        except ProfileError as wrong:
+            refuse("profile", None, str(wrong))
+
+
+def gpu_memory_bytes(gpu: str) -> int:
+    check_gpu(gpu)
+    return load_gpu(gpu).memory_bytes

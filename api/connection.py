@@ -1,0 +1,155 @@
+"""Connection: sends one request to an Ebbtide service, patiently where that is safe, and reads the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+JsonObject = dict[str, Any]
+
+REPEATABLE = frozenset({"GET", "DELETE"})
+TRY_LATER = frozenset({429, 502, 503, 504})
+RETRY_AFTER_S_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One field of a request that the service refused."""
+
+    field: str
+    message: str
+
+
+@dataclass(eq=False)
+class ProblemError(Exception):
+    """The service answered with a problem (RFC 9457). `status` is the HTTP status."""
+
+    status: int
+    type: str
+    title: str
+    detail: str = ""
+    errors: tuple[FieldError, ...] = ()
+
+    def __str__(self) -> str:
+        return self.detail or self.title or f"HTTP {self.status}"
+
+
+class UnreachableError(Exception):
+    """No usable answer came: nobody listens, the connection broke, it took too long, or it was not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """`attempts` in all, with a pause before the second that doubles before each later one."""
+
+    attempts: int = 3
+    pause_s: float = 0.2
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Connection:
+    """Sends requests to one service.
+
+    A request that changes nothing when it is repeated (GET, DELETE) is tried again after a broken connection or
+    an answer that says "later"; every other request is sent once.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, retries: Retries, transport: httpx.BaseTransport | None) -> None:
+        """Raises ValueError for a URL that is not http or https."""
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"url: {url!r} must start with http:// or https://")
+        self.url = url.rstrip("/")
+        self._retries = retries
+        try:
+            self._http = httpx.Client(base_url=self.url, timeout=timeout_s, transport=transport)
+        except httpx.InvalidURL as wrong:
+            raise ValueError(f"url: {url!r} is not a URL: {wrong}") from None
+
+    def close(self) -> None:
+        self._http.close()
+
+    def items(self, path: str, *, limit: int | None = None, query: Mapping[str, str]) -> Iterator[JsonObject]:
+        """The rows of a list, page by page; empty values of `query` are left out."""
+        parameters = {name: value for name, value in query.items() if value}
+        if limit is not None:
+            parameters["limit"] = str(limit)
+        while True:
+            page = self.object("GET", path, query=parameters)
+            yield from page["items"]
+            if not page.get("next"):
+                return
+            parameters["cursor"] = str(page["next"])
+
+    def object(
+        self, method: str, path: str, *, json: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+    ) -> JsonObject:
+        """The JSON object that the service answers with; empty for an answer without a body.
+
+        Raises:
+            ProblemError: the service refused.
+            UnreachableError: no usable answer came.
+        """
+        answer = self._send(method, path, json=json, query=query)
+        if answer.is_error:
+            raise _problem(answer)
+        if not answer.content:
+            return {}
+        document = _document(answer)
+        if not isinstance(document, dict):
+            raise UnreachableError(f"{self.url}{path} did not answer with a JSON object: is this an Ebbtide service?")
+        return document
+
+    def _send(
+        self, method: str, path: str, *, json: Mapping[str, Any] | None, query: Mapping[str, str] | None
+    ) -> httpx.Response:
+        attempts = self._retries.attempts if method in REPEATABLE else 1
+        for attempt in range(1, attempts + 1):
+            last = attempt == attempts
+            pause_s = self._retries.pause_s * 2 ** (attempt - 1)
+            try:
+                answer = self._http.request(method, path, json=json, params=query)
+            except httpx.TransportError as broken:
+                if last:
+                    raise UnreachableError(f"{self.url} does not answer: {broken or type(broken).__name__}") from broken
+            else:
+                if last or answer.status_code not in TRY_LATER:
+                    return answer
+                pause_s = max(pause_s, _retry_after_s(answer))
+            self._retries.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _document(answer: httpx.Response) -> Any:
+    """The body as JSON; None where it is something else."""
+    try:
+        return answer.json()
+    except ValueError:
+        return None
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    value = answer.headers.get("Retry-After", "")
+    return min(float(value), RETRY_AFTER_S_MAX) if value.isdigit() else 0.0
+
+
+def _problem(answer: httpx.Response) -> ProblemError:
+    document = _document(answer)
+    if not isinstance(document, dict):
+        document = {}
+    return ProblemError(
+        status=answer.status_code,
+        type=str(document.get("type", "about:blank")),
+        title=str(document.get("title", answer.reason_phrase)),
+        detail=str(document.get("detail", "")),
+        errors=tuple(_field_error(item) for item in document.get("errors", ())),
+    )
+
+
+def _field_error(item: Any) -> FieldError:
+    if not isinstance(item, dict):
+        return FieldError("", str(item))
+    return FieldError(str(item.get("field", "")), str(item.get("message", "")))

@@ -1,0 +1,68 @@
+"""What endpoints are given: the service's parts, the world as of now, a page's bounds, a worker's token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import BoundedSemaphore
+from typing import Annotated
+
+from fastapi import Depends, Query, Request
+
+from api.errors import ProblemError
+from api.world import World, load_world
+from scheduler.domain.worker_token import check_token
+from scheduler.policies.policy_set import PolicySet
+from scheduler.runtime.clock import Clock
+from scheduler.settings import Settings
+from scheduler.store.protocol import Lease, Store
+
+LIMIT_MAX = 1000
+SEARCHES_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The parts that `create_app` was given. `lease` tells who leads, without taking part.
+
+    `searches` bounds how many plans are solved at once: a large one takes a core for many seconds.
+    """
+
+    store: Store
+    settings: Settings
+    clock: Clock
+    policies: PolicySet
+    lease: Callable[[], Lease | None]
+    token_secret: bytes
+    searches: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(SEARCHES_MAX))
+
+    @property
+    def has_leader(self) -> bool:
+        lease = self.lease()
+        return lease is not None and lease.expires_at_s > self.clock.now_s()
+
+
+def _service(request: Request) -> Service:
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
+
+
+def _world(service: Annotated[Service, Depends(_service)]) -> World:
+    return load_world(service.store, service.clock.now_s())
+
+
+ServiceDep = Annotated[Service, Depends(_service)]
+WorldDep = Annotated[World, Depends(_world)]
+Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Most items in one answer.")]
+After = Annotated[int, Query(ge=0, lt=2**63, description="Only items with a higher number.")]
+
+
+def require_worker(service: Service, request: Request, *, job_id: str, generation: int) -> None:
+    """Lets only the workers of this generation of this job pass: 401 without a token, 403 with another's."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        detail = "a worker reports with the token of its job and generation: Authorization: Bearer ebt_..."
+        raise ProblemError(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+    if not check_token(service.token_secret, token.strip(), job_id, generation):
+        raise ProblemError(403, "forbidden", f"the token is not that of job {job_id}, generation {generation}")

@@ -1,0 +1,117 @@
+"""Every error of the API as a problem (RFC 9457): one form, stable types, the refused fields by name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from scheduler.documents.refusal import Refusal, RefusedError, refusals, shown
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:ebbtide:problem:"
+TITLES = {
+    "not-found": "There is no such thing",
+    "method-not-allowed": "This resource does not know the method",
+    "conflict": "The present state does not permit it",
+    "invalid-input": "The request has fields that are refused",
+    "infeasible": "No plan fits",
+    "unauthenticated": "A token is needed",
+    "forbidden": "The token does not permit this",
+    "busy": "The service is busy",
+    "not-ready": "The service is not ready",
+    "internal": "The service made a mistake",
+}
+_SLUGS = {404: "not-found", 405: "method-not-allowed", 409: "conflict", 422: "invalid-input"}
+
+
+@dataclass(eq=False)
+class ProblemError(Exception):
+    """What a request ends with when it cannot be done. `slug` is a key of TITLES and never changes its meaning."""
+
+    status: int
+    slug: str
+    detail: str
+    errors: tuple[Refusal, ...] = ()
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+def not_found(what: str, name: str) -> NoReturn:
+    raise ProblemError(404, "not-found", f"there is no {what} {shown(name)}")
+
+
+def conflict(detail: str, *refused: Refusal) -> NoReturn:
+    raise ProblemError(409, "conflict", detail, refused)
+
+
+def refuse(field: str, value: object, allowed: str) -> NoReturn:
+    """Refuse one field of the request."""
+    raise RefusedError(Refusal(field, shown(value), allowed))
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ProblemError, _problem)
+    app.add_exception_handler(RefusedError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _internal)
+
+
+def _problem(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ProblemError)
+    return _answer(request, error)
+
+
+def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RefusedError)
+    return _answer(request, ProblemError(422, "invalid-input", str(error), error.refusals))
+
+
+def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    found = error.errors()
+    if found and found[0]["type"] == "json_invalid":
+        return _refused(request, RefusedError(Refusal("body", None, f"valid JSON ({found[0]['ctx']['error']})")))
+    return _refused(request, RefusedError(*refusals(found, strip=1)))
+
+
+def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.BAD_REQUEST:
+        # FastAPI says this of a body that is too deep, or has numbers too long, to be read as JSON.
+        return _refused(request, RefusedError(Refusal("body", None, "JSON that can be read")))
+    slug = _SLUGS.get(error.status_code, f"http-{error.status_code}")
+    where = f"{request.method} {shown(request.url.path)}"
+    detail = f"{where}: {HTTPStatus(error.status_code).phrase.lower()}"
+    return _answer(request, ProblemError(error.status_code, slug, detail, headers=error.headers))
+
+
+def _internal(request: Request, error: Exception) -> JSONResponse:
+    """Nothing of the error itself is told: it may name files, queries or secrets. The log has it."""
+    logger.error("%s %s failed: %s", request.method, request.url.path, type(error).__name__)
+    return _answer(request, ProblemError(500, "internal", "the request failed; the service's log says why"))
+
+
+def _answer(request: Request, problem: ProblemError) -> JSONResponse:
+    document: dict[str, Any] = {
+        "type": TYPE_PREFIX + problem.slug,
+        "title": TITLES.get(problem.slug, HTTPStatus(problem.status).phrase),
+        "status": problem.status,
+        "detail": problem.detail,
+        "instance": request.url.path,
+    }
+    if problem.errors:
+        document["errors"] = [{**asdict(refusal), "message": refusal.message} for refusal in problem.errors]
+    return JSONResponse(document, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)

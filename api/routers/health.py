@@ -1,0 +1,43 @@
+"""Health, metrics, and the page at the root."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
+
+from api.dependencies import ServiceDep
+from api.errors import ProblemError
+from api.landing import landing_page
+from api.views import View
+from scheduler.telemetry.fleet_gauges import FleetGauges, package_version
+from scheduler.telemetry.metrics import CONTENT_TYPE, exposition
+
+router = APIRouter(tags=["service"])
+
+
+@router.get("/healthz")
+def healthz() -> View:
+    """This process answers."""
+    return {"status": "ok", "version": package_version()}
+
+
+@router.get("/readyz")
+def readyz(service: ServiceDep) -> View:
+    """The store answers and a controller leads, so that what is asked for will be done; 503 otherwise."""
+    waiting = service.store.inbox_size()
+    if not service.has_leader:
+        raise ProblemError(503, "not-ready", "no controller leads: commands are accepted and wait")
+    return {"status": "ok", "inbox_commands": waiting}
+
+
+@router.get("/metrics", response_class=Response)
+def metrics(service: ServiceDep) -> Response:
+    """All metrics in the text format of Prometheus."""
+    loaded = service.store.load()
+    gauges = FleetGauges(loaded.snapshot, has_leader=service.has_leader, inbox_size=len(loaded.inbox))
+    return Response(exposition(gauges), media_type=CONTENT_TYPE)
+
+
+@router.get("/", response_class=HTMLResponse, include_in_schema=False)
+def landing(request: Request) -> HTMLResponse:
+    return HTMLResponse(landing_page(request.app.openapi()))

@@ -1,0 +1,85 @@
+"""What can be read of one job (plan, events, explanation), and what would become of one (dry run)."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from api.checks import check_job
+from api.dependencies import After, Limit, ServiceDep, WorldDep
+from api.errors import ProblemError
+from api.rehearsal import Rehearsal, rehearse
+from api.routers.events import page_of_events
+from api.routers.jobs import new_job_id
+from api.views import View, job_view, reason_view
+from api.world import new_command
+from scheduler.core.explain import explain
+from scheduler.documents.job import JobDocument, job_spec
+from scheduler.domain.codec import encode
+from scheduler.domain.command import SubmitJob
+from scheduler.domain.decision import Decision, subject
+from scheduler.domain.parallel_plan import plan_to_json
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+
+@router.get("/jobs/{job_id}/plan")
+def plan(job_id: str, world: WorldDep) -> View:
+    """The plan that the job runs under, or ran under last (Plan JSON)."""
+    job = world.job(job_id)
+    if job.allocation.plan is None:
+        raise ProblemError(404, "not-found", f"job {job_id} is {job.state} and has no plan")
+    return plan_to_json(job.allocation.plan)
+
+
+@router.get("/jobs/{job_id}/events")
+def events(job_id: str, world: WorldDep, after: After = 0, limit: Limit = 100, cursor: str = "") -> View:
+    """What happened to the job, oldest first."""
+    world.job(job_id)
+    return page_of_events(world.store, subject=job_id, after=after, limit=limit, cursor=cursor)
+
+
+@router.get("/jobs/{job_id}/explanation")
+def explanation(job_id: str, world: WorldDep, service: ServiceDep) -> View:
+    """Why the job is where it is, with numbers; `next` is what the coming tick would do with it."""
+    job = world.job(job_id)
+    if job.is_ended:
+        return {"job_id": job_id, "state": job.state.value, "summary": job.message or job.state.value, "next": None}
+    rehearsal = rehearse(world.snapshot, service.policies)
+    told = encode(explain(world.snapshot, rehearsal.report.waiting, job_id))
+    decision = _decision_about(job_id, rehearsal)
+    return {**told, "next": decision_about_view(decision) if decision else None}
+
+
+@router.post("/jobs:dry-run")
+def dry_run(document: JobDocument, world: WorldDep, service: ServiceDep) -> View:
+    """What the next tick would do if this job were submitted now. Nothing is kept.
+
+    A job whose shapes are not solved yet answers in state "planning".
+    """
+    spec = job_spec(document)
+    check_job(spec)
+    job_id = new_job_id(spec.name, world)
+    rehearsal = rehearse(world.snapshot, service.policies, new_command(SubmitJob(job_id, spec), world.now_s))
+    job = rehearsal.snapshot.jobs.get(job_id)
+    decision = _decision_about(job_id, rehearsal)
+    waiting = rehearsal.report.waiting.get(job_id)
+    return {
+        "state": job.state.value if job else "failed",
+        "job": job_view(job, world.now_s) if job else None,
+        "plan": plan_to_json(job.allocation.plan) if job and job.allocation.plan else None,
+        "reason": reason_view(decision.reason) if decision else reason_view(waiting) if waiting else None,
+        "explanation": encode(explain(rehearsal.snapshot, rehearsal.report.waiting, job_id)) if job else None,
+        "others": [decision_about_view(d) for d in rehearsal.report.decisions if subject(d) != job_id],
+    }
+
+
+def decision_about_view(decision: Decision) -> View:
+    return {
+        "kind": type(decision).__name__,
+        "subject": subject(decision),
+        "reason": reason_view(decision.reason),
+    }
+
+
+def _decision_about(job_id: str, rehearsal: Rehearsal) -> Decision | None:
+    return next((d for d in rehearsal.report.decisions if subject(d) == job_id), None)

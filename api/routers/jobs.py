@@ -1,0 +1,140 @@
+"""Jobs: submit, list, look at, scale, suspend, resume, cancel."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from api.checks import check_job
+from api.dependencies import Limit, WorldDep
+from api.errors import conflict, refuse
+from api.paging import page_of_jobs, parse_cursor
+from api.views import View, job_view
+from api.world import World
+from scheduler.documents.document import Document
+from scheduler.documents.job import GpuCount, JobDocument, job_spec
+from scheduler.domain.command import CancelJob, CommandBody, ResumeJob, ScaleJob, SubmitJob, SuspendJob
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_state import JobState
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+
+class RangeChange(Document):
+    """A new GPU range; what is left out stays as it is."""
+
+    min: GpuCount | None = None
+    max: GpuCount | None = None
+
+
+class JobChange(Document):
+    gpus: RangeChange = Field(description="The only thing that can be changed after submission.")
+
+
+def new_job_id(name: str, world: World) -> str:
+    """`<name>-<6 characters>`: readable, and never that of another job, ended ones included."""
+    while True:
+        job_id = f"{name}-{base64.b32encode(secrets.token_bytes(5)).decode().lower()[:6]}"
+        if job_id not in world.snapshot.jobs and world.store.ended_job(job_id) is None:
+            return job_id
+
+
+@router.post("/jobs", status_code=201)
+def submit(document: JobDocument, world: WorldDep, response: Response) -> View:
+    """Submit a job. It is accepted once this answers, and planned and queued by the next tick."""
+    spec = job_spec(document)
+    check_job(spec)
+    job_id = new_job_id(spec.name, world)
+    after = world.send(SubmitJob(job_id, spec))
+    response.headers["Location"] = f"/v1/jobs/{job_id}"
+    return _view(after, job_id)
+
+
+@router.get("/jobs")
+def list_jobs(
+    world: WorldDep,
+    state: Annotated[str, Query(description="Only jobs in these states, separated by commas.")] = "",
+    queue: str = "",
+    limit: Limit = 100,
+    cursor: str = "",
+) -> View:
+    """Jobs that have not ended, newest first; then ended ones. `next` is the cursor of the following page."""
+    states = _states(state)
+
+    def wanted(job: Job) -> bool:
+        return (not states or job.state in states) and queue in ("", job.spec.queue)
+
+    jobs, following = page_of_jobs(
+        world.snapshot.jobs.values(), world.store, wanted=wanted, cursor=parse_cursor(cursor), limit=limit
+    )
+    items = [job_view(job, world.now_s) for job in jobs]
+    return {"items": items, "next": str(following) if following else None}
+
+
+@router.get("/jobs/{job_id}")
+def get_job(job_id: str, world: WorldDep) -> View:
+    return job_view(world.job(job_id), world.now_s)
+
+
+@router.patch("/jobs/{job_id}", status_code=202)
+def scale(job_id: str, change: JobChange, world: WorldDep) -> View:
+    """Change the job's GPU range; the next tick acts on it."""
+    spec = world.live_job(job_id).spec
+    min_gpus = change.gpus.min or spec.min_gpus
+    max_gpus = change.gpus.max or spec.max_gpus
+    if max_gpus < min_gpus:
+        field, value = ("gpus.max", max_gpus) if change.gpus.max else ("gpus.min", min_gpus)
+        refuse(field, value, f"min <= max; the range would be {min_gpus} to {max_gpus}")
+    return _asked(world, job_id, ScaleJob(job_id, min_gpus, max_gpus))
+
+
+@router.delete("/jobs/{job_id}", status_code=202)
+def cancel(job_id: str, world: WorldDep) -> View:
+    """Cancel the job: its workers are stopped, its record stays. Cancelling again changes nothing."""
+    job = world.job(job_id)
+    if job.state is JobState.CANCELLED:
+        return job_view(job, world.now_s)
+    world.live_job(job_id)
+    return _asked(world, job_id, CancelJob(job_id))
+
+
+@router.post("/jobs/{job_id}:suspend", status_code=202)
+def suspend(job_id: str, world: WorldDep) -> View:
+    """Take the job's GPUs after a checkpoint; it waits until it is resumed."""
+    _refuse_cancelled(world.live_job(job_id))
+    return _asked(world, job_id, SuspendJob(job_id))
+
+
+@router.post("/jobs/{job_id}:resume", status_code=202)
+def resume(job_id: str, world: WorldDep) -> View:
+    job = world.live_job(job_id)
+    _refuse_cancelled(job)
+    if job.intent is not Intent.SUSPEND:
+        conflict(f"job {job.id} is {job.state}, it was not suspended")
+    return _asked(world, job_id, ResumeJob(job_id))
+
+
+def _asked(world: World, job_id: str, body: CommandBody) -> View:
+    return _view(world.send(body), job_id)
+
+
+def _view(world: World, job_id: str) -> View:
+    return job_view(world.snapshot.jobs[job_id], world.now_s)
+
+
+def _refuse_cancelled(job: Job) -> None:
+    if job.intent is Intent.CANCEL:
+        conflict(f"job {job.id} is being cancelled")
+
+
+def _states(text: str) -> frozenset[JobState]:
+    known = {state.value: state for state in JobState}
+    names = [name.strip() for name in text.split(",")] if text else []
+    for name in names:
+        if name not in known:
+            refuse("state", name, f"one or more of {', '.join(known)}")
+    return frozenset(known[name] for name in names)

@@ -1,0 +1,101 @@
+"""Nodes: register, list, look at, cordon, drain, remove."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from api.checks import gpu_memory_bytes
+from api.dependencies import WorldDep
+from api.errors import conflict, refuse
+from api.views import View, node_view
+from api.world import World
+from scheduler.documents import fleet
+from scheduler.documents.fleet import NodeDocument
+from scheduler.documents.refusal import Refusal
+from scheduler.domain.command import AddNode, CommandBody, CordonNode, RemoveNode, UncordonNode
+from scheduler.domain.fleet import Node
+
+router = APIRouter(prefix="/v1", tags=["fleet"])
+
+_SHAPE = ("pool", "gpu", "gpus", "gpu_memory_bytes")
+
+
+@router.post("/nodes", status_code=201)
+def add_node(document: NodeDocument, world: WorldDep, response: Response) -> View:
+    """Register a node. The same shape again answers 200 and changes nothing; another shape is refused."""
+    node = fleet.node(document, gpu_memory_bytes=gpu_memory_bytes(document.gpu))
+    if node.pool not in world.snapshot.pools:
+        names = sorted(world.snapshot.pools)
+        refuse("pool", node.pool, f"one of {', '.join(names)}" if names else "an existing pool; there is none yet")
+    present = world.snapshot.nodes.get(node.name)
+    if present is not None:
+        _refuse_other_shape(present, node)
+        response.status_code = 200
+        return node_view(present, world.snapshot)
+    response.headers["Location"] = f"/v1/nodes/{node.name}"
+    return _asked(world, node.name, AddNode(node))
+
+
+@router.get("/nodes")
+def list_nodes(world: WorldDep, pool: str = "") -> View:
+    """All nodes, or those of one pool, by name."""
+    if pool:
+        world.pool(pool)
+    nodes = sorted(world.snapshot.nodes.values(), key=lambda node: node.name)
+    items = [node_view(node, world.snapshot) for node in nodes if pool in ("", node.pool)]
+    return {"items": items, "next": None}
+
+
+@router.get("/nodes/{name}")
+def get_node(name: str, world: WorldDep) -> View:
+    return node_view(world.node(name), world.snapshot)
+
+
+@router.delete("/nodes/{name}", status_code=202)
+def remove_node(name: str, world: WorldDep) -> View:
+    """Remove a node that nobody holds and that is not lent."""
+    node = world.node(name)
+    if world.snapshot.is_lent(node):
+        conflict(f"node {name} is lent to training; drain it, and it goes home first")
+    holders = sorted(job.id for job in world.snapshot.jobs.values() if name in job.allocation.held)
+    if holders:
+        conflict(f"node {name} is held by {', '.join(holders[:10])}; drain it first")
+    view = node_view(node, world.snapshot)
+    world.send(RemoveNode(name))
+    return view
+
+
+@router.post("/nodes/{name}:cordon", status_code=202)
+def cordon(name: str, world: WorldDep) -> View:
+    """Nothing new is put on the node; what runs there stays."""
+    world.node(name)
+    return _asked(world, name, CordonNode(name))
+
+
+@router.post("/nodes/{name}:drain", status_code=202)
+def drain(name: str, world: WorldDep) -> View:
+    """Cordon the node and move its jobs away."""
+    world.node(name)
+    return _asked(world, name, CordonNode(name, drain=True))
+
+
+@router.post("/nodes/{name}:uncordon", status_code=202)
+def uncordon(name: str, world: WorldDep) -> View:
+    world.node(name)
+    return _asked(world, name, UncordonNode(name))
+
+
+def _asked(world: World, name: str, body: CommandBody) -> View:
+    after = world.send(body)
+    return node_view(after.snapshot.nodes[name], after.snapshot)
+
+
+def _refuse_other_shape(present: Node, wanted: Node) -> None:
+    """What a node is made of is fixed for as long as it is registered."""
+    differing = [field for field in _SHAPE if getattr(present, field) != getattr(wanted, field)]
+    if differing:
+        refusals = [
+            Refusal(field, getattr(wanted, field), f"{getattr(present, field)}, as it was registered")
+            for field in differing
+        ]
+        conflict(f"node {present.name} is registered with another {', '.join(differing)}", *refusals)

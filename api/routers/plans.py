@@ -1,0 +1,72 @@
+"""Plans: ask the solver about any model on any GPUs. Nothing is kept."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from api.checks import check_gpu, check_model
+from api.dependencies import Service, ServiceDep
+from api.errors import ProblemError, refuse
+from api.views import View
+from scheduler.documents.plan_request import PlanRequestDocument, shape_of
+from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.solver.model_profile import ModelProfile
+from scheduler.solver.profiles import ProfileError, load_gpu, load_model, parse_model
+from scheduler.solver.request import Infeasible, RequestError, SolveRequest
+from scheduler.solver.search import SearchOutcome, search
+
+router = APIRouter(prefix="/v1", tags=["plans"])
+
+
+@router.post("/plans")
+def solve(document: PlanRequestDocument, service: ServiceDep) -> View:
+    """The fastest plan (Plan JSON), with `search_time_s` and how many `candidates` were looked at.
+
+    Where no plan fits, the problem names the constraint that binds.
+    """
+    request = _request(document)
+    outcome, search_time_s = _search(request, service)
+    if isinstance(outcome.result, Infeasible):
+        raise ProblemError(422, "infeasible", f"{outcome.result.constraint}: {outcome.result.reason}")
+    return {
+        **plan_to_json(outcome.result),
+        "search_time_s": search_time_s,
+        "candidates": outcome.report.candidates,
+    }
+
+
+def _search(request: SolveRequest, service: Service) -> tuple[SearchOutcome, float]:
+    """The outcome and the seconds it took, or a 429 problem while too many searches run."""
+    if not service.searches.acquire(blocking=False):
+        raise ProblemError(429, "busy", "other plans are being solved; try again soon", headers={"Retry-After": "1"})
+    try:
+        started_s = service.clock.elapsed_s()
+        outcome = search(request)
+        return outcome, service.clock.elapsed_s() - started_s
+    finally:
+        service.searches.release()
+
+
+def _request(document: PlanRequestDocument) -> SolveRequest:
+    shape = shape_of(document)
+    for group in shape.groups:
+        check_gpu(group.gpu, field="gpu" if document.shape is None else "shape.gpu")
+    hardware = load_gpu(shape.groups[0].gpu)
+    memory_bytes = document.memory or 0
+    if memory_bytes > hardware.memory_bytes:
+        refuse("memory", memory_bytes, f"at most what a {hardware.gpu} has, {hardware.memory_bytes} bytes")
+    try:
+        return SolveRequest(_model(document), hardware, shape, document.global_batch, memory_bytes)
+    except RequestError as wrong:
+        return refuse("document", None, str(wrong))
+
+
+def _model(document: PlanRequestDocument) -> ModelProfile:
+    sequence_length = document.sequence_length or 0
+    try:
+        if document.profile_json:
+            return parse_model(document.profile_json, sequence_length)
+        check_model(document.model)
+        return load_model(document.model, sequence_length)
+    except ProfileError as wrong:
+        return refuse("profile" if document.profile_json else "sequenceLength", sequence_length or None, str(wrong))

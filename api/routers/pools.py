@@ -1,0 +1,88 @@
+"""Pools: create, list, look at, change what may be lent, delete."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import APIRouter, Response
+
+from api.dependencies import WorldDep
+from api.errors import conflict
+from api.views import View, pool_view
+from scheduler.documents import fleet
+from scheduler.documents.document import Document
+from scheduler.documents.fleet import LendingDocument, PoolDocument
+from scheduler.documents.refusal import Refusal
+from scheduler.domain.codec import encode
+from scheduler.domain.command import CreatePool, DeletePool, SetLendingPolicy
+from scheduler.domain.fleet import Pool, PoolKind
+
+router = APIRouter(prefix="/v1", tags=["fleet"])
+
+
+class PoolChange(Document):
+    """Fields of `lending` that are left out stay as they are."""
+
+    lending: LendingDocument
+
+
+@router.post("/pools", status_code=201)
+def create_pool(document: PoolDocument, world: WorldDep, response: Response) -> View:
+    """Create a pool. The same pool again answers 200 and changes nothing; another of its name is refused."""
+    pool = fleet.pool(document)
+    present = world.snapshot.pools.get(pool.name)
+    if present is not None:
+        _refuse_difference(present, pool)
+        response.status_code = 200
+        return pool_view(present, world.snapshot)
+    after = world.send(CreatePool(pool))
+    response.headers["Location"] = f"/v1/pools/{pool.name}"
+    return pool_view(pool, after.snapshot)
+
+
+@router.get("/pools")
+def list_pools(world: WorldDep) -> View:
+    """All pools, by name."""
+    pools = sorted(world.snapshot.pools.values(), key=lambda pool: pool.name)
+    return {"items": [pool_view(pool, world.snapshot) for pool in pools], "next": None}
+
+
+@router.get("/pools/{name}")
+def get_pool(name: str, world: WorldDep) -> View:
+    return pool_view(world.pool(name), world.snapshot)
+
+
+@router.patch("/pools/{name}", status_code=202)
+def change_pool(name: str, change: PoolChange, world: WorldDep) -> View:
+    """Change what the pool's owner allows. Loans that are no longer allowed are recalled."""
+    pool = world.pool(name)
+    if pool.kind is PoolKind.TRAINING:
+        conflict(f"pool {name} is of kind training: it lends nothing")
+    wanted = fleet.lending_policy(change.lending)
+    given = {field: getattr(wanted, field) for field in change.lending.model_fields_set}
+    after = world.send(SetLendingPolicy(name, replace(pool.lending, **given)))
+    return pool_view(after.snapshot.pools[name], after.snapshot)
+
+
+@router.delete("/pools/{name}", status_code=202)
+def delete_pool(name: str, world: WorldDep) -> View:
+    """Delete an empty pool."""
+    pool = world.pool(name)
+    nodes = [node for node in world.snapshot.nodes.values() if node.pool == name]
+    lent = sorted(node.name for node in nodes if world.snapshot.is_lent(node))
+    if lent:
+        conflict(f"pool {name} has nodes lent: {', '.join(lent[:10])}; recall them, then remove its nodes first")
+    if nodes:
+        names = ", ".join(sorted(node.name for node in nodes)[:10])
+        conflict(f"pool {name} still has {len(nodes)} nodes: {names}; remove them first")
+    world.send(DeletePool(name))
+    return pool_view(pool, world.snapshot)
+
+
+def _refuse_difference(present: Pool, wanted: Pool) -> None:
+    if present == wanted:
+        return
+    field = "kind" if present.kind is not wanted.kind else "lending"
+    value, allowed = encode(getattr(wanted, field)), encode(getattr(present, field))
+    detail = f"pool {present.name} exists with another {field}"
+    conflict(detail, Refusal(field, str(value), f"{allowed}, as it was created"))

@@ -1,0 +1,70 @@
+"""Progress: workers report how far a job is, and hear in the reply whether they have to leave."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from api.dependencies import ServiceDep, WorldDep, require_worker
+from api.views import View, progress_view
+from api.world import new_command
+from scheduler.documents.document import Document
+from scheduler.documents.job import COUNT_MAX
+from scheduler.domain.command import ReportProgress
+from scheduler.domain.job import Job
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+StepNumber = Annotated[int, Field(strict=True, ge=0, le=COUNT_MAX)]
+
+
+class ProgressReport(Document):
+    """One report of rank 0. `samples_per_s` is taken for the record of the request alone, so far."""
+
+    generation: StepNumber
+    step: StepNumber
+    loss: Annotated[float, Field(strict=True)] | None = None
+    samples_per_s: Annotated[float, Field(strict=True, ge=0)] | None = None
+    checkpoint_step: StepNumber | None = None
+
+
+@router.get("/jobs/{job_id}/progress")
+def get_progress(job_id: str, world: WorldDep) -> View:
+    return progress_view(world.job(job_id), world.now_s)
+
+
+@router.post("/jobs/{job_id}/progress")
+def report_progress(
+    job_id: str, report: ProgressReport, request: Request, service: ServiceDep, world: WorldDep
+) -> View:
+    """Needs the token of this job and generation. The reply holds the notice to follow, or null."""
+    require_worker(service, request, job_id=job_id, generation=report.generation)
+    job = world.job(job_id)
+    notice = notice_view(job, report.generation, world.now_s)
+    if notice is None:
+        body = ReportProgress(
+            job_id, report.generation, float(report.step), report.loss, _float_or_none(report.checkpoint_step)
+        )
+        # A worker without news repeats itself to hear of notices: the same id lets the inbox drop that.
+        known = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}"
+        world.store.send(new_command(body, world.now_s, command_id=known))
+    return {"notice": notice}
+
+
+def notice_view(job: Job, generation: int, now_s: float) -> View | None:
+    """`leave` where the job has no place to go on, `replan` where newer workers are due, else None.
+
+    Workers act at the next step boundary, hence no step.
+    """
+    allocation = job.allocation
+    has_place = bool(allocation.target) and not job.is_ended
+    if has_place and allocation.generation <= generation:
+        return None
+    seconds_left = None if allocation.leave_by_s is None else max(0.0, allocation.leave_by_s - now_s)
+    return {"action": "replan" if has_place else "leave", "step": None, "seconds_left": seconds_left}
+
+
+def _float_or_none(step: int | None) -> float | None:
+    return None if step is None else float(step)

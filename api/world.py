@@ -1,0 +1,89 @@
+"""World: the state as one request sees it, and the only way in which a request asks for a change."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from api.errors import conflict, not_found
+from scheduler.core.commands import obey
+from scheduler.core.intake import Intake
+from scheduler.domain.command import Command, CommandBody
+from scheduler.domain.event import EventCode
+from scheduler.domain.fleet import Node, Pool
+from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.protocol import Store
+
+_JOB_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,79}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """`committed` is the newest snapshot; `snapshot` has the commands in it that still wait in the inbox.
+
+    So whoever has submitted a job or registered a node finds it at once, though no tick has seen it yet.
+    """
+
+    store: Store
+    now_s: float
+    committed: Snapshot
+    snapshot: Snapshot
+
+    def job(self, job_id: str) -> Job:
+        """A live or ended job, or a 404 problem."""
+        job = self.snapshot.jobs.get(job_id)
+        if job is None and _JOB_ID.fullmatch(job_id):
+            job = self.store.ended_job(job_id)
+        return job if job is not None else not_found("job", job_id)
+
+    def live_job(self, job_id: str) -> Job:
+        """A job that can still change, or a problem: 404, or 409 for one that has ended."""
+        job = self.job(job_id)
+        if job.is_ended:
+            conflict(f"job {job.id} has ended: it {_PAST.get(job.state, job.state)}")
+        return job
+
+    def pool(self, name: str) -> Pool:
+        return self.snapshot.pools.get(name) or not_found("pool", name)
+
+    def node(self, name: str) -> Node:
+        return self.snapshot.nodes.get(name) or not_found("node", name)
+
+    def send(self, body: CommandBody, *, at_s: float | None = None) -> World:
+        """Puts a command into the inbox and gives the world as it will be once that is absorbed.
+
+        A command that the core would refuse in the present state is a 409 problem, and is not sent.
+        """
+        command = new_command(body, self.now_s if at_s is None else at_s)
+        intake = Intake(self.snapshot)
+        obey(intake, command)
+        for event in intake.events:
+            if event.code is EventCode.COMMAND_REFUSED:
+                conflict(event.message)
+        self.store.send(command)
+        return replace(self, snapshot=intake.view())
+
+
+_PAST = {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}
+
+
+def load_world(store: Store, now_s: float) -> World:
+    loaded = store.load()
+    # The snapshot stands at its last tick; a request sees it as of now, like the next tick will.
+    present = replace(loaded.snapshot, now_s=max(now_s, loaded.snapshot.now_s))
+    return World(store, present.now_s, loaded.snapshot, with_pending(present, loaded.inbox))
+
+
+def with_pending(snapshot: Snapshot, inbox: Iterable[Command]) -> Snapshot:
+    intake = Intake(snapshot)
+    for command in inbox:
+        obey(intake, command)
+    return intake.view()
+
+
+def new_command(body: CommandBody, at_s: float, *, command_id: str = "") -> Command:
+    """`command_id` makes the command idempotent; without one it is unique."""
+    return Command(command_id or f"api-{secrets.token_hex(12)}", at_s, body, actor="api")

@@ -1,0 +1,111 @@
+"""The documents of pools and nodes; `lending` is spelled as in the CLUSTER file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from scheduler.documents.document import Document
+from scheduler.documents.job import Label, Text
+from scheduler.documents.refusal import Refusal, RefusedError, refused_field
+from scheduler.documents.units import Duration, Size
+from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind
+
+_HOST = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
+HOST_FORM = "1 to 253 of a-z, 0-9, '-' and '.', beginning and ending with a letter or digit"
+NODE_GPUS_MAX = 1024
+NODES_MAX = 1_000_000
+_DEFAULT = LendingPolicy()
+
+
+def _host_name(name: str) -> str:
+    if not _HOST.fullmatch(name):
+        raise PydanticCustomError("name", "Input should be {form}", {"form": HOST_FORM})
+    return name
+
+
+HostName = Annotated[str, Field(description=HOST_FORM), AfterValidator(_host_name)]
+NodeCount = Annotated[int, Field(strict=True, ge=0, le=NODES_MAX)]
+
+
+class BlackoutDocument(Document):
+    """A daily window without new loans, in UTC: seconds of the day, or text such as "22h30m"."""
+
+    start_s: Duration
+    end_s: Duration
+
+    @model_validator(mode="after")
+    def _lies_in_a_day(self) -> Self:
+        for name in ("start_s", "end_s"):
+            if getattr(self, name) > DAY_S:
+                raise refused_field(name, getattr(self, name), "at most 24h, counted from midnight UTC")
+        return self
+
+
+class LendingDocument(Document):
+    """What an inference pool's owner allows; absent fields keep the default."""
+
+    enabled: Annotated[bool, Field(strict=True)] = _DEFAULT.enabled
+    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = _DEFAULT.quantile
+    headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = _DEFAULT.headroom
+    return_deadline_s: Duration = _DEFAULT.return_deadline_s
+    cold_start_s: Duration = _DEFAULT.cold_start_s
+    kept_nodes_min: NodeCount = _DEFAULT.kept_nodes_min
+    lent_nodes_max: NodeCount | None = _DEFAULT.lent_nodes_max
+    blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(default_factory=list)
+
+
+class PoolDocument(Document):
+    name: Label
+    kind: PoolKind
+    lending: LendingDocument | None = None
+
+    @model_validator(mode="after")
+    def _training_lends_nothing(self) -> Self:
+        if self.kind is PoolKind.TRAINING and self.lending is not None:
+            raise refused_field("lending", "given", "nothing: only a pool of kind inference lends")
+        return self
+
+
+class NodeDocument(Document):
+    """A node of `gpus` GPUs of one model. `memory` of one GPU may be left out: the model says it."""
+
+    name: HostName
+    pool: Label
+    gpu: Text
+    gpus: Annotated[int, Field(strict=True, ge=1, le=NODE_GPUS_MAX)]
+    memory: Size | None = None
+
+
+def lending_document(lending: LendingPolicy) -> dict[str, object]:
+    """The document that reads as `lending`, in plain JSON values."""
+    return asdict(lending)
+
+
+def lending_policy(document: LendingDocument | None) -> LendingPolicy:
+    """The domain's form of a lending document; None gives the defaults.
+
+    Raises:
+        RefusedError: the domain refuses what the form let through.
+    """
+    if document is None:
+        return LendingPolicy()
+    values = document.model_dump(exclude={"blackouts"})
+    try:
+        return LendingPolicy(**values, blackouts=tuple(Blackout(b.start_s, b.end_s) for b in document.blackouts))
+    except ValueError as refused:
+        raise RefusedError(Refusal("lending", None, str(refused))) from None
+
+
+def pool(document: PoolDocument) -> Pool:
+    return Pool(document.name, document.kind, lending_policy(document.lending))
+
+
+def node(document: NodeDocument, *, gpu_memory_bytes: int) -> Node:
+    """The node, with `gpu_memory_bytes` a GPU where the document does not say it."""
+    memory_bytes = document.memory or gpu_memory_bytes
+    return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes)

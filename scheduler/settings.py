@@ -1,0 +1,95 @@
+"""Settings of the service: environment variables EBBTIDE_*, each with a default that works on one machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+SECRET_BYTES = 32
+
+
+class Settings(BaseSettings):
+    """Every field is a setting: EBBTIDE_ and its name in capitals."""
+
+    model_config = SettingsConfigDict(env_prefix="EBBTIDE_", frozen=True, extra="ignore")
+
+    database_url: str = Field(
+        default="sqlite:///ebbtide.sqlite", description="Where all state is kept (SQLAlchemy URL)."
+    )
+    host: str = Field(default="127.0.0.1", description="Address that the API listens on.")
+    port: int = Field(default=8787, ge=0, le=65535, description="Port that the API listens on; 0 takes a free one.")
+    public_url: str = Field(default="", description="URL of the API as workers reach it; empty: http://host:port.")
+    policy: str = Field(default="ebbtide", description="Named policy set that decides.")
+    executor: Literal["local"] = Field(default="local", description="What runs the workers: processes of this machine.")
+    run_dir: Path = Field(
+        default=Path("var/run"), description="Folder for logs, plans and checkpoints of local workers."
+    )
+    full_pass_period_s: Seconds = Field(default=300.0, description="Longest pause between ticks that consider lending.")
+    reconfiguration_s: Seconds = Field(default=30.0, description="What a start or a resize is taken to cost a job.")
+    leave_grace_s: Seconds = Field(
+        default=60.0, description="How long workers may take to save and leave, without a recall."
+    )
+    resize_pause_s: Seconds = Field(
+        default=600.0, description="Least time between two resizes of a job that nobody was forced into."
+    )
+    tick_s_max: Seconds = Field(default=1.0, description="Longest pause of the control loop between two ticks.")
+    season_s: Seconds = Field(default=86_400.0, description="Length of one season of the inference demand.")
+    solver_processes: int = Field(default=1, ge=1, le=256, description="Processes that solve scaling curves.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Least level that is logged."
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Log lines for people, or one JSON object a line."
+    )
+    token_secret_file: Path | None = Field(
+        default=None, description="Secret that worker tokens are signed with; absent: token.secret in the run folder."
+    )
+
+    @property
+    def worker_url(self) -> str:
+        """Where workers find the API."""
+        return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+    @property
+    def secret_path(self) -> Path:
+        return self.token_secret_file or self.run_dir / "token.secret"
+
+
+def token_secret(path: Path) -> bytes:
+    """The secret in `path`; a new one is written there, for its owner alone, when there is none.
+
+    Several processes may call this at once: the first one's secret wins.
+
+    Raises:
+        ValueError: the file is too short for a secret, or others than its owner may read it.
+    """
+    if not path.exists():
+        _create_secret(path)
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise ValueError(f"{path} has mode {mode:04o}, a token secret needs 0600: nobody else may read it")
+    secret = path.read_bytes()
+    if len(secret) < SECRET_BYTES:
+        raise ValueError(f"{path} holds {len(secret)} bytes, a token secret needs at least {SECRET_BYTES}")
+    return secret
+
+
+def _create_secret(path: Path) -> None:
+    """Writes beside `path` and links, so that nobody ever reads half a secret and no secret is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mkstemp creates with mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+        Path(path).hardlink_to(draft)
+    except FileExistsError:
+        pass  # another process was first: its secret counts
+    finally:
+        Path(draft).unlink()

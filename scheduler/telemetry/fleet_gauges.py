@@ -1,0 +1,116 @@
+"""Gauges of the present state, computed from a snapshot when a scrape asks. Each is declared here once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from scheduler.domain.fleet import Node, NodeState
+from scheduler.domain.job_state import ENDED, JobState
+from scheduler.domain.loan import LoanState
+from scheduler.domain.snapshot import Snapshot
+
+_LIVE_LOANS = (LoanState.OFFERED, LoanState.ACTIVE, LoanState.RECALLED)
+_GPU_STATES = ("training", "inference", "idle", "down")
+
+
+def package_version() -> str:
+    """The installed version, or "source" where the package runs without having been installed."""
+    try:
+        return version("ebbtide")
+    except PackageNotFoundError:
+        return "source"
+
+
+class FleetGauges:
+    """One scrape's worth of gauges. `has_leader`: whether some controller's lease is live."""
+
+    def __init__(self, snapshot: Snapshot, *, has_leader: bool, inbox_size: int) -> None:
+        self._snapshot = snapshot
+        self._has_leader = has_leader
+        self._inbox_size = inbox_size
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._fleet()
+        yield from self._work()
+        yield from self._demand()
+        yield _gauge("ebbtide_snapshot_generation", "Generation of the newest snapshot.", self._snapshot.generation)
+        yield _gauge("ebbtide_inbox_commands", "Commands that wait for the next tick.", self._inbox_size)
+        yield _gauge("ebbtide_leader", "1 while some controller's lease is live.", int(self._has_leader))
+        info = GaugeMetricFamily("ebbtide_build_info", "Always 1; the version is the label.", labels=["version"])
+        info.add_metric([package_version()], 1)
+        yield info
+
+    def _fleet(self) -> Iterator[Metric]:
+        gpus: Counter[tuple[str, ...]] = Counter()
+        nodes: Counter[tuple[str, ...]] = Counter()
+        held = _held_gpus(self._snapshot)
+        for pool in self._snapshot.pools:
+            gpus.update({(pool, state): 0 for state in _GPU_STATES})
+        for node in self._snapshot.nodes.values():
+            nodes[node.pool, self._node_state(node)] += 1
+            for state, count in _gpu_states(node, held[node.name]).items():
+                gpus[node.pool, state] += count
+        yield _labelled("ebbtide_gpus", "GPUs by what uses them.", ("pool", "state"), gpus)
+        yield _labelled("ebbtide_nodes", "Nodes by state.", ("pool", "state"), nodes)
+
+    def _node_state(self, node: Node) -> str:
+        if node.state is NodeState.DOWN:
+            return "down"
+        if node.cordoned:
+            return "draining" if node.draining else "cordoned"
+        loan = self._snapshot.loans.get(node.name)
+        return loan.state.value if loan is not None and loan.is_live else "up"
+
+    def _work(self) -> Iterator[Metric]:
+        loans: Counter[tuple[str, ...]] = Counter({(state.value,): 0 for state in _LIVE_LOANS})
+        loans.update((loan.state.value,) for loan in self._snapshot.loans.values() if loan.is_live)
+        jobs: Counter[tuple[str, ...]] = Counter({(state.value,): 0 for state in JobState if state not in ENDED})
+        jobs.update((job.state.value,) for job in self._snapshot.jobs.values() if not job.is_ended)
+        yield _labelled("ebbtide_loans", "Live loans by state.", ("state",), loans)
+        yield _labelled("ebbtide_jobs", "Jobs that have not ended, by state.", ("state",), jobs)
+
+    def _demand(self) -> Iterator[Metric]:
+        demand = GaugeMetricFamily(
+            "ebbtide_inference_demand_gpus", "GPUs that inference needs, clamped to capacity.", labels=["pool"]
+        )
+        for pool, reading in self._snapshot.demand.items():
+            demand.add_metric([pool], reading.gpus)
+        yield demand
+        forecast_gpus = GaugeMetricFamily(
+            "ebbtide_forecast_gpus", "Largest demand within the horizon.", labels=["pool", "quantile"]
+        )
+        for pool, forecast in self._snapshot.forecasts.items():
+            for quantile, gpus in zip(forecast.quantiles, forecast.gpus, strict=True):
+                forecast_gpus.add_metric([pool, f"{quantile:g}"], gpus)
+        yield forecast_gpus
+
+
+def _held_gpus(snapshot: Snapshot) -> Counter[str]:
+    """GPUs by node that some job holds."""
+    held: Counter[str] = Counter()
+    for job in snapshot.jobs.values():
+        for node, indices in job.allocation.held.items():
+            held[node] += len(indices)
+    return held
+
+
+def _gpu_states(node: Node, held: int) -> dict[str, int]:
+    if node.state is NodeState.DOWN:
+        return {"down": node.gpus}
+    inference = min(node.inference_gpus, node.gpus - held)
+    return {"training": held, "inference": inference, "idle": node.gpus - held - inference}
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _labelled(name: str, text: str, labels: tuple[str, ...], counts: Counter[tuple[str, ...]]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, count in sorted(counts.items()):
+        family.add_metric(values, count)
+    return family

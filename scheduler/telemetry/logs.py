@@ -1,0 +1,44 @@
+"""Logs: one line a record on standard error, for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TextIO
+
+_TEXT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s"
+_DATE = "%Y-%m-%dT%H:%M:%S"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: at, level, logger, message and, where there is one, the traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "at": f"{self.formatTime(record, _DATE)}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def configure_logs(level: str, form: str, *, stream: TextIO | None = None) -> None:
+    """Sends every logger of the process to `stream` (standard error), from `level` on.
+
+    `form` is "text" or "json". Calling it again replaces the earlier set-up.
+    """
+    if form == "json":
+        formatter: logging.Formatter = JsonFormatter()
+    elif form == "text":
+        formatter = logging.Formatter(_TEXT, _DATE)
+    else:
+        raise ValueError(f"log format: got {form!r}; allowed: text, json")
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level, handlers=[handler], force=True)

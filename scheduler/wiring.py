@@ -1,0 +1,97 @@
+"""The composition root: settings in, running parts out. The only place where everything meets."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+from scheduler.executors.local import LocalExecutor
+from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.policies.policy_set import PolicySet, policy_set
+from scheduler.policies.settings import PolicySettings
+from scheduler.runtime.clock import RealClock
+from scheduler.runtime.controller import Controller, Pace
+from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.runtime.reconciler import Hook, no_hook
+from scheduler.settings import Settings, token_secret
+from scheduler.store.sql import SqlStore
+from scheduler.telemetry.logs import configure_logs
+from scheduler.telemetry.metrics import TickRecorder
+
+HISTORY_SEASONS = 14
+
+
+def policies_of(settings: Settings) -> PolicySet:
+    return policy_set(
+        settings.policy,
+        PolicySettings(
+            full_pass_period_s=settings.full_pass_period_s,
+            reconfiguration_s=settings.reconfiguration_s,
+            leave_grace_s=settings.leave_grace_s,
+            resize_pause_s=settings.resize_pause_s,
+        ),
+    )
+
+
+def build_controller(settings: Settings, store: SqlStore, *, at: Hook = no_hook) -> Controller:
+    """A controller with its executor, curve builder and forecasters, not yet running."""
+    clock = RealClock()
+
+    secret = token_secret(settings.secret_path)
+    executor = LocalExecutor(settings.run_dir, now=clock.now_s, url=settings.worker_url, secret=secret, at=at)
+    forecaster = partial(SeasonalForecaster, season_s=settings.season_s)
+    solvers = ProcessPoolExecutor(settings.solver_processes, mp_context=get_context("spawn"))
+    return Controller(
+        holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        store=store,
+        executor=executor,
+        clock=clock,
+        policies=policies_of(settings),
+        curves=CurveBuilder(solvers, most_in_flight=4 * settings.solver_processes),
+        demand=DemandWatch(store, forecaster, memory_s=HISTORY_SEASONS * settings.season_s),
+        on_report=TickRecorder().record,
+        pace=Pace(tick_s_max=settings.tick_s_max),
+        at=at,
+    )
+
+
+def run_controller(settings: Settings) -> None:
+    """Decide until SIGTERM or SIGINT; every local worker has ended when this returns."""
+    configure_logs(settings.log_level, settings.log_format)
+    store = SqlStore(settings.database_url)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        build_controller(settings, store).run(stop)
+    finally:
+        store.close()
+
+
+def run_api(settings: Settings) -> None:
+    """Answer HTTP until SIGTERM or SIGINT."""
+    import uvicorn
+
+    from api.app import create_app
+
+    configure_logs(settings.log_level, settings.log_format)
+    store = SqlStore(settings.database_url)
+    try:
+        app = create_app(
+            store,
+            settings,
+            clock=RealClock(),
+            policies=policies_of(settings),
+            lease=store.lease,
+            token_secret=token_secret(settings.secret_path),
+        )
+        uvicorn.run(app, host=settings.host, port=settings.port, log_config=None, access_log=False)
+    finally:
+        store.close()

@@ -1,0 +1,145 @@
+"""A service in this process for the API's tests: the real application on a MemoryStore, reached without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import ASGIApp
+
+from api.app import create_app
+from scheduler.domain.command import Command, ForecastMade
+from scheduler.domain.forecast import Forecast
+from scheduler.domain.tick_report import TickReport
+from scheduler.executors.recording import RecordingExecutor
+from scheduler.policies.policy_set import policy_set
+from scheduler.runtime.clock import ManualClock
+from scheduler.runtime.reconciler import tick
+from scheduler.settings import Settings
+from scheduler.store.memory import MemoryStore
+from scheduler.store.protocol import Lease
+
+NOW_S = 1_760_000_000.0
+Problem = Callable[[httpx.Response, int], dict[str, Any]]
+SECRET = b"a secret that only tests know...."
+
+
+class AppTransport(httpx.BaseTransport):
+    """Lets a synchronous client call an ASGI application directly."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return asyncio.run(self._answer(request))
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        body = request.read()
+        asked = httpx.Request(request.method, request.url, headers=request.headers, content=body)
+        answer = await self._transport.handle_async_request(asked)
+        return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+
+
+class ApiService:
+    """The application and the parts behind it, so that a test can let a tick happen or look into the inbox."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.clock = ManualClock(NOW_S)
+        self.policies = policy_set("ebbtide")
+        self.executor = RecordingExecutor()
+        self.leader: Lease | None = None
+        self.app = create_app(
+            self.store,
+            Settings(),
+            clock=self.clock,
+            policies=self.policies,
+            lease=lambda: self.leader,
+            token_secret=SECRET,
+        )
+        self.transport = AppTransport(self.app)
+        self.http = httpx.Client(transport=self.transport, base_url="http://service")
+
+    def tick(self, *, after_s: float = 1.0, learned: tuple[Command, ...] = ()) -> TickReport:
+        """A real tick, `after_s` later. The executor does at once whatever it is asked to."""
+        self.clock.move_to(self.clock.now_s() + after_s)
+        self.leader = self.store.acquire("test", now_s=self.clock.now_s(), ttl_s=15.0)
+        assert self.leader is not None
+        return tick(self.store, self.executor, self.clock, self.policies, epoch=self.leader.epoch, learned=learned)
+
+    def lend_all(self) -> None:
+        """Lets both idle inference nodes be lent to a job that can use them."""
+        self.submit(gpus={"min": 4, "max": 4})
+        self.made("/v1/pools/inference/demand", {"gpus": 0})
+        forecast = Forecast(self.clock.now_s(), 600.0, (0.5, 0.999), (0.0, 0.0), "test")
+        self.tick(learned=(Command("forecast", self.clock.now_s(), ForecastMade("inference", forecast)),))
+        self.tick()
+        self.tick()
+        assert {loan["state"] for loan in self.get("/v1/loans")["items"]} == {"active"}
+
+    def post(self, path: str, document: object = None, *, token: str = "") -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return self.http.post(path, json=document, headers=headers)
+
+    def get(self, path: str, **query: str | int | float) -> dict[str, Any]:
+        answer = self.http.get(path, params=query)
+        assert answer.status_code == 200, answer.text
+        document: dict[str, Any] = answer.json()
+        return document
+
+    def made(self, path: str, document: object = None) -> dict[str, Any]:
+        answer = self.post(path, document)
+        assert answer.status_code in (200, 201, 202), answer.text
+        made: dict[str, Any] = answer.json()
+        return made
+
+    def submit(self, name: str = "train", **fields: object) -> str:
+        """Submits a job without a model, of 1 to 2 GPUs unless `fields` say otherwise; gives its id."""
+        job = self.made("/v1/jobs", {"name": name, "gpus": {"min": 1, "max": 2}, "steps": 1000, **fields})
+        return str(job["id"])
+
+    def refused(self, method: str, path: str, document: object = None) -> dict[str, Any]:
+        """The 422 problem that answers this request, once it is sure that nothing was put into the inbox."""
+        waiting = self.store.inbox_size()
+        problem = problem_of(self.http.request(method, path, json=document), 422)
+        assert self.store.inbox_size() == waiting
+        assert problem["errors"], problem
+        return problem
+
+
+def problem_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """The problem in an answer, once its form is checked."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert problem["status"] == status
+    assert problem["type"].startswith("urn:ebbtide:problem:")
+    assert problem["title"]
+    assert problem["detail"]
+    return problem
+
+
+@pytest.fixture
+def service() -> Iterator[ApiService]:
+    made = ApiService()
+    with made.http:
+        yield made
+
+
+@pytest.fixture
+def fleet(service: ApiService) -> ApiService:
+    """A service with a training node of 2 GPUs and two inference nodes of 1 GPU."""
+    service.made("/v1/pools", {"name": "training", "kind": "training"})
+    service.made("/v1/pools", {"name": "inference", "kind": "inference", "lending": {"headroom": 0.0}})
+    service.made("/v1/nodes", {"name": "t0", "pool": "training", "gpu": "cpu", "gpus": 2})
+    service.made("/v1/nodes", {"name": "i0", "pool": "inference", "gpu": "cpu", "gpus": 1})
+    service.made("/v1/nodes", {"name": "i1", "pool": "inference", "gpu": "cpu", "gpus": 1})
+    return service
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return problem_of

@@ -1,0 +1,181 @@
+"""Pools, nodes, demand, loans and the lending switches over HTTP, with real ticks in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler.domain.command import PauseLending, RecallAll, ResumeLending
+
+if TYPE_CHECKING:
+    from tests.api.conftest import ApiService, Problem
+
+DAY_S = 86_400.0
+
+
+def test_a_pool_and_its_nodes_can_be_made_at_once_without_a_tick_in_between(fleet: ApiService) -> None:
+    assert fleet.store.load().snapshot.generation == 0
+    assert [pool["name"] for pool in fleet.get("/v1/pools")["items"]] == ["inference", "training"]
+    assert fleet.get("/v1/pools/inference")["capacity_gpus"] == 2
+    assert [node["name"] for node in fleet.get("/v1/nodes", pool="inference")["items"]] == ["i0", "i1"]
+    fleet.tick()
+    assert sorted(fleet.store.load().snapshot.nodes) == ["i0", "i1", "t0"]
+
+
+def test_a_node_takes_the_memory_of_its_gpu_model_unless_it_says_otherwise(fleet: ApiService) -> None:
+    node = {"name": "t1", "pool": "training", "gpu": "a100-80g", "gpus": 8, "memory": "40GiB"}
+    assert fleet.made("/v1/nodes", node)["gpu_memory_bytes"] == 40 * 2**30
+    usual = fleet.made("/v1/nodes", {"name": "t2", "pool": "training", "gpu": "a100-80g", "gpus": 8})
+    assert usual["gpu_memory_bytes"] > 40 * 2**30
+
+
+def test_a_pool_created_again_is_the_same_pool_and_another_one_is_refused(fleet: ApiService, problem: Problem) -> None:
+    waiting = fleet.store.inbox_size()
+    assert fleet.post("/v1/pools", {"name": "training", "kind": "training"}).status_code == 200
+    told = problem(fleet.post("/v1/pools", {"name": "training", "kind": "inference"}), 409)
+    assert [error["field"] for error in told["errors"]] == ["kind"]
+    assert fleet.store.inbox_size() == waiting
+
+
+def test_a_node_registered_again_is_the_same_node(fleet: ApiService) -> None:
+    waiting = fleet.store.inbox_size()
+    answer = fleet.post("/v1/nodes", {"name": "t0", "pool": "training", "gpu": "cpu", "gpus": 2})
+    assert answer.status_code == 200
+    assert fleet.store.inbox_size() == waiting
+
+
+def test_a_node_registered_with_another_shape_is_a_conflict_that_names_the_field(
+    fleet: ApiService, problem: Problem
+) -> None:
+    waiting = fleet.store.inbox_size()
+    told = problem(fleet.post("/v1/nodes", {"name": "t0", "pool": "training", "gpu": "cpu", "gpus": 4}), 409)
+    [error] = told["errors"]
+    assert (error["field"], error["value"]) == ("gpus", 4)
+    assert error["allowed"].startswith("2")
+    assert fleet.store.inbox_size() == waiting
+
+
+def test_a_pool_with_nodes_is_not_deleted(fleet: ApiService, problem: Problem) -> None:
+    assert "2 nodes: i0, i1" in problem(fleet.http.delete("/v1/pools/inference"), 409)["detail"]
+    for node in ("i0", "i1"):
+        assert fleet.http.delete(f"/v1/nodes/{node}").status_code == 202
+    assert fleet.http.delete("/v1/pools/inference").status_code == 202
+    problem(fleet.http.get("/v1/pools/inference"), 404)
+    fleet.tick()
+    assert list(fleet.store.load().snapshot.pools) == ["training"]
+
+
+def test_a_pool_with_lent_nodes_is_not_deleted_and_the_answer_names_them(fleet: ApiService, problem: Problem) -> None:
+    fleet.lend_all()
+    told = problem(fleet.http.delete("/v1/pools/inference"), 409)
+    assert "has nodes lent: i0, i1" in told["detail"]
+    assert fleet.store.inbox_size() == 0
+
+
+def test_a_held_or_lent_node_is_not_removed(fleet: ApiService, problem: Problem) -> None:
+    job_id = fleet.submit()
+    fleet.tick()
+    assert job_id in problem(fleet.http.delete("/v1/nodes/t0"), 409)["detail"]
+    assert fleet.get("/v1/nodes/t0")["jobs"] == {job_id: [0, 1]}
+
+
+def test_a_lent_node_is_not_removed(fleet: ApiService, problem: Problem) -> None:
+    fleet.lend_all()
+    assert "lent" in problem(fleet.http.delete("/v1/nodes/i0"), 409)["detail"]
+
+
+def test_a_node_is_cordoned_drained_and_uncordoned(fleet: ApiService) -> None:
+    assert fleet.made("/v1/nodes/t0:cordon")["cordoned"] is True
+    assert fleet.made("/v1/nodes/t0:drain")["draining"] is True
+    assert fleet.get("/v1/nodes/t0")["serves_training"] is False
+    assert fleet.made("/v1/nodes/t0:uncordon")["cordoned"] is False
+
+
+def test_lending_rules_are_changed_field_by_field(fleet: ApiService, problem: Problem) -> None:
+    answer = fleet.http.patch("/v1/pools/inference", json={"lending": {"return_deadline_s": "2m", "lent_nodes_max": 1}})
+    assert answer.status_code == 202
+    lending = fleet.get("/v1/pools/inference")["lending"]
+    assert (lending["return_deadline_s"], lending["lent_nodes_max"], lending["headroom"]) == (120.0, 1, 0.0)
+    problem(fleet.http.patch("/v1/pools/training", json={"lending": {"enabled": False}}), 409)
+
+
+def test_idle_inference_nodes_are_lent_and_listed(fleet: ApiService) -> None:
+    fleet.lend_all()
+    loans = fleet.get("/v1/loans")["items"]
+    assert [loan["node"] for loan in loans] == ["i0", "i1"]
+    assert all(loan["is_live"] for loan in loans)
+    assert fleet.get("/v1/loans", state="returned")["items"] == []
+    assert fleet.get("/v1/pools/inference")["lent_nodes"] == 2
+
+
+def test_demand_above_capacity_is_accepted_clamped_and_recalls_every_loan(fleet: ApiService) -> None:
+    fleet.lend_all()
+    told = fleet.made("/v1/pools/inference/demand", {"gpus": 99.5})
+    assert told["clamped"] is True
+    assert (told["gpus"], told["asked_gpus"], told["capacity_gpus"]) == (2.0, 99.5, 2)
+    for _ in range(3):
+        fleet.tick()
+    states = {loan["state"] for loan in fleet.get("/v1/loans")["items"]}
+    assert states <= {"recalled", "returned"}
+    codes = [event["code"] for event in fleet.get("/v1/events")["items"]]
+    assert "DemandClamped" in codes
+    assert codes.count("NodeRecalled") == 2
+
+
+def test_demand_is_read_back_with_its_history(fleet: ApiService) -> None:
+    fleet.made("/v1/pools/inference/demand", {"gpus": 1, "at": fleet.clock.now_s() - 60})
+    fleet.tick()
+    fleet.made("/v1/pools/inference/demand", {"gpus": 2})
+    told = fleet.get("/v1/pools/inference/demand")
+    assert told["latest"]["gpus"] == 2
+    assert [reading["gpus"] for reading in told["readings"]] == [1]
+    assert fleet.get("/v1/pools/inference/demand", since_s=fleet.clock.now_s())["readings"] == []
+    assert fleet.get("/v1/pools/inference/forecast") == {"pool": "inference", "forecast": None}
+
+
+def test_demand_out_of_order_or_of_the_future_is_refused(fleet: ApiService) -> None:
+    now_s = fleet.clock.now_s()
+    fleet.made("/v1/pools/inference/demand", {"gpus": 1, "at": now_s})
+    for at_s in (now_s - 1, now_s + DAY_S):
+        told = fleet.refused("POST", "/v1/pools/inference/demand", {"gpus": 1, "at": at_s})
+        assert told["errors"][0]["field"] == "at"
+
+
+def test_a_training_pool_has_no_demand(fleet: ApiService, problem: Problem) -> None:
+    problem(fleet.post("/v1/pools/training/demand", {"gpus": 1}), 409)
+    problem(fleet.http.get("/v1/pools/training/forecast"), 409)
+    problem(fleet.post("/v1/pools/nowhere/demand", {"gpus": 1}), 404)
+
+
+def test_operators_pause_resume_and_recall_with_one_request(fleet: ApiService) -> None:
+    fleet.tick()
+    assert fleet.made("/v1/lending:pause")["lending_paused"] is True
+    assert fleet.made("/v1/lending:resume")["lending_paused"] is False
+    assert fleet.made("/v1/lending:recall-all")["loans_recalled"] is True
+    sent = [type(command.body) for command in fleet.store.load().inbox]
+    assert sent == [PauseLending, ResumeLending, RecallAll]
+
+
+def test_the_record_of_decisions_and_events_is_read_page_by_page(fleet: ApiService) -> None:
+    fleet.lend_all()
+    decisions = fleet.get("/v1/decisions")["items"]
+    assert {"LendNode"} <= {decision["kind"] for decision in decisions}
+    everything = [event["number"] for event in fleet.get("/v1/events")["items"]]
+    numbers, cursor = [], ""
+    while True:
+        page = fleet.get("/v1/events", limit=2, cursor=cursor)
+        numbers += [event["number"] for event in page["items"]]
+        if page["next"] is None:
+            break
+        cursor = page["next"]
+    assert numbers == everything == sorted(numbers)
+    assert fleet.get("/v1/events", after=everything[-1])["items"] == []
+    assert {event["subject"] for event in fleet.get("/v1/events", subject="i0")["items"]} == {"i0"}
+
+
+def test_an_unknown_pool_or_node_is_a_404(service: ApiService, problem: Problem) -> None:
+    problem(service.http.get("/v1/pools/nowhere"), 404)
+    problem(service.http.delete("/v1/pools/nowhere"), 404)
+    problem(service.http.get("/v1/nodes/nobody"), 404)
+    problem(service.http.get("/v1/nodes?pool=nowhere"), 404)
+    for verb in ("cordon", "drain", "uncordon"):
+        problem(service.post(f"/v1/nodes/nobody:{verb}"), 404)

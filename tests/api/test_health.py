@@ -1,0 +1,105 @@
+"""Health, metrics, the machine-readable description and the page at the root."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from scheduler.domain.codec import decode
+from scheduler.domain.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from tests.api.conftest import ApiService, Problem
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_process_is_healthy_whether_or_not_anybody_leads(service: ApiService) -> None:
+    assert service.get("/healthz")["status"] == "ok"
+
+
+def test_the_service_is_ready_while_a_leaders_lease_is_live(service: ApiService, problem: Problem) -> None:
+    assert problem(service.http.get("/readyz"), 503)["type"] == "urn:ebbtide:problem:not-ready"
+    service.tick()
+    assert service.get("/readyz")["status"] == "ok"
+    service.clock.move_to(service.clock.now_s() + 60)
+    problem(service.http.get("/readyz"), 503)
+
+
+def test_metrics_show_the_fleet_as_it_is(fleet: ApiService) -> None:
+    fleet.lend_all()
+    answer = fleet.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    shown = samples(answer.text)
+    assert shown["ebbtide_gpus", (("pool", "training"), ("state", "training"))] == 2
+    assert shown["ebbtide_nodes", (("pool", "inference"), ("state", "active"))] == 2
+    assert shown["ebbtide_loans", (("state", "active"),)] == 2
+    assert shown["ebbtide_leader", ()] == 1
+    assert shown["ebbtide_inference_demand_gpus", (("pool", "inference"),)] == 0
+    assert shown["ebbtide_forecast_gpus", (("pool", "inference"), ("quantile", "0.999"))] == 0
+    assert shown["ebbtide_snapshot_generation", ()] == fleet.store.load().snapshot.generation
+
+
+def test_requests_are_timed_under_the_template_of_their_route(service: ApiService) -> None:
+    job_id = service.submit()
+    service.get(f"/v1/jobs/{job_id}")
+    service.http.get("/no/such/path")
+    text = service.http.get("/metrics").text
+    shown = samples(text)
+    name = "ebbtide_api_request_duration_seconds_count"
+    assert shown[name, (("method", "GET"), ("route", "/v1/jobs/{job_id}"), ("status", "200"))] >= 1
+    assert shown[name, (("method", "GET"), ("route", "unmatched"), ("status", "404"))] >= 1
+    assert job_id not in text
+
+
+def test_the_snapshot_is_the_state_itself(fleet: ApiService) -> None:
+    fleet.lend_all()
+    assert decode(Snapshot, fleet.get("/v1/snapshots/latest")) == fleet.store.load().snapshot
+
+
+def test_the_description_lists_every_noun_of_the_contract(service: ApiService) -> None:
+    paths = set(service.get("/openapi.json")["paths"])
+    assert paths >= {
+        "/v1/jobs",
+        "/v1/jobs:dry-run",
+        "/v1/jobs/{job_id}",
+        "/v1/jobs/{job_id}/plan",
+        "/v1/jobs/{job_id}/events",
+        "/v1/jobs/{job_id}/explanation",
+        "/v1/jobs/{job_id}/progress",
+        "/v1/jobs/{job_id}:suspend",
+        "/v1/jobs/{job_id}:resume",
+        "/v1/pools",
+        "/v1/pools/{name}",
+        "/v1/pools/{name}/demand",
+        "/v1/pools/{name}/forecast",
+        "/v1/nodes",
+        "/v1/nodes/{name}",
+        "/v1/nodes/{name}:cordon",
+        "/v1/nodes/{name}:drain",
+        "/v1/nodes/{name}:uncordon",
+        "/v1/loans",
+        "/v1/lending:pause",
+        "/v1/lending:resume",
+        "/v1/lending:recall-all",
+        "/v1/decisions",
+        "/v1/events",
+        "/v1/snapshots/latest",
+        "/v1/plans",
+        "/metrics",
+        "/healthz",
+        "/readyz",
+    }
+
+
+def test_the_page_at_the_root_lists_the_endpoints(service: ApiService) -> None:
+    answer = service.http.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "GET /v1/jobs/{job_id}/explanation" in answer.text

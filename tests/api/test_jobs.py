@@ -1,0 +1,193 @@
+"""Jobs over HTTP: from submission to the end, with real ticks in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler.domain.command import ScaleJob, SubmitJob
+
+if TYPE_CHECKING:
+    from tests.api.conftest import ApiService, Problem
+
+
+def test_a_submitted_job_is_answered_with_its_place_and_found_before_any_tick(service: ApiService) -> None:
+    answer = service.post("/v1/jobs", {"name": "train", "gpus": {"min": 1, "max": 4}, "maxRunTime": "1h30m"})
+    assert answer.status_code == 201
+    job = answer.json()
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert job["id"].startswith("train-")
+    assert len(job["id"]) == len("train-") + 6
+    found = service.get(answer.headers["location"])
+    assert found["state"] == "submitted"
+    assert found["spec"]["maxRunTime"] == 5400.0
+    assert found["gpus"] == {"min": 1, "max": 4, "target": 0, "releasing": 0}
+    assert [item["id"] for item in service.get("/v1/jobs")["items"]] == [job["id"]]
+
+
+def test_a_request_changes_no_state_and_only_sends_a_command(service: ApiService) -> None:
+    job_id = service.submit()
+    loaded = service.store.load()
+    assert loaded.snapshot.generation == 0
+    assert not loaded.snapshot.jobs
+    [command] = loaded.inbox
+    assert isinstance(command.body, SubmitJob)
+    assert command.body.job_id == job_id
+
+
+def test_two_jobs_of_one_name_get_two_ids(service: ApiService) -> None:
+    assert service.submit("same") != service.submit("same")
+
+
+def test_a_job_starts_with_the_next_tick_and_shows_its_gpus_and_plan(fleet: ApiService) -> None:
+    job_id = fleet.submit()
+    fleet.tick()
+    job = fleet.get(f"/v1/jobs/{job_id}")
+    assert job["state"] == "starting"
+    assert job["nodes"] == {"t0": [0, 1]}
+    assert job["generation"] == 1
+    plan = fleet.get(f"/v1/jobs/{job_id}/plan")
+    assert plan["stages"][0]["gpus"] == 2
+    assert set(plan) >= {"schedule", "micro_batches", "iteration_time_s", "peak_bytes_per_gpu", "optimality_gap"}
+    fleet.tick()
+    assert fleet.get(f"/v1/jobs/{job_id}")["state"] == "running"
+    told = [event["code"] for event in fleet.get(f"/v1/jobs/{job_id}/events")["items"]]
+    assert "JobStarted" in told
+
+
+def test_progress_for_people_says_what_is_left(fleet: ApiService) -> None:
+    job_id = fleet.submit()
+    fleet.tick()
+    fleet.tick()
+    fleet.tick(after_s=100.0)
+    progress = fleet.get(f"/v1/jobs/{job_id}/progress")
+    assert 0 < progress["fraction"] < 1
+    assert progress["remaining_s"] > 0
+    assert progress["steps_total"] == 1000
+
+
+def test_scaling_keeps_what_is_not_given_and_is_seen_at_once(fleet: ApiService) -> None:
+    job_id = fleet.submit()
+    answer = fleet.http.patch(f"/v1/jobs/{job_id}", json={"gpus": {"max": 4}})
+    assert answer.status_code == 202
+    assert answer.json()["gpus"]["min"] == 1
+    assert answer.json()["gpus"]["max"] == 4
+    assert fleet.store.load().inbox[-1].body == ScaleJob(job_id, 1, 4)
+    fleet.tick()
+    assert fleet.get(f"/v1/jobs/{job_id}")["spec"]["gpus"] == {"min": 1, "max": 4}
+
+
+def test_a_job_is_suspended_resumed_and_cancelled(fleet: ApiService) -> None:
+    job_id = fleet.submit()
+    fleet.tick()
+    fleet.tick()
+    assert fleet.post(f"/v1/jobs/{job_id}:suspend").json()["intent"] == "suspend"
+    fleet.tick()
+    assert fleet.get(f"/v1/jobs/{job_id}")["state"] == "suspended"
+    fleet.tick()
+    assert fleet.post(f"/v1/jobs/{job_id}:resume").json()["state"] == "queued"
+    assert fleet.http.delete(f"/v1/jobs/{job_id}").json()["intent"] == "cancel"
+    for _ in range(3):
+        fleet.tick()
+    ended = fleet.get(f"/v1/jobs/{job_id}")
+    assert ended["state"] == "cancelled"
+    assert job_id not in fleet.store.load().snapshot.jobs
+    assert fleet.http.delete(f"/v1/jobs/{job_id}").status_code == 202
+
+
+def test_an_ended_job_refuses_every_change(fleet: ApiService, problem: Problem) -> None:
+    job_id = fleet.submit()
+    fleet.http.delete(f"/v1/jobs/{job_id}")
+    fleet.tick()
+    fleet.tick()
+    for answer in (
+        fleet.http.patch(f"/v1/jobs/{job_id}", json={"gpus": {"max": 4}}),
+        fleet.post(f"/v1/jobs/{job_id}:suspend"),
+        fleet.post(f"/v1/jobs/{job_id}:resume"),
+    ):
+        assert "has ended: it was cancelled" in problem(answer, 409)["detail"]
+    explanation = fleet.get(f"/v1/jobs/{job_id}/explanation")
+    assert explanation["state"] == "cancelled"
+
+
+def test_resuming_what_was_not_suspended_is_a_conflict(service: ApiService, problem: Problem) -> None:
+    job_id = service.submit()
+    assert "was not suspended" in problem(service.post(f"/v1/jobs/{job_id}:resume"), 409)["detail"]
+
+
+def test_an_unknown_job_is_a_404_everywhere(service: ApiService, problem: Problem) -> None:
+    for path in ("", "/plan", "/events", "/explanation", "/progress"):
+        assert problem(service.http.get(f"/v1/jobs/nobody{path}"), 404)["type"].endswith(":not-found")
+    for verb in ("suspend", "resume"):
+        problem(service.post(f"/v1/jobs/nobody:{verb}"), 404)
+    problem(service.http.delete("/v1/jobs/nobody%00"), 404)
+    problem(service.http.patch("/v1/jobs/nobody", json={"gpus": {}}), 404)
+
+
+def test_a_job_without_a_plan_says_so(service: ApiService, problem: Problem) -> None:
+    job_id = service.submit()
+    assert "has no plan" in problem(service.http.get(f"/v1/jobs/{job_id}/plan"), 404)["detail"]
+
+
+def test_a_waiting_job_is_explained_with_numbers(fleet: ApiService) -> None:
+    first = fleet.submit("first", gpus={"min": 2, "max": 2})
+    fleet.tick()
+    fleet.tick()
+    second = fleet.submit("second", gpus={"min": 2, "max": 2})
+    fleet.tick()
+    told = fleet.get(f"/v1/jobs/{second}/explanation")
+    assert told["state"] == "queued"
+    assert told["needed_gpus"] == 2
+    assert told["free_gpus"] == 0
+    assert told["holders"] == {first: 2}
+    assert told["reason"]["code"]
+    assert told["unblocks"]
+
+
+def test_a_dry_run_says_what_would_happen_and_leaves_no_trace(fleet: ApiService) -> None:
+    fleet.tick()
+    before = fleet.store.load()
+    told = fleet.made("/v1/jobs:dry-run", {"name": "maybe", "gpus": {"min": 1, "max": 2}, "steps": 10})
+    assert told["state"] == "starting"
+    assert told["job"]["nodes"] == {"t0": [0, 1]}
+    assert told["plan"]["stages"][0]["gpus"] == 2
+    waits = fleet.made("/v1/jobs:dry-run", {"name": "maybe", "gpus": {"min": 64, "max": 64}})
+    assert waits["state"] == "queued"
+    assert waits["reason"]["detail"]
+    assert fleet.store.load() == before
+
+
+def test_a_dry_run_of_a_job_that_is_not_solved_answers_planning(fleet: ApiService) -> None:
+    job = {"name": "big", "gpus": {"min": 1, "max": 1}, "model": "gpt2", "globalBatch": 8, "sequenceLength": 128}
+    assert fleet.made("/v1/jobs:dry-run", job)["state"] == "planning"
+
+
+def test_pages_of_jobs_hold_every_job_once_whether_live_or_ended(fleet: ApiService) -> None:
+    ended = [fleet.submit("gone") for _ in range(5)]
+    for job_id in ended:
+        fleet.http.delete(f"/v1/jobs/{job_id}")
+    fleet.tick()
+    live = []
+    for _ in range(4):
+        live.append(fleet.submit("here", gpus={"min": 64, "max": 64}))
+        fleet.tick()
+    seen, cursor = [], ""
+    while True:
+        page = fleet.get("/v1/jobs", limit=2, cursor=cursor)
+        assert len(page["items"]) <= 2
+        seen += [item["id"] for item in page["items"]]
+        if page["next"] is None:
+            break
+        cursor = page["next"]
+    assert seen[:4] == live[::-1]
+    assert sorted(seen[4:]) == sorted(ended)
+
+
+def test_jobs_are_listed_by_state_and_queue(fleet: ApiService) -> None:
+    running = fleet.submit(queue="red")
+    fleet.tick()
+    waiting = fleet.submit(queue="blue", gpus={"min": 64, "max": 64})
+    fleet.tick()
+    assert [job["id"] for job in fleet.get("/v1/jobs", state="running")["items"]] == [running]
+    assert [job["id"] for job in fleet.get("/v1/jobs", queue="blue")["items"]] == [waiting]
+    both = fleet.get("/v1/jobs", state="running,queued")["items"]
+    assert [job["id"] for job in both] == [waiting, running]

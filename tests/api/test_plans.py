@@ -1,0 +1,88 @@
+"""Plans over HTTP: the solver answers, or says which constraint binds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.api.conftest import ApiService, Problem
+
+GPT2: dict[str, Any] = {"model": "gpt2", "gpu": "a100-80g", "gpus": 4, "globalBatch": 16, "sequenceLength": 256}
+
+
+def test_a_plan_has_the_form_of_the_contract_and_says_what_it_took(service: ApiService) -> None:
+    plan = service.made("/v1/plans", GPT2)
+    assert set(plan) == {
+        "schedule",
+        "micro_batches",
+        "micro_batch_size",
+        "iteration_time_s",
+        "samples_per_s",
+        "peak_bytes_per_gpu",
+        "stages",
+        "optimality_gap",
+        "search_time_s",
+        "candidates",
+    }
+    assert sum(stage["gpus"] for stage in plan["stages"]) == 4
+    assert plan["micro_batches"] * plan["micro_batch_size"] == 16
+    assert plan["candidates"] > 0
+    assert service.store.inbox_size() == 0
+
+
+def test_a_shape_stands_in_the_place_of_gpu_and_gpus(service: ApiService) -> None:
+    shape = [{"gpu": "a100-80g", "nodes": 1, "gpusPerNode": 4}]
+    same = {"model": "gpt2", "shape": shape, "globalBatch": 16, "sequenceLength": 256}
+    assert service.made("/v1/plans", same)["stages"] == service.made("/v1/plans", GPT2)["stages"]
+
+
+def test_a_request_that_cannot_fit_is_told_what_binds(service: ApiService, problem: Problem) -> None:
+    big = {"model": "llama-2-7b", "gpu": "a100-80g", "gpus": 1, "globalBatch": 8, "memory": "16GB"}
+    told = problem(service.post("/v1/plans", big), 422)
+    assert told["type"] == "urn:ebbtide:problem:infeasible"
+    assert "16.0 GB" in told["detail"]
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("model", {"model": "gpt-9"}),
+        ("model", {"model": ""}),
+        ("gpu", {"gpu": "abacus"}),
+        ("gpu", {"gpu": ""}),
+        ("gpus", {"gpus": 0}),
+        ("gpus", {"gpus": None}),
+        ("nodes", {"nodes": 3}),
+        ("globalBatch", {"globalBatch": 0}),
+        ("globalBatch", {"globalBatch": 10**15}),
+        ("sequenceLength", {"sequenceLength": -1}),
+        ("memory", {"memory": "-1GB"}),
+        ("memory", {"memory": "90TB"}),
+        ("gpu", {"shape": [{"gpu": "cpu", "nodes": 1, "gpusPerNode": 1}]}),
+        ("shape", {"shape": []}),
+        ("sequence_length", {"sequence_length": 256}),
+    ],
+)
+def test_a_malformed_plan_request_is_refused(service: ApiService, field: str, change: dict[str, Any]) -> None:
+    assert service.refused("POST", "/v1/plans", GPT2 | change)["errors"][0]["field"] == field
+
+
+def test_numbers_of_a_request_that_are_none_are_refused(service: ApiService, problem: Problem) -> None:
+    body = b'{"model": "gpt2", "gpu": "cpu", "gpus": NaN, "globalBatch": 8}'
+    answer = service.http.post("/v1/plans", content=body, headers={"Content-Type": "application/json"})
+    assert problem(answer, 422)["errors"][0]["field"] == "gpus"
+
+
+def test_more_searches_than_the_service_bears_are_told_to_come_back(service: ApiService, problem: Problem) -> None:
+    parts = service.app.state.service
+    taken = 0
+    while parts.searches.acquire(blocking=False):
+        taken += 1
+    answer = service.post("/v1/plans", GPT2)
+    assert problem(answer, 429)["type"] == "urn:ebbtide:problem:busy"
+    assert answer.headers["retry-after"] == "1"
+    for _ in range(taken):
+        parts.searches.release()
+    assert service.post("/v1/plans", GPT2).status_code == 200

@@ -1,0 +1,114 @@
+"""Workers report progress with their token, and hear in the reply whether they have to leave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from scheduler.domain.command import ReportProgress
+from scheduler.domain.worker_token import issue_token
+
+if TYPE_CHECKING:
+    from tests.api.conftest import ApiService, Problem
+
+SECRET = b"a secret that only tests know...."
+REPORT: dict[str, Any] = {"generation": 1, "step": 12, "loss": 3.5, "samples_per_s": 8.0, "checkpoint_step": 10}
+
+
+def running(fleet: ApiService) -> tuple[str, str]:
+    """A running job of generation 1 and the token of its workers."""
+    job_id = fleet.submit()
+    fleet.tick()
+    fleet.tick()
+    return job_id, issue_token(SECRET, job_id, 1)
+
+
+def test_a_report_goes_into_the_inbox_and_there_is_no_notice(fleet: ApiService) -> None:
+    job_id, token = running(fleet)
+    answer = fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token)
+    assert answer.json() == {"notice": None}
+    [command] = fleet.store.load().inbox
+    assert command.body == ReportProgress(job_id, 1, 12.0, 3.5, 10.0)
+    fleet.tick()
+    assert fleet.get(f"/v1/jobs/{job_id}/progress")["loss"] == 3.5
+    assert fleet.get(f"/v1/jobs/{job_id}/progress")["checkpoint_steps"] == 10
+
+
+def test_a_worker_that_repeats_itself_to_hear_of_notices_wakes_nobody(fleet: ApiService) -> None:
+    job_id, token = running(fleet)
+    for _ in range(3):
+        assert fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token).status_code == 200
+    assert fleet.store.inbox_size() == 1
+
+
+def test_workers_of_a_job_that_was_suspended_are_told_to_leave(fleet: ApiService) -> None:
+    job_id, token = running(fleet)
+    fleet.post(f"/v1/jobs/{job_id}:suspend")
+    fleet.tick()
+    notice = fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token).json()["notice"]
+    assert notice["action"] == "leave"
+    assert notice["step"] is None
+    assert notice["seconds_left"] > 0
+    assert fleet.store.inbox_size() == 0
+
+
+def test_workers_of_an_older_generation_are_told_to_replan(fleet: ApiService) -> None:
+    job_id, token = running(fleet)
+    fleet.http.patch(f"/v1/jobs/{job_id}", json={"gpus": {"max": 1}})
+    fleet.tick()
+    assert fleet.get(f"/v1/jobs/{job_id}")["generation"] == 2
+    notice = fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token).json()["notice"]
+    assert notice["action"] == "replan"
+    newer = issue_token(SECRET, job_id, 2)
+    report = REPORT | {"generation": 2}
+    assert fleet.post(f"/v1/jobs/{job_id}/progress", report, token=newer).json() == {"notice": None}
+
+
+def test_workers_of_an_ended_job_are_told_to_leave(fleet: ApiService) -> None:
+    job_id, token = running(fleet)
+    fleet.http.delete(f"/v1/jobs/{job_id}")
+    for _ in range(3):
+        fleet.tick()
+    assert fleet.get(f"/v1/jobs/{job_id}")["state"] == "cancelled"
+    assert fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token).json()["notice"]["action"] == "leave"
+
+
+def test_a_report_without_a_token_is_a_401(fleet: ApiService, problem: Problem) -> None:
+    job_id, _ = running(fleet)
+    answer = fleet.post(f"/v1/jobs/{job_id}/progress", REPORT)
+    assert problem(answer, 401)["type"] == "urn:ebbtide:problem:unauthenticated"
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert fleet.store.inbox_size() == 0
+
+
+@pytest.mark.parametrize(("job", "generation"), [("other", 1), ("", 2), ("", 0)])
+def test_the_token_of_another_job_or_generation_is_a_403(
+    fleet: ApiService, problem: Problem, job: str, generation: int
+) -> None:
+    job_id, _ = running(fleet)
+    token = issue_token(SECRET, job or job_id, generation)
+    problem(fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token), 403)
+    problem(fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token="ebt_nonsense"), 403)
+    assert fleet.store.inbox_size() == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("generation", {"generation": -1}),
+        ("step", {"step": -1}),
+        ("step", {"step": 1.5}),
+        ("samples_per_s", {"samples_per_s": -1}),
+        ("checkpoint_step", {"checkpoint_step": "ten"}),
+        ("mood", {"mood": "good"}),
+    ],
+)
+def test_a_malformed_report_is_refused(fleet: ApiService, field: str, change: dict[str, Any]) -> None:
+    assert fleet.refused("POST", "/v1/jobs/any/progress", REPORT | change)["errors"][0]["field"] == field
+
+
+def test_a_loss_that_is_not_a_number_is_refused(fleet: ApiService, problem: Problem) -> None:
+    body = b'{"generation": 1, "step": 1, "loss": NaN}'
+    answer = fleet.http.post("/v1/jobs/any/progress", content=body, headers={"Content-Type": "application/json"})
+    assert problem(answer, 422)["errors"][0]["field"] == "loss"

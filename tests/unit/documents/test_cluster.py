@@ -1,0 +1,79 @@
+"""Cluster files: what they mean, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler.documents.cluster import ClusterDocument, ClusterError, domain_nodes, domain_pools, read_cluster
+from scheduler.domain.fleet import Blackout, PoolKind
+
+TRAINING = "{name: training, kind: training, nodes: 2, gpus_per_node: 8, gpu: a100-80g}"
+INFERENCE = (
+    "{name: inference, kind: inference, nodes: 12, gpus_per_node: 4, gpu: l40s, peak_gpus: 40,"
+    " lending: {quantile: 0.99, return_deadline_s: 5m, blackouts: [{start_s: 3600, end_s: 7200}]}}"
+)
+
+
+def read(tmp_path: Path, text: str) -> ClusterDocument:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_cluster(path)
+
+
+def test_a_whole_file_becomes_pools_and_nodes(tmp_path: Path) -> None:
+    cluster = read(tmp_path, f"pools: [{TRAINING}, {INFERENCE}]\nelastic: {{from_gpus: 2}}\n")
+    training, inference = domain_pools(cluster)
+    assert (training.kind, training.lending.enabled) == (PoolKind.TRAINING, False)
+    assert (inference.lending.quantile, inference.lending.return_deadline_s) == (0.99, 300.0)
+    assert inference.lending.blackouts == (Blackout(3600.0, 7200.0),)
+    nodes = domain_nodes(cluster, {"a100-80g": 80, "l40s": 48}.__getitem__)
+    assert [node.name for node in nodes][:3] == ["training-0", "training-1", "inference-00"]
+    assert (nodes[-1].name, nodes[-1].pool, nodes[-1].gpus) == ("inference-11", "inference", 4)
+    assert nodes[-1].gpu_memory_bytes == 48
+
+
+def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
+    cluster = read(tmp_path, f"pools: [{TRAINING}]")
+    assert cluster.elastic is None
+    assert cluster.reconfiguration_s == {"default": 30.0}
+    assert (cluster.checkpoint_interval_s, cluster.lending_period_s) == (900.0, 300.0)
+
+
+def test_reconfiguration_may_be_a_table_by_model(tmp_path: Path) -> None:
+    cluster = read(tmp_path, f"pools: [{TRAINING}]\nreconfiguration_s: {{default: 30, bert: 2m}}\n")
+    assert cluster.reconfiguration_s == {"default": 30.0, "bert": 120.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pools: [", "is not YAML"),
+        ("[]", "document: got .*allowed: an object"),
+        ("pools: []", "pools: got .*at least one pool of kind training"),
+        (f"pools: [{INFERENCE}]", "pools: got .*at least one pool of kind training"),
+        (f"pools: [{TRAINING}, {TRAINING}]", r"pools\.1\.name: got \"training\".*no other pool"),
+        (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 0')}]", r"pools\.0\.nodes: got 0; allowed: "),
+        (
+            f"pools: [{TRAINING.replace('kind: training', 'kind: batch')}]",
+            r"pools\.0\.kind: got .batch.; allowed: 'training'",
+        ),
+        (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, lending: {}')}]", r"pools\.0\.lending: .*lends nothing"),
+        (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, peak_gpus: 3')}]", r"pools\.0\.peak_gpus: got 3"),
+        (f"pools: [{TRAINING}]\nspeed: 3", "speed: got 3; allowed: one of the fields pools, elastic"),
+        (f"pools: [{TRAINING}]\nreconfiguration_s: {{bert: 3}}", "reconfiguration_s: got .*'default'"),
+        (f"pools: [{TRAINING}]\nreconfiguration_s: .nan", r"reconfiguration_s\.default: got \"nan\""),
+        (f"pools: [{TRAINING}]\ncheckpoint_interval_s: 0", "checkpoint_interval_s: got 0"),
+        (f"pools: [{TRAINING}]\nelastic: {{min_ratio: 1.5}}", r"elastic\.min_ratio: got 1.5"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_field_value_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message) as refused:
+        read(tmp_path, text)
+    assert "cluster.yaml: " in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"nowhere\.yaml: cannot be read"):
+        read_cluster(tmp_path / "nowhere.yaml")

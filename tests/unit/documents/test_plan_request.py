@@ -1,0 +1,57 @@
+"""The plan request and the shape that it names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.documents.document import read
+from scheduler.documents.plan_request import PlanRequestDocument, shape_of
+from scheduler.documents.refusal import RefusedError
+from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+
+
+def request_of(**fields: Any) -> PlanRequestDocument:
+    return read(PlanRequestDocument, {"model": "gpt2", "globalBatch": 8, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "groups"),
+    [
+        ({"gpu": "cpu", "gpus": 3}, (GpuGroup("cpu", 1, 3),)),
+        ({"gpu": "cpu", "gpus": 16}, (GpuGroup("cpu", 2, 8),)),
+        ({"gpu": "cpu", "gpus": 12}, (GpuGroup("cpu", 1, 8), GpuGroup("cpu", 1, 4))),
+        ({"gpu": "cpu", "gpus": 16, "nodes": 4}, (GpuGroup("cpu", 4, 4),)),
+        (
+            {"shape": [{"gpu": "b", "nodes": 1, "gpusPerNode": 1}, {"gpu": "a", "nodes": 2, "gpusPerNode": 3}]},
+            (GpuGroup("a", 2, 3), GpuGroup("b", 1, 1)),
+        ),
+    ],
+)
+def test_gpus_are_packed_unless_the_request_says_where_they_are(
+    fields: dict[str, Any], groups: tuple[GpuGroup, ...]
+) -> None:
+    assert shape_of(request_of(**fields)) == GpuShape(groups)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("gpu", {"gpus": 4}),
+        ("gpus", {"gpu": "cpu"}),
+        ("nodes", {"gpu": "cpu", "gpus": 4, "nodes": 3}),
+        ("gpus", {"gpus": 4, "shape": [{"gpu": "a", "nodes": 1, "gpusPerNode": 4}]}),
+        ("model", {"gpu": "cpu", "gpus": 4, "profile": {"name": "mine"}}),
+        ("shape.0.nodes", {"shape": [{"gpu": "a", "nodes": 0, "gpusPerNode": 4}]}),
+    ],
+)
+def test_a_request_that_says_too_little_or_too_much_is_refused(field: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError) as refused:
+        request_of(**fields)
+    assert [refusal.field for refusal in refused.value.refusals] == [field]
+
+
+def test_a_profile_of_the_users_own_is_carried_as_one_text() -> None:
+    document = {"profile": {"b": 1, "a": [2]}, "globalBatch": 8, "gpu": "cpu", "gpus": 1}
+    assert read(PlanRequestDocument, document).profile_json == '{"a": [2], "b": 1}'

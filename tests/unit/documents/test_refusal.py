@@ -1,0 +1,42 @@
+"""Refused values can always be shown."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from scheduler.documents.refusal import Refusal, shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        1,
+        -1.5,
+        math.nan,
+        -math.inf,
+        10**400,
+        2**60,
+        "x" * 10_000,
+        "\ud800",
+        b"\xff",
+        [math.nan],
+        {"a": 1},
+        object,
+    ],
+)
+def test_any_value_is_shown_as_short_plain_json(value: object) -> None:
+    text = json.dumps(shown(value), allow_nan=False, ensure_ascii=False)
+    assert len(text.encode()) < 1000
+
+
+def test_a_refusal_is_one_sentence() -> None:
+    assert Refusal("gpus.max", 2, "at least 4").message == "gpus.max: got 2; allowed: at least 4"
+    assert (
+        Refusal("name", None, "a value; it is required").message
+        == "name: got nothing; allowed: a value; it is required"
+    )

@@ -1,0 +1,72 @@
+"""Gauges of the present state."""
+
+from __future__ import annotations
+
+from scheduler.domain.allocation import Allocation
+from scheduler.domain.fleet import Node, NodeState, Pool, PoolKind
+from scheduler.domain.job import Job, JobSpec, Progress
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.telemetry.fleet_gauges import FleetGauges
+
+NODES = (
+    Node("t0", "training", "cpu", 4, 1),
+    Node("i0", "inference", "cpu", 2, 1),
+    Node("i1", "inference", "cpu", 2, 1, inference_gpus=1),
+    Node("i2", "inference", "cpu", 2, 1, state=NodeState.DOWN),
+    Node("i3", "inference", "cpu", 2, 1, cordoned=True),
+    Node("i4", "inference", "cpu", 2, 1, cordoned=True, draining=True),
+)
+
+
+def job(held: Allocation) -> Job:
+    return Job("a", JobSpec("a", 1, 8), JobState.RUNNING, 0.0, 0.0, Progress(0.0), allocation=held)
+
+
+def shown(snapshot: Snapshot) -> dict[tuple[str, ...], float]:
+    gauges = FleetGauges(snapshot, has_leader=False, inbox_size=3)
+    return {
+        (sample.name, *sample.labels.values()): sample.value for metric in gauges.collect() for sample in metric.samples
+    }
+
+
+def test_every_gpu_is_counted_once_by_what_uses_it() -> None:
+    held = Allocation(1, target={"t0": (0, 1), "i0": (0,)}, releasing={"t0": (2,)})
+    snapshot = Snapshot(
+        pools={
+            name: Pool(name, kind)
+            for name, kind in (("training", PoolKind.TRAINING), ("inference", PoolKind.INFERENCE))
+        },
+        nodes={node.name: node for node in NODES},
+        jobs={"a": job(held)},
+        loans={"i0": Loan("l1", "i0", "inference", LoanState.RECALLED, 0.0, 0.0, 60.0)},
+    )
+    gauges = shown(snapshot)
+    assert gauges["ebbtide_gpus", "training", "training"] == 3
+    assert gauges["ebbtide_gpus", "training", "idle"] == 1
+    assert gauges["ebbtide_gpus", "inference", "training"] == 1
+    assert gauges["ebbtide_gpus", "inference", "inference"] == 1
+    assert gauges["ebbtide_gpus", "inference", "down"] == 2
+    assert gauges["ebbtide_gpus", "inference", "idle"] == 1 + 1 + 2 + 2
+    in_all = sum(value for (name, *_), value in gauges.items() if name == "ebbtide_gpus")
+    assert in_all == sum(node.gpus for node in NODES)
+
+
+def test_nodes_are_counted_by_the_state_that_matters_most() -> None:
+    snapshot = Snapshot(
+        pools={"inference": Pool("inference", PoolKind.INFERENCE)},
+        nodes={node.name: node for node in NODES},
+        loans={"i0": Loan("l1", "i0", "inference", LoanState.RECALLED, 0.0, 0.0, 60.0)},
+    )
+    gauges = shown(snapshot)
+    for state in ("recalled", "up", "down", "cordoned", "draining"):
+        assert gauges["ebbtide_nodes", "inference", state] == 1
+
+
+def test_an_empty_service_shows_zeros_and_no_leader() -> None:
+    gauges = shown(Snapshot())
+    assert gauges["ebbtide_jobs", "running"] == 0
+    assert gauges["ebbtide_loans", "active"] == 0
+    assert gauges["ebbtide_leader",] == 0
+    assert gauges["ebbtide_inbox_commands",] == 3

@@ -1,0 +1,109 @@
+"""What tick reports leave in the metrics."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from scheduler.domain.decision import PreemptJob
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.tick_report import Breach, BreachKind, Law, TickReport, Violation
+from scheduler.telemetry.metrics import TickRecorder, exposition
+
+QUIET = TickReport(
+    generation=1,
+    now_s=0.0,
+    decisions=(),
+    violations=(),
+    breaches=(),
+    waiting={},
+    wanted_shapes=(),
+    events=(),
+    next_wake_s=0.0,
+    full_pass=False,
+    committed=True,
+)
+
+
+def value(name: str, **labels: str) -> float:
+    """The sample's present value; 0 while nothing was ever counted under these labels."""
+    for family in text_string_to_metric_families(exposition().decode()):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return float(sample.value)
+    return 0.0
+
+
+def test_decisions_resizes_and_lost_work_are_counted() -> None:
+    before = value("ebbtide_preemptions_total"), value("ebbtide_lost_gpu_seconds_total")
+    grown = value("ebbtide_resizes_total", direction="grow")
+    preempted = PreemptJob("a", 10.0, Reason(ReasonCode.NODE_RECALLED, "its node goes home"))
+    events = (
+        Event(0.0, EventCode.JOB_GROWN, "a", "1 -> 2"),
+        Event(0.0, EventCode.JOB_LOST_WORK, "a", "3 steps", {"gpu_s": 12.5}),
+    )
+    TickRecorder().record(replace(QUIET, decisions=(preempted,), events=events))
+    assert value("ebbtide_preemptions_total") == before[0] + 1
+    assert value("ebbtide_lost_gpu_seconds_total") == before[1] + 12.5
+    assert value("ebbtide_resizes_total", direction="grow") == grown + 1
+    assert value("ebbtide_decisions_total", kind="PreemptJob") >= 1
+
+
+def test_a_tick_that_was_not_committed_counts_no_decision() -> None:
+    before = value("ebbtide_preemptions_total")
+    preempted = PreemptJob("a", 10.0, Reason(ReasonCode.NODE_RECALLED, "its node goes home"))
+    TickRecorder().record(replace(QUIET, decisions=(preempted,), committed=False))
+    assert value("ebbtide_preemptions_total") == before
+
+
+def test_a_breach_that_lasts_counts_once_and_one_that_comes_back_again() -> None:
+    recorder = TickRecorder()
+    late = replace(QUIET, breaches=(Breach(BreachKind.RECALL_LATE, "i0", "3 s late"),))
+    before = value("ebbtide_recalls_late_total")
+    for report in (late, late, late, QUIET, late):
+        recorder.record(report)
+    assert value("ebbtide_recalls_late_total") == before + 2
+    assert value("ebbtide_breaches_total", kind="recall-late") == before + 2
+
+
+def test_violations_are_counted_by_law() -> None:
+    before = value("ebbtide_violations_total", law="no-reason")
+    TickRecorder().record(replace(QUIET, violations=(Violation(Law.NO_REASON, "a", ""),)))
+    assert value("ebbtide_violations_total", law="no-reason") == before + 1
+
+
+def test_a_reason_that_no_job_waits_for_any_more_goes_to_zero() -> None:
+    recorder = TickRecorder()
+    waits = Reason(ReasonCode.INSUFFICIENT_GPUS, "needs 4, 1 is free")
+    recorder.record(replace(QUIET, waiting={"a": waits, "b": waits}))
+    assert value("ebbtide_pending_jobs", reason="InsufficientGpus") == 2
+    recorder.record(QUIET)
+    assert value("ebbtide_pending_jobs", reason="InsufficientGpus") == 0
+
+
+def test_stages_are_timed() -> None:
+    before = value("ebbtide_tick_duration_seconds_count", stage="decide")
+    TickRecorder().record(replace(QUIET, stage_s={"decide": 0.004}))
+    assert value("ebbtide_tick_duration_seconds_count", stage="decide") == before + 1
+
+
+COUNTS_ONE = "from scheduler.telemetry.metrics import *; PREEMPTIONS.inc(); PENDING_JOBS.labels('x').set(3)"
+SHOWS = "from scheduler.telemetry.metrics import *; PREEMPTIONS.inc(); print(exposition().decode())"
+
+
+def test_a_scrape_shows_the_counts_of_both_processes(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(root)}
+    shown = [
+        subprocess.run(
+            [sys.executable, "-W", "error", "-c", code], env=environment, check=True, capture_output=True, text=True
+        ).stdout
+        for code in (COUNTS_ONE, SHOWS)
+    ][-1]
+    assert "ebbtide_preemptions_total 2.0" in shown
