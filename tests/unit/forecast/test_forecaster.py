@@ -1,0 +1,139 @@
+"""SeasonalForecaster: what it refuses, what it remembers, and what its quantiles are worth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler.forecast.forecaster import QUANTILES, SeasonalForecaster, forecast
+from scheduler.forecast.history import DemandHistory
+
+HOUR_S = 3_600.0
+
+
+def _noisy_days(generator: np.random.Generator, *, days: int, step_s: float = HOUR_S) -> DemandHistory:
+    times_s = np.arange(0.0, days * 86_400.0, step_s)
+    wave = 100.0 + 60.0 * np.sin(2 * np.pi * times_s / 86_400.0)
+    return DemandHistory(times_s, wave * np.exp(0.05 * generator.standard_normal(len(times_s))))
+
+
+def test_a_forecaster_that_saw_nothing_refuses() -> None:
+    with pytest.raises(ValueError, match="at least one demand reading"):
+        SeasonalForecaster().forecast(0.0, 600.0)
+
+
+@pytest.mark.parametrize(("time_s", "gpus"), [(float("nan"), 1.0), (1.0, float("inf")), (1.0, -1.0)])
+def test_a_wrong_reading_is_refused(time_s: float, gpus: float) -> None:
+    with pytest.raises(ValueError, match=r"must be finite"):
+        SeasonalForecaster().observe(time_s, gpus)
+
+
+def test_time_does_not_go_back() -> None:
+    forecaster = SeasonalForecaster()
+    forecaster.observe(1_000.0, 4.0)
+    with pytest.raises(ValueError, match=r"time_s must not be before the last reading's 1000\.0, got 999\.0"):
+        forecaster.observe(999.0, 4.0)
+    with pytest.raises(ValueError, match="now_s must not be before the last reading"):
+        forecaster.forecast(999.0, 600.0)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 1.0, -0.5])
+def test_a_quantile_lies_between_zero_and_one(quantile: float) -> None:
+    forecaster = SeasonalForecaster()
+    forecaster.observe(0.0, 4.0)
+    with pytest.raises(ValueError, match="quantiles must be in"):
+        forecaster.forecast(0.0, 600.0, quantiles=(quantile,))
+
+
+def test_the_first_forecast_is_cautious_and_says_so() -> None:
+    forecaster = SeasonalForecaster()
+    forecaster.observe(0.0, 10.0)
+    made = forecaster.forecast(0.0, 600.0)
+    assert made.at(0.5) == 10.0
+    assert made.at(0.9) == 20.0
+    assert made.method == "persistence, uncalibrated"
+
+
+def test_a_constant_demand_is_forecast_as_itself() -> None:
+    forecaster = SeasonalForecaster()
+    forecaster.observe(0.0, 10.0)
+    made = forecaster.forecast(3 * 86_400.0, 600.0)
+    assert made.gpus == pytest.approx((10.0,) * len(QUANTILES))
+    assert made.method == "level-adjusted seasonal"
+
+
+def test_a_pool_without_demand_is_forecast_without_a_warning() -> None:
+    forecaster = SeasonalForecaster()
+    forecaster.observe(0.0, 0.0)
+    assert forecaster.forecast(3 * 86_400.0, 600.0).gpus == (0.0,) * len(QUANTILES)
+
+
+def test_no_quantile_lies_below_the_demand_now() -> None:
+    history = _noisy_days(np.random.default_rng(3), days=9)
+    forecaster = SeasonalForecaster(step_s=HOUR_S)
+    for time_s, gpus in zip(history.times_s, history.gpus, strict=True):
+        forecaster.observe(float(time_s), float(gpus))
+        made = forecaster.forecast(float(time_s), 2 * HOUR_S)
+        assert min(made.gpus) >= gpus
+        assert list(made.gpus) == sorted(made.gpus)
+
+
+def test_forecasting_along_the_way_equals_forecasting_once_at_the_end() -> None:
+    history = _noisy_days(np.random.default_rng(4), days=12)
+    forecaster = SeasonalForecaster(step_s=HOUR_S)
+    for time_s, gpus in zip(history.times_s, history.gpus, strict=True):
+        forecaster.observe(float(time_s), float(gpus))
+        along = forecaster.forecast(float(time_s), 2 * HOUR_S)
+    once = forecast(history, now_s=float(history.times_s[-1]), horizon_s=2 * HOUR_S, step_s=HOUR_S)
+    assert along.gpus == pytest.approx(once.gpus)
+    assert along.method == once.method
+
+
+def test_memory_is_bounded_and_old_history_is_forgotten() -> None:
+    long = _noisy_days(np.random.default_rng(5), days=150, step_s=2 * HOUR_S)
+    recent = long.times_s >= long.times_s[-1] - 60 * 86_400.0
+    short = DemandHistory(long.times_s[recent], long.gpus[recent])
+    made = [
+        forecast(history, now_s=float(long.times_s[-1]), horizon_s=4 * HOUR_S, step_s=2 * HOUR_S)
+        for history in (long, short)
+    ]
+    assert made[0].gpus == pytest.approx(made[1].gpus)
+
+
+def test_a_silence_of_years_is_bridged_at_once() -> None:
+    forecaster = SeasonalForecaster()
+    forecaster.observe(0.0, 5.0)
+    forecaster.forecast(3_000.0, 600.0)
+    forecaster.observe(1e12, 8.0)
+    made = forecaster.forecast(1e12, 600.0)
+    assert made.at(0.5) == 8.0
+    assert forecaster.residual_count(600.0) == 14 * 288
+
+
+def test_readings_may_arrive_many_times_a_step_and_the_largest_counts() -> None:
+    forecaster = SeasonalForecaster(season_s=180.0)
+    for index in range(4 * 180 * 5):
+        forecaster.observe(index / 5, 8.0 if index % 50 == 0 else 2.0)
+    made = forecaster.forecast(720.0, 10.0)
+    assert made.at(0.5) > 2.0
+    assert made.at(0.9) >= 8.0
+
+
+def test_a_late_reading_counts_from_the_last_forecast_on() -> None:
+    forecaster = SeasonalForecaster()
+    forecaster.observe(0.0, 5.0)
+    forecaster.forecast(3_000.0, 600.0)
+    forecaster.observe(1_000.0, 50.0)
+    assert forecaster.forecast(3_000.0, 600.0).at(0.5) == 50.0
+
+
+def test_each_horizon_is_calibrated_from_the_whole_window_at_its_first_use() -> None:
+    forecaster = SeasonalForecaster(step_s=HOUR_S)
+    history = _noisy_days(np.random.default_rng(6), days=5)
+    for time_s, gpus in zip(history.times_s, history.gpus, strict=True):
+        forecaster.observe(float(time_s), float(gpus))
+    now_s = float(history.times_s[-1])
+    assert forecaster.residual_count(HOUR_S) == 0
+    forecaster.forecast(now_s, HOUR_S)
+    assert forecaster.residual_count(HOUR_S) == 5 * 24 - 2
+    assert forecaster.forecast(now_s, 6 * HOUR_S).at(0.99) > forecaster.forecast(now_s, HOUR_S).at(0.99)

@@ -1,0 +1,88 @@
+"""DemandHistory: validation, bounded appending, the step function; and the filling of holes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler.forecast.history import DemandHistory, fill_gaps
+
+
+@pytest.mark.parametrize(
+    ("times_s", "gpus", "named"),
+    [
+        ([0.0, 1.0], [1.0], "equally long"),
+        ([0.0, float("nan")], [1.0, 2.0], "times_s must be finite"),
+        ([0.0, 1.0], [1.0, float("nan")], "gpus must be finite, got nan at index 1"),
+        ([0.0, 1.0], [1.0, float("inf")], "gpus must be finite"),
+        ([0.0, 1.0], [1.0, -2.0], "gpus must not be negative, got -2.0"),
+        ([5.0, 4.0], [1.0, 2.0], "times_s must ascend, got 4.0 after 5.0"),
+        ([5.0, 5.0], [1.0, 2.0], "times_s must ascend"),
+    ],
+)
+def test_a_wrong_history_is_refused_by_the_name_of_its_field(
+    times_s: list[float], gpus: list[float], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        DemandHistory.of(times_s, gpus)
+
+
+def test_two_dimensions_are_refused() -> None:
+    with pytest.raises(ValueError, match="gpus must have one dimension"):
+        DemandHistory(np.zeros(1), np.zeros((1, 1)))
+
+
+def test_a_history_keeps_its_own_read_only_numbers() -> None:
+    gpus = np.array([1.0, 2.0])
+    history = DemandHistory(np.array([0.0, 1.0]), gpus)
+    gpus[0] = 9.0
+    assert history.gpus.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="read-only"):
+        history.gpus[0] = 3.0
+
+
+def test_appending_leaves_the_old_history_as_it_was() -> None:
+    old = DemandHistory.of([0.0], [1.0])
+    assert len(old.append(10.0, 2.0)) == 2
+    assert len(old) == 1
+    with pytest.raises(ValueError, match="times_s must ascend"):
+        old.append(0.0, 2.0)
+
+
+def test_a_bounded_history_keeps_the_reading_in_force_where_its_window_begins() -> None:
+    history = DemandHistory.of([], [])
+    for time_s in range(0, 100, 10):
+        history = history.append(float(time_s), float(time_s), keep_s=25.0)
+    assert history.times_s.tolist() == [60.0, 70.0, 80.0, 90.0]
+
+
+def test_resampling_holds_the_last_value() -> None:
+    history = DemandHistory.of([3.0, 10.0, 31.0], [1.0, 2.0, 3.0])
+    grid = history.resampled(10.0)
+    assert grid.times_s.tolist() == [0.0, 10.0, 20.0, 30.0]
+    assert grid.gpus.tolist() == [1.0, 2.0, 2.0, 2.0]
+
+
+def test_resampling_nothing_gives_nothing_and_a_step_must_be_positive() -> None:
+    assert len(DemandHistory.of([], []).resampled(1.0)) == 0
+    with pytest.raises(ValueError, match="step_s must be positive, got 0"):
+        DemandHistory.of([0.0], [1.0]).resampled(0.0)
+
+
+def test_holes_take_the_value_before_them() -> None:
+    filled = fill_gaps([0.0, 100.0, 0.3, float("nan"), 90.0, 50.0])
+    assert filled.tolist() == [100.0, 100.0, 100.0, 100.0, 90.0, 50.0]
+
+
+def test_zero_is_no_hole_where_demand_is_mostly_zero() -> None:
+    assert fill_gaps([0.0, 0.0, 5.0, 0.0]).tolist() == [0.0, 0.0, 5.0, 0.0]
+
+
+def test_filling_refuses_what_it_cannot_mend() -> None:
+    with pytest.raises(ValueError, match="no value that is not missing"):
+        fill_gaps([float("nan")])
+    with pytest.raises(ValueError, match="negative or infinite"):
+        fill_gaps([1.0, -1.0])
+    with pytest.raises(ValueError, match="missing_below"):
+        fill_gaps([1.0], missing_below=1.0)
+    assert fill_gaps([]).tolist() == []
