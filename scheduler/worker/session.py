@@ -1,0 +1,229 @@
+"""Session: what a training script needs of Ebbtide, in any script of the user's own.
+
+    from scheduler.worker.session import Session
+
+    with Session.from_environment() as session:
+        session.init_process_group()
+        model, optimizer, step = build_or_load(session.plan, session.checkpoint_dir)
+        session.resumed(step)
+        while step < session.steps_total:
+            if notice := session.notice():                 # the same answer on all ranks
+                with session.saving(step):
+                    save(model, optimizer, step)
+                if notice.leaves:
+                    session.leave()
+                    return
+            loss = train_one_step(model, optimizer)
+            step += 1
+            session.report(step=step, loss=loss)
+        with session.saving(step):
+            save(model, optimizer, step)
+        session.succeed()
+
+Without any EBBTIDE_* variable the same script runs alone or under torchrun, and no notice ever comes. This module
+needs no torch until the process group is made, so a notice is heard from the first moment of a process on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
+from scheduler.worker.agreement import agree
+from scheduler.worker.environment import RankEnvironment, rank_environment
+from scheduler.worker.notice import Action, Notice, NoticeBoard, NoticeFile, NoticeSource, TerminationSignal
+from scheduler.worker.progress import Progress, ProgressPoster
+from scheduler.worker.status import Phase, RankStatus, StatusFile
+
+logger = logging.getLogger(__name__)
+
+_GROUP_TIMEOUT_S = 300.0
+
+
+class Session:
+    """One rank's side of the contract with the executor; see the module for an example."""
+
+    def __init__(self, environment: RankEnvironment) -> None:
+        self._environment = environment
+        self._file = StatusFile(environment.run_dir, rank=environment.rank)
+        try:
+            self.plan = _read_plan(environment)
+        except ValueError as wrong:
+            self._file.update(phase=Phase.FAILED, reason=_reason(wrong))
+            raise
+        self._termination = TerminationSignal() if environment.run_dir is not None else None
+        posts = environment.rank == 0 and bool(environment.url)
+        self._poster = ProgressPoster(environment) if posts else None
+        self._board = NoticeBoard(self._sources())
+        self._owns_group = False
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """The session of this process.
+
+        Raises:
+            ValueError: a variable or the plan's file is malformed; the message names it.
+        """
+        return cls(rank_environment(os.environ))
+
+    @property
+    def job_id(self) -> str:
+        return self._environment.job_id
+
+    @property
+    def generation(self) -> int:
+        return self._environment.generation
+
+    @property
+    def steps_total(self) -> int:
+        """Steps of the whole job; 0 where the executor does not say."""
+        return self._environment.steps_total
+
+    @property
+    def rank(self) -> int:
+        return self._environment.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._environment.world_size
+
+    @property
+    def checkpoint_dir(self) -> Path | None:
+        return self._environment.checkpoint_dir
+
+    @property
+    def status(self) -> RankStatus:
+        return self._file.status
+
+    @property
+    def device(self) -> str:
+        """`cuda:<local rank>` where there is a GPU, else `cpu`."""
+        import torch
+
+        return f"cuda:{self._environment.local_rank}" if torch.cuda.is_available() else "cpu"
+
+    def init_process_group(self, *, timeout_s: float = _GROUP_TIMEOUT_S) -> None:
+        """Joins the ranks of this generation: nccl on GPUs, gloo on CPUs; a lone process gets a group of one."""
+        import torch
+        import torch.distributed as dist
+
+        from scheduler.worker.group_store import group_store
+
+        on_gpu = torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.set_device(self._environment.local_rank)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=group_store(self._environment, timeout_s=timeout_s),
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=torch.device(self.device) if on_gpu else None,
+        )
+        self._owns_group = True
+
+    def resumed(self, step: int) -> None:
+        """The state after `step` steps is in place (0: a new start), read from a complete checkpoint if not 0."""
+        self._file.update(phase=Phase.RUNNING, step=step, checkpoint_step=step or None)
+        self._tell()
+
+    def report(self, *, step: int, loss: float | None = None, samples_per_s: float | None = None) -> None:
+        """`step` steps are finished; the loss is that of the last one, a mean over the global batch."""
+        if loss is not None and not math.isfinite(loss):
+            logger.warning("the loss of step %d is %s and is reported as unknown", step, loss)
+            loss = None
+        self._file.update(phase=Phase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
+        self._tell()
+
+    def notice(self) -> Notice | None:
+        """What to follow at this step boundary, the same on all ranks. Collective: all call it after each step."""
+        step = self.status.step
+        agreed = self._board.due(step)
+        if self.world_size > 1:
+            agreed = agree(agreed, device=self.device)
+        if agreed is not None:
+            logger.info("notice after step %d: %s", step, agreed.action)
+            if agreed.action is Action.CHECKPOINT:
+                self._board.settle(step)
+        return agreed
+
+    @contextmanager
+    def saving(self, step: int) -> Iterator[None]:
+        """Around the writing of a checkpoint; at its end the checkpoint of `step` counts as complete."""
+        self._file.update(phase=Phase.SAVING, step=step)
+        yield
+        self._file.update(phase=Phase.RUNNING, checkpoint_step=step)
+        self._tell()
+
+    def leave(self) -> None:
+        """The state is saved and this rank exits, because a notice asked for it. Written before any teardown."""
+        self._file.update(phase=Phase.LEFT)
+
+    def succeed(self) -> None:
+        """All steps are done and saved. Written before any teardown, for gloo now and then aborts in it."""
+        self._file.update(phase=Phase.SUCCEEDED)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self.status.phase.is_final:
+            reason = "the script ended without leave() or succeed()" if error is None else _reason(error)
+            self._file.update(phase=Phase.FAILED, reason=reason)
+        self._close()
+
+    def _close(self) -> None:
+        if self._poster is not None:
+            self._poster.close()
+        if self._owns_group:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+            self._owns_group = False
+        if self._termination is not None:
+            self._termination.close()
+
+    def _sources(self) -> list[NoticeSource]:
+        sources: list[NoticeSource] = []
+        if self._environment.run_dir is not None:
+            sources.append(NoticeFile(self._environment.run_dir / "notice.json"))
+        if self._termination is not None:
+            sources.append(self._termination)
+        if self._poster is not None:
+            sources.append(self._poster)
+        return sources
+
+    def _tell(self) -> None:
+        if self._poster is not None:
+            now = self.status
+            self._poster.tell(
+                Progress(self.generation, now.step, now.loss, now.samples_per_s, now.checkpoint_step),
+            )
+
+
+def _read_plan(environment: RankEnvironment) -> ParallelPlan | None:
+    path = environment.plan_path
+    if path is None:
+        return None
+    try:
+        return plan_from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as failure:
+        raise ValueError(f"EBBTIDE_PLAN: {path} cannot be read: {failure.strerror}") from None
+    except ValueError as wrong:
+        raise ValueError(f"EBBTIDE_PLAN: {path}: {wrong}") from None
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__

@@ -1,0 +1,74 @@
+"""RankStatus: what one rank says of itself in a file, by which the executor judges it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+# A reader looks a few times a second; writing each of a thousand short steps would only wear the disk.
+_WRITE_PERIOD_S = 0.2
+
+
+class Phase(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    SAVING = "saving"
+    LEFT = "left"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (Phase.LEFT, Phase.SUCCEEDED, Phase.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """`step` is the last finished one, `checkpoint_step` that of the last complete checkpoint."""
+
+    rank: int
+    pid: int
+    phase: Phase = Phase.STARTING
+    step: int = 0
+    checkpoint_step: int | None = None
+    loss: float | None = None
+    samples_per_s: float | None = None
+    reason: str = ""
+
+
+class StatusFile:
+    """Keeps `status-<rank>.json` in a run directory; without a directory it only remembers."""
+
+    def __init__(self, directory: Path | None, *, rank: int) -> None:
+        self._path = None if directory is None else directory / f"status-{rank}.json"
+        self._written_s = float("-inf")
+        self.status = RankStatus(rank=rank, pid=os.getpid())
+        self._write()
+
+    def update(self, **changes: Any) -> None:
+        """Takes the changed fields over; a change of phase is written at once, the rest at most 5 times a second."""
+        before, self.status = self.status, replace(self.status, **changes)
+        if self.status.phase is not before.phase or time.monotonic() - self._written_s >= _WRITE_PERIOD_S:
+            self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        write_json_atomically(self._path, asdict(self.status), durable=False)
+        self._written_s = time.monotonic()
+
+
+def write_json_atomically(path: Path, document: object, *, durable: bool) -> None:
+    """Readers see the old file or the new one, never a part; where it is durable, after a power failure too."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with part.open("w", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,273 @@
+"""One training over five generations of real processes, each of another layout, against an uninterrupted run.
+
+1 rank, then 2 ranks DDP -> 3 ranks FSDP -> 4 ranks hybrid FSDP -> 2 ranks with mixed layers -> 1 rank. Each change is
+asked for by another channel, and the ledgers of all generations together must tell of one training.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage, plan_to_json
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 40
+BATCH = 12
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Generation:
+    """The ranks of one generation. Ends those that are left at its own end."""
+
+    def __init__(self, root: Path, number: int, plan: ParallelPlan, **options: Any) -> None:
+        self.run_dir = root / f"run-{number}"
+        self.run_dir.mkdir(parents=True)
+        (self.run_dir / "plan.json").write_text(json.dumps(plan_to_json(plan)))
+        self._root = root
+        self._number = number
+        self._world_size = plan.world_size
+        self._port: int = options["port"]
+        self._url: str = options.get("url", "")
+        self._step_delay_s: float = options.get("step_delay_s", 0.0)
+        self.ranks: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "Generation":
+        self.ranks = [self._start(rank) for rank in range(self._world_size)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.ranks:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def status(self, rank: int = 0) -> dict[str, Any]:
+        path = self.run_dir / f"status-{rank}.json"
+        document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"phase": "", "step": 0}
+        return document
+
+    def give_notice(self, document: dict[str, Any]) -> None:
+        part = self.run_dir / "notice.part"
+        part.write_text(json.dumps(document))
+        part.replace(self.run_dir / "notice.json")
+
+    def wait_for_step(self, step: int) -> None:
+        eventually(lambda: self.status()["step"] >= step or self.ranks[0].poll() is not None)
+
+    def ended(self) -> list[dict[str, Any]]:
+        """The last status of every rank, after all of them exited."""
+        for process in self.ranks:
+            process.wait(timeout=60)
+        return [self.status(rank) for rank in range(self._world_size)]
+
+    def _start(self, rank: int) -> subprocess.Popen[bytes]:
+        options = {"--model": "nano-gpt", "--global-batch": BATCH, "--seed": 3, "--ledger": self._root / "ledger"}
+        options |= {"--step-delay-s": self._step_delay_s, "--learning-rate": 0.003, "--checkpoint-every": 15}
+        words = [str(word) for option in options.items() for word in option]
+        return start_module("scheduler.worker.train", *words, environment=self._environment(rank), log=self.run_dir)
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._world_size),
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "EBBTIDE_JOB_ID": self._root.name,
+            "EBBTIDE_GENERATION": str(self._number),
+            "EBBTIDE_URL": self._url,
+            "EBBTIDE_TOKEN": "token",
+            "EBBTIDE_PLAN": str(self.run_dir / "plan.json"),
+            "EBBTIDE_CHECKPOINT_DIR": str(self._root / "checkpoints"),
+            "EBBTIDE_RUN_DIR": str(self.run_dir),
+            "EBBTIDE_STEPS": str(STEPS),
+        }
+
+
+def start_module(
+    module: str, *words: str, log: Path, environment: dict[str, str] | None = None, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """What it logs goes to a file in the directory `log`."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    with (log / "log").open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            env=kept | (environment or {}),
+            cwd=REPOSITORY,
+            stdin=stdin,
+            stderr=file,
+        )
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """One store for everything here: jobs and generations do not get in each other's way."""
+    directory = tmp_path_factory.mktemp("store")
+    port_file = directory / "port"
+    words = ("scheduler.worker.rendezvous", "--port-file", str(port_file))
+    process = start_module(*words, log=directory, stdin=subprocess.PIPE)
+    try:
+        eventually(port_file.exists)
+        yield int(port_file.read_text())
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=10) == 0
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("what was waited for did not happen within a minute")
+
+
+def plan(*strategies: LayerStrategy, micro_batches: int = 1) -> ParallelPlan:
+    layers = sum(strategy.layers for strategy in strategies)
+    return ParallelPlan(
+        schedule=Schedule(),
+        micro_batches=micro_batches,
+        micro_batch_size=BATCH // micro_batches,
+        iteration_time_s=1.0,
+        samples_per_s=1.0,
+        peak_bytes_per_gpu=1,
+        stages=(Stage(0, layers - 1, "cpu", strategies[0].gpus, strategies),),
+    )
+
+
+@contextmanager
+def controller_that_says(notice: dict[str, Any]) -> Iterator[str]:
+    """A control plane of which only the progress reply exists."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answer = json.dumps({"notice": notice}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is http.server's
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What the two trainings left behind; `ends` are the last statuses of each generation."""
+
+    plain: Path
+    elastic: Path
+    ends: list[list[dict[str, Any]]]
+
+
+def lines(root: Path, pattern: str) -> list[dict[str, Any]]:
+    files = sorted((root / "ledger").glob(pattern))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def _elastic(root: Path, port: int) -> Iterator[list[dict[str, Any]]]:
+    """Yields the last statuses of each generation in turn."""
+    with Generation(root, 1, plan(LayerStrategy(2, dp=2), micro_batches=2), port=port) as two:
+        two.give_notice({"action": "leave", "step": 8, "seconds_left": 60.0})
+        yield two.ended()
+    sharded = plan(LayerStrategy(2, dp=3, zero=3, shard_group=3, recompute=Recompute.FULL))
+    with Generation(root, 2, sharded, step_delay_s=0.05, port=port) as three:
+        three.give_notice({"action": "checkpoint", "step": 10, "seconds_left": None})
+        three.wait_for_step(12)
+        three.ranks[2].send_signal(signal.SIGTERM)
+        yield three.ended()
+    hybrid = plan(LayerStrategy(2, dp=4, zero=3, shard_group=2))
+    with (
+        controller_that_says({"action": "replan", "step": None, "seconds_left": 9}) as url,
+        Generation(root, 3, hybrid, url=url, step_delay_s=0.1, port=port) as four,
+    ):
+        yield four.ended()
+    mixed = plan(LayerStrategy(1, dp=2, zero=3, shard_group=2), LayerStrategy(1, dp=2), micro_batches=3)
+    with Generation(root, 4, mixed, port=port) as two:
+        two.give_notice({"action": "leave", "step": 36, "seconds_left": 60.0})
+        yield two.ended()
+    with Generation(root, 5, plan(LayerStrategy(2, dp=1), micro_batches=4), port=port) as one:
+        yield one.ended()
+
+
+def test_a_training_over_five_layouts_is_the_uninterrupted_one(tmp_path: Path, port: int) -> None:
+    # The uninterrupted run goes beside the first generation of the other, each on a core of its own.
+    with Generation(tmp_path / "plain", 0, plan(LayerStrategy(2, dp=1)), port=port) as plain:
+        ends = list(_elastic(tmp_path / "elastic", port))
+        ends.insert(0, plain.ended())
+    story = Story(tmp_path / "plain", tmp_path / "elastic", ends)
+    every_generation_ended_as_its_notice_asked(story)
+    losses_equal_those_of_the_uninterrupted_run_and_fall(story)
+    every_sample_was_seen_exactly_once(story)
+    every_tensor_was_bit_equal_after_it_was_loaded_into_another_layout(story)
+    a_request_to_checkpoint_saved_and_the_training_went_on(story)
+
+
+def every_generation_ended_as_its_notice_asked(story: Story) -> None:
+    phases = [{status["phase"] for status in generation} for generation in story.ends]
+    assert phases == [{"succeeded"}, {"left"}, {"left"}, {"left"}, {"left"}, {"succeeded"}], story.ends
+    assert all(len({status["step"] for status in generation}) == 1 for generation in story.ends)
+    assert all(status["checkpoint_step"] == status["step"] for generation in story.ends for status in generation)
+    assert (story.ends[1][0]["step"], story.ends[5][0]["step"]) == (8, STEPS)
+
+
+def losses_equal_those_of_the_uninterrupted_run_and_fall(story: Story) -> None:
+    plain = {line["step"]: line["loss"] for line in lines(story.plain, "losses-*")}
+    elastic = {line["step"]: line["loss"] for line in lines(story.elastic, "losses-*")}
+    assert sorted(plain) == sorted(elastic) == list(range(1, STEPS + 1))
+    assert max(abs(plain[step] - elastic[step]) for step in plain) < 1e-5
+    assert plain[STEPS] < 0.7 * plain[1]
+
+
+def every_sample_was_seen_exactly_once(story: Story) -> None:
+    for root in (story.plain, story.elastic):
+        seen = Counter(sample for line in lines(root, "samples-*") for sample in line["samples"])
+        assert seen == Counter(range(STEPS * BATCH))
+
+
+def every_tensor_was_bit_equal_after_it_was_loaded_into_another_layout(story: Story) -> None:
+    states = lines(story.elastic, "states-*")
+    saved = {line["step"]: line["digest"] for line in states if line["event"] == "saved"}
+    loaded = {line["step"]: line["digest"] for line in states if line["event"] == "loaded"}
+    assert len(loaded) == 4
+    assert {step: saved[step] for step in loaded} == loaded
+
+
+def a_request_to_checkpoint_saved_and_the_training_went_on(story: Story) -> None:
+    saved = [line["step"] for line in lines(story.elastic, "states-g2*") if line["event"] == "saved"]
+    assert saved[0] == 10
+    assert saved[-1] == story.ends[2][0]["step"] > 10
+
+
+def test_ranks_do_not_hang_when_one_of_them_is_killed(tmp_path: Path, port: int) -> None:
+    with Generation(tmp_path, 1, plan(LayerStrategy(2, dp=2)), port=port, step_delay_s=0.05) as two:
+        two.wait_for_step(3)
+        two.ranks[1].kill()
+        first, _ = two.ended()
+    assert first["phase"] == "failed"
+    assert first["reason"] != ""

@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+
+from scheduler.worker.environment import RankEnvironment, rank_environment
+
+
+def test_an_empty_environment_is_a_lone_rank_that_nobody_watches() -> None:
+    assert rank_environment({}) == RankEnvironment()
+    assert rank_environment({"EBBTIDE_URL": "", "EBBTIDE_RUN_DIR": "", "RANK": ""}) == RankEnvironment()
+
+
+def test_every_variable_of_the_contract_is_read() -> None:
+    environment = rank_environment(
+        {
+            "RANK": "2",
+            "WORLD_SIZE": "3",
+            "LOCAL_RANK": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "4711",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "EBBTIDE_JOB_ID": "job-7",
+            "EBBTIDE_GENERATION": "5",
+            "EBBTIDE_URL": "http://localhost:8000/",
+            "EBBTIDE_TOKEN": "secret",
+            "EBBTIDE_PLAN": "plan.json",
+            "EBBTIDE_CHECKPOINT_DIR": "checkpoints",
+            "EBBTIDE_RUN_DIR": "run",
+            "EBBTIDE_STEPS": "300",
+        }
+    )
+    assert environment == RankEnvironment(
+        rank=2,
+        world_size=3,
+        local_rank=1,
+        store_host="127.0.0.1",
+        store_port=4711,
+        agent_store=True,
+        job_id="job-7",
+        generation=5,
+        url="http://localhost:8000",
+        token="secret",
+        plan_path=Path("plan.json"),
+        checkpoint_dir=Path("checkpoints"),
+        run_dir=Path("run"),
+        steps_total=300,
+    )
+
+
+def test_the_token_never_shows_in_a_log() -> None:
+    assert "secret" not in repr(rank_environment({"EBBTIDE_TOKEN": "secret"}))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "one"}, "RANK is 'one'"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0', it must be a whole number of at least 1"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, it must be below WORLD_SIZE, which is 2"),
+        ({"WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT must name the rendezvous store"),
+        ({"MASTER_ADDR": "localhost"}, "MASTER_PORT is 0"),
+        ({"EBBTIDE_STEPS": "-3"}, "EBBTIDE_STEPS is '-3'"),
+        ({"EBBTIDE_URL": "file:///etc"}, "EBBTIDE_URL is 'file:///etc', it must start with http"),
+    ],
+)
+def test_a_malformed_variable_is_refused_by_its_name(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rank_environment(variables)

@@ -1,0 +1,137 @@
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from scheduler.worker.notice import (
+    Action,
+    Notice,
+    NoticeBoard,
+    NoticeFile,
+    TerminationSignal,
+    most_urgent,
+    notice_from_json,
+)
+
+
+class Said:
+    """A source that says what the test sets."""
+
+    def __init__(self, notice: Notice | None = None) -> None:
+        self.notice = notice
+
+    def pending(self) -> Notice | None:
+        return self.notice
+
+
+def _put(path: Path, document: object) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document), encoding="utf-8")
+    part.replace(path)
+
+
+def test_leave_goes_before_replan_and_replan_before_checkpoint() -> None:
+    checkpoint, replan, leave = (Notice(action) for action in (Action.CHECKPOINT, Action.REPLAN, Action.LEAVE))
+    assert most_urgent([checkpoint, leave, replan]) == leave
+    assert most_urgent([checkpoint, replan]) == replan
+    assert most_urgent([]) is None
+
+
+def test_of_two_equal_requests_the_one_with_less_time_counts() -> None:
+    soon = Notice(Action.LEAVE, seconds_left=5.0)
+    assert most_urgent([Notice(Action.LEAVE), soon, Notice(Action.LEAVE, seconds_left=60.0)]) == soon
+
+
+def test_leave_and_replan_leave_and_checkpoint_stays() -> None:
+    assert [Notice(action).leaves for action in (Action.LEAVE, Action.REPLAN, Action.CHECKPOINT)] == [True, True, False]
+
+
+def test_a_notice_for_a_later_step_waits_for_it() -> None:
+    board = NoticeBoard([Said(Notice(Action.LEAVE, step=8))])
+    assert board.due(7) is None
+    assert board.due(8) == Notice(Action.LEAVE, step=8)
+
+
+def test_a_file_is_heard_when_it_appears_when_it_is_replaced_and_when_it_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "notice.json"
+    file = NoticeFile(path)
+    assert file.pending() is None
+    _put(path, {"action": "checkpoint", "step": None, "seconds_left": 30.0})
+    first = file.pending()
+    assert first is not None
+    assert (first.action, first.step, first.seconds_left) == (Action.CHECKPOINT, None, 30.0)
+    _put(path, {"action": "leave", "step": 4, "seconds_left": 2})
+    second = file.pending()
+    assert second is not None
+    assert (second.action, second.step, second.seconds_left) == (Action.LEAVE, 4, 2.0)
+    assert second.request != first.request
+    path.unlink()
+    assert file.pending() is None
+
+
+def test_a_checkpoint_request_is_followed_once_and_the_next_one_again(tmp_path: Path) -> None:
+    path = tmp_path / "notice.json"
+    board = NoticeBoard([NoticeFile(path)])
+    _put(path, {"action": "checkpoint"})
+    assert board.due(3) is not None
+    board.settle(3)
+    assert board.due(4) is None
+    _put(path, {"action": "checkpoint"})
+    assert board.due(5) is not None
+
+
+def test_settling_leaves_later_requests_and_requests_to_leave_in_place() -> None:
+    later, leave = Said(Notice(Action.CHECKPOINT, step=9, request="a")), Said()
+    board = NoticeBoard([later, leave])
+    board.settle(3)
+    assert board.due(9) == later.notice
+    leave.notice = Notice(Action.LEAVE, request="b")
+    board.settle(3)
+    assert board.due(3) == leave.notice
+
+
+def test_a_mistyped_notice_is_reported_and_does_not_end_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "notice.json"
+    _put(path, {"action": "go"})
+    file = NoticeFile(path)
+    with caplog.at_level(logging.ERROR):
+        assert file.pending() is None
+        assert file.pending() is None
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path} is not followed: notice: action is 'go', allowed are checkpoint, replan, leave"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (["leave"], "an object is needed, got list"),
+        ({}, "action is None, allowed are checkpoint, replan, leave"),
+        ({"action": "leave", "step": 1.5}, "step is 1.5, it must be a whole number or null"),
+        ({"action": "leave", "step": True}, "step is True"),
+        ({"action": "leave", "seconds_left": "soon"}, "seconds_left is 'soon', it must be a number or null"),
+        ({"action": "leave", "seconds_left": float("nan")}, "seconds_left is nan"),
+    ],
+)
+def test_a_malformed_notice_is_refused_by_its_field(document: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        notice_from_json(document)
+
+
+def test_sigterm_means_leave_and_the_former_handler_comes_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    termination = TerminationSignal()
+    try:
+        assert termination.pending() is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        heard = termination.pending()
+        assert heard is not None
+        assert heard.action is Action.LEAVE
+    finally:
+        termination.close()
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,116 @@
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from scheduler.worker.environment import RankEnvironment
+from scheduler.worker.notice import Action
+from scheduler.worker.progress import Progress, ProgressPoster
+
+PROGRESS = Progress(generation=4, step=7, loss=2.5, samples_per_s=30.0, checkpoint_step=5)
+
+
+@dataclass
+class Controller:
+    """Answers every progress report with `reply`, and keeps what it got."""
+
+    reply: dict[str, Any]
+    url: str = ""
+    got: list[tuple[str, str, Any]] = field(default_factory=list)
+
+
+@contextmanager
+def _controller(reply: dict[str, Any]) -> Iterator[Controller]:
+    controller = Controller(reply)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            controller.got.append((self.path, self.headers["Authorization"], body))
+            answer = json.dumps(controller.reply).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is http.server's
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    controller.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield controller
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _eventually(condition: Callable[[], bool]) -> bool:
+    for _ in range(500):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_progress_goes_out_with_the_token_and_the_reply_brings_a_notice() -> None:
+    with _controller({"notice": {"action": "replan", "step": 9, "seconds_left": 20}}) as controller:
+        poster = ProgressPoster(RankEnvironment(job_id="team/a", url=controller.url, token="t0ken"))
+        poster.tell(PROGRESS)
+        assert _eventually(lambda: poster.pending() is not None)
+        poster.close()
+    heard = poster.pending()
+    assert heard is not None
+    assert (heard.action, heard.step, heard.seconds_left) == (Action.REPLAN, 9, 20.0)
+    path, authorization, body = controller.got[0]
+    assert (path, authorization) == ("/v1/jobs/team%2Fa/progress", "Bearer t0ken")
+    assert body == {"generation": 4, "step": 7, "loss": 2.5, "samples_per_s": 30.0, "checkpoint_step": 5}
+
+
+def test_many_steps_in_a_second_are_one_request() -> None:
+    with _controller({"notice": None}) as controller:
+        poster = ProgressPoster(RankEnvironment(url=controller.url))
+        for _ in range(50):
+            poster.tell(PROGRESS)
+            time.sleep(0.005)
+        assert _eventually(lambda: len(controller.got) > 0)
+        poster.close()
+    assert len(controller.got) < 5
+
+
+def test_a_notice_that_is_repeated_stays_the_same_request() -> None:
+    with _controller({"notice": {"action": "checkpoint", "step": None, "seconds_left": 20}}) as controller:
+        poster = ProgressPoster(RankEnvironment(url=controller.url))
+        poster.tell(PROGRESS)
+        assert _eventually(lambda: poster.pending() is not None)
+        first = poster.pending()
+        controller.reply = {"notice": {"action": "checkpoint", "step": None, "seconds_left": 19}}
+        poster.tell(PROGRESS)
+        assert _eventually(lambda: len(controller.got) == 2 and poster.pending() != first)
+        second = poster.pending()
+        poster.close()
+    assert first is not None
+    assert second is not None
+    assert second.request == first.request
+
+
+def test_an_absent_control_plane_is_logged_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with _controller({}) as controller:
+        url = controller.url
+    with caplog.at_level(logging.WARNING):
+        poster = ProgressPoster(RankEnvironment(url=url))
+        poster.tell(PROGRESS)
+        assert _eventually(lambda: len(caplog.records) > 0)
+        poster.tell(PROGRESS)
+        time.sleep(1.3)
+        poster.close()
+    assert poster.pending() is None
+    assert [record.getMessage().startswith("progress is not heard at") for record in caplog.records] == [True]

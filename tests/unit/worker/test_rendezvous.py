@@ -1,0 +1,87 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+COMMAND = [sys.executable, "-m", "scheduler.worker.rendezvous", "--port-file"]
+
+
+def _port(path: Path) -> int:
+    for _ in range(1500):
+        if path.exists():
+            return int(path.read_text())
+        time.sleep(0.02)
+    raise AssertionError("no port within half a minute")
+
+
+def _answers(host: str, port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex((host, port)) == 0
+
+
+def _stops_serving(port: int) -> bool:
+    for _ in range(500):
+        if not _answers("127.0.0.1", port):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([*COMMAND, str(tmp_path / "port")], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    yield process
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def test_it_serves_its_own_address_alone_until_its_standard_input_closes(
+    tmp_path: Path, store: subprocess.Popen[bytes]
+) -> None:
+    port = _port(tmp_path / "port")
+    assert [path.name for path in tmp_path.iterdir()] == ["port"]
+    assert _answers("127.0.0.1", port)
+    assert not _answers("127.0.0.2", port)
+    assert store.stdin is not None
+    store.stdin.close()
+    assert store.wait(timeout=10) == 0
+
+
+def test_it_ends_when_told_to(tmp_path: Path, store: subprocess.Popen[bytes]) -> None:
+    _port(tmp_path / "port")
+    store.send_signal(signal.SIGTERM)
+    assert store.wait(timeout=10) == 0
+
+
+def test_it_ends_with_its_parent_even_if_its_input_stays_open(tmp_path: Path) -> None:
+    code = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(600)"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, *COMMAND, str(tmp_path / "port")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    with parent.stdin, parent.stdout:
+        child_pid = int(parent.stdout.readline())
+        try:
+            port = _port(tmp_path / "port")
+        finally:
+            parent.kill()
+            parent.wait()
+        ended = _stops_serving(port)
+        if not ended:
+            os.kill(child_pid, signal.SIGKILL)
+        assert ended

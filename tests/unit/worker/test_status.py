@@ -1,0 +1,56 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from scheduler.worker.status import Phase, StatusFile
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((directory / "status-3.json").read_text(encoding="utf-8"))
+    return document
+
+
+def test_the_file_holds_the_contract_from_the_first_moment(tmp_path: Path) -> None:
+    StatusFile(tmp_path, rank=3)
+    assert _read(tmp_path) == {
+        "rank": 3,
+        "pid": os.getpid(),
+        "phase": "starting",
+        "step": 0,
+        "checkpoint_step": None,
+        "loss": None,
+        "samples_per_s": None,
+        "reason": "",
+    }
+
+
+def test_steps_in_quick_succession_are_not_all_written(tmp_path: Path) -> None:
+    file = StatusFile(tmp_path, rank=3)
+    file.update(phase=Phase.RUNNING, step=1)
+    written = [(tmp_path / "status-3.json").stat().st_mtime_ns]
+    for step in range(2, 200):
+        file.update(step=step)
+        written.append((tmp_path / "status-3.json").stat().st_mtime_ns)
+    assert file.status.step == 199
+    assert len(set(written)) < 100
+
+
+def test_a_change_of_phase_is_written_at_once_with_the_last_step(tmp_path: Path) -> None:
+    file = StatusFile(tmp_path, rank=3)
+    file.update(phase=Phase.RUNNING, step=1)
+    file.update(step=2)
+    file.update(phase=Phase.LEFT)
+    assert (_read(tmp_path)["phase"], _read(tmp_path)["step"]) == ("left", 2)
+
+
+def test_no_part_of_a_file_is_left_beside_it(tmp_path: Path) -> None:
+    file = StatusFile(tmp_path, rank=3)
+    file.update(phase=Phase.RUNNING)
+    assert [path.name for path in tmp_path.iterdir()] == ["status-3.json"]
+
+
+def test_without_a_directory_it_only_remembers() -> None:
+    file = StatusFile(None, rank=0)
+    file.update(phase=Phase.SUCCEEDED, step=5)
+    assert file.status.step == 5

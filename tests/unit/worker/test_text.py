@@ -1,0 +1,66 @@
+import pytest
+
+from scheduler.worker.text import TextData, rank_samples
+
+
+def _step(position: int, replicas: int, micro_batches: int) -> list[int]:
+    """All sample numbers of one step of 12 samples, over all replicas."""
+    return [
+        sample
+        for rank in range(replicas)
+        for share in rank_samples(
+            position=position,
+            micro_batch_size=12 // micro_batches,
+            micro_batches=micro_batches,
+            rank=rank,
+            replicas=replicas,
+        )
+        for sample in share
+    ]
+
+
+@pytest.mark.parametrize(("replicas", "micro_batches"), [(1, 1), (2, 1), (3, 2), (4, 3), (2, 6), (12, 1)])
+def test_a_step_takes_each_sample_once_whatever_the_layout(replicas: int, micro_batches: int) -> None:
+    assert sorted(_step(36, replicas, micro_batches)) == list(range(36, 48))
+
+
+def test_a_micro_batch_that_does_not_split_evenly_is_refused() -> None:
+    with pytest.raises(ValueError, match="a micro-batch of 4 samples does not split evenly over 3 data-parallel ranks"):
+        rank_samples(position=0, micro_batch_size=4, micro_batches=3, rank=0, replicas=3)
+
+
+def test_each_pass_shows_every_window_once_in_an_order_of_its_own() -> None:
+    data = TextData(sequence=16, seed=5)
+    first = [data.window(sample) for sample in range(data.windows)]
+    second = [data.window(sample) for sample in range(data.windows, 2 * data.windows)]
+    assert sorted(first) == sorted(second) == list(range(data.windows))
+    assert first != second
+
+
+def test_a_sample_is_the_same_whenever_it_is_asked_for() -> None:
+    data, again = TextData(sequence=16, seed=5), TextData(sequence=16, seed=5)
+    late = 3 * data.windows + 7
+    expected = data.window(late)
+    data.window(1)
+    assert data.window(late) == again.window(late) == expected
+    other = TextData(sequence=16, seed=6)
+    assert [other.window(sample) for sample in range(50)] != [data.window(sample) for sample in range(50)]
+
+
+def test_targets_are_the_next_bytes() -> None:
+    data = TextData(sequence=4, seed=0, text=b"abcdefghi")
+    inputs, targets = data.batch([0, 1])
+    assert inputs.shape == targets.shape == (2, 4)
+    assert (targets - inputs == 1).all()
+
+
+def test_a_text_shorter_than_a_sample_is_refused() -> None:
+    with pytest.raises(ValueError, match="the text has 4 bytes, a sample needs 5"):
+        TextData(sequence=4, seed=0, text=b"abcd")
+
+
+def test_the_shipped_text_is_ascii_and_long_enough_for_the_largest_model() -> None:
+    data = TextData(sequence=256, seed=0)
+    inputs, _ = data.batch(range(data.windows))
+    assert data.windows > 500
+    assert int(inputs.max()) < 128

@@ -1,0 +1,107 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.worker.environment import RankEnvironment
+from scheduler.worker.manifest import checkpoint_steps
+from scheduler.worker.mesh import data_plan
+from scheduler.worker.session import Session
+from scheduler.worker.status import RankStatus
+from scheduler.worker.trainer import TrainerSettings, train
+
+SETTINGS = TrainerSettings(model="nano-gpt", steps=4, global_batch=2, seed=1)
+
+
+def _environment(root: Path) -> RankEnvironment:
+    run_dir = root / "run"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return RankEnvironment(run_dir=run_dir, checkpoint_dir=root / "checkpoints")
+
+
+def _train(environment: RankEnvironment, settings: TrainerSettings = SETTINGS) -> RankStatus:
+    with Session(environment) as session:
+        train(session, settings)
+    return session.status
+
+
+def _losses(directory: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (directory / "losses-g0.jsonl").read_text().splitlines()]
+
+
+def test_a_training_ends_saved_and_a_second_start_finds_nothing_to_do(tmp_path: Path) -> None:
+    environment = _environment(tmp_path)
+    for _ in range(2):
+        status = _train(environment)
+        assert (status.phase, status.step, status.checkpoint_step) == ("succeeded", 4, 4)
+        assert checkpoint_steps(tmp_path / "checkpoints") == [4]
+
+
+def test_more_steps_go_on_where_the_checkpoint_stands(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    _train(_environment(whole), replace(SETTINGS, ledger_dir=whole, steps=6))
+    for steps in (4, 6):
+        _train(_environment(parts), replace(SETTINGS, ledger_dir=parts, steps=steps))
+    assert _losses(parts) == _losses(whole)
+
+
+def test_a_notice_before_the_first_step_leaves_with_nothing_to_save(tmp_path: Path) -> None:
+    environment = _environment(tmp_path)
+    assert environment.run_dir is not None
+    (environment.run_dir / "notice.json").write_text(json.dumps({"action": "leave"}))
+    status = _train(environment)
+    assert (status.phase, status.step, status.checkpoint_step) == ("left", 0, None)
+    assert checkpoint_steps(tmp_path / "checkpoints") == []
+
+
+def test_a_request_to_checkpoint_before_the_first_step_changes_no_loss(tmp_path: Path) -> None:
+    asked, plain = tmp_path / "asked", tmp_path / "plain"
+    environment = _environment(asked)
+    assert environment.run_dir is not None
+    (environment.run_dir / "notice.json").write_text(json.dumps({"action": "checkpoint"}))
+    _train(environment, replace(SETTINGS, ledger_dir=asked))
+    _train(_environment(plain), replace(SETTINGS, ledger_dir=plain))
+    assert _losses(asked) == _losses(plain)
+
+
+def test_regular_checkpoints_are_made_and_the_last_ones_kept(tmp_path: Path) -> None:
+    _train(_environment(tmp_path), replace(SETTINGS, checkpoint_every=1, keep=3))
+    assert checkpoint_steps(tmp_path / "checkpoints") == [4, 3, 2]
+
+
+def test_the_batch_of_the_plan_is_the_default_and_another_one_must_fit_its_micro_batches(tmp_path: Path) -> None:
+    plan = replace(data_plan(replicas=1, global_batch=3), micro_batches=2)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan_to_json(plan)))
+    environment = replace(_environment(tmp_path), plan_path=path)
+    with pytest.raises(ValueError, match="global batch is 5, it must be a multiple of the plan's 2 micro-batches"):
+        _train(environment, replace(SETTINGS, global_batch=5))
+    _train(environment, replace(SETTINGS, global_batch=0, ledger_dir=tmp_path))
+    first = json.loads((tmp_path / "samples-g0-r0.jsonl").read_text().splitlines()[0])
+    assert first == {"step": 1, "samples": [0, 1, 2, 3, 4, 5]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (replace(SETTINGS, steps=0), "steps is 0: give --steps or EBBTIDE_STEPS"),
+        (replace(SETTINGS, model="gpt-9"), "model is 'gpt-9'"),
+        (replace(SETTINGS, dtype="int8"), "dtype is 'int8', allowed are float32, float64"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_the_reason_in_the_status(
+    tmp_path: Path, settings: TrainerSettings, message: str
+) -> None:
+    environment = _environment(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        _train(environment, settings)
+    status = json.loads((tmp_path / "run" / "status-0.json").read_text())
+    assert status["phase"] == "failed"
+    assert message in status["reason"]
+
+
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a lower --learning-rate may help"):
+        _train(_environment(tmp_path), replace(SETTINGS, learning_rate=1e30))
