@@ -1,0 +1,250 @@
+"""LocalExecutor: real worker processes on this machine, one per GPU slot.
+
+A "GPU" of a local node is a slot for one process. Inference is a demand signal here (see inference_placement).
+What was begun is written down first (see local_records), every process bears the mark of the run root, and an
+executor that takes a run root over ends all marked processes before it does anything else. So a controller may
+die at any point: no generation is begun twice, and no two generations of a job ever run beside each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.job import Job
+from scheduler.domain.observation import Observation, RunPhase
+from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.inference_placement import node_facts
+from scheduler.executors.local_launch import Launcher
+from scheduler.executors.local_processes import end_marked
+from scheduler.executors.local_records import RunRoot, StartedRecord
+from scheduler.executors.local_rendezvous import Rendezvous
+from scheduler.executors.local_run import LocalRun, Patience
+
+logger = logging.getLogger(__name__)
+
+POINTS = (
+    "before-take-over",
+    "after-take-over",
+    "during-observe",
+    "before-first-effect",
+    "before-started-record",
+    "after-started-record",
+    "between-two-spawns",
+    "after-spawn",
+    "before-notice",
+    "after-notice",
+    "before-kill",
+    "after-kill",
+    "before-settled",
+    "after-last-effect",
+)
+"""The named points at which `at` is called, so that a test can end the controller there."""
+
+_GONE_WITHIN_S = 30.0
+_LOOK_PERIOD_S = 0.02
+_RENDEZVOUS = (sys.executable, "-m", "scheduler.worker.rendezvous")
+
+
+class LocalExecutor:
+    """`url` is where workers reach the API, `secret` what their tokens are signed with; without them they have none.
+
+    The rendezvous store starts with the first job, and ranks wait for it from one converge to the next. `observe`
+    also ends what is left of a run that has failed, so that no rank waits for a dead one.
+    """
+
+    def __init__(
+        self,
+        run_root: Path,
+        *,
+        now: Callable[[], float],
+        url: str = "",
+        secret: bytes | None = None,
+        rendezvous_command: Sequence[str] = _RENDEZVOUS,
+        patience: Patience | None = None,
+        at: Callable[[str], None] = lambda point: None,
+    ) -> None:
+        self._root = RunRoot(run_root)
+        self._now = now
+        self._rendezvous = Rendezvous(rendezvous_command, run_root=self._root.path)
+        self._launcher = Launcher(self._root, self._rendezvous, url=url, secret=secret)
+        self._patience = patience or Patience()
+        self._at = at
+        self._runs: dict[tuple[str, int], LocalRun] = {}
+        self._desired = Snapshot()
+        self._converged_generation = 0
+        self._down: set[str] = set()
+        self._taken_over = False
+
+    def observe(self) -> Observation:
+        """See the protocol. The first call of an executor's life ends what an earlier controller left running.
+
+        Raises:
+            RunRootTakenError: another living controller works in the same run root.
+            TimeoutError: a process of an earlier controller outlives being killed.
+        """
+        self._take_over()
+        now_s = self._now()
+        self._look(now_s)
+        self._at("during-observe")
+        for run in self._runs.values():
+            if not run.is_live and run.told_at_generation is None:
+                run.told_at_generation = self._converged_generation
+        runs = tuple(run.seen() for run in self._runs.values())
+        return Observation(now_s, self._converged_generation, runs, node_facts(self._desired, down=self._down))
+
+    def converge(self, desired: Snapshot) -> None:
+        """See the protocol. A state older than the last one is ignored.
+
+        Raises:
+            RunRootTakenError, TimeoutError: as `observe`.
+        """
+        self._take_over()
+        if desired.generation < self._converged_generation:
+            logger.warning("state %d is older than state %d", desired.generation, self._converged_generation)
+            return
+        self._at("before-first-effect")
+        now_s = self._now()
+        self._desired = desired
+        self._look(now_s)
+        self._forget()
+        for run in self._live():
+            self._steer(run, now_s)
+        for job in desired.jobs.values():
+            self._start_if_wanted(job, now_s)
+        self._converged_generation = desired.generation
+        self._at("after-last-effect")
+
+    def close(self, *, grace_s: float = 5.0) -> None:
+        """Ask all runs to leave, kill what is left after `grace_s`, and end the rendezvous. Waits for all of it."""
+        if not self._taken_over:
+            return
+        now_s = self._now()
+        for run in self._live():
+            run.ask("leave", leave_by_s=now_s + grace_s, now_s=now_s)
+        self._wait_for_ends(within_s=grace_s)
+        for run in self._live():
+            run.kill("it ended with its controller")
+        self._wait_for_ends(within_s=_GONE_WITHIN_S)
+        self._rendezvous.close()
+        # A rank may have started something in a group of its own: the mark finds that too.
+        end_marked(self._root.path, within_s=_GONE_WITHIN_S)
+        self._root.unlock()
+        self._taken_over = False
+
+    def fail_node(self, name: str) -> None:
+        """Make a node fail, for tests and demonstrations: what runs there dies, and it is down until restored.
+
+        Raises:
+            ValueError: the last desired state does not know the node.
+        """
+        self._known(name)
+        self._down.add(name)
+        for run in self._live():
+            if name in run.record.gpus:
+                run.kill(f"node {name} went down")
+
+    def restore_node(self, name: str) -> None:
+        self._known(name)
+        self._down.discard(name)
+
+    def _take_over(self) -> None:
+        """Once in an executor's life: end the processes of earlier controllers, then see what they had begun."""
+        if self._taken_over:
+            return
+        self._at("before-take-over")
+        self._root.lock()
+        ended = end_marked(self._root.path, within_s=_GONE_WITHIN_S)
+        if ended:
+            logger.warning("ended %d processes that an earlier controller left behind", ended)
+        for folder in self._root.unsettled():
+            run = LocalRun.found(folder, reason="it ended with its controller")
+            self._runs[run.record.job_id, run.record.generation] = run
+        self._taken_over = True
+        self._at("after-take-over")
+
+    def _live(self) -> list[LocalRun]:
+        return [run for run in self._runs.values() if run.is_live]
+
+    def _look(self, now_s: float) -> None:
+        for run in self._live():
+            run.look(now_s)
+
+    def _forget(self) -> None:
+        """Drop ended runs of jobs that are gone, and those that a committed state has taken in and moved on from."""
+        for key, run in list(self._runs.items()):
+            job = self._desired.jobs.get(key[0])
+            taken_in = run.told_at_generation is not None and self._desired.generation > run.told_at_generation
+            if not run.is_live and (job is None or (taken_in and not _is_wanted(run, job))):
+                self._at("before-settled")
+                run.settle()
+                del self._runs[key]
+
+    def _steer(self, run: LocalRun, now_s: float) -> None:
+        job = self._desired.jobs.get(run.record.job_id)
+        if job is None:
+            run.kill("its job is gone")
+        elif not _is_wanted(run, job):
+            by_s = job.allocation.leave_by_s
+            action = "replan" if job.allocation.target else "leave"
+            run.ask(action, leave_by_s=math.inf if by_s is None else by_s, now_s=now_s)
+            run.kill_if_late(now_s)
+
+    def _start_if_wanted(self, job: Job, now_s: float) -> None:
+        """Start the job's generation, once, when its GPUs and its nodes are free for it."""
+        allocation = job.allocation
+        if not allocation.target or (job.id, allocation.generation) in self._runs:
+            return
+        if self._down.intersection(allocation.target) or any(_blocks(run, job) for run in self._runs.values()):
+            return
+        folder = self._root.folder(job.id, allocation.generation)
+        if folder.exists:
+            self._runs[job.id, allocation.generation] = LocalRun.found(folder, reason="it was begun once before")
+        elif self._launcher.is_ready:
+            self._start(job, now_s)
+
+    def _start(self, job: Job, now_s: float) -> None:
+        allocation = job.allocation
+        assert allocation.plan is not None, "a target comes with its plan"
+        self._at("before-started-record")
+        record = StartedRecord(
+            job_id=job.id,
+            generation=allocation.generation,
+            gpus=allocation.target,
+            world_size=allocation.target_gpus,
+            snapshot_generation=self._desired.generation,
+            started_at_s=now_s,
+        )
+        folder = self._root.begin(record, allocation.plan)
+        self._at("after-started-record")
+        run = LocalRun(record, folder, patience=self._patience, at=self._at)
+        self._runs[job.id, allocation.generation] = run
+        run.start(self._launcher.launch(job, self._desired))
+        run.look(now_s)
+        logger.info("started %s generation %d on %s", job.id, allocation.generation, gpu_sets.text(record.gpus))
+
+    def _wait_for_ends(self, *, within_s: float) -> None:
+        limit_s = time.monotonic() + within_s
+        while self._live() and time.monotonic() < limit_s:
+            time.sleep(_LOOK_PERIOD_S)
+            self._look(self._now())
+
+    def _known(self, name: str) -> None:
+        if name not in self._desired.nodes:
+            raise ValueError(f"node: got {name!r}, allowed are {', '.join(sorted(self._desired.nodes))}")
+
+
+def _is_wanted(run: LocalRun, job: Job) -> bool:
+    return bool(job.allocation.target) and run.record.generation == job.allocation.generation
+
+
+def _blocks(run: LocalRun, job: Job) -> bool:
+    """The job is not to be started beside this run: it is the job's own, it has finished the job, or it sits there."""
+    if run.record.job_id == job.id:
+        return run.end is None or run.end.phase is RunPhase.SUCCEEDED
+    return run.is_live and bool(gpu_sets.common(run.occupied, job.allocation.target))

@@ -1,0 +1,72 @@
+"""Starting the ranks of one generation on this machine: what they are told, and their processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+from scheduler.domain.fleet import PoolKind
+from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.worker_token import issue_token
+from scheduler.executors import render
+from scheduler.executors.local_processes import RankProcess
+from scheduler.executors.local_records import RunRoot
+from scheduler.executors.local_rendezvous import HOST, Rendezvous
+
+
+class Launcher:
+    """`url` is where workers reach the API, `secret` what their tokens are signed with."""
+
+    def __init__(self, root: RunRoot, rendezvous: Rendezvous, *, url: str, secret: bytes | None) -> None:
+        self._root = root
+        self._rendezvous = rendezvous
+        self._url = url
+        self._secret = secret
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the rendezvous store serves; the first call starts it."""
+        return self._rendezvous.port() is not None
+
+    def launch(self, job: Job, desired: Snapshot) -> Iterator[RankProcess]:
+        """Start the ranks of the job's present generation, one each time the caller asks for the next.
+
+        Raises:
+            ValueError: the job has no command, or its environment holds what no program can be given.
+            OSError: there is no such program, or it cannot be executed.
+        """
+        folder = self._root.folder(job.id, job.allocation.generation)
+        command = render.argv(job.spec.command, python=sys.executable)
+        briefing = self._briefing(job)
+        for place in render.rank_places(job.allocation.target, owned_nodes=_owned_nodes(desired)):
+            environment = render.rank_environment(briefing, place, inherited=os.environ)
+            yield RankProcess.spawn(place, command, env=environment, log=folder.log_path(place.rank))
+
+    def _briefing(self, job: Job) -> render.Briefing:
+        generation = job.allocation.generation
+        folder = self._root.folder(job.id, generation)
+        port = self._rendezvous.port()
+        if port is None:
+            raise OSError("the rendezvous store has just ended")
+        return render.Briefing(
+            job_id=job.id,
+            generation=generation,
+            world_size=job.allocation.target_gpus,
+            steps=job.spec.steps,
+            store_host=HOST,
+            store_port=port,
+            run_root=str(self._root.path),
+            run_dir=str(folder.path),
+            plan_path=str(folder.plan_path),
+            checkpoint_dir=job.spec.checkpoint.dir or str(self._root.checkpoint_dir(job.id)),
+            url=self._url,
+            token=issue_token(self._secret, job.id, generation) if self._secret else "",
+            env=job.spec.env,
+        )
+
+
+def _owned_nodes(desired: Snapshot) -> frozenset[str]:
+    pools = desired.pools
+    return frozenset(node.name for node in desired.nodes.values() if pools[node.pool].kind is PoolKind.TRAINING)

@@ -1,0 +1,186 @@
+"""What a local executor keeps on disk, so that the next controller knows what the last one had begun.
+
+<run root>/executor.lock                    held while an executor works here
+<run root>/jobs/<job>/checkpoints/          where the job has named no folder of its own
+<run root>/jobs/<job>/gen-<n>/started.json  written before the first process; the folder appears with it, whole
+                             plan.json      the ParallelPlan
+                             rank-<r>.log   what a rank printed
+                             status-<r>.json what a rank says of itself (written by the rank)
+                             notice.json    what the ranks are asked to do
+                             ended.json     how it ended, once that is known
+                             settled        empty: the desired state has moved on, nobody asks any more
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from scheduler.domain.codec import decode, encode
+from scheduler.domain.gpus import Gpus
+from scheduler.domain.observation import Run
+from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
+from scheduler.executors.rank_status import RankStatus, read_rank_status
+
+_TAIL_BYTES = 4096
+_TAIL_LINES = 5
+
+
+class RunRootTakenError(ValueError):
+    """Another living controller works in this run root."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRecord:
+    """One generation that was begun: from now on it is never begun again.
+
+    `snapshot_generation` is the desired state that asked for it; the store fences that number by the leader's epoch.
+    """
+
+    job_id: str
+    generation: int
+    gpus: Gpus
+    world_size: int
+    snapshot_generation: int
+    started_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFolder:
+    """The folder that all ranks of one generation share."""
+
+    path: Path
+
+    @property
+    def plan_path(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    @property
+    def is_settled(self) -> bool:
+        return (self.path / "settled").exists()
+
+    def log_path(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.log"
+
+    def record(self) -> StartedRecord:
+        return decode(StartedRecord, _read(self.path / "started.json"))
+
+    def status(self, rank: int) -> RankStatus | None:
+        """What the rank says of itself; None while it has said nothing.
+
+        Raises:
+            ValueError: the file is not what a status may be; the message names the field.
+        """
+        return read_rank_status(self.path / f"status-{rank}.json")
+
+    def ended(self) -> Run | None:
+        path = self.path / "ended.json"
+        return decode(Run, _read(path)) if path.exists() else None
+
+    def write_notice(self, action: str, *, seconds_left: float) -> None:
+        left = seconds_left if math.isfinite(seconds_left) else None
+        write_atomically(self.path / "notice.json", {"action": action, "step": None, "seconds_left": left})
+
+    def write_ended(self, run: Run) -> None:
+        write_atomically(self.path / "ended.json", encode(run))
+
+    def settle(self) -> None:
+        (self.path / "settled").touch()
+
+
+class RunRoot:
+    """The folder of one executor, one in a process. `path` is absolute, because processes are found by it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self._lock: int | None = None
+
+    def lock(self) -> None:
+        """Make sure that nobody else works here. The lock ends with the process, however that ends.
+
+        Raises:
+            RunRootTakenError: another process holds it.
+        """
+        if self._lock is not None:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        # A record lock, not flock: children that a controller forks must not keep it alive.
+        lock = os.open(self.path / "executor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(lock, 32).decode().strip()
+            os.close(lock)
+            raise RunRootTakenError(
+                f"run_dir: {self.path} is in use by the controller with process id {holder}; one controller at a time"
+            ) from None
+        os.truncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        self._lock = lock
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def checkpoint_dir(self, job_id: str) -> Path:
+        return self._job_dir(job_id) / "checkpoints"
+
+    def folder(self, job_id: str, generation: int) -> GenerationFolder:
+        return GenerationFolder(self._job_dir(job_id) / f"gen-{generation}")
+
+    def begin(self, record: StartedRecord, plan: ParallelPlan) -> GenerationFolder:
+        """The generation's folder with its record and its plan in it; it appears whole or not at all."""
+        folder = self.folder(record.job_id, record.generation)
+        part = folder.path.with_name(f".{folder.path.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        write_atomically(part / "plan.json", plan_to_json(plan))
+        write_atomically(part / "started.json", encode(record))
+        part.rename(folder.path)
+        self.checkpoint_dir(record.job_id).mkdir(exist_ok=True)
+        return folder
+
+    def unsettled(self) -> Iterator[GenerationFolder]:
+        """Folders of all generations that were begun and that the desired state has not moved on from."""
+        for path in sorted(self.path.glob("jobs/*/gen-*")):
+            folder = GenerationFolder(path)
+            if not folder.is_settled:
+                yield folder
+
+    def _job_dir(self, job_id: str) -> Path:
+        # A job id may hold anything, a folder's name may not hold a slash nor be `.` or `..`.
+        return self.path / "jobs" / quote(job_id, safe="").replace(".", "%2E")
+
+
+def write_atomically(path: Path, document: object) -> None:
+    """Readers see the old file or the new one, never a part."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(document), encoding="utf-8")
+    part.replace(path)
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log as one line for people; empty where there is nothing."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return " | ".join([line.strip() for line in lines if line.strip()][-_TAIL_LINES:])
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,202 @@
+"""One generation of one job as real processes on this machine: told, judged and ended."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from scheduler.domain.gpus import Gpus
+from scheduler.domain.observation import Run, RunPhase
+from scheduler.executors import run_verdict
+from scheduler.executors.local_processes import RankProcess, kill_strays
+from scheduler.executors.local_records import GenerationFolder, StartedRecord, tail
+from scheduler.executors.rank_status import RankStatus
+from scheduler.executors.run_verdict import RankView
+
+logger = logging.getLogger(__name__)
+
+_REASON_LENGTH_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """`status_s`: after this long without a word from any rank, the script is one that never says anything.
+    `teardown_s`: after rank 0's last word, or a rank's word that it failed, the ranks have this long to end."""
+
+    status_s: float = 10.0
+    teardown_s: float = 10.0
+
+
+class LocalRun:
+    """Mutable on purpose: it stands for processes. Once `end` is set they are all gone and reaped.
+
+    Rank 0's last word decides how the run ended, not the exit code: a collective library may abort in its
+    teardown after all is saved. Ranks that never write a status are judged by their exit codes.
+    """
+
+    def __init__(
+        self,
+        record: StartedRecord,
+        folder: GenerationFolder,
+        *,
+        patience: Patience | None = None,
+        at: Callable[[str], None] = lambda point: None,
+    ) -> None:
+        self.record = record
+        self.end: Run | None = None
+        self.told_at_generation: int | None = None
+        self._folder = folder
+        self._patience = patience or Patience()
+        self._at = at
+        self._processes: list[RankProcess] = []
+        self._statuses: dict[int, RankStatus] = {}
+        self._ranks: list[RankView] = []
+        self._complaints: set[str] = set()
+        self._asked: tuple[str, float] | None = None
+        self._terminated = False
+        self._killed_because = ""
+        self._fault = ""
+        self._patient = True
+        self._last_word_at_s = math.inf
+
+    @classmethod
+    def found(cls, folder: GenerationFolder, *, reason: str) -> LocalRun:
+        """A run that was begun earlier and has no processes (any more): how it ended, by what is on disk."""
+        run = cls(folder.record(), folder)
+        run._killed_because = reason
+        run._read_statuses()
+        run._ranks = [RankView(rank, run._statuses.get(rank)) for rank in range(run.record.world_size)]
+        run.end = folder.ended() or run._conclude()
+        return run
+
+    @property
+    def is_live(self) -> bool:
+        return self.end is None
+
+    @property
+    def occupied(self) -> Gpus:
+        """GPUs on which one of its processes was still there at the last look."""
+        gpus: dict[str, tuple[int, ...]] = {}
+        for process, view in zip(self._processes, self._ranks, strict=True):
+            if view.exit_code is None:
+                place = process.place
+                gpus[place.node] = tuple(sorted((*gpus.get(place.node, ()), place.gpu)))
+        return gpus
+
+    def start(self, ranks: Iterable[RankProcess]) -> None:
+        """Take over the ranks as they are started one by one; when one cannot be started the run has failed."""
+        try:
+            for process in ranks:
+                self._processes.append(process)
+                self._ranks.append(RankView(process.place.rank))
+                self._at("between-two-spawns" if len(self._ranks) < self.record.world_size else "after-spawn")
+        except (OSError, ValueError) as failure:
+            self._fault = f"rank {len(self._ranks)} cannot be started: {failure}"
+            self._send(signal.SIGKILL)
+
+    def look(self, now_s: float) -> None:
+        """Read what the ranks say, reap those that ended, and end the rest of a run that has failed."""
+        if self.end is not None:
+            return
+        # Exit codes first: what a rank wrote before it ended is then always seen with its end.
+        codes = [process.poll() for process in self._processes]
+        self._read_statuses()
+        self._ranks = [
+            RankView(process.place.rank, self._statuses.get(process.place.rank), code)
+            for process, code in zip(self._processes, codes, strict=True)
+        ]
+        self._patient = now_s < self.record.started_at_s + self._patience.status_s
+        self._judge(now_s)
+        if None not in codes and not kill_strays(self._folder.path):
+            self.end = self._conclude()
+
+    def ask(self, action: str, *, leave_by_s: float, now_s: float) -> None:
+        """Tell the ranks to save and go by `leave_by_s`; asking again changes that and writes the notice again.
+
+        A script that has said nothing so far does not read notices: it gets SIGTERM, once.
+        """
+        if self.end is not None or self._asked == (action, leave_by_s):
+            return
+        self._at("before-notice")
+        self._asked = (action, leave_by_s)
+        self._folder.write_notice(action, seconds_left=max(0.0, leave_by_s - now_s))
+        if run_verdict.is_mute(self._ranks) and not self._terminated:
+            self._terminated = True
+            self._send(signal.SIGTERM)
+        self._at("after-notice")
+
+    def kill_if_late(self, now_s: float) -> None:
+        if self._asked is not None and now_s >= self._asked[1]:
+            self.kill("it was killed at its deadline")
+
+    def kill(self, because: str) -> None:
+        """End all processes now. The run is then LOST, unless rank 0 has said that it left or succeeded."""
+        if self.end is None and not self._killed_because:
+            self._at("before-kill")
+            self._killed_because = because
+            self._send(signal.SIGKILL)
+            self._at("after-kill")
+
+    def seen(self) -> Run:
+        """The run as the last look found it."""
+        if self.end is not None:
+            return self.end
+        phase = run_verdict.live_phase(self._ranks, asked=self._asked is not None, patient=self._patient)
+        return self._run(phase, gpus=self.occupied)
+
+    def settle(self) -> None:
+        self._folder.settle()
+
+    def _judge(self, now_s: float) -> None:
+        """Find out whether the run has failed, and end what outstays its end."""
+        faulty = run_verdict.faulty(self._ranks, terminated=self._terminated)
+        if faulty and not self._fault and not self._killed_because:
+            blamed = faulty[0]
+            self._fault = run_verdict.fault_text(blamed, tail(self._folder.log_path(blamed.rank)))
+        if faulty or run_verdict.last_word(self._ranks):
+            self._last_word_at_s = min(self._last_word_at_s, now_s)
+        overdue = now_s >= self._last_word_at_s + self._patience.teardown_s
+        if overdue or any(view.exit_code is not None for view in faulty):
+            self._send(signal.SIGKILL)
+
+    def _conclude(self) -> Run:
+        verdict = run_verdict.outcome(
+            self._ranks, fault=self._fault, killed_because=self._killed_because, terminated=self._terminated
+        )
+        end = self._run(verdict.phase, reason=verdict.reason[:_REASON_LENGTH_MAX])
+        self._folder.write_ended(end)
+        logger.info("%s generation %d %s %s", end.job_id, end.generation, end.phase, end.reason)
+        return end
+
+    def _run(self, phase: RunPhase, *, gpus: Gpus | None = None, reason: str = "") -> Run:
+        first = self._statuses.get(0)
+        known = first if first is not None and first.has_begun else None
+        return Run(
+            job_id=self.record.job_id,
+            generation=self.record.generation,
+            phase=phase,
+            gpus=gpus or {},
+            steps=float(known.step) if known else None,
+            checkpoint_steps=None if not known or known.checkpoint_step is None else float(known.checkpoint_step),
+            loss=known.loss if known else None,
+            reason=reason,
+        )
+
+    def _read_statuses(self) -> None:
+        for rank in range(self.record.world_size):
+            try:
+                status = self._folder.status(rank)
+            except ValueError as wrong:
+                if str(wrong) not in self._complaints:
+                    self._complaints.add(str(wrong))
+                    logger.warning("a rank's status is not understood: %s", wrong)
+                continue
+            if status is not None:
+                self._statuses[rank] = status
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            process.send(number)

@@ -1,0 +1,97 @@
+"""What one rank of a job is started with, as plain data: its place, its command line and its environment. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.domain.gpus import Gpus
+
+RUN_ROOT_VARIABLE = "EBBTIDE_RUN_ROOT"
+RUN_DIR_VARIABLE = "EBBTIDE_RUN_DIR"
+"""The marks by which a controller finds its processes: all of a run root, and all of one generation."""
+
+_NOT_INHERITED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
+_NOT_INHERITED_PREFIXES = ("EBBTIDE_", "TORCHELASTIC_")
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Rank `rank` of a job is the `local_rank`-th of its ranks on `node` and sits on that node's GPU `gpu`."""
+
+    rank: int
+    local_rank: int
+    node: str
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class Briefing:
+    """What all ranks of one generation are told alike. Paths are absolute or relative to the ranks' working folder."""
+
+    job_id: str
+    generation: int
+    world_size: int
+    steps: int
+    store_host: str
+    store_port: int
+    run_root: str
+    run_dir: str
+    plan_path: str
+    checkpoint_dir: str
+    url: str = ""
+    token: str = field(default="", repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def rank_places(target: Gpus, *, owned_nodes: Collection[str]) -> tuple[RankPlace, ...]:
+    """The place of each rank: training's own nodes first, by name, so that rank 0 sits on one where there is one."""
+    nodes = sorted(target, key=lambda node: (node not in owned_nodes, node))
+    seats = ((node, local, gpu) for node in nodes for local, gpu in enumerate(target[node]))
+    return tuple(RankPlace(rank, local, node, gpu) for rank, (node, local, gpu) in enumerate(seats))
+
+
+def argv(command: Sequence[str], *, python: str) -> tuple[str, ...]:
+    """The job's command as it is executed; a leading `python` means the interpreter `python`.
+
+    Raises:
+        ValueError: the job has no command, so there is nothing to start on this machine.
+    """
+    if not command:
+        raise ValueError("command: the job has none, a job that runs on this machine needs one")
+    return (python, *command[1:]) if command[0] == "python" else tuple(command)
+
+
+def rank_environment(briefing: Briefing, place: RankPlace, *, inherited: Mapping[str, str]) -> dict[str, str]:
+    """All variables of one rank: what the controller has, the job's own on top, the contract with workers above both.
+
+    The controller's own settings (EBBTIDE_*, among them its database) stay with it. Numeric libraries get one
+    thread unless somebody says otherwise, because the ranks share one machine.
+    """
+    contract = {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(briefing.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "MASTER_ADDR": briefing.store_host,
+        "MASTER_PORT": str(briefing.store_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "EBBTIDE_JOB_ID": briefing.job_id,
+        "EBBTIDE_GENERATION": str(briefing.generation),
+        "EBBTIDE_URL": briefing.url,
+        "EBBTIDE_TOKEN": briefing.token,
+        "EBBTIDE_PLAN": briefing.plan_path,
+        "EBBTIDE_CHECKPOINT_DIR": briefing.checkpoint_dir,
+        RUN_DIR_VARIABLE: briefing.run_dir,
+        "EBBTIDE_STEPS": str(briefing.steps),
+        RUN_ROOT_VARIABLE: briefing.run_root,
+    }
+    return {"OMP_NUM_THREADS": "1", **passed_on(inherited), **briefing.env, **contract}
+
+
+def passed_on(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The controller's variables that its children may see."""
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name not in _NOT_INHERITED and not name.startswith(_NOT_INHERITED_PREFIXES)
+    }

@@ -1,0 +1,105 @@
+"""How a run stands by what its ranks say and how they ended. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.domain.observation import RunPhase
+from scheduler.executors.rank_status import RankPhase, RankStatus
+
+_ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """`exit_code` is minus the signal's number where one ended the rank, None while it lives; `status` None where
+    it has never written one."""
+
+    rank: int
+    status: RankStatus | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    phase: RunPhase
+    reason: str = ""
+
+
+def is_mute(ranks: Sequence[RankView]) -> bool:
+    """No rank has said anything: the script is not one of ours, or it has not come that far."""
+    return all(view.status is None for view in ranks)
+
+
+def last_word(ranks: Sequence[RankView]) -> RankPhase | None:
+    """LEFT or SUCCEEDED once rank 0 has said so: nothing that happens later changes the outcome."""
+    first = ranks[0].status if ranks else None
+    return first.phase if first is not None and first.is_good_end else None
+
+
+def live_phase(ranks: Sequence[RankView], *, asked: bool, patient: bool) -> RunPhase:
+    """The phase of a run with processes. A mute script counts as running once nobody is patient any more."""
+    if asked:
+        return RunPhase.LEAVING
+    if is_mute(ranks):
+        return RunPhase.STARTING if patient else RunPhase.RUNNING
+    first = ranks[0].status
+    return RunPhase.RUNNING if first is not None and first.has_begun else RunPhase.STARTING
+
+
+def faulty(ranks: Sequence[RankView], *, terminated: bool) -> tuple[RankView, ...]:
+    """Ranks through which the run has failed, the one to blame first.
+
+    A rank that died without a word comes before those that say they failed (most often because it died), and of
+    those the one that spoke first. `terminated`: SIGTERM was sent, so that dying of it is no fault of a mute script.
+    """
+    if last_word(ranks):
+        return ()
+    mute = is_mute(ranks)
+    found = [view for view in ranks if _is_faulty(view, mute=mute, terminated=terminated)]
+    return tuple(sorted(found, key=_blame))
+
+
+def fault_text(view: RankView, log_tail: str) -> str:
+    if view.status is not None and view.status.phase is RankPhase.FAILED:
+        return f"rank {view.rank}: {view.status.reason or 'it failed and gave no reason'}"
+    code = view.exit_code
+    assert code is not None, "a rank without a word is to blame only once it has ended"
+    if code < 0:
+        end = f"was ended by {signal.Signals(-code).name}"
+    else:
+        end = f"ended with exit code {code}" if code else "ended without a result"
+    return f"rank {view.rank} {end}" + (f": {log_tail}" if log_tail else "")
+
+
+def outcome(ranks: Sequence[RankView], *, fault: str, killed_because: str, terminated: bool) -> Verdict:
+    """How a run ended whose processes are gone."""
+    word = last_word(ranks)
+    if word is not None:
+        return Verdict(RunPhase.SUCCEEDED if word is RankPhase.SUCCEEDED else RunPhase.LEFT)
+    if fault:
+        return Verdict(RunPhase.FAILED, fault)
+    if killed_because:
+        return Verdict(RunPhase.LOST, killed_because)
+    if not terminated:
+        return Verdict(RunPhase.SUCCEEDED)
+    if any(view.exit_code for view in ranks):
+        return Verdict(RunPhase.LOST, "it was asked to leave by SIGTERM and died of it")
+    return Verdict(RunPhase.LEFT, "it was asked to leave by SIGTERM and ended with exit code 0")
+
+
+def _is_faulty(view: RankView, *, mute: bool, terminated: bool) -> bool:
+    if view.status is not None and view.status.is_end:
+        return view.status.phase is RankPhase.FAILED
+    if view.exit_code is None:
+        return False
+    if mute:
+        return view.exit_code != 0 and not (terminated and view.exit_code in _ENDED_BY_SIGTERM)
+    return True
+
+
+def _blame(view: RankView) -> tuple[bool, int, int]:
+    said_so = view.status is not None and view.status.phase is RankPhase.FAILED
+    return said_so, view.status.written_at_ns if said_so and view.status else 0, view.rank

@@ -1,0 +1,111 @@
+"""One rank for the contract tests of the local executor: no torch, one behaviour per word. Run as a script.
+
+It holds a lock on each slot named for its rank, and leaves a file `double` where somebody else holds it already.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+RUN_DIR = Path(os.environ["EBBTIDE_RUN_DIR"])
+RANK = int(os.environ["RANK"])
+
+
+def say(phase: str, **more: object) -> None:
+    part = RUN_DIR / f".status-{RANK}.part"
+    part.write_text(json.dumps({"rank": RANK, "pid": os.getpid(), "phase": phase, **more}))
+    part.replace(RUN_DIR / f"status-{RANK}.json")
+
+
+def notice() -> bool:
+    return (RUN_DIR / "notice.json").exists()
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    while not what():
+        time.sleep(0.01)
+
+
+def hold_slots() -> list[IO[str]]:
+    folder = Path(os.environ["SLOT_DIR"])
+    held: list[IO[str]] = []
+    for name in (os.environ["SLOTS"].split(",")[RANK], f"{os.environ['EBBTIDE_JOB_ID']}-rank-{RANK}"):
+        file = (folder / name).open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            (folder / "double").touch()
+        held.append(file)
+    return held
+
+
+def obey() -> None:
+    """Runs until a notice comes, saves for a moment and leaves."""
+    say("running", step=5, loss=2.5)
+    wait_for(notice)
+    say("saving", step=7)
+    time.sleep(float(os.environ.get("SAVE_S", "0")))
+    say("left", step=7, checkpoint_step=7, loss=2.0)
+    if os.environ.get("ABORT"):
+        os.abort()
+
+
+def stubborn() -> None:
+    say("running", step=5, checkpoint_step=3)
+    time.sleep(600)
+
+
+def finish() -> None:
+    say("running", step=0)
+    say("succeeded", step=10, checkpoint_step=10, loss=1.5)
+    if os.environ.get("LINGER"):
+        time.sleep(600)
+
+
+def crash() -> None:
+    """Rank 1 dies as soon as rank 0 runs; rank 0 would wait for it for ever."""
+    if RANK == 1:
+        wait_for((RUN_DIR / "status-0.json").exists)
+        print("CUDA error: out of slots", flush=True)
+        sys.exit(3)
+    stubborn()
+
+
+def fail() -> None:
+    say("failed", step=0, reason="ValueError: the plan is for another model")
+
+
+def childful() -> None:
+    """Starts a child in its group and one in a group of its own."""
+    for own_group in (False, True):
+        subprocess.Popen(["sleep", "600"], start_new_session=own_group)
+    obey()
+
+
+def mother() -> None:
+    """Crashes and leaves a child in its group behind."""
+    subprocess.Popen(["sleep", "600"], start_new_session=bool(os.environ.get("OWN_GROUP")))
+    sys.exit(1)
+
+
+def mute() -> None:
+    time.sleep(600)
+
+
+def mute_and_done() -> None:
+    print("all done")
+
+
+if __name__ == "__main__":
+    HELD = hold_slots()
+    {each.__name__: each for each in (obey, stubborn, finish, crash, fail, childful, mother, mute, mute_and_done)}[
+        sys.argv[1]
+    ]()

@@ -1,0 +1,282 @@
+"""What the local executor promises, shown with real processes that are tiny scripts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.observation import RunPhase
+from scheduler.domain.worker_token import issue_token
+from scheduler.executors.local import LocalExecutor
+from scheduler.executors.local_processes import marked_processes
+from scheduler.executors.local_records import RunRootTakenError
+from scheduler.executors.local_run import Patience
+from scheduler.executors.render import RUN_DIR_VARIABLE
+from scheduler.runtime.clock import ManualClock
+from tests.contract.local_rig import RENDEZVOUS, desired, drive, moved, phases, rank_job, run_of
+
+SECRET = b"0123456789abcdef"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1000.0)
+
+
+@pytest.fixture
+def executor(tmp_path: Path, clock: ManualClock) -> Iterator[LocalExecutor]:
+    executor = LocalExecutor(
+        tmp_path / "run", now=clock.now_s, url="http://127.0.0.1:1", secret=SECRET, rendezvous_command=RENDEZVOUS
+    )
+    yield executor
+    executor.close(grace_s=0.0)
+    assert not marked_processes(tmp_path / "run"), "nothing outlives the executor"
+    assert not (tmp_path / "double").exists(), "no slot was ever used twice at once"
+
+
+def test_a_job_runs_on_its_gpus_and_tells_its_progress(executor: LocalExecutor, tmp_path: Path) -> None:
+    job = rank_job("a", "obey", {"t0": (0, 1)}, tmp_path)
+    seen = drive(executor, desired(3, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    run = run_of(seen, "a")
+    assert (run.gpus, run.steps, run.loss, run.checkpoint_steps) == ({"t0": (0, 1)}, 5.0, 2.5, None)
+    assert (seen.at_s, seen.converged_generation) == (1000.0, 3)
+    folder = tmp_path / "run/jobs/a/gen-1"
+    record = json.loads((folder / "started.json").read_text())
+    assert (record["gpus"], record["world_size"], record["snapshot_generation"]) == ({"t0": [0, 1]}, 2, 3)
+    assert json.loads((folder / "plan.json").read_text())["stages"][0]["gpus"] == 2
+
+
+def test_each_rank_gets_its_place_a_token_of_its_generation_and_a_log(executor: LocalExecutor, tmp_path: Path) -> None:
+    job = rank_job("a", "obey", {"t0": (1,)}, tmp_path)
+    words = "import os; print(*(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'EBBTIDE_TOKEN', 'EBBTIDE_URL')))"
+    job = replace(job, spec=replace(job.spec, command=("python", "-c", words)))
+    drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "succeeded"})
+    log = (tmp_path / "run/jobs/a/gen-1/rank-0.log").read_text()
+    assert log.split() == ["0", "0", issue_token(SECRET, "a", 1), "http://127.0.0.1:1"]
+
+
+def test_a_run_leaves_when_told_and_only_then_the_next_generation_starts(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
+    job = rank_job("a", "obey", {"t0": (0, 1)}, tmp_path, SAVE_S="0.2")
+    drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    smaller = moved(job, {"t0": (0,)}, leave_by_s=1060.0, folder=tmp_path)
+    executor.converge(desired(2, smaller))
+    assert phases(executor.observe()) == {("a", 1): "leaving"}
+    notice = json.loads((tmp_path / "run/jobs/a/gen-1/notice.json").read_text())
+    assert notice == {"action": "replan", "step": None, "seconds_left": 60.0}
+    seen = drive(executor, desired(2, smaller), lambda seen: phases(seen).get(("a", 2)) == "running")
+    old = run_of(seen, "a", 1)
+    assert (old.phase, old.gpus, old.steps, old.checkpoint_steps) == (RunPhase.LEFT, {}, 7.0, 7.0)
+    executor.converge(desired(3, smaller))
+    assert phases(executor.observe()) == {("a", 2): "running"}, "a committed state has taken the old run in"
+
+
+def test_an_abort_in_the_teardown_does_not_spoil_what_was_saved(executor: LocalExecutor, tmp_path: Path) -> None:
+    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, ABORT="1")
+    drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    away = moved(job, {}, leave_by_s=1060.0, folder=tmp_path)
+    drive(executor, desired(2, away), lambda seen: phases(seen) == {("a", 1): "left"})
+    notice = json.loads((tmp_path / "run/jobs/a/gen-1/notice.json").read_text())
+    assert notice["action"] == "leave"
+
+
+def test_what_does_not_leave_is_killed_at_its_deadline_and_lost(
+    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
+) -> None:
+    job = rank_job("a", "stubborn", {"t0": (0,), "i0": (2,)}, tmp_path)
+    drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    away = desired(2, moved(job, {}, leave_by_s=1060.0, folder=tmp_path))
+    executor.converge(away)
+    clock.move_to(1059.9)
+    executor.converge(away)
+    assert run_of(executor.observe(), "a").gpus == {"t0": (0,), "i0": (2,)}, "occupied until the processes are gone"
+    clock.move_to(1060.0)
+    run = run_of(drive(executor, away, lambda seen: phases(seen) == {("a", 1): "lost"}), "a")
+    assert (run.gpus, run.steps, run.checkpoint_steps) == ({}, 5.0, 3.0)
+    assert run.reason == "it was killed at its deadline"
+
+
+def test_a_second_recall_moves_the_deadline(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
+    job = rank_job("a", "stubborn", {"t0": (0,)}, tmp_path)
+    drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    first = moved(job, {}, leave_by_s=1060.0, folder=tmp_path)
+    executor.converge(desired(2, first))
+    clock.move_to(1010.0)
+    executor.converge(desired(3, moved(first, {}, leave_by_s=1030.0, folder=tmp_path)))
+    notice = json.loads((tmp_path / "run/jobs/a/gen-1/notice.json").read_text())
+    assert notice["seconds_left"] == 20.0
+
+
+def test_a_job_succeeds_and_is_told_until_its_job_is_gone(executor: LocalExecutor, tmp_path: Path) -> None:
+    state = desired(1, rank_job("a", "finish", {"t0": (0, 1)}, tmp_path))
+    run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "succeeded"}), "a")
+    assert (run.gpus, run.steps, run.checkpoint_steps, run.loss) == ({}, 10.0, 10.0, 1.5)
+    executor.converge(replace(state, generation=2))
+    assert phases(executor.observe()) == {("a", 1): "succeeded"}, "the desired state has not moved on"
+    executor.converge(desired(3))
+    assert executor.observe().runs == ()
+
+
+def test_what_outlives_its_last_word_is_ended(executor: LocalExecutor, tmp_path: Path, clock: ManualClock) -> None:
+    state = desired(1, rank_job("a", "finish", {"t0": (0,)}, tmp_path, LINGER="1"))
+    status = tmp_path / "run/jobs/a/gen-1/status-0.json"
+    drive(executor, state, lambda seen: status.exists() and "succeeded" in status.read_text())
+    assert run_of(executor.observe(), "a").gpus == {"t0": (0,)}
+    clock.move_to(1000.0 + Patience().teardown_s)
+    drive(executor, state, lambda seen: phases(seen) == {("a", 1): "succeeded"})
+
+
+def test_when_one_rank_crashes_the_others_are_ended_and_the_reason_is_told(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
+    state = desired(1, rank_job("a", "crash", {"t0": (0, 1, 2)}, tmp_path))
+    run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
+    assert run.reason == "rank 1 ended with exit code 3: CUDA error: out of slots"
+    assert run.gpus == {}
+    assert not (tmp_path / "run/jobs/a/gen-2").exists()
+
+
+@pytest.mark.parametrize("own_group", ["", "1"])
+def test_a_run_has_ended_once_everything_that_it_started_is_gone(
+    executor: LocalExecutor, tmp_path: Path, own_group: str
+) -> None:
+    state = desired(1, rank_job("a", "mother", {"t0": (0, 1)}, tmp_path, OWN_GROUP=own_group))
+    drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"})
+    assert not marked_processes(tmp_path / "run/jobs/a/gen-1", variable=RUN_DIR_VARIABLE)
+
+
+def test_a_rank_that_says_why_it_failed_is_believed(executor: LocalExecutor, tmp_path: Path) -> None:
+    state = desired(1, rank_job("a", "fail", {"t0": (0,)}, tmp_path))
+    run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
+    assert run.reason == "rank 0: ValueError: the plan is for another model"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ((), "command: the job has none"),
+        (("/no/such/program",), "rank 0 cannot be started: [Errno 2] No such file or directory: '/no/such/program'"),
+    ],
+)
+def test_a_job_that_cannot_be_started_fails_with_the_reason(
+    executor: LocalExecutor, tmp_path: Path, command: tuple[str, ...], reason: str
+) -> None:
+    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path)
+    state = desired(1, replace(job, spec=replace(job.spec, command=command)))
+    run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
+    assert reason in run.reason
+
+
+def test_a_script_that_never_says_anything_is_judged_by_its_exit_code(
+    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
+) -> None:
+    quiet = rank_job("quiet", "mute", {"t0": (0,)}, tmp_path)
+    state = desired(1, quiet, rank_job("done", "mute_and_done", {"t0": (1,)}, tmp_path))
+    expected = {("quiet", 1): "starting", ("done", 1): "succeeded"}
+    drive(executor, state, lambda seen: phases(seen) == expected)
+    clock.move_to(1000.0 + Patience().status_s)
+    assert run_of(executor.observe(), "quiet").phase is RunPhase.RUNNING
+    away = desired(2, moved(quiet, {}, leave_by_s=2000.0, folder=tmp_path))
+    run = run_of(drive(executor, away, lambda seen: phases(seen).get(("quiet", 1)) == "lost"), "quiet")
+    assert "SIGTERM" in run.reason
+
+
+def test_gpus_that_a_process_still_holds_are_not_given_to_another_job(
+    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
+) -> None:
+    first = rank_job("a", "stubborn", {"t0": (0,)}, tmp_path)
+    drive(executor, desired(1, first), lambda seen: phases(seen) == {("a", 1): "running"})
+    second = rank_job("b", "obey", {"t0": (0,)}, tmp_path)
+    state = desired(2, moved(first, {}, leave_by_s=1060.0, folder=tmp_path), second)
+    executor.converge(state)
+    assert phases(executor.observe()) == {("a", 1): "leaving"}
+    clock.move_to(1060.0)
+    drive(executor, state, lambda seen: phases(seen) == {("a", 1): "lost", ("b", 1): "running"})
+
+
+def test_a_generation_that_was_begun_once_is_never_begun_again(
+    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
+) -> None:
+    job = rank_job("a", "stubborn", {"t0": (0,)}, tmp_path)
+    drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    drive(executor, desired(2), lambda seen: not seen.runs)
+    run = run_of(drive(executor, desired(3, job), lambda seen: bool(seen.runs)), "a")
+    assert (run.phase, run.reason) == (RunPhase.LOST, "its job is gone")
+
+
+def test_a_state_older_than_the_last_one_changes_nothing(executor: LocalExecutor, tmp_path: Path) -> None:
+    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path)
+    drive(executor, desired(5, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    executor.converge(desired(4))
+    seen = executor.observe()
+    assert (phases(seen), seen.converged_generation) == ({("a", 1): "running"}, 5)
+
+
+def test_a_failed_node_takes_its_runs_with_it_until_it_is_restored(executor: LocalExecutor, tmp_path: Path) -> None:
+    job = rank_job("a", "obey", {"t0": (0,), "i1": (0,)}, tmp_path)
+    drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    executor.fail_node("i1")
+    seen = drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "lost"})
+    assert run_of(seen, "a").reason == "node i1 went down"
+    assert {name: facts.up for name, facts in seen.nodes.items()} == {"t0": True, "t1": True, "i0": True, "i1": False}
+    again = desired(2, moved(job, {"i1": (0,)}, leave_by_s=1000.0, folder=tmp_path))
+    executor.converge(again)
+    executor.converge(again)
+    assert ("a", 2) not in phases(executor.observe())
+    executor.restore_node("i1")
+    drive(executor, again, lambda seen: phases(seen).get(("a", 2)) == "running")
+    with pytest.raises(ValueError, match="node: got 'x9', allowed are i0, i1, t0, t1"):
+        executor.fail_node("x9")
+
+
+def test_closing_lets_ranks_save_and_leaves_nothing(tmp_path: Path, clock: ManualClock) -> None:
+    executor = LocalExecutor(tmp_path / "run", now=clock.now_s, rendezvous_command=RENDEZVOUS)
+    jobs = [
+        rank_job("good", "childful", {"t0": (0, 1)}, tmp_path),
+        rank_job("bad", "stubborn", {"t0": (2,)}, tmp_path),
+    ]
+    running = {("good", 1): "running", ("bad", 1): "running"}
+    drive(executor, desired(1, *jobs), lambda seen: phases(seen) == running)
+    executor.close(grace_s=0.5)
+    executor.close(grace_s=0.5)
+    assert not marked_processes(tmp_path / "run")
+    after = LocalExecutor(tmp_path / "run", now=clock.now_s, rendezvous_command=RENDEZVOUS)
+    assert phases(after.observe()) == {("bad", 1): "lost", ("good", 1): "left"}
+    after.close(grace_s=0.0)
+
+
+def test_two_controllers_never_work_in_one_run_root(executor: LocalExecutor, tmp_path: Path) -> None:
+    drive(executor, desired(1), lambda seen: seen.converged_generation == 1)
+    other = (
+        "import sys, time; from pathlib import Path; from scheduler.executors.local import LocalExecutor\n"
+        "LocalExecutor(Path(sys.argv[1]), now=time.time).observe()"
+    )
+    run = subprocess.run([sys.executable, "-c", other, str(tmp_path / "run")], capture_output=True, text=True)
+    assert run.returncode != 0
+    assert RunRootTakenError.__name__ in run.stderr
+    assert "one controller at a time" in run.stderr
+
+
+@pytest.mark.e2e
+def test_the_real_rendezvous_store_starts_with_the_first_job_and_ends_with_the_executor(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    executor = LocalExecutor(tmp_path / "run", now=clock.now_s)
+    executor.converge(desired(1))
+    assert not (tmp_path / "run/rendezvous.log").exists()
+    state = desired(2, rank_job("a", "obey", {"t0": (0,)}, tmp_path))
+    limit_s = time.monotonic() + 60.0
+    while phases(executor.observe()) != {("a", 1): "running"}:
+        assert time.monotonic() < limit_s, (tmp_path / "run/rendezvous.log").read_text()
+        executor.converge(state)
+        time.sleep(0.05)
+    executor.close(grace_s=5.0)
+    assert not marked_processes(tmp_path / "run")

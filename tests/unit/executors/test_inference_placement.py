@@ -1,0 +1,42 @@
+"""Where the demand of a local inference pool sits."""
+
+from __future__ import annotations
+
+from scheduler.domain.fleet import DemandReading
+from scheduler.domain.loan import LoanState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.inference_placement import node_facts
+from tests.builders import a_fleet, a_loan, a_snapshot
+
+
+def world(gpus: float, **loans: LoanState) -> Snapshot:
+    fleet = a_fleet(training=1, inference=3, gpus_per_node=4)
+    demand = {"inference": DemandReading(0.0, gpus, gpus), "training": DemandReading(0.0, 4.0, 4.0)}
+    return a_snapshot(fleet, loans=[a_loan(node, state) for node, state in loans.items()], demand=demand)
+
+
+def used(state: Snapshot, *down: str) -> dict[str, int]:
+    return {name: facts.inference_gpus for name, facts in node_facts(state, down=down).items()}
+
+
+def test_demand_fills_inference_nodes_by_name_and_rounds_up() -> None:
+    assert used(world(5.2)) == {"i0": 4, "i1": 2, "i2": 0, "t0": 0}
+
+
+def test_lent_and_offered_nodes_carry_none() -> None:
+    state = world(5.0, i0=LoanState.ACTIVE, i1=LoanState.OFFERED)
+    assert used(state) == {"i0": 0, "i1": 0, "i2": 4, "t0": 0}
+
+
+def test_a_node_that_came_back_carries_its_share_again() -> None:
+    assert used(world(5.0, i0=LoanState.RETURNED))["i0"] == 4
+
+
+def test_a_node_that_is_down_is_told_so_and_carries_none() -> None:
+    facts = node_facts(world(5.0), down=["i0"])
+    assert (facts["i0"].up, facts["i0"].inference_gpus) == (False, 0)
+    assert (facts["i1"].inference_gpus, facts["i2"].inference_gpus) == (4, 1)
+
+
+def test_without_demand_every_node_is_idle() -> None:
+    assert set(used(a_snapshot(a_fleet(training=1, inference=2))).values()) == {0}

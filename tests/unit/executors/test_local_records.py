@@ -1,0 +1,91 @@
+"""What a local executor keeps on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.observation import Run, RunPhase
+from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.executors.local_records import GenerationFolder, RunRoot, StartedRecord, tail
+
+PLAN = data_parallel_plan("cpu", 2)
+
+
+def a_record(job_id: str = "a", generation: int = 1) -> StartedRecord:
+    return StartedRecord(job_id, generation, {"t0": (0, 1)}, 2, snapshot_generation=9, started_at_s=5.0)
+
+
+def test_a_generation_appears_with_its_record_and_its_plan(tmp_path: Path) -> None:
+    root = RunRoot(tmp_path)
+    folder = root.begin(a_record(), PLAN)
+    assert folder == root.folder("a", 1)
+    assert folder.record() == a_record()
+    assert sorted(path.name for path in folder.path.iterdir()) == ["plan.json", "started.json"]
+    assert root.checkpoint_dir("a").is_dir()
+
+
+def test_a_generation_cannot_be_begun_twice(tmp_path: Path) -> None:
+    RunRoot(tmp_path).begin(a_record(), PLAN)
+    with pytest.raises(OSError, match="not empty"):
+        RunRoot(tmp_path).begin(a_record(), PLAN)
+
+
+def test_a_half_written_generation_was_not_begun(tmp_path: Path) -> None:
+    root = RunRoot(tmp_path)
+    half = tmp_path / "jobs/a/.gen-1.part"
+    half.mkdir(parents=True)
+    (half / "plan.json").write_text("{")
+    assert list(root.unsettled()) == []
+    assert root.begin(a_record(), PLAN).record() == a_record()
+
+
+def test_settled_generations_are_not_listed(tmp_path: Path) -> None:
+    root = RunRoot(tmp_path)
+    first, second = (root.begin(a_record(generation=generation), PLAN) for generation in (1, 2))
+    first.settle()
+    assert list(root.unsettled()) == [second]
+
+
+@pytest.mark.parametrize("job_id", ["a/b", "..", ".", "gpt 2", "gen-1", "ä%2F"])
+def test_any_job_id_gets_a_folder_of_its_own_inside_the_run_root(tmp_path: Path, job_id: str) -> None:
+    root = RunRoot(tmp_path)
+    folder = root.begin(a_record(job_id), PLAN)
+    assert folder.path.resolve().parent.parent == (tmp_path / "jobs").resolve()
+    assert [found.record().job_id for found in root.unsettled()] == [job_id]
+
+
+def test_an_end_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    folder = GenerationFolder(tmp_path)
+    assert folder.ended() is None
+    end = Run("a", 1, RunPhase.LEFT, steps=7.0, checkpoint_steps=7.0, loss=1.25, reason="told")
+    folder.write_ended(end)
+    assert folder.ended() == end
+
+
+@pytest.mark.parametrize(("seconds_left", "written"), [(12.5, 12.5), (math.inf, None)])
+def test_a_notice_has_the_form_that_workers_read(tmp_path: Path, seconds_left: float, written: float | None) -> None:
+    GenerationFolder(tmp_path).write_notice("leave", seconds_left=seconds_left)
+    notice = json.loads((tmp_path / "notice.json").read_text())
+    assert notice == {"action": "leave", "step": None, "seconds_left": written}
+
+
+def test_the_tail_of_a_log_is_its_last_lines_in_one(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    assert tail(log) == ""
+    log.write_bytes(b"\n".join(b"line %d \xff" % at for at in range(2000)) + b"\n\n")
+    assert tail(log).split(" | ") == [f"line {at} �" for at in range(1995, 2000)]
+
+
+def test_a_run_root_is_locked_once_and_again_after_it_was_unlocked(tmp_path: Path) -> None:
+    root = RunRoot(tmp_path / "new")
+    root.lock()
+    root.lock()
+    assert int((tmp_path / "new/executor.lock").read_text()) > 0
+    root.unlock()
+    root.unlock()
+    root.lock()
+    root.unlock()

@@ -1,0 +1,60 @@
+"""Reading what a rank says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scheduler.executors.rank_status import RankPhase, read_rank_status
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "status-0.json"
+
+
+def test_a_status_is_read_with_its_time(path: Path) -> None:
+    path.write_text(
+        json.dumps({"rank": 0, "pid": 7, "phase": "saving", "step": 12, "checkpoint_step": 10, "loss": 2, "more": 1})
+    )
+    status = read_rank_status(path)
+    assert status is not None
+    assert (status.phase, status.step, status.checkpoint_step, status.loss) == (RankPhase.SAVING, 12, 10, 2)
+    assert status.written_at_ns == path.stat().st_mtime_ns
+    assert not status.is_end
+
+
+def test_no_file_is_no_status(path: Path) -> None:
+    assert read_rank_status(path) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "begun"),
+    [("starting", 0, False), ("running", 0, True), ("failed", 0, False), ("failed", 3, True), ("left", 0, True)],
+)
+def test_a_step_counts_once_the_state_was_in_place(path: Path, phase: str, step: int, begun: bool) -> None:
+    path.write_text(json.dumps({"phase": phase, "step": step}))
+    status = read_rank_status(path)
+    assert status is not None
+    assert status.has_begun is begun
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Expecting property name"),
+        ("[1]", "an object is needed, got list"),
+        ('{"phase": "flying"}', "phase is 'flying', allowed are starting, running"),
+        ('{"phase": "running", "step": 1.5}', "step is 1.5, it must be a number or null"),
+        ('{"phase": "running", "step": true}', "step is True"),
+        ('{"phase": "running", "loss": NaN}', "loss is nan"),
+        ('{"phase": "running", "checkpoint_step": "7"}', "checkpoint_step is '7'"),
+    ],
+)
+def test_a_malformed_status_is_refused_by_file_and_field(path: Path, text: str, message: str) -> None:
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"status-0\.json") as refused:
+        read_rank_status(path)
+    assert message in str(refused.value)

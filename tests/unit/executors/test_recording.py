@@ -1,0 +1,39 @@
+"""The recording executor: it writes down and shows a world in which everything has been done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import LoanState
+from scheduler.domain.observation import RunPhase
+from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.recording import RecordingExecutor
+from tests.builders import a_fleet, a_job, a_loan, a_snapshot
+
+
+def test_it_observes_the_world_as_it_was_given() -> None:
+    world = replace(
+        a_snapshot(a_fleet(training=1, inference=1), [a_job("a", state=JobState.STARTING, on={"t0": (0,)})]),
+        generation=7,
+        now_s=5.0,
+    )
+    seen = RecordingExecutor(world).observe()
+    assert (seen.at_s, seen.converged_generation) == (5.0, 7)
+    assert [(run.job_id, run.phase, run.generation, run.gpus) for run in seen.runs] == [
+        ("a", RunPhase.RUNNING, 1, {"t0": (0,)})
+    ]
+    assert all(facts.up for facts in seen.nodes.values())
+
+
+def test_it_keeps_every_state_it_was_given_and_shows_the_last() -> None:
+    executor = RecordingExecutor()
+    pools, nodes = a_fleet(training=1, inference=1)
+    busy = {**nodes, "i0": replace(nodes["i0"], inference_gpus=3)}
+    offered = a_snapshot((pools, busy), (), [a_loan("i0", LoanState.OFFERED)])
+    states = [Snapshot(generation=1, nodes=busy, pools=pools), replace(offered, generation=2)]
+    for state in states:
+        executor.converge(state)
+    assert executor.converged == states
+    assert executor.observe().converged_generation == 2
+    assert executor.observe().nodes["i0"].inference_gpus == 0, "inference has left the node that was offered"

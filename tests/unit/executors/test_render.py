@@ -1,0 +1,101 @@
+"""What a rank is started with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.executors.render import Briefing, RankPlace, argv, passed_on, rank_environment, rank_places
+
+BRIEFING = Briefing(
+    job_id="gpt-7f3a",
+    generation=4,
+    world_size=3,
+    steps=200,
+    store_host="127.0.0.1",
+    store_port=29500,
+    run_root="/var/ebbtide/run",
+    run_dir="/var/ebbtide/run/jobs/gpt-7f3a/gen-4",
+    plan_path="/var/ebbtide/run/jobs/gpt-7f3a/gen-4/plan.json",
+    checkpoint_dir="/data/gpt",
+    url="http://127.0.0.1:8787",
+    token="ebt_secret",
+    env={"LR": "0.01", "WORLD_SIZE": "99"},
+)
+INHERITED = {
+    "PATH": "/usr/bin",
+    "LR": "0.5",
+    "EBBTIDE_DATABASE_URL": "postgresql://user:password@host/db",
+    "TORCHELASTIC_RUN_ID": "outer",
+    "RANK": "7",
+}
+
+
+def test_the_environment_of_a_rank_is_this() -> None:
+    assert rank_environment(BRIEFING, RankPlace(2, 1, "i0", 3), inherited=INHERITED) == {
+        "OMP_NUM_THREADS": "1",
+        "PATH": "/usr/bin",
+        "LR": "0.01",
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "EBBTIDE_JOB_ID": "gpt-7f3a",
+        "EBBTIDE_GENERATION": "4",
+        "EBBTIDE_URL": "http://127.0.0.1:8787",
+        "EBBTIDE_TOKEN": "ebt_secret",
+        "EBBTIDE_PLAN": "/var/ebbtide/run/jobs/gpt-7f3a/gen-4/plan.json",
+        "EBBTIDE_CHECKPOINT_DIR": "/data/gpt",
+        "EBBTIDE_RUN_DIR": "/var/ebbtide/run/jobs/gpt-7f3a/gen-4",
+        "EBBTIDE_STEPS": "200",
+        "EBBTIDE_RUN_ROOT": "/var/ebbtide/run",
+    }
+
+
+def test_the_controllers_own_settings_stay_with_it() -> None:
+    assert passed_on(INHERITED) == {"PATH": "/usr/bin", "LR": "0.5"}
+
+
+def test_whoever_sets_the_number_of_threads_is_heeded() -> None:
+    place = RankPlace(0, 0, "t0", 0)
+    assert rank_environment(BRIEFING, place, inherited={"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
+    own = replace(BRIEFING, env={"OMP_NUM_THREADS": "2"})
+    assert rank_environment(own, place, inherited={"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_token_does_not_show_where_a_briefing_is_printed() -> None:
+    assert "ebt_secret" not in repr(BRIEFING)
+
+
+def test_ranks_are_dealt_to_trainings_own_nodes_first_and_by_name() -> None:
+    target = {"a-lent": (0,), "t1": (1, 3), "t0": (2,)}
+    assert rank_places(target, owned_nodes={"t0", "t1", "t9"}) == (
+        RankPlace(0, 0, "t0", 2),
+        RankPlace(1, 0, "t1", 1),
+        RankPlace(2, 1, "t1", 3),
+        RankPlace(3, 0, "a-lent", 0),
+    )
+
+
+def test_on_lent_nodes_alone_ranks_go_by_name() -> None:
+    places = rank_places({"i1": (0,), "i0": (0,)}, owned_nodes=())
+    assert [(place.rank, place.node) for place in places] == [(0, "i0"), (1, "i1")]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (("python", "-m", "train", "--python", "python"), ("/opt/python", "-m", "train", "--python", "python")),
+        (("./train.sh", "--fast"), ("./train.sh", "--fast")),
+    ],
+)
+def test_a_leading_python_means_the_schedulers_interpreter(command: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    assert argv(command, python="/opt/python") == expected
+
+
+def test_a_job_without_a_command_is_refused() -> None:
+    with pytest.raises(ValueError, match="command: the job has none"):
+        argv((), python="/opt/python")

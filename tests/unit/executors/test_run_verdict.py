@@ -1,0 +1,105 @@
+"""How a run is judged by its ranks' words and exit codes."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from scheduler.domain.observation import RunPhase
+from scheduler.executors.rank_status import RankPhase, RankStatus
+from scheduler.executors.run_verdict import RankView, Verdict, fault_text, faulty, live_phase, outcome
+
+KILLED = -signal.SIGKILL
+TERMINATED = -signal.SIGTERM
+
+
+def said(phase: RankPhase, *, rank: int = 0, code: int | None = None, at_ns: int = 0, reason: str = "") -> RankView:
+    return RankView(rank, RankStatus(phase, reason=reason, written_at_ns=at_ns), code)
+
+
+def judged(*ranks: RankView, terminated: bool = False, killed_because: str = "") -> Verdict:
+    blamed = faulty(ranks, terminated=terminated)
+    fault = fault_text(blamed[0], "") if blamed and not killed_because else ""
+    return outcome(ranks, fault=fault, killed_because=killed_because, terminated=terminated)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "asked", "patient", "phase"),
+    [
+        ([RankView(0), RankView(1)], False, True, RunPhase.STARTING),
+        ([RankView(0), RankView(1)], False, False, RunPhase.RUNNING),
+        ([said(RankPhase.STARTING), RankView(1)], False, False, RunPhase.STARTING),
+        ([RankView(0), said(RankPhase.RUNNING, rank=1)], False, False, RunPhase.STARTING),
+        ([said(RankPhase.RUNNING), RankView(1)], False, True, RunPhase.RUNNING),
+        ([said(RankPhase.SAVING)], False, True, RunPhase.RUNNING),
+        ([said(RankPhase.SAVING)], True, True, RunPhase.LEAVING),
+    ],
+)
+def test_the_phase_of_a_living_run_is_rank_0s(
+    ranks: list[RankView], asked: bool, patient: bool, phase: RunPhase
+) -> None:
+    assert live_phase(ranks, asked=asked, patient=patient) is phase
+
+
+@pytest.mark.parametrize("code", [0, 1, -signal.SIGABRT, KILLED])
+def test_rank_0s_good_word_counts_whatever_the_exit_codes_are(code: int) -> None:
+    other = RankView(1, None, code)
+    assert judged(said(RankPhase.SUCCEEDED, code=code), other).phase is RunPhase.SUCCEEDED
+    assert judged(said(RankPhase.LEFT, code=code), other, killed_because="late").phase is RunPhase.LEFT
+
+
+@pytest.mark.parametrize(
+    ("view", "text"),
+    [
+        (said(RankPhase.FAILED, reason="OutOfMemory"), "rank 0: OutOfMemory"),
+        (said(RankPhase.FAILED, code=1), "rank 0: it failed and gave no reason"),
+        (said(RankPhase.RUNNING, code=0), "rank 0 ended without a result"),
+        (said(RankPhase.SAVING, code=KILLED), "rank 0 was ended by SIGKILL"),
+        (RankView(0, None, 2), "rank 0 ended with exit code 2"),
+    ],
+)
+def test_a_rank_that_ends_otherwise_fails_the_run(view: RankView, text: str) -> None:
+    assert judged(view) == Verdict(RunPhase.FAILED, text)
+
+
+def test_the_log_explains_an_exit_code() -> None:
+    assert fault_text(RankView(1, None, 2), "usage: train") == "rank 1 ended with exit code 2: usage: train"
+
+
+def test_the_rank_that_died_is_blamed_before_those_that_missed_it() -> None:
+    ranks = [
+        said(RankPhase.FAILED, rank=0, at_ns=30, reason="connection closed by peer"),
+        said(RankPhase.FAILED, rank=1, at_ns=20, reason="connection reset"),
+        said(RankPhase.RUNNING, rank=2, code=KILLED),
+    ]
+    assert [view.rank for view in faulty(ranks, terminated=False)] == [2, 1, 0]
+
+
+def test_what_was_killed_is_lost_not_failed() -> None:
+    ranks = (said(RankPhase.SAVING, code=KILLED), RankView(1, None, KILLED))
+    assert judged(*ranks, killed_because="it was killed at its deadline") == Verdict(
+        RunPhase.LOST, "it was killed at its deadline"
+    )
+
+
+@pytest.mark.parametrize(
+    ("codes", "terminated", "phase"),
+    [
+        ((0, 0), False, RunPhase.SUCCEEDED),
+        ((0, 1), False, RunPhase.FAILED),
+        ((0, TERMINATED), False, RunPhase.FAILED),
+        ((0, 0), True, RunPhase.LEFT),
+        ((0, TERMINATED), True, RunPhase.LOST),
+        ((0, 143), True, RunPhase.LOST),
+        ((0, 1), True, RunPhase.FAILED),
+    ],
+)
+def test_a_mute_script_is_judged_by_its_exit_codes(codes: tuple[int, int], terminated: bool, phase: RunPhase) -> None:
+    ranks = [RankView(rank, None, code) for rank, code in enumerate(codes)]
+    assert judged(*ranks, terminated=terminated).phase is phase
+
+
+def test_a_rank_without_a_word_fails_a_run_whose_other_ranks_speak() -> None:
+    ranks = (said(RankPhase.RUNNING), RankView(1, None, 0))
+    assert [view.rank for view in faulty(ranks, terminated=False)] == [1]
