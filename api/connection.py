@@ -13,7 +13,7 @@ JsonObject = dict[str, Any]
 
 REPEATABLE = frozenset({"GET", "DELETE"})
 TRY_LATER = frozenset({429, 502, 503, 504})
-RETRY_AFTER_S_MAX = 10.0
+PAUSE_S_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class UnreachableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """`attempts` in all, with a pause before the second that doubles before each later one."""
+    """`attempts` in all, with a pause before the second that doubles before each later one, up to 10 s."""
 
     attempts: int = 3
     pause_s: float = 0.2
@@ -109,7 +109,7 @@ class Connection:
         attempts = self._retries.attempts if method in REPEATABLE else 1
         for attempt in range(1, attempts + 1):
             last = attempt == attempts
-            pause_s = self._retries.pause_s * 2 ** (attempt - 1)
+            pause_s = self._retries.pause_s * 2.0 ** (attempt - 1)
             try:
                 answer = self._http.request(method, path, json=json, params=query)
             except httpx.TransportError as broken:
@@ -119,7 +119,7 @@ class Connection:
                 if last or answer.status_code not in TRY_LATER:
                     return answer
                 pause_s = max(pause_s, _retry_after_s(answer))
-            self._retries.sleep(pause_s)
+            self._retries.sleep(min(pause_s, PAUSE_S_MAX))
         raise AssertionError("the last attempt returns or raises")
 
 
@@ -133,7 +133,7 @@ def _document(answer: httpx.Response) -> Any:
 
 def _retry_after_s(answer: httpx.Response) -> float:
     value = answer.headers.get("Retry-After", "")
-    return min(float(value), RETRY_AFTER_S_MAX) if value.isdigit() else 0.0
+    return float(value) if value.isdigit() else 0.0
 
 
 def _problem(answer: httpx.Response) -> ProblemError:

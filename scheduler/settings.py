@@ -40,6 +40,7 @@ class Settings(BaseSettings):
         default=600.0, description="Least time between two resizes of a job that nobody was forced into."
     )
     tick_s_max: Seconds = Field(default=1.0, description="Longest pause of the control loop between two ticks.")
+    lease_s: Seconds = Field(default=10.0, description="A leader that is silent for so long is replaced.")
     season_s: Seconds = Field(default=86_400.0, description="Length of one season of the inference demand.")
     solver_processes: int = Field(default=1, ge=1, le=256, description="Processes that solve scaling curves.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(

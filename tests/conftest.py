@@ -14,5 +14,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     long = pytest.mark.skip(reason="long variant: run with --full (make test-full)")
     for item in items:
-        if "full" in item.keywords:
+        if item.get_closest_marker("full"):
             item.add_marker(long)

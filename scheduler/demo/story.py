@@ -39,6 +39,7 @@ JOBS = {
     "inelastic": {"gpus": {"min": 1, "max": 1}, "steps": 120, "step_delay_s": 0.6},
 }
 FINISHED_WITHIN_S = 150.0
+HISTORY_TAKES_S = 15.0
 
 
 def run() -> int:
@@ -89,13 +90,16 @@ def _create_fleet(client: Client) -> None:
 
 
 def _report_history(client: Client, tide: Tide) -> float:
-    """Make the seven days before known; gives the time at which today begins.
+    """Make the seven days before known, in order; gives the time at which today begins.
 
-    Readings must not lie in the future, so the day begins when the last one has been told.
+    Readings cannot lie in the future, so the last of them are told as they fall due. Nothing is lent meanwhile.
     """
-    started_at_s = time.time()
+    client.pause_lending()
+    started_at_s = time.time() + HISTORY_TAKES_S
     for reading in tide.history:
+        time.sleep(max(0.0, started_at_s + reading.at_s - time.time()))
         client.report_demand(POOL, gpus=reading.gpus, at_s=started_at_s + reading.at_s)
+    client.resume_lending()
     return started_at_s
 
 

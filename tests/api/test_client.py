@@ -173,6 +173,13 @@ def test_a_read_waits_as_long_as_the_service_says_but_not_for_ever() -> None:
     assert pauses == [3.0, 10.0]
 
 
+def test_pauses_double_up_to_a_bound() -> None:
+    pauses: list[float] = []
+    with pytest.raises(UnreachableError):
+        client_of(Recorder(httpx.ConnectError("refused")), pauses, attempts=8).job("a")
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
 def test_a_date_in_retry_after_means_the_usual_pause() -> None:
     pauses: list[float] = []
     later = httpx.Response(503, headers={"Retry-After": "Sat, 21 Nov 2026 10:00:00 GMT"})

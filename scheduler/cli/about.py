@@ -1,0 +1,28 @@
+"""`version`, and `demo`: the whole story on this machine."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+
+import typer
+
+from scheduler.cli.output import Format, OutputOption, emit, facts
+
+
+def version(output: OutputOption = Format.TABLE) -> None:
+    """Print the version of Ebbtide and of what it runs on."""
+    try:
+        ours = installed_version("ebbtide")
+    except PackageNotFoundError:
+        ours = "not installed (run from its source tree)"
+    document = {"ebbtide": ours, "python": platform.python_version(), "platform": platform.platform()}
+    emit(document, output, lambda: facts(document))
+
+
+def demo() -> None:
+    """Lend, grow, recall, shrink and return with real training processes, in about three minutes."""
+    from scheduler.demo.story import run
+
+    raise typer.Exit(run())

@@ -1,0 +1,60 @@
+"""Files and options that a user gives, read so that every mistake is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from scheduler.cli.failure import BadInput, refuse
+
+STDIN = "-"
+
+
+def text_of(source: str) -> str:
+    """The text of a file, or of standard input for `-`. Raises BadInput for what cannot be read."""
+    try:
+        return sys.stdin.read() if source == STDIN else Path(source).read_text(encoding="utf-8")
+    except OSError as wrong:
+        raise BadInput(f"{source}: cannot be read: {wrong.strerror or wrong}") from wrong
+    except UnicodeDecodeError as wrong:
+        raise BadInput(f"{source}: is not UTF-8 text (byte {wrong.start})") from wrong
+
+
+def json_of(source: str) -> Any:
+    """The JSON of a file. Raises BadInput for malformed JSON, and for NaN and Infinity, which JSON does not have."""
+
+    def not_json(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not a JSON number")
+
+    try:
+        return json.loads(text_of(source), parse_constant=not_json)
+    except ValueError as wrong:
+        raise BadInput(f"{source}: is not JSON: {wrong}") from wrong
+    except RecursionError as wrong:
+        raise BadInput(f"{source}: is not JSON of ours: it is nested too deeply") from wrong
+
+
+def yaml_of(source: str) -> dict[str, Any]:
+    """The one YAML (or JSON) object of a file. Raises BadInput for anything else."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(text_of(source))
+    except (yaml.YAMLError, ValueError, RecursionError) as wrong:
+        raise BadInput(f"{source}: is not YAML: {' '.join(str(wrong).split())}") from wrong
+    if not isinstance(document, dict):
+        refuse(f"{source}: should hold one object (name: value lines), got {document!r:.60}")
+    return document
+
+
+def count_of(option: str, text: str, *, least: int = 1, most: int = 1_000_000) -> int:
+    """A whole number from an option's text. Raises BadInput."""
+    try:
+        value = int(text)
+    except ValueError:
+        refuse(f"{option}: {text!r} is not a whole number; allowed are {least} to {most}")
+    if not least <= value <= most:
+        refuse(f"{option}: {value} is out of range; allowed are {least} to {most}")
+    return value

@@ -1,0 +1,104 @@
+"""What happened and why: events, the explanation of a job, the snapshot."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scheduler.cli.failure import Failed
+from scheduler.cli.humanise import clock, gpus, number, span
+from scheduler.cli.jobs import JobArgument
+from scheduler.cli.output import Format, OutputOption, columns, emit, facts, say
+from scheduler.cli.service import DEFAULT_URL, UrlOption, service
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SubjectArgument = Annotated[str, typer.Argument(metavar="[JOB|NODE|POOL]", help="Only what happened to it.")]
+LimitOption = Annotated[int, typer.Option("-n", "--limit", min=1, max=100_000, help="At most so many, the newest.")]
+ToOption = Annotated[str, typer.Option("--to", metavar="FILE", help="Write it here instead of to standard output.")]
+PAGE = 1000
+
+
+def events(
+    subject: SubjectArgument = "",
+    limit: LimitOption = 50,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """List what happened last, oldest first."""
+    with service(url) as client:
+        found = list(deque(client.events(subject=subject, limit=PAGE), maxlen=limit))
+    emit(found, output, lambda: event_rows(found))
+
+
+def event_rows(found: Iterable[Mapping[str, Any]]) -> RenderableType:
+    return columns(
+        ([clock(event["at_s"]), event["code"], event["subject"], event["message"]] for event in found),
+        heads=["time (UTC)", "event", "of", "what happened"],
+        empty="Nothing has happened yet.",
+    )
+
+
+def explain(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Format.TABLE) -> None:
+    """Say in words and numbers why a job is where it is."""
+    with service(url) as client:
+        found = client.explanation(job)
+    emit(found, output, lambda: explanation_view(found))
+
+
+def explanation_view(found: Mapping[str, Any]) -> RenderableType:
+    """Sentences with numbers: where the job is, why, who has what it needs, and what would change that."""
+    from rich.text import Text
+
+    sentences = [f"{found['job_id']} is {found['summary']}."]
+    if "needed_gpus" in found:
+        has = f"It needs at least {gpus(found['needed_gpus'])} and holds {found['held_gpus']}"
+        sentences.append(f"{has}; {gpus(found['free_gpus'])} that training may use {_are(found['free_gpus'])} free.")
+        sentences += _obstacles(found)
+    if found["next"]:
+        decision = found["next"]
+        sentences.append(f"The next tick would do {decision['kind']}: {decision['reason']['detail']}.")
+    return Text("\n".join(sentences))
+
+
+def _obstacles(found: Mapping[str, Any]) -> Iterator[str]:
+    if reason := found["reason"]:
+        figures = ", ".join(f"{name} {number(value)}" for name, value in reason["numbers"].items())
+        yield f"It waits with {reason['code']}" + (f" ({figures})." if figures else ".")
+        if found["holders"]:
+            yield f"Other jobs hold {', '.join(f'{gpus(held)} ({job})' for job, held in found['holders'].items())}."
+    if found["unblocks"]:
+        yield f"What would unblock it: {found['unblocks']}."
+    if reason and found["expected_start_s"] is not None:
+        left_s = max(0.0, found["expected_start_s"] - time.time())
+        yield f"It is expected to start in {span(left_s)}, at {clock(found['expected_start_s'])} UTC."
+
+
+def _are(count: float) -> str:
+    return "is" if count == 1 else "are"
+
+
+def snapshot(to: ToOption = "", url: UrlOption = DEFAULT_URL, output: OutputOption = Format.JSON) -> None:
+    """Download the newest snapshot; `ebbtide replay` decides on it again."""
+    with service(url) as client:
+        document = client.snapshot()
+    if not to:
+        emit(document, output, lambda: _snapshot_view(document))
+        return
+    try:
+        Path(to).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as wrong:
+        raise Failed(f"--to: {to}: cannot be written: {wrong.strerror or wrong}") from wrong
+    say(f"Snapshot of generation {document['generation']} is in {to}.")
+
+
+def _snapshot_view(document: Mapping[str, Any]) -> RenderableType:
+    counted = {name: str(len(document[name])) for name in ("pools", "nodes", "jobs", "loans", "curves")}
+    return facts({"generation": str(document["generation"]), "at": f"{clock(document['now_s'])} UTC", **counted})

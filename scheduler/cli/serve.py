@@ -1,0 +1,114 @@
+"""`serve` and `migrate`, and the two processes that `serve` starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scheduler.cli.failure import BadInput, Failed, blaming
+from scheduler.cli.output import Format, OutputOption, emit, facts, say
+
+if TYPE_CHECKING:
+    from scheduler.settings import Settings
+
+HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on; EBBTIDE_HOST.")]
+PortOption = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on; EBBTIDE_PORT.")]
+DatabaseOption = Annotated[
+    str | None, typer.Option("--database-url", help="Where all state is kept (SQLAlchemy URL); EBBTIDE_DATABASE_URL.")
+]
+
+
+def serve(host: HostOption = None, port: PortOption = None, database_url: DatabaseOption = None) -> None:
+    """Run the service here: the API and the controller, as two processes on one database."""
+    from scheduler.cli.supervisor import supervise
+
+    given = {"EBBTIDE_HOST": host, "EBBTIDE_PORT": port, "EBBTIDE_DATABASE_URL": database_url}
+    os.environ.update({name: str(value) for name, value in given.items() if value is not None})
+    settings = read_settings()
+    if settings.port == 0:
+        # Chosen here, not by the API: the controller has to tell its workers the same port.
+        os.environ["EBBTIDE_PORT"] = str(_free_port(settings.host))
+        settings = read_settings()
+    _migrate(settings)
+    say(f"Ebbtide serves {settings.worker_url} on {_shown(settings.database_url)}; Ctrl-C stops it.")
+    child = [sys.executable, "-m", "scheduler.cli"]
+    with tempfile.TemporaryDirectory(prefix="ebbtide-metrics-") as metrics:
+        # Both processes count into this folder, so that one scrape shows the counters of either.
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
+        code, why = supervise({"controller": [*child, "controller"], "API": [*child, "api"]})
+    if code:
+        raise Failed(why)
+    say(f"Ebbtide {why}.")
+
+
+def migrate(database_url: DatabaseOption = None, output: OutputOption = Format.TABLE) -> None:
+    """Bring the database to the newest form. Does nothing where it has that already."""
+    if database_url is not None:
+        os.environ["EBBTIDE_DATABASE_URL"] = database_url
+    settings = read_settings()
+    _migrate(settings)
+    document = {"database_url": _shown(settings.database_url), "revision": "head"}
+    emit(document, output, lambda: facts({"database": document["database_url"], "is at": "the newest revision"}))
+
+
+def controller() -> None:
+    """The process that decides (started by `serve`)."""
+    from scheduler.cli.supervisor import end_with_parent
+    from scheduler.wiring import run_controller
+
+    end_with_parent()
+    run_controller(read_settings())
+
+
+def api() -> None:
+    """The process that answers HTTP (started by `serve`)."""
+    from scheduler.cli.supervisor import end_with_parent
+    from scheduler.wiring import run_api
+
+    end_with_parent()
+    run_api(read_settings())
+
+
+def read_settings() -> Settings:
+    """The settings of the environment. Raises BadInput naming the variable that is wrong."""
+    from pydantic import ValidationError
+
+    from scheduler.settings import Settings
+
+    try:
+        return Settings()
+    except ValidationError as wrong:
+        first = wrong.errors()[0]
+        name = "EBBTIDE_" + "_".join(str(part) for part in first["loc"]).upper()
+        raise BadInput(f"{name}: {first['input']!r} is wrong: {first['msg']}") from wrong
+
+
+def _free_port(host: str) -> int:
+    import socket
+
+    with blaming("EBBTIDE_HOST"):
+        try:
+            with socket.create_server((host, 0)) as probe:
+                port: int = probe.getsockname()[1]
+                return port
+        except OSError as wrong:
+            raise ValueError(f"cannot listen on {host!r}: {wrong.strerror or wrong}") from wrong
+
+
+def _migrate(settings: Settings) -> None:
+    from scheduler.store.migrate import migrate as to_newest
+
+    with blaming("EBBTIDE_DATABASE_URL"):
+        to_newest(settings.database_url)
+
+
+def _shown(database_url: str) -> str:
+    """A database's URL without the password that it may hold."""
+    from urllib.parse import urlsplit
+
+    password = urlsplit(database_url).password
+    return database_url.replace(f":{password}@", ":***@") if password else database_url

@@ -1,0 +1,116 @@
+"""How the tests of the command line run it: alone, or against the real API in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import ASGIApp
+from typer.testing import CliRunner, Result
+
+from api.app import create_app
+from api.client import Client
+from scheduler.domain.command import Command
+from scheduler.domain.tick_report import TickReport
+from scheduler.executors.recording import RecordingExecutor
+from scheduler.policies.policy_set import policy_set
+from scheduler.runtime.clock import ManualClock
+from scheduler.runtime.reconciler import tick
+from scheduler.settings import Settings
+from scheduler.store.memory import MemoryStore
+
+Run = Callable[..., Result]
+START_S = 1_790_000_000.0
+
+
+class Town:
+    """A service whose controller ticks when it is told to. Its workers run as soon as they are asked for."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.executor = RecordingExecutor()
+        self.clock = ManualClock(START_S)
+        self.policies = policy_set("ebbtide")
+        self.lease = self.store.acquire("tests", now_s=START_S, ttl_s=1e9)
+        self.app = create_app(
+            self.store,
+            Settings.model_validate({}),
+            clock=self.clock,
+            policies=self.policies,
+            lease=lambda: self.lease,
+            token_secret=b"0" * 32,
+        )
+
+    def client(self) -> Client:
+        return Client("http://town.test", transport=AppTransport(self.app))
+
+    def tick(self, after_s: float = 1.0, *, learned: tuple[Command, ...] = ()) -> TickReport:
+        assert self.lease is not None
+        self.clock.move_to(self.clock.now_s() + after_s)
+        epoch = self.lease.epoch
+        return tick(self.store, self.executor, self.clock, self.policies, epoch=epoch, learned=learned)
+
+
+class AppTransport(httpx.BaseTransport):
+    """Calls the application directly, without a socket."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        return asyncio.run(self._answer(request))
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        asked = httpx.Request(request.method, request.url, headers=request.headers, content=request.content)
+        answer = await self._transport.handle_async_request(asked)
+        return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+
+
+@pytest.fixture
+def run() -> Run:
+    """`run("ps", "-o", "json")` is what a user would type. Nobody listens at the URL."""
+    from scheduler.cli.app import app
+
+    def invoke(*words: str, stdin: str | None = None) -> Result:
+        environment = {"EBBTIDE_URL": "http://127.0.0.1:1", "COLUMNS": "100"}
+        return CliRunner().invoke(app, list(words), input=stdin, env=environment, prog_name="ebbtide")
+
+    return invoke
+
+
+@pytest.fixture
+def town(monkeypatch: pytest.MonkeyPatch) -> Town:
+    """From here on every command talks to this service, whatever URL it is given."""
+    town = Town()
+    monkeypatch.setattr("api.client.Client", partial(Client, transport=AppTransport(town.app)))
+    return town
+
+
+@pytest.fixture
+def ask(run: Run, town: Town) -> Callable[..., Any]:
+    """The JSON that a command prints; it has to succeed."""
+
+    def ask(*words: str) -> Any:
+        result = run(*words, "-o", "json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return ask
+
+
+@pytest.fixture
+def fleet(town: Town) -> Town:
+    """Four training GPUs and two inference nodes of one."""
+    with town.client() as client:
+        client.create_pool({"name": "training", "kind": "training"})
+        client.create_pool({"name": "serving", "kind": "inference"})
+        for name, pool, gpus in (("t0", "training", 4), ("i0", "serving", 1), ("i1", "serving", 1)):
+            client.add_node({"name": name, "pool": pool, "gpu": "a100-80g", "gpus": gpus})
+    town.tick()
+    return town

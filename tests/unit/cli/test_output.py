@@ -1,0 +1,49 @@
+"""The answer alone on stdout, in the form that was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+import yaml
+from rich.text import Text
+from typer.testing import Result
+
+from scheduler.cli.output import Format, columns, console, emit, facts
+
+Run = Callable[..., Result]
+
+
+@pytest.mark.parametrize("words", [("version",), ("simulate", "--policy", "list")], ids=" ".join)
+def test_json_and_yaml_say_the_same_and_nothing_else_is_on_stdout(run: Run, words: tuple[str, ...]) -> None:
+    as_json, as_yaml, as_table = (run(*words, "-o", form) for form in ("json", "yaml", "table"))
+    assert {result.exit_code for result in (as_json, as_yaml, as_table)} == {0}
+    assert json.loads(as_json.stdout) == yaml.safe_load(as_yaml.stdout)
+    assert as_table.stdout == run(*words).stdout
+    assert as_json.stderr == ""
+
+
+def test_what_json_has_no_form_for_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"inf": float("inf"), "nan": [float("nan")], "list": ({"x": 1.5},)}
+    for form, read in ((Format.JSON, json.loads), (Format.YAML, yaml.safe_load)):
+        emit(document, form, Text)
+        assert read(capsys.readouterr().out) == {"inf": None, "nan": [None], "list": [{"x": 1.5}]}
+
+
+def test_a_table_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    emit(None, Format.TABLE, lambda: columns([["[red]t0[0-3]", "[/x]"]], heads=["node", "x"]))
+    emit(None, Format.TABLE, lambda: facts({"on": "[bold]t0[0,2]"}))
+    printed = capsys.readouterr().out
+    assert "[red]t0[0-3]" in printed
+    assert "[/x]" in printed
+    assert "[bold]t0[0,2]" in printed
+
+
+def test_a_table_without_rows_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    emit(None, Format.TABLE, lambda: columns([], heads=["job"], empty="There are no jobs."))
+    assert capsys.readouterr().out == "There are no jobs.\n"
+
+
+def test_without_a_terminal_a_table_is_100_columns_wide() -> None:
+    assert console().width == 100

@@ -1,0 +1,112 @@
+"""`plan`: the solver at the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from scheduler.cli.plan_view import CONTRACT, degrees_text, pipeline_text
+from scheduler.domain.parallel_plan import plan_from_json
+from scheduler.solver.profiles import load_model
+
+Run = Callable[..., Result]
+GPT2 = ("plan", "--model", "gpt2", "--global-batch", "8")
+LLAMA = ("plan", "--model", "llama-2-7b", "--global-batch", "16")
+
+
+def answer(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_plan_is_the_contract_plus_what_the_search_took(run: Run) -> None:
+    told = answer(run(*GPT2, "--gpus", "4", "-o", "json"))
+    assert set(told) == {*CONTRACT, "search_time_s", "candidates"}
+    plan = plan_from_json({field: told[field] for field in CONTRACT})
+    assert (plan.world_size, plan.global_batch) == (4, 8)
+    assert plan.stages[0].gpu == "a100-80g"
+    assert plan.stages[-1].last_layer == load_model("gpt2").layer_count - 1
+    assert told["search_time_s"] > 0
+    assert told["candidates"] > 0
+
+
+def test_a_plan_as_a_table_shows_promise_memory_and_stages(run: Run) -> None:
+    result = run(*LLAMA, "--gpus", "8")
+    told = answer(run(*LLAMA, "--gpus", "8", "-o", "json"))
+    assert result.exit_code == 0
+    assert f"{told['samples_per_s']:.2f}".rstrip("0") in result.stdout
+    assert "of 80.0 GB a GPU" in result.stdout
+    assert "8 x a100-80g" in result.stdout
+    assert "fsdp over 8" in result.stdout
+    assert all(len(line) <= 100 for line in result.stdout.splitlines())
+
+
+def test_a_memory_limit_binds(run: Run) -> None:
+    roomy = answer(run(*LLAMA, "--gpus", "8", "-o", "json"))
+    limit = roomy["peak_bytes_per_gpu"] - 1
+    tight = answer(run(*LLAMA, "--gpus", "8", "--memory", str(limit) + "B", "-o", "json"))
+    assert tight["peak_bytes_per_gpu"] <= limit
+    assert tight["iteration_time_s"] >= roomy["iteration_time_s"]
+
+
+def test_nodes_change_the_plan_where_the_network_is_slow(run: Run) -> None:
+    inside = answer(run(*LLAMA, "--gpus", "8", "-o", "json"))
+    across = answer(run(*LLAMA, "--gpus", "8", "--nodes", "8", "-o", "json"))
+    assert across["iteration_time_s"] > inside["iteration_time_s"]
+
+
+def test_sequence_length_and_gpu_reach_the_solver(run: Run) -> None:
+    short, long = (answer(run(*GPT2, "--gpus", "1", "--seq", seq, "-o", "json")) for seq in ("128", "1024"))
+    assert short["iteration_time_s"] < long["iteration_time_s"]
+    on_cpu = answer(run(*GPT2, "--gpus", "4", "--gpu", "cpu", "--seq", "128", "-o", "json"))
+    assert on_cpu["iteration_time_s"] > short["iteration_time_s"]
+
+
+@pytest.mark.parametrize(("form", "printed"), [("table", False), ("json", True), ("yaml", True)])
+def test_no_plan_is_a_failure_that_names_what_binds(run: Run, form: str, printed: bool) -> None:
+    result = run(*LLAMA, "--gpus", "1", "--memory", "24GB", "-o", form)
+    assert result.exit_code == 1
+    assert "Error: no plan on 1x1 a100-80g: needs " in result.stderr
+    assert "of 24.0 GB per GPU" in result.stderr
+    assert ("infeasible" in result.stdout) is printed
+    if form == "json":
+        assert json.loads(result.stdout)["constraint"] == "memory"
+
+
+def test_a_batch_that_cannot_be_split_is_named(run: Run) -> None:
+    result = run("plan", "--model", "gpt2", "--gpu", "cpu", "--gpus", "3", "--global-batch", "8")
+    assert result.exit_code == 1
+    assert "global batch of 8" in result.stderr
+
+
+def test_a_range_gives_the_curve_with_what_does_not_fit(run: Run) -> None:
+    words = (*LLAMA, "--gpus", "1:16", "--memory", "40GB")
+    points = answer(run(*words, "-o", "json"))["points"]
+    assert [point["gpus"] for point in points] == [1, 2, 3, 4, 5, 6, 7, 8, 16]
+    assert "infeasible" in points[0]
+    assert points[-1]["shape"] == "2x8 a100-80g"
+    table = run(*words).stdout
+    assert "1.00x" in table
+    assert "1x1 a100-80g: needs " in table
+
+
+def test_a_curve_without_any_plan_is_a_failure(run: Run) -> None:
+    result = run(*LLAMA, "--gpus", "1:2", "--memory", "24GB", "-o", "json")
+    assert result.exit_code == 1
+    assert len(json.loads(result.stdout)["points"]) == 2
+    assert "no plan on any of 2 shapes" in result.stderr
+
+
+def strategy(**degrees: Any) -> Mapping[str, Any]:
+    return {"tp": 1, "dp": 1, "ulysses": 1, "ring": 1, "ep": 1, "sequence_sharding": False, **degrees}
+
+
+def test_degrees_and_pipelines_are_said_in_words() -> None:
+    assert degrees_text(strategy()) == "1 GPU"
+    assert degrees_text(strategy(tp=2, dp=4, sequence_sharding=True)) == "tensor 2 x data 4 x sequence-sharded"
+    plan = {"stages": [1, 2], "schedule": {"name": "1f1b"}, "micro_batches": 4, "micro_batch_size": 2}
+    assert pipeline_text(plan) == "2 stages, 1f1b, 4 micro-batches of 2 samples"

@@ -1,0 +1,100 @@
+"""`serve` and `migrate`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import Result
+
+from api.client import Client, Retries
+from scheduler.store.engine import open_engine
+from scheduler.store.migrate import require_head
+
+Run = Callable[..., Result]
+PATIENCE_S = 90.0
+
+
+def test_migrate_makes_a_database_and_leaves_a_new_one_as_it_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EBBTIDE_DATABASE_URL", f"sqlite:///{tmp_path / 'state.sqlite'}")
+    for _ in range(2):
+        result = run("migrate", "-o", "json")
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["database_url"].endswith("state.sqlite")
+        engine = open_engine(os.environ["EBBTIDE_DATABASE_URL"])
+        require_head(engine)
+        engine.dispose()
+
+
+def test_a_password_in_the_database_url_is_not_shown() -> None:
+    from scheduler.cli.serve import _shown
+
+    assert _shown("postgresql+psycopg://ebbtide:s3cret@db/ebbtide") == "postgresql+psycopg://ebbtide:***@db/ebbtide"
+    assert _shown("sqlite:///state.sqlite") == "sqlite:///state.sqlite"
+
+
+def test_a_host_that_cannot_be_listened_on_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EBBTIDE_HOST", "")
+    result = run("serve", "--host", "203.0.113.7", "--port", "0")
+    assert result.exit_code == 2
+    assert "EBBTIDE_HOST: cannot listen on '203.0.113.7'" in result.stderr
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A whole service on a database, a folder and a port of its own."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scheduler.cli", "serve", "--port", "0"],
+        cwd=tmp_path,
+        env={**clean, "PYTHONPATH": os.pathsep.join(sys.path), "EBBTIDE_RUN_DIR": str(tmp_path / "run")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.mark.e2e
+def test_serve_answers_acts_and_leaves_nothing_behind(run: Run, served: subprocess.Popen[str]) -> None:
+    assert served.stderr is not None
+    found = re.search(r"serves (http://127\.0\.0\.1:[1-9]\d*) ", served.stderr.readline())
+    assert found is not None
+    url = found[1]
+    with Client(url, retries=Retries(attempts=1)) as client:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not client.is_ready():
+            assert served.poll() is None, served.stderr.read()
+            assert time.monotonic() < give_up_at, f"not ready within {PATIENCE_S} s"
+            time.sleep(0.1)
+    assert run("pools", "create", "training", "--kind", "training", "--url", url).exit_code == 0
+    assert json.loads(run("pools", "--url", url, "-o", "json").stdout)[0]["name"] == "training"
+    children = psutil.Process(served.pid).children(recursive=True)
+    assert len(children) >= 2
+    served.send_signal(signal.SIGTERM)
+    _, said = served.communicate(timeout=PATIENCE_S)
+    assert served.returncode == 0, said
+    assert "Ebbtide stopped as asked." in said
+    alive = [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert alive == []
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0

@@ -1,0 +1,227 @@
+"""Every verb that talks to a service, against the real API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import Result
+
+from scheduler.domain.command import Command, ForecastMade
+from scheduler.domain.forecast import Forecast
+
+Ask = Callable[..., Any]
+Run = Callable[..., Result]
+
+
+def submitted(ask: Ask, name: str, *options: str) -> str:
+    """The id of a new job of 2 to 4 GPUs."""
+    job_id: str = ask("submit", "--name", name, "--min", "2", "--max", "4", *options)["id"]
+    return job_id
+
+
+def test_pools_and_nodes_are_created_and_listed_with_their_shape(ask: Ask, town: Any) -> None:
+    ask("pools", "create", "training", "--kind", "training")
+    ask("pools", "create", "serving", "--kind", "inference")
+    ask("nodes", "add", "t0", "--pool", "training", "--gpu", "a100-80g", "--gpus", "4")
+    for name in ("i0", "i1"):
+        ask("nodes", "add", name, "--pool", "serving", "--gpu", "a100-80g", "--gpus", "1", "--memory", "80GB")
+    town.tick()
+    pools = {pool["name"]: pool for pool in ask("pools")}
+    assert {name: (pool["kind"], pool["nodes"], pool["gpus"]) for name, pool in pools.items()} == {
+        "serving": ("inference", 2, 2),
+        "training": ("training", 1, 4),
+    }
+    assert pools == {pool["name"]: pool for pool in ask("pools", "list")}
+    assert [node["name"] for node in ask("nodes")] == ["i0", "i1", "t0"]
+    assert [node["name"] for node in ask("nodes", "--pool", "training")] == ["t0"]
+    assert ask("nodes", "list")[0]["gpu_memory_bytes"] == 80_000_000_000
+
+
+def test_tables_of_the_fleet_show_what_people_look_for(run: Run, fleet: Any) -> None:
+    pools, nodes = run("pools").stdout, run("nodes").stdout
+    assert "serving" in pools
+    assert "at quantile 0.999" in pools
+    assert "4 x a100-80g" in nodes
+    assert "nobody" in nodes
+
+
+def test_a_job_goes_from_options_to_running(ask: Ask, fleet: Any) -> None:
+    job_id = submitted(ask, "train", "--steps", "1000")
+    fleet.tick()
+    fleet.tick()
+    [job] = ask("ps")
+    assert (job["id"], job["state"], job["gpus"]["min"]) == (job_id, "running", 2)
+    assert ask("describe", job_id)["nodes"]["t0"]
+    [node] = ask("nodes", "--pool", "training")
+    assert list(node["jobs"]) == [job_id]
+
+
+def test_a_job_file_and_options_on_top_of_it_make_one_document(ask: Ask, fleet: Any, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({"name": "from-file", "gpus": {"min": 1, "max": 2}, "deadline": "2h", "steps": 5}))
+    words = ("submit", "-f", str(path), "--max", "4", "--steps", "7", "--command", "python train.py --text 'a b'")
+    spec = ask("describe", ask(*words, "--env", "A=1=2")["id"])["spec"]
+    assert spec["gpus"] == {"min": 1, "max": 4}
+    assert (spec["name"], spec["steps"], spec["deadline"]) == ("from-file", 7, 7200.0)
+    assert spec["command"] == ["python", "train.py", "--text", "a b"]
+    assert spec["env"] == {"A": "1=2"}
+
+
+def test_a_job_can_come_from_standard_input(run: Run, fleet: Any) -> None:
+    result = run("submit", "-f", "-", "-o", "json", stdin='{"name": "piped", "gpus": {"min": 1, "max": 1}}')
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["name"] == "piped"
+
+
+def test_only_min_makes_an_inelastic_job(ask: Ask, fleet: Any) -> None:
+    assert ask("submit", "--name", "rigid", "--min", "3")["gpus"]["max"] == 3
+
+
+def test_a_dry_run_says_what_would_happen_and_changes_nothing(ask: Ask, run: Run, fleet: Any) -> None:
+    words = ("submit", "--name", "train", "--min", "2", "--dry-run")
+    told = ask(*words)
+    assert told["state"] in ("queued", "starting")
+    assert told["reason"]["detail"] in " ".join(run(*words).stdout.split())
+    assert ask("ps") == []
+
+
+def test_scale_suspend_resume_and_cancel_reach_the_job(ask: Ask, fleet: Any) -> None:
+    job_id = submitted(ask, "train")
+    fleet.tick()
+    assert ask("scale", job_id, "--max", "3")["gpus"]["max"] == 3
+    assert ask("scale", job_id, "--min", "1")["gpus"]["min"] == 1
+    assert ask("suspend", job_id)["intent"] == "suspend"
+    fleet.tick()
+    assert ask("describe", job_id)["state"] == "suspended"
+    assert ask("resume", job_id)["intent"] == "run"
+    assert ask("cancel", job_id)["intent"] == "cancel"
+    fleet.tick()
+    assert ask("describe", job_id)["state"] == "cancelled"
+    assert ask("ps", "--state", "queued,running") == []
+
+
+def test_a_change_is_told_in_one_line(run: Run, ask: Ask, fleet: Any) -> None:
+    job_id = submitted(ask, "train")
+    fleet.tick()
+    assert run("suspend", job_id).stdout.split(maxsplit=1)[1].strip().endswith("to suspend, 4 of 2-4 GPUs")
+
+
+def test_waiting_for_a_job_fails_unless_it_succeeds(run: Run, fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_passes(_: float) -> None:
+        for decision in fleet.tick().decisions:
+            fleet.client().cancel(decision.job_id)
+
+    monkeypatch.setattr("scheduler.cli.submit.time.sleep", time_passes)
+    result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["state"] == "cancelled"
+    assert "starting" in result.stderr
+    assert "Error: job doomed-" in result.stderr
+
+
+def test_explain_says_in_numbers_what_a_job_waits_for(run: Run, ask: Ask, fleet: Any) -> None:
+    first = submitted(ask, "first", "--steps", "100000")
+    fleet.tick()
+    second = ask("submit", "--name", "second", "--min", "4")["id"]
+    fleet.tick()
+    told = run("explain", second).stdout
+    assert f"{second} is queued" in told
+    assert "needs at least 4 GPUs and holds 0" in told
+    assert first in told
+    assert "What would unblock it" in told
+    assert ask("explain", second)["needed_gpus"] == 4
+    assert "running on" in run("explain", first).stdout or "starting on" in run("explain", first).stdout
+
+
+def test_events_are_the_newest_of_one_subject_or_all(ask: Ask, run: Run, fleet: Any) -> None:
+    job_id = submitted(ask, "train")
+    fleet.tick()
+    everything = ask("events")
+    assert {event["subject"] for event in everything} >= {job_id, "t0", "training"}
+    assert ask("events", "-n", "2") == everything[-2:]
+    mine = ask("events", job_id)
+    assert {event["subject"] for event in mine} == {job_id}
+    assert "JobStarted" in run("events", job_id).stdout
+
+
+def test_cordon_drain_and_uncordon_reach_the_node(ask: Ask, run: Run, fleet: Any) -> None:
+    assert ask("cordon", "t0")["cordoned"]
+    assert "up, cordoned" in run("nodes").stdout
+    assert ask("drain", "t0")["draining"]
+    assert not ask("uncordon", "t0")["cordoned"]
+
+
+def test_nodes_and_pools_are_deleted(ask: Ask, fleet: Any) -> None:
+    ask("nodes", "delete", "t0")
+    fleet.tick()
+    ask("pools", "delete", "training")
+    fleet.tick()
+    assert [pool["name"] for pool in ask("pools")] == ["serving"]
+
+
+def test_lending_is_paused_resumed_and_recalled(ask: Ask, fleet: Any) -> None:
+    assert ask("lending", "pause")["lending_paused"]
+    assert not ask("lending", "resume")["lending_paused"]
+    assert ask("lending", "recall-all")["lending_paused"]
+
+
+def test_loans_are_listed_with_their_deadlines(ask: Ask, run: Run, fleet: Any) -> None:
+    assert ask("loans") == []
+    assert run("loans").stdout.strip() == "No node is on loan."
+    fleet.client().report_demand("serving", gpus=0)
+    quiet = Forecast(fleet.clock.now_s(), 600.0, (0.5, 0.999), (0.0, 0.0), "said so")
+    submitted(ask, "hungry", "--max", "6")
+    for _ in range(3):
+        fleet.tick(400.0, learned=(Command(f"f{fleet.clock.now_s()}", 0.0, ForecastMade("serving", quiet)),))
+        fleet.client().report_demand("serving", gpus=0)
+    loans = ask("loans")
+    assert {loan["pool"] for loan in loans} == {"serving"}
+    assert "active" in run("loans", "--state", "active").stdout
+    ask("lending", "recall-all")
+    fleet.tick()
+    assert run("loans", "--state", "recalled").stdout.count("2026-") == 2 * len(ask("loans", "--state", "recalled"))
+
+
+def test_top_shows_pools_loans_and_live_jobs(ask: Ask, run: Run, fleet: Any) -> None:
+    job_id = submitted(ask, "train")
+    fleet.tick()
+    seen = ask("top")
+    assert ([pool["name"] for pool in seen["pools"]], [job["id"] for job in seen["jobs"]]) == (
+        ["serving", "training"],
+        [job_id],
+    )
+    assert job_id in run("top").stdout
+
+
+def test_watching_refreshes_until_ctrl_c(run: Run, fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    def interrupted_at_the_third(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("scheduler.cli.top.time.sleep", interrupted_at_the_third)
+    result = run("top", "-w", "--every", "0.5")
+    assert (result.exit_code, slept) == (0, [0.5, 0.5, 0.5])
+    assert "serving" in result.stdout
+
+
+def test_a_downloaded_snapshot_can_be_replayed(run: Run, ask: Ask, fleet: Any, tmp_path: Path) -> None:
+    job_id = submitted(ask, "train")
+    fleet.tick()
+    second = ask("submit", "--name", "second", "--min", "4")["id"]
+    fleet.tick()
+    path = tmp_path / "snapshot.json"
+    assert run("snapshot", "--to", str(path)).exit_code == 0
+    assert json.loads(path.read_text()) == ask("snapshot")
+    told = ask("replay", str(path))
+    assert told["violations"] == []
+    assert list(told["waiting"]) == [second]
+    assert job_id in path.read_text()
+    assert "No law is broken." in run("replay", str(path)).stdout
