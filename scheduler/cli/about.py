@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -21,8 +23,11 @@ def version(output: OutputOption = Format.TABLE) -> None:
     emit(document, output, lambda: facts(document))
 
 
-def demo() -> None:
+PictureOption = Annotated[Path | None, typer.Option("--picture", help="Also draw what it prints into this SVG file.")]
+
+
+def demo(picture: PictureOption = None) -> None:
     """Lend, grow, recall, shrink and return with real training processes, in about three minutes."""
     from scheduler.demo.story import run
 
-    raise typer.Exit(run())
+    raise typer.Exit(run(picture=picture))

@@ -40,11 +40,12 @@ JOBS = {
 }
 FINISHED_WITHIN_S = 150.0
 HISTORY_TAKES_S = 15.0
+PICTURE_COLUMNS = 150
 
 
-def run() -> int:
-    """Play the demo. 0 when every promise was kept, 1 otherwise."""
-    console = Console(highlight=False)
+def run(*, picture: Path | None = None) -> int:
+    """Play the demo. 0 when every promise was kept, 1 otherwise. `picture`: an SVG of all that it printed."""
+    console = Console(highlight=False, record=picture is not None, width=PICTURE_COLUMNS if picture else None)
     folder = Path(tempfile.mkdtemp(prefix="ebbtide-demo-"))
     console.print(f"[bold]Ebbtide demo[/bold]: one real day of inference load in {DAY_S:.0f} s. Files: {folder}")
     service = DemoService(folder, SETTINGS)
@@ -59,6 +60,8 @@ def run() -> int:
         service.stop()
     findings = [*findings, process_finding(service.left_processes())]
     console.print(_verdict_table(findings))
+    if picture is not None:
+        console.save_svg(str(picture), title="make demo")
     return 0 if all(finding.kept for finding in findings) else 1
 
 

@@ -47,7 +47,7 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     numbers |= {"needed_gpus": needed, "lendable_nodes": float(nodes)}
     detail = (
         f"{pool.name} uses {reading.gpus:.1f} GPUs and needs at most {needed:.1f} of "
-        f"{numbers['capacity_gpus']:.0f} within {rules.horizon_s:.0f} s: {nodes} nodes can be lent"
+        f"{numbers['capacity_gpus']:.0f} within {rules.horizon_s:.0f} s, so {nodes} of its nodes can be lent"
     )
     return LendingTarget(nodes, may_grow, Reason(ReasonCode.INFERENCE_IDLE, detail, numbers))
 
