@@ -76,7 +76,10 @@ def a_loan(node: str, state: LoanState = LoanState.ACTIVE, *, return_by_s: float
 
 
 def a_snapshot(
-    fleet: tuple[Mapping[str, Pool], Mapping[str, Node]], jobs: Iterable[Job] = (), loans: Iterable[Loan] = (), **more: Any
+    fleet: tuple[Mapping[str, Pool], Mapping[str, Node]],
+    jobs: Iterable[Job] = (),
+    loans: Iterable[Loan] = (),
+    **more: Any,
 ) -> Snapshot:
     pools, nodes = fleet
     return Snapshot(

@@ -298,3 +298,19 @@ def test_an_unknown_node_is_refused() -> None:
     executor, _ = world()
     with pytest.raises(ValueError, match="node: got 't9'"):
         executor.node_down("t9")
+
+
+def test_asking_a_leaving_run_again_is_no_news_unless_the_deadline_moves() -> None:
+    executor, desired = world()
+    desired.job("a", TWO)
+    executor.advance_to(120.0)
+    leaving = desired.job("a", {}, leave_by_s=200.0)
+    executor.observe()
+    desired.put(jobs={"a": replace(leaving, message="settled meanwhile")})
+    executor.observe()
+    assert executor.next_event_s() == 130.0
+    earlier = replace(leaving, allocation=replace(leaving.allocation, leave_by_s=125.0))
+    desired.put(jobs={"a": earlier})
+    executor.observe()
+    assert executor.next_event_s() == 125.0
+    assert [run.phase for run in runs(executor, 125.0)] == [RunPhase.LOST]

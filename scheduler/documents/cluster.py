@@ -1,0 +1,155 @@
+"""The cluster file of `ebbtide simulate`: pools, their nodes, and how the simulated world behaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BeforeValidator, Field, model_validator
+
+from scheduler.documents.document import Document, read
+from scheduler.documents.refusal import RefusedError, refused_field
+from scheduler.documents.units import Duration, PositiveDuration
+from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind
+
+DEFAULT_MODEL = "default"
+
+Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?$")]
+
+
+class ClusterError(ValueError):
+    """A cluster file that is not what it should be; the message names the file, the field, the value and what
+    is allowed."""
+
+
+class BlackoutDocument(Document):
+    """A daily window, in seconds of the UTC day, in which nothing new is lent. It may wrap around midnight."""
+
+    start_s: Annotated[float, Field(ge=0, lt=DAY_S)]
+    end_s: Annotated[float, Field(ge=0, le=DAY_S)]
+
+
+class LendingDocument(Document):
+    """What the owner of an inference pool allows (`LendingPolicy`)."""
+
+    enabled: Annotated[bool, Field(strict=True)] = True
+    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    return_deadline_s: Duration = 300.0
+    cold_start_s: Duration = 300.0
+    kept_nodes_min: Annotated[int, Field(strict=True, ge=0)] = 0
+    lent_nodes_max: Annotated[int, Field(strict=True, ge=0)] | None = None
+    blackouts: list[BlackoutDocument] = Field(default=[])
+
+    def policy(self) -> LendingPolicy:
+        plain = self.model_dump(exclude={"blackouts"})
+        return LendingPolicy(**plain, blackouts=tuple(Blackout(b.start_s, b.end_s) for b in self.blackouts))
+
+
+class PoolDocument(Document):
+    """`nodes` equal hosts. `peak_gpus` is what the largest `load` of the pool's demand needs."""
+
+    name: Name
+    kind: PoolKind
+    nodes: Count
+    gpus_per_node: Count
+    gpu: Annotated[str, Field(min_length=1)]
+    peak_gpus: Annotated[float, Field(gt=0)] | None = None
+    lending: LendingDocument | None = None
+
+    @model_validator(mode="after")
+    def _lends_only_inference(self) -> Self:
+        if self.kind is PoolKind.TRAINING:
+            if self.lending is not None:
+                raise refused_field("lending", "given", "absent: a training pool lends nothing")
+            if self.peak_gpus is not None:
+                raise refused_field("peak_gpus", self.peak_gpus, "absent: a training pool has no demand trace")
+        return self
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+class ElasticDocument(Document):
+    """The GPU range of jobs without min_gpus and max_gpus, from `from_gpus` GPUs on."""
+
+    from_gpus: Count = 2
+    min_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    max_ratio: Annotated[float, Field(ge=1)] = 2.0
+
+
+def _as_table(value: Any) -> Any:
+    return value if isinstance(value, Mapping) else {DEFAULT_MODEL: value}
+
+
+class ClusterDocument(Document):
+    """The whole file. `reconfiguration_s` is written as one number, or as a table by model with an entry `default`."""
+
+    pools: list[PoolDocument]
+    elastic: ElasticDocument | None = None
+    reconfiguration_s: Annotated[dict[str, Duration], BeforeValidator(_as_table)] = Field(default={DEFAULT_MODEL: 30.0})
+    checkpoint_interval_s: PositiveDuration = 900.0
+    lending_period_s: PositiveDuration = 300.0
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        names = [pool.name for pool in self.pools]
+        if not names:
+            raise refused_field("pools", "none", "at least one pool of kind training")
+        for at, name in enumerate(names):
+            if name in names[:at]:
+                raise refused_field(f"pools.{at}.name", name, "a name that no other pool has")
+        if all(pool.kind is PoolKind.INFERENCE for pool in self.pools):
+            raise refused_field("pools", ", ".join(names), "at least one pool of kind training")
+        table = self.reconfiguration_s
+        if DEFAULT_MODEL not in table:
+            allowed = f"a number of seconds, or a table by model with an entry {DEFAULT_MODEL!r}"
+            raise refused_field("reconfiguration_s", ", ".join(table), allowed)
+        return self
+
+    @property
+    def gpus(self) -> int:
+        return sum(pool.gpus for pool in self.pools)
+
+
+def domain_pools(document: ClusterDocument) -> tuple[Pool, ...]:
+    return tuple(
+        Pool(pool.name, pool.kind, pool.lending.policy() if pool.lending else LendingPolicy(enabled=False))
+        for pool in document.pools
+    )
+
+
+def domain_nodes(document: ClusterDocument, memory_bytes: Callable[[str], int]) -> tuple[Node, ...]:
+    """Every node, named `<pool>-<number>`. `memory_bytes` gives the memory of one GPU of a model.
+
+    Raises:
+        ValueError: whatever `memory_bytes` raises for a model that it does not know.
+    """
+    return tuple(
+        Node(f"{pool.name}-{number:0{len(str(pool.nodes - 1))}d}", pool.name, pool.gpu, pool.gpus_per_node, memory)
+        for pool in document.pools
+        for memory in [memory_bytes(pool.gpu)]
+        for number in range(pool.nodes)
+    )
+
+
+def read_cluster(path: Path) -> ClusterDocument:
+    """The cluster file at `path`.
+
+    Raises:
+        ClusterError: it cannot be read, is not YAML, or a field is refused.
+    """
+    try:
+        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise ClusterError(f"{path}: cannot be read: {wrong}") from None
+    except yaml.YAMLError as wrong:
+        raise ClusterError(f"{path}: is not YAML: {' '.join(str(wrong).split())}") from None
+    try:
+        return read(ClusterDocument, document)
+    except RefusedError as refused:
+        raise ClusterError(f"{path}: {refused}") from None

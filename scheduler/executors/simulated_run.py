@@ -1,0 +1,183 @@
+"""One generation of one simulated job: what it computes, saves and loses between two events."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from scheduler.domain.gpus import NO_GPUS, Gpus
+from scheduler.domain.observation import Run, RunPhase
+
+_NEVER_S = math.inf
+_ROUNDING = 1e-9
+"""Relative slack in step counts, so that a step that ends now counts as done."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What a run is given. `step_time_s` is the true one, `steps_max` infinite where the length is unknown."""
+
+    job_id: str
+    generation: int
+    gpus: Gpus
+    step_time_s: float
+    steps_start: float
+    steps_max: float
+    checkpoint_interval_s: float
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one ended run computed: from `since_s` to `until_s`, of which it kept the part up to `kept_until_s`."""
+
+    job_id: str
+    gpus: Gpus
+    since_s: float
+    until_s: float
+    kept_until_s: float
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRun:
+    """Mutable on purpose: it is the world, not a record of it. `due_s` is when its phase changes by itself.
+
+    A run computes from `computing_since_s` until it finishes, dies, or reaches the step boundary at which it was
+    told to leave; what it does after its last checkpoint is lost unless it can save before it goes.
+    """
+
+    spec: RunSpec
+    phase: RunPhase = RunPhase.STARTING
+    due_s: float = _NEVER_S
+    computing_since_s: float = _NEVER_S
+    ended_at_s: float = _NEVER_S
+    steps_kept: float = 0.0
+    reason: str = ""
+    fresh: bool = True
+    _stop_s: float = _NEVER_S
+    _saved_s: float = _NEVER_S
+    _report: Run | None = field(default=None, repr=False)
+    _report_until_s: float = -_NEVER_S
+
+    @classmethod
+    def starting(cls, spec: RunSpec, *, now_s: float, delay_s: float) -> SimulatedRun:
+        run = cls(spec, due_s=now_s + delay_s, steps_kept=spec.steps_start)
+        if delay_s <= 0:
+            run.compute(now_s)
+        return run
+
+    @property
+    def is_live(self) -> bool:
+        return self.phase in (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.LEAVING)
+
+    def compute(self, now_s: float) -> None:
+        self.phase, self.fresh, self.computing_since_s = RunPhase.RUNNING, True, now_s
+        self.due_s = self._time_of(self.spec.steps_max)
+
+    def leave(self, now_s: float, *, by_s: float, save_s: float) -> None:
+        """Stop at the next step boundary, save, and go; go at `by_s` in any case. Asking again moves `by_s` alone."""
+        if self.phase is RunPhase.STARTING:
+            self._end(RunPhase.LEFT, now_s, kept=self.spec.steps_start, reason="it had not begun")
+            return
+        if self.phase is RunPhase.RUNNING:
+            boundary = min(math.ceil(self._steps_at(now_s) * (1 - _ROUNDING)), self.spec.steps_max)
+            finishes = boundary >= self.spec.steps_max
+            self._stop_s = max(now_s, self._time_of(boundary))
+            self._saved_s = self._stop_s + (0.0 if finishes else save_s)
+            self.phase, self.fresh = RunPhase.LEAVING, True
+        self.due_s = max(now_s, min(self._saved_s, by_s))
+
+    def happen(self) -> None:
+        """The change of phase that falls due at `due_s`."""
+        now_s = self.due_s
+        if self.phase is RunPhase.STARTING:
+            self.compute(now_s)
+        elif self.phase is RunPhase.RUNNING or (now_s >= self._saved_s and self._all_done_at(now_s)):
+            self._end(RunPhase.SUCCEEDED, now_s, kept=self.spec.steps_max)
+        elif now_s >= self._saved_s:
+            self._end(RunPhase.LEFT, now_s, kept=float(round(self._steps_at(now_s))))
+        else:
+            self.die(RunPhase.LOST, now_s, reason="killed at its deadline")
+
+    def die(self, phase: RunPhase, now_s: float, *, reason: str) -> None:
+        """Gone at once: what was not saved is lost."""
+        self._end(phase, now_s, kept=self._checkpoint_at(now_s), reason=reason)
+
+    def has_news(self, now_s: float) -> bool:
+        """A change of phase or a checkpoint that no settled observation has shown yet."""
+        return self.fresh or now_s >= self._report_until_s
+
+    def seen(self, now_s: float) -> Run:
+        """The run as an observer sees it. Steps are told when there is news, not at every look for their own sake."""
+        if self._report is None or self.has_news(now_s) or self.spec.measured:
+            return self._tell(now_s, steps=self._steps_at(now_s))
+        return self._report
+
+    def settle(self, now_s: float) -> None:
+        """What `seen` told at `now_s` has been taken over: from now on only what is new is told."""
+        self.fresh = False
+        self._report_until_s = self._next_checkpoint_s(now_s)
+        self._report = self._tell(now_s, steps=None if self.is_live else self._steps_at(now_s))
+
+    @property
+    def stopped_at_s(self) -> float:
+        """When it stopped computing: before it saved, where it could."""
+        return min(self._stop_s, self.ended_at_s)
+
+    def work(self) -> Work | None:
+        """What the run computed, once it has ended; None where it never began."""
+        if self.computing_since_s == _NEVER_S:
+            return None
+        return Work(self.spec.job_id, self.spec.gpus, self.computing_since_s, self.stopped_at_s, self.kept_until_s)
+
+    @property
+    def kept_until_s(self) -> float:
+        """When it had done the steps that were not lost."""
+        return min(self.stopped_at_s, self._time_of(max(self.steps_kept, self.spec.steps_start)))
+
+    def _tell(self, now_s: float, *, steps: float | None) -> Run:
+        spec = self.spec
+        live = self.is_live
+        kept = self._checkpoint_at(now_s) if live else self.steps_kept
+        return Run(
+            job_id=spec.job_id,
+            generation=spec.generation,
+            phase=self.phase,
+            gpus=spec.gpus if live else NO_GPUS,
+            steps=steps,
+            checkpoint_steps=kept,
+            reason=self.reason,
+        )
+
+    def _end(self, phase: RunPhase, now_s: float, *, kept: float, reason: str = "") -> None:
+        self.phase, self.ended_at_s, self.due_s, self.fresh = phase, now_s, _NEVER_S, True
+        self.steps_kept, self.reason = kept, reason
+
+    def _all_done_at(self, now_s: float) -> bool:
+        return self._steps_at(now_s) >= self.spec.steps_max * (1 - _ROUNDING)
+
+    def _steps_at(self, now_s: float) -> float:
+        computing_s = min(now_s, self.stopped_at_s) - self.computing_since_s
+        if computing_s <= 0:
+            return self.spec.steps_start
+        return min(self.spec.steps_max, self.spec.steps_start + computing_s / self.spec.step_time_s)
+
+    def _time_of(self, steps: float) -> float:
+        return self.computing_since_s + (steps - self.spec.steps_start) * self.spec.step_time_s
+
+    def _checkpoints_by(self, now_s: float) -> int:
+        computing_s = min(now_s, self.stopped_at_s) - self.computing_since_s
+        return int(computing_s / self.spec.checkpoint_interval_s * (1 + _ROUNDING)) if computing_s > 0 else 0
+
+    def _checkpoint_at(self, now_s: float) -> float:
+        """Steps in the last periodic checkpoint (those overlap with computing), else where the run began."""
+        number = self._checkpoints_by(now_s)
+        if number == 0:
+            return self.spec.steps_start
+        at_s = self.computing_since_s + number * self.spec.checkpoint_interval_s
+        return max(self.spec.steps_start, float(math.floor(self._steps_at(at_s) * (1 + _ROUNDING))))
+
+    def _next_checkpoint_s(self, now_s: float) -> float:
+        if self.phase is not RunPhase.RUNNING:
+            return _NEVER_S
+        return self.computing_since_s + (self._checkpoints_by(now_s) + 1) * self.spec.checkpoint_interval_s

@@ -1,0 +1,134 @@
+"""From the rows of a jobs trace to submissions: what each job asks for, and how long it is."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from scheduler.documents.cluster import ClusterDocument
+from scheduler.documents.trace import JobRow
+from scheduler.domain.fleet import PoolKind
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.job import CheckpointSpec, JobSpec
+from scheduler.simulator.curves import CurveBook
+from scheduler.solver.profiles import model_names
+
+
+class WorkloadError(ValueError):
+    """A job that does not fit the cluster; the message names the line, the field, the value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job to be submitted at `at_s`. `trace_gpus` is what it ran on in the trace, `run_time_s_min` its run time at
+    the maximum of its range, whether or not the policy set scales."""
+
+    at_s: float
+    job_id: str
+    spec: JobSpec
+    trace_gpus: int
+    run_time_s_min: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModels:
+    """GPUs of training pools and of all pools, and the size of a node, by GPU model."""
+
+    training: dict[str, int]
+    all: dict[str, int]
+    per_node: dict[str, int]
+
+
+def submissions(
+    rows: Iterable[JobRow], cluster: ClusterDocument, curves: CurveBook, *, elastic: bool
+) -> tuple[Submission, ...]:
+    """The trace's jobs in order of time. Where `elastic` is false every job keeps to the GPUs of the trace.
+
+    A job without a model has one step for every GPU-second that it ran in the trace; the length of a job with one
+    is the number of steps that the curve's plan does in the trace's time on the trace's GPUs.
+
+    Raises:
+        WorkloadError: a job's GPUs do not fit the cluster, or its model, GPU or plan does not exist.
+    """
+    models = _gpu_models(cluster)
+    return tuple(_submission(row, cluster, models, curves, elastic=elastic) for row in rows)
+
+
+def _submission(
+    row: JobRow, cluster: ClusterDocument, models: GpuModels, curves: CurveBook, *, elastic: bool
+) -> Submission:
+    gpu = _home_model(row, models)
+    widest = _range(row, cluster, models.all[gpu])
+    low, high = widest if elastic else (row.gpus, row.gpus)
+    if low > models.training[gpu]:
+        allowed = f"at most {models.training[gpu]}, the training pools' GPUs of model {gpu}"
+        raise _refused(row, "min_gpus" if elastic and row.min_gpus else "gpus", low, allowed)
+    spec = JobSpec(
+        name=row.job_id,
+        min_gpus=low,
+        max_gpus=high,
+        queue=row.queue,
+        priority=row.priority,
+        gpu=row.gpu,
+        model=row.model,
+        global_batch=row.global_batch,
+        steps=max(1, round(row.duration_s * row.gpus)),
+        duration_estimate_s=row.duration_s,
+        deadline_s=None if row.deadline_s is None else row.deadline_s - row.submit_time_s,
+        checkpoint=CheckpointSpec(interval_s=cluster.checkpoint_interval_s),
+    )
+    if not row.model:
+        return Submission(row.submit_time_s, row.job_id, spec, row.gpus, row.duration_s * row.gpus / widest[1])
+    room = GpuShape.packed(gpu, widest[1], models.per_node[gpu])
+    return _with_curve(row, spec, curves, at=GpuShape.packed(gpu, row.gpus, models.per_node[gpu]), widest=room)
+
+
+def _with_curve(row: JobRow, spec: JobSpec, curves: CurveBook, *, at: GpuShape, widest: GpuShape) -> Submission:
+    if row.model not in model_names():
+        raise _refused(row, "model", row.model, ", ".join(model_names()))
+    point = curves.point(spec, at)
+    if point.plan is None:
+        raise _refused(row, "gpus", row.gpus, f"a count that model {row.model} can run on: {point.infeasible}")
+    step_s = point.plan.iteration_time_s
+    steps = max(1, round(row.duration_s / step_s))
+    plan_at_most = curves.point(spec, widest).plan
+    fastest_s = min(step_s, plan_at_most.iteration_time_s if plan_at_most else step_s)
+    return Submission(row.submit_time_s, row.job_id, replace(spec, steps=steps), row.gpus, steps * fastest_s)
+
+
+def _range(row: JobRow, cluster: ClusterDocument, gpus_max: int) -> tuple[int, int]:
+    """The row's own range, else the one that the cluster's `elastic` block gives; its top capped to the cluster."""
+    elastic = cluster.elastic
+    if row.min_gpus is not None or row.max_gpus is not None:
+        low, high = row.min_gpus or row.gpus, row.max_gpus or row.gpus
+    elif elastic is not None and row.gpus >= elastic.from_gpus:
+        low = max(1, math.ceil(row.gpus * elastic.min_ratio))
+        high = math.floor(row.gpus * elastic.max_ratio)
+    else:
+        low = high = row.gpus
+    return low, max(low, min(high, gpus_max))
+
+
+def _home_model(row: JobRow, models: GpuModels) -> str:
+    """The GPU model that the row asks for, else the one that training has most of."""
+    if row.gpu and row.gpu not in models.training:
+        raise _refused(row, "gpu", row.gpu, f"a model that the training pools have: {', '.join(models.training)}")
+    return row.gpu or max(models.training, key=lambda gpu: models.training[gpu])
+
+
+def _gpu_models(cluster: ClusterDocument) -> GpuModels:
+    training: defaultdict[str, int] = defaultdict(int)
+    everywhere: defaultdict[str, int] = defaultdict(int)
+    per_node: dict[str, int] = {}
+    for pool in cluster.pools:
+        everywhere[pool.gpu] += pool.gpus
+        if pool.kind is PoolKind.TRAINING:
+            training[pool.gpu] += pool.gpus
+            per_node[pool.gpu] = max(per_node.get(pool.gpu, 0), pool.gpus_per_node)
+    return GpuModels(dict(training), dict(everywhere), per_node)
+
+
+def _refused(row: JobRow, field: str, value: object, allowed: str) -> WorkloadError:
+    return WorkloadError(f"jobs line {row.line}: {field}: got {value!r}; allowed: {allowed}")

@@ -1,0 +1,28 @@
+"""Forecasts: for pools that lend and whose demand is known, from what was seen so far."""
+
+from __future__ import annotations
+
+from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
+from scheduler.simulator.forecasts import Forecasts
+from scheduler.simulator.traces import DemandChange, DemandTrace
+
+LENDS = Pool("chat", PoolKind.INFERENCE, LendingPolicy(return_deadline_s=300.0, cold_start_s=600.0))
+KEEPS = Pool("code", PoolKind.INFERENCE, LendingPolicy(enabled=False))
+UNKNOWN = Pool("vision", PoolKind.INFERENCE)
+
+
+def test_only_a_lending_pool_with_a_trace_gets_a_forecast_over_its_horizon() -> None:
+    traces = [DemandTrace(name, (0.0,), (4.0,)) for name in ("chat", "code")]
+    forecasts = Forecasts([Pool("training", PoolKind.TRAINING), LENDS, KEEPS, UNKNOWN], traces)
+    for name in ("chat", "code"):
+        forecasts.observe(DemandChange(0.0, name, 4.0))
+    (made,) = forecasts.made_at(300.0)
+    assert (made.pool, made.forecast.made_at_s, made.forecast.horizon_s) == ("chat", 300.0, 900.0)
+    assert made.forecast.at(0.999) >= 4.0
+
+
+def test_a_pool_that_nothing_was_heard_of_yet_gets_none() -> None:
+    forecasts = Forecasts([LENDS], [DemandTrace("chat", (600.0,), (4.0,))])
+    assert forecasts.made_at(300.0) == ()
+    forecasts.observe(DemandChange(600.0, "chat", 4.0))
+    assert len(forecasts.made_at(600.0)) == 1

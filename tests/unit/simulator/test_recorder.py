@@ -1,0 +1,106 @@
+"""What the recorder adds up tick by tick, on states written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.domain.decision import Decision, PreemptJob, ResizeJob
+from scheduler.domain.gpus import Gpus
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import LoanState
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import TickReport
+from scheduler.executors.simulated_delays import Delays
+from scheduler.executors.simulated_run import Work
+from scheduler.simulator.engine import Scenario
+from scheduler.simulator.recorder import Recorder
+from scheduler.simulator.report import PolicyReport
+from scheduler.simulator.ticked import Ticked
+from scheduler.simulator.workloads import Submission
+from tests.builders import GPU, a_fleet, a_job, a_loan, a_snapshot, a_spec
+
+FLEET = a_fleet(training=1, inference=1, gpus_per_node=4)
+SPREAD: Gpus = {"t0": (0, 1), "i0": (0, 1, 2)}
+SCENARIO = Scenario(
+    pools=tuple(FLEET[0].values()),
+    nodes=tuple(FLEET[1].values()),
+    submissions=tuple(Submission(at_s, f"job-{at_s:.0f}", a_spec(2), 2, 10.0) for at_s in (0.0, 100.0)),
+    demand=(),
+    delays=Delays(),
+    seed=0,
+)
+RECALL = Reason(ReasonCode.NODE_RECALLED, "inference needs i0 back")
+
+
+def state(*jobs: Job, now_s: float = 0.0) -> Snapshot:
+    loan = a_loan("i0", LoanState.RECALLED, return_by_s=300.0)
+    return replace(a_snapshot(FLEET, jobs, [loan]), now_s=now_s)
+
+
+def ticked(before: Snapshot, after: Snapshot, *decisions: Decision, waiting: str = "", occupied: int = 0) -> Ticked:
+    report = TickReport(
+        generation=1,
+        now_s=after.now_s,
+        decisions=decisions,
+        violations=(),
+        breaches=(),
+        waiting={waiting: Reason(ReasonCode.INSUFFICIENT_GPUS, "too few")} if waiting else {},
+        wanted_shapes=(),
+        events=(),
+        next_wake_s=0.0,
+        full_pass=False,
+        committed=True,
+    )
+    return Ticked(before, after, report, occupied, wall_s=0.001)
+
+
+def reported(*ticks: Ticked, work: tuple[Work, ...] = (), ended: tuple[Job, ...] = ()) -> PolicyReport:
+    recorder = Recorder(SCENARIO)
+    for tick in ticks:
+        recorder.ticked(tick)
+    last = ticks[-1].after if ticks else Snapshot(pools=FLEET[0], nodes=FLEET[1])
+    return recorder.report("fifo", last, ended, work)
+
+
+def test_collateral_are_gpus_given_up_beside_the_recalled_node() -> None:
+    before = state(a_job("a", 4, 8, state=JobState.RUNNING, on=SPREAD))
+    preempted = ticked(before, before, PreemptJob("a", 300.0, RECALL))
+    shrunk = ticked(before, before, ResizeJob("a", {"t0": (0, 1)}, data_parallel_plan(GPU, 2), 300.0, RECALL))
+    assert reported(preempted).collateral_gpus == 2
+    assert reported(shrunk).collateral_gpus == 0
+    for_room = Reason(ReasonCode.MAKES_ROOM, "somebody waits")
+    assert reported(ticked(before, before, PreemptJob("a", 300.0, for_room))).collateral_gpus == 0
+
+
+def test_idle_gpus_count_only_while_a_job_waits() -> None:
+    waiting, nobody = state(a_job("b", 4)), state(now_s=50.0)
+    first = ticked(waiting, waiting, waiting="b", occupied=1)
+    assert reported(first, ticked(waiting, nobody)).idle_while_waiting_gpu_hours == pytest.approx(3 * 50 / 3600)
+    assert reported(ticked(waiting, nobody), ticked(nobody, state(now_s=90.0))).idle_while_waiting_gpu_hours == 0.0
+
+
+def test_lost_and_useful_work_are_split_at_what_was_kept() -> None:
+    work = (Work("a", SPREAD, since_s=0.0, until_s=80.0, kept_until_s=60.0),)
+    report = reported(work=work)
+    assert report.lost_gpu_hours == pytest.approx(5 * 20 / 3600)
+    assert report.lost_ratio == pytest.approx(20 / 80)
+    assert report.usage_ratio.training == pytest.approx(2 * 60 / (4 * 100))
+    assert report.usage_ratio.inference == pytest.approx(3 * 60 / (4 * 100))
+    assert report.usage_ratio.overall == pytest.approx(5 * 60 / (8 * 100))
+
+
+def test_work_after_the_last_submission_is_outside_the_window() -> None:
+    work = (Work("a", {"t0": (0,)}, since_s=90.0, until_s=500.0, kept_until_s=500.0),)
+    assert reported(work=work).usage_ratio.training == pytest.approx(10 / 400)
+
+
+def test_jobs_that_did_not_complete_count_as_jobs_alone() -> None:
+    done = replace(a_job("a", 2, state=JobState.SUCCEEDED), state_since_s=70.0)
+    failed = replace(a_job("b", 2, state=JobState.FAILED), state_since_s=30.0)
+    report = reported(ended=(done, failed))
+    assert (report.jobs, report.completed, report.makespan_s, report.jct_s.mean) == (2, 1, 70.0, 70.0)

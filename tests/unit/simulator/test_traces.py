@@ -1,0 +1,73 @@
+"""Demand traces: scaled, filled and repeated."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from scheduler.documents.trace import DemandRow
+from scheduler.simulator.traces import (
+    LEVEL_SPREAD,
+    DemandChange,
+    DemandError,
+    DemandTrace,
+    demand_changes,
+    demand_traces,
+    without_gaps,
+)
+from tests.simulation.synthetic import small_cluster
+
+CLUSTER = small_cluster(training=1, inference=2, peak_gpus=12.0)
+FLAT = small_cluster(training=1, inference=2)
+
+
+def rows(*amounts: float, is_load: bool = True, pool: str = "inference") -> list[DemandRow]:
+    return [DemandRow(at + 2, at * 600.0, pool, amount, is_load) for at, amount in enumerate(amounts)]
+
+
+def test_the_largest_load_needs_peak_gpus_and_the_rest_is_in_proportion() -> None:
+    (trace,) = demand_traces(rows(50.0, 200.0, 100.0), CLUSTER)
+    assert trace == DemandTrace("inference", (0.0, 600.0, 1200.0), (3.0, 12.0, 6.0))
+
+
+def test_gpus_are_taken_as_they_are() -> None:
+    (trace,) = demand_traces(rows(0.0, 99.0, is_load=False), FLAT)
+    assert trace.gpus == (0.0, 99.0)
+
+
+def test_near_zero_loads_are_gaps_and_hold_the_value_before() -> None:
+    assert without_gaps([0.0, 100.0, 0.0, 0.9, 120.0, 99.0, 98.0]) == [*[100.0] * 4, 120.0, 99.0, 98.0]
+    assert without_gaps([100.0, 2.0, 100.0]) == [100.0, 2.0, 100.0], "quiet is not missing"
+
+
+def test_after_the_first_pass_the_trace_repeats_with_seeded_changes() -> None:
+    trace = DemandTrace("inference", (0.0, 600.0), (10.0, 20.0))
+    first, second, again, last = islice(trace.changes(7), 4)
+    assert (first, second) == (DemandChange(0.0, "inference", 10.0), DemandChange(600.0, "inference", 20.0))
+    assert (again.at_s, last.at_s, again.first_pass) == (1200.0, 1800.0, False)
+    assert again.gpus not in (10.0, 20.0)
+    assert again.gpus == pytest.approx(10.0, rel=LEVEL_SPREAD + 0.1)
+    assert list(islice(trace.changes(7), 40)) == list(islice(trace.changes(7), 40))
+    assert list(islice(trace.changes(7), 40)) != list(islice(trace.changes(8), 40))
+
+
+def test_changes_of_several_pools_come_in_order_of_time() -> None:
+    traces = [DemandTrace("a", (0.0, 600.0), (1.0, 2.0)), DemandTrace("b", (300.0, 400.0), (1.0, 2.0))]
+    times_s = [change.at_s for change in islice(demand_changes(traces, 1), 20)]
+    assert times_s == sorted(times_s)
+    assert list(demand_changes([], 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        (rows(1.0, pool="chat"), "line 2: pool: got 'chat'; allowed: inference"),
+        (rows(1.0, pool="training"), "line 2: pool: got 'training'; allowed: inference"),
+        (rows(1.0), "line 2: load: pool inference has no peak_gpus"),
+        ([*rows(1.0, is_load=False), *rows(1.0, 2.0)[1:]], "line 3: pool inference mixes gpus and load"),
+    ],
+)
+def test_a_demand_that_does_not_fit_the_cluster_is_refused(trace: list[DemandRow], message: str) -> None:
+    with pytest.raises(DemandError, match=message):
+        demand_traces(trace, FLAT)
