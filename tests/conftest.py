@@ -16,3 +16,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(long)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the counts of injected faults also when all is well: a simulation without faults would prove little."""
+    counts = [
+        f"{report.nodeid.rpartition('::')[2]}: {value}"
+        for report in terminalreporter.getreports("passed")
+        for name, value in report.user_properties
+        if name == "faults"
+    ]
+    if counts:
+        terminalreporter.section("faults injected")
+        for line in sorted(counts):
+            terminalreporter.write_line(line)
