@@ -65,7 +65,7 @@ class Narrator:
                 self._line(event, _WORDS[code], _COLOURS[code], message)
 
     def _line(self, event: dict[str, Any], word: str, colour: str, message: str) -> None:
-        at_s = event["at_s"] - self._started_at_s
+        at_s = max(0.0, event["at_s"] - self._started_at_s)
         self._console.print(
             f"[dim]{at_s:5.0f} s[/dim]  [{colour}]{word:<16}[/{colour}] {event['subject']:<22} {message}",
             highlight=False,

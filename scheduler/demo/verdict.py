@@ -12,11 +12,11 @@ from typing import Any
 
 LOSS_TOLERANCE = 1e-4
 STORY = {
-    "lent": "NodeLent",
-    "grown": "JobGrown",
-    "recalled": "NodeRecalled",
-    "shrunk": "JobShrunk",
-    "returned": "NodeReturned",
+    "a node is lent": "NodeLent",
+    "a job is grown": "JobGrown",
+    "a node is recalled": "NodeRecalled",
+    "a job is shrunk": "JobShrunk",
+    "a node is returned": "NodeReturned",
 }
 
 
@@ -41,10 +41,10 @@ class Training:
 
 
 def story_findings(events: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Each turn of the story happened at least once, and no recalled node came home late."""
+    """Each turn of the story happened, and no recalled node came home late."""
     counts = Counter(event["code"] for event in events)
-    for word, code in STORY.items():
-        yield Finding(f"at least one node or job is {word}", counts[code] > 0, f"{counts[code]} times")
+    for turn, code in STORY.items():
+        yield Finding(turn, counts[code] > 0, f"seen {counts[code]} times" if counts[code] != 1 else "seen once")
     late = [e for e in events if e["code"] == "Breach" and e["message"].startswith("recall-late")]
     early = [e["numbers"]["early_s"] for e in events if e["code"] == "NodeReturned" and "early_s" in e["numbers"]]
     seen = f"{len(early)} returns, the tightest {min(early, default=math.nan):.1f} s before its deadline"

@@ -116,7 +116,8 @@ class ParallelPlan:
         sharding = ("", " zero1", " zero2", " fsdp")[first.zero]
         recompute = "" if first.recompute is Recompute.NONE else f" recompute-{first.recompute}"
         pipeline = f"pp{len(self.stages)} · " if len(self.stages) > 1 else ""
-        return f"{pipeline}{spread}{sharding}{recompute} · {self.micro_batches} micro-batches"
+        batches = "1 micro-batch" if self.micro_batches == 1 else f"{self.micro_batches} micro-batches"
+        return f"{pipeline}{spread}{sharding}{recompute} · {batches}"
 
 
 def plan_to_json(plan: ParallelPlan) -> dict[str, Any]:
