@@ -55,7 +55,7 @@ def _move_on(intake: Intake, job: Job) -> None:
             _leave_planning(intake, job)
         case JobState.PREEMPTED if not job.allocation.releasing:
             intake.move_job(job, JobState.QUEUED, job.message)
-        case JobState.STARTING | JobState.RESIZING if intake.now_s - job.state_since_s > STUCK_AFTER_S:
+        case JobState.STARTING | JobState.RESIZING if intake.now_s - _could_begin_s(job) > STUCK_AFTER_S:
             _give_up_on(intake, job)
 
 
@@ -70,6 +70,12 @@ def _leave_planning(intake: Intake, job: Job) -> None:
         intake.move_job(job, JobState.QUEUED)
     elif job.state is JobState.SUBMITTED:
         intake.move_job(job, JobState.PLANNING)
+
+
+def _could_begin_s(job: Job) -> float:
+    """Since when at the latest nothing of an earlier generation stands in the way of the present one."""
+    leave_by_s = job.allocation.leave_by_s
+    return job.state_since_s if leave_by_s is None else max(job.state_since_s, leave_by_s)
 
 
 def _give_up_on(intake: Intake, job: Job) -> None:

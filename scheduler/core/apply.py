@@ -85,7 +85,9 @@ def _decided(draft: Draft, job: Job, decision: JobDecision) -> Job:
             moved = job.moved(JobState.STARTING, now_s)
             started = moved.account.first_started_at_s
             account = replace(moved.account, first_started_at_s=now_s if started is None else started)
-            allocation = _retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=now_s)
+            leaving = job.allocation.leave_by_s if job.allocation.releasing else None
+            leave_by_s = now_s if leaving is None else leaving
+            allocation = _retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
             return replace(moved, account=account, allocation=allocation)
         case ResizeJob(gpus=gpus, plan=plan, leave_by_s=leave_by_s):
             moved = job.moved(JobState.RESIZING, now_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from scheduler.core.apply import take
 from scheduler.core.draft import Draft
 from scheduler.core.legal import illegal
@@ -15,6 +17,15 @@ from scheduler.domain.reason import Reason
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult, WantedShape
 from scheduler.policies.policy_set import PolicySet
+from scheduler.policies.speed import node_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What kind of GPUs is kept for waiting jobs: of one model, and perhaps on nodes that training owns alone."""
+
+    gpu: str
+    owned_only: bool
 
 
 class Course:
@@ -24,11 +35,12 @@ class Course:
         self.policies = policies
         self.settings = policies.settings
         self.draft = Draft(snapshot)
+        self.node_sizes = node_sizes(snapshot)
         self.decisions: list[Decision] = []
         self.waiting: dict[str, Reason] = {}
         self.wanted: dict[WantedShape, None] = {}
         self.touched: set[str] = set()
-        self.reserved_gpus = 0
+        self.reserved: dict[Claim, int] = {}
         self.waiting_for_gpus = False
         due_s = snapshot.full_pass_at_s + self.settings.full_pass_period_s
         self.full_pass = snapshot.now_s >= due_s
@@ -60,24 +72,23 @@ class Course:
             self.wanted[WantedShape(job.spec.curve_key, shape)] = None
         return curve.plan(shape)
 
-    def leave_by_s(self, gpus: Gpus) -> float:
-        """The time by which workers on `gpus` must have left: the earliest return deadline among their nodes,
-        else the usual grace."""
-        deadlines = [self.now_s + self.settings.leave_grace_s]
-        recalled = [loan for node in gpus if (loan := self.draft.loans.get(node)) and loan.return_by_s is not None]
-        if recalled:
-            deadlines = [loan.return_by_s for loan in recalled if loan.return_by_s is not None]
-        return max(self.now_s, min(deadlines))
+    def leave_by_s(self, job: Job) -> float:
+        """The time by which the job's present workers must have left: the earliest return deadline among the nodes
+        that it holds, else the usual grace.
 
-    def releasing_gpus(self) -> int:
-        """GPUs that jobs are giving up on nodes that training may go on using: they are free soon."""
-        view = self.view
-        return sum(
-            len(indices)
-            for job in view.jobs.values()
-            for name, indices in job.allocation.releasing.items()
-            if name in view.nodes and view.serves_training(view.nodes[name])
-        )
+        A job that is leaving already gets no more time than it had, because its old workers may sit on a node that
+        goes home earlier. On a lent node the grace ends before any recall that is still to come could fall due.
+        """
+        allocation, loans = job.allocation, self.draft.loans
+        held = [loan for node in (*allocation.target, *allocation.releasing) if (loan := loans.get(node))]
+        deadlines = [loan.return_by_s for loan in held if loan.return_by_s is not None]
+        if not deadlines:
+            pools = self.draft.base.pools
+            graces = (pools[loan.pool].lending.return_deadline_s for loan in held if loan.state is LoanState.ACTIVE)
+            deadlines = [self.now_s + min(self.settings.leave_grace_s, *graces, float("inf"))]
+        if allocation.releasing and allocation.leave_by_s is not None:
+            deadlines.append(allocation.leave_by_s)
+        return max(self.now_s, min(deadlines))
 
     def result(self) -> TickResult:
         return TickResult(
@@ -89,6 +100,14 @@ class Course:
         )
 
     def _deadlines(self) -> list[float]:
-        leaving = [j.allocation.leave_by_s for j in self.draft.jobs.values() if j.allocation.releasing]
+        jobs = self.draft.jobs.values()
+        leaving = [job.allocation.leave_by_s for job in jobs if job.allocation.releasing]
         recalls = [loan.return_by_s for loan in self.draft.loans.values() if loan.state is LoanState.RECALLED]
-        return [at_s for at_s in (*leaving, *recalls) if at_s is not None and at_s > self.now_s]
+        limits = [run_time_ends_s(job) for job in jobs if job.spec.run_time_s_max is not None and not job.is_ended]
+        return [at_s for at_s in (*leaving, *recalls, *limits) if at_s is not None and at_s > self.now_s]
+
+
+def run_time_ends_s(job: Job) -> float | None:
+    """When the job will have run for as long as its owner allows; None where that is not limited or not known."""
+    limit_s, started_s = job.spec.run_time_s_max, job.account.first_started_at_s
+    return None if limit_s is None or started_s is None else started_s + limit_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler.core.course import Course
 from scheduler.core.evacuation_stage import evacuate
 from scheduler.core.flexing_stage import flex
-from scheduler.core.loans_stage import lend_or_recall, return_empty_nodes
+from scheduler.core.loans_stage import lend_or_recall, recall_drained, return_empty_nodes
 from scheduler.core.owners_stage import honour_owners
 from scheduler.core.starting_stage import start_waiting
 from scheduler.domain.snapshot import Snapshot
@@ -22,7 +22,8 @@ def decide(snapshot: Snapshot, policies: PolicySet) -> TickResult:
     course = Course(snapshot, policies)
     honour_owners(course)  # 1. stop and suspend what owners asked to
     return_empty_nodes(course)  # 2. hand back recalled nodes that training has left
-    lend_or_recall(course)  # 3. compare every inference pool's loans with what it can bear
+    recall_drained(course)  # 3. call lent nodes home that an operator drains,
+    lend_or_recall(course)  #    and compare every inference pool's loans with what it can bear
     evacuate(course)  # 4. take jobs off nodes that must be left: shrink, else move, else preempt
     start_waiting(course)  # 5. base demand in order, as wide as it pays where nobody waits
     flex(course)  # 6. flexible GPUs, by the gain of the curves

@@ -28,12 +28,14 @@ def holders(jobs: Iterable[Job]) -> Holders:
 
 class Draft:
     """Mutable on purpose, and never seen outside one call of the core: copying 4,000 jobs a decision is what made
-    an earlier prototype slow. `view()` shares the draft's dictionaries, so it is read at once and not kept."""
+    an earlier prototype slow. `view()` is the draft as a snapshot: it shares the draft's dictionaries, so it changes
+    with the draft and must not outlive it."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.base = snapshot
         self.jobs: dict[str, Job] = dict(snapshot.jobs)
         self.loans: dict[str, Loan] = dict(snapshot.loans)
+        self._view = replace(snapshot, jobs=self.jobs, loans=self.loans)
         self._holders = holders(snapshot.jobs.values())
         self._rooms: dict[str, Room] = {}
         self.usable_gpus = 0
@@ -53,7 +55,7 @@ class Draft:
         return self._rooms.values()
 
     def view(self) -> Snapshot:
-        return replace(self.base, jobs=self.jobs, loans=self.loans)
+        return self._view
 
     def holder(self, node: str, index: int) -> str | None:
         return self._holders.get(node, {}).get(index)
@@ -87,7 +89,7 @@ class Draft:
                     del by_index[index]
 
     def _refresh(self, names: Iterable[str]) -> None:
-        view = self.view()
+        view = self._view
         for name in names:
             if name in self._rooms:
                 self.usable_gpus -= len(self._rooms.pop(name).free)

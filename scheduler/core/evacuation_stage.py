@@ -25,7 +25,7 @@ def evacuate(course: Course) -> None:
 
 def _evacuate_job(course: Course, job: Job, leaving: set[str]) -> None:
     left = gpu_sets.without_nodes(job.allocation.target, leaving)
-    leave_by_s = course.leave_by_s(job.allocation.target)
+    leave_by_s = course.leave_by_s(job)
     reason = _leave_reason(course, job, leaving)
     target = reduced(course, job, left, job.spec.max_gpus) or _topped_up(course, job, left)
     if target is None:

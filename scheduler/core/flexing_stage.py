@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from scheduler.core.course import Course
+from dataclasses import replace
+
+from scheduler.core.course import Claim, Course
+from scheduler.core.stock import may_shrink, releasing_by_kind
 from scheduler.core.targets import extended, reduced
-from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.decision import ResizeJob
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
@@ -28,19 +30,31 @@ def flex(course: Course) -> None:
         _fit_range(course, job)
     if course.policies.scale is None or course.draft.base.switches.resizes_frozen:
         return
-    if course.reserved_gpus:
+    if course.reserved:
         _make_room(course)
     elif course.full_pass:
         _rebalance(course)
 
 
 def _make_room(course: Course) -> None:
-    missing = course.reserved_gpus - course.releasing_gpus()
-    if missing <= 0:
-        return
-    for job_id, count in course.policies.make_room(course.view, missing, course.settings).items():
-        if job_id not in course.touched:
+    """Shrink jobs that sit where the waiting ones could go."""
+    releasing = releasing_by_kind(course)
+    for claim, gpus in course.reserved.items():
+        missing = gpus - sum(releasing[claim.gpu, lent] for lent in ((False,) if claim.owned_only else (False, True)))
+        if missing <= 0:
+            continue
+        jobs = {job.id: job for job in course.draft.jobs.values() if _serves(course, job, claim)}
+        view = replace(course.view, jobs=jobs)
+        for job_id, count in course.policies.make_room(view, missing, course.settings).items():
             _shrink(course, course.draft.jobs[job_id], count)
+
+
+def _serves(course: Course, job: Job, claim: Claim) -> bool:
+    """Shrinking this job frees GPUs that the claim can use. Lent GPUs are given up first."""
+    nodes = [course.draft.base.nodes[name] for name in job.allocation.target]
+    if not nodes or not may_shrink(course, job) or nodes[0].gpu != claim.gpu:
+        return False
+    return not claim.owned_only or not any(course.view.is_lent(node) for node in nodes)
 
 
 def _rebalance(course: Course) -> None:
@@ -59,9 +73,9 @@ def _rebalance(course: Course) -> None:
 
 def _fit_range(course: Course, job: Job) -> None:
     """A running job outside its (changed) range is brought inside."""
-    target = job.allocation.target_gpus
     if job.state is not JobState.RUNNING or job.id in course.touched:
         return
+    target = job.allocation.target_gpus
     if target > job.spec.max_gpus:
         _shrink(course, job, job.spec.max_gpus, ReasonCode.RANGE_CHANGED)
     elif target < job.spec.min_gpus:
@@ -73,17 +87,15 @@ def _shrink(course: Course, job: Job, count: int, code: ReasonCode = ReasonCode.
     if target is None:
         return
     gpus, plan = target
-    given_up = gpu_sets.minus(job.allocation.target, gpus)
-    course.take(ResizeJob(job.id, gpus, plan, course.leave_by_s(given_up), Reason(code, _WHY_LESS[code])))
+    course.take(ResizeJob(job.id, gpus, plan, course.leave_by_s(job), Reason(code, _WHY_LESS[code])))
     course.touched.add(job.id)
 
 
 def _grow(course: Course, job: Job, count: int, code: ReasonCode = ReasonCode.GAIN) -> None:
     present = job.allocation.target_gpus
-    target = extended(course, job, count, present + 1)
+    target = extended(course, job, count, max(present + 1, job.spec.min_gpus))
     if target is None:
         return
     gpus, plan = target
-    leave_by_s = course.now_s + course.settings.leave_grace_s
-    course.take(ResizeJob(job.id, gpus, plan, leave_by_s, Reason(code, _WHY_MORE[code])))
+    course.take(ResizeJob(job.id, gpus, plan, course.leave_by_s(job), Reason(code, _WHY_MORE[code])))
     course.touched.add(job.id)

@@ -134,7 +134,13 @@ def _node_laws(draft: Draft, decision: Decision) -> Iterator[tuple[Law, str]]:
 
 def breaches(snapshot: Snapshot, observation: Observation) -> tuple[Breach, ...]:
     """Promises that the world does not keep just now."""
-    return (*_late_recalls(snapshot), *_down_nodes(snapshot), *_short_inference(snapshot), *_double_use(observation))
+    return (
+        *_late_recalls(snapshot),
+        *_down_nodes(snapshot),
+        *_short_inference(snapshot),
+        *_unlent_use(snapshot, observation),
+        *_double_use(observation),
+    )
 
 
 def _late_recalls(snapshot: Snapshot) -> Iterator[Breach]:
@@ -161,6 +167,15 @@ def _short_inference(snapshot: Snapshot) -> Iterator[Breach]:
         if reading is not None and reading.gpus > left:
             detail = f"{pool} needs {reading.gpus:.1f} GPUs and has {left} beside its loans"
             yield Breach(BreachKind.INFERENCE_SHORT, pool, detail)
+
+
+def _unlent_use(snapshot: Snapshot, observation: Observation) -> Iterator[Breach]:
+    for run in observation.runs:
+        for name in run.gpus:
+            node = snapshot.nodes.get(name)
+            if node is None or snapshot.pools[node.pool].kind is PoolKind.TRAINING or snapshot.is_lent(node):
+                continue
+            yield Breach(BreachKind.ON_UNLENT_NODE, name, f"{run.job_id} runs on {name}, which is not lent")
 
 
 def _double_use(observation: Observation) -> Iterator[Breach]:

@@ -20,6 +20,16 @@ def return_empty_nodes(course: Course) -> None:
             course.take(ReturnNode(loan.node, Reason(ReasonCode.TRAINING_LEFT, detail, {"early_s": early_s})))
 
 
+def recall_drained(course: Course) -> None:
+    """An operator who drains a lent node wants it empty and home: only then can it be removed."""
+    for loan in list(course.draft.loans.values()):
+        node = course.draft.base.nodes[loan.node]
+        if not node.draining or loan.state not in (LoanState.OFFERED, LoanState.ACTIVE):
+            continue
+        deadline_s = course.now_s + course.draft.base.pools[loan.pool].lending.return_deadline_s
+        _call_home(course, loan.node, deadline_s, Reason(ReasonCode.NODE_DRAINED, f"{loan.node} is being drained"))
+
+
 def lend_or_recall(course: Course) -> None:
     """Recall, and cancel recalls, at every tick; lend at full passes only."""
     for pool in course.draft.base.pools.values():
@@ -31,27 +41,46 @@ def lend_or_recall(course: Course) -> None:
         if len(standing) > target.nodes:
             _recall(course, pool, target, len(standing) - target.nodes)
         elif target.may_grow:
-            kept = _cancel_recalls(course, target, live, target.nodes - len(standing))
+            _cancel_recalls(course, pool, target, target.nodes - len(standing))
             if course.full_pass:
-                _lend(course, pool, target, target.nodes - len(standing) - kept)
+                away = sum(loan.is_live for loan in live)  # those on their way home are not home yet
+                _lend(course, pool, target, target.nodes - away)
 
 
 def _recall(course: Course, pool: Pool, target: LendingTarget, count: int) -> None:
     return_by_s = course.now_s + pool.lending.return_deadline_s
     for node in course.policies.reclaim(course.view, pool.name, count, course.settings):
         reason = Reason(ReasonCode.INFERENCE_NEEDS, target.reason.detail, target.reason.numbers)
-        if course.draft.loans[node].state is LoanState.OFFERED:
-            course.take(ReturnNode(node, reason))
-        else:
-            course.take(RecallNode(node, return_by_s, reason))
+        _call_home(course, node, return_by_s, reason)
 
 
-def _cancel_recalls(course: Course, target: LendingTarget, live: list[Loan], count: int) -> int:
-    """Keep up to `count` nodes that are on their way home and still hold jobs."""
-    leaving = [loan.node for loan in live if loan.state is LoanState.RECALLED and course.draft.users(loan.node)]
+def _call_home(course: Course, node: str, return_by_s: float, reason: Reason) -> None:
+    if course.draft.loans[node].state is LoanState.OFFERED:
+        course.take(ReturnNode(node, reason))
+    else:
+        course.take(RecallNode(node, return_by_s, reason))
+
+
+def _cancel_recalls(course: Course, pool: Pool, target: LendingTarget, count: int) -> None:
+    """Keep up to `count` nodes that are on their way home and still hold jobs.
+
+    It takes a forecast that was made after the recall: a demand that swings about the bound from reading to reading
+    must not call a node back, keep it and call it back again.
+    """
+    forecast = course.draft.base.forecasts.get(pool.name)
+    made_at_s = forecast.made_at_s if forecast else float("-inf")
+    leaving = [
+        loan.node
+        for loan in course.draft.loans.values()
+        if loan.pool == pool.name and _may_stay(course, loan) and made_at_s > loan.state_since_s
+    ]
     for node in leaving[:count]:
         course.take(CancelRecall(node, Reason(ReasonCode.FORECAST_FELL, target.reason.detail, target.reason.numbers)))
-    return len(leaving[:count])
+
+
+def _may_stay(course: Course, loan: Loan) -> bool:
+    node = course.draft.base.nodes[loan.node]
+    return loan.state is LoanState.RECALLED and not node.cordoned and bool(course.draft.users(loan.node))
 
 
 def _lend(course: Course, pool: Pool, target: LendingTarget, count: int) -> None:

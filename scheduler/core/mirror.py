@@ -44,19 +44,28 @@ def mirror_runs(intake: Intake, observation: Observation) -> None:
     for run in observation.runs:
         runs[run.job_id].append(run)
     for job in list(intake.jobs.values()):
-        if job.allocation.releasing or job.id in runs:
+        if job.allocation.releasing or job.id in runs or job.state is JobState.RUNNING:
             _mirror_job(intake, job, runs.get(job.id, ()), observation)
 
 
 def _mirror_job(intake: Intake, job: Job, runs: Sequence[Run], observation: Observation) -> None:
-    current = [run for run in runs if run.generation == job.allocation.generation]
-    older = [run for run in runs if run.generation < job.allocation.generation]
-    for run in older:
+    """A later generation's word on where the work stands counts more than an earlier one's."""
+    generation = job.allocation.generation
+    current = [run for run in runs if run.generation == generation]
+    older = sorted((run for run in runs if run.generation < generation), key=lambda run: run.generation)
+    for run in [run for run in older if run.phase is RunPhase.SUCCEEDED] or older[-1:]:
         job = _mirror_old_run(intake, job, run)
+    if not current and job.state is JobState.RUNNING and _is_fresh(observation, job):
+        current = [Run(job.id, generation, RunPhase.LOST, reason="its workers are gone without a word")]
     for run in current:
         job = _mirror_current_run(intake, job, run)
-    if job.allocation.releasing and observation.converged_generation >= job.allocation.asked_at_generation:
+    if job.allocation.releasing and _is_fresh(observation, job):
         _free(intake, job, runs)
+
+
+def _is_fresh(observation: Observation, job: Job) -> bool:
+    """What the observation does not show of the job does not exist."""
+    return observation.converged_generation >= job.allocation.asked_at_generation
 
 
 def _free(intake: Intake, job: Job, runs: Sequence[Run]) -> None:
@@ -101,7 +110,12 @@ def _succeed(intake: Intake, job: Job, run: Run) -> Job:
     now_s, generation = intake.now_s, intake.next_generation
     left = released(job, JobState.SUCCEEDED, now_s, generation=generation, leave_by_s=now_s)
     steps = run.steps if run.steps is not None else float(job.spec.steps)
-    return intake.put_moved(job, replace(left, progress=replace(left.progress, steps=steps, loss=run.loss)))
+    progress = replace(left.progress, steps=steps, loss=_loss(left, run))
+    return intake.put_moved(job, replace(left, progress=progress))
+
+
+def _loss(job: Job, run: Run) -> float | None:
+    return job.progress.loss if run.loss is None else run.loss
 
 
 def requeue(intake: Intake, job: Job, why: str, *, charged: bool) -> Job:
@@ -116,11 +130,12 @@ def requeue(intake: Intake, job: Job, why: str, *, charged: bool) -> Job:
 def _fall_back(intake: Intake, job: Job, run: Run) -> Job:
     """Work stands at the last checkpoint of a run that is gone; what was done after it is lost and counted.
 
-    Lost GPU-seconds are lost steps at the job's average cost of a step so far.
+    What the run reached is what it said, else what its curve predicts. Lost GPU-seconds are lost steps at the
+    job's average cost of a step so far.
     """
     settled = job.settled(intake.now_s)
     kept = run.checkpoint_steps if run.checkpoint_steps is not None else settled.progress.checkpoint_steps
-    reached = max(settled.progress.steps, run.steps or 0.0)
+    reached = settled.progress.steps if run.steps is None else run.steps
     if kept == job.progress.steps and kept == job.progress.checkpoint_steps and job.state is not JobState.RUNNING:
         return job
     lost_steps = max(0.0, reached - kept)
@@ -146,7 +161,7 @@ def _measure(intake: Intake, job: Job, run: Run) -> Job:
         progress = replace(progress, checkpoint_steps=run.checkpoint_steps, checkpoint_at_s=intake.now_s)
     if run.steps is not None and abs(run.steps - job.steps_at(intake.now_s)) * job.step_time_s() > _DRIFT_S:
         correction = _corrected(intake, job, run)
-        progress = replace(progress, steps=run.steps, at_s=intake.now_s, loss=run.loss, correction=correction)
+        progress = replace(progress, steps=run.steps, at_s=intake.now_s, loss=_loss(job, run), correction=correction)
     if progress is job.progress:
         return job
     measured = replace(job, progress=progress)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from scheduler.core.course import Course
+from scheduler.core.course import Course, run_time_ends_s
 from scheduler.domain.decision import RejectJob, StopJob, SuspendRun
 from scheduler.domain.gpu_shape import canonical_counts
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.domain.scaling_curve import LinearCurve
-from scheduler.policies.speed import node_sizes, packed
+from scheduler.domain.scaling_curve import LINEAR_CURVE, LinearCurve
+from scheduler.policies.speed import packed
 
 
 def honour_owners(course: Course) -> None:
@@ -17,36 +17,42 @@ def honour_owners(course: Course) -> None:
     for job in list(course.draft.jobs.values()):
         if job.is_ended:
             continue
-        leave_by_s = course.leave_by_s(job.allocation.target)
         if job.intent is Intent.CANCEL:
             course.take(StopJob(job.id, course.now_s, Reason(ReasonCode.OWNER_ASKED, "cancelled by its owner")))
         elif _ran_too_long(course, job):
-            detail = f"it has run longer than maxRunTime, {job.spec.run_time_s_max:.0f} s"
-            course.take(StopJob(job.id, leave_by_s, Reason(ReasonCode.RUN_TIME_EXCEEDED, detail)))
+            detail = f"it has run for its maxRunTime, {job.spec.run_time_s_max:.0f} s"
+            course.take(StopJob(job.id, course.leave_by_s(job), Reason(ReasonCode.RUN_TIME_EXCEEDED, detail)))
         elif job.intent is Intent.SUSPEND and job.state is not JobState.SUSPENDED:
             reason = Reason(ReasonCode.OWNER_ASKED, "suspended by its owner")
-            course.take(SuspendRun(job.id, leave_by_s, reason))
+            course.take(SuspendRun(job.id, course.leave_by_s(job), reason))
         elif job.state is JobState.QUEUED and (why := _never_feasible(course, job)):
             course.take(RejectJob(job.id, Reason(ReasonCode.NO_FEASIBLE_PLAN, why)))
         elif job.state is JobState.PLANNING:
-            detail = f"no plan for its minimum of {job.spec.min_gpus} GPUs is solved yet"
-            course.waiting[job.id] = Reason(ReasonCode.WAITING_FOR_PLAN, detail)
+            course.waiting[job.id] = _why_planning(course, job)
         elif job.state is JobState.SUSPENDED:
             course.waiting[job.id] = Reason(ReasonCode.SUSPENDED, "suspended by its owner")
 
 
 def _ran_too_long(course: Course, job: Job) -> bool:
-    limit_s, started_s = job.spec.run_time_s_max, job.account.first_started_at_s
-    return limit_s is not None and started_s is not None and course.now_s - started_s > limit_s
+    ends_s = run_time_ends_s(job)
+    return ends_s is not None and course.now_s >= ends_s
+
+
+def _why_planning(course: Course, job: Job) -> Reason:
+    """A shape is solved for GPUs that the fleet has: without any, the solver is not what the job waits for."""
+    if job.spec.gpu and job.spec.gpu not in course.node_sizes:
+        return Reason(ReasonCode.NO_MATCHING_FLAVOR, f"no node has {job.spec.gpu}")
+    detail = f"no plan for its minimum of {job.spec.min_gpus} GPUs is solved yet"
+    return Reason(ReasonCode.WAITING_FOR_PLAN, detail)
 
 
 def _never_feasible(course: Course, job: Job) -> str:
     """Why no count of the job's range can ever run on any GPU of the fleet; empty while one can or may."""
-    curve = course.draft.base.curve(job)
-    if isinstance(curve, LinearCurve):
+    curve = course.draft.base.curve(job) if job.spec.has_profile else LINEAR_CURVE
+    if isinstance(curve, LinearCurve) or not curve.infeasible:
         return ""
     why = ""
-    for gpu, size in node_sizes(course.draft.base).items():
+    for gpu, size in course.node_sizes.items():
         if job.spec.gpu not in ("", gpu):
             continue
         for count in canonical_counts(job.spec.min_gpus, job.spec.max_gpus, size):

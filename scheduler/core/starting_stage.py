@@ -2,45 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from scheduler.core.course import Course
+from scheduler.core.stock import Stock
 from scheduler.core.targets import extended
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.decision import StartJob
-from scheduler.domain.job import Intent, Job
+from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.policies.ordering import is_overdue
 from scheduler.policies.placement import usable_by
-from scheduler.policies.speed import least_gpus, node_sizes
+
+Offer = tuple[str, int]
+"""A GPU model, and how many GPUs of it."""
+
+_QUEUED = JobState.QUEUED
 
 
 def start_waiting(course: Course) -> None:
     """Base demand in order. A job that fits once flexible workers have shrunk gets room reserved for it, so that
-    nobody behind it takes what is free meanwhile."""
-    jobs = course.draft.jobs
-    order = course.policies.order(course.view, course.settings)
-    available, promised = course.draft.usable_gpus, _flexible_gpus(course) + course.releasing_gpus()
-    sizes = node_sizes(course.draft.base)
-    starters: dict[str, int] = {}
-    for position, job_id in enumerate(order):
-        need = least_gpus(course.draft.base, jobs[job_id], sizes)
-        if need <= available:
-            starters[job_id] = need
-            available -= need
-        elif need <= available + promised:
-            promised -= need - available
-            course.reserved_gpus += need - available
-            available = 0
-            _wait_for_release(course, job_id, need, position)
+    nobody behind it takes what is free meanwhile; nobody at all passes one that is overdue.
+
+    Counts alone do not tell whether a job fits the way the free GPUs lie. One that does not is passed over, and
+    what it was dealt is dealt again.
+    """
+    queue = course.policies.order(course.view, course.settings)
+    misfits: set[str] = set()
+    while True:
+        starters = _deal(course, queue, misfits)
+        failed = {job_id for job_id in _start_all(course, starters) if course.draft.jobs[job_id].state is _QUEUED}
+        if not failed:
+            return
+        misfits |= failed
+        queue = tuple(job_id for job_id in queue if course.draft.jobs[job_id].state is _QUEUED)
+
+
+def _deal(course: Course, queue: Sequence[str], misfits: Set[str]) -> dict[str, Offer]:
+    """Who starts, with the GPU model and count that it is sure of; everybody else waits, with the reason."""
+    stock = Stock(course)
+    course.reserved.clear()
+    course.waiting_for_gpus = False
+    starters: dict[str, Offer] = {}
+    for position, job_id in enumerate(queue):
+        job = course.draft.jobs[job_id]
+        if job_id in misfits and course.policies.strict:
+            _wait_behind(course, queue[position + 1 :], job_id)
+            break
+        if job_id in misfits:
+            _keep_place(course, stock, job)
+        elif offer := stock.offer(job):
+            starters[job_id] = offer
+            stock.take(job, *offer)
+        elif promise := stock.promise(job):
+            claim, missing = stock.reserve(job, *promise)
+            course.reserved[claim] = course.reserved.get(claim, 0) + missing
+            _wait_for_release(course, job_id, promise[1], position)
         else:
-            _wait_for_gpus(course, job_id, need, available, position)
+            _wait(course, stock, job, position)
             if course.policies.strict:
-                _wait_behind(course, order[position + 1 :], job_id)
+                _wait_behind(course, queue[position + 1 :], job_id)
                 break
-    widths = _starting_widths(course, starters, available)
-    for job_id, least in starters.items():
-        _start(course, jobs[job_id], widths.get(job_id, least))
+    return starters
+
+
+def _keep_place(course: Course, stock: Stock, job: Job) -> None:
+    if is_overdue(job, course.now_s, course.settings) and stock.could_hold(job):
+        stock.close(job)
+
+
+def _start_all(course: Course, starters: Mapping[str, Offer]) -> Iterable[str]:
+    """Start the jobs, as wide as it pays; returns their ids."""
+    widths: dict[str, int] = {}
+    for gpu in sorted({gpu for gpu, _ in starters.values()}):
+        leasts = {job_id: least for job_id, (model, least) in starters.items() if model == gpu}
+        free = sum(len(room.free) for room in course.draft.rooms if room.gpu == gpu)
+        widths |= _starting_widths(course, leasts, free - sum(leasts.values()))
+    for job_id, (_, least) in starters.items():
+        _start(course, course.draft.jobs[job_id], widths.get(job_id, least))
+    return starters
 
 
 def _starting_widths(course: Course, starters: Mapping[str, int], spare: int) -> Mapping[str, int]:
@@ -64,18 +105,8 @@ def _start(course: Course, job: Job, width: int) -> None:
     gpus, plan = target
     detail = f"next in order; {gpu_sets.count(gpus)} GPUs on {gpu_sets.text(gpus)} as {plan.summary()}"
     course.take(StartJob(job.id, gpus, plan, Reason(ReasonCode.FIRST_IN_ORDER, detail)))
+    course.waiting.pop(job.id, None)
     course.touched.add(job.id)
-
-
-def _flexible_gpus(course: Course) -> int:
-    """GPUs that running elastic jobs hold above their minimum and that may be taken now."""
-    if course.policies.scale is None or course.draft.base.switches.resizes_frozen:
-        return 0
-    return sum(
-        max(0, job.allocation.target_gpus - job.spec.min_gpus)
-        for job in course.draft.jobs.values()
-        if job.state is JobState.RUNNING and job.intent is Intent.RUN and job.id not in course.touched
-    )
 
 
 def _explain_misfit(course: Course, job: Job) -> None:
@@ -97,11 +128,21 @@ def _wait_for_release(course: Course, job_id: str, need: int, position: int) -> 
     course.waiting[job_id] = Reason(ReasonCode.WAITING_FOR_RELEASE, detail, numbers)
 
 
-def _wait_for_gpus(course: Course, job_id: str, need: int, free: int, position: int) -> None:
+def _wait(course: Course, stock: Stock, job: Job, position: int) -> None:
+    """Wait for GPUs that others use: behind an overdue job, as an overdue job, or in line."""
+    if (head := stock.held_back_by(job)) is not None:
+        _wait_behind(course, (job.id,), head)
+        return
+    need, free = job.spec.min_gpus, stock.free(job)
     numbers = {"needed_gpus": float(need), "free_gpus": float(free), "position": float(position + 1)}
+    if not stock.could_hold(job):
+        detail = f"needs {need} {job.spec.gpu or 'GPUs'}, more than all nodes have that it may use now"
+        course.waiting[job.id] = Reason(ReasonCode.NO_MATCHING_FLAVOR, detail, numbers)
+        return
     detail = f"needs {need} GPUs, {free} are free; number {position + 1} in the queue"
-    course.waiting[job_id] = Reason(ReasonCode.INSUFFICIENT_GPUS, detail, numbers)
+    course.waiting[job.id] = Reason(ReasonCode.INSUFFICIENT_GPUS, detail, numbers)
     course.waiting_for_gpus = True
+    _keep_place(course, stock, job)
 
 
 def _wait_behind(course: Course, job_ids: Iterable[str], head: str) -> None:

@@ -18,17 +18,29 @@ def first_come(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
 def shortest_remaining(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
     """Least remaining time at the job's minimum first, within priority, with ageing.
 
-    Remaining time is divided by 1 + waited / ageing_s, so that a long job is not passed over for ever (Lyra,
-    EuroSys'23, section 5: shortest job first for base demand; the ageing is ours).
+    Remaining time is divided by 1 + waited / ageing_s, so that a long job comes nearer to the front while it waits
+    (Lyra, EuroSys'23, section 5: shortest job first for base demand; the ageing is ours). That alone lets an endless
+    stream of short jobs pass, so overdue ones come first, in order of submission.
     """
     sizes = node_sizes(snapshot)
 
     def key(job: Job) -> tuple[float, float, float, str]:
-        waited_s = job.account.waited_s + max(0.0, snapshot.now_s - job.account.settled_at_s)
+        if is_overdue(job, snapshot.now_s, settings):
+            return (-job.spec.priority, -1.0, job.submitted_at_s, job.id)
         length_s = remaining_s(snapshot, job, job.spec.min_gpus, sizes)
-        return (-job.spec.priority, length_s / (1.0 + waited_s / settings.ageing_s), job.submitted_at_s, job.id)
+        ageing = 1.0 + _waited_s(job, snapshot.now_s) / settings.ageing_s
+        return (-job.spec.priority, length_s / ageing, job.submitted_at_s, job.id)
 
     return tuple(job.id for job in sorted(_waiting(snapshot), key=key))
+
+
+def is_overdue(job: Job, now_s: float, settings: PolicySettings) -> bool:
+    """The job has waited so long that nobody behind it may take GPUs that it could use."""
+    return _waited_s(job, now_s) > settings.patience_ageings * settings.ageing_s
+
+
+def _waited_s(job: Job, now_s: float) -> float:
+    return job.account.waited_s + max(0.0, now_s - job.account.settled_at_s)
 
 
 def _waiting(snapshot: Snapshot) -> list[Job]:

@@ -26,20 +26,21 @@ def best_fit(snapshot: Snapshot, rooms: Iterable[Room], job: Job, count: int) ->
     """
     present = job.allocation.target
     candidates = usable_by(job, rooms)
-    models = [snapshot.nodes[node].gpu for node in present if node in snapshot.nodes][:1]
     grows = gpu_sets.count(present) >= job.spec.min_gpus
-    for model in models or _models_by_room(candidates):
-        of_model = [room for room in candidates if room.gpu == model]
+    for of_model in rooms_by_model(snapshot, candidates, present):
         if sum(len(room.free) for room in of_model) >= count:
             return _pack(of_model, count, prefer_lent=grows, beside=present)
     return None
 
 
-def _models_by_room(all_rooms: Iterable[Room]) -> list[str]:
-    totals: dict[str, int] = {}
-    for room in all_rooms:
-        totals[room.gpu] = totals.get(room.gpu, 0) + len(room.free)
-    return sorted(totals, key=lambda gpu: (-totals[gpu], gpu))
+def rooms_by_model(snapshot: Snapshot, rooms: Iterable[Room], present: Gpus) -> list[list[Room]]:
+    """The rooms of each GPU model, the model with most room first; only the present model for a job that has one."""
+    models = {snapshot.nodes[node].gpu for node in present if node in snapshot.nodes}
+    groups: dict[str, list[Room]] = {}
+    for room in rooms:
+        if not models or room.gpu in models:
+            groups.setdefault(room.gpu, []).append(room)
+    return sorted(groups.values(), key=lambda group: (-sum(len(room.free) for room in group), group[0].gpu))
 
 
 def _pack(candidates: list[Room], count: int, *, prefer_lent: bool, beside: Gpus) -> Gpus:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import Job
-from scheduler.domain.scaling_curve import LinearCurve
+from scheduler.domain.scaling_curve import LINEAR_CURVE, LinearCurve
 from scheduler.domain.snapshot import Snapshot
 
 packed = lru_cache(maxsize=65536)(GpuShape.packed)
@@ -32,12 +32,21 @@ def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | N
 
 def step_time_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int]) -> float | None:
     """Seconds a step on `gpus` packed GPUs, corrected by what was measured; None where the curve has no plan."""
-    curve = snapshot.curve(job)
+    return step_times_s(snapshot, job, sizes)(gpus)
+
+
+def step_times_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> Callable[[int], float | None]:
+    """As `step_time_s`, for callers that ask for many counts of one job."""
+    curve, correction = snapshot.curve(job), job.progress.correction
     if isinstance(curve, LinearCurve):
-        return job.progress.correction / gpus
+        return lambda gpus: correction / gpus
     gpu = gpu_model(snapshot, job, sizes)
-    plan = curve.plan(packed(gpu, gpus, sizes[gpu])) if gpu else None
-    return plan.iteration_time_s * job.progress.correction if plan else None
+
+    def on_curve(gpus: int) -> float | None:
+        plan = curve.plan(packed(gpu, gpus, sizes[gpu])) if gpu else None
+        return plan.iteration_time_s * correction if plan else None
+
+    return on_curve
 
 
 def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int]) -> float:
@@ -55,12 +64,17 @@ def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int
     return job.spec.duration_estimate_s or float(job.spec.steps)
 
 
-def least_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> int:
-    """The fewest GPUs that the job can start on: its minimum, or more where no plan fits on that few."""
-    curve = snapshot.curve(job)
-    gpu = gpu_model(snapshot, job, sizes)
+def least_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
+    """The fewest GPUs that the job can start on: its minimum, or more where no plan fits on that few.
+
+    Judged on GPUs of `model`, else on those that the job's speed is judged on.
+    """
     least = job.spec.min_gpus
-    if isinstance(curve, LinearCurve) or gpu is None or packed(gpu, least, sizes[gpu]) not in curve.infeasible:
+    curve = snapshot.curve(job) if job.spec.has_profile else LINEAR_CURVE
+    if isinstance(curve, LinearCurve):
         return least
-    counts = [shape.gpus for shape in curve.plans if least <= shape.gpus <= job.spec.max_gpus]
-    return min(counts, default=least)
+    gpu = model or gpu_model(snapshot, job, sizes)
+    if gpu is None or packed(gpu, least, sizes[gpu]) not in curve.infeasible:
+        return least
+    of_model = (shape for shape in curve.plans if shape.groups[0].gpu == gpu)
+    return min((shape.gpus for shape in of_model if least <= shape.gpus <= job.spec.max_gpus), default=least)

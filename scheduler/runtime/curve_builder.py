@@ -41,7 +41,8 @@ class CurveBuilder:
     def finished(self, now_s: float) -> tuple[Command, ...]:
         """The points solved since the last call, as commands for the next tick.
 
-        An error of the solver is raised here: a curve that cannot be computed is a bug, not an answer.
+        A model or GPU that the solver refuses is an answer: that job can never run, and the others go on. Any other
+        error of the solver is raised here: it is a bug.
         """
         done = [wanted for wanted, future in self._in_flight.items() if future.done()]
         return tuple(self._command(wanted, now_s) for wanted in done)
@@ -58,10 +59,12 @@ class CurveBuilder:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _command(self, wanted: WantedShape, now_s: float) -> Command:
-        answer = self._in_flight.pop(wanted).result()
-        solved = (
-            CurveSolved(wanted.curve_key, wanted.shape, None, answer.reason)
-            if isinstance(answer, Infeasible)
-            else CurveSolved(wanted.curve_key, wanted.shape, answer)
-        )
+        try:
+            answer = self._in_flight.pop(wanted).result()
+        except ValueError as refused:
+            solved = CurveSolved(wanted.curve_key, wanted.shape, None, str(refused))
+        else:
+            infeasible = answer.reason if isinstance(answer, Infeasible) else ""
+            plan = None if isinstance(answer, Infeasible) else answer
+            solved = CurveSolved(wanted.curve_key, wanted.shape, plan, infeasible)
         return Command(f"curve/{wanted.curve_key}/{wanted.shape}", now_s, solved, actor="solver")

@@ -1,0 +1,144 @@
+"""Stock: the GPUs that waiting jobs may have, free now or soon, by kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from scheduler.core.course import Claim, Course
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_state import JobState
+from scheduler.policies.speed import least_gpus
+
+Kind = tuple[str, bool]
+"""GPU model, and whether the node is lent."""
+
+
+class Stock:
+    """What is left while the queue is dealt out in order. Mutable, and gone when `start_waiting` is done.
+
+    Counting by kind matters: a job that waits for one GPU model must not keep another model from those behind it.
+    """
+
+    def __init__(self, course: Course) -> None:
+        self._snapshot = course.view
+        self._sizes = course.node_sizes
+        self._wishes: dict[tuple[str, bool], list[tuple[str, list[Kind]]]] = {}
+        self._needs: dict[tuple[str, str], int] = {}
+        self._free: Counter[Kind] = Counter()
+        self._all: Counter[Kind] = Counter()
+        self._closed: dict[Kind, str] = {}
+        for room in course.draft.rooms:
+            self._free[room.gpu, room.lent] += len(room.free)
+        for node in self._snapshot.nodes.values():
+            if self._snapshot.serves_training(node):
+                self._all[node.gpu, self._snapshot.is_lent(node)] += node.gpus
+        self._soon = releasing_by_kind(course)
+        for kind, gpus in _flexible_by_kind(course).items():
+            self._soon[kind] += gpus
+
+    def free(self, job: Job) -> int:
+        """GPUs that the job may use and that are free now."""
+        return sum(self._free[kind] for kind in self._kinds(job))
+
+    def held_back_by(self, job: Job) -> str | None:
+        """The overdue job that keeps everybody behind it off the GPUs that this one could use."""
+        return next((self._closed[kind] for kind in self._kinds(job) if kind in self._closed), None)
+
+    def offer(self, job: Job) -> tuple[str, int] | None:
+        """A GPU model and the fewest GPUs of it that the job can start on now; most free GPUs first."""
+        return self._first(job, self._free)
+
+    def promise(self, job: Job) -> tuple[str, int] | None:
+        """As `offer`, with the GPUs that running jobs are giving up or could give up."""
+        return self._first(job, self._free, self._soon)
+
+    def could_hold(self, job: Job) -> bool:
+        """The job would fit if nobody else were there: waiting makes sense."""
+        return self._first(job, self._all) is not None
+
+    def take(self, job: Job, gpu: str, gpus: int) -> None:
+        """Deal out `gpus` free GPUs; a job's base goes onto owned nodes first."""
+        self._deduct(self._free, job, gpu, gpus)
+
+    def reserve(self, job: Job, gpu: str, gpus: int) -> tuple[Claim, int]:
+        """Keep what is free and promise the rest; returns how much has to be given up, and of what kind."""
+        missing = gpus - self._deduct(self._free, job, gpu, gpus)
+        self._deduct(self._soon, job, gpu, missing)
+        return Claim(gpu, owned_only=not job.spec.fungible), missing
+
+    def close(self, job: Job) -> None:
+        """Nobody behind this job gets anything that it could use."""
+        for kind in self._kinds(job):
+            self._closed.setdefault(kind, job.id)
+            self._free[kind] = self._soon[kind] = 0
+
+    def _kinds(self, job: Job) -> list[Kind]:
+        return [kind for _, kinds in self._choices(job) for kind in kinds]
+
+    def _choices(self, job: Job) -> list[tuple[str, list[Kind]]]:
+        """Each GPU model that the job may use, with its kinds."""
+        wish = (job.spec.gpu, job.spec.fungible)
+        if wish not in self._wishes:
+            models = [job.spec.gpu] if job.spec.gpu else sorted(self._sizes)
+            kinds = (False, True) if job.spec.fungible else (False,)
+            self._wishes[wish] = [(gpu, [(gpu, lent) for lent in kinds]) for gpu in models]
+        return self._wishes[wish]
+
+    def _first(self, job: Job, *counts: Counter[Kind]) -> tuple[str, int] | None:
+        """The GPU model with most GPUs in `counts` that are enough for the job, and how many it needs."""
+        enough: list[tuple[int, str]] = []
+        for gpu, kinds in self._choices(job):
+            total = sum([gpus[kind] for gpus in counts for kind in kinds])
+            if total >= job.spec.min_gpus:
+                enough.append((-total, gpu))
+        for total, gpu in sorted(enough):
+            if (need := self._need(job, gpu)) <= -total:
+                return gpu, need
+        return None
+
+    def _need(self, job: Job, gpu: str) -> int:
+        if (job.id, gpu) not in self._needs:
+            self._needs[job.id, gpu] = least_gpus(self._snapshot, job, self._sizes, gpu)
+        return self._needs[job.id, gpu]
+
+    def _deduct(self, gpus: Counter[Kind], job: Job, gpu: str, wanted: int) -> int:
+        taken = 0
+        for kind in self._kinds(job):
+            if kind[0] == gpu:
+                part = min(gpus[kind], wanted - taken)
+                gpus[kind] -= part
+                taken += part
+        return taken
+
+
+def releasing_by_kind(course: Course) -> Counter[Kind]:
+    """GPUs that jobs are giving up on nodes that training may go on using: they are free soon."""
+    view = course.view
+    found: Counter[Kind] = Counter()
+    for job in view.jobs.values():
+        for name, indices in job.allocation.releasing.items():
+            node = view.nodes.get(name)
+            if node is not None and view.serves_training(node):
+                found[node.gpu, view.is_lent(node)] += len(indices)
+    return found
+
+
+def may_shrink(course: Course, job: Job) -> bool:
+    return job.state is JobState.RUNNING and job.intent is Intent.RUN and job.id not in course.touched
+
+
+def _flexible_by_kind(course: Course) -> Counter[Kind]:
+    """GPUs that running elastic jobs hold above their minimum and that may be taken now.
+
+    A job with lent GPUs gives those up first, so all its flexible ones count as lent.
+    """
+    found: Counter[Kind] = Counter()
+    if course.policies.scale is None or course.draft.base.switches.resizes_frozen:
+        return found
+    view, sizes = course.view, course.node_sizes
+    for job in view.jobs.values():
+        if job.allocation.target_gpus > job.spec.min_gpus and may_shrink(course, job):
+            nodes = [view.nodes[name] for name in job.allocation.target]
+            flexible = job.allocation.target_gpus - least_gpus(view, job, sizes)
+            found[nodes[0].gpu, any(view.is_lent(node) for node in nodes)] += max(0, flexible)
+    return found

@@ -1,0 +1,125 @@
+"""Every law with a decision that breaks it, and every breach with a world that has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.core.draft import Draft
+from scheduler.core.legal import breaches, illegal
+from scheduler.domain.decision import (
+    CancelRecall,
+    Decision,
+    LendNode,
+    PreemptJob,
+    RecallNode,
+    RejectJob,
+    ResizeJob,
+    ReturnNode,
+    StartJob,
+)
+from scheduler.domain.fleet import DemandReading, NodeState
+from scheduler.domain.gpus import Gpus
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import LoanState
+from scheduler.domain.observation import Observation, Run, RunPhase
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import BreachKind, Law
+from tests.builders import GPU, a_fleet, a_job, a_loan, a_node, a_snapshot
+
+WHY = Reason(ReasonCode.FIRST_IN_ORDER, "next in order")
+NOW_S = 100.0
+
+
+def world() -> Snapshot:
+    """t0: the runner on 0-1. t1: down. h0: another model. i0 lent, i1 recalled and used, i2 at home."""
+    pools, nodes = a_fleet(training=2, inference=3)
+    nodes = {**nodes, "t1": replace(nodes["t1"], state=NodeState.DOWN), "h0": a_node("h0", gpu="h100-80g")}
+    jobs = [
+        a_job("queued", 2, 4, gpu=GPU),
+        a_job("runner", 2, 4, state=JobState.RUNNING, on={"t0": (0, 1)}),
+        a_job("leaver", 2, state=JobState.PREEMPTED, releasing={"i1": (0, 1)}),
+    ]
+    loans = [a_loan("i0"), a_loan("i1", LoanState.RECALLED, return_by_s=NOW_S + 10)]
+    return a_snapshot((pools, nodes), jobs, loans, now_s=NOW_S)
+
+
+def start(gpus: Gpus, *, plan_gpus: int = 0, reason: Reason = WHY) -> StartJob:
+    return StartJob("queued", gpus, data_parallel_plan(GPU, plan_gpus or sum(map(len, gpus.values()))), reason)
+
+
+FITS = {"t0": (2, 3)}
+BROKEN: list[tuple[Decision, Law]] = [
+    (PreemptJob("nobody", NOW_S, WHY), Law.UNKNOWN_SUBJECT),
+    (LendNode("nowhere", WHY), Law.UNKNOWN_SUBJECT),
+    (PreemptJob("queued", NOW_S, WHY), Law.WRONG_STATE),
+    (RejectJob("leaver", WHY), Law.WRONG_STATE),
+    (RecallNode("i2", NOW_S, WHY), Law.WRONG_STATE),
+    (CancelRecall("i0", WHY), Law.WRONG_STATE),
+    (ReturnNode("i0", WHY), Law.WRONG_STATE),
+    (LendNode("i0", WHY), Law.WRONG_STATE),
+    (start(FITS, reason=Reason(ReasonCode.FIRST_IN_ORDER, "")), Law.NO_REASON),
+    (start({"t0": (1, 2)}), Law.GPU_HELD_TWICE),
+    (start({"t0": (2, 2)}), Law.GPU_HELD_TWICE),
+    (start({"nowhere": (0, 1)}), Law.GPU_UNKNOWN),
+    (start({"t0": (7, 8)}), Law.GPU_UNKNOWN),
+    (start({"i2": (0, 1)}), Law.NODE_NOT_SERVING),
+    (start({"i1": (6, 7)}), Law.NODE_NOT_SERVING),
+    (start({"t1": (0, 1)}), Law.NODE_NOT_SERVING),
+    (start({"t0": (2,)}), Law.OUT_OF_RANGE),
+    (start({"t0": (2, 3, 4, 5, 6)}), Law.OUT_OF_RANGE),
+    (start({"h0": (0, 1)}), Law.WRONG_GPU_MODEL),
+    (start(FITS, plan_gpus=3), Law.PLAN_MISFITS),
+    (replace(start(FITS), plan=replace(data_parallel_plan(GPU, 2), peak_bytes_per_gpu=10**12)), Law.OUT_OF_MEMORY),
+    (ReturnNode("i1", WHY), Law.NODE_STILL_USED),
+    (PreemptJob("runner", NOW_S - 1.0, WHY), Law.DEADLINE_PASSED),
+    (RecallNode("i0", NOW_S - 1.0, WHY), Law.DEADLINE_PASSED),
+]
+KEPT: list[Decision] = [
+    start(FITS),
+    start({"i0": (0, 1)}),
+    ResizeJob("runner", {"t0": (0, 1, 2)}, data_parallel_plan(GPU, 3), NOW_S, WHY),
+    PreemptJob("runner", NOW_S, WHY),
+    LendNode("i2", WHY),
+    RecallNode("i0", NOW_S, WHY),
+    CancelRecall("i1", WHY),
+]
+
+
+@pytest.mark.parametrize(("decision", "law"), BROKEN, ids=lambda item: str(item)[:60])
+def test_a_decision_that_breaks_a_law_is_named_with_it(decision: Decision, law: Law) -> None:
+    violation = illegal(Draft(world()), decision)
+    assert violation is not None
+    assert violation.law is law
+    assert violation.detail
+
+
+@pytest.mark.parametrize("decision", KEPT, ids=lambda item: str(item)[:60])
+def test_a_decision_that_keeps_all_laws_passes(decision: Decision) -> None:
+    assert illegal(Draft(world()), decision) is None
+
+
+def test_every_law_has_an_example() -> None:
+    assert {law for _, law in BROKEN} == set(Law)
+
+
+def kinds(snapshot: Snapshot, *runs: Run) -> set[BreachKind]:
+    return {breach.kind for breach in breaches(snapshot, Observation(NOW_S, 0, runs))}
+
+
+def test_a_world_in_order_has_no_breach() -> None:
+    snapshot = a_snapshot(a_fleet(training=1, inference=1), loans=[a_loan("i0")])
+    assert kinds(snapshot, Run("j", 1, RunPhase.RUNNING, {"t0": (0,), "i0": (0,)})) == set()
+
+
+def test_broken_promises_are_seen() -> None:
+    assert kinds(world()) == {BreachKind.NODE_DOWN}
+    assert BreachKind.RECALL_LATE in kinds(replace(world(), now_s=NOW_S + 11))
+    short = replace(world(), demand={"inference": DemandReading(NOW_S, 9.0, 9.0)})
+    assert BreachKind.INFERENCE_SHORT in kinds(short)
+    twice = (Run("a", 1, RunPhase.RUNNING, {"t0": (0,)}), Run("a", 2, RunPhase.RUNNING, {"t0": (0,)}))
+    assert BreachKind.GPU_HELD_TWICE in kinds(world(), *twice)
+    assert BreachKind.ON_UNLENT_NODE in kinds(world(), Run("a", 1, RunPhase.RUNNING, {"i2": (0,)}))

@@ -1,0 +1,92 @@
+"""Nodes that go out and come home."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.core.decide import decide
+from scheduler.domain.decision import CancelRecall, Decision, LendNode, RecallNode, ReturnNode
+from scheduler.domain.fleet import DemandReading, LendingPolicy
+from scheduler.domain.forecast import Forecast
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.reason import ReasonCode
+from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.policy_set import policy_set
+from tests.builders import a_fleet, a_job, a_loan, a_snapshot
+
+EIGHT = (0, 1, 2, 3, 4, 5, 6, 7)
+NOW_S = 1000.0
+
+
+def world(
+    needs: float, loans: list[Loan], jobs: list[Job], *, made_at_s: float = NOW_S, inference: int = 3
+) -> Snapshot:
+    fleet = a_fleet(training=1, inference=inference, lending=LendingPolicy(headroom=0.0))
+    return a_snapshot(
+        fleet,
+        jobs,
+        loans,
+        now_s=NOW_S,
+        demand={"inference": DemandReading(NOW_S, needs, needs)},
+        forecasts={"inference": Forecast(made_at_s, 600.0, (0.999,), (needs,), "scripted")},
+    )
+
+
+def node_decisions(snapshot: Snapshot) -> list[Decision]:
+    kinds = (LendNode, RecallNode, CancelRecall, ReturnNode)
+    return [d for d in decide(snapshot, policy_set("ebbtide")).decisions if isinstance(d, kinds)]
+
+
+def on_its_way(since_s: float) -> Loan:
+    return replace(a_loan("i0", LoanState.RECALLED, return_by_s=NOW_S + 100.0), state_since_s=since_s)
+
+
+LEAVING = a_job("leaving", 8, state=JobState.PREEMPTED, releasing={"i0": EIGHT})
+
+
+def test_a_recall_is_cancelled_by_a_newer_forecast_while_training_is_still_there() -> None:
+    assert [type(d) for d in node_decisions(world(16.0, [on_its_way(NOW_S - 50)], [LEAVING]))] == [CancelRecall]
+
+
+def test_a_recall_outlives_a_demand_that_swings_back_before_there_is_a_new_forecast() -> None:
+    assert node_decisions(world(16.0, [on_its_way(NOW_S - 50)], [LEAVING], made_at_s=NOW_S - 60)) == []
+
+
+def test_a_node_on_its_way_home_counts_as_lent_until_it_is_there() -> None:
+    before = world(16.0, [on_its_way(NOW_S)], [LEAVING])
+    assert [type(d) for d in node_decisions(before)] == []
+    after = replace(before, loans={})
+    assert [type(d) for d in node_decisions(after)] == [LendNode]
+
+
+def test_a_recalled_node_that_training_has_left_is_home_at_once() -> None:
+    decisions = node_decisions(world(24.0, [on_its_way(NOW_S)], []))
+    assert [(type(d), d.reason.code) for d in decisions] == [(ReturnNode, ReasonCode.TRAINING_LEFT)]
+
+
+def test_a_lent_node_that_is_drained_goes_home_and_is_not_lent_again() -> None:
+    snapshot = world(0.0, [a_loan("i0"), a_loan("i1", LoanState.OFFERED)], [], inference=2)
+    drained = {
+        name: replace(node, cordoned=True, draining=True) if name in ("i0", "i1") else node
+        for name, node in snapshot.nodes.items()
+    }
+    decisions = node_decisions(replace(snapshot, nodes=drained))
+    assert [(type(d), d.reason.code) for d in decisions] == [
+        (RecallNode, ReasonCode.NODE_DRAINED),
+        (ReturnNode, ReasonCode.NODE_DRAINED),
+    ]
+    recalled = a_loan("i0", LoanState.RECALLED, return_by_s=NOW_S + 300)
+    held = a_job("held", 8, state=JobState.PREEMPTED, releasing={"i0": EIGHT})
+    assert node_decisions(replace(snapshot, nodes=drained, loans={"i0": recalled}, jobs={"held": held})) == []
+
+
+def test_without_a_demand_reading_every_loan_goes_home() -> None:
+    snapshot = replace(world(0.0, [a_loan("i0"), a_loan("i1")], []), demand={})
+    assert [type(d) for d in node_decisions(snapshot)] == [RecallNode, RecallNode]
+
+
+def test_a_missing_forecast_lends_nothing_new_and_keeps_what_is_out() -> None:
+    snapshot = replace(world(0.0, [a_loan("i0")], []), forecasts={})
+    assert node_decisions(snapshot) == []

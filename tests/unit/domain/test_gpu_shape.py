@@ -1,0 +1,42 @@
+"""Shapes carry no identities, and equal ones compare equal."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.domain.gpu_shape import GpuGroup, GpuShape, canonical_counts
+
+
+def test_the_order_of_nodes_does_not_matter() -> None:
+    assert GpuShape.of_counts([("a", 2), ("b", 8), ("a", 4), ("a", 2)]) == GpuShape(
+        (GpuGroup("a", 1, 4), GpuGroup("a", 2, 2), GpuGroup("b", 1, 8))
+    )
+    assert GpuShape.of_counts([("a", 2), ("a", 4)]) == GpuShape.of_counts([("a", 4), ("a", 2)])
+
+
+@pytest.mark.parametrize(("gpus", "text"), [(3, "1x3 a"), (8, "1x8 a"), (16, "2x8 a"), (20, "2x8 a + 1x4 a")])
+def test_a_packed_shape_fills_all_nodes_but_the_last(gpus: int, text: str) -> None:
+    shape = GpuShape.packed("a", gpus, 8)
+    assert (str(shape), shape.gpus, shape.nodes) == (text, gpus, -(-gpus // 8))
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(0, 1), (1, 0), (-1, 8)])
+def test_a_group_of_nothing_is_refused(nodes: int, per_node: int) -> None:
+    with pytest.raises(ValueError, match="needs nodes >= 1 and gpus_per_node >= 1"):
+        GpuGroup("a", nodes, per_node)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "counts"),
+    [
+        (1, 4, (1, 2, 3, 4)),
+        (3, 3, (3,)),
+        (6, 20, (6, 7, 8, 16, 20)),
+        (12, 40, (12, 16, 24, 32, 40)),
+        (16, 16, (16,)),
+    ],
+)
+def test_curves_are_solved_at_the_ends_inside_a_node_and_at_whole_nodes(
+    least: int, most: int, counts: tuple[int, ...]
+) -> None:
+    assert canonical_counts(least, most, 8) == counts

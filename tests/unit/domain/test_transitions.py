@@ -1,0 +1,81 @@
+"""The tables of job and loan edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from scheduler.domain.job_state import ENDED, JOB_EDGES, PLACED, WAITING, JobState
+from scheduler.domain.loan import LOAN_EDGES, LoanState
+from tests.builders import a_job, a_loan
+
+State = TypeVar("State", JobState, LoanState)
+LOANS_ENDED = {LoanState.RETURNED, LoanState.LOST}
+
+
+def reachable(edges: Iterable[tuple[State, State]], start: State) -> set[State]:
+    pairs, found = list(edges), {start}
+    while more := {after for before, after in pairs if before in found} - found:
+        found |= more
+    return found
+
+
+def test_no_edge_leaves_an_ended_state() -> None:
+    assert ENDED.isdisjoint(before for before, _ in JOB_EDGES)
+    assert LOANS_ENDED.isdisjoint(before for before, _ in LOAN_EDGES)
+
+
+def test_every_state_is_reachable() -> None:
+    assert reachable(JOB_EDGES, JobState.SUBMITTED) == set(JobState)
+    assert reachable(LOAN_EDGES, LoanState.OFFERED) == set(LoanState)
+
+
+@pytest.mark.parametrize("state", sorted(set(JobState) - ENDED))
+def test_a_job_that_has_not_ended_can_be_cancelled_and_can_end_well(state: JobState) -> None:
+    assert (state, JobState.CANCELLED) in JOB_EDGES
+    assert JobState.SUCCEEDED in reachable(JOB_EDGES, state)
+
+
+@pytest.mark.parametrize("state", sorted(set(JobState) - ENDED - {JobState.SUSPENDED}))
+def test_a_job_that_has_not_ended_can_be_suspended(state: JobState) -> None:
+    assert (state, JobState.SUSPENDED) in JOB_EDGES
+
+
+@pytest.mark.parametrize("state", sorted(PLACED))
+def test_a_job_with_gpus_can_lose_them_at_any_time(state: JobState) -> None:
+    assert {(state, JobState.PREEMPTED), (state, JobState.QUEUED), (state, JobState.RESIZING)} <= set(JOB_EDGES)
+
+
+def test_every_edge_has_a_reason() -> None:
+    assert all(JOB_EDGES.values())
+    assert all(LOAN_EDGES.values())
+
+
+def test_the_groups_of_states_do_not_overlap() -> None:
+    assert not ENDED & PLACED
+    assert not ENDED & WAITING
+    assert not PLACED & WAITING
+
+
+def test_a_step_that_the_table_does_not_know_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="job j: no step leads from queued to running"):
+        a_job("j").moved(JobState.RUNNING, 0.0)
+    with pytest.raises(ValueError, match="no step leads from active to offered"):
+        a_loan("i0").moved(LoanState.OFFERED, 0.0)
+
+
+def test_a_move_settles_the_time_that_the_old_state_took() -> None:
+    queued = a_job("j").moved(JobState.STARTING, 50.0)
+    assert (queued.account.waited_s, queued.state_since_s) == (50.0, 50.0)
+    running = a_job("j", 2, state=JobState.RUNNING, on={"t0": (0, 1)}).moved(JobState.PREEMPTED, 10.0)
+    assert (running.progress.steps, running.account.gpu_s, running.account.waited_s) == (20.0, 20.0, 0.0)
+
+
+def test_progress_stops_at_the_end_and_while_nothing_runs() -> None:
+    job = a_job("j", 2, state=JobState.RUNNING, on={"t0": (0, 1)}, steps=100)
+    assert (job.steps_at(10.0), job.steps_at(1000.0), job.remaining_steps(10.0)) == (20.0, 100.0, 80.0)
+    assert replace(job, state=JobState.RESIZING).steps_at(1000.0) == 0.0
+    assert a_job("j", steps=0).remaining_steps(5.0) is None

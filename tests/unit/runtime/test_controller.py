@@ -1,0 +1,103 @@
+"""The loop: it ticks when there is something to do, as long as it leads."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from scheduler.domain.command import Command, PauseLending, ResumeLending
+from scheduler.domain.tick_report import TickReport
+from scheduler.executors.recording import RecordingExecutor
+from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.policies.policy_set import policy_set
+from scheduler.runtime.clock import ManualClock
+from scheduler.runtime.controller import Controller, Pace
+from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.store.memory import MemoryStore
+from tests.builders import a_fleet, a_snapshot
+
+
+class Rig:
+    def __init__(self, store: MemoryStore | None = None, *, holder: str = "one") -> None:
+        self.store = store or MemoryStore(a_snapshot(a_fleet(training=1, inference=1)))
+        self.clock = ManualClock(1000.0)
+        self.executor = RecordingExecutor()
+        self.reports: list[TickReport] = []
+        self.pool: Executor = ThreadPoolExecutor(1)
+        self.controller = Controller(
+            holder=holder,
+            store=self.store,
+            executor=self.executor,
+            clock=self.clock,
+            policies=policy_set("ebbtide"),
+            curves=CurveBuilder(self.pool, most_in_flight=1),
+            demand=DemandWatch(self.store, SeasonalForecaster, memory_s=1000.0),
+            on_report=self.reports.append,
+            pace=Pace(poll_s=0.001, tick_s_max=50.0, lease_s=9.0),
+        )
+
+    def step(self, after_s: float = 0.0) -> TickReport | None:
+        self.clock.move_to(self.clock.now_s() + after_s)
+        return self.controller.step()
+
+
+def test_it_ticks_once_and_then_only_when_something_is_due() -> None:
+    rig = Rig()
+    assert rig.step() is not None
+    assert rig.step(1.0) is None
+    assert rig.step(49.0) is not None
+    assert len(rig.reports) == 2
+
+
+def test_many_commands_cost_one_tick() -> None:
+    rig = Rig()
+    rig.step()
+    for at in range(20):
+        rig.store.send(Command(f"c{at}", 1000.0, PauseLending() if at % 2 else ResumeLending()))
+    assert rig.step(0.1) is not None
+    assert rig.step(0.1) is None
+    assert rig.store.load().inbox == ()
+
+
+def test_a_new_leader_first_puts_the_stored_state_into_effect() -> None:
+    rig = Rig()
+    stored = rig.store.load().snapshot
+    rig.step()
+    assert rig.executor.converged[0] is stored
+
+
+def test_who_does_not_hold_the_lease_does_nothing_until_it_is_free() -> None:
+    first = Rig()
+    first.step()
+    second = Rig(first.store, holder="two")
+    assert second.step() is None
+    assert second.executor.converged == []
+    assert second.step(10.0) is not None
+
+
+def test_a_leader_that_lost_its_lease_writes_nothing_more_and_may_lead_again() -> None:
+    first = Rig()
+    first.step()
+    second = Rig(first.store, holder="two")
+    second.step(10.0)
+    generation = first.store.load().snapshot.generation
+    first.store.send(Command("late", 1000.0, PauseLending()))
+    assert first.step() is None
+    assert first.store.load().snapshot.generation == generation
+    assert len(first.store.load().inbox) == 1
+    assert first.step(1.0) is None
+    effects = len(first.executor.converged)
+    assert first.step(30.0) is not None
+    assert len(first.executor.converged) == effects + 2
+
+
+def test_stopping_lets_go_of_everything() -> None:
+    rig, stop = Rig(), threading.Event()
+    loop = threading.Thread(target=rig.controller.run, args=(stop,))
+    loop.start()
+    stop.set()
+    loop.join(timeout=30.0)
+    assert not loop.is_alive()
+    other = rig.store.acquire("two", now_s=rig.clock.now_s(), ttl_s=1.0)
+    assert other is not None

@@ -1,0 +1,118 @@
+"""Curves are solved once, the most urgent shape first."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+
+from scheduler.domain.command import CurveSolved
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.scaling_curve import CurveRequest, data_parallel_plan
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import WantedShape
+from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.solver.request import Infeasible
+from tests.builders import GPU, a_fleet, a_job, a_snapshot
+
+
+class PatientPool(Executor):
+    """Keeps what it is given until the test lets it run."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Any, tuple[Any, ...]]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, fn, args))
+        return future
+
+    def run_one(self) -> None:
+        future, fn, args = self.waiting.pop(0)
+        try:
+            future.set_result(fn(*args))
+        except Exception as error:  # it travels in the future, as in any pool
+            future.set_exception(error)
+
+
+def solve(request: CurveRequest, shape: GpuShape) -> ParallelPlan | Infeasible:
+    match shape.gpus:
+        case 1:
+            return Infeasible("needs 94.1 GB of 80.0 GB per GPU", "memory")
+        case 7:
+            raise ValueError("gpu 'abacus' is unknown")
+        case 8:
+            raise ZeroDivisionError
+    return data_parallel_plan(GPU, shape.gpus)
+
+
+def builder(most: int = 4) -> tuple[CurveBuilder, PatientPool, Snapshot, str]:
+    pool = PatientPool()
+    jobs = [a_job(job_id, model="llama-2-7b", global_batch=8) for job_id in ("a", "b")]
+    snapshot = a_snapshot(a_fleet(training=1, inference=0), jobs)
+    return CurveBuilder(pool, most_in_flight=most, solve=solve), pool, snapshot, jobs[0].spec.curve_key
+
+
+def wanted(key: str, *counts: int) -> list[WantedShape]:
+    return [WantedShape(key, GpuShape.packed(GPU, count, 8)) for count in counts]
+
+
+def test_a_shape_is_solved_once_whoever_wants_it_and_however_often() -> None:
+    curves, pool, snapshot, key = builder()
+    curves.want(snapshot, wanted(key, 2, 4, 2))
+    curves.want(snapshot, wanted(key, 4, 2))
+    assert [args[1].gpus for _, _, args in pool.waiting] == [2, 4]
+
+
+def test_only_so_many_wait_in_the_pool_and_the_most_urgent_are_those() -> None:
+    curves, pool, snapshot, key = builder(most=2)
+    curves.want(snapshot, wanted(key, 4, 2, 3))
+    assert [args[1].gpus for _, _, args in pool.waiting] == [4, 2]
+    pool.run_one()
+    curves.finished(0.0)
+    curves.want(snapshot, wanted(key, 5, 3))
+    assert [args[1].gpus for _, _, args in pool.waiting] == [2, 5]
+
+
+def test_answers_become_commands_once() -> None:
+    curves, pool, snapshot, key = builder()
+    curves.want(snapshot, wanted(key, 2, 1))
+    finished = [curves.has_finished]
+    assert curves.finished(5.0) == ()
+    pool.run_one()
+    pool.run_one()
+    finished.append(curves.has_finished)
+    assert finished == [False, True]
+    two, one = (command.body for command in curves.finished(5.0))
+    assert isinstance(two, CurveSolved)
+    assert isinstance(one, CurveSolved)
+    assert two.plan == data_parallel_plan(GPU, 2)
+    assert (one.plan, one.infeasible) == (None, "needs 94.1 GB of 80.0 GB per GPU")
+    assert curves.finished(5.0) == ()
+    assert curves.is_idle
+
+
+def test_what_the_solver_refuses_ends_one_job_and_not_the_controller() -> None:
+    curves, pool, snapshot, key = builder()
+    curves.want(snapshot, wanted(key, 7))
+    pool.run_one()
+    (command,) = curves.finished(0.0)
+    assert isinstance(command.body, CurveSolved)
+    assert (command.body.plan, command.body.infeasible) == (None, "gpu 'abacus' is unknown")
+
+
+def test_a_bug_of_the_solver_is_not_hidden() -> None:
+    curves, pool, snapshot, key = builder()
+    curves.want(snapshot, wanted(key, 8))
+    pool.run_one()
+    with pytest.raises(ZeroDivisionError):
+        curves.finished(0.0)
+
+
+def test_a_shape_of_a_job_that_is_gone_is_not_solved() -> None:
+    curves, pool, snapshot, _ = builder()
+    curves.want(snapshot, wanted("gone/batch-8/seq-0", 2))
+    assert pool.waiting == []
+    assert curves.is_idle

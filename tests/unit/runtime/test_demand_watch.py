@@ -1,0 +1,86 @@
+"""Forecasters that are kept up to date."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.domain.command import ForecastMade
+from scheduler.domain.fleet import DemandReading, LendingPolicy
+from scheduler.domain.forecast import Forecast
+from scheduler.domain.snapshot import Snapshot
+from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.store.memory import MemoryStore
+from scheduler.store.protocol import Commit
+from tests.builders import a_fleet, a_snapshot
+
+
+class Listener:
+    """A forecaster that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[float, float]] = []
+
+    def observe(self, time_s: float, gpus: float) -> None:
+        self.heard.append((time_s, gpus))
+
+    def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...]) -> Forecast:
+        return Forecast(now_s, horizon_s, quantiles, (float(len(self.heard)),) * len(quantiles), "listener")
+
+
+class Rig:
+    def __init__(self, lending: LendingPolicy | None = None) -> None:
+        self.snapshot: Snapshot = a_snapshot(a_fleet(training=1, inference=2, lending=lending))
+        self.store = MemoryStore(self.snapshot)
+        self.listeners: list[Listener] = []
+        self.watch = DemandWatch(self.store, self._new, memory_s=1000.0)
+        self.store.acquire("rig", now_s=0.0, ttl_s=1e9)
+
+    def record(self, at_s: float, gpus: float) -> None:
+        reading = DemandReading(at_s, min(gpus, 16.0), gpus)
+        following = replace(
+            self.snapshot, generation=self.snapshot.generation + 1, demand={"inference": reading}, now_s=at_s
+        )
+        self.store.commit(Commit(self.snapshot, following, 1, readings=(("inference", reading),)))
+        self.snapshot = following
+
+    def _new(self) -> Listener:
+        self.listeners.append(Listener())
+        return self.listeners[-1]
+
+
+def test_a_new_leader_reads_the_recorded_demand_and_then_only_what_is_new() -> None:
+    rig = Rig()
+    for at_s, gpus in ((100.0, 9.0), (1500.0, 1.0), (1600.0, 20.0)):
+        rig.record(at_s, gpus)
+    rig.watch.forecasts(rig.snapshot, 2000.0)
+    assert rig.listeners[0].heard == [(1500.0, 1.0), (1600.0, 20.0)]
+    rig.record(2100.0, 3.0)
+    rig.watch.forecasts(rig.snapshot, 2200.0)
+    rig.watch.forecasts(rig.snapshot, 2300.0)
+    assert rig.listeners[0].heard == [(1500.0, 1.0), (1600.0, 20.0), (2100.0, 3.0)]
+    assert len(rig.listeners) == 1
+
+
+def test_a_forecast_looks_as_far_ahead_as_a_node_takes_to_serve_again() -> None:
+    rig = Rig(LendingPolicy(return_deadline_s=100.0, cold_start_s=50.0))
+    rig.record(1.0, 2.0)
+    (command,) = rig.watch.forecasts(rig.snapshot, 10.0)
+    assert isinstance(command.body, ForecastMade)
+    forecast = command.body.forecast
+    assert (command.body.pool, forecast.made_at_s, forecast.horizon_s) == ("inference", 10.0, 150.0)
+
+
+def test_the_level_that_the_pool_lends_by_is_forecast() -> None:
+    rig = Rig(LendingPolicy(quantile=0.973))
+    rig.record(1.0, 2.0)
+    (command,) = rig.watch.forecasts(rig.snapshot, 10.0)
+    assert isinstance(command.body, ForecastMade)
+    assert 0.973 in command.body.forecast.quantiles
+
+
+def test_nothing_is_forecast_for_pools_that_do_not_lend_or_say_nothing() -> None:
+    silent = Rig()
+    assert silent.watch.forecasts(silent.snapshot, 10.0) == ()
+    closed = Rig(LendingPolicy(enabled=False))
+    closed.record(1.0, 2.0)
+    assert closed.watch.forecasts(closed.snapshot, 10.0) == ()
