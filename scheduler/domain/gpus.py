@@ -13,7 +13,7 @@ NO_GPUS: Gpus = {}
 
 
 def count(gpus: Gpus) -> int:
-    return sum(len(indices) for indices in gpus.values())
+    return sum(map(len, gpus.values()))
 
 
 def union(left: Gpus, right: Gpus) -> Gpus:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from scheduler.domain.allocation import EMPTY_ALLOCATION, Allocation
 from scheduler.domain.job_state import ENDED, JOB_EDGES, PLACED, WAITING, JobState
-from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest
+from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest, curve_key
 
 
 class Intent(StrEnum):
@@ -93,8 +93,9 @@ class JobSpec:
 
     @property
     def curve_key(self) -> str:
-        request = self.curve_request
-        return request.key if request else LINEAR_CURVE_KEY
+        if not self.has_profile:
+            return LINEAR_CURVE_KEY
+        return curve_key(self.model, self.profile_json, self.global_batch, self.sequence_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +175,15 @@ class Job:
         """
         if (self.state, state) not in JOB_EDGES:
             raise ValueError(f"job {self.id}: no step leads from {self.state} to {state}")
-        settled = self.settled(now_s)
-        return replace(settled, state=state, state_since_s=now_s, message=message)
+        progress, account = self._settled(now_s)
+        return replace(self, state=state, state_since_s=now_s, message=message, progress=progress, account=account)
 
     def settled(self, now_s: float) -> Job:
         """The same job with progress, waiting time and GPU-seconds brought forward to `now_s`."""
+        progress, account = self._settled(now_s)
+        return replace(self, progress=progress, account=account)
+
+    def _settled(self, now_s: float) -> tuple[Progress, JobAccount]:
         elapsed_s = max(0.0, now_s - self.account.settled_at_s)
         waits = self.state in WAITING
         account = replace(
@@ -187,5 +192,4 @@ class Job:
             gpu_s=self.account.gpu_s + elapsed_s * self.allocation.held_gpus,
             settled_at_s=now_s,
         )
-        progress = replace(self.progress, steps=self.steps_at(now_s), at_s=now_s)
-        return replace(self, progress=progress, account=account)
+        return replace(self.progress, steps=self.steps_at(now_s), at_s=now_s), account

@@ -69,9 +69,14 @@ class CurveRequest:
 
     @property
     def key(self) -> str:
-        """Content address: readable for presets, a digest for profiles of the user's own."""
-        name = self.model or "profile-" + sha256(self.profile_json.encode()).hexdigest()[:16]
-        return f"{name}/batch-{self.global_batch}/seq-{self.sequence_length}"
+        return curve_key(self.model, self.profile_json, self.global_batch, self.sequence_length)
+
+
+@lru_cache(maxsize=4096)
+def curve_key(model: str, profile_json: str, global_batch: int, sequence_length: int) -> str:
+    """Content address of a curve: readable for presets, a digest for profiles of the user's own."""
+    name = model or "profile-" + sha256(profile_json.encode()).hexdigest()[:16]
+    return f"{name}/batch-{global_batch}/seq-{sequence_length}"
 
 
 Curve = ScalingCurve | LinearCurve

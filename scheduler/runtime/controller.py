@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.domain.command import Command
-from scheduler.domain.tick_report import TickReport
+from scheduler.domain.tick_report import Breach, TickReport
 from scheduler.executors.protocol import Executor
 from scheduler.policies.policy_set import PolicySet
 from scheduler.runtime.clock import Clock
@@ -60,6 +60,7 @@ class Controller:
         self._lease: Lease | None = None
         self._renew_at_s = float("-inf")
         self._wake_at_s = float("-inf")
+        self._standing: tuple[Breach, ...] = ()
 
     def run(self, stop: threading.Event) -> None:
         """Lead while the lease is ours, wait for it otherwise; returns when `stop` is set."""
@@ -86,6 +87,7 @@ class Controller:
                 self._policies,
                 epoch=self._lease.epoch,
                 learned=self._learned(now_s),
+                standing=self._standing,
                 at=self._at,
             )
         except ConflictError:
@@ -95,6 +97,7 @@ class Controller:
             log.warning("this controller's epoch has ended; it waits for the lease again")
             self._lease = None
             return None
+        self._standing = report.breaches
         self._curves.want(self._store.load().snapshot, report.wanted_shapes)
         self._wake_at_s = min(report.next_wake_s, now_s + self._pace.tick_s_max)
         self._on_report(report)

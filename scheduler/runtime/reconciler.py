@@ -15,7 +15,6 @@ from scheduler.core.story import tell, tell_breach, tell_violation
 from scheduler.domain.command import Command
 from scheduler.domain.decision import Decision
 from scheduler.domain.event import Event
-from scheduler.domain.observation import Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, TickReport, TickResult, Violation
 from scheduler.executors.protocol import Executor
@@ -38,11 +37,13 @@ def tick(
     *,
     epoch: int,
     learned: tuple[Command, ...] = (),
+    standing: tuple[Breach, ...] = (),
     at: Hook = no_hook,
 ) -> TickReport:
     """One step of the control loop: observe, absorb, decide, check, commit, converge.
 
-    `learned` are solved curve points and forecasts, which do not pass through the inbox. `now` is read once.
+    `learned` are solved curve points and forecasts, which do not pass through the inbox; `standing` are the
+    breaches of the tick before, which are not told again. `now` is read once.
 
     Raises:
         ConflictError: somebody else committed first; nothing was written and nothing put into effect.
@@ -64,7 +65,7 @@ def tick(
         applied = _apply_legal(absorbed.snapshot, result)
     broken = breaches(applied.snapshot, observation)
     report = _report(absorbed, result, applied, broken, watch)
-    report = replace(report, events=(*report.events, *_new_breaches(loaded.snapshot, applied.snapshot, broken)))
+    report = replace(report, events=(*report.events, *_new_breaches(standing, broken, applied.snapshot.now_s)))
     if not _changes(loaded, report, applied.snapshot):
         with watch.stage("converge"):
             executor.converge(loaded.snapshot)
@@ -163,12 +164,12 @@ def _report(
     )
 
 
-def _new_breaches(before: Snapshot, after: Snapshot, broken: tuple[Breach, ...]) -> Iterator[Event]:
+def _new_breaches(standing: tuple[Breach, ...], broken: tuple[Breach, ...], now_s: float) -> Iterator[Event]:
     """A breach is told once, when it begins, and counted in every tick that it lasts."""
-    known = {(breach.kind, breach.subject) for breach in breaches(before, Observation(before.now_s, -1))}
+    known = {(breach.kind, breach.subject) for breach in standing}
     for breach in broken:
         if (breach.kind, breach.subject) not in known:
-            yield tell_breach(after.now_s, breach)
+            yield tell_breach(now_s, breach)
 
 
 def _changes(loaded: Loaded, report: TickReport, snapshot: Snapshot) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, CurveSolved, ReportDemand, SubmitJob
 from scheduler.domain.fleet import Node, Pool
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.tick_report import TickReport
+from scheduler.domain.tick_report import Breach, TickReport
 from scheduler.executors.protocol import Executor
 from scheduler.executors.simulated import SimulatedExecutor
 from scheduler.executors.simulated_delays import Delays
@@ -85,6 +85,7 @@ class Simulation:
         self._submissions = Pending(iter(scenario.submissions), lambda submission: submission.at_s)
         self._changes = Pending(demand_changes(scenario.demand, scenario.seed), lambda change: change.at_s)
         self._learned: tuple[Command, ...] = ()
+        self._standing: tuple[Breach, ...] = ()
         self._wake_s = start_s
         self._moved_at_s = start_s
         self._ticks_at_once = 0
@@ -149,7 +150,15 @@ class Simulation:
         started_s = self.clock.elapsed_s()
         learned = (*self._learned, *self._due_forecasts(before))
         try:
-            report = tick(self._store, self._seen, self.clock, self._policies, epoch=self._epoch, learned=learned)
+            report = tick(
+                self._store,
+                self._seen,
+                self.clock,
+                self._policies,
+                epoch=self._epoch,
+                learned=learned,
+                standing=self._standing,
+            )
         except ConflictError:
             self._wake_s = self.clock.now_s()
             return before
@@ -160,6 +169,7 @@ class Simulation:
         wall_s = self.clock.elapsed_s() - started_s
         after = self.memory.load().snapshot
         self._learned = self._solved(report)
+        self._standing = report.breaches
         self._wake_s = self.clock.now_s() if self._learned else report.next_wake_s
         seen = Ticked(before, after, report, self.executor.occupied_gpus, wall_s)
         for watcher in self._watchers:

@@ -29,6 +29,7 @@ from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import CheckpointSpec, JobSpec
 from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.tick_report import Breach
 from scheduler.executors.simulated import SimulatedExecutor
 from scheduler.executors.simulated_delays import Delays
 from scheduler.policies.policy_set import policy_set
@@ -52,6 +53,7 @@ class Stage:
         self._epoch = lease.epoch
         self._policies = policy_set("ebbtide")
         self._executor = SimulatedExecutor(())
+        self._standing: tuple[Breach, ...] = ()
         self._ticks = 0
         self._sent = 0
 
@@ -146,7 +148,10 @@ class Stage:
         self._executor.advance_to(until_s)
 
     def _tick(self) -> float:
-        report = tick(self._store, self._executor, self._clock, self._policies, epoch=self._epoch)
+        report = tick(
+            self._store, self._executor, self._clock, self._policies, epoch=self._epoch, standing=self._standing
+        )
+        self._standing = report.breaches
         self._ticks += 1
         assert self._ticks < 5_000, "the scenario does not come to rest"
         assert not report.violations, report.violations

@@ -12,7 +12,7 @@ from scheduler.domain.fleet import NodeState
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import NodeFacts, Observation
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.tick_report import BreachKind, TickReport
+from scheduler.domain.tick_report import Breach, BreachKind, TickReport
 from scheduler.executors.recording import RecordingExecutor
 from scheduler.policies.policy_set import policy_set
 from scheduler.runtime.clock import ManualClock
@@ -37,10 +37,11 @@ class Rig:
     def send(self, job_id: str) -> None:
         self.store.send(Command(f"submit-{job_id}", 100.0, SubmitJob(job_id, a_spec(2))))
 
-    def tick(self, *, epoch: int | None = None, at: object = None) -> TickReport:
+    def tick(self, *, epoch: int | None = None, at: object = None, standing: tuple[Breach, ...] = ()) -> TickReport:
         hook = at if callable(at) else lambda point: None
         epoch = self.epoch if epoch is None else epoch
-        return tick(self.store, self.executor, self.clock, policy_set("ebbtide"), epoch=epoch, at=hook)
+        policies = policy_set("ebbtide")
+        return tick(self.store, self.executor, self.clock, policies, epoch=epoch, standing=standing, at=hook)
 
 
 def test_a_submitted_job_is_started_committed_and_put_into_effect_in_one_tick() -> None:
@@ -97,7 +98,8 @@ def test_a_breach_is_told_once_and_reported_as_long_as_it_lasts() -> None:
             return replace(super().observe(), nodes={"t0": NodeFacts(up=False)})
 
     rig.executor = NodeLost(rig.snapshot)
-    first, second = rig.tick(), rig.tick()
+    first = rig.tick()
+    second = rig.tick(standing=first.breaches)
     assert [breach.kind for breach in first.breaches] == [BreachKind.NODE_DOWN]
     assert [breach.kind for breach in second.breaches] == [BreachKind.NODE_DOWN]
     assert not second.committed
