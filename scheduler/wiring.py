@@ -12,6 +12,7 @@ from functools import partial
 from multiprocessing import get_context
 
 from scheduler.executors.local import LocalExecutor
+from scheduler.executors.local_run import Patience
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.policies.policy_set import PolicySet, policy_set
 from scheduler.policies.settings import PolicySettings
@@ -45,7 +46,10 @@ def build_controller(settings: Settings, store: SqlStore, *, at: Hook = no_hook)
     clock = RealClock()
 
     secret = token_secret(settings.secret_path)
-    executor = LocalExecutor(settings.run_dir, now=clock.now_s, url=settings.worker_url, secret=secret, at=at)
+    patience = Patience(close_s=settings.leave_grace_s)
+    executor = LocalExecutor(
+        settings.run_dir, now=clock.now_s, url=settings.worker_url, secret=secret, patience=patience, at=at
+    )
     forecaster = partial(SeasonalForecaster, season_s=settings.season_s)
     solvers = ProcessPoolExecutor(settings.solver_processes, mp_context=get_context("spawn"))
     return Controller(

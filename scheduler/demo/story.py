@@ -57,6 +57,7 @@ def run(*, picture: Path | None = None) -> int:
     try:
         findings = _play(console, service)
         if os.environ.get("DEMO_KEEP") == "1":
+            console.print(_verdict_table(findings))
             _keep(console, service)
     except DemoError as stopped:
         console.print(f"[bold red]The demo stopped:[/bold red] {stopped}")

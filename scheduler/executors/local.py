@@ -120,8 +120,10 @@ class LocalExecutor:
         self._converged_generation = desired.generation
         self._at("after-last-effect")
 
-    def close(self, *, grace_s: float = 5.0) -> None:
-        """Ask all runs to leave, kill what is left after `grace_s`, and end the rendezvous. Waits for all of it."""
+    def close(self, *, grace_s: float | None = None) -> None:
+        """Ask all runs to leave, kill what is left after `grace_s` (default: `Patience.close_s`), and end the
+        rendezvous. Waits for all of it."""
+        grace_s = self._patience.close_s if grace_s is None else grace_s
         if not self._taken_over:
             return
         now_s = self._now()

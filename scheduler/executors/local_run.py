@@ -24,10 +24,12 @@ _REASON_LENGTH_MAX = 500
 @dataclass(frozen=True, slots=True)
 class Patience:
     """`status_s`: after this long without a word from any rank, the script is one that never says anything.
-    `teardown_s`: after rank 0's last word, or a rank's word that it failed, the ranks have this long to end."""
+    `teardown_s`: after rank 0's last word, or a rank's word that it failed, the ranks have this long to end.
+    `close_s`: workers have this long to save and leave when the controller itself is told to end."""
 
     status_s: float = 10.0
     teardown_s: float = 10.0
+    close_s: float = 5.0
 
 
 class LocalRun:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from scheduler.core.absorb import Absorbed, absorb
-from scheduler.core.apply import archive, take
+from scheduler.core.apply import Archived, archive, take
 from scheduler.core.decide import decide
 from scheduler.core.draft import Draft
 from scheduler.core.legal import breaches, illegal
@@ -73,19 +73,7 @@ def tick(
     archived = archive(replace(applied.snapshot, generation=loaded.snapshot.generation + 1))
     at("before-commit")
     with watch.stage("commit"):
-        store.commit(
-            Commit(
-                previous=loaded.snapshot,
-                snapshot=archived.snapshot,
-                epoch=epoch,
-                consumed=tuple(command.id for command in loaded.inbox),
-                events=report.events,
-                decisions=applied.decisions,
-                ended_jobs=archived.ended_jobs,
-                ended_loans=archived.ended_loans,
-                readings=absorbed.readings,
-            )
-        )
+        store.commit(_commit(loaded, absorbed, applied, report, archived=archived, epoch=epoch))
     at("after-commit")
     with watch.stage("converge"):
         executor.converge(archived.snapshot)
@@ -170,6 +158,22 @@ def _new_breaches(standing: tuple[Breach, ...], broken: tuple[Breach, ...], now_
     for breach in broken:
         if (breach.kind, breach.subject) not in known:
             yield tell_breach(now_s, breach)
+
+
+def _commit(
+    loaded: Loaded, absorbed: Absorbed, applied: Applied, report: TickReport, *, archived: Archived, epoch: int
+) -> Commit:
+    return Commit(
+        previous=loaded.snapshot,
+        snapshot=archived.snapshot,
+        epoch=epoch,
+        consumed=tuple(command.id for command in loaded.inbox),
+        events=report.events,
+        decisions=applied.decisions,
+        ended_jobs=archived.ended_jobs,
+        ended_loans=archived.ended_loans,
+        readings=absorbed.readings,
+    )
 
 
 def _changes(loaded: Loaded, report: TickReport, snapshot: Snapshot) -> bool:
