@@ -23,7 +23,7 @@ from scheduler.demo.service import DemoError, DemoService
 from scheduler.demo.tide import Tide, real_tide
 from scheduler.demo.verdict import Finding, Training, process_finding, story_findings, training_findings
 
-DAY_S = 170.0
+DAY_S = 140.0
 PEAK_GPUS = 1.6
 GLOBAL_BATCH = 12
 POOL = "inference"
@@ -38,8 +38,8 @@ SETTINGS = {
     "EBBTIDE_LOG_LEVEL": "WARNING",
 }
 JOBS = {
-    "elastic": {"gpus": {"min": 1, "max": 4}, "steps": 320, "step_delay_s": 0.25},
-    "inelastic": {"gpus": {"min": 1, "max": 1}, "steps": 120, "step_delay_s": 0.6},
+    "elastic": {"gpus": {"min": 1, "max": 4}, "steps": 250, "step_delay_s": 0.25},
+    "inelastic": {"gpus": {"min": 1, "max": 1}, "steps": 90, "step_delay_s": 0.6},
 }
 FINISHED_WITHIN_S = 150.0
 HISTORY_TAKES_S = 15.0

@@ -46,8 +46,8 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     numbers = {"capacity_gpus": float(snapshot.capacity(pool.name)), "observed_gpus": reading.gpus}
     numbers |= {"needed_gpus": needed, "lendable_nodes": float(nodes)}
     detail = (
-        f"{pool.name} uses {reading.gpus:.2f} GPUs and needs at most {needed:.2f} of "
-        f"{numbers['capacity_gpus']:.0f} within {rules.horizon_s:.0f} s, so {nodes} of its nodes can be lent"
+        f"{pool.name} uses {reading.gpus:.2f} of {numbers['capacity_gpus']:.0f} GPUs and needs at most {needed:.2f} "
+        f"within {rules.horizon_s:.0f} s: it can lend {'1 node' if nodes == 1 else f'{nodes} nodes'}"
     )
     return LendingTarget(nodes, may_grow, Reason(ReasonCode.INFERENCE_IDLE, detail, numbers))
 
