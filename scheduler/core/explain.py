@@ -63,7 +63,8 @@ def _summary(job: Job, reason: Reason | None) -> str:
     if job.is_placed:
         plan = job.allocation.plan
         plan_text = f" as {plan.summary()}" if plan else ""
-        return f"{job.state} on {job.allocation.target_gpus} GPUs, {gpu_sets.text(job.allocation.target)}{plan_text}"
+        held = gpu_sets.counted(job.allocation.target_gpus)
+        return f"{job.state} on {held}, {gpu_sets.text(job.allocation.target)}{plan_text}"
     if reason is not None:
         return f"{job.state}: {reason.detail}"
     return f"{job.state}: {job.message}" if job.message else str(job.state)

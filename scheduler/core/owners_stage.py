@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scheduler.core.course import Course, run_time_ends_s
+from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.decision import RejectJob, StopJob, SuspendRun
 from scheduler.domain.gpu_shape import canonical_counts
 from scheduler.domain.job import Intent, Job
@@ -42,7 +43,7 @@ def _why_planning(course: Course, job: Job) -> Reason:
     """A shape is solved for GPUs that the fleet has: without any, the solver is not what the job waits for."""
     if job.spec.gpu and job.spec.gpu not in course.node_sizes:
         return Reason(ReasonCode.NO_MATCHING_FLAVOR, f"no node has {job.spec.gpu}")
-    detail = f"no plan for its minimum of {job.spec.min_gpus} GPUs is solved yet"
+    detail = f"no plan for its minimum of {gpu_sets.counted(job.spec.min_gpus)} is solved yet"
     return Reason(ReasonCode.WAITING_FOR_PLAN, detail)
 
 

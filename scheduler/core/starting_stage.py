@@ -103,7 +103,7 @@ def _start(course: Course, job: Job, width: int) -> None:
         _explain_misfit(course, job)
         return
     gpus, plan = target
-    detail = f"next in order; {gpu_sets.count(gpus)} GPUs on {gpu_sets.text(gpus)} as {plan.summary()}"
+    detail = f"next in order; {gpu_sets.counted(gpu_sets.count(gpus))} on {gpu_sets.text(gpus)} as {plan.summary()}"
     course.take(StartJob(job.id, gpus, plan, Reason(ReasonCode.FIRST_IN_ORDER, detail)))
     course.waiting.pop(job.id, None)
     course.touched.add(job.id)
@@ -123,7 +123,7 @@ def _explain_misfit(course: Course, job: Job) -> None:
 
 
 def _wait_for_release(course: Course, job_id: str, need: int, position: int) -> None:
-    detail = f"needs {need} GPUs; running jobs are giving theirs up for it"
+    detail = f"needs {gpu_sets.counted(need)}; running jobs are giving theirs up for it"
     numbers = {"needed_gpus": float(need), "position": float(position + 1)}
     course.waiting[job_id] = Reason(ReasonCode.WAITING_FOR_RELEASE, detail, numbers)
 
@@ -139,7 +139,7 @@ def _wait(course: Course, stock: Stock, job: Job, position: int) -> None:
         detail = f"needs {need} {job.spec.gpu or 'GPUs'}, more than all nodes have that it may use now"
         course.waiting[job.id] = Reason(ReasonCode.NO_MATCHING_FLAVOR, detail, numbers)
         return
-    detail = f"needs {need} GPUs, {free} are free; number {position + 1} in the queue"
+    detail = f"needs {gpu_sets.counted(need)}, free now: {free}; number {position + 1} in the queue"
     course.waiting[job.id] = Reason(ReasonCode.INSUFFICIENT_GPUS, detail, numbers)
     course.waiting_for_gpus = True
     _keep_place(course, stock, job)

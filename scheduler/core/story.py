@@ -68,5 +68,5 @@ def _resized(before: Snapshot, decision: ResizeJob) -> tuple[EventCode, str, dic
     had, has = old.target_gpus, gpu_sets.count(decision.gpus)
     code = EventCode.JOB_GROWN if has > had else EventCode.JOB_SHRUNK if has < had else EventCode.JOB_MOVED
     where = gpu_sets.text(decision.gpus)
-    message = f"{had} -> {has} GPUs on {where} as {decision.plan.summary()}: {decision.reason.detail}"
+    message = f"{had} -> {gpu_sets.counted(has)} on {where} as {decision.plan.summary()}: {decision.reason.detail}"
     return code, message, {"gpus_before": float(had), "gpus": float(has), "leave_by_s": decision.leave_by_s}

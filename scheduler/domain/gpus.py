@@ -44,6 +44,11 @@ def text(gpus: Gpus) -> str:
     return " ".join(f"{node}[{_ranges(indices)}]" for node, indices in sorted(gpus.items())) or "none"
 
 
+def counted(gpus: int) -> str:
+    """For people: `1 GPU`, `3 GPUs`."""
+    return "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
 def _ranges(indices: tuple[int, ...]) -> str:
     if len(indices) > 1 and indices[-1] - indices[0] == len(indices) - 1:
         return f"{indices[0]}-{indices[-1]}"
