@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,8 @@ def run(*, picture: Path | None = None) -> int:
     console = Console(highlight=False, record=picture is not None, width=PICTURE_COLUMNS if picture else None)
     folder = Path(tempfile.mkdtemp(prefix="ebbtide-demo-"))
     console.print(f"[bold]Ebbtide demo[/bold]: one real day of inference load in {DAY_S:.0f} s. Files: {folder}")
+    # A demo that is told to end unwinds like any other, so that its service and workers end with it.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     service = DemoService(folder, SETTINGS)
     try:
         findings = _play(console, service)
