@@ -10,7 +10,6 @@ from enum import StrEnum
 class ReasonCode(StrEnum):
     # why a decision was taken
     FIRST_IN_ORDER = "FirstInOrder"
-    BACKFILLED = "Backfilled"
     GAIN = "GainExceedsCost"
     MAKES_ROOM = "MakesRoomForWaitingJob"
     NODE_RECALLED = "NodeRecalled"
@@ -29,12 +28,9 @@ class ReasonCode(StrEnum):
     NO_FEASIBLE_PLAN = "NoFeasiblePlan"
     INSUFFICIENT_GPUS = "InsufficientGpus"
     NO_MATCHING_FLAVOR = "NoMatchingFlavor"
-    TOPOLOGY = "TopologyPlacementFailed"
     WAITING_FOR_RELEASE = "WaitingForPreemptedWorkloads"
     BEHIND_HEAD = "BehindHeadOfQueue"
     SUSPENDED = "Suspended"
-    FROZEN = "ResizesFrozen"
-    HELD_BY_MINIMUM_RUNTIME = "HeldByMinimumRuntime"
 
 
 @dataclass(frozen=True, slots=True)

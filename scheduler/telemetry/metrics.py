@@ -11,7 +11,7 @@ from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from scheduler.domain.decision import PreemptJob
@@ -99,12 +99,6 @@ def _record_committed(report: TickReport) -> None:
 def record_request(*, method: str, route: str, status: int, seconds: float) -> None:
     """One answered request. `route` is the template, never the path, so that its labels stay few."""
     REQUEST_DURATION.labels(method, route, str(status)).observe(seconds)
-
-
-def forget_process(pid: int) -> None:
-    """Call when a process of the service has ended: its figures of the present are no longer shown, its counts stay."""
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        mark_process_dead(pid)  # type: ignore[no-untyped-call]  # prometheus_client leaves it untyped
 
 
 def exposition(*collectors: Collector) -> bytes:
