@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
 
 from api.app import create_app
 from scheduler.domain.snapshot import Snapshot
@@ -12,6 +16,7 @@ from scheduler.settings import Settings
 from scheduler.store.memory import MemoryStore
 from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import REGISTRY
+from scheduler.worker import session
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -19,6 +24,21 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 def _undocumented(names: set[str]) -> list[str]:
     rows = [line for line in README.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     return sorted(name for name in names if not any(f"`{name}`" in row for row in rows))
+
+
+def test_the_readmes_training_script_is_the_sessions_own_example_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = (session.__doc__ or "").partition("    from")[2].partition("\nWithout")[0]
+    assert f"    from{example}" in README.read_text(encoding="utf-8")
+    monkeypatch.setenv("EBBTIDE_STEPS", "3")
+    saved: list[int] = []
+    names: dict[str, Any] = {
+        "build_or_load": lambda plan, folder: ("model", "optimizer", 0),
+        "train_one_step": lambda model, optimizer: 1.0,
+        "save": lambda model, optimizer, step: saved.append(step),
+    }
+    exec(dedent(f"    from{example}"), names)
+    names["main"]()
+    assert saved == [3]
 
 
 def test_every_setting_stands_in_a_table_of_the_readme() -> None:

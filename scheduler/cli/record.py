@@ -57,7 +57,7 @@ def explanation_view(found: Mapping[str, Any]) -> RenderableType:
     """Sentences with numbers: where the job is, why, who has what it needs, and what would change that."""
     from rich.text import Text
 
-    sentences = [f"{found['job_id']} is {found['summary']}."]
+    sentences = [_standing(found)]
     if "needed_gpus" in found:
         has = f"It needs at least {gpus(found['needed_gpus'])} and holds {found['held_gpus']}"
         sentences.append(f"{has}; {gpus(found['free_gpus'])} that training may use {_are(found['free_gpus'])} free.")
@@ -66,6 +66,15 @@ def explanation_view(found: Mapping[str, Any]) -> RenderableType:
         decision = found["next"]
         sentences.append(f"The next tick would do {decision['kind']}: {decision['reason']['detail']}.")
     return Text("\n".join(sentences))
+
+
+def _standing(found: Mapping[str, Any]) -> str:
+    """The first sentence. An ended job's summary is what was said of its end, which may be no more than its state."""
+    ended = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}
+    job_id, state, summary = found["job_id"], found["state"], found["summary"]
+    if state not in ended:
+        return f"{job_id} is {summary}."
+    return f"{job_id} {ended[state]}." if summary == state else f"{job_id} {ended[state]}: {summary}."
 
 
 def _obstacles(found: Mapping[str, Any]) -> Iterator[str]:

@@ -2,23 +2,24 @@
 
     from scheduler.worker.session import Session
 
-    with Session.from_environment() as session:
-        session.init_process_group()
-        model, optimizer, step = build_or_load(session.plan, session.checkpoint_dir)
-        session.resumed(step)
-        while step < session.steps_total:
-            if notice := session.notice():                 # the same answer on all ranks
-                with session.saving(step):
-                    save(model, optimizer, step)
-                if notice.leaves:
-                    session.leave()
-                    return
-            loss = train_one_step(model, optimizer)
-            step += 1
-            session.report(step=step, loss=loss)
-        with session.saving(step):
-            save(model, optimizer, step)
-        session.succeed()
+    def main():
+        with Session.from_environment() as session:
+            session.init_process_group()
+            model, optimizer, step = build_or_load(session.plan, session.checkpoint_dir)
+            session.resumed(step)
+            while step < session.steps_total:
+                if notice := session.notice():                 # the same answer on all ranks
+                    with session.saving(step):
+                        save(model, optimizer, step)
+                    if notice.leaves:
+                        session.leave()
+                        return
+                loss = train_one_step(model, optimizer)
+                step += 1
+                session.report(step=step, loss=loss)
+            with session.saving(step):
+                save(model, optimizer, step)
+            session.succeed()
 
 Without any EBBTIDE_* variable the same script runs alone or under torchrun, and no notice ever comes. This module
 needs no torch until the process group is made, so a notice is heard from the first moment of a process on.
