@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from api.errors import refuse
 from scheduler.domain.job import JobSpec
-from scheduler.solver.profiles import ProfileError, gpu_names, load_gpu, model_names, parse_model
+from scheduler.solver.profiles.shipped import ProfileError, gpu_names, load_gpu, model_names, parse_model
 
 
 def check_gpu(name: str, *, field: str = "gpu") -> None:

@@ -10,10 +10,10 @@ from api.errors import ProblemError, refuse
 from api.views import View
 from scheduler.documents.plan_request import PlanRequestDocument, shape_of
 from scheduler.domain.parallel_plan import plan_to_json
-from scheduler.solver.model_profile import ModelProfile
-from scheduler.solver.profiles import ProfileError, load_gpu, load_model, parse_model
+from scheduler.solver.profiles.model_profile import ModelProfile
+from scheduler.solver.profiles.shipped import ProfileError, load_gpu, load_model, parse_model
 from scheduler.solver.request import Infeasible, RequestError, SolveRequest
-from scheduler.solver.search import SearchOutcome, search
+from scheduler.solver.search.search import SearchOutcome, search
 
 router = APIRouter(prefix="/v1", tags=["plans"])
 

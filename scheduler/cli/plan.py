@@ -17,7 +17,7 @@ from scheduler.cli.plan_view import curve_view, plan_view
 
 if TYPE_CHECKING:
     from scheduler.domain.gpu_shape import GpuShape
-    from scheduler.solver.profiles import HardwareProfile, ModelProfile
+    from scheduler.solver.profiles.shipped import HardwareProfile, ModelProfile
 
 GPUS_MAX = 65_536
 
@@ -68,7 +68,7 @@ def plan(
 
 def _question(model: str, gpu: str, *, seq: int, global_batch: int, memory: str | None) -> Question:
     from scheduler.documents.units import parse_bytes
-    from scheduler.solver.profiles import load_gpu
+    from scheduler.solver.profiles.shipped import load_gpu
 
     with blaming("--gpu"):
         hardware = load_gpu(gpu)
@@ -81,7 +81,7 @@ def _question(model: str, gpu: str, *, seq: int, global_batch: int, memory: str 
 
 def _model(name: str, seq: int) -> ModelProfile:
     """A preset of this name, else the profile in this file."""
-    from scheduler.solver.profiles import load_model, model_names, parse_model
+    from scheduler.solver.profiles.shipped import load_model, model_names, parse_model
 
     if name in model_names():
         with blaming("--model"):
@@ -123,7 +123,7 @@ def _solved(question: Question, shape: GpuShape) -> dict[str, Any]:
     """The plan for one shape in the contract's form, or `infeasible` and `constraint`; with what the search took."""
     from scheduler.domain.parallel_plan import plan_to_json
     from scheduler.solver.request import Infeasible, SolveRequest
-    from scheduler.solver.search import search
+    from scheduler.solver.search.search import search
 
     started_s = time.perf_counter()
     with blaming(""):

@@ -25,7 +25,7 @@ from scheduler.simulator.recorder import Recorder
 from scheduler.simulator.report import PolicyReport, SimulationReport
 from scheduler.simulator.traces import demand_traces
 from scheduler.simulator.workloads import submissions
-from scheduler.solver.profiles import gpu_names, load_gpu
+from scheduler.solver.profiles.shipped import gpu_names, load_gpu
 
 _ALL_JOBS = 10**12
 

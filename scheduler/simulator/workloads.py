@@ -13,7 +13,7 @@ from scheduler.domain.fleet import PoolKind
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import CheckpointSpec, JobSpec
 from scheduler.simulator.curves import CurveBook
-from scheduler.solver.profiles import model_names
+from scheduler.solver.profiles.shipped import model_names
 
 
 class WorkloadError(ValueError):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
-from scheduler.solver.model_profile import ModelProfile
-from scheduler.solver.profiles import load_gpu, load_model, parse_model
+from scheduler.solver.profiles.model_profile import ModelProfile
+from scheduler.solver.profiles.shipped import load_gpu, load_model, parse_model
 from scheduler.solver.request import Infeasible, RequestError, SolveRequest
-from scheduler.solver.search import solve
+from scheduler.solver.search.search import solve
 
 
 def canonical_shapes(gpu: str, *, gpus_per_node: int, gpus_max: int) -> tuple[GpuShape, ...]:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, ScheduleName, Stage
-from scheduler.solver.chain import Layer, chain
-from scheduler.solver.memory_cost import kept_bytes, state_bytes, working_bytes
+from scheduler.solver.costs.chain import Layer, chain
+from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.costs.strategies import strategies
+from scheduler.solver.costs.time_cost import border_time_s, hand_over_time_s, layer_time_s, reshard_time_s
+from scheduler.solver.costs.topology import Topology
 from scheduler.solver.request import SolveRequest
-from scheduler.solver.setting import Setting
-from scheduler.solver.strategies import strategies
-from scheduler.solver.time_cost import border_time_s, hand_over_time_s, layer_time_s, reshard_time_s
-from scheduler.solver.topology import Topology
 
 
 class PlanError(ValueError):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler.domain.parallel_plan import LayerStrategy
-from scheduler.solver.chain import chain
-from scheduler.solver.cost_tables import Floats, Ints, cost_tables
+from scheduler.solver.costs.chain import chain
+from scheduler.solver.costs.cost_tables import Floats, Ints, cost_tables
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.costs.strategies import strategies
 from scheduler.solver.request import Infeasible, SolveRequest
-from scheduler.solver.setting import Setting
-from scheduler.solver.strategies import strategies
 
 _GB = 1e9
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from scheduler.domain.gpu_shape import GpuShape
-from scheduler.solver.hardware_profile import HardwareProfile
-from scheduler.solver.model_profile import ModelProfile
+from scheduler.solver.profiles.hardware_profile import HardwareProfile
+from scheduler.solver.profiles.model_profile import ModelProfile
 
 
 class RequestError(ValueError):

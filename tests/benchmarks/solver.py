@@ -6,9 +6,9 @@ from statistics import median
 from time import perf_counter
 
 from scheduler.domain.gpu_shape import GpuShape
-from scheduler.solver.profiles import load_gpu, load_model
+from scheduler.solver.profiles.shipped import load_gpu, load_model
 from scheduler.solver.request import SolveRequest
-from scheduler.solver.search import solve
+from scheduler.solver.search.search import solve
 
 BAR = "300 ms"
 REPETITIONS = 9

@@ -13,10 +13,10 @@ import pytest
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage
 from scheduler.solver.evaluate import evaluate
-from scheduler.solver.hardware_profile import Dimension, HardwareProfile, Precision
-from scheduler.solver.model_profile import Attachment, LayerProfile, ModelProfile
+from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
+from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
 from scheduler.solver.request import Infeasible, SolveRequest
-from scheduler.solver.search import search
+from scheduler.solver.search.search import search
 
 INSTANCES = 2000
 PLANS_MAX = 220

@@ -11,7 +11,7 @@ from typer.testing import Result
 
 from scheduler.cli.plan_view import CONTRACT, degrees_text, pipeline_text
 from scheduler.domain.parallel_plan import plan_from_json
-from scheduler.solver.profiles import load_model
+from scheduler.solver.profiles.shipped import load_model
 
 Run = Callable[..., Result]
 GPT2 = ("plan", "--model", "gpt2", "--global-batch", "8")

@@ -12,7 +12,7 @@ from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.solver.curve import canonical_shapes, solve_point
-from scheduler.solver.profiles import ProfileError
+from scheduler.solver.profiles.shipped import ProfileError
 from scheduler.solver.request import Infeasible, RequestError
 
 TINY = CurveRequest(model="tiny-gpt", profile_json="", global_batch=12, sequence_length=0)

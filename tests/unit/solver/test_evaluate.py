@@ -9,7 +9,7 @@ import pytest
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, ScheduleName, Stage
 from scheduler.solver.evaluate import PlanError, evaluate
-from scheduler.solver.profiles import load_gpu, load_model
+from scheduler.solver.profiles.shipped import load_gpu, load_model
 from scheduler.solver.request import SolveRequest
 
 TP2 = LayerStrategy(layers=16, tp=2)

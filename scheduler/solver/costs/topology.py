@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.solver.collectives import Link
-from scheduler.solver.hardware_profile import HardwareProfile
+from scheduler.solver.costs.collectives import Link
+from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.request import SolveRequest
 
 

@@ -22,16 +22,16 @@ from itertools import groupby, pairwise
 from math import inf
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
-from scheduler.solver.chain import chain
-from scheduler.solver.divisors import divisors
+from scheduler.solver.costs.chain import chain
+from scheduler.solver.costs.divisors import divisors
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.costs.strategies import strategies
+from scheduler.solver.costs.topology import Topology
 from scheduler.solver.evaluate import evaluate
-from scheduler.solver.hardware_profile import Dimension
 from scheduler.solver.infeasible import batch_infeasible, memory_infeasible, shape_infeasible
-from scheduler.solver.pair_search import ROUNDING, PairSearch
+from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.request import Infeasible, SolveRequest
-from scheduler.solver.setting import Setting
-from scheduler.solver.strategies import strategies
-from scheduler.solver.topology import Topology
+from scheduler.solver.search.pair_search import ROUNDING, PairSearch
 
 LABELS_MAX = 20_000_000
 """Default budget of work, in labels of the stage search; seconds of it on one core, so that it ends no usual search."""

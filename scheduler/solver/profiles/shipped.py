@@ -11,11 +11,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from scheduler.solver.hardware_profile import Dimension, HardwareProfile, Precision
-from scheduler.solver.model_document import model_from_document
-from scheduler.solver.model_profile import Attachment, LayerProfile, ModelProfile
-from scheduler.solver.profile_document import figure, flat, parse_object, require_fields
-from scheduler.solver.profile_error import ProfileError
+from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
+from scheduler.solver.profiles.model_document import model_from_document
+from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
+from scheduler.solver.profiles.profile_document import figure, flat, parse_object, require_fields
+from scheduler.solver.profiles.profile_error import ProfileError
 
 __all__ = [
     "Attachment",
@@ -118,11 +118,11 @@ def _dimensions(document: Mapping[str, Any]) -> frozenset[Dimension]:
 
 
 def _names(folder: str) -> tuple[str, ...]:
-    entries = files("scheduler.solver").joinpath("data", folder).iterdir()
+    entries = files("scheduler.solver.profiles").joinpath("data", folder).iterdir()
     return tuple(sorted(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")))
 
 
 def _shipped(folder: str, field: str, name: str) -> str:
     if name not in _names(folder):
         raise ProfileError(f"{field} is {name!r}; allowed are {', '.join(_names(folder))}")
-    return files("scheduler.solver").joinpath("data", folder, f"{name}.json").read_text(encoding="utf-8")
+    return files("scheduler.solver.profiles").joinpath("data", folder, f"{name}.json").read_text(encoding="utf-8")

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from scheduler.solver.model_profile import Attachment, LayerProfile, ModelProfile
-from scheduler.solver.profile_document import count, figure, flag, require_fields, require_object
-from scheduler.solver.profile_error import ProfileError
-from scheduler.solver.transformer import Architecture, transformer_profile
+from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
+from scheduler.solver.profiles.profile_document import count, figure, flag, require_fields, require_object
+from scheduler.solver.profiles.profile_error import ProfileError
+from scheduler.solver.profiles.transformer import Architecture, transformer_profile
 
 _COUNT_UNITS = {
     "layers": "layers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scheduler.solver.profile_error import ProfileError, require_not_negative, require_positive
+from scheduler.solver.profiles.profile_error import ProfileError, require_not_negative, require_positive
 
 
 class Dimension(StrEnum):

@@ -10,10 +10,10 @@ import pytest
 from scheduler.domain.gpu_shape import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.solver.evaluate import evaluate
-from scheduler.solver.hardware_profile import Dimension
-from scheduler.solver.profiles import load_gpu, load_model
+from scheduler.solver.profiles.hardware_profile import Dimension
+from scheduler.solver.profiles.shipped import load_gpu, load_model
 from scheduler.solver.request import Infeasible, SolveRequest
-from scheduler.solver.search import search, solve
+from scheduler.solver.search.search import search, solve
 
 GB = 10**9
 

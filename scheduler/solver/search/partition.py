@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.solver.cost_tables import Floats
+from scheduler.solver.costs.cost_tables import Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from math import gcd
 
 from scheduler.domain.parallel_plan import LayerStrategy, Recompute
-from scheduler.solver.chain import Layer
-from scheduler.solver.collectives import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
-from scheduler.solver.setting import Setting
+from scheduler.solver.costs.chain import Layer
+from scheduler.solver.costs.collectives import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
+from scheduler.solver.costs.setting import Setting
 
 _BACKWARD_TO_FORWARD = 2
 """Gradients with respect to inputs and to weights: two products for each one of the forward pass."""

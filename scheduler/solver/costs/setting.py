@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.solver.hardware_profile import HardwareProfile
-from scheduler.solver.topology import Topology
+from scheduler.solver.costs.topology import Topology
+from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 
 @dataclass(frozen=True, slots=True)

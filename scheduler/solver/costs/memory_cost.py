@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scheduler.domain.parallel_plan import LayerStrategy, Recompute
-from scheduler.solver.chain import Layer
-from scheduler.solver.setting import Setting
+from scheduler.solver.costs.chain import Layer
+from scheduler.solver.costs.setting import Setting
 
 _GATHERED_UNITS = 2
 """FSDP holds the unit that computes and the next one, which it prefetches."""

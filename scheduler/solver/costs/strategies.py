@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import gcd
 
 from scheduler.domain.parallel_plan import LayerStrategy, Recompute
-from scheduler.solver.chain import Layer
-from scheduler.solver.divisors import divisors
-from scheduler.solver.hardware_profile import Dimension, HardwareProfile
-from scheduler.solver.setting import Setting
+from scheduler.solver.costs.chain import Layer
+from scheduler.solver.costs.divisors import divisors
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile
 
 
 def strategies(layers: tuple[Layer, ...], setting: Setting) -> tuple[LayerStrategy, ...]:

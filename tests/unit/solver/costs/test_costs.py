@@ -8,16 +8,16 @@ import pytest
 
 from scheduler.domain.gpu_shape import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, Recompute
-from scheduler.solver.chain import Layer, chain
-from scheduler.solver.collectives import Link, all_gather_s, all_reduce_s, reduce_scatter_s, send_s
-from scheduler.solver.hardware_profile import Precision
-from scheduler.solver.memory_cost import kept_bytes, state_bytes, working_bytes
-from scheduler.solver.profiles import load_gpu, load_model
+from scheduler.solver.costs.chain import Layer, chain
+from scheduler.solver.costs.collectives import Link, all_gather_s, all_reduce_s, reduce_scatter_s, send_s
+from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.costs.strategies import strategies
+from scheduler.solver.costs.time_cost import border_time_s, hand_over_time_s, layer_time_s, reshard_time_s
+from scheduler.solver.costs.topology import Topology
+from scheduler.solver.profiles.hardware_profile import Precision
+from scheduler.solver.profiles.shipped import load_gpu, load_model
 from scheduler.solver.request import RequestError, SolveRequest
-from scheduler.solver.setting import Setting
-from scheduler.solver.strategies import strategies
-from scheduler.solver.time_cost import border_time_s, hand_over_time_s, layer_time_s, reshard_time_s
-from scheduler.solver.topology import Topology
 
 LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-3)
 DP8 = LayerStrategy(layers=1, dp=8)

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.domain.parallel_plan import LayerStrategy
-from scheduler.solver.chain import Layer
-from scheduler.solver.memory_cost import kept_bytes, state_bytes, working_bytes
-from scheduler.solver.setting import Setting
-from scheduler.solver.time_cost import border_time_s, hand_over_time_s, layer_time_s, reshard_time_s
+from scheduler.solver.costs.chain import Layer
+from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.costs.time_cost import border_time_s, hand_over_time_s, layer_time_s, reshard_time_s
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.solver.profile_error import ProfileError, require_not_negative, require_positive
+from scheduler.solver.profiles.profile_error import ProfileError, require_not_negative, require_positive
 
 REFERENCE_VALUE_BYTES = 2
 """Activation figures of a profile are given for values of two bytes (bf16); other precisions scale them."""

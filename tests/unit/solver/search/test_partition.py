@@ -7,8 +7,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from scheduler.solver.cost_tables import Floats
-from scheduler.solver.partition import best_partition
+from scheduler.solver.costs.cost_tables import Floats
+from scheduler.solver.search.partition import best_partition
 
 
 def _random_tables(generator: np.random.Generator, stages: int, layers: int) -> tuple[Floats, Floats]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.solver.profiles import (
+from scheduler.solver.profiles.shipped import (
     Dimension,
     Precision,
     ProfileError,
@@ -22,7 +22,7 @@ from scheduler.solver.profiles import (
 
 
 def _document(folder: str, name: str) -> dict[str, Any]:
-    text = files("scheduler.solver").joinpath("data", folder, f"{name}.json").read_text(encoding="utf-8")
+    text = files("scheduler.solver.profiles").joinpath("data", folder, f"{name}.json").read_text(encoding="utf-8")
     document: dict[str, Any] = json.loads(text)
     return document
 

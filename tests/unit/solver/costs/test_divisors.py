@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.solver.divisors import divisors
+from scheduler.solver.costs.divisors import divisors
 
 
 def test_divisors_are_complete_and_ascending() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy
-from scheduler.solver.cost_tables import CostTables
-from scheduler.solver.stage_bounds import stage_lower_bounds
-from scheduler.solver.stage_search import StageProblem, one_switch, solve_stage
+from scheduler.solver.costs.cost_tables import CostTables
+from scheduler.solver.search.stage_bounds import stage_lower_bounds
+from scheduler.solver.search.stage_search import StageProblem, one_switch, solve_stage
 
 STRATEGIES = 5
 LAYERS = 5

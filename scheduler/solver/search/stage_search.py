@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.solver.cost_tables import CostTables, Floats, Ints
-from scheduler.solver.stage_bounds import candidate_prices
+from scheduler.solver.costs.cost_tables import CostTables, Floats, Ints
+from scheduler.solver.search.stage_bounds import candidate_prices
 
 _CLOSER_THAN = 1.0 - 1e-12
 """Only a relative gain above rounding error counts as faster."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.solver.cost_tables import CostTables, Floats, Ints
+from scheduler.solver.costs.cost_tables import CostTables, Floats, Ints
 
 _Number = TypeVar("_Number", np.float64, np.int64)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
 
-from scheduler.solver.profile_error import ProfileError
+from scheduler.solver.profiles.profile_error import ProfileError
 
 
 def parse_object(json_text: str, owner: str) -> Mapping[str, Any]:

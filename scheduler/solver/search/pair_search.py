@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler.domain.parallel_plan import LayerStrategy
-from scheduler.solver.chain import Layer
-from scheduler.solver.cost_tables import Floats, cost_tables
-from scheduler.solver.partition import best_partition
-from scheduler.solver.setting import Setting
-from scheduler.solver.stage_bounds import stage_lower_bounds
-from scheduler.solver.stage_search import StageProblem, StageSolution, solve_stage
+from scheduler.solver.costs.chain import Layer
+from scheduler.solver.costs.cost_tables import Floats, cost_tables
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.search.partition import best_partition
+from scheduler.solver.search.stage_bounds import stage_lower_bounds
+from scheduler.solver.search.stage_search import StageProblem, StageSolution, solve_stage
 
 ROUNDING = 1.0 - 1e-12
 """A bound this close to a cost has reached it: sums taken in another order differ by as much."""

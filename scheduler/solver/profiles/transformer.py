@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.solver.model_profile import REFERENCE_VALUE_BYTES, Attachment, LayerProfile, ModelProfile
-from scheduler.solver.profile_error import ProfileError, require_positive
+from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, Attachment, LayerProfile, ModelProfile
+from scheduler.solver.profiles.profile_error import ProfileError, require_positive
 
 LOSS_VALUE_BYTES = 4
 """The loss is computed on fp32 logits."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from scheduler.solver.hardware_profile import Precision
-from scheduler.solver.model_profile import REFERENCE_VALUE_BYTES, LayerProfile, ModelProfile
+from scheduler.solver.profiles.hardware_profile import Precision
+from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, LayerProfile, ModelProfile
 
 
 @dataclass(frozen=True, slots=True)
