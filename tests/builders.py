@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from scheduler.domain.allocation import Allocation
 from scheduler.domain.fleet import LendingPolicy, Node, Pool, PoolKind
+from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job, JobAccount, JobSpec, Progress
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 
 GPU = "a100-80g"
@@ -73,6 +75,12 @@ def a_job(
 
 def a_loan(node: str, state: LoanState = LoanState.ACTIVE, *, return_by_s: float | None = None) -> Loan:
     return Loan(f"{node}-1", node, "inference", state, 0.0, 0.0, return_by_s)
+
+
+def a_curve(times_s: Mapping[GpuShape, float]) -> ScalingCurve:
+    """A curve with these step times; the plans are data parallel."""
+    plans = {shape: data_parallel_plan(shape.groups[0].gpu, shape.gpus) for shape in times_s}
+    return ScalingCurve({shape: replace(plans[shape], iteration_time_s=time_s) for shape, time_s in times_s.items()})
 
 
 def a_snapshot(

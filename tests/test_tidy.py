@@ -18,7 +18,7 @@ PURE = ("domain", "solver", "forecast", "policies", "core")
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 POSITIONAL_MAX = 5
-TOTAL_LINES_MAX = 18_000
+TOTAL_LINES_MAX = 20_000
 SPACE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip

@@ -9,11 +9,12 @@ from api.dependencies import Service, ServiceDep
 from api.errors import ProblemError, refuse
 from api.views import View
 from scheduler.documents.plan_request import PlanRequestDocument, shape_of
-from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.solver.inspection import answer_to_json
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.profiles.shipped import ProfileError, load_gpu, load_model, parse_model
 from scheduler.solver.request import Infeasible, RequestError, SolveRequest
-from scheduler.solver.search.search import SearchOutcome, search
+from scheduler.solver.search.outcome import SearchOutcome
+from scheduler.solver.search.search import search
 
 router = APIRouter(prefix="/v1", tags=["plans"])
 
@@ -22,26 +23,28 @@ router = APIRouter(prefix="/v1", tags=["plans"])
 def solve(document: PlanRequestDocument, service: ServiceDep) -> View:
     """The fastest plan (Plan JSON), with `search_time_s` and how many `candidates` were looked at.
 
-    Where no plan fits, the problem names the constraint that binds.
+    Beside it: `inspection` (how each device spends the step, its memory and what bounds it), `runners_up` (as many as
+    `alternatives` asks for), and for two GPU models a `remark` where mixing them does not pay, with the best plan that
+    uses the `whole` shape. Where no plan fits, the problem names the constraint that binds.
     """
     request = _request(document)
-    outcome, search_time_s = _search(request, service)
+    outcome, search_time_s = _search(request, document, service)
     if isinstance(outcome.result, Infeasible):
         raise ProblemError(422, "infeasible", f"{outcome.result.constraint}: {outcome.result.reason}")
     return {
-        **plan_to_json(outcome.result),
+        **answer_to_json(outcome, outcome.result, request),
         "search_time_s": search_time_s,
         "candidates": outcome.report.candidates,
     }
 
 
-def _search(request: SolveRequest, service: Service) -> tuple[SearchOutcome, float]:
+def _search(request: SolveRequest, document: PlanRequestDocument, service: Service) -> tuple[SearchOutcome, float]:
     """The outcome and the seconds it took, or a 429 problem while too many searches run."""
     if not service.searches.acquire(blocking=False):
         raise ProblemError(429, "busy", "other plans are being solved; try again soon", headers={"Retry-After": "1"})
     try:
         started_s = service.clock.elapsed_s()
-        outcome = search(request)
+        outcome = search(request, tolerance=document.tolerance, runners_up=document.alternatives)
         return outcome, service.clock.elapsed_s() - started_s
     finally:
         service.searches.release()
@@ -51,10 +54,10 @@ def _request(document: PlanRequestDocument) -> SolveRequest:
     shape = shape_of(document)
     for group in shape.groups:
         check_gpu(group.gpu, field="gpu" if document.shape is None else "shape.gpu")
-    hardware = load_gpu(shape.groups[0].gpu)
-    memory_bytes = document.memory or 0
-    if memory_bytes > hardware.memory_bytes:
-        refuse("memory", memory_bytes, f"at most what a {hardware.gpu} has, {hardware.memory_bytes} bytes")
+    hardware = tuple(load_gpu(gpu) for gpu in dict.fromkeys(group.gpu for group in shape.groups))
+    largest, memory_bytes = max(hardware, key=lambda profile: profile.memory_bytes), document.memory or 0
+    if memory_bytes > largest.memory_bytes:
+        refuse("memory", memory_bytes, f"at most what a {largest.gpu} has, {largest.memory_bytes} bytes")
     try:
         return SolveRequest(_model(document), hardware, shape, document.global_batch, memory_bytes)
     except RequestError as wrong:

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from scheduler.cli import about, fleet, jobs, lending, plan, record, replay, serve, simulate, submit, top
+from scheduler.cli import about, fit, fleet, jobs, lending, plan, record, replay, serve, simulate, submit, top
 from scheduler.cli.failure import FAILED
 
 JOBS = "Jobs"
@@ -79,6 +79,6 @@ _add(JOBS, jobs.scale, jobs.suspend, jobs.resume, jobs.cancel)
 _add(FLEET, top.top, lending.loans, fleet.cordon, fleet.drain, fleet.uncordon, record.snapshot)
 for _group in (fleet.pools_app, fleet.nodes_app, lending.app):
     app.add_typer(_group, rich_help_panel=FLEET)
-_add(LOCAL, plan.plan, simulate.simulate, replay.replay, about.demo, about.version)
+_add(LOCAL, plan.plan, fit.fit, simulate.simulate, replay.replay, about.demo, about.version)
 _add(SERVICE, serve.serve, serve.migrate)
 _add(SERVICE, serve.controller, serve.api, hidden=True)

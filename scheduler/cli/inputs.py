@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from scheduler.cli.failure import BadInput, refuse
+from scheduler.cli.failure import BadInput, blaming, refuse
+
+if TYPE_CHECKING:
+    from scheduler.solver.profiles.shipped import HardwareProfile
 
 STDIN = "-"
 
@@ -38,15 +41,32 @@ def json_of(source: str) -> Any:
 
 def yaml_of(source: str) -> dict[str, Any]:
     """The one YAML (or JSON) object of a file. Raises BadInput for anything else."""
-    import yaml
-
-    try:
-        document = yaml.safe_load(text_of(source))
-    except (yaml.YAMLError, ValueError, RecursionError) as wrong:
-        raise BadInput(f"{source}: is not YAML: {' '.join(str(wrong).split())}") from wrong
+    document = yaml_value_of(source)
     if not isinstance(document, dict):
         refuse(f"{source}: should hold one object (name: value lines), got {document!r:.60}")
     return document
+
+
+def yaml_value_of(source: str) -> Any:
+    """Whatever YAML (or JSON) value a file holds. Raises BadInput for anything else."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text_of(source))
+    except (yaml.YAMLError, ValueError, RecursionError) as wrong:
+        raise BadInput(f"{source}: is not YAML: {' '.join(str(wrong).split())}") from wrong
+
+
+def hardware_of(option: str, name: str) -> HardwareProfile:
+    """The shipped profile of a GPU of this name, else the one in this file. Raises BadInput."""
+    from scheduler.solver.profiles.shipped import gpu_names, load_gpu, parse_gpu
+
+    if name in gpu_names():
+        return load_gpu(name)
+    if name != STDIN and not Path(name).is_file():
+        refuse(f"{option}: {name!r} is neither a file nor one of the GPUs {', '.join(gpu_names())}")
+    with blaming(f"{option} {name}"):
+        return parse_gpu(text_of(name))
 
 
 def count_of(option: str, text: str, *, least: int = 1, most: int = 1_000_000) -> int:

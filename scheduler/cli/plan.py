@@ -1,159 +1,153 @@
-"""`plan`: solve one plan, or a curve of them, in this process."""
+"""`plan`: solve one plan, a curve of them, a dumped request or a Galvatron profile, in this process."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from scheduler.cli.failure import Failed, blaming, refuse
-from scheduler.cli.humanise import size, span
-from scheduler.cli.inputs import count_of, text_of
-from scheduler.cli.output import Format, OutputOption, emit
-from scheduler.cli.plan_view import curve_view, plan_view
+from scheduler.cli import plan_options as options
+from scheduler.cli.failure import Failed, refuse
+from scheduler.cli.output import Format, OutputOption, emit, say
 
 if TYPE_CHECKING:
-    from scheduler.domain.gpu_shape import GpuShape
-    from scheduler.solver.profiles.shipped import HardwareProfile, ModelProfile
+    from rich.console import RenderableType
 
-GPUS_MAX = 65_536
-
-ModelOption = Annotated[str, typer.Option("--model", metavar="NAME|FILE", help="A preset, or a model profile's JSON.")]
-GpusOption = Annotated[str, typer.Option("--gpus", metavar="N|A:B", help="How many GPUs; A:B gives the whole curve.")]
-GpuOption = Annotated[str, typer.Option("--gpu", metavar="NAME", help="Model of the GPUs.")]
-NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes to spread evenly over; else 8 a node.")]
-BatchOption = Annotated[int, typer.Option("--global-batch", min=1, max=1_000_000, help="Samples a step.")]
-SeqOption = Annotated[int, typer.Option("--seq", min=0, max=100_000_000, help="Tokens a sample; 0: the model's own.")]
-MemoryOption = Annotated[str | None, typer.Option("--memory", metavar="24GB", help="What a plan may take of one GPU.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked about every shape. `memory_bytes` 0 is all that the GPU has."""
-
-    model: ModelProfile
-    hardware: HardwareProfile
-    global_batch: int
-    memory_bytes: int
-
-    @property
-    def limit_bytes(self) -> int:
-        return self.memory_bytes or self.hardware.memory_bytes
+    from scheduler.cli.plan_question import Question
 
 
 def plan(
     *,
-    model: ModelOption,
-    gpus: GpusOption,
-    global_batch: BatchOption,
-    gpu: GpuOption = "a100-80g",
-    nodes: NodesOption = None,
-    seq: SeqOption = 0,
-    memory: MemoryOption = None,
+    model: options.ModelOption = None,
+    gpus: options.GpusOption = None,
+    global_batch: options.BatchOption = None,
+    gpu: options.GpuOption = None,
+    nodes: options.NodesOption = None,
+    shape: options.ShapeOption = None,
+    seq: options.SeqOption = None,
+    memory: options.MemoryOption = None,
+    tolerance: options.ToleranceOption = 0.0,
+    alternatives: options.AlternativesOption = 3,
+    plot: options.PlotOption = None,
+    dump: options.DumpOption = None,
+    load: options.LoadOption = None,
+    solver: options.SolverOption = options.Solver.EXACT,
+    time_limit: options.TimeLimitOption = None,
+    galvatron: options.GalvatronOption = None,
+    galvatron_plan: options.GalvatronPlanOption = None,
+    memory_reading: options.ReadingOption = options.MemoryReading.KEPT_BACK,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Find the fastest way to spread a model over GPUs, within their memory. Needs no service."""
-    question = _question(model, gpu, seq=seq, global_batch=global_batch, memory=memory)
-    least, colon, most = gpus.partition(":")
-    if colon:
-        if nodes is not None:
-            refuse(f"--nodes: {nodes} does not go with the range --gpus {gpus}; give one number of GPUs")
-        _print_curve(question, _shapes(gpu, least, most), output)
+    asked = {"model": model, "gpus": gpus, "gpu": gpu, "nodes": nodes, "shape": shape, "global-batch": global_batch}
+    asked |= {"seq": seq, "memory": memory, "plot": plot, "dump": dump}
+    how = options.How(solver, tolerance, inf if time_limit is None else time_limit, alternatives)
+    if galvatron is not None:
+        _refuse_beside("--galvatron", {**asked, "load": load})
+        _print_galvatron(galvatron, galvatron_plan, memory_reading, output)
+    elif galvatron_plan is not None:
+        refuse(f"--galvatron-plan: {galvatron_plan} needs --galvatron DIR, the profile that judges it")
+    elif load is not None:
+        _refuse_beside("--load", asked)
+        _print_file(load, how, output)
     else:
-        _print_plan(question, _shape(gpu, count_of("--gpus", gpus, most=GPUS_MAX), nodes), output)
+        _print_request(_question(asked), how, plot=plot, dump=dump, output=output)
 
 
-def _question(model: str, gpu: str, *, seq: int, global_batch: int, memory: str | None) -> Question:
-    from scheduler.documents.units import parse_bytes
-    from scheduler.solver.profiles.shipped import load_gpu
-
-    with blaming("--gpu"):
-        hardware = load_gpu(gpu)
-    with blaming("--memory"):
-        memory_bytes = 0 if memory is None else parse_bytes(memory)
-    if memory_bytes > hardware.memory_bytes:
-        refuse(f"--memory: {memory} is more than one {gpu} has; allowed are up to {size(hardware.memory_bytes)}")
-    return Question(_model(model, seq), hardware, global_batch, memory_bytes)
+def _refuse_beside(option: str, others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        if value is not None:
+            refuse(f"--{name}: {value} does not go with {option}, which says all that is asked")
 
 
-def _model(name: str, seq: int) -> ModelProfile:
-    """A preset of this name, else the profile in this file."""
-    from scheduler.solver.profiles.shipped import load_model, model_names, parse_model
+def _question(asked: Mapping[str, Any]) -> Question:
+    from scheduler.cli.plan_question import Where, question
 
-    if name in model_names():
-        with blaming("--model"):
-            return load_model(name, seq)
-    if not Path(name).is_file():
-        refuse(f"--model: {name!r} is neither a file nor one of the models {', '.join(model_names())}")
-    with blaming(f"--model {name}"):
-        return parse_model(text_of(name), seq)
+    for needed in ("model", "global-batch"):
+        if asked[needed] is None:
+            refuse(f"Missing option '--{needed}'")
+    where = Where(**{name: asked[name] for name in ("gpus", "gpu", "nodes", "shape")})
+    model, seq = asked["model"], asked["seq"] or 0
+    return question(where, model=model, seq=seq, global_batch=asked["global-batch"], memory=asked["memory"])
 
 
-def _shape(gpu: str, gpus: int, nodes: int | None) -> GpuShape:
-    from scheduler.documents.plan_request import GPUS_PER_NODE
-    from scheduler.domain.gpu_shape import GpuGroup, GpuShape
-
-    if nodes is None:
-        return GpuShape.packed(gpu, gpus, GPUS_PER_NODE)
-    if gpus % nodes:
-        refuse(f"--nodes: {nodes} nodes cannot hold {gpus} GPUs evenly; allowed are divisors of {gpus}")
-    return GpuShape((GpuGroup(gpu, nodes, gpus // nodes),))
-
-
-def _shapes(gpu: str, least: str, most: str) -> tuple[GpuShape, ...]:
-    """1 to 8 GPUs in a node, then whole nodes, of those from `least` to `most`."""
-    from scheduler.documents.plan_request import GPUS_PER_NODE
-    from scheduler.solver.curve import canonical_shapes
-
-    low, high = (count_of("--gpus", bound, most=GPUS_MAX) for bound in (least, most))
-    if high < low:
-        refuse(f"--gpus: {low}:{high} is empty; allowed is A:B with A at most B")
-    shapes = canonical_shapes(gpu, gpus_per_node=GPUS_PER_NODE, gpus_max=high)
-    found = tuple(shape for shape in shapes if shape.gpus >= low)
-    if not found:
-        allowed = f"1 to {GPUS_PER_NODE} and multiples of {GPUS_PER_NODE}"
-        refuse(f"--gpus: no curve point lies in {low}:{high}; allowed are {allowed}")
-    return found
+def _print_request(question: Question, how: options.How, *, plot: str | None, dump: str | None, output: Format) -> None:
+    if not question.is_curve:
+        if plot is not None:
+            refuse(f"--plot: {plot} needs a curve; allowed is a range --gpus A:B")
+        _print_plan(question, how, dump, output)
+    elif dump is not None or how.solver is not options.Solver.EXACT:
+        refuse("--gpus: a range goes with neither --dump nor --solver milp; give one number of GPUs")
+    else:
+        _print_curve(question, how, plot, output)
 
 
-def _solved(question: Question, shape: GpuShape) -> dict[str, Any]:
-    """The plan for one shape in the contract's form, or `infeasible` and `constraint`; with what the search took."""
-    from scheduler.domain.parallel_plan import plan_to_json
-    from scheduler.solver.request import Infeasible, SolveRequest
-    from scheduler.solver.search.search import search
+def _print_plan(question: Question, how: options.How, dump: str | None, output: Format) -> None:
+    from scheduler.cli.plan_view import plan_view
 
-    started_s = time.perf_counter()
-    with blaming(""):
-        request = SolveRequest(
-            model=question.model,
-            hardware=question.hardware,
-            shape=shape,
-            global_batch=question.global_batch,
-            memory_bytes_max=question.memory_bytes,
-        )
-    outcome = search(request)
-    took = {"search_time_s": time.perf_counter() - started_s, "candidates": outcome.report.candidates}
-    if isinstance(outcome.result, Infeasible):
-        return {"infeasible": outcome.result.reason, "constraint": outcome.result.constraint, **took}
-    return {**plan_to_json(outcome.result), **took}
+    request = question.request(question.shapes[0])
+    if dump is not None:
+        from scheduler.cli.plan_instances import write_instances
+
+        say(f"{write_instances(request, dump)} instances written to {dump}")
+    if how.solver is options.Solver.MILP:
+        from scheduler.cli.plan_instances import solved_by_milp
+
+        answer = solved_by_milp(request, how)
+    else:
+        from scheduler.cli.plan_solving import solved
+
+        answer = solved(request, tolerance=how.tolerance, alternatives=how.alternatives)
+    shape = str(request.shape)
+    _emit_or_fail(answer, output, f"no plan on {shape}", lambda: plan_view(answer, shape=shape))
 
 
-def _print_plan(question: Question, shape: GpuShape, output: Format) -> None:
-    solved = _solved(question, shape)
-    if "infeasible" in solved:
-        if output is not Format.TABLE:
-            emit(solved, output, lambda: "")
-        raise Failed(f"no plan on {shape}: {solved['infeasible']}")
-    found = f"in {span(solved['search_time_s'])}, {solved['candidates']:,} candidates"
-    more = {"GPUs": str(shape), "found": found}
-    emit(solved, output, lambda: plan_view(solved, memory_bytes=question.limit_bytes, more=more))
+def _print_curve(question: Question, how: options.How, plot: str | None, output: Format) -> None:
+    from scheduler.cli.curve_plot import Picture
+    from scheduler.cli.curve_view import curve_view
+    from scheduler.cli.plan_solving import solved_curve
 
-
-def _print_curve(question: Question, shapes: tuple[GpuShape, ...], output: Format) -> None:
-    points = [{"gpus": shape.gpus, "shape": str(shape), **_solved(question, shape)} for shape in shapes]
+    title = f"{question.model.name} on {question.hardware[0].gpu}, {question.global_batch} samples a step"
+    picture = None if plot is None else Picture(plot, title)
+    points = solved_curve(question, tolerance=how.tolerance)
     emit({"points": points}, output, lambda: curve_view(points, memory_bytes=question.limit_bytes))
     if all("infeasible" in point for point in points):
-        raise Failed(f"no plan on any of {len(points)} shapes; on the largest: {points[-1]['infeasible']}")
+        raise Failed(f"no plan on any of {len(points)} shapes; on the largest: {_why(points[-1])}")
+    if picture is not None:
+        picture.draw(points)
+        say(f"the curve is drawn in {plot}")
+
+
+def _print_file(file: str, how: options.How, output: Format) -> None:
+    from scheduler.cli.plan_instances import solved_file
+    from scheduler.cli.solution_view import solution_view
+
+    answer = solved_file(file, how)
+    _emit_or_fail(answer, output, f"{file}: no solution", lambda: solution_view(answer))
+
+
+def _print_galvatron(folder: str, plan_file: str | None, reading: options.MemoryReading, output: Format) -> None:
+    from scheduler.cli.galvatron_view import galvatron_view
+    from scheduler.cli.plan_galvatron import solved_galvatron
+
+    answer = solved_galvatron(folder, plan_file, reading)
+    emit(answer, output, lambda: galvatron_view(answer))
+    if "infeasible" in answer:
+        raise Failed(f"no plan for {folder}: {answer['infeasible']}")
+
+
+def _emit_or_fail(answer: Mapping[str, Any], output: Format, failure: str, view: Callable[[], RenderableType]) -> None:
+    """Prints the answer; where there is none, people get the reason alone, and programs get both."""
+    if "infeasible" not in answer:
+        emit(answer, output, view)
+        return
+    if output is not Format.TABLE:
+        emit(answer, output, view)
+    raise Failed(f"{failure}: {_why(answer)}")
+
+
+def _why(answer: Mapping[str, Any]) -> str:
+    """The reason on lines of its own: what binds, and the smallest change that would help."""
+    needs, _, change = answer["infeasible"].rpartition("; ")
+    lines = [needs, f"  change: {change}"] if needs else [change]
+    return "\n".join([lines[0], f"  binding: {answer['constraint']}", *lines[1:]])

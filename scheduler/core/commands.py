@@ -24,6 +24,7 @@ from scheduler.domain.command import (
     ResumeLending,
     ScaleJob,
     SetLendingPolicy,
+    SolverChanged,
     SubmitJob,
     SuspendJob,
     UncordonNode,
@@ -61,6 +62,8 @@ def obey(intake: Intake, command: Command) -> None:
             _switch(intake, switch)
         case CurveSolved() as solved:
             _curve(intake, solved)
+        case SolverChanged(solver=solver) if solver != intake.solver:
+            _drop_curves(intake, solver)
         case ForecastMade(pool=pool, forecast=forecast):
             if pool in intake.pools:
                 intake.forecasts[pool] = forecast
@@ -224,3 +227,12 @@ def _curve(intake: Intake, solved: CurveSolved) -> None:
         intake.curves[solved.curve_key] = curve.with_plan(solved.shape, solved.plan)
     else:
         intake.curves[solved.curve_key] = curve.with_infeasible(solved.shape, solved.infeasible)
+
+
+def _drop_curves(intake: Intake, solver: str) -> None:
+    """Running jobs keep their plans; what jobs want is solved anew."""
+    if intake.curves:
+        message = f"another solver, {solver}: the points of {len(intake.curves)} curves are solved anew"
+        intake.tell(EventCode.CURVES_DROPPED, "solver", message)
+    intake.curves.clear()
+    intake.solver = solver

@@ -9,6 +9,7 @@ from scheduler.core.draft import Draft
 from scheduler.core.legal import illegal
 from scheduler.core.wanted import wanted_shapes
 from scheduler.domain.decision import Decision
+from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.loan import LoanState
@@ -66,7 +67,10 @@ class Course:
 
     def plan_for(self, job: Job, gpus: Gpus) -> ParallelPlan | None:
         """The curve's plan for exact GPUs; a shape that is not solved yet is wanted."""
-        shape = self.draft.base.shape_of(gpus)
+        return self.plan_on(job, self.draft.base.shape_of(gpus))
+
+    def plan_on(self, job: Job, shape: GpuShape) -> ParallelPlan | None:
+        """As `plan_for`, for GPUs of a shape."""
         curve = self.draft.base.curve(job)
         if not curve.is_solved(shape):
             self.wanted[WantedShape(job.spec.curve_key, shape)] = None

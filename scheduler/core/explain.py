@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from scheduler.core.draft import Draft
 from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.gpu_shape import canonical_counts
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.speed import gpu_model, node_sizes, packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
     return Explanation(
         job_id=job_id,
         state=job.state,
-        summary=_summary(job, reason),
+        summary=_summary(job, reason) + _ceiling(snapshot, job),
         reason=reason,
         needed_gpus=job.spec.min_gpus,
         held_gpus=job.allocation.held_gpus,
@@ -68,6 +70,23 @@ def _summary(job: Job, reason: Reason | None) -> str:
     if reason is not None:
         return f"{job.state}: {reason.detail}"
     return f"{job.state}: {job.message}" if job.message else str(job.state)
+
+
+def _ceiling(snapshot: Snapshot, job: Job) -> str:
+    """Why the job would not gain from the next larger number of GPUs; empty where it would, or nobody knows."""
+    sizes, present = node_sizes(snapshot), job.allocation.target_gpus
+    gpu = gpu_model(snapshot, job, sizes)
+    if not job.is_placed or gpu is None or present >= job.spec.max_gpus:
+        return ""
+    curve = snapshot.curve(job)
+    for count in canonical_counts(present + 1, job.spec.max_gpus, sizes[gpu]):
+        shape = packed(gpu, count, sizes[gpu])
+        plan, part = curve.plan(shape), curve.better_part(shape, job.spec.min_gpus)
+        better = curve.plan(part) if part else None
+        if plan and part and better:
+            how = "no faster" if plan.iteration_time_s == better.iteration_time_s else "slower"
+            return f"; {count} GPUs would be {how} than {part.gpus}"
+    return ""
 
 
 def _expected_start_s(snapshot: Snapshot, job: Job, missing: int) -> float | None:

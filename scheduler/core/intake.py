@@ -29,6 +29,7 @@ class Intake:
         self.demand: dict[str, DemandReading] = dict(snapshot.demand)
         self.forecasts: dict[str, Forecast] = dict(snapshot.forecasts)
         self.switches = snapshot.switches
+        self.solver = snapshot.solver
         self.events: list[Event] = []
         self.readings: list[tuple[str, DemandReading]] = []
 
@@ -66,4 +67,5 @@ class Intake:
             demand=self.demand,
             forecasts=self.forecasts,
             switches=self.switches,
+            solver=self.solver,
         )

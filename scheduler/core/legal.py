@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from scheduler.core.draft import Draft
 from scheduler.domain import gpus as gpu_sets
@@ -87,6 +87,23 @@ def _target_laws(draft: Draft, job: Job, decision: StartJob | ResizeJob) -> Iter
                 f"the plan needs {decision.plan.peak_bytes_per_gpu} of {node.gpu_memory_bytes} bytes on {name}",
             )
         yield from _occupancy_laws(draft, job, name, indices)
+    yield from _model_laws(draft, decision)
+
+
+def _model_laws(draft: Draft, decision: StartJob | ResizeJob) -> Iterator[tuple[Law, str]]:
+    """A plan over two GPU models is for exactly so many GPUs of each."""
+    planned, held = dict[str, int](), dict[str, int]()
+    for stage in decision.plan.stages[: decision.plan.devices]:
+        planned[stage.gpu] = planned.get(stage.gpu, 0) + stage.gpus
+    for name, indices in decision.gpus.items():
+        gpu = draft.base.nodes[name].gpu
+        held[gpu] = held.get(gpu, 0) + len(indices)
+    if planned != held:
+        yield Law.PLAN_MISFITS, f"the plan is for {_counted(planned)}, the target has {_counted(held)}"
+
+
+def _counted(gpus: Mapping[str, int]) -> str:
+    return " and ".join(f"{count} {gpu}" for gpu, count in sorted(gpus.items())) or "no GPUs"
 
 
 def _occupancy_laws(draft: Draft, job: Job, name: str, indices: tuple[int, ...]) -> Iterator[tuple[Law, str]]:

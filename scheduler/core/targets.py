@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from scheduler.core.course import Course
 from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.parallel_plan import ParallelPlan
@@ -15,9 +18,11 @@ Target = tuple[Gpus, ParallelPlan]
 def extended(course: Course, job: Job, most: int, least: int) -> Target | None:
     """Present GPUs plus new ones: `most` in all, or the largest count down to `least` that has room and a plan.
 
-    A plan may fit one GPU model and not another, so each model that has room is tried.
+    A plan may fit one GPU model and not another, so each model that has room is tried. Above its minimum a job takes
+    only what makes it faster; the free GPUs may lie otherwise than whoever counted them assumed.
     """
     present, view = job.allocation.target, course.view
+    bar_s = _time_to_beat_s(course, job)
     groups = rooms_by_model(view, usable_by(job, course.draft.rooms), present)
     most_room = max((sum(len(room.free) for room in group) for group in groups), default=0)
     held = gpu_sets.count(present)
@@ -26,30 +31,64 @@ def extended(course: Course, job: Job, most: int, least: int) -> Target | None:
             more = course.policies.place(view, group, job, count - held)
             if more is None:
                 continue
-            gpus = gpu_sets.union(present, more)
-            plan = course.plan_for(job, gpus)
-            if plan is not None:
-                return gpus, plan
+            target = _thrifty(course, job, gpu_sets.union(present, more))
+            if target and gpu_sets.count(target[0]) >= least and target[1].iteration_time_s < bar_s:
+                return target
     return None
 
 
 def reduced(course: Course, job: Job, kept: Gpus, most: int) -> Target | None:
-    """A part of `kept`: `most` GPUs of it, or the largest count down to the job's minimum that has a plan."""
+    """A part of `kept`: `most` GPUs of it, or the largest count down to the job's minimum that has a plan, less what
+    would only slow the job down."""
     for count in range(min(most, gpu_sets.count(kept)), job.spec.min_gpus - 1, -1):
-        gpus = _part(course, kept, count)
-        plan = course.plan_for(job, gpus)
-        if plan is not None:
-            return gpus, plan
+        target = _thrifty(course, job, _part(course, kept, count))
+        if target is not None:
+            return target
     return None
 
 
+def _thrifty(course: Course, job: Job, gpus: Gpus) -> Target | None:
+    """The GPUs with their plan, less those without which the job is at least as fast; None where no plan is solved."""
+    shape = course.draft.base.shape_of(gpus)
+    if (plan := course.plan_on(job, shape)) is None:
+        return None
+    better = course.draft.base.curve(job).better_part(shape, job.spec.min_gpus)
+    if better is None or (faster := course.plan_on(job, better)) is None:
+        return gpus, plan
+    return _part_of_shape(course, gpus, better), faster
+
+
+def _time_to_beat_s(course: Course, job: Job) -> float:
+    """The job's present step time; infinite for one that has not got its minimum yet."""
+    if job.allocation.target_gpus < job.spec.min_gpus:
+        return inf
+    present = course.plan_for(job, job.allocation.target) or job.allocation.plan
+    return present.iteration_time_s if present else inf
+
+
 def _part(course: Course, kept: Gpus, count: int) -> Gpus:
-    """Give up lent nodes first, then the nodes with the fewest of the job's GPUs."""
-    nodes, view = course.draft.base.nodes, course.view
-    order = sorted(kept, key=lambda name: (view.is_lent(nodes[name]), -len(kept[name]), name))
     part: dict[str, tuple[int, ...]] = {}
-    for name in order:
+    for name in _dearest_first(course, kept):
         if count > 0:
             part[name] = kept[name][:count]
             count -= len(part[name])
     return part
+
+
+def _part_of_shape(course: Course, gpus: Gpus, shape: GpuShape) -> Gpus:
+    """Large shares first: whichever nodes they take, the smaller ones still find theirs."""
+    nodes, part = course.draft.base.nodes, dict[str, tuple[int, ...]]()
+    for group in sorted(shape.groups, key=lambda group: -group.gpus_per_node):
+        fitting = [
+            name
+            for name in _dearest_first(course, gpus)
+            if name not in part and nodes[name].gpu == group.gpu and len(gpus[name]) >= group.gpus_per_node
+        ]
+        part.update({name: gpus[name][: group.gpus_per_node] for name in fitting[: group.nodes]})
+    return part
+
+
+def _dearest_first(course: Course, gpus: Gpus) -> list[str]:
+    """Lent nodes are given up first, then the nodes with the fewest of the job's GPUs."""
+    nodes, view = course.draft.base.nodes, course.view
+    return sorted(gpus, key=lambda name: (view.is_lent(nodes[name]), -len(gpus[name]), name))

@@ -7,12 +7,13 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from scheduler.documents.document import Document
+from scheduler.documents.document import Document, read
 from scheduler.documents.job import CAMEL, Batch, GpuCount, SequenceLength, Text, finite_json
-from scheduler.documents.refusal import refused_field
+from scheduler.documents.refusal import Refusal, RefusedError, refused_field, shown
 from scheduler.documents.units import Size
 from scheduler.domain.gpu_shape import GpuGroup, GpuShape
 
+GROUPS_MAX = 16
 GPUS_PER_NODE = 8
 """How GPUs are taken to be packed where a request does not say on how many nodes they are."""
 
@@ -26,6 +27,15 @@ class GroupDocument(Document):
     gpus_per_node: GpuCount
 
 
+Groups = Annotated[list[GroupDocument], Field(min_length=1, max_length=GROUPS_MAX)]
+
+
+class ShapeDocument(Document):
+    """Unlike nodes of up to two GPU models."""
+
+    groups: Groups
+
+
 class PlanRequestDocument(Document):
     """Either `gpu` and `gpus` (with `nodes`, or packed 8 to a node), or `shape`. Either `model` or `profile`."""
 
@@ -35,10 +45,16 @@ class PlanRequestDocument(Document):
     gpu: Text = ""
     gpus: GpuCount | None = None
     nodes: GpuCount | None = None
-    shape: Annotated[list[GroupDocument], Field(min_length=1, max_length=2)] | None = None
+    shape: Groups | None = Field(default=None, description="Groups of unlike nodes, of up to two GPU models.")
     global_batch: Batch
     sequence_length: SequenceLength | None = Field(default=None, description="Absent: the model's own.")
     memory: Size | None = Field(default=None, description="What a plan may take of one GPU; absent: all it has.")
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="End the search once no plan can be faster by more than this ratio; 0 is exact."
+    )
+    alternatives: Annotated[int, Field(strict=True, ge=0, le=10)] = Field(
+        default=0, description="How many runner-up plans to find as well."
+    )
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -63,9 +79,32 @@ class PlanRequestDocument(Document):
 def shape_of(document: PlanRequestDocument) -> GpuShape:
     """The shape that a request names."""
     if document.shape is not None:
-        groups = (GpuGroup(group.gpu, group.nodes, group.gpus_per_node) for group in document.shape)
-        return GpuShape(tuple(sorted(groups, key=lambda group: (group.gpu, -group.gpus_per_node))))
+        return _shape(document.shape)
     assert document.gpus is not None, "the form requires gpus beside gpu"
     if document.nodes is not None:
         return GpuShape((GpuGroup(document.gpu, document.nodes, document.gpus // document.nodes),))
     return GpuShape.packed(document.gpu, document.gpus, GPUS_PER_NODE)
+
+
+def read_shape(document: object) -> GpuShape:
+    """The shape that a file gives: `[{gpu, nodes, gpus_per_node}, ...]`, or the same list under `groups`.
+
+    Raises:
+        RefusedError: one or more fields are refused.
+    """
+    groups = document.get("groups") if isinstance(document, dict) and set(document) == {"groups"} else document
+    if not isinstance(groups, list):
+        raise RefusedError(Refusal("groups", shown(groups), "a list of {gpu, nodes, gpus_per_node}"))
+    return _shape(read(ShapeDocument, {"groups": [_camel(group) for group in groups]}).groups)
+
+
+def _camel(group: object) -> object:
+    """Files may use the names of cluster files, with underscores."""
+    if not isinstance(group, dict) or "gpusPerNode" in group:
+        return group
+    return {"gpusPerNode" if name == "gpus_per_node" else name: value for name, value in group.items()}
+
+
+def _shape(groups: list[GroupDocument]) -> GpuShape:
+    found = (GpuGroup(group.gpu, group.nodes, group.gpus_per_node) for group in groups)
+    return GpuShape(tuple(sorted(found, key=lambda group: (group.gpu, -group.gpus_per_node))))

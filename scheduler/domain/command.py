@@ -132,6 +132,13 @@ class CurveSolved:
 
 
 @dataclass(frozen=True, slots=True)
+class SolverChanged:
+    """Points that another solver than the one of this fingerprint has solved are worth nothing any more."""
+
+    solver: str
+
+
+@dataclass(frozen=True, slots=True)
 class ForecastMade:
     pool: str
     forecast: Forecast
@@ -157,6 +164,7 @@ CommandBody = (
     | RecallAll
     | FreezeResizes
     | CurveSolved
+    | SolverChanged
     | ForecastMade
 )
 

@@ -26,6 +26,7 @@ class EventCode(StrEnum):
     LOAN_ACTIVE = "LoanActive"
     LOAN_LOST = "LoanLost"
     POOL_CHANGED = "PoolChanged"
+    CURVES_DROPPED = "CurvesDropped"
     DEMAND_CLAMPED = "DemandClamped"
     LENDING_SWITCHED = "LendingSwitched"
     COMMAND_REFUSED = "CommandRefused"

@@ -95,8 +95,13 @@ class ParallelPlan:
                     )
 
     @property
+    def devices(self) -> int:
+        """Groups of GPUs that the pipeline runs over; stage k is on group k mod `devices`."""
+        return max(1, len(self.stages) // max(1, self.schedule.interleave))
+
+    @property
     def world_size(self) -> int:
-        return sum(stage.gpus for stage in self.stages)
+        return sum(stage.gpus for stage in self.stages[: self.devices])
 
     @property
     def global_batch(self) -> int:
@@ -115,7 +120,8 @@ class ParallelPlan:
         spread = " ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1) or "dp1"
         sharding = ("", " zero1", " zero2", " fsdp")[first.zero]
         recompute = "" if first.recompute is Recompute.NONE else f" recompute-{first.recompute}"
-        pipeline = f"pp{len(self.stages)} · " if len(self.stages) > 1 else ""
+        chunks = f"x{self.schedule.interleave}" if self.schedule.interleave > 1 else ""
+        pipeline = f"pp{self.devices}{chunks} · " if self.devices > 1 else ""
         batches = "1 micro-batch" if self.micro_batches == 1 else f"{self.micro_batches} micro-batches"
         return f"{pipeline}{spread}{sharding}{recompute} · {batches}"
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
 
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.gpu_shape import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 
 LINEAR_CURVE_KEY = "linear"
@@ -30,6 +30,23 @@ class ScalingCurve:
     def is_solved(self, shape: GpuShape) -> bool:
         return shape in self.plans or shape in self.infeasible
 
+    def better_part(self, shape: GpuShape, gpus_min: int = 1) -> GpuShape | None:
+        """A part of `shape` on which the job is at least as fast, so that the other GPUs are wasted on it.
+
+        The fastest solved part of at least `gpus_min` GPUs, of equals the one with the fewest. None where all GPUs
+        pay, where no such part is known, and where `shape` has no plan.
+        """
+        whole = self.plans.get(shape)
+        if whole is None:
+            return None
+        whole_s, gpus = whole.iteration_time_s, shape.gpus
+        parts = [
+            (plan.iteration_time_s, part.gpus, part)
+            for part, plan in self.plans.items()
+            if plan.iteration_time_s <= whole_s and gpus_min <= part.gpus < gpus and _is_part(part, shape)
+        ]
+        return min(parts)[2] if parts else None
+
     def with_plan(self, shape: GpuShape, plan: ParallelPlan) -> ScalingCurve:
         return ScalingCurve({**self.plans, shape: plan}, self.infeasible)
 
@@ -49,6 +66,10 @@ class LinearCurve:
 
     def is_solved(self, shape: GpuShape) -> bool:
         return True
+
+    def better_part(self, shape: GpuShape, gpus_min: int = 1) -> GpuShape | None:
+        """None: every GPU gains."""
+        return None
 
     @property
     def infeasible(self) -> Mapping[GpuShape, str]:
@@ -81,6 +102,17 @@ def curve_key(model: str, profile_json: str, global_batch: int, sequence_length:
 
 Curve = ScalingCurve | LinearCurve
 LINEAR_CURVE = LinearCurve()
+
+
+def _is_part(part: GpuShape, shape: GpuShape) -> bool:
+    """Whether `part` remains of `shape` when some GPUs of its nodes are given up."""
+    return all(_nodes_like(group, part) <= _nodes_like(group, shape) for group in part.groups)
+
+
+def _nodes_like(group: GpuGroup, shape: GpuShape) -> int:
+    """Nodes of `shape` that give at least as many GPUs of the same model."""
+    fitting = (own for own in shape.groups if own.gpu == group.gpu and own.gpus_per_node >= group.gpus_per_node)
+    return sum(own.nodes for own in fitting)
 
 
 @lru_cache(maxsize=4096)

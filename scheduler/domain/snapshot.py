@@ -29,6 +29,7 @@ class Switches:
 class Snapshot:
     """Jobs by id, pools and nodes by name, live loans by node name, curves by content key.
 
+    `solver` is the fingerprint of the solver whose points the curves hold.
     `full_pass_at_s` is when a tick last considered lending and flexible GPUs; between full passes a tick only
     reacts (arrivals, ends, recalls).
     """
@@ -44,6 +45,7 @@ class Snapshot:
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
     switches: Switches = field(default_factory=Switches)
     full_pass_at_s: float = float("-inf")
+    solver: str = ""
 
     def curve(self, job: Job) -> Curve:
         key = job.spec.curve_key

@@ -123,8 +123,8 @@ class Controller:
 
     def _learned(self, now_s: float) -> tuple[Command, ...]:
         """Finished curve points always; forecasts once a full pass is due, because only that one lends."""
-        points = self._curves.finished(now_s)
         snapshot = self._store.load().snapshot
+        points = (*self._curves.outdated(snapshot, now_s), *self._curves.finished(now_s))
         if now_s < snapshot.full_pass_at_s + self._policies.settings.full_pass_period_s:
             return points
         return (*points, *self._demand.forecasts(snapshot, now_s))

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 
-from scheduler.domain.command import Command, CurveSolved
+from scheduler.domain.command import Command, CurveSolved, SolverChanged
 from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
-from scheduler.solver.curve import solve_point
-from scheduler.solver.request import Infeasible
+from scheduler.solver.curve import Point, curve_solved, solve_curve, solver_fingerprint
 
-Solve = Callable[[CurveRequest, GpuShape], ParallelPlan | Infeasible]
+Solve = Callable[[CurveRequest, tuple[GpuShape, ...]], Mapping[GpuShape, Point]]
 
 
 class CurveBuilder:
     """Content-addressed: one model at one batch on one shape is solved once, whoever asks, for as long as the
     snapshot or this builder remembers it. A tick reports what is wanted in the order in which it is needed, so a
-    short queue in front of the pool keeps the most urgent shape next."""
+    short queue in front of the pool keeps the most urgent shape next.
 
-    def __init__(self, pool: Executor, *, most_in_flight: int, solve: Solve = solve_point) -> None:
+    Shapes are solved one at a time. Beyond the caches of a pool's process a curve's shapes share none of the work
+    (llama-2-7b) to a seventh of it (llama-2-70b), and a batch would keep its first answer back until the last."""
+
+    def __init__(self, pool: Executor, *, most_in_flight: int, solve: Solve = solve_curve) -> None:
         self._pool = pool
         self._most_in_flight = most_in_flight
         self._solve = solve
-        self._in_flight: dict[WantedShape, Future[ParallelPlan | Infeasible]] = {}
+        self._in_flight: dict[WantedShape, Future[Mapping[GpuShape, Point]]] = {}
 
     def want(self, snapshot: Snapshot, wanted_shapes: Iterable[WantedShape]) -> None:
         """Start solving; what does not fit now is wanted again at the next tick."""
@@ -36,7 +37,7 @@ class CurveBuilder:
                 return
             request = requests.get(wanted.curve_key)
             if request is not None and wanted not in self._in_flight:
-                self._in_flight[wanted] = self._pool.submit(self._solve, request, wanted.shape)
+                self._in_flight[wanted] = self._pool.submit(self._solve, request, (wanted.shape,))
 
     def finished(self, now_s: float) -> tuple[Command, ...]:
         """The points solved since the last call, as commands for the next tick.
@@ -45,7 +46,17 @@ class CurveBuilder:
         error of the solver is raised here: it is a bug.
         """
         done = [wanted for wanted, future in self._in_flight.items() if future.done()]
-        return tuple(self._command(wanted, now_s) for wanted in done)
+        solved = [point for wanted in done for point in self._answer(wanted)]
+        return tuple(
+            Command(f"curve/{point.curve_key}/{point.shape}", now_s, point, actor="solver") for point in solved
+        )
+
+    def outdated(self, snapshot: Snapshot, now_s: float) -> tuple[Command, ...]:
+        """The command that drops the points of another version of the solver or of its profiles, if there are any."""
+        solver = solver_fingerprint()
+        if snapshot.solver == solver:
+            return ()
+        return (Command(f"solver/{solver}", now_s, SolverChanged(solver), actor="solver"),)
 
     @property
     def is_idle(self) -> bool:
@@ -58,13 +69,11 @@ class CurveBuilder:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _command(self, wanted: WantedShape, now_s: float) -> Command:
+    def _answer(self, wanted: WantedShape) -> Iterator[CurveSolved]:
         try:
-            answer = self._in_flight.pop(wanted).result()
+            points = self._in_flight.pop(wanted).result()
         except ValueError as refused:
-            solved = CurveSolved(wanted.curve_key, wanted.shape, None, str(refused))
+            yield CurveSolved(wanted.curve_key, wanted.shape, None, str(refused))
         else:
-            infeasible = answer.reason if isinstance(answer, Infeasible) else ""
-            plan = None if isinstance(answer, Infeasible) else answer
-            solved = CurveSolved(wanted.curve_key, wanted.shape, plan, infeasible)
-        return Command(f"curve/{wanted.curve_key}/{wanted.shape}", now_s, solved, actor="solver")
+            for shape, point in points.items():
+                yield curve_solved(wanted.curve_key, shape, point)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from scheduler.domain.command import CurveSolved
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import JobSpec
-from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.domain.tick_report import WantedShape
-from scheduler.solver.curve import solve_point
+from scheduler.solver.curve import curve_solved, solve_point
 
 
 class CurveBook:
@@ -36,12 +35,6 @@ class CurveBook:
             KeyError: the curve was never made known.
         """
         if wanted not in self._points:
-            self._points[wanted] = _solve(self._requests[wanted.curve_key], wanted)
+            point = solve_point(self._requests[wanted.curve_key], wanted.shape)
+            self._points[wanted] = curve_solved(wanted.curve_key, wanted.shape, point)
         return self._points[wanted]
-
-
-def _solve(request: CurveRequest, wanted: WantedShape) -> CurveSolved:
-    outcome = solve_point(request, wanted.shape)
-    if isinstance(outcome, ParallelPlan):
-        return CurveSolved(wanted.curve_key, wanted.shape, outcome)
-    return CurveSolved(wanted.curve_key, wanted.shape, None, infeasible=outcome.reason)

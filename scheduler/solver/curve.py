@@ -1,14 +1,28 @@
-"""Points of a ScalingCurve: the shapes worth solving, and the plan of one shape."""
+"""Points of a ScalingCurve: the shapes worth solving, and the plans of a job on them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from scheduler.domain.command import CurveSolved
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.profiles.shipped import load_gpu, load_model, parse_model
 from scheduler.solver.request import Infeasible, RequestError, SolveRequest
-from scheduler.solver.search.search import solve
+from scheduler.solver.search.search import search
+from scheduler.solver.search.workbench import Workbench
+
+CURVE_TOLERANCE = 1e-3
+"""Plans of a curve are proven within 0.1%. That is enough to schedule by: the cost model is off by percents, and a
+resize costs seconds of a step that would gain less."""
+
+Point = ParallelPlan | Infeasible
 
 
 def canonical_shapes(gpu: str, *, gpus_per_node: int, gpus_max: int) -> tuple[GpuShape, ...]:
@@ -24,20 +38,69 @@ def canonical_shapes(gpu: str, *, gpus_per_node: int, gpus_max: int) -> tuple[Gp
     return tuple(GpuShape.packed(gpu, gpus, gpus_per_node) for gpus in (*inside, *whole_nodes))
 
 
-def solve_point(request: CurveRequest, shape: GpuShape) -> ParallelPlan | Infeasible:
-    """The fastest plan of one job on one shape, within the memory of the GPU; fit for a process pool.
+def solve_curve(request: CurveRequest, shapes: Iterable[GpuShape]) -> Mapping[GpuShape, Point]:
+    """The fastest plan of one job on each shape that uses all its GPUs, or why there is none.
+
+    The shapes share costs, bounds and solved stages. No incumbent carries over from one to another, because a plan
+    for fewer GPUs is none for more: that some GPUs are wasted is seen from the points (ScalingCurve.better_part).
+    To that end a mixed shape that is slower than one of its GPU models alone brings the point of that model along.
+
+    Fit for a process pool.
 
     Raises:
         ValueError: the model, a GPU or a figure of a profile is unknown or cannot be; the message names it.
     """
-    return solve(
-        SolveRequest(
-            model=_model(request),
-            hardware=load_gpu(shape.groups[0].gpu),
-            shape=shape,
-            global_batch=request.global_batch,
-        )
-    )
+    model, bench = _model(request), Workbench()
+    points: dict[GpuShape, Point] = {}
+    for shape in sorted(shapes, key=lambda shape: len(_gpus_of(shape))):  # mixed ones last: their parts are proven best
+        question = SolveRequest(model, tuple(map(load_gpu, _gpus_of(shape))), shape, request.global_batch)
+        points |= _points(question, bench)
+    return points
+
+
+def solve_point(request: CurveRequest, shape: GpuShape) -> Point:
+    """The point of one shape; raises as `solve_curve`."""
+    return solve_curve(request, (shape,))[shape]
+
+
+def curve_solved(curve_key: str, shape: GpuShape, point: Point) -> CurveSolved:
+    """A point as the command that puts it into the snapshot."""
+    if isinstance(point, Infeasible):
+        return CurveSolved(curve_key, shape, None, point.reason)
+    return CurveSolved(curve_key, shape, point)
+
+
+@cache
+def solver_fingerprint() -> str:
+    """Digest of all that a point depends on beside its request: the solver's code and the profiles that it ships.
+
+    The code itself is read, so that nobody has to remember to count up a version of the cost model.
+    """
+    digest = sha256()
+    for name, content in sorted(_sources(files("scheduler.solver"), "")):
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _sources(folder: Traversable, path: str) -> Iterable[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _sources(entry, f"{path}{entry.name}/")
+        elif entry.name.endswith((".py", ".json")):
+            yield path + entry.name, entry.read_bytes()
+
+
+def _points(question: SolveRequest, bench: Workbench) -> Mapping[GpuShape, Point]:
+    outcome = search(question, tolerance=CURVE_TOLERANCE, bench=bench)
+    if not outcome.remark:
+        return {question.shape: outcome.result}
+    assert isinstance(outcome.result, ParallelPlan), "only a plan leaves GPUs out"
+    part = question.alone(outcome.result.stages[0].gpu).shape
+    return {part: outcome.result, question.shape: outcome.whole or Infeasible(outcome.remark, "shape")}
+
+
+def _gpus_of(shape: GpuShape) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(group.gpu for group in shape.groups))
 
 
 def _model(request: CurveRequest) -> ModelProfile:

@@ -1,39 +1,78 @@
 """An independent judge: time and memory of a plan, from the plan and the request alone.
 
-It shares the cost of single layers with the search (time_cost, memory_cost), and nothing else.
+It shares the cost of single layers with the search (layer_times, memory_cost, layouts, hand_over), and nothing else. It
+takes any strategy that the model and the worker allow, also those that the search leaves out because they cannot win.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 
-from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, ScheduleName, Stage
+import numpy as np
+
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
+from scheduler.solver.costs.candidates import Candidates
 from scheduler.solver.costs.chain import Layer, chain
+from scheduler.solver.costs.hand_over import StageGroup, hand_over_s
+from scheduler.solver.costs.layer_table import layer_table
+from scheduler.solver.costs.layer_time import LayerTimes, layer_times
+from scheduler.solver.costs.layouts import Layout, border_s, reshard_s
 from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
+from scheduler.solver.costs.schedules import in_flight
 from scheduler.solver.costs.setting import Setting
-from scheduler.solver.costs.strategies import strategies
-from scheduler.solver.costs.time_cost import border_time_s, hand_over_time_s, layer_time_s, reshard_time_s
-from scheduler.solver.costs.topology import Topology
-from scheduler.solver.request import SolveRequest
+from scheduler.solver.instance import Floats, Ints
+from scheduler.solver.plan_rules import PlanError, check_plan, layer_strategies, per_layer
+from scheduler.solver.request import DeviceGroup, SolveRequest
+
+__all__ = ["Evaluation", "PlanError", "StageEvaluation", "TimeParts", "evaluate"]
 
 
-class PlanError(ValueError):
-    """A plan that the request's model, shape or hardware cannot carry out."""
+@dataclass(frozen=True, slots=True)
+class TimeParts:
+    """Seconds of a device per micro-batch, by cause; `data_s` is what computing does not hide, `other_s` the optimizer
+    step, changes of layout and gathering at borders."""
+
+    compute_s: float = 0.0
+    tensor_s: float = 0.0
+    sequence_s: float = 0.0
+    expert_s: float = 0.0
+    data_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def communication_s(self) -> float:
+        return self.tensor_s + self.sequence_s + self.expert_s + self.data_s
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.communication_s + self.other_s
+
+    def plus(self, other: TimeParts) -> TimeParts:
+        return TimeParts(*(getattr(self, name) + getattr(other, name) for name in _PARTS))
+
+
+_PARTS = ("compute_s", "tensor_s", "sequence_s", "expert_s", "data_s", "other_s")
 
 
 @dataclass(frozen=True, slots=True)
 class StageEvaluation:
-    """Of one stage: time per micro-batch, and the memory of one of its GPUs at the peak, reserve included."""
+    """Of one device of the pipeline, with all its stages where it is interleaved: time per micro-batch, and the memory
+    of one of its GPUs at the peak, reserve included."""
 
-    time_s: float
+    parts: TimeParts
     memory_bytes: int
-    in_flight: int
+    in_flight: float
+
+    @property
+    def time_s(self) -> float:
+        return self.parts.total_s
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Of one plan: `hand_overs_s` holds one time per border between stages, per micro-batch."""
+    """Of one plan: `hand_overs_s` holds one time per link between devices, per micro-batch."""
 
     iteration_time_s: float
     stages: tuple[StageEvaluation, ...]
@@ -49,95 +88,128 @@ class Evaluation:
 def evaluate(plan: ParallelPlan, request: SolveRequest) -> Evaluation:
     """Predicts `plan`; its own predictions are not looked at.
 
-    With stage times p, hand-overs o and c micro-batches, an iteration takes
-    sum(p) + sum(o) + (c - 1) * max(p, o) (UniAP, CVPR'25, objective of section 3).
+    With a load per micro-batch on every device and every link, c micro-batches and v stages a device, an iteration
+    takes sum(loads) / v + (c - 1 / v) x max(loads), and the profile's overhead (UniAP, CVPR'25, objective of section
+    3; the bubble shrinks by v, SC'21, section 2.2).
 
     Raises:
         PlanError: the plan does not cover the model's layers in order, does not fill the shape, splits the batch
-            unevenly, or uses a strategy that the hardware or the model does not allow.
+            unevenly, or uses a schedule or strategy that the hardware or the model does not allow.
     """
-    setting = _setting(plan, request)
-    layers = chain(request.model, request.hardware.precision, stages=len(plan.stages))
-    spread = _strategies_by_layer(plan, layers, setting)
-    stages = tuple(_stage(index, stage, layers, spread, setting) for index, stage in enumerate(plan.stages))
-    hand_overs_s = tuple(
-        hand_over_time_s(layers[stage.last_layer], cut=cut, setting=setting)
-        for cut, stage in enumerate(plan.stages[:-1])
-    )
-    times_s = (*(stage.time_s for stage in stages), *hand_overs_s)
-    iteration_s = sum(times_s) + (plan.micro_batches - 1) * max(times_s)
+    check_plan(plan, request)
+    groups = [group for group in request.groups if group.hardware.gpu in {stage.gpu for stage in plan.stages}]
+    costs = {group.hardware.gpu: _group_costs(plan, request, group) for group in groups}
+    stages = tuple(_device(plan, position, costs[plan.stages[position].gpu]) for position in range(plan.devices))
+    links_s = _links_s(plan, costs)
+    loads_s = (*(stage.time_s for stage in stages), *links_s)
+    chunks = plan.schedule.interleave
+    iteration_s = sum(loads_s) / chunks + (plan.micro_batches - 1 / chunks) * max(loads_s)
+    iteration_s += max(group.hardware.iteration_overhead_s for group in groups)
+    peak_flops_per_s = sum(group.gpus * group.hardware.peak_flops_per_s for group in groups)
     useful_flops = 3 * request.model.flops_per_sample * request.global_batch
+    limits = [costs[plan.stages[position].gpu].group.limit_bytes for position in range(plan.devices)]
     return Evaluation(
         iteration_time_s=iteration_s,
         stages=stages,
-        hand_overs_s=hand_overs_s,
-        fits=all(stage.memory_bytes <= request.memory_limit_bytes for stage in stages),
-        model_flops_utilization=useful_flops / (iteration_s * request.gpus * request.hardware.peak_flops_per_s),
+        hand_overs_s=links_s,
+        fits=all(stage.memory_bytes <= limit for stage, limit in zip(stages, limits, strict=True)),
+        model_flops_utilization=useful_flops / (iteration_s * peak_flops_per_s),
     )
 
 
-def _setting(plan: ParallelPlan, request: SolveRequest) -> Setting:
-    if plan.global_batch != request.global_batch:
-        raise PlanError(
-            f"micro_batches x micro_batch_size is {plan.global_batch}; "
-            f"it must be the global batch, {request.global_batch}"
+@dataclass(frozen=True, slots=True, eq=False)
+class _GroupCosts:
+    """Costs of every layer type under every strategy that the stages on one GPU model use."""
+
+    group: DeviceGroup
+    layers: tuple[Layer, ...]
+    kinds: dict[Layer, int]
+    numbers: dict[LayerStrategy, int]
+    layouts: dict[Layout, int]
+    times: LayerTimes
+    state_bytes: Ints
+    kept_bytes: Ints
+    working_bytes: Ints
+    border_s: Floats
+    reshard_s: Floats
+
+
+def _group_costs(plan: ParallelPlan, request: SolveRequest, group: DeviceGroup) -> _GroupCosts:
+    own = [stage for stage in plan.stages if stage.gpu == group.hardware.gpu]
+    one_node = len({stage.gpu for stage in plan.stages}) == 1 and group.gpus <= group.node_gpus
+    layers = chain(request.model, group.hardware.precision, stages=plan.devices, one_node=one_node)
+    setting = Setting.of(group.hardware, node_gpus=group.node_gpus, gpus=own[0].gpus, global_batch=plan.global_batch)
+    kinds = tuple(dict.fromkeys(layers))
+    used = list(dict.fromkeys(per_layer(run) for stage in own for run in stage.strategies))
+    chosen = Candidates.of(used, micro_batches=plan.micro_batches, batch=plan.micro_batch_size)
+    layouts = tuple(dict.fromkeys(_layout(strategy) for strategy in used))
+    table, batches = layer_table(kinds), np.array([plan.micro_batch_size])
+    return _GroupCosts(
+        group=group,
+        layers=layers,
+        kinds={kind: number for number, kind in enumerate(kinds)},
+        numbers={strategy: number for number, strategy in enumerate(used)},
+        layouts={layout: number for number, layout in enumerate(layouts)},
+        times=layer_times(kinds, chosen, setting),
+        state_bytes=state_bytes(kinds, chosen, setting),
+        kept_bytes=kept_bytes(kinds, chosen, setting),
+        working_bytes=working_bytes(kinds, chosen, setting),
+        border_s=border_s(table, chosen.spreads, setting),
+        reshard_s=reshard_s(table, layouts, batches, setting)[0],
+    )
+
+
+def _device(plan: ParallelPlan, position: int, costs: _GroupCosts) -> StageEvaluation:
+    """One device of the pipeline, with all the stages that it runs."""
+    held = in_flight(plan.schedule, micro_batches=plan.micro_batches, devices=plan.devices, position=position)
+    parts, planned_bytes, working = TimeParts(), 0, 0
+    for stage in plan.stages[position :: plan.devices]:
+        strategies = layer_strategies(stage)
+        own = [
+            (costs.kinds[costs.layers[stage.first_layer + offset]], costs.numbers[strategy])
+            for offset, strategy in enumerate(strategies)
+        ]
+        for place in own:
+            parts = parts.plus(TimeParts(*(float(getattr(costs.times, name)[place]) for name in _PARTS)))
+            planned_bytes += int(costs.state_bytes[place]) + ceil(float(costs.kept_bytes[place]) * held)
+            working = max(working, int(costs.working_bytes[place[1]]))
+        parts = parts.plus(TimeParts(other_s=_edges_s(stage, own, strategies, costs)))
+    return StageEvaluation(parts, costs.group.hardware.occupied_bytes(planned_bytes + working), held)
+
+
+def _edges_s(stage: Stage, own: list[tuple[int, int]], strategies: list[LayerStrategy], costs: _GroupCosts) -> float:
+    """Changes of layout inside the stage, and gathering at its borders."""
+    time_s = 0.0
+    for (kind, _), (before, after) in zip(own, pairwise(strategies), strict=False):
+        time_s += float(costs.reshard_s[kind, costs.layouts[_layout(before)], costs.layouts[_layout(after)]])
+    if stage.first_layer > 0:
+        time_s += float(costs.border_s[own[0]])
+    if stage.last_layer < len(costs.layers) - 1:
+        time_s += float(costs.border_s[own[-1]])
+    return time_s
+
+
+def _layout(strategy: LayerStrategy) -> Layout:
+    return strategy.tp, strategy.sequence_sharding
+
+
+def _links_s(plan: ParallelPlan, costs: dict[str, _GroupCosts]) -> tuple[float, ...]:
+    """Load of each link between devices; interleaved, the last one leads back to the first device."""
+    devices, mixed = plan.devices, len(costs) > 1
+    sides = {
+        gpu: StageGroup(
+            hardware=own.group.hardware,
+            node_gpus=own.group.node_gpus,
+            gpus=next(stage.gpus for stage in plan.stages if stage.gpu == gpu),
+            count=sum(stage.gpu == gpu for stage in plan.stages[:devices]),
         )
-    if plan.world_size != request.gpus:
-        raise PlanError(f"the plan has {plan.world_size} GPUs; the shape {request.shape} has {request.gpus}")
-    if plan.schedule.name is not ScheduleName.ONE_F_ONE_B:
-        raise PlanError(f"schedule is {plan.schedule.name.value!r}; only '1f1b' can be judged yet")
-    sizes = {stage.gpus for stage in plan.stages}
-    models = {stage.gpu for stage in plan.stages}
-    if len(sizes) > 1 or models != {request.hardware.gpu}:
-        raise PlanError(f"stages have {sorted(sizes)} GPUs of {sorted(models)}; all must have as many of one model")
-    return Setting(
-        hardware=request.hardware,
-        topology=Topology.of(request),
-        stages=len(plan.stages),
-        stage_gpus=plan.stages[0].gpus,
-        micro_batches=plan.micro_batches,
-        micro_batch_size=plan.micro_batch_size,
-    )
-
-
-def _strategies_by_layer(plan: ParallelPlan, layers: tuple[Layer, ...], setting: Setting) -> tuple[LayerStrategy, ...]:
-    allowed = {_per_layer(strategy) for strategy in strategies(layers, setting)}
-    spread: list[LayerStrategy] = []
-    for stage in plan.stages:
-        runs = [_per_layer(run) for run in stage.strategies for _ in range(run.layers)]
-        if stage.first_layer != len(spread) or stage.last_layer - stage.first_layer + 1 != len(runs):
-            raise PlanError(f"stage {stage.first_layer}-{stage.last_layer} does not hold the layers it should")
-        spread.extend(runs)
-    if len(spread) != len(layers):
-        raise PlanError(f"the plan covers {len(spread)} layers; the model has {len(layers)}")
-    for strategy in spread:
-        if strategy not in allowed:
-            raise PlanError(f"{strategy} is not allowed for this model on {setting.stage_gpus} GPUs a stage")
-    return tuple(spread)
-
-
-def _per_layer(strategy: LayerStrategy) -> LayerStrategy:
-    return strategy if strategy.layers == 1 else replace(strategy, layers=1)
-
-
-def _stage(
-    index: int, stage: Stage, layers: tuple[Layer, ...], spread: tuple[LayerStrategy, ...], setting: Setting
-) -> StageEvaluation:
-    own = list(zip(layers, spread, strict=True))[stage.first_layer : stage.last_layer + 1]
-    in_flight = setting.in_flight(index)
-    time_s = sum(layer_time_s(layer, strategy, setting) for layer, strategy in own)
-    time_s += sum(
-        reshard_time_s(layer, before=before, after=after, setting=setting)
-        for (layer, before), (_, after) in pairwise(own)
-    )
-    if index > 0:
-        time_s += border_time_s(*own[0], setting)
-    if index < setting.stages - 1:
-        time_s += border_time_s(*own[-1], setting)
-    memory_bytes = setting.hardware.reserve_bytes
-    memory_bytes += sum(
-        state_bytes(layer, strategy, setting) + in_flight * kept_bytes(layer, strategy, setting)
-        for layer, strategy in own
-    )
-    memory_bytes += max(working_bytes(layers, strategy, setting) for _, strategy in own)
-    return StageEvaluation(time_s, memory_bytes, in_flight)
+        for gpu, own in costs.items()
+    }
+    loads_s = [0.0] * (devices if plan.schedule.interleave > 1 else devices - 1)
+    for number, (stage, following) in enumerate(pairwise(plan.stages)):
+        sender, receiver, cut = sides[stage.gpu], sides[following.gpu], number % devices
+        inside = sender.leaves_node if mixed or cut == devices - 1 else sender.crosses(cut)
+        layer = costs[stage.gpu].layers[stage.last_layer]
+        crosses = sender is not receiver or inside
+        loads_s[cut] += hand_over_s(layer, plan.micro_batch_size, sender, receiver, crosses=crosses)
+    return tuple(loads_s)

@@ -1,81 +1,169 @@
-"""Why there is no plan, in one sentence with numbers."""
+"""Why there is no plan, in one sentence with numbers, and the smallest change that would help."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler.domain.parallel_plan import LayerStrategy
+from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.parallel_plan import LayerStrategy, ScheduleName
 from scheduler.solver.costs.chain import chain
-from scheduler.solver.costs.cost_tables import Floats, Ints, cost_tables
-from scheduler.solver.costs.setting import Setting
-from scheduler.solver.costs.strategies import strategies
+from scheduler.solver.costs.spreads import Limits, spreads
+from scheduler.solver.instance import Floats, Ints, StageCosts
 from scheduler.solver.request import Infeasible, SolveRequest
+from scheduler.solver.search.pipelines import Pipeline, pipelines
+from scheduler.solver.search.workbench import Workbench
 
 _GB = 1e9
+_TIMES = (2, 4, 8)
+"""Multiples of the GPUs that are tried before more of them are no longer proposed."""
 
 
 def shape_infeasible(request: SolveRequest) -> Infeasible:
-    """The shape holds more than one GPU model."""
-    models = ", ".join(sorted({group.gpu for group in request.shape.groups}))
-    return Infeasible(f"mixed GPU models are not solved yet: {request.shape} holds {models}", "shape")
+    """The shape holds more than two GPU models."""
+    models = ", ".join(group.hardware.gpu for group in request.groups)
+    reason = f"{request.shape} holds {len(request.groups)} GPU models ({models}); a plan takes at most two of them"
+    return Infeasible(reason, "shape")
 
 
 def batch_infeasible(request: SolveRequest) -> Infeasible:
-    """No pair of pipeline degree and micro-batches leaves any strategy."""
-    spread = ", ".join(sorted(dimension.value for dimension in request.hardware.dimensions))
+    """No pair of pipeline and micro-batches leaves any strategy."""
+    workers = "; ".join(
+        f"{group.hardware.gpu}: {', '.join(sorted(dimension.value for dimension in group.hardware.dimensions))}"
+        for group in request.groups
+    )
     return Infeasible(
-        f"a global batch of {request.global_batch} cannot be split evenly over {request.gpus} GPUs of "
-        f"{request.hardware.gpu} ({request.shape}): no pipeline, tensor and data degree multiply to {request.gpus} "
-        f"with the data degree dividing a micro-batch (supported: {spread})",
+        f"a global batch of {request.global_batch} cannot be split evenly over {request.gpus} GPUs ({request.shape}): "
+        f"no degrees multiply to them with the data degree dividing a micro-batch (supported by {workers}); "
+        f"a global batch of {_nearest_batch(request)} would do",
         "batch",
     )
 
 
-def memory_infeasible(request: SolveRequest, settings: list[Setting]) -> Infeasible:
+def memory_infeasible(request: SolveRequest, every: Iterable[Pipeline]) -> Infeasible:
     """Nothing fits: the leanest plan that follows one strategy in each stage, and what it would need."""
-    leanest = min((_leanest(request, setting) for setting in settings), key=lambda need: need.bytes_per_gpu)
-    strategy = leanest.strategy
-    sharding = f", fsdp={strategy.shard_group}" if strategy.zero == 3 else ""
+    need = _leanest(every)
+    hardware, strategy = need.pipeline.teams[need.team].group.hardware, need.strategy
+    limit_bytes = need.pipeline.teams[need.team].group.limit_bytes
+    needed_bytes = hardware.occupied_bytes(need.planned_bytes)
+    sharding = f", zero={strategy.zero} over {strategy.shard_group}" if strategy.zero else ""
+    micro_batches = need.pipeline.frame.micro_batches
+    more = _enough(request)
+    change = f"it would fit in {needed_bytes / _GB:.1f} GB per GPU{f', or on {more}' if more else ''}"
     return Infeasible(
-        f"needs {leanest.bytes_per_gpu / _GB:.1f} GB of {request.memory_limit_bytes / _GB:.1f} GB per GPU at "
-        f"tp={strategy.tp}, pp={leanest.setting.stages}, recompute={strategy.recompute.value}{sharding}, "
-        f"{leanest.setting.micro_batches} micro-batches of {leanest.setting.micro_batch_size}, "
-        "the leanest plan with one strategy per stage",
+        f"needs {needed_bytes / _GB:.1f} GB of {limit_bytes / _GB:.1f} GB per GPU of {hardware.gpu} at "
+        f"tp={strategy.tp}, pp={need.pipeline.devices}, recompute={strategy.recompute.value}{sharding}, "
+        f"{micro_batches} micro-batches of {request.global_batch // micro_batches}, "
+        f"the leanest plan with one strategy per stage; {change}",
         "memory",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Memory of the fullest stage, and the strategy of that stage."""
+    """What the fullest stage counts on beyond its capacity, and its strategy."""
 
-    bytes_per_gpu: int
+    excess_bytes: float
+    planned_bytes: int
     strategy: LayerStrategy
-    setting: Setting
+    team: int
+    pipeline: Pipeline
 
 
-def _leanest(request: SolveRequest, setting: Setting) -> _Need:
-    """The partition whose fullest stage is least full, every stage at its leanest strategy."""
-    layers = chain(request.model, request.hardware.precision, stages=setting.stages)
-    tables = cost_tables(layers, strategies(layers, setting), setting)
-    by_stage = []
-    for stage in range(setting.stages):
-        memory = tables.state_bytes + setting.in_flight(stage) * tables.kept_bytes
-        by_stage.append(_stage_bytes(memory[tables.types].T, tables.working_bytes))
-    reach = by_stage[0].min(axis=0)[0]
-    for needs in by_stage[1:]:
-        reach = np.maximum(reach[:, None], needs.min(axis=0)).min(axis=0)
-    peak = reach[-1]
-    binding = next(number for needs in by_stage for number, _, _ in np.argwhere(needs == peak))
-    return _Need(int(peak) + request.hardware.reserve_bytes, tables.strategies[int(binding)], setting)
+def _leanest(every: Iterable[Pipeline]) -> _Need:
+    """Pipelines in order of a lower bound of their need, until the bound passes the best found."""
+    bounded = [
+        (_least_bytes(pipeline), number, pipeline)
+        for number, pipeline in enumerate(every)
+        if pipeline.frame.schedule.name is not ScheduleName.INTERLEAVED  # Holds no less than 1F1B.
+    ]
+    best: _Need | None = None
+    for bound, _, pipeline in sorted(bounded, key=lambda entry: entry[:2]):
+        if best is not None and bound >= best.excess_bytes:
+            break
+        for teams in {tuple(range(len(pipeline.teams))), tuple(reversed(range(len(pipeline.teams))))}:
+            need = _fullest(pipeline, teams)
+            best = need if best is None or need.excess_bytes < best.excess_bytes else best
+    assert best is not None, "there is a pipeline"
+    return best
 
 
-def _stage_bytes(memory: Ints, working: Ints) -> Floats:
-    """[S, L+1, L+1]: memory of layers a to b-1 under one strategy; infinite where there is no layer."""
-    options, count = memory.shape
-    sums = np.concatenate([np.zeros((options, 1), dtype=memory.dtype), np.cumsum(memory, axis=1)], axis=1)
-    needs: Floats = (sums[:, None, :] - sums[:, :, None] + working[:, None, None]).astype(np.float64)
-    needs[:, np.tril_indices(count + 1)[0], np.tril_indices(count + 1)[1]] = np.inf
+def _least_bytes(pipeline: Pipeline) -> float:
+    """No stage can be emptier than the mean of all layers at their leanest."""
+    types = pipeline.layers.types
+    least = min(
+        int(team.costed.costs.memory_bytes(1).min(axis=1)[types].sum()) // pipeline.devices for team in pipeline.teams
+    )
+    return least - max(team.group.capacity_bytes for team in pipeline.teams)
+
+
+def _fullest(pipeline: Pipeline, order: Sequence[int]) -> _Need:
+    """The partition whose fullest stage exceeds its capacity by least, every stage at its leanest strategy."""
+    types = pipeline.layers.types
+    places = [number for number in order for _ in range(pipeline.teams[number].devices)]
+    tables, reach = [], np.array([-np.inf])
+    for position, number in enumerate(places):
+        team = pipeline.teams[number]
+        held = min(pipeline.frame.micro_batches, pipeline.devices - position)
+        excess = _stage_bytes(team.costed.costs, types, held) - team.group.capacity_bytes
+        tables.append(excess)
+        least = excess.min(axis=0)
+        reach = least[0] if position == 0 else np.maximum(reach[:, None], least).min(axis=0)
+    peak = float(reach[-1])
+    position = next(place for place, excess in enumerate(tables) if (excess == peak).any())
+    team = pipeline.teams[places[position]]
+    strategy = _lean(team.costed.costs)[int(np.argwhere(tables[position] == peak)[0][0])]
+    planned = int(peak) + team.group.capacity_bytes
+    return _Need(peak, planned, team.costed.strategy(int(strategy)), places[position], pipeline)
+
+
+def _lean(costs: StageCosts) -> Ints:
+    """Strategies that no other one undercuts in state, kept and working bytes alike."""
+    columns = np.concatenate([costs.state_bytes, costs.kept_bytes, costs.working_bytes[None]])
+    first = np.unique(columns, axis=1, return_index=True)[1]
+    distinct = columns[:, first]
+    undercut = np.asarray((distinct[:, :, None] <= distinct[:, None, :]).all(axis=0))
+    np.fill_diagonal(undercut, False)
+    return np.sort(first[~undercut.any(axis=0)])
+
+
+def _stage_bytes(costs: StageCosts, types: Ints, held: float) -> Floats:
+    """[S, L+1, L+1] memory of layers a to b-1 under one of the lean strategies; infinite where there is no layer."""
+    lean = costs.only(_lean(costs))
+    memory = lean.memory_bytes(held)[types].T.astype(np.float64)
+    sums = np.concatenate([np.zeros((len(memory), 1)), np.cumsum(memory, axis=1)], axis=1)
+    needs: Floats = sums[:, None, :] - sums[:, :, None] + lean.working_bytes[:, None, None]
+    needs[:, np.tril(np.ones(needs.shape[1:], dtype=bool))] = np.inf
     return needs
+
+
+def _enough(request: SolveRequest) -> str:
+    """The least of a few multiples of the shape on which a plan with one strategy per stage fits; empty if none."""
+    if len(request.groups) > 1:
+        return ""
+    for times in _TIMES:
+        groups = tuple(GpuGroup(own.gpu, own.nodes * times, own.gpus_per_node) for own in request.shape.groups)
+        larger = replace(request, shape=GpuShape(groups))
+        every = list(pipelines(larger, Workbench()))
+        if every and _leanest(every).excess_bytes <= 0:
+            return str(larger.shape)
+    return ""
+
+
+def _nearest_batch(request: SolveRequest) -> int:
+    """A multiple of the GPUs always works, by data parallelism alone; a nearer batch may."""
+    for step in range(1, request.gpus):
+        for batch in (request.global_batch - step, request.global_batch + step):
+            if batch > 0 and (batch % request.gpus == 0 or _splits(request, batch)):
+                return batch
+    return request.global_batch + request.gpus
+
+
+def _splits(request: SolveRequest, batch: int) -> bool:
+    """Whether one stage of all GPUs has a strategy at this batch; longer pipelines are not looked at."""
+    group = request.groups[0]
+    limits = Limits.of(chain(request.model, group.hardware.precision, stages=1))
+    found = spreads(limits, group.hardware.dimensions, group.node_gpus, group.gpus, batch)
+    return len(request.groups) == 1 and len(found.tp) > 0

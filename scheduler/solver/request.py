@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from scheduler.domain.gpu_shape import GpuShape
@@ -15,16 +15,36 @@ class RequestError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """All GPUs of one model in a shape.
+
+    `node_gpus` is what every node can give to one group of ranks: the greatest common divisor of the nodes' shares.
+    On 1x2 + 2x1 this is 1, as a tensor-parallel group of 2 would have to cross nodes in one place.
+    """
+
+    hardware: HardwareProfile
+    gpus: int
+    node_gpus: int
+    limit_bytes: int
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What a plan may count on of one GPU, the reserve taken off."""
+        return self.hardware.plannable_bytes(self.limit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class SolveRequest:
-    """The fastest plan for `model` on `shape` of `hardware` is wanted.
+    """The fastest plan for `model` on `shape` is wanted.
 
     Attributes:
+        hardware: one profile for each GPU model of the shape.
         global_batch: samples of one optimizer step over all GPUs.
         memory_bytes_max: what a plan may take of one GPU, reserve included; 0 means all that the GPU has.
     """
 
     model: ModelProfile
-    hardware: HardwareProfile
+    hardware: tuple[HardwareProfile, ...]
     shape: GpuShape
     global_batch: int
     memory_bytes_max: int = 0
@@ -32,8 +52,14 @@ class SolveRequest:
     def __post_init__(self) -> None:
         if not self.shape.groups:
             raise RequestError("shape is empty; it needs at least one group of GPUs")
-        if self.hardware.gpu not in {group.gpu for group in self.shape.groups}:
-            raise RequestError(f"shape is {self.shape}; it must contain the profiled GPU {self.hardware.gpu!r}")
+        profiled = [profile.gpu for profile in self.hardware]
+        if sorted(profiled) != sorted({group.gpu for group in self.shape.groups}):
+            raise RequestError(
+                f"hardware profiles {', '.join(profiled)}; the shape {self.shape} needs each of its GPUs once"
+            )
+        precisions = sorted({f"{profile.precision.value} ({profile.gpu})" for profile in self.hardware})
+        if len({profile.precision for profile in self.hardware}) > 1:
+            raise RequestError(f"hardware trains in {' and '.join(precisions)}; one plan needs one precision")
         if self.global_batch < 1:
             raise RequestError(f"global_batch is {self.global_batch}; it must be at least 1")
         if self.memory_bytes_max < 0:
@@ -44,22 +70,28 @@ class SolveRequest:
         return self.shape.gpus
 
     @property
-    def node_gpus(self) -> int:
-        """GPUs that every node can give to one group: the greatest common divisor of the nodes' shares.
+    def groups(self) -> tuple[DeviceGroup, ...]:
+        """One a GPU model, in the order of the shape."""
+        by_name = {profile.gpu: profile for profile in self.hardware}
+        return tuple(self._group(by_name[gpu]) for gpu in dict.fromkeys(group.gpu for group in self.shape.groups))
 
-        On 1x2 + 2x1 this is 1: a tensor-parallel group of 2 would have to cross nodes in one place.
-        """
-        return gcd(*(group.gpus_per_node for group in self.shape.groups))
+    def alone(self, gpu: str) -> SolveRequest:
+        """The same question for the GPUs of one model."""
+        groups = tuple(group for group in self.shape.groups if group.gpu == gpu)
+        hardware = tuple(profile for profile in self.hardware if profile.gpu == gpu)
+        return replace(self, hardware=hardware, shape=GpuShape(groups))
 
-    @property
-    def memory_limit_bytes(self) -> int:
-        return self.memory_bytes_max or self.hardware.memory_bytes
+    def _group(self, hardware: HardwareProfile) -> DeviceGroup:
+        own = [group for group in self.shape.groups if group.gpu == hardware.gpu]
+        limit_bytes = min(self.memory_bytes_max or hardware.memory_bytes, hardware.memory_bytes)
+        node_gpus = gcd(*(group.gpus_per_node for group in own))
+        return DeviceGroup(hardware, sum(group.gpus for group in own), node_gpus, limit_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
     """No plan exists. `constraint` is "memory", "batch" or "shape" ("budget": none was found within the budget of
-    work, so there may be one); `reason` says so with numbers."""
+    work, so there may be one); `reason` says so with numbers, and with the smallest change that would help."""
 
     reason: str
     constraint: str

@@ -60,6 +60,7 @@ def refresh(newer: NewerRows) -> Snapshot:
         now_s=newer.state.now_s,
         switches=decode(Switches, newer.state.switches),
         full_pass_at_s=newer.state.full_pass_at_s,
+        solver=newer.state.solver,
         curves=refreshed_curves(newer.base.curves, newer.rows[CURVE_POINTS.name]),
         **records,
     )
@@ -94,6 +95,7 @@ def advance(connection: Connection, previous: Snapshot, snapshot: Snapshot) -> N
             generation=snapshot.generation,
             now_s=snapshot.now_s,
             full_pass_at_s=snapshot.full_pass_at_s,
+            solver=snapshot.solver,
             switches=encode(snapshot.switches),
         )
     )

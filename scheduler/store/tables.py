@@ -26,6 +26,7 @@ class StateColumns(TypedColumns):
     now_s: Named[float] = Column(Double)
     full_pass_at_s: Named[float] = Column(Double)
     switches: Named[Any] = Column(JSON, nullable=False)
+    solver: Named[str] = Column(String, server_default="")
 
 
 class LeaseColumns(TypedColumns):

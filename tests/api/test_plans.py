@@ -25,6 +25,10 @@ def test_a_plan_has_the_form_of_the_contract_and_says_what_it_took(service: ApiS
         "optimality_gap",
         "search_time_s",
         "candidates",
+        "inspection",
+        "runners_up",
+        "remark",
+        "whole",
     }
     assert sum(stage["gpus"] for stage in plan["stages"]) == 4
     assert plan["micro_batches"] * plan["micro_batch_size"] == 16
@@ -36,6 +40,27 @@ def test_a_shape_stands_in_the_place_of_gpu_and_gpus(service: ApiService) -> Non
     shape = [{"gpu": "a100-80g", "nodes": 1, "gpusPerNode": 4}]
     same = {"model": "gpt2", "shape": shape, "globalBatch": 16, "sequenceLength": 256}
     assert service.made("/v1/plans", same)["stages"] == service.made("/v1/plans", GPT2)["stages"]
+
+
+def test_a_shape_of_two_gpu_models_is_planned_and_says_where_mixing_does_not_pay(service: ApiService) -> None:
+    shape = [{"gpu": "h100-80g", "nodes": 1, "gpusPerNode": 2}, {"gpu": "l40s", "nodes": 1, "gpusPerNode": 1}]
+    small, large = (
+        service.made("/v1/plans", {"model": "gpt2", "shape": shape, "globalBatch": batch, "tolerance": 0.01})
+        for batch in (2, 96)
+    )
+    assert small["remark"].startswith("mixing does not pay: 1x2 h100-80g alone")
+    assert small["whole"]["slower_ratio"] > 0
+    used = {stage["gpu"] for stage in large["stages"]}
+    assert used == {"h100-80g", "l40s"} if not large["remark"] else len(used) == 1
+
+
+def test_a_plan_tells_how_each_device_spends_the_step_and_what_other_plans_cost(service: ApiService) -> None:
+    plan = service.made("/v1/plans", GPT2 | {"alternatives": 2})
+    [device] = plan["inspection"]["devices"]
+    spent_s = [value for name, value in device.items() if name.endswith("_s")]
+    assert sum(spent_s) == pytest.approx(plan["iteration_time_s"])
+    assert device["memory_bytes"] == plan["peak_bytes_per_gpu"]
+    assert [other["slower_ratio"] >= 0 for other in plan["runners_up"]] == [True, True]
 
 
 def test_a_request_that_cannot_fit_is_told_what_binds(service: ApiService, problem: Problem) -> None:
@@ -62,6 +87,10 @@ def test_a_request_that_cannot_fit_is_told_what_binds(service: ApiService, probl
         ("memory", {"memory": "90TB"}),
         ("gpu", {"shape": [{"gpu": "cpu", "nodes": 1, "gpusPerNode": 1}]}),
         ("shape", {"shape": []}),
+        ("tolerance", {"tolerance": 1}),
+        ("tolerance", {"tolerance": -0.1}),
+        ("alternatives", {"alternatives": 11}),
+        ("alternatives", {"alternatives": "two"}),
         ("sequence_length", {"sequence_length": 256}),
     ],
 )

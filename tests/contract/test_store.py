@@ -88,6 +88,7 @@ def _filled() -> Snapshot:
         forecasts={"serve": Forecast(12.0, 600.0, (0.5, 0.999), (8.0, 15.5), "seasonal")},
         switches=Switches(lending_paused=True, resizes_frozen=True),
         full_pass_at_s=10.0,
+        solver="5f0e",
     )
 
 

@@ -1,37 +1,35 @@
-"""The search against brute force on thousands of tiny instances. The two share the evaluator alone."""
+"""The search against brute force on thousands of tiny instances. The two share the evaluator alone.
+
+4,400 instances are arrays without any physical sense, judged by `price`; 800 are requests, judged by `evaluate`.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise, product
+from itertools import pairwise
 from math import inf
 
+import numpy as np
 import pytest
 
-from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage
+from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.solver.evaluate import evaluate
-from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
-from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
+from scheduler.solver.instance import Floats, Solution, price
 from scheduler.solver.request import Infeasible, SolveRequest
+from scheduler.solver.search.best_first import LABELS_MAX, best_first
+from scheduler.solver.search.pair_search import PairSearch
 from scheduler.solver.search.search import search
+from tests.builders_enumeration import Enumerated, drawn_instance, enumerated
+from tests.properties.plan_space import Pipe, every_pipe
+from tests.properties.toy_requests import toy_request
 
-INSTANCES = 2000
-PLANS_MAX = 220
+ARRAYS, PLANS = 4400, 800
 CHUNKS = 4
+CHOICES_MAX = 3000
+"""Choices of strategies for the layers of a request's pipeline; requests with more are drawn again."""
 
-_DIMENSIONS = (Dimension.FSDP, Dimension.TENSOR, Dimension.PIPELINE, Dimension.RECOMPUTE)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One plan of the enumeration with the evaluator's verdict."""
-
-    plan: ParallelPlan
-    time_s: float
-    peak_bytes: int
+SAME = 1e-9
 
 
 @dataclass
@@ -42,167 +40,145 @@ class Shares:
     binding: int = 0
     uneven_or_mixed: int = 0
     infeasible: int = 0
+    unproven: int = 0
+
+    def count(self, best_s: float, unlimited_s: float) -> None:
+        self.instances += 1
+        self.binding += best_s > unlimited_s
+        self.infeasible += best_s == inf
+
+    def check(self, count: int) -> None:
+        assert self.instances == count
+        assert self.binding >= 0.4 * count
+        assert self.uneven_or_mixed >= 0.2 * count
+        assert 0.005 * count <= self.infeasible <= 0.2 * count
+        assert self.unproven > 0
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_the_search_equals_brute_force_where_memory_binds_and_where_plans_are_uneven(chunk: int) -> None:
-    seeded = random.Random(f"brute force {chunk}")
+def test_the_search_of_a_pipeline_equals_brute_force_on_arrays(chunk: int) -> None:
     shares = Shares()
-    while shares.instances < INSTANCES // CHUNKS:
-        free = _request(seeded)
-        judged = _all_plans(free)
-        if judged:
-            _compare(seeded, free, judged, shares)
-    print(shares)
-    assert shares.binding >= 0.4 * shares.instances
-    assert shares.uneven_or_mixed >= 0.2 * shares.instances
-    assert shares.infeasible > 0
+    for number in range(chunk, ARRAYS, CHUNKS):
+        _compare_arrays(np.random.default_rng(number), shares)
+    shares.check(ARRAYS // CHUNKS)
 
 
-def _compare(seeded: random.Random, free: SolveRequest, judged: list[Judged], shares: Shares) -> None:
-    """Draws a memory limit between the leanest and the fastest plan, or a loose one, and solves."""
-    fastest = min(judged, key=lambda item: item.time_s)
-    leanest_bytes = min(item.peak_bytes for item in judged)
-    tight = round(leanest_bytes + (fastest.peak_bytes - leanest_bytes) * seeded.uniform(-0.03, 1.0))
-    limit = tight if seeded.random() < 0.8 else fastest.peak_bytes
-    request = replace(free, memory_bytes_max=limit)
-    fitting = [item for item in judged if item.peak_bytes <= limit]
-    best_s = min((item.time_s for item in fitting), default=inf)
-    found = search(request).result
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_the_whole_search_equals_brute_force_over_plans(chunk: int) -> None:
+    shares = Shares()
+    for number in range(chunk, PLANS, CHUNKS):
+        _compare_plans(random.Random(f"plans {number}"), shares)
+    shares.check(PLANS // CHUNKS)
 
-    shares.instances += 1
-    shares.binding += best_s > fastest.time_s
-    if isinstance(found, Infeasible):
-        assert found.constraint == "memory"
-        assert not fitting, f"the search missed {fitting[0].plan} of {request}"
-        shares.infeasible += 1
+
+def _compare_arrays(generator: np.random.Generator, shares: Shares) -> None:
+    free = drawn_instance(generator)
+    every = list(enumerated(free))
+    sizes = np.concatenate([part.memory_bytes.max(axis=1) for part in every])
+    times_s = np.concatenate([part.time_s for part in every])
+    limits = tuple(_limit(sizes, times_s, generator.uniform(-0.06, 1.1)) for _ in free.counts)
+    instance = replace(free, capacity_bytes=limits)
+    fitting_s = np.where(np.concatenate([part.fitting(limits) for part in every]), times_s, inf)
+    best_s = float(fitting_s.min())
+    tolerance, labels_max = _terms(generator.random(), generator.random())
+    found = best_first([PairSearch.of(instance)], tolerance=tolerance, labels_max=labels_max)
+    shares.count(best_s, float(times_s.min()))
+    for at in (int(fitting_s.argmin()), int(generator.integers(len(times_s)))):
+        solution = _entry(every, at)
+        judged = price(instance, solution)
+        assert judged.time_s == pytest.approx(times_s[at], rel=SAME)
+        assert judged.fits == np.isfinite(fitting_s[at])
+    if found.best is None:
+        assert found.bound_s <= best_s * (1 + SAME)
+        assert best_s == inf or labels_max < LABELS_MAX
         return
-    own = evaluate(found, request)
-    assert own.fits
-    assert found.optimality_gap == 0.0
-    assert found.iteration_time_s == own.iteration_time_s
-    assert found.peak_bytes_per_gpu == own.peak_bytes_per_gpu <= limit
-    assert own.iteration_time_s == pytest.approx(best_s, rel=1e-9), f"{found} for {request}"
-    shares.uneven_or_mixed += _is_uneven_or_mixed(found)
+    assert found.best.solution
+    judged = price(instance, found.best.solution)
+    assert judged.fits
+    assert judged.time_s == pytest.approx(found.best.cost_s, rel=SAME)
+    _check_gap(judged.time_s, found.gap, best_s, tolerance if labels_max == LABELS_MAX else 1.0)
+    shares.unproven += found.gap > 0
+    shares.uneven_or_mixed += _is_uneven_or_mixed(_entry(every, int(fitting_s.argmin())))
 
 
-def _is_uneven_or_mixed(plan: ParallelPlan) -> bool:
-    sizes = {stage.last_layer - stage.first_layer for stage in plan.stages}
-    kinds = {replace(run, layers=1) for stage in plan.stages for run in stage.strategies}
-    return len(sizes) > 1 or len(kinds) > 1
+def _entry(every: list[Enumerated], at: int) -> Solution:
+    for part in every:
+        if at < len(part.time_s):
+            return part.solution(at)
+        at -= len(part.time_s)
+    raise IndexError(at)
 
 
-def _request(seeded: random.Random) -> SolveRequest:
-    gpus = seeded.choice([1, 2, 2, 2, 3, 4, 4])
-    dimensions = {Dimension.DATA, *seeded.sample(_DIMENSIONS, k=seeded.randint(1, 3))}
-    hardware = HardwareProfile(
-        gpu="toy",
-        memory_bytes=10**15,
-        reserve_bytes=seeded.choice([0, 700]),
-        precision=seeded.choice([Precision.BF16, Precision.FP32]),
-        peak_flops_per_s=seeded.choice([1e6, 1e7]),
-        efficiency=0.5,
-        memory_bandwidth_bytes_per_s=1e7,
-        intra_bandwidth_bytes_per_s=seeded.choice([1e5, 1e6, 1e7]),
-        intra_latency_s=seeded.choice([1e-6, 1e-3]),
-        inter_bandwidth_bytes_per_s=seeded.choice([1e4, 1e5, 1e6]),
-        inter_latency_s=1e-3,
-        overlap_coefficient=seeded.choice([1.0, 1.3]),
-        dimensions=frozenset(dimensions),
-    )
-    return SolveRequest(
-        model=_model(seeded), hardware=hardware, shape=_shape(seeded, gpus), global_batch=seeded.choice([1, 2, 4, 4, 6])
-    )
+def _limit(sizes: Floats, times_s: Floats, position: float) -> int:
+    """Between the leanest solution and the fastest one, or a little outside."""
+    leanest, fastest = sizes.min(), sizes[times_s.argmin()]
+    return max(1, round(float(leanest + position * (fastest - leanest))))
 
 
-def _shape(seeded: random.Random, gpus: int) -> GpuShape:
-    counts = seeded.choice([[gpus], [1] * gpus, [gpus - gpus // 2, gpus // 2]])
-    return GpuShape.of_counts([("toy", count) for count in counts if count])
+def _terms(one: float, two: float) -> tuple[float, int]:
+    """Tolerance and budget: mostly exact and without a limit."""
+    return (0.0 if one < 0.7 else one * 0.1), (LABELS_MAX if two < 0.9 else int((two - 0.9) * 1000))
 
 
-def _model(seeded: random.Random) -> ModelProfile:
-    runs, left = [], seeded.randint(2, 5)
-    while left:
-        count = seeded.randint(1, left)
-        runs.append(_layers(seeded, count))
-        left -= count
-    head = Attachment(seeded.choice([0.0, 2000.0]), seeded.choice([0, 300]), seeded.choice([0, 4000]))
-    return ModelProfile(
-        name="toy",
-        sequence_length=1,
-        layers=tuple(runs),
-        embedding=Attachment(parameters=seeded.choice([0, 300])),
-        head=head,
-        tied_embedding=seeded.random() < 0.3,
-    )
+def _check_gap(found_s: float, gap: float, best_s: float, allowed: float) -> None:
+    assert best_s * (1 - SAME) <= found_s
+    assert found_s * (1 - gap) <= best_s * (1 + SAME), "the gap is not proven"
+    assert gap <= allowed * (1 + SAME), f"{gap} is more than the tolerance {allowed}"
 
 
-def _layers(seeded: random.Random, count: int) -> LayerProfile:
-    return LayerProfile(
-        layers=count,
-        flops_per_sample=seeded.uniform(500, 5000),
-        parameters=seeded.randint(20, 800),
-        activation_bytes_per_sample=seeded.randint(500, 9000),
-        replicated_activation_bytes_per_sample=seeded.randint(0, 2000),
-        boundary_bytes_per_sample=seeded.randint(50, 500),
-        heads=seeded.choice([2, 4, 6]),
-    )
+def _is_uneven_or_mixed(solution: Solution) -> bool:
+    runs = [solution.choice[first:end] for first, end in pairwise(solution.borders)]
+    return len({len(run) for run in runs}) > 1 or any(len(set(run)) > 1 for run in runs)
 
 
-def _all_plans(request: SolveRequest) -> list[Judged]:
-    """Every plan of the instance, or none if there are more than `PLANS_MAX` (too many to enumerate)."""
-    plans: list[ParallelPlan] = []
-    for plan in _enumerate(request):
-        if len(plans) == PLANS_MAX:
-            return []
-        plans.append(plan)
-    verdicts = [(plan, evaluate(plan, request)) for plan in plans]
-    return [Judged(plan, verdict.iteration_time_s, verdict.peak_bytes_per_gpu) for plan, verdict in verdicts]
+def _compare_plans(seeded: random.Random, shares: Shares) -> None:
+    free, every = _enumerable(seeded)
+    times_s = np.concatenate([pipe.time_s(part) for pipe, part in every])
+    sizes = np.concatenate([pipe.peak_bytes(part) for pipe, part in every])
+    limit = _limit(sizes, times_s, seeded.uniform(-0.06, 1.1))
+    request = replace(free, memory_bytes_max=limit)
+    fitting_s = np.where(sizes <= limit, times_s, inf)
+    best_s = float(fitting_s.min())
+    shares.count(best_s, float(times_s.min()))
+    for at in (int(fitting_s.argmin()), seeded.randrange(len(times_s))):
+        verdict = evaluate(_plan(every, at), request)
+        assert verdict.iteration_time_s == pytest.approx(times_s[at], rel=SAME)
+        assert verdict.fits == (sizes[at] <= limit)
+    tolerance, labels_max = _terms(seeded.random(), seeded.random())
+    found = search(request, tolerance=tolerance, labels_max=labels_max).result
+    if isinstance(found, Infeasible):
+        assert found.constraint == ("memory" if labels_max == LABELS_MAX else "budget") or best_s == inf
+        assert best_s == inf or labels_max < LABELS_MAX, f"the search missed {_plan(every, int(fitting_s.argmin()))}"
+        return
+    verdict = evaluate(found, request)
+    assert verdict.fits
+    assert found.iteration_time_s == verdict.iteration_time_s
+    assert found.peak_bytes_per_gpu == verdict.peak_bytes_per_gpu <= limit
+    _check_gap(found.iteration_time_s, found.optimality_gap, best_s, tolerance if labels_max == LABELS_MAX else 1.0)
+    shares.unproven += found.optimality_gap > 0
+    shares.uneven_or_mixed += _is_an_uneven_or_mixed_plan(_plan(every, int(fitting_s.argmin())))
 
 
-def _enumerate(request: SolveRequest) -> Iterator[ParallelPlan]:
-    layers, batch = request.model.layer_count, request.global_batch
-    for stages in range(1, min(request.gpus, layers) + 1):
-        if request.gpus % stages or (stages > 1 and Dimension.PIPELINE not in request.hardware.dimensions):
-            continue
-        for micro_batches in range(1, batch + 1):
-            if batch % micro_batches:
-                continue
-            size, gpus = batch // micro_batches, request.gpus // stages
-            options = _options(request, gpus, size)
-            for cuts in combinations(range(1, layers), stages - 1):
-                for spread in product(options, repeat=layers):
-                    yield _plan(micro_batches, size, gpus, (0, *cuts, layers), spread)
+def _enumerable(seeded: random.Random) -> tuple[SolveRequest, list[tuple[Pipe, Enumerated]]]:
+    """Draws until there are plans, and few enough to look at each."""
+    while True:
+        models = 2 if seeded.random() < 0.1 else 1
+        gpus, layers = ([1, 2, 2], [1, 2, 3]) if models > 1 else ([1, 2, 2, 3, 4, 4, 6], [1, 2, 3, 3, 4, 4, 4, 6])
+        request = toy_request(seeded, gpus=gpus, layers=layers, models=models)
+        pipes = list(every_pipe(request))
+        choices = (max(map(len, pipe.options)) ** request.model.layer_count for pipe in pipes)
+        if pipes and max(choices) <= CHOICES_MAX:
+            return request, [(pipe, part) for pipe in pipes for part in enumerated(pipe.instance)]
 
 
-def _options(request: SolveRequest, gpus: int, micro_batch_size: int) -> list[LayerStrategy]:
-    """Written anew from the definition of the strategy space, not taken from the solver."""
-    dimensions = request.hardware.dimensions
-    per_node = [group.gpus_per_node for group in request.shape.groups]
-    return [
-        LayerStrategy(layers=1, tp=tp, dp=dp, zero=zero, shard_group=dp if zero else 1, recompute=again)
-        for tp, dp in product(range(1, gpus + 1), repeat=2)
-        for zero in (0, 3)
-        for again in (Recompute.NONE, Recompute.FULL)
-        if tp * dp == gpus
-        and micro_batch_size % dp == 0
-        and (tp == 1 or Dimension.TENSOR in dimensions)
-        and all(count % tp == 0 for count in per_node)
-        and all(run.heads % tp == 0 for run in request.model.layers)
-        and (zero == 0 or (dp > 1 and Dimension.FSDP in dimensions))
-        and (again is Recompute.NONE or Dimension.RECOMPUTE in dimensions)
-    ]
+def _plan(every: list[tuple[Pipe, Enumerated]], at: int) -> ParallelPlan:
+    for pipe, part in every:
+        if at < len(part.time_s):
+            return pipe.plan(part, at)
+        at -= len(part.time_s)
+    raise IndexError(at)
 
 
-def _plan(
-    micro_batches: int, size: int, gpus: int, borders: tuple[int, ...], spread: tuple[LayerStrategy, ...]
-) -> ParallelPlan:
-    return ParallelPlan(
-        schedule=Schedule(),
-        micro_batches=micro_batches,
-        micro_batch_size=size,
-        iteration_time_s=0.0,
-        samples_per_s=0.0,
-        peak_bytes_per_gpu=0,
-        stages=tuple(Stage(first, end - 1, "toy", gpus, spread[first:end]) for first, end in pairwise(borders)),
-    )
+def _is_an_uneven_or_mixed_plan(plan: ParallelPlan) -> bool:
+    sizes = {len(stage.strategies) for stage in plan.stages}
+    return len(sizes) > 1 or any(len(set(stage.strategies)) > 1 for stage in plan.stages)

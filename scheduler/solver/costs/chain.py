@@ -3,73 +3,176 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
+import numpy as np
+
+from scheduler.solver.instance import Ints
 from scheduler.solver.profiles.hardware_profile import Precision
-from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, LayerProfile, ModelProfile
+from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, Attachment, LayerProfile, ModelProfile
+
+_EMBEDDING_TRAFFIC = 30
+"""Times the boundary, both passes: look-up, positions, dropout, and the gradient's scatter into the table."""
+
+_LOSS_TRAFFIC = 32 / 6
+"""Times the logits (6 bytes each: bf16 and fp32). Cast to fp32 2 + 4, softmax 4 + 4 + 4, its gradient 4 + 4, cast
+back 4 + 2: 32 bytes a logit."""
+
+_LOGIT_COPIES = 2
+"""The gradient of the logits is as large as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the chain; equal layers are equal values. Bytes are at the training precision.
+    """One layer of the chain; equal layers are equal values. Bytes are at the training precision, of one sample.
 
     Attributes:
-        flops: forward, of one sample; `attached_flops` those of embedding or head, which recompute never repeats.
+        flops: forward, by matrix products with weights; `attention_flops` those of the attention core.
+            `attached_flops` are those of embedding or head, which recompute never repeats.
+        traffic_bytes: moved by element-wise kernels in the forward pass.
+        parameters: `expert_parameters` of them lie in experts.
         unit_parameters: the largest part that FSDP gathers at once (a layer, the embedding and the head are units).
-        activation_bytes, replicated_bytes: of one sample, split by tensor parallelism and not.
-        attached_bytes: of one sample, kept even under recompute (logits).
+        activation_bytes, replicated_bytes: split by tensor parallelism, and not. `selective_bytes` of the former are
+            attention scores.
+        attached_bytes: kept even under recompute (logits). `attached_traffic_bytes` are moved by embedding or head in
+            both passes; `attached_messages` are all-reduces of the boundary that splitting the vocabulary costs.
+        product_parameters: weights of the head's product.
+        tied_parameters: weights that first and last stage each hold a copy of, so that they sum their gradients.
+            `tied_inside`: both copies lie in one node.
+        trained: its weights change. `backward`: gradients pass through it, as it or a layer before it is trained.
+        measured_s: forward time of one sample by tensor degree, where it was measured.
     """
 
     flops: float
+    attention_flops: float
     attached_flops: float
+    traffic_bytes: int
     parameters: int
+    expert_parameters: int
     unit_parameters: int
     activation_bytes: int
+    selective_bytes: int
     replicated_bytes: int
     boundary_bytes: int
     attached_bytes: int
+    attached_traffic_bytes: int
+    attached_messages: int
+    product_parameters: int
+    tied_parameters: int
+    tied_inside: bool
+    tokens: int
     heads: int
+    attention_heads: int
     tensor_messages: int
+    experts: int
+    experts_per_token: int
+    trained: bool
+    backward: bool
+    measured_s: tuple[tuple[int, float], ...]
+
+
+class Chain(tuple[Layer, ...]):
+    """The layers in order. Hashed once, as it is looked up often; two chains with equal layers are equal."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def kinds(self) -> tuple[Layer, ...]:
+        """[T] different layers, in the order of their first appearance."""
+        return tuple(dict.fromkeys(self))
+
+    @cached_property
+    def types(self) -> Ints:
+        """[L] the number of each layer's kind."""
+        numbers = {layer: number for number, layer in enumerate(self.kinds)}
+        return np.array([numbers[layer] for layer in self], dtype=np.int64)
+
+
+def chain(model: ModelProfile, precision: Precision, *, stages: int, one_node: bool = False) -> Chain:
+    """The layers of `model` in order, for a plan of `stages` stages, all in one node or not.
+
+    A tied head costs no memory of its own while it shares a stage with the embedding. In a plan of several stages
+    the last stage holds a copy of the embedding. Embedding and head are frozen with the layer they are attached to.
+    """
+    copied = model.tied_embedding and stages > 1
+    return _chain(model, precision, copied, copied and one_node)
 
 
 @lru_cache(maxsize=256)
-def chain(model: ModelProfile, precision: Precision, *, stages: int) -> tuple[Layer, ...]:
-    """The layers of `model` in order, for a plan of `stages` stages.
-
-    A tied head costs no memory of its own while it shares a stage with the embedding. In a plan of several stages
-    the last stage holds a copy of the embedding.
-    """
+def _chain(model: ModelProfile, precision: Precision, copied: bool, one_node: bool) -> Chain:
     scale = precision.value_bytes / REFERENCE_VALUE_BYTES
-    layers = [_layer(run, scale) for run in model.layers for _ in range(run.layers)]
-    embedding_bytes = round(model.embedding.activation_bytes_per_sample * scale)
-    layers[0] = _attach(layers[0], model.embedding.flops_per_sample, model.embedding.parameters, embedding_bytes)
-    shared = model.tied_embedding and stages == 1
-    head_parameters = 0 if shared else model.head.parameters
-    head_bytes = round(model.head.activation_bytes_per_sample * scale)
-    layers[-1] = _attach(layers[-1], model.head.flops_per_sample, head_parameters, head_bytes)
-    return tuple(layers)
+    layers: list[Layer] = []
+    backward = False
+    for run in model.layers:
+        backward = backward or not run.frozen
+        layers.extend([_layer(run, scale, backward=backward)] * run.layers)
+    tied = replace(layers[0], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
+    layers[0] = _embed(tied, model.embedding, scale)
+    tied = replace(layers[-1], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
+    layers[-1] = _head(tied, model.head, scale, shared=model.tied_embedding and not copied)
+    return Chain(layers)
 
 
-def _layer(run: LayerProfile, scale: float) -> Layer:
+def _layer(run: LayerProfile, scale: float, *, backward: bool) -> Layer:
     return Layer(
         flops=run.flops_per_sample,
+        attention_flops=run.attention_flops_per_sample,
         attached_flops=0.0,
+        traffic_bytes=round(run.traffic_bytes_per_sample * scale),
         parameters=run.parameters,
+        expert_parameters=run.expert_parameters,
         unit_parameters=run.parameters,
         activation_bytes=round(run.activation_bytes_per_sample * scale),
+        selective_bytes=round(run.selective_bytes_per_sample * scale),
         replicated_bytes=round(run.replicated_activation_bytes_per_sample * scale),
         boundary_bytes=round(run.boundary_bytes_per_sample * scale),
         attached_bytes=0,
+        attached_traffic_bytes=0,
+        attached_messages=0,
+        product_parameters=0,
+        tied_parameters=0,
+        tied_inside=False,
+        tokens=run.tokens_per_sample,
         heads=run.heads,
+        attention_heads=run.attention_heads or run.heads,
         tensor_messages=run.tensor_messages,
+        experts=run.experts,
+        experts_per_token=run.experts_per_token,
+        trained=not run.frozen,
+        backward=backward,
+        measured_s=run.forward_s_per_sample,
     )
 
 
-def _attach(layer: Layer, flops: float, parameters: int, kept_bytes: int) -> Layer:
+def _embed(layer: Layer, embedding: Attachment, scale: float) -> Layer:
+    kept_bytes = round(embedding.activation_bytes_per_sample * scale)
+    traffic_bytes = _EMBEDDING_TRAFFIC * layer.boundary_bytes if embedding.parameters else 0
     return replace(
         layer,
-        attached_flops=layer.attached_flops + flops,
+        attached_flops=layer.attached_flops + embedding.flops_per_sample,
+        parameters=layer.parameters + embedding.parameters,
+        unit_parameters=max(layer.unit_parameters, embedding.parameters),
+        attached_bytes=layer.attached_bytes + kept_bytes,
+        attached_traffic_bytes=layer.attached_traffic_bytes + traffic_bytes,
+        attached_messages=layer.attached_messages + bool(embedding.parameters),
+    )
+
+
+def _head(layer: Layer, head: Attachment, scale: float, *, shared: bool) -> Layer:
+    kept_bytes = round(head.activation_bytes_per_sample * scale)
+    parameters = 0 if shared else head.parameters
+    return replace(
+        layer,
+        attached_flops=layer.attached_flops + head.flops_per_sample,
         parameters=layer.parameters + parameters,
         unit_parameters=max(layer.unit_parameters, parameters),
-        attached_bytes=layer.attached_bytes + kept_bytes,
+        attached_bytes=layer.attached_bytes + _LOGIT_COPIES * kept_bytes,
+        attached_traffic_bytes=layer.attached_traffic_bytes + round(_LOSS_TRAFFIC * kept_bytes),
+        attached_messages=layer.attached_messages + bool(head.flops_per_sample),
+        product_parameters=head.parameters,
     )

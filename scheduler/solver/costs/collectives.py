@@ -1,37 +1,145 @@
-"""What moving bytes costs: ring collectives as latency plus bytes over bandwidth (Thakur et al. 2005, section 4).
+"""What moving bytes between GPUs costs, for many groups of GPUs at once.
 
-`size_bytes` is the whole message: what every rank holds before an all-reduce, or after an all-gather.
+A collective takes a start-up time, a hop time for each step, and its bytes over the bandwidth of the slowest hop
+(Thakur et al. 2005, section 4). Of the algorithms below the fastest is taken, as NCCL's tuner does
+(github.com/NVIDIA/nccl, src/graph/tuning.cc); where the hardware profile has measured times, they are taken instead.
+
+* ring: over all ranks. Ranks that share a node share its network ports: the rings are laid through all of them.
+* tree, all-reduce across nodes alone: a chain inside each node and a double binary tree over the nodes.
+* hierarchical: across nodes each rank with its counterparts, then inside each node.
+
+`size_bytes` is the whole message: what every rank holds before an all-reduce or an all-to-all, or after an all-gather.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The slowest hop of a group's ring, as one GPU sees it."""
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.instance import Floats, Ints
+from scheduler.solver.profiles.hardware_profile import Collective, HardwareProfile
 
-    bandwidth_bytes_per_s: float
-    latency_s: float
-
-
-def all_gather_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Each of `ranks - 1` steps passes one share of the message on."""
-    steps = ranks - 1
-    return steps * (link.latency_s + size_bytes / ranks / link.bandwidth_bytes_per_s)
+Flags = Floats | NDArray[np.bool_]
 
 
-def reduce_scatter_s(size_bytes: float, ranks: int, link: Link) -> float:
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """Groups of GPUs that talk to each other, all of one kind; every array is [B], one entry a candidate spread.
+
+    Attributes:
+        ranks: GPUs in a group; 1 means that there is nothing to send.
+        inside: how many of them share a node.
+    """
+
+    ranks: Floats
+    inside: Floats
+    hardware: HardwareProfile
+
+    @classmethod
+    def of(cls, ranks: Ints, stride: Ints, setting: Setting) -> Groups:
+        """Groups of `ranks` GPUs whose numbers lie `stride` apart.
+
+        Where a node is no multiple of the stride, every hop counts as one between nodes.
+        """
+        room = np.where(setting.node_gpus % stride == 0, setting.node_gpus // stride, 1)
+        return cls(ranks.astype(np.float64), np.gcd(ranks, np.maximum(room, 1)).astype(np.float64), setting.hardware)
+
+    @property
+    def nodes(self) -> Floats:
+        return self.ranks / self.inside
+
+
+def all_gather_s(size_bytes: Floats, groups: Groups) -> Floats:
+    """Every rank ends with the whole message, of which it had an equal share; [..., B]."""
+    (ring_s, ring_s_per_byte), (layered_s, layered_s_per_byte) = _ring(groups), _layered(groups)
+    time_s = np.minimum(ring_s + size_bytes * ring_s_per_byte, layered_s + size_bytes * layered_s_per_byte)
+    return _settled(time_s, size_bytes, groups, Collective.ALL_REDUCE, share=0.5)
+
+
+def reduce_scatter_s(size_bytes: Floats, groups: Groups) -> Floats:
     """The mirror image of an all-gather, at the same cost; adding up is free beside the transfer."""
-    return all_gather_s(size_bytes, ranks, link)
+    return all_gather_s(size_bytes, groups)
 
 
-def all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """A reduce-scatter followed by an all-gather."""
-    return 2 * all_gather_s(size_bytes, ranks, link)
+def all_reduce_s(size_bytes: Floats, groups: Groups) -> Floats:
+    """A reduce-scatter followed by an all-gather, or a tree. Inside a node always the former."""
+    time_s = 2 * all_gather_s(size_bytes, groups)
+    if (groups.nodes > 1).any():
+        tree_s, tree_s_per_byte = _tree(groups)
+        time_s = np.minimum(time_s, tree_s + size_bytes * tree_s_per_byte)
+    return _settled(time_s, size_bytes, groups, Collective.ALL_REDUCE)
 
 
-def send_s(size_bytes: float, link: Link) -> float:
-    """One message to one peer."""
-    return link.latency_s + size_bytes / link.bandwidth_bytes_per_s
+def all_to_all_s(size_bytes: Floats, groups: Groups) -> Floats:
+    """Every rank keeps its share and sends an equal one to each other rank, inside the node and then across."""
+    own, ranks, inside = groups.hardware, groups.ranks, groups.inside
+    s_per_byte = (inside - 1) / ranks / own.intra_bandwidth_bytes_per_s + (1 - inside / ranks) / _network(own)
+    time_s = _start_s(groups) + _hops_s(groups, inside - 1, groups.nodes - 1) + size_bytes * s_per_byte
+    return _settled(time_s, size_bytes, groups, Collective.ALL_TO_ALL)
+
+
+def send_s(size_bytes: Floats, crosses: Flags, hardware: HardwareProfile) -> Floats:
+    """One message to one peer; `crosses` is true (or 1) where the peer is in another node."""
+    inside_s = hardware.intra_latency_s + size_bytes / hardware.intra_bandwidth_bytes_per_s
+    across_s = hardware.inter_latency_s + size_bytes / _network(hardware)
+    return np.asarray(np.where(crosses, np.maximum(inside_s, across_s), inside_s))
+
+
+def _network(hardware: HardwareProfile) -> float:
+    """What leaves a GPU for the network passes the links inside the node too."""
+    return min(hardware.intra_bandwidth_bytes_per_s, hardware.inter_bandwidth_bytes_per_s)
+
+
+def _start_s(groups: Groups) -> Floats:
+    own = groups.hardware
+    across_s = max(own.intra_latency_s, own.inter_latency_s)
+    start_s = np.where(groups.nodes > 1, across_s, own.intra_latency_s)
+    return np.asarray(np.where(groups.ranks > 1, start_s, 0.0))
+
+
+def _hops_s(groups: Groups, inside: Floats, across: Floats) -> Floats:
+    own = groups.hardware
+    return inside * own.intra_hop_s + across * max(own.intra_hop_s, own.inter_hop_s)
+
+
+def _ring(groups: Groups) -> tuple[Floats, Floats]:
+    """All-gather: seconds, and seconds per byte."""
+    own = groups.hardware
+    ports = np.minimum(own.intra_bandwidth_bytes_per_s, groups.inside * own.inter_bandwidth_bytes_per_s)
+    bytes_per_s = np.where(groups.nodes > 1, ports, own.intra_bandwidth_bytes_per_s)
+    hops_s = _hops_s(groups, groups.ranks - groups.nodes, groups.nodes - 1)
+    return _start_s(groups) + hops_s, (groups.ranks - 1) / groups.ranks / bytes_per_s
+
+
+def _layered(groups: Groups) -> tuple[Floats, Floats]:
+    """Hierarchical all-gather: seconds, and seconds per byte."""
+    own, inside, nodes = groups.hardware, groups.inside, groups.nodes
+    hops_s = _hops_s(groups, inside - 1, nodes - 1)
+    across = (nodes - 1) / groups.ranks / _network(own)
+    return _start_s(groups) + hops_s, across + (inside - 1) / inside / own.intra_bandwidth_bytes_per_s
+
+
+def _tree(groups: Groups) -> tuple[Floats, Floats]:
+    """All-reduce: seconds, and seconds per byte; infinite inside a node."""
+    own = groups.hardware
+    ports = np.minimum(own.intra_bandwidth_bytes_per_s, groups.inside * own.inter_bandwidth_bytes_per_s)
+    hops_s = _hops_s(groups, groups.inside - 1, np.ceil(np.log2(groups.nodes)))
+    alone = groups.nodes == 1
+    return np.where(alone, np.inf, 2 * (_start_s(groups) + hops_s)), np.where(alone, 0.0, 2 / ports)
+
+
+def _settled(time_s: Floats, size_bytes: Floats, groups: Groups, collective: Collective, share: float = 1.0) -> Floats:
+    """`time_s`, but `share` of the measured time where there is a table, and 0 where there is nothing to send."""
+    settled_s = np.where(size_bytes > 0, time_s, 0.0)
+    for table in groups.hardware.collectives:
+        here = groups.ranks == table.ranks
+        if table.collective is collective and here.any():
+            sizes, seconds = np.array(table.points).T
+            wanted = np.broadcast_to(size_bytes, settled_s.shape)[..., here]
+            beyond_s = np.maximum(wanted - sizes[-1], 0) * seconds[-1] / sizes[-1]
+            measured_s = share * (np.interp(wanted, sizes, seconds) + beyond_s)
+            settled_s[..., here] = np.where(wanted > 0, measured_s, 0.0)
+    return settled_s

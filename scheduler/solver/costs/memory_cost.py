@@ -1,57 +1,110 @@
-"""Memory of one layer on one GPU. All results are whole bytes, rounded up, so that sums are exact."""
+"""Memory of layers on one GPU under every candidate strategy, [T, N]. Results are whole bytes, rounded up, so that sums
+are exact."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import numpy as np
 
-from scheduler.domain.parallel_plan import LayerStrategy, Recompute
+from scheduler.solver.costs.candidates import Candidates
 from scheduler.solver.costs.chain import Layer
+from scheduler.solver.costs.layer_table import LayerTable, layer_table
 from scheduler.solver.costs.setting import Setting
+from scheduler.solver.instance import Floats, Ints
+from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 _GATHERED_UNITS = 2
 """FSDP holds the unit that computes and the next one, which it prefetches."""
 
-
-def state_bytes(layer: Layer, strategy: LayerStrategy, setting: Setting) -> int:
-    """Weights, gradients and optimizer state, for the whole of training."""
-    shards = strategy.dp if strategy.zero == 3 else 1
-    total = layer.parameters * setting.hardware.precision.state_bytes_per_parameter
-    return _divide_up(total, strategy.tp * shards)
+_OPERATORS_DROPPED = 0.6
+"""Share of the activations that selective recompute does not keep where attention is fused. Of Llama-3-8B's layer it
+keeps 34% by count (norm's input, query, value, attention, gate and down projection): 0.6 leaves room for the rest."""
 
 
-def kept_bytes(layer: Layer, strategy: LayerStrategy, setting: Setting) -> int:
+def state_bytes(kinds: tuple[Layer, ...], chosen: Candidates, setting: Setting) -> Ints:
+    """Weights, gradients and optimizer state, for the whole of training (ZeRO, arXiv 1910.02054, section 5)."""
+    table, group = layer_table(kinds), chosen.shard_group
+    tp, ep = chosen.spreads.tp[chosen.spread], chosen.spreads.ep[chosen.spread]
+    total = table.dense_parameters / tp * _bytes_per_parameter(table.trained, chosen, group, setting)
+    if table.expert_parameters.any():
+        shards = np.maximum(group // ep, 1)
+        total = total + table.expert_parameters / (tp * ep) * _bytes_per_parameter(
+            table.trained, chosen, shards, setting
+        )
+    return _whole(total)
+
+
+def kept_bytes(kinds: tuple[Layer, ...], chosen: Candidates, setting: Setting) -> Ints:
     """Activations that one micro-batch keeps until its backward pass (Korthikanti et al., arXiv 2205.05198).
 
-    Full recompute keeps the layer's input alone, which each tensor-parallel rank holds whole.
+    Full recompute keeps the layer's input alone. A layer without a backward pass keeps nothing.
     """
-    samples = setting.micro_batch_size // strategy.dp
-    attached = _divide_up(layer.attached_bytes, strategy.tp)
-    own = layer.boundary_bytes if strategy.recompute is Recompute.FULL else _activation_bytes(layer, strategy.tp)
-    return samples * (own + attached)
+    table, spread, own = layer_table(kinds), chosen.spread, chosen.spreads
+    sharded = np.where(own.sharded, own.tp, 1)
+    everything = (_activations(table, chosen) + table.attached_bytes / own.tp)[:, spread]
+    kept = np.where(
+        chosen.recompute == 2, (table.boundary_bytes / sharded + table.attached_bytes / own.tp)[:, spread], everything
+    )
+    if (chosen.recompute == 1).any():
+        kept = kept - np.where(chosen.recompute == 1, _dropped(table, chosen)[:, spread], 0.0)
+    return _whole(table.backward * kept * (own.samples / own.context)[spread])
 
 
-def working_bytes(layers: Iterable[Layer], strategy: LayerStrategy, setting: Setting) -> int:
-    """The buffer that a stage needs beside the above if any of its layers follows `strategy`.
+def working_bytes(kinds: tuple[Layer, ...], chosen: Candidates, setting: Setting) -> Ints:
+    """[N]: the buffer that a stage needs beside the above if any of its layers follows the strategy.
 
-    FSDP gathers two units at a time and holds one unsharded gradient; recompute holds one layer's activations again.
-    The buffer is sized for the largest of the model's layers, and a stage needs the largest of its strategies'.
+    FSDP gathers two units at a time and holds one unsharded gradient and its fp32 copy; recompute holds one layer's
+    activations again; messages have buffers. It is sized for the largest of `kinds`, and a stage needs the largest of
+    its strategies'.
     """
-    samples = setting.micro_batch_size // strategy.dp
-    largest = 0
-    for layer in frozenset(layers):
-        size = 0
-        if strategy.zero == 3:
-            unit = _divide_up(layer.unit_parameters, strategy.tp) * setting.hardware.precision.value_bytes
-            size += (_GATHERED_UNITS + 1) * unit
-        if strategy.recompute is Recompute.FULL:
-            size += samples * _activation_bytes(layer, strategy.tp)
-        largest = max(largest, size)
-    return largest
+    table, spread, own = layer_table(kinds), chosen.spread, chosen.spreads
+    precision = setting.hardware.precision
+    rows = own.samples / own.context
+    units = np.maximum(table.unit_parameters - table.expert_parameters, 0) / own.tp
+    units = units + table.expert_parameters / (own.tp * own.ep)
+    unit_bytes = units * ((_GATHERED_UNITS + 1) * precision.value_bytes + precision.gradient_bytes)
+    size = _buffers(table, chosen, setting.hardware)[:, spread] + np.where(chosen.zero == 3, unit_bytes[:, spread], 0.0)
+    size = size + np.where(chosen.recompute == 2, (rows * _activations(table, chosen))[:, spread], 0.0)
+    if (chosen.recompute == 1).any():
+        size = size + np.where(chosen.recompute == 1, (rows * _dropped(table, chosen))[:, spread], 0.0)
+    return _whole(size.max(axis=0))
 
 
-def _activation_bytes(layer: Layer, tp: int) -> int:
-    return layer.replicated_bytes + _divide_up(layer.activation_bytes, tp)
+def _bytes_per_parameter(trained: Floats, chosen: Candidates, group: Ints, setting: Setting) -> Floats:
+    """Of a weight that tensor and expert parallelism leave to a GPU; a frozen one has neither gradient nor state."""
+    precision, zero = setting.hardware.precision, chosen.zero
+    weight = np.where(zero == 3, precision.value_bytes / group, precision.value_bytes)
+    gradient = precision.gradient_bytes / np.where(zero >= 2, group, 1)
+    on_gpu = np.where(chosen.offload == 1, 0.0, precision.optimizer_bytes)
+    optimizer = on_gpu / np.where(zero >= 1, group, 1)
+    # Under ZeRO-3 the fp32 master is the weight, unless it is on the host.
+    master = np.where((zero == 3) & (chosen.offload == 0), precision.fsdp_bytes / group, weight + gradient + optimizer)
+    return np.asarray(np.where(trained, master, weight))
 
 
-def _divide_up(total: int, parts: int) -> int:
-    return -(-total // parts)
+def _activations(table: LayerTable, chosen: Candidates) -> Floats:
+    """[T, B]: all that a layer keeps of one sample's tokens; `sharded` splits what every tensor rank holds."""
+    own = chosen.spreads
+    return table.replicated_bytes / np.where(own.sharded, own.tp, 1) + table.activation_bytes / own.tp
+
+
+def _dropped(table: LayerTable, chosen: Candidates) -> Floats:
+    """[T, B]: what selective recompute does not keep: stored attention scores, or else a share of all."""
+    scores = table.selective_bytes / chosen.spreads.tp
+    return np.where(table.selective_bytes > 0, scores, _OPERATORS_DROPPED * _activations(table, chosen))
+
+
+def _buffers(table: LayerTable, chosen: Candidates, hardware: HardwareProfile) -> Floats:
+    """[T, B]: what messages pass through: a whole boundary for tensor parallelism, received queries, keys, values and
+    output for Ulysses, two blocks of keys and values for ring attention, dispatch and combine for experts."""
+    own = chosen.spreads
+    rows_bytes = table.boundary_bytes * (own.samples / own.context)
+    attends = np.where(table.attention_flops > 0, 1.0, 0.0)
+    ulysses = np.where(own.ulysses > 1, 2 + 2 * table.key_value_share, 0.0) * attends
+    ring = np.where(own.ring > 1, 4 * table.key_value_share, 0.0) * attends
+    experts = np.where(own.ep > 1, 2 * hardware.expert_imbalance * table.experts_per_token, 0.0)
+    shares: Floats = (ulysses + ring + experts) / own.tp + (own.tp > 1)
+    return rows_bytes * shares
+
+
+def _whole(size: Floats) -> Ints:
+    return np.ceil(size).astype(np.int64)

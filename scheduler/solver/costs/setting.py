@@ -1,31 +1,30 @@
-"""Setting: what the cost of a layer depends on, beside the layer and its strategy."""
+"""Setting: what the costs of a layer depend on, beside the layer and its strategy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
-from scheduler.solver.costs.topology import Topology
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One choice of pipeline degree and micro-batches.
+    """Stages of `gpus` GPUs each, of one model, in a job of `global_batch` samples an optimizer step.
 
-    `micro_batch_size` counts samples over all replicas of a stage; each stage has `stage_gpus` GPUs.
+    GPUs are numbered node by node, and stage i takes the i-th block of them. `node_gpus` is how many of a stage's GPUs
+    share a node wherever the stage lies: the greatest common divisor of a node and a stage. Make one with `of`.
     """
 
     hardware: HardwareProfile
-    topology: Topology
-    stages: int
-    stage_gpus: int
-    micro_batches: int
-    micro_batch_size: int
+    node_gpus: int
+    gpus: int
+    global_batch: int
 
-    def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations stage `stage` (from 0) holds at its peak under 1F1B.
+    @classmethod
+    def of(cls, hardware: HardwareProfile, *, node_gpus: int, gpus: int, global_batch: int) -> Setting:
+        """`node_gpus` is that of the cluster: equal nodes; uneven ones count as their greatest common divisor.
 
-        The last stage runs backward at once and holds one; each stage before it holds one more (Narayanan et al.,
-        SC'21, section 2.2).
+        Stages of one width on nodes of unlike size can so be equal settings, and share their costs.
         """
-        return min(self.micro_batches, self.stages - stage)
+        return cls(hardware, gcd(node_gpus, gpus), gpus, global_batch)

@@ -9,20 +9,36 @@ from scheduler.solver.profiles.profile_error import ProfileError, require_not_ne
 REFERENCE_VALUE_BYTES = 2
 """Activation figures of a profile are given for values of two bytes (bf16); other precisions scale them."""
 
+LAYERS_MAX = 10_000
+"""Ten times the deepest transformers there are (DeepNet, arXiv 2203.00555); more is taken for a mistake."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
     """A run of `layers` equal layers; every figure is for one layer and one sample, activations at two bytes a value.
 
     Attributes:
-        flops_per_sample: forward pass alone; the backward pass counts twice this.
-        parameters: weights of one layer.
-        activation_bytes_per_sample: kept for the backward pass and split by tensor parallelism.
-        replicated_activation_bytes_per_sample: kept, but held in full by each tensor-parallel rank (norms, masks).
+        flops_per_sample: matrix products of the forward pass with weights; the backward pass counts twice this.
+        attention_flops_per_sample: products of the attention core, which selective recompute repeats; what runs, so
+            without those that a fused kernel skips.
+        traffic_bytes_per_sample: read and written by element-wise kernels (norms, dropout, activation functions,
+            residuals, and stored attention scores) in the forward pass, which the memory's bandwidth bounds.
+        parameters: weights of one layer, experts included; `expert_parameters` of them lie in experts.
+        activation_bytes_per_sample: kept for the backward pass and split by tensor parallelism;
+            `selective_bytes_per_sample` of them are attention scores, which selective recompute does not keep.
+        replicated_activation_bytes_per_sample: kept, but held in full by each tensor-parallel rank (norms, masks)
+            unless it shards the sequence.
         boundary_bytes_per_sample: the layer's output, handed to the next one; its input is taken to be as large.
             It is all that full recompute keeps.
-        heads: the tensor-parallel degree must divide it.
+        tokens_per_sample: rows that a sample gives to each matrix product.
+        width: columns of the typical matrix product, split by tensor parallelism (hidden size).
+        heads: the tensor-parallel degree must divide it. `attention_heads` limits tensor times Ulysses degree
+            (0: as `heads`).
         tensor_messages: all-reduces of the boundary in one forward pass; the backward pass has as many.
+        experts, experts_per_token: of a mixture-of-experts layer; 0 experts is a dense layer.
+        frozen: its weights are not trained (PipeTransformer, ICML'21).
+        forward_s_per_sample: measured forward time by tensor-parallel degree, as pairs (degree, seconds), instead of
+            an analytic one; valid on the GPU that it was measured on.
     """
 
     layers: int
@@ -33,22 +49,79 @@ class LayerProfile:
     boundary_bytes_per_sample: int
     heads: int = 1
     tensor_messages: int = 2
+    attention_flops_per_sample: float = 0.0
+    traffic_bytes_per_sample: int = 0
+    selective_bytes_per_sample: int = 0
+    tokens_per_sample: int = 1
+    width: int = 1
+    attention_heads: int = 0
+    expert_parameters: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    frozen: bool = False
+    forward_s_per_sample: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        require_positive(
-            "layer profile",
-            layers=self.layers,
-            flops_per_sample=self.flops_per_sample,
-            parameters=self.parameters,
-            activation_bytes_per_sample=self.activation_bytes_per_sample,
-            boundary_bytes_per_sample=self.boundary_bytes_per_sample,
-            heads=self.heads,
-        )
-        require_not_negative(
-            "layer profile",
-            replicated_activation_bytes_per_sample=self.replicated_activation_bytes_per_sample,
-            tensor_messages=self.tensor_messages,
-        )
+        require_positive("layer profile", **{field: getattr(self, field) for field in _POSITIVE})
+        require_not_negative("layer profile", **{field: getattr(self, field) for field in _NOT_NEGATIVE})
+        for part, whole in _PARTS:
+            if getattr(self, part) > getattr(self, whole):
+                allowed = f"it must be at most {whole}, which is {getattr(self, whole)}"
+                raise ProfileError(f"layer profile: {part} is {getattr(self, part)}; {allowed}")
+        if not self.experts and self.expert_parameters:
+            raise ProfileError(
+                f"layer profile: expert_parameters is {self.expert_parameters}; it must be 0 without experts"
+            )
+        if self.experts and not self.experts_per_token:
+            raise ProfileError(f"layer profile: experts_per_token is 0; it must be from 1 to experts ({self.experts})")
+        self._check_measured()
+
+    def _check_measured(self) -> None:
+        for degree, seconds in self.forward_s_per_sample:
+            require_positive("layer profile: forward_s_per_sample", degree=degree)
+            require_positive("layer profile: forward_s_per_sample", **{f"degree {degree}": seconds})
+        degrees, has = self.measured_degrees, "layer profile: forward_s_per_sample has degrees"
+        if len(set(degrees)) < len(degrees):
+            raise ProfileError(f"{has} {_listed(degrees)}; each may stand there once")
+        if degrees and 1 not in degrees:
+            raise ProfileError(f"{has} {_listed(degrees)}; degree 1 is needed")
+
+    @property
+    def measured_degrees(self) -> tuple[int, ...]:
+        """The tensor-parallel degrees that the forward time was measured at, ascending."""
+        return tuple(sorted(degree for degree, _ in self.forward_s_per_sample))
+
+
+def _listed(degrees: tuple[int, ...]) -> str:
+    return ", ".join(map(str, degrees)) or "none"
+
+
+_POSITIVE = (
+    "layers",
+    "flops_per_sample",
+    "parameters",
+    "activation_bytes_per_sample",
+    "boundary_bytes_per_sample",
+    "heads",
+    "tokens_per_sample",
+    "width",
+)
+_NOT_NEGATIVE = (
+    "replicated_activation_bytes_per_sample",
+    "tensor_messages",
+    "attention_flops_per_sample",
+    "traffic_bytes_per_sample",
+    "selective_bytes_per_sample",
+    "attention_heads",
+    "expert_parameters",
+    "experts",
+    "experts_per_token",
+)
+_PARTS = (
+    ("selective_bytes_per_sample", "activation_bytes_per_sample"),
+    ("expert_parameters", "parameters"),
+    ("experts_per_token", "experts"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +163,13 @@ class ModelProfile:
         if not self.layers:
             raise ProfileError(f"model {self.name!r}: layers is empty; at least one run of layers is needed")
         require_positive(f"model {self.name!r}", sequence_length=self.sequence_length)
+        if self.layer_count > LAYERS_MAX:
+            raise ProfileError(f"model {self.name!r}: layers is {self.layer_count}; it must be at most {LAYERS_MAX}")
+        for index, run in enumerate(self.layers):
+            if run.measured_degrees != self.layers[0].measured_degrees:
+                has = f"forward_s_per_sample has degrees {_listed(run.measured_degrees)}"
+                allowed = f"it must have those of layers[0], {_listed(self.layers[0].measured_degrees)}"
+                raise ProfileError(f"model {self.name!r}: layers[{index}]: {has}; {allowed}")
 
     @property
     def layer_count(self) -> int:
@@ -105,4 +185,4 @@ class ModelProfile:
     def flops_per_sample(self) -> float:
         """Forward pass of one sample through the whole model."""
         ends = self.embedding.flops_per_sample + self.head.flops_per_sample
-        return sum(run.layers * run.flops_per_sample for run in self.layers) + ends
+        return sum(run.layers * (run.flops_per_sample + run.attention_flops_per_sample) for run in self.layers) + ends

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 from scheduler.solver.profiles.profile_error import ProfileError
+
+LARGEST = float_info.max
+"""Beyond it there are integers in JSON, but no figures."""
 
 
 def parse_object(json_text: str, owner: str) -> Mapping[str, Any]:
@@ -65,20 +68,20 @@ def figure(document: Mapping[str, Any], field: str, unit: str, owner: str) -> fl
     if isinstance(entry, dict) and entry.get("unit", unit) != unit:
         raise ProfileError(f"{owner}: {field} is in {entry['unit']!r}; it must be in {unit!r}")
     value = flat(entry)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         raise ProfileError(f"{owner}: {field} is {value!r}; it must be a finite number")
     return value
 
 
 def count(document: Mapping[str, Any], field: str, unit: str, owner: str) -> int:
-    """Like `figure`, for whole numbers.
+    """Like `figure`, for whole numbers that JSON holds exactly.
 
     Raises:
         ProfileError: not a whole number, or given in another unit.
     """
     value = figure(document, field, unit, owner)
-    if value != int(value):
-        raise ProfileError(f"{owner}: {field} is {value!r}; it must be a whole number")
+    if value != int(value) or abs(value) > 2**53:
+        raise ProfileError(f"{owner}: {field} is {value!r}; it must be a whole number of at most 2**53")
     return int(value)
 
 

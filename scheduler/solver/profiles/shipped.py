@@ -11,10 +11,24 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
+from scheduler.solver.profiles.hardware_profile import (
+    Collective,
+    CollectiveTable,
+    Dimension,
+    HardwareProfile,
+    Precision,
+)
 from scheduler.solver.profiles.model_document import model_from_document
 from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
-from scheduler.solver.profiles.profile_document import figure, flat, parse_object, require_fields
+from scheduler.solver.profiles.profile_document import (
+    count,
+    figure,
+    flag,
+    flat,
+    parse_object,
+    require_fields,
+    require_object,
+)
 from scheduler.solver.profiles.profile_error import ProfileError
 
 __all__ = [
@@ -44,6 +58,18 @@ _GPU_UNITS = {
     "inter_bandwidth_bytes_per_s": "bytes/s",
     "inter_latency_s": "s",
     "overlap_coefficient": "ratio",
+}
+_GPU_OPTIONS = {
+    "reserve_ratio": "ratio",
+    "attention_efficiency": "ratio",
+    "launch_s": "s",
+    "iteration_overhead_s": "s",
+    "intra_hop_s": "s",
+    "inter_hop_s": "s",
+    "gradient_overlap": "ratio",
+    "expert_imbalance": "ratio",
+    "host_bandwidth_bytes_per_s": "bytes/s",
+    "host_optimizer_s_per_parameter": "s/parameter",
 }
 
 
@@ -83,13 +109,20 @@ def parse_gpu(json_text: str) -> HardwareProfile:
     Raises:
         ProfileError: malformed JSON, a missing or unknown field, or a figure that cannot be; the message names it.
     """
-    document = parse_object(json_text, "GPU profile")
-    require_fields(document, "GPU profile", {"gpu", "precision", "dimensions", *_GPU_UNITS})
+    document, owner = parse_object(json_text, "GPU profile"), "GPU profile"
+    required = {"gpu", "precision", "dimensions", *_GPU_UNITS}
+    require_fields(document, owner, required, {"expert_priority", "collectives", *_GPU_OPTIONS})
+    units = {**_GPU_UNITS, **_GPU_OPTIONS}
     figures: dict[str, Any] = {
-        field: figure(document, field, unit, "GPU profile") for field, unit in _GPU_UNITS.items()
+        field: figure(document, field, unit, owner) for field, unit in units.items() if field in document
     }
     return HardwareProfile(
-        gpu=str(flat(document["gpu"])), precision=_precision(document), dimensions=_dimensions(document), **figures
+        gpu=str(flat(document["gpu"])),
+        precision=_precision(document),
+        dimensions=_dimensions(document),
+        expert_priority=flag(document, "expert_priority", owner),
+        collectives=_collectives(flat(document.get("collectives", []))),
+        **figures,
     )
 
 
@@ -115,6 +148,29 @@ def _dimensions(document: Mapping[str, Any]) -> frozenset[Dimension]:
     if not isinstance(value, list) or any(item not in list(Dimension) for item in value):
         raise ProfileError(f"GPU profile: dimensions is {value!r}; allowed is a list of {', '.join(Dimension)}")
     return frozenset(Dimension(item) for item in value)
+
+
+def _collectives(tables: Any) -> tuple[CollectiveTable, ...]:
+    """From `[{"collective": "all_reduce", "ranks": 8, "points": [[bytes, seconds], ...]}, ...]`."""
+    owner = "GPU profile: collectives"
+    if not isinstance(tables, list):
+        raise ProfileError(f"{owner} is {tables!r}; it must be a list of measured tables")
+    found = []
+    for table in tables:
+        given = require_object(table, owner)
+        require_fields(given, owner, {"collective", "ranks", "points"})
+        points = given["points"]
+        if given["collective"] not in list(Collective):
+            raise ProfileError(f"{owner}: collective is {given['collective']!r}; allowed are {', '.join(Collective)}")
+        if not isinstance(points, list) or any(not isinstance(point, list) or len(point) != 2 for point in points):
+            raise ProfileError(f"{owner}: points is {points!r}; it must be a list of [bytes, seconds]")
+        pairs = tuple((_number(size, owner), _number(seconds, owner)) for size, seconds in points)
+        found.append(CollectiveTable(Collective(given["collective"]), count(given, "ranks", "ranks", owner), pairs))
+    return tuple(found)
+
+
+def _number(value: Any, owner: str) -> float:
+    return figure({"points": value}, "points", "", owner)
 
 
 def _names(folder: str) -> tuple[str, ...]:

@@ -1,126 +1,218 @@
-"""PairSearch: the best plan of one (pipeline degree, micro-batches) pair, refined step by step."""
+"""PairSearch: the best plan of one pipeline degree and number of micro-batches, refined step by step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import inf
+
 import numpy as np
 
-from scheduler.domain.parallel_plan import LayerStrategy
-from scheduler.solver.costs.chain import Layer
-from scheduler.solver.costs.cost_tables import Floats, cost_tables
-from scheduler.solver.costs.setting import Setting
-from scheduler.solver.search.partition import best_partition
-from scheduler.solver.search.stage_bounds import stage_lower_bounds
-from scheduler.solver.search.stage_search import StageProblem, StageSolution, solve_stage
+from scheduler.solver.instance import Floats, Instance, Ints, Objective, Solution
+from scheduler.solver.search.partition import Partition, StageTimes, best_partition, quick_bound_s
+from scheduler.solver.search.stage_oracle import Chunks, StageOracle, slowest_s
+from scheduler.solver.search.stage_problem import StageSolution
+from scheduler.solver.search.stage_search import CLOSER_THAN
 
-ROUNDING = 1.0 - 1e-12
-"""A bound this close to a cost has reached it: sums taken in another order differ by as much."""
 
-_StageKey = tuple[int, bool, bool, tuple[int, ...]]
+@dataclass(slots=True)
+class _Budget:
+    """Work that one step may do, and how good its plans have to be."""
+
+    target_s: float
+    tolerance: float
+    left: int
+    spent: int = 0
+
+    @property
+    def closer(self) -> float:
+        return min(CLOSER_THAN, 1.0 - self.tolerance)
+
+    @property
+    def useful_s(self) -> float:
+        """Plans from here on need not be found."""
+        return self.target_s * self.closer
+
+    def spend(self, oracle: StageOracle, chunks: Chunks, in_flight: float) -> StageSolution:
+        """The solution of a device that holds these runs of layers."""
+        before = oracle.labels
+        solution = oracle.solve(chunks, in_flight, tolerance=self.tolerance, labels_max=self.left)
+        self.spent += oracle.labels - before
+        self.left -= oracle.labels - before
+        return solution
 
 
 class PairSearch:
     """Holds a lower bound for the pair, and raises it when asked to.
 
-    Stage times start as lower bounds. `refine` takes the best partition under the times known so far, and solves
-    the stages it uses exactly. As soon as every stage of the best partition is exact, that partition is the
-    optimum of the pair: any other one costs at least as much already under its bounds. Only stages that some best
-    partition uses are ever solved, and equal stages (same layer types, same micro-batches in flight) only once.
+    Its looks get sharper: at the layers alone, at stages without a memory limit, at stages within memory. Stage times
+    start as lower bounds. `refine` takes the best partition under the times known so far, and solves the
+    stages it uses. As soon as every stage of the best partition is proven, no partition of the pair can be faster than
+    that one by more than the tolerance: any other costs at least as much already under its bounds. Only stages that
+    some best partition uses are ever solved, and equal stages only once.
+
+    `build` makes the instance when the pair's turn comes; most pairs are settled by `bound_s` alone.
     """
 
-    def __init__(
-        self, layers: tuple[Layer, ...], options: tuple[LayerStrategy, ...], setting: Setting, capacity_bytes: int
-    ) -> None:
-        self.setting = setting
-        self.strategies = options
-        self.labels = 0
+    def __init__(self, build: Callable[[], Instance], oracles: tuple[StageOracle, ...], bound_s: float) -> None:
         self.closed = False
-        self.cost_s = np.inf
-        self.borders: tuple[int, ...] = ()
-        self.choice: tuple[int, ...] = ()
-        self._capacity_bytes = capacity_bytes
-        self._tables = cost_tables(layers, options, setting)
-        self._stages_s: Floats | None = None
-        self._solved: dict[_StageKey, StageSolution] = {}
-        fastest_s = float(self._tables.time_s.min(axis=1)[self._tables.types].sum())
-        # The largest stage is at least the mean one. This needs no table, and settles most pairs.
-        self.bound_s = fastest_s * (1 + (setting.micro_batches - 1) / setting.stages)
+        self.cost_s = inf
+        self.solution: Solution | None = None
+        self.bound_s = bound_s
+        self._build = build
+        self._oracles = oracles
+        self._looks = 0
 
-    def refine(self, labels_max: int) -> None:
-        """One step: raises `bound_s`, or finds a plan, or closes the pair. Spends about `labels_max` at most."""
-        first = self._stages_s is None
-        stages_s = self._bounds() if first else self._stages_s
-        assert stages_s is not None
-        self._stages_s = stages_s
-        best = best_partition(stages_s, self._tables.hand_over_s, self.setting.micro_batches)
-        if best is None:
-            self.closed, self.bound_s = True, np.inf
-            return
-        self.bound_s = max(self.bound_s, best.cost_s)
-        if first:
-            return  # Another pair may be more promising now.
-        solutions = self._solve(best.borders, labels_max)
-        self._offer(best.borders, solutions)
-        if not all(solution.proven for solution in solutions):
-            return  # The budget is spent; the plan may stand, but the bound stays.
-        again = best_partition(stages_s, self._tables.hand_over_s, self.setting.micro_batches)
-        self.bound_s = max(self.bound_s, again.cost_s if again else np.inf)
-        self.closed = again is None or self.bound_s >= self.cost_s * ROUNDING
-
-    def _bounds(self) -> Floats:
-        """Lower bounds of all stages; positions with as many micro-batches in flight share one table."""
-        tables = {
-            in_flight: stage_lower_bounds(self._tables, in_flight=in_flight, capacity_bytes=self._capacity_bytes)
-            for in_flight in {self.setting.in_flight(stage) for stage in range(self.setting.stages)}
-        }
-        return np.stack([tables[self.setting.in_flight(stage)] for stage in range(self.setting.stages)])
-
-    def _solve(self, borders: tuple[int, ...], labels_max: int) -> list[StageSolution]:
-        """The partition's stages, exact as long as the budget lasts, and the best choice known after that."""
-        solutions = []
-        spent_before = self.labels
-        for stage in range(self.setting.stages):
-            key = self._key(stage, borders[stage], borders[stage + 1])
-            solution = self._solved.get(key)
-            if solution is None:
-                solution = self._solve_stage(key, labels_max - (self.labels - spent_before))
-                self.labels += solution.labels
-                if solution.proven:
-                    self._solved[key] = solution
-                    self._enter(key, solution.time_s)
-            solutions.append(solution)
-        return solutions
-
-    def _solve_stage(self, key: _StageKey, labels_max: int) -> StageSolution:
-        in_flight, entry, exit_, types = key
-        problem = StageProblem(
-            tables=self._tables,
-            types=np.array(types, dtype=np.int64),
-            in_flight=in_flight,
-            capacity_bytes=self._capacity_bytes,
-            entry=entry,
-            exit=exit_,
+    @classmethod
+    def of(cls, instance: Instance) -> PairSearch:
+        """For an instance that shares its oracles with no other."""
+        oracles = tuple(
+            StageOracle(instance.types, costs, capacity_bytes=capacity, in_flight_max=max(instance.in_flight))
+            for costs, capacity in zip(instance.costs, instance.capacity_bytes, strict=True)
         )
-        return solve_stage(problem, labels_max=labels_max)
+        return cls(lambda: instance, oracles, even_bound_s(oracles, instance.counts, instance.objective))
 
-    def _key(self, stage: int, first: int, end: int) -> _StageKey:
-        types = tuple(self._tables.types[first:end].tolist())
-        return self.setting.in_flight(stage), stage > 0, stage < self.setting.stages - 1, types
+    @cached_property
+    def instance(self) -> Instance:
+        return self._build()
 
-    def _enter(self, key: _StageKey, time_s: float) -> None:
-        """Writes an exact time wherever the same stage can stand."""
-        assert self._stages_s is not None
-        length = len(key[3])
-        windows = np.lib.stride_tricks.sliding_window_view(self._tables.types, length)
-        starts = np.flatnonzero((windows == np.array(key[3])).all(axis=1))
-        for stage in range(self.setting.stages):
-            if self._key(stage, 0, 0)[:3] == key[:3]:
-                self._stages_s[stage, starts, starts + length] = time_s
+    def refine(self, *, target_s: float, tolerance: float, labels_max: int) -> int:
+        """One step: raises `bound_s`, or finds a plan, or closes the pair. Returns the labels spent.
 
-    def _offer(self, borders: tuple[int, ...], solutions: list[StageSolution]) -> None:
+        Plans of `target_s` and above are of no use; a step ends as soon as it can only find such.
+        """
+        budget = _Budget(target_s, tolerance, labels_max)
+        if self.instance.borders:
+            self._refine_fixed(budget)
+        else:
+            self._refine_free(budget)
+        self._looks += 1
+        return budget.spent
+
+    def _refine_free(self, budget: _Budget) -> None:
+        if not self._looks:
+            unlimited = self._stage_times(lambda oracle, _: oracle.unlimited_s)
+            self.bound_s = max(self.bound_s, quick_bound_s(unlimited, self.instance.objective))
+            self.closed = self.bound_s >= budget.useful_s
+            return
+        best, bound_s = best_partition(self._stage_times(), self.instance.objective, useful_s=budget.useful_s)
+        self.bound_s = max(self.bound_s, bound_s)
+        self.closed = best is None or self.bound_s >= budget.useful_s
+        if best is None or self.closed or self._looks == 1:
+            return  # Nothing to be had, or another pair may be more promising now.
+        oracles = [self._oracles[group] for group in best.order]
+        spans = list(pairwise(best.borders))
+        places = list(zip(oracles, self.instance.in_flight, spans, strict=True))
+        known_s = [oracle.time_s(span, in_flight) for oracle, in_flight, span in places]
+        links_s = self._links_s(best.order, best.borders)
+        solutions: dict[int, StageSolution] = {}
+        for position in sorted(range(len(places)), key=lambda at: -known_s[at]):
+            oracle, in_flight, span = places[position]
+            solutions[position] = budget.spend(oracle, (span,), in_flight)
+            known_s[position] = solutions[position].bound_s
+            if self._loads_s(known_s, links_s) >= budget.useful_s:
+                break
+        if len(solutions) == len(places):
+            self._offer(best.order, best.borders, [solutions[position] for position in range(len(places))])
+        self._look_again(best, budget)
+
+    def _look_again(self, before: Partition, budget: _Budget) -> None:
+        """Whether another partition than the one just solved is the best now."""
+        again, bound_s = best_partition(self._stage_times(), self.instance.objective, useful_s=budget.useful_s)
+        self.bound_s = max(self.bound_s, bound_s)
+        self.closed = again is None or self.bound_s >= min(self.cost_s * budget.closer, budget.useful_s)
+        if not self.closed and again is not None and (again.order, again.borders) == (before.order, before.borders):
+            # Its stages are proven, and the sums agree but for rounding.
+            self.closed = budget.left > 0 and self.cost_s < inf
+
+    def _refine_fixed(self, budget: _Budget) -> None:
+        """Each device's layers are known; only their strategies are open."""
+        instance = self.instance
+        order = tuple(group for group, count in enumerate(instance.counts) for _ in range(count))
+        chunks = list(pairwise(instance.borders))
+        held = [tuple(chunks[device :: instance.devices]) for device in range(instance.devices)]
+        links_s = self._links_s(order, instance.borders)
+        known_s = [self._oracles[group].unlimited_time_s(own) for group, own in zip(order, held, strict=True)]
+        if self._looks and self._loads_s(known_s, links_s) < budget.useful_s:
+            known_s = [
+                self._oracles[group].bound_s(own, in_flight)
+                for group, own, in_flight in zip(order, held, instance.in_flight, strict=True)
+            ]
+        solutions = []
+        for device in range(instance.devices if self._looks > 1 else 0):
+            if self._loads_s(known_s, links_s) >= budget.useful_s:
+                break
+            solution = budget.spend(self._oracles[order[device]], held[device], instance.in_flight[device])
+            known_s[device] = solution.bound_s
+            solutions.append(solution)
+        self.bound_s = max(self.bound_s, self._loads_s(known_s, links_s))
+        if len(solutions) == instance.devices:
+            self._offer(order, instance.borders, solutions)
+        self.closed = self.bound_s >= min(self.cost_s * budget.closer, budget.useful_s)
+
+    def _loads_s(self, devices_s: list[float], links_s: list[float]) -> float:
+        return self._cost_s(sum(devices_s) + sum(links_s), max([*devices_s, *links_s]))
+
+    def _stage_times(self, times_s: Callable[[StageOracle, float], Floats] = StageOracle.times_s) -> StageTimes:
+        positions = np.arange(self.instance.devices)[:, None, None]
+        stages_s = []
+        for oracle in self._oracles:
+            known_s = np.stack([times_s(oracle, in_flight) for in_flight in self.instance.in_flight])
+            never = np.full((len(known_s), 1), np.inf)  # Window -1: no layer at all.
+            stages_s.append(np.concatenate([known_s, never], axis=1)[positions, self._windows])
+        return StageTimes(np.stack(stages_s, axis=1), self._hand_over_s, self.instance.counts)
+
+    @cached_property
+    def _windows(self) -> Ints:
+        """[P, D, D] the window of each candidate stage, as StageTimes has them."""
+        ids, (devices, depth) = self._oracles[0].windows.ids, self._extent
+        return np.stack([ids[at : at + depth, at + 1 : at + 1 + depth] for at in range(devices)])
+
+    @cached_property
+    def _hand_over_s(self) -> Floats:
+        devices, depth = self._extent
+        groups = len(self.instance.counts)
+        rows = [
+            row[:, :, cut + 1 : cut + 1 + depth] for cut, row in enumerate(self.instance.hand_over_s[: devices - 1])
+        ]
+        return np.stack(rows) if rows else np.zeros((0, groups, groups, depth))
+
+    @property
+    def _extent(self) -> tuple[int, int]:
+        """P and D."""
+        return self.instance.devices, self.instance.layers - self.instance.devices + 1
+
+    def _offer(self, order: tuple[int, ...], borders: tuple[int, ...], solutions: list[StageSolution]) -> None:
         """Keeps the partition as the pair's plan if it fits and is the fastest so far."""
-        times_s = [solution.time_s for solution in solutions]
-        times_s += [float(self._tables.hand_over_s[cut, border]) for cut, border in enumerate(borders[1:-1])]
-        cost_s = sum(times_s) + (self.setting.micro_batches - 1) * max(times_s)
+        cost_s = self._loads_s([solution.time_s for solution in solutions], self._links_s(order, borders))
         if cost_s < self.cost_s:
-            self.cost_s, self.borders = cost_s, borders
-            self.choice = tuple(number for solution in solutions for number in solution.choice)
+            self.cost_s = cost_s
+            self.solution = Solution(order, borders, self._choice(borders, solutions))
+
+    def _choice(self, borders: tuple[int, ...], solutions: list[StageSolution]) -> tuple[int, ...]:
+        """By layer, from the devices' own orders."""
+        own = [iter(solution.choice) for solution in solutions]
+        chunks = pairwise(borders)
+        return tuple(
+            next(own[number % len(own)]) for number, (first, end) in enumerate(chunks) for _ in range(first, end)
+        )
+
+    def _links_s(self, order: tuple[int, ...], borders: tuple[int, ...]) -> list[float]:
+        loads_s = [0.0] * len(self.instance.hand_over_s)
+        for number, border in enumerate(borders[1:-1]):
+            sender, receiver = number % len(order), (number + 1) % len(order)
+            table: Floats = self.instance.hand_over_s[sender, order[sender], order[receiver]]
+            loads_s[sender] += float(table[border])
+        return loads_s
+
+    def _cost_s(self, sum_s: float, largest_s: float) -> float:
+        return self.instance.objective.time_s(sum_s, largest_s)
+
+
+def even_bound_s(oracles: Sequence[StageOracle], counts: Sequence[int], objective: Objective) -> float:
+    """Every layer at its fastest on the devices that suit it, perfectly balanced. Settles most pairs unseen."""
+    fastest_s = [oracle.fastest_s for oracle in oracles]
+    least_s = float(np.minimum.reduce(fastest_s).sum())
+    return objective.time_s(least_s, slowest_s(fastest_s, counts))

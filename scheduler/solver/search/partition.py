@@ -1,76 +1,137 @@
-"""The best contiguous partition of the layers into stages, given the time of every candidate stage."""
+"""The best cuts of a chain into stages, and the best order of the groups, given the time of every candidate stage."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
-from scheduler.solver.costs.cost_tables import Floats
+from scheduler.solver.instance import Floats, Ints, Objective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageTimes:
+    """Of a pipeline of P devices in G groups (1 or 2) over L layers, with D = L - P + 1 as each stage has a layer:
+
+    stages_s     [P, G, D, D]    device at position i, of group g, over the layers i + x to i + y
+    hand_over_s  [P-1, G, G, D]  at cut i, between two groups, if the next stage begins with layer i + 1 + x
+    counts       (G)             devices of each group
+    """
+
+    stages_s: Floats
+    hand_over_s: Floats
+    counts: tuple[int, ...]
+
+    def up_to(self, limit_s: float) -> StageTimes:
+        """The same with everything above `limit_s` forbidden."""
+        stages_s = np.where(self.stages_s <= limit_s, self.stages_s, np.inf)
+        return StageTimes(stages_s, np.where(self.hand_over_s <= limit_s, self.hand_over_s, np.inf), self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """`borders` are layer numbers 0 = b0 < b1 < ... < bP = L; stage i holds the layers b(i) to b(i+1) - 1."""
+    """`borders` are layer numbers 0 = b0 < b1 < ... < bP = L; stage i holds the layers b(i) to b(i+1) - 1, on a device
+    of group `order[i]`. `sum_s` and `largest_s` are over stages and hand-overs."""
 
-    cost_s: float
+    sum_s: float
+    largest_s: float
+    order: tuple[int, ...]
     borders: tuple[int, ...]
 
 
-def best_partition(stages_s: Floats, hand_over_s: Floats, micro_batches: int) -> Partition | None:
-    """Least sum + (c - 1) x largest over all partitions; None where no partition is finite.
+def best_partition(times: StageTimes, objective: Objective, *, useful_s: float = inf) -> tuple[Partition | None, float]:
+    """The partition of least objective (None where none is finite), and a time that no partition beats.
 
-    `stages_s` [P, L+1, L+1] holds the time of stage i over the layers a to b-1; `hand_over_s` [P-1, L+1] that of
-    border i if the next stage begins with layer a.
-
-    The bottleneck is swept upwards. With limit x on every stage and hand-over the least sum S(x) is a shortest
-    path. S never rises with x, so no limit beyond (best - S(infinity)) / (c - 1) can win, and the sweep is short.
+    Partitions come in order of their sum: the least sum of all is a shortest path; then the least sum among those whose
+    largest part is smaller than before, and so on. Each step lowers the largest part, so that every trade-off between
+    the two is met once, and the walk ends as soon as the sum alone rules out what is left. It also ends where nothing
+    below `useful_s` is left; the partition is then not the best one.
     """
-    free = _least_sum(stages_s, hand_over_s, np.inf)
-    if free is None:
+    narrowest_s = smallest_bottleneck_s(times)
+    best, best_s = None, inf
+    found = _least_sum(times)
+    while found is not None:
+        cost_s = objective.time_s(found.sum_s, found.largest_s)
+        if cost_s < best_s:
+            best, best_s = found, cost_s
+        left_s = objective.time_s(found.sum_s, narrowest_s)
+        if left_s >= min(best_s, useful_s) or found.largest_s <= narrowest_s:
+            return best, min(best_s, max(left_s, useful_s)) if left_s < best_s else best_s
+        found = _least_sum(times.up_to(np.nextafter(found.largest_s, 0.0)))
+    return best, best_s
+
+
+def quick_bound_s(times: StageTimes, objective: Objective) -> float:
+    """A time that no partition beats: the least sum and the least bottleneck, though no partition may have both."""
+    found = _least_sum(times)
+    return inf if found is None else objective.time_s(found.sum_s, smallest_bottleneck_s(times))
+
+
+def smallest_bottleneck_s(times: StageTimes) -> float:
+    """The least that the largest stage or hand-over can take."""
+    reach = _start(times)
+    for position in range(1, len(times.stages_s)):
+        arrived = np.maximum(reach[:, :, None], times.hand_over_s[position - 1][None]).min(axis=1)
+        reach = _advance(arrived, times, position, np.maximum)[0]
+    return float(reach[times.counts[1] if len(times.counts) > 1 else 0, :, -1].min())
+
+
+def _least_sum(times: StageTimes) -> Partition | None:
+    """The partition of least sum: a shortest path over (devices used of the second group, last group, border)."""
+    reach = _start(times)
+    trail: list[tuple[Ints, Ints]] = []
+    for position in range(1, len(times.stages_s)):
+        handed = reach[:, :, None] + times.hand_over_s[position - 1][None]  # [used, before, now, D]
+        senders = handed.argmin(axis=1)
+        reach, origins = _advance(handed.min(axis=1), times, position, np.add)
+        trail.append((senders, origins))
+    used = times.counts[1] if len(times.counts) > 1 else 0
+    group = int(reach[used, :, -1].argmin())
+    if not np.isfinite(reach[used, group, -1]):
         return None
-    best = _with_bottleneck(free, stages_s, hand_over_s, micro_batches)
-    for limit_s in _limits(stages_s, hand_over_s):
-        if free.cost_s + (micro_batches - 1) * limit_s >= best.cost_s:
-            break
-        found = _least_sum(stages_s, hand_over_s, limit_s)
-        assert found is not None, "the smallest limit admits a partition"
-        priced = _with_bottleneck(found, stages_s, hand_over_s, micro_batches)
-        if priced.cost_s < best.cost_s:
-            best = priced
-    return best
+    return _trace(times, trail, used, group)
 
 
-def _limits(stages_s: Floats, hand_over_s: Floats) -> Floats:
-    """The values that the largest stage or hand-over can take, from the smallest possible one upwards."""
-    reach_s = stages_s[0, 0]
-    for stage, gap_s in zip(stages_s[1:], hand_over_s, strict=True):
-        reach_s = np.maximum(np.maximum(reach_s, gap_s)[:, None], stage).min(axis=0)
-    values = np.unique(np.concatenate([stages_s.ravel(), hand_over_s.ravel()]))
-    return np.asarray(values[(values >= reach_s[-1]) & np.isfinite(values)])
+def _start(times: StageTimes) -> Floats:
+    """[used, group, D]: after the first device; the states that cannot be are infinite."""
+    groups, depth = times.stages_s.shape[1], times.stages_s.shape[2]
+    used_max = times.counts[1] if groups > 1 else 0
+    reach = np.full((used_max + 1, groups, depth), np.inf)
+    if times.counts[0]:
+        reach[0, 0] = times.stages_s[0, 0, 0]
+    if used_max:
+        reach[1, 1] = times.stages_s[0, 1, 0]
+    return reach
 
 
-def _least_sum(stages_s: Floats, hand_over_s: Floats, limit_s: float) -> Partition | None:
-    """The partition of least sum in which nothing exceeds `limit_s`: a shortest path, stage by stage."""
-    stages_s = np.where(stages_s <= limit_s, stages_s, np.inf)
-    hand_over_s = np.where(hand_over_s <= limit_s, hand_over_s, np.inf)
-    sum_s = stages_s[0, 0]
-    came_from = []
-    for stage, gap_s in zip(stages_s[1:], hand_over_s, strict=True):
-        totals = (sum_s + gap_s)[:, None] + stage
-        came_from.append(totals.argmin(axis=0))
-        sum_s = totals.min(axis=0)
-    if not np.isfinite(sum_s[-1]):
-        return None
-    borders = [len(sum_s) - 1]
-    for origins in reversed(came_from):
-        borders.append(int(origins[borders[-1]]))
-    return Partition(float(sum_s[-1]), (0, *reversed(borders)))
+def _advance(arrived: Floats, times: StageTimes, position: int, join: np.ufunc) -> tuple[Floats, Ints]:
+    """Adds the device at `position`: `arrived` [used, group, D] is what it starts from, by its own group."""
+    reach, origins = np.full_like(arrived, np.inf), np.zeros(arrived.shape, dtype=np.int64)
+    used_max = len(arrived) - 1
+    for group in range(arrived.shape[1]):
+        shift = 1 if group else 0
+        totals = join(arrived[: used_max + 1 - shift, group, :, None], times.stages_s[position, group])
+        origins[shift:, group] = totals.argmin(axis=1)
+        reach[shift:, group] = totals.min(axis=1)
+    own = position + 1 - np.arange(used_max + 1)  # Devices used of the first group.
+    reach[(own > times.counts[0]) | (own < 0)] = np.inf
+    return reach, origins
 
 
-def _with_bottleneck(found: Partition, stages_s: Floats, hand_over_s: Floats, micro_batches: int) -> Partition:
-    borders = found.borders
-    largest_s = max(float(stages_s[i, borders[i], borders[i + 1]]) for i in range(len(stages_s)))
-    for i in range(len(hand_over_s)):
-        largest_s = max(largest_s, float(hand_over_s[i, borders[i + 1]]))
-    return Partition(found.cost_s + (micro_batches - 1) * largest_s, borders)
+def _trace(times: StageTimes, trail: list[tuple[Ints, Ints]], used: int, group: int) -> Partition:
+    devices, depth = times.stages_s.shape[0], times.stages_s.shape[2]
+    at, order, ends = depth - 1, [group], [depth - 1]
+    for senders, origins in reversed(trail):
+        x = int(origins[used, group, at])
+        used -= 1 if group else 0
+        group = int(senders[used, group, x])
+        at = x
+        order.append(group)
+        ends.append(x)
+    order.reverse()
+    ends.reverse()
+    borders = (0, *(position + 1 + end for position, end in enumerate(ends)))
+    parts_s = [float(times.stages_s[i, order[i], borders[i] - i, borders[i + 1] - i - 1]) for i in range(devices)]
+    parts_s += [float(times.hand_over_s[i, order[i], order[i + 1], borders[i + 1] - i - 1]) for i in range(devices - 1)]
+    return Partition(sum(parts_s), max(parts_s), tuple(order), borders)

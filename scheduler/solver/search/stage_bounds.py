@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scheduler.solver.costs.cost_tables import CostTables, Floats, Ints
-
-_Number = TypeVar("_Number", np.float64, np.int64)
+from scheduler.solver.instance import Floats, Ints, StageCosts
+from scheduler.solver.search.windows import Windows
 
 _PRICES_MAX = 24
 """Any price gives a valid bound; more of them only sharpen it."""
 
+_KINDS_SAMPLED = 8
+"""Layer types that prices are taken from."""
 
-def stage_lower_bounds(tables: CostTables, *, in_flight: int, capacity_bytes: int) -> Floats:
-    """Bounds [L+1, L+1]: entry [a, b] bounds a stage of layers a to b-1 from below; infinite where none fits.
+
+def stage_lower_bounds(
+    windows: Windows, costs: StageCosts, *, in_flight: float, capacity_bytes: int, prices: Floats
+) -> Floats:
+    """Bounds [U]: a time that no stage of each window can beat; infinite where none fits.
 
     For a stage of n layers, each layer u following strategy s(u):
 
@@ -26,33 +28,51 @@ def stage_lower_bounds(tables: CostTables, *, in_flight: int, capacity_bytes: in
     * for every price x >= 0 then  time >= sum min_s (t + x (m + w / n)) - x capacity  (weak duality);
     * changes of layout and border gathers cost at least 0 and are left out.
 
-    The largest bound over a few prices is kept. Price 0 is always one of them: the time without any limit.
+    The largest bound over `prices` [X] is kept. Windows of similar length share n, the largest of them, which keeps
+    w / n a lower bound.
     """
-    count = len(tables.types)
-    lengths = np.arange(1, count + 1)
-    memory = tables.state_bytes + in_flight * tables.kept_bytes
-    # Rounding down keeps w / n a lower bound. Shape [n, T, S].
-    loaded = memory[None] + (tables.working_bytes[None, :] // lengths[:, None])[:, None, :]
-    prices = candidate_prices(tables.time_s, loaded[(count - 1) // 2])
-    priced = (tables.time_s + prices[:, None, None] * loaded[:, None]).min(axis=-1)  # [n, prices, T]
-    first, end = np.triu_indices(count + 1, k=1)
-    length = end - first - 1  # Row of the length n = end - first.
-    sums = _prefix_sums(priced[:, :, tables.types])
-    time_s = sums[length, :, end] - sums[length, :, first] - prices * capacity_bytes
-    least = _prefix_sums(loaded.min(axis=-1)[:, tables.types])
-    fits = least[length, end] - least[length, first] <= capacity_bytes
-    bounds = np.full((count + 1, count + 1), np.inf)
-    bounds[first, end] = np.where(fits, time_s.max(axis=1), np.inf)
+    bounds = np.full(len(windows.spans), np.inf)
+    lengths = windows.lengths
+    for shortest, longest in pairwise(_length_classes(int(lengths.max()))):
+        rows = np.flatnonzero((lengths > shortest) & (lengths <= longest))
+        if len(rows):
+            bounds[rows] = lower_bounds(
+                windows.counts[rows],
+                costs,
+                length=longest,
+                in_flight=in_flight,
+                capacity_bytes=capacity_bytes,
+                prices=prices,
+            )
     return bounds
 
 
+def lower_bounds(
+    counts: Floats, costs: StageCosts, *, length: int, in_flight: float, capacity_bytes: int, prices: Floats
+) -> Floats:
+    """The same for stages of `counts` [U, T] layers of each type, `length` in all at most."""
+    loaded = costs.memory_bytes(in_flight) + costs.working_bytes // length
+    priced = (costs.time_s + prices[:, None, None] * loaded).min(axis=-1)  # [X, T]
+    bounds = (counts @ priced.T - prices * capacity_bytes).max(axis=1)
+    return np.where(counts @ loaded.min(axis=1) <= capacity_bytes, bounds, np.inf)
+
+
+def _length_classes(longest: int) -> list[int]:
+    """0, 1, 2, 3, 4, 6, 9, ... up to `longest`."""
+    classes = [0]
+    while classes[-1] < longest:
+        classes.append(min(longest, max(classes[-1] + 1, classes[-1] * 3 // 2)))
+    return classes
+
+
 def candidate_prices(time_s: Floats, memory_bytes: Ints) -> Floats:
-    """Prices of a byte worth trying: 0, and the slopes of each type's lower hull in the (memory, time) plane.
+    """Prices of a byte worth trying: 0, and the slopes of lower hulls in the (memory, time) plane of layer types.
 
     The dual of the relaxation is piecewise linear, and bends only at such slopes.
     """
+    sampled = np.unique(np.linspace(0, len(time_s) - 1, _KINDS_SAMPLED).round().astype(int))
     slopes = {0.0}
-    for times, sizes in zip(time_s.tolist(), memory_bytes.tolist(), strict=True):
+    for times, sizes in zip(time_s[sampled].tolist(), memory_bytes[sampled].tolist(), strict=True):
         slopes.update(_hull_slopes(sorted(zip(sizes, times, strict=True))))
     ordered = np.array(sorted(slopes))
     if len(ordered) <= _PRICES_MAX:
@@ -77,9 +97,3 @@ def _hull_slopes(points: list[tuple[int, float]]) -> list[float]:
 
 def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
     return (left[1] - right[1]) / (right[0] - left[0])
-
-
-def _prefix_sums(rows: NDArray[_Number]) -> NDArray[_Number]:
-    """Along the last axis: entry j is the sum of the first j values, so that a window is one difference."""
-    start = np.zeros((*rows.shape[:-1], 1), dtype=rows.dtype)
-    return np.concatenate([start, np.cumsum(rows, axis=-1)], axis=-1)

@@ -1,193 +1,188 @@
-"""The exact best strategies for the layers of one stage: label setting on (time, memory)."""
+"""The best strategies for the layers of one device within its memory: branch and bound over the buffer's size.
+
+The buffer of a stage is the largest of its strategies' buffers, which is not a sum. So a node of the search is a band
+of buffer sizes: strategies that need more than its upper end are forbidden, and its lower end is taken from the
+capacity. That relaxes every choice whose buffer lies in the band, and the relaxation's Lagrangian bound closes most
+bands. Another one is split at the buffer that its best choices need. Where they need no more than was taken off, label
+setting solves the relaxation exactly.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
-from scheduler.solver.costs.cost_tables import CostTables, Floats, Ints
-from scheduler.solver.search.stage_bounds import candidate_prices
+from scheduler.solver.instance import Ints
+from scheduler.solver.search.label_setting import fastest_below
+from scheduler.solver.search.local_search import improved
+from scheduler.solver.search.priced_paths import Relaxation
+from scheduler.solver.search.stage_problem import StageProblem, StageSolution
 
-_CLOSER_THAN = 1.0 - 1e-12
+CLOSER_THAN = 1.0 - 1e-12
 """Only a relative gain above rounding error counts as faster."""
 
+_REFINEMENTS = 2
+_POINTS = 9
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageProblem:
-    """Layers of the given types in a row; `entry` and `exit` say whether a stage comes before and after."""
+class _Band:
+    """Buffer sizes `low` to `high` (indices into the sorted sizes), with the best dual bound and its price.
 
-    tables: CostTables
-    types: Ints
-    in_flight: int
-    capacity_bytes: int
-    entry: bool
-    exit: bool
+    `used` is the largest buffer size among the relaxation's best choices."""
 
-    @property
-    def memory_bytes(self) -> Ints:
-        """[T, S]: of one layer, with what its micro-batches in flight keep."""
-        return self.tables.state_bytes + self.in_flight * self.tables.kept_bytes
-
-    @property
-    def step_s(self) -> Floats:
-        """[n, S]: each layer's time, border gathers of the first and last one included."""
-        steps = self.tables.time_s[self.types]
-        if self.entry:
-            steps[0] += self.tables.border_s[self.types[0]]
-        if self.exit:
-            steps[-1] += self.tables.border_s[self.types[-1]]
-        return steps
+    low: int
+    high: int
+    used: int
+    relaxation: Relaxation
+    bound_s: float
+    price: float
 
 
-@dataclass(frozen=True, slots=True)
-class StageSolution:
-    """The best choice of strategy numbers, one a layer; an infinite time means that nothing fits.
-
-    `labels` counts the partial choices that were looked at. `proven` is false where the budget ran out first.
-    """
-
-    time_s: float
-    choice: tuple[int, ...]
-    labels: int = 0
-    proven: bool = True
-
-
-def solve_stage(problem: StageProblem, *, labels_max: int) -> StageSolution:
+def solve_stage(problem: StageProblem, *, tolerance: float = 0.0, labels_max: int) -> StageSolution:
     """The least time of the stage within its memory, with the choice that reaches it.
 
-    The stage's buffer is the largest of its strategies' buffers, which is not a sum. So the levels of the buffer
-    are tried one by one: at level w only strategies that need at most w are allowed, and w is taken from the
-    capacity. The optimum is found at the level of its own buffer, and no level admits a stage that does not fit.
-    Each level is a shortest path under one knapsack constraint. Its Lagrangian bound skips it if it cannot win.
+    Args:
+        tolerance: stop where no choice can be faster by more than this ratio.
+        labels_max: budget of work; where it runs out, `bound_s` stays below `time_s` by more than that.
     """
-    best = one_switch(problem)
-    spent, proven = 0, True
-    for bound, level, price in _levels(problem):
-        if bound < best.time_s * _CLOSER_THAN:
-            best, labels = _search_level(problem, level, price, best, labels_max - spent)
-            spent += labels
-            proven = spent <= labels_max
-        if not proven:
-            break
-    return StageSolution(best.time_s, best.choice, spent, proven)
+    return _StageSearch(problem, tolerance).run(labels_max)
 
 
-def one_switch(problem: StageProblem) -> StageSolution:
-    """The best stage whose first layers all follow one strategy and the others a second one.
+class _StageSearch:
+    """Bands wait by their bound, those to be split first, as that is cheap and finds good choices on the way. The best
+    choice so far and the least bound of all closed bands are kept."""
 
-    A good start: the relaxation of a run of equal layers mixes two strategies at most.
+    def __init__(self, problem: StageProblem, tolerance: float) -> None:
+        self._problem = problem
+        self._sizes = np.unique(problem.working_bytes)
+        self._closer = min(CLOSER_THAN, 1.0 - tolerance)
+        self._best = StageSolution()
+        self._floor_s = inf
+        self._bands: list[tuple[bool, float, int, _Band]] = []
+
+    def run(self, labels_max: int) -> StageSolution:
+        lean = self._leanest()
+        if lean is None:
+            return self._best
+        self._offer(improved(self._problem, np.arange(len(self._problem.layouts)), lean))
+        self._open(0, len(self._sizes) - 1)
+        labels = 0
+        while self._bands:
+            band = heapq.heappop(self._bands)[3]
+            if band.bound_s >= self._limit_s:
+                self._floor_s = min(self._floor_s, band.bound_s)
+            elif band.used > band.low:
+                self._split(band, band.used)
+            else:
+                labels += self._settle(band, labels_max - labels)
+        bound_s = min(self._best.time_s, self._floor_s)
+        return replace(self._best, bound_s=bound_s, labels=labels)
+
+    @property
+    def _limit_s(self) -> float:
+        return self._best.time_s * self._closer
+
+    def _leanest(self) -> Ints | None:
+        """A choice that fits, if there is any: for some buffer, each layer at its leanest strategy within it."""
+        problem = self._problem
+        order = np.argsort(problem.working_bytes, kind="stable")
+        needs = np.minimum.accumulate(problem.memory_bytes[:, order], axis=1).sum(axis=0) + problem.working_bytes[order]
+        at = int(np.argmin(needs))
+        if needs[at] > problem.capacity_bytes:
+            return None
+        return np.asarray(order[problem.memory_bytes[:, order[: at + 1]].argmin(axis=1)])
+
+    def _open(self, low: int, high: int) -> None:
+        """Bounds a band, and looks for choices on the way."""
+        problem = self._problem
+        allowed = np.flatnonzero(problem.working_bytes <= self._sizes[high])
+        capacity = int(problem.capacity_bytes - self._sizes[low])
+        if problem.memory_bytes[:, allowed].min(axis=1).sum() > capacity:
+            return
+        relaxation = Relaxation.of(problem, allowed, capacity)
+        price, bound_s, near = _dual(relaxation)
+        for choice in near:
+            self._offer(choice)
+        if bound_s < self._limit_s:
+            for choice in near:
+                self._offer(improved(problem, allowed, choice))
+        used = max(self._size_of(choice) for choice in near)
+        band = _Band(low, high, used, relaxation, bound_s, price)
+        heapq.heappush(self._bands, (used <= low, bound_s, low, band))
+
+    def _split(self, band: _Band, at: int) -> None:
+        """From buffer size `at` on, that much is taken from the capacity; below, it is not to be had."""
+        self._open(band.low, at - 1)
+        self._open(at, band.high)
+
+    def _settle(self, band: _Band, labels_max: int) -> int:
+        """Solves the band's relaxation. Its optimum may need a larger buffer than was taken off.
+
+        Half of the tolerance goes to labels that are close to others, the other half to choices close to the best.
+        """
+        rounding_s = (1.0 - self._closer) / 2 * self._best.time_s if self._closer < CLOSER_THAN else 0.0
+        limit_s = min(self._best.time_s * CLOSER_THAN, self._best.time_s - rounding_s)
+        found = fastest_below(
+            band.relaxation, price=band.price, limit_s=limit_s, rounding_s=rounding_s, labels_max=labels_max
+        )
+        bound_s = limit_s - rounding_s if found.complete else band.bound_s
+        if found.choice:
+            choice = np.array(found.choice)
+            size = self._size_of(choice)
+            if size > band.low and not self._fits(choice):
+                self._split(band, size)
+                return found.labels
+            self._offer(choice)
+            bound_s = self._best.time_s - rounding_s
+        self._floor_s = min(self._floor_s, max(bound_s, band.bound_s))
+        return found.labels
+
+    def _size_of(self, choice: Ints) -> int:
+        return int(np.searchsorted(self._sizes, self._problem.working_bytes[choice].max()))
+
+    def _fits(self, choice: Ints) -> bool:
+        return bool(self._problem.weigh(choice[None])[1][0] <= self._problem.capacity_bytes)
+
+    def _offer(self, choice: Ints) -> None:
+        time_s, memory = self._problem.weigh(choice[None])
+        if memory[0] <= self._problem.capacity_bytes and time_s[0] < self._best.time_s:
+            self._best = StageSolution(float(time_s[0]), choice=tuple(choice.tolist()))
+
+
+def _dual(relaxation: Relaxation) -> tuple[float, float, list[Ints]]:
+    """The best price, its bound, and the choices on both sides of the capacity.
+
+    The dual is concave in the price, so it is bracketed ever closer.
     """
-    tables, types = problem.tables, problem.types
-    count, options = len(types), len(tables.strategies)
-    time_s, memory = _switch_totals(problem.step_s), _switch_totals(problem.memory_bytes[types])
-    # At border j the layers before j follow one, the others two; 0 < j < n, or j = n for one strategy throughout.
-    change = tables.reshard_s[types[:-1]][:, tables.layouts[:, None], tables.layouts[None, :]]
-    time_s[1:count] += change
-    memory += np.maximum(tables.working_bytes[:, None], tables.working_bytes[None, :])
-    time_s[0] = np.inf
-    time_s[count][~np.eye(options, dtype=bool)] = np.inf
-    time_s[memory > problem.capacity_bytes] = np.inf
-    border, one, two = (int(index) for index in np.unravel_index(int(np.argmin(time_s)), time_s.shape))
-    return StageSolution(float(time_s[border, one, two]), (one,) * border + (two,) * (count - border))
-
-
-def _switch_totals(rows: Floats | Ints) -> Floats:
-    """[n+1, S, S]: sum of `rows` [n, S] over the first j layers at one strategy and the rest at another."""
-    zero = np.zeros((1, rows.shape[1]))
-    before = np.concatenate([zero, np.cumsum(rows, axis=0)])
-    after = np.concatenate([np.cumsum(rows[::-1], axis=0)[::-1], zero])
-    return np.asarray(before[:, :, None] + after[:, None, :], dtype=np.float64)
-
-
-def _levels(problem: StageProblem) -> list[tuple[float, int, float]]:
-    """(lower bound, buffer, best price) of each level of the buffer, the most promising first."""
-    working, types = problem.tables.working_bytes, problem.types
-    steps, memory = problem.step_s, problem.memory_bytes
-    levels = []
-    for level in sorted(set(working.tolist())):
-        allowed = working <= level
-        capacity = problem.capacity_bytes - level
-        if memory[:, allowed].min(axis=1)[types].sum() > capacity:
-            continue
-        prices = candidate_prices(problem.tables.time_s[:, allowed], memory[:, allowed])
-        priced = steps[:, allowed] + prices[:, None, None] * memory[types][:, allowed]
-        bounds = priced.min(axis=-1).sum(axis=-1) - prices * capacity
+    start = relaxation.problem.prices
+    prices = np.append(start, [start[-1] * 4, start[-1] * 64])  # Where resharding keeps a costly layout.
+    bounds, choices = relaxation.shortest(prices)
+    tried = [(prices, bounds, choices)]
+    for _ in range(_REFINEMENTS):
         at = int(np.argmax(bounds))
-        levels.append((float(bounds[at]), level, float(prices[at])))
-    return sorted(levels)
+        low, high = prices[max(at - 1, 0)], prices[min(at + 1, len(prices) - 1)]
+        if high <= low:
+            break
+        prices = np.linspace(low, high, _POINTS)
+        bounds, choices = relaxation.shortest(prices)
+        tried.append((prices, bounds, choices))
+    every_price, every_bound, every_choice = (np.concatenate(parts) for parts in zip(*tried, strict=True))
+    at = int(np.argmax(every_bound))
+    return float(every_price[at]), float(every_bound[at]), _near(relaxation, every_choice)
 
 
-def _search_level(
-    problem: StageProblem, level: int, price: float, best: StageSolution, labels_max: int
-) -> tuple[StageSolution, int]:
-    """Extends labels layer by layer, and drops a label for one of three reasons:
-
-    * even the least memory of the layers to come does not fit any more;
-    * even the least time of the layers to come, without a limit or with memory at `price`, is not below `best`;
-    * another label of the same layout has no more memory and no more time.
-
-    Returns the better of `best` and the best stage of this level, and the number of labels made.
-    """
-    tables, types = problem.tables, problem.types
-    allowed = np.flatnonzero(tables.working_bytes <= level)
-    capacity, layouts = problem.capacity_bytes - level, tables.layouts[allowed]
-    step_s, memory = problem.step_s[:, allowed], problem.memory_bytes[types][:, allowed]
-    rest_bytes = _remaining(memory)
-    rest_s, rest_priced_s = _remaining(step_s), _remaining(step_s + price * memory)
-    limit_s = best.time_s * _CLOSER_THAN
-    frontier = _Frontier(np.zeros(1), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
-    trail: list[tuple[Ints, Ints]] = []
-    made = 0
-    for u in range(len(types)):
-        time_s = frontier.time_s[:, None] + step_s[u]
-        if u:
-            time_s = time_s + tables.reshard_s[types[u - 1]][frontier.layout[:, None], layouts]
-        size = frontier.memory_bytes[:, None] + memory[u]
-        made += time_s.size
-        alive = (size + rest_bytes[u + 1] <= capacity) & (time_s + rest_s[u + 1] < limit_s)
-        alive &= time_s + price * (size - capacity) + rest_priced_s[u + 1] < limit_s
-        parent, chosen = np.nonzero(alive)
-        if not len(parent) or made > labels_max:
-            return best, made
-        labels = _Frontier(time_s[alive], size[alive], layouts[chosen])
-        kept = _undominated(labels)
-        frontier = _Frontier(labels.time_s[kept], labels.memory_bytes[kept], labels.layout[kept])
-        trail.append((parent[kept], allowed[chosen[kept]]))
-    return _backtrack(frontier, trail), made
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Frontier:
-    """Labels after some layer: parallel arrays."""
-
-    time_s: Floats
-    memory_bytes: Ints
-    layout: Ints
-
-
-def _remaining(rows: Floats | Ints) -> Floats | Ints:
-    """[n+1]: the least that the layers from u on can add."""
-    least = rows.min(axis=1)[::-1]
-    return np.concatenate([np.cumsum(least)[::-1], np.zeros(1, dtype=rows.dtype)])
-
-
-def _undominated(labels: _Frontier) -> Ints:
-    """Positions of labels that no other one of the same layout beats in both time and memory."""
-    order = np.lexsort((labels.time_s, labels.memory_bytes, labels.layout))
-    borders = np.flatnonzero(np.diff(labels.layout[order])) + 1
-    kept = []
-    for group in np.split(order, borders):
-        time_s = labels.time_s[group]
-        least_before = np.concatenate([[np.inf], np.minimum.accumulate(time_s)[:-1]])
-        kept.append(group[time_s < least_before])
-    return np.concatenate(kept)
-
-
-def _backtrack(frontier: _Frontier, trail: list[tuple[Ints, Ints]]) -> StageSolution:
-    at = int(np.argmin(frontier.time_s))
-    time_s, choice = float(frontier.time_s[at]), []
-    for parents, strategies in reversed(trail):
-        choice.append(int(strategies[at]))
-        at = int(parents[at])
-    return StageSolution(time_s, tuple(reversed(choice)))
+def _near(relaxation: Relaxation, choices: Ints) -> list[Ints]:
+    """The fastest choice that keeps to the relaxation's capacity, and the leanest one that does not."""
+    problem = relaxation.problem
+    time_s, memory = problem.weigh(choices)
+    memory = memory - problem.working_bytes[choices].max(axis=1)
+    near = []
+    for side, order in ((memory <= relaxation.capacity_bytes, time_s), (memory > relaxation.capacity_bytes, memory)):
+        rows = np.flatnonzero(side)
+        if len(rows):
+            near.append(choices[rows[np.argmin(order[rows])]])
+    return near

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import Result
 
-from scheduler.cli.plan_view import CONTRACT, degrees_text, pipeline_text
+from scheduler.cli.plan_view import CONTRACT, degrees_text, pipeline_text, runs_text
 from scheduler.domain.parallel_plan import plan_from_json
 from scheduler.solver.profiles.shipped import load_model
 
@@ -25,7 +27,7 @@ def answer(result: Result) -> Any:
 
 def test_a_plan_is_the_contract_plus_what_the_search_took(run: Run) -> None:
     told = answer(run(*GPT2, "--gpus", "4", "-o", "json"))
-    assert set(told) == {*CONTRACT, "search_time_s", "candidates"}
+    assert set(told) == {*CONTRACT, "search_time_s", "candidates", "inspection", "runners_up", "remark", "whole"}
     plan = plan_from_json({field: told[field] for field in CONTRACT})
     assert (plan.world_size, plan.global_batch) == (4, 8)
     assert plan.stages[0].gpu == "a100-80g"
@@ -43,6 +45,28 @@ def test_a_plan_as_a_table_shows_promise_memory_and_stages(run: Run) -> None:
     assert "8 x a100-80g" in result.stdout
     assert "fsdp over 8" in result.stdout
     assert all(len(line) <= 100 for line in result.stdout.splitlines())
+
+
+def test_the_table_says_what_bounds_each_stage_and_what_other_plans_cost(run: Run) -> None:
+    table = run(*LLAMA, "--gpus", "8", "--alternatives", "2").stdout
+    assert re.search(r"0 +█+▓* +100\.0% +█+░* +[\d.]+ GB +compute \d+%", table)
+    assert "██ compute" in table
+    assert len(re.findall(r"\+[\d.]+% +[\d.]+ GB", table)) == 2
+    assert "optimal: no plan is faster" in table
+    assert "runner-up" not in run(*LLAMA, "--gpus", "8", "--alternatives", "0").stdout
+
+
+def test_a_tolerance_is_the_most_that_a_plan_may_be_off(run: Run) -> None:
+    exact, rough = (answer(run(*LLAMA, "--gpus", "8", "--tolerance", ratio, "-o", "json")) for ratio in ("0", "0.2"))
+    assert exact["optimality_gap"] == 0
+    assert rough["optimality_gap"] <= 0.2
+    assert rough["iteration_time_s"] * (1 - rough["optimality_gap"]) <= exact["iteration_time_s"] * (1 + 1e-9)
+
+
+def test_yaml_holds_the_same_answer(run: Run) -> None:
+    told = yaml.safe_load(run(*GPT2, "--gpus", "2", "-o", "yaml").stdout)
+    same = answer(run(*GPT2, "--gpus", "2", "-o", "json"))
+    assert {**told, "search_time_s": 0} == {**same, "search_time_s": 0}
 
 
 def test_a_memory_limit_binds(run: Run) -> None:
@@ -72,6 +96,7 @@ def test_no_plan_is_a_failure_that_names_what_binds(run: Run, form: str, printed
     assert result.exit_code == 1
     assert "Error: no plan on 1x1 a100-80g: needs " in result.stderr
     assert "of 24.0 GB per GPU" in result.stderr
+    assert re.search(r"\n  binding: memory\n  change: it would fit in [\d.]+ GB per GPU, or on ", result.stderr)
     assert ("infeasible" in result.stdout) is printed
     if form == "json":
         assert json.loads(result.stdout)["constraint"] == "memory"
@@ -89,9 +114,20 @@ def test_a_range_gives_the_curve_with_what_does_not_fit(run: Run) -> None:
     assert [point["gpus"] for point in points] == [1, 2, 3, 4, 5, 6, 7, 8, 16]
     assert "infeasible" in points[0]
     assert points[-1]["shape"] == "2x8 a100-80g"
+    assert all(point["better_gpus"] is None or point["better_gpus"] < point["gpus"] for point in points[1:])
     table = run(*words).stdout
     assert "1.00x" in table
     assert "1x1 a100-80g: needs " in table
+
+
+def test_a_curve_marks_where_fewer_gpus_are_at_least_as_fast(run: Run) -> None:
+    words = (*GPT2, "--gpus", "4:5", "--gpu", "l40s")
+    points = {point["gpus"]: point for point in answer(run(*words, "-o", "json"))["points"]}
+    assert points[5]["iteration_time_s"] > points[4]["iteration_time_s"]
+    assert (points[4]["better_gpus"], points[5]["better_gpus"]) == (None, 4)
+    table = run(*words).stdout
+    assert re.search(r"^ +5 +! ", table, re.MULTILINE)
+    assert "! fewer GPUs are at least as fast: 5 (4 do)" in table
 
 
 def test_a_curve_without_any_plan_is_a_failure(run: Run) -> None:
@@ -108,5 +144,7 @@ def strategy(**degrees: Any) -> Mapping[str, Any]:
 def test_degrees_and_pipelines_are_said_in_words() -> None:
     assert degrees_text(strategy()) == "1 GPU"
     assert degrees_text(strategy(tp=2, dp=4, sequence_sharding=True)) == "tensor 2 x data 4 x sequence-sharded"
+    assert runs_text([0, 1, 2, 8]) == "0-2, 8"
+    assert runs_text([0, 4, 8, 12, 16]) == "0, 4, ..., 16"
     plan = {"stages": [1, 2], "schedule": {"name": "1f1b"}, "micro_batches": 4, "micro_batch_size": 2}
     assert pipeline_text(plan) == "2 stages, 1f1b, 4 micro-batches of 2 samples"

@@ -27,6 +27,7 @@ from scheduler.domain.command import (
     ResumeLending,
     ScaleJob,
     SetLendingPolicy,
+    SolverChanged,
     SubmitJob,
     SuspendJob,
     UncordonNode,
@@ -40,7 +41,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches
-from tests.builders import GPU, a_fleet, a_job, a_loan, a_node, a_snapshot, a_spec
+from tests.builders import GPU, a_curve, a_fleet, a_job, a_loan, a_node, a_snapshot, a_spec
 
 FLEET = a_fleet(training=1, inference=1)
 FOUR = {"t0": (0, 1, 2, 3)}
@@ -102,6 +103,17 @@ def test_a_submitted_job_with_a_model_queues_when_its_minimum_is_solved_either_w
     assert other.jobs["j"].state is JobState.PLANNING
     solved = told(planning, CurveSolved(spec.curve_key, GpuShape.packed(GPU, 2, 8), None, "needs 94.1 GB")).snapshot
     assert solved.jobs["j"].state is JobState.QUEUED
+
+
+def test_another_solver_drops_every_point_once_and_leaves_running_jobs_their_plans() -> None:
+    job = a_job("j", 4, state=JobState.RUNNING, on=FOUR, model="llama-2-7b", global_batch=8)
+    curves = {job.spec.curve_key: a_curve({GpuShape.packed(GPU, 4, 8): 1.0})}
+    absorbed = told(a_snapshot(FLEET, [job], curves=curves, solver="old"), SolverChanged("new"))
+    assert (dict(absorbed.snapshot.curves), absorbed.snapshot.solver) == ({}, "new")
+    assert absorbed.snapshot.jobs["j"] is job
+    assert [event.code for event in absorbed.events] == [EventCode.CURVES_DROPPED]
+    same = told(a_snapshot(FLEET, curves=curves, solver="new"), SolverChanged("new"))
+    assert (same.snapshot.curves, same.events) == (curves, ())
 
 
 def test_an_estimate_of_the_length_sets_the_step_time() -> None:

@@ -8,13 +8,14 @@ import pytest
 
 from scheduler.core.decide import decide
 from scheduler.core.explain import Explanation, explain
+from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import Intent
 from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import ReasonCode
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.policy_set import policy_set
-from tests.builders import GPU, a_fleet, a_job, a_snapshot
+from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
 
 FLEET = a_fleet(training=1, inference=0)
 RUNNERS = [
@@ -48,6 +49,21 @@ def test_a_running_job_tells_where_and_how() -> None:
     found = told(a_snapshot(FLEET, RUNNERS), "soon")
     assert found.summary == f"running on 2 GPUs, t0[0-1] as {data_parallel_plan(GPU, 2).summary()}"
     assert (found.reason, found.expected_start_s, found.unblocks) == (None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("times_s", "ending"),
+    [
+        ({4: 4.0, 6: 5.0, 8: 2.0}, "; 6 GPUs would be slower than 4"),
+        ({4: 4.0, 6: 4.0}, "; 6 GPUs would be no faster than 4"),
+        ({4: 4.0, 8: 2.0}, "1 micro-batch"),
+    ],
+)
+def test_a_running_job_tells_why_more_gpus_would_not_help(times_s: dict[int, float], ending: str) -> None:
+    four = {"t0": (0, 1, 2, 3)}
+    job = a_job("j", 2, 8, state=JobState.RUNNING, on=four, model="llama-2-7b", global_batch=8)
+    curve = a_curve({GpuShape.packed(GPU, count, 8): step_s for count, step_s in times_s.items()})
+    assert told(a_snapshot(FLEET, [job], curves={job.spec.curve_key: curve}), "j").summary.endswith(ending)
 
 
 def test_a_suspended_job_waits_for_its_owner() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from scheduler.core.decide import decide
 from scheduler.domain.decision import ResizeJob
+from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import count
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.policies.policy_set import policy_set
-from tests.builders import a_fleet, a_job, a_node, a_snapshot
+from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
 
 EIGHT = (0, 1, 2, 3, 4, 5, 6, 7)
 FOUR = (0, 1, 2, 3)
@@ -56,3 +57,48 @@ def test_room_is_made_by_jobs_on_the_gpus_that_are_waited_for() -> None:
         a_job("late", 4, gpu="h100-80g"),
     ]
     assert resized(a_snapshot((pools, nodes), jobs)) == {"h": 4}
+
+
+LLAMA: dict[str, object] = {"model": "llama-2-7b", "global_batch": 8, "steps": 10**6}
+
+
+def lying(*shares: int) -> GpuShape:
+    """The shape of so many GPUs on each of several nodes."""
+    return GpuShape.of_counts((GPU, share) for share in shares)
+
+
+def grown_over_five_nodes(*solved: tuple[GpuShape, float]) -> dict[str, int]:
+    """A job has four GPUs of one node, its plan takes 0.25 s. The four that are free lie on four other nodes; on
+    eight of one node it would be twice as fast."""
+    job = a_job("j", 4, 8, state=JobState.RUNNING, on={"t0": FOUR}, **LLAMA)  # type: ignore[arg-type]  # a JobSpec's
+    others = [a_job(f"o{at}", 7, state=JobState.RUNNING, on={f"t{at}": EIGHT[1:]}) for at in range(1, 5)]
+    others.append(a_job("beside", 4, state=JobState.RUNNING, on={"t0": EIGHT[4:]}))
+    curves = {job.spec.curve_key: a_curve({lying(8): 0.125, **dict(solved)})}
+    return resized(a_snapshot(a_fleet(training=5, inference=0), [job, *others], curves=curves))
+
+
+def test_a_job_does_not_grow_into_gpus_that_lie_so_that_they_slow_it() -> None:
+    present, slower = (lying(4), 0.25), (lying(4, 1, 1, 1, 1), 0.3)
+    assert grown_over_five_nodes(present, slower) == {}
+    assert grown_over_five_nodes(present, slower, (lying(4, 1, 1, 1), 0.24)) == {"j": 7}
+    assert grown_over_five_nodes(present, (lying(4, 1, 1, 1, 1), 0.2)) == {"j": 8}
+
+
+def test_a_job_whose_present_shape_is_not_on_the_curve_is_compared_with_its_plan() -> None:
+    assert grown_over_five_nodes((lying(4, 1, 1, 1, 1), 0.3)) == {}
+    assert grown_over_five_nodes((lying(4, 1, 1, 1, 1), 0.2)) == {"j": 8}
+
+
+def test_a_job_that_makes_room_does_not_keep_what_slows_it() -> None:
+    """Two GPUs are wanted; on six the job would be slower than on four, so it gives four."""
+    job = a_job("j", 2, 8, state=JobState.RUNNING, on={"t0": EIGHT}, **LLAMA)  # type: ignore[arg-type]  # a JobSpec's
+    curve = a_curve({lying(2): 10.0, lying(4): 6.0, lying(6): 8.0, lying(8): 4.0})
+    snapshot = a_snapshot(a_fleet(training=1, inference=0), [job, a_job("late", 2)], curves={job.spec.curve_key: curve})
+    assert resized(snapshot) == {"j": 4}
+
+
+def test_a_job_that_is_much_faster_on_fewer_gpus_gives_the_others_back() -> None:
+    job = a_job("j", 2, 8, state=JobState.RUNNING, on={"t0": EIGHT}, **LLAMA)  # type: ignore[arg-type]  # a JobSpec's
+    curve = a_curve({lying(2): 0.1, lying(4): 0.05})  # On eight its plan takes 0.125 s.
+    curves = {job.spec.curve_key: curve}
+    assert resized(a_snapshot(a_fleet(training=1, inference=0), [job], curves=curves, now_s=1000.0)) == {"j": 4}

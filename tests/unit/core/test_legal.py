@@ -47,8 +47,8 @@ def world() -> Snapshot:
     return a_snapshot((pools, nodes), jobs, loans, now_s=NOW_S)
 
 
-def start(gpus: Gpus, *, plan_gpus: int = 0, reason: Reason = WHY) -> StartJob:
-    return StartJob("queued", gpus, data_parallel_plan(GPU, plan_gpus or sum(map(len, gpus.values()))), reason)
+def start(gpus: Gpus, *, plan_gpus: int = 0, gpu: str = GPU, reason: Reason = WHY) -> StartJob:
+    return StartJob("queued", gpus, data_parallel_plan(gpu, plan_gpus or sum(map(len, gpus.values()))), reason)
 
 
 FITS = {"t0": (2, 3)}
@@ -62,6 +62,7 @@ BROKEN: list[tuple[Decision, Law]] = [
     (ReturnNode("i0", WHY), Law.WRONG_STATE),
     (LendNode("i0", WHY), Law.WRONG_STATE),
     (start(FITS, reason=Reason(ReasonCode.FIRST_IN_ORDER, "")), Law.NO_REASON),
+    (start(FITS, gpu="h100-80g"), Law.PLAN_MISFITS),
     (start({"t0": (1, 2)}), Law.GPU_HELD_TWICE),
     (start({"t0": (2, 2)}), Law.GPU_HELD_TWICE),
     (start({"nowhere": (0, 1)}), Law.GPU_UNKNOWN),

@@ -16,7 +16,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult
 from scheduler.policies.policy_set import policy_set
 from scheduler.policies.settings import PolicySettings
-from tests.builders import GPU, a_fleet, a_job, a_node, a_snapshot
+from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
 
 SETTINGS = PolicySettings(ageing_s=100.0, patience_ageings=5.0)
 OTHER = "h100-80g"
@@ -121,3 +121,24 @@ def test_under_strict_order_everybody_waits_behind_the_head() -> None:
     result = decide(a_snapshot(fleet, jobs, now_s=2.0), policy_set("fifo"))
     assert started(result) == set()
     assert result.waiting["tail"].code is ReasonCode.BEHIND_HEAD
+
+
+def test_a_job_starts_without_the_gpus_that_would_slow_it() -> None:
+    """The free GPUs lie on two nodes, where eight of them are slower than the four of one."""
+    fleet = a_fleet(training=2, inference=0)
+    jobs = [busy("a", {"t0": (0, 1, 2, 3)}), busy("b", {"t1": (0, 1, 2, 3)})]
+    job = a_job("j", 2, 8, model="llama-2-7b", global_batch=8)
+    times_s = {GpuShape.packed(GPU, count, 8): step_s for count, step_s in ((2, 10.0), (4, 6.0), (8, 3.0))}
+    curve = a_curve({**times_s, GpuShape.of_counts([(GPU, 4), (GPU, 4)]): 7.0})
+    result = decided(a_snapshot(fleet, [*jobs, job], curves={job.spec.curve_key: curve}))
+    (start,) = [decision for decision in result.decisions if isinstance(decision, StartJob)]
+    assert (count(start.gpus), len(start.gpus), start.plan.iteration_time_s) == (4, 1, 6.0)
+
+
+def test_a_job_starts_on_a_wasteful_minimum_if_there_is_no_other() -> None:
+    """Two GPUs would be faster than four, but the owner wants four at least."""
+    job = a_job("j", 4, 8, model="llama-2-7b", global_batch=8)
+    curve = a_curve({GpuShape.packed(GPU, 2, 8): 5.0, GpuShape.packed(GPU, 4, 8): 6.0})
+    result = decided(a_snapshot(a_fleet(training=1, inference=0), [job], curves={job.spec.curve_key: curve}))
+    (start,) = [decision for decision in result.decisions if isinstance(decision, StartJob)]
+    assert count(start.gpus) == 4

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.documents.document import read
-from scheduler.documents.plan_request import PlanRequestDocument, shape_of
+from scheduler.documents.plan_request import PlanRequestDocument, read_shape, shape_of
 from scheduler.documents.refusal import RefusedError
 from scheduler.domain.gpu_shape import GpuGroup, GpuShape
 
@@ -55,3 +55,32 @@ def test_a_request_that_says_too_little_or_too_much_is_refused(field: str, field
 def test_a_profile_of_the_users_own_is_carried_as_one_text() -> None:
     document = {"profile": {"b": 1, "a": [2]}, "globalBatch": 8, "gpu": "cpu", "gpus": 1}
     assert read(PlanRequestDocument, document).profile_json == '{"a": [2], "b": 1}'
+
+
+ROWS = [{"gpu": "b", "nodes": 1, "gpus_per_node": 1}, {"gpu": "a", "nodes": 2, "gpusPerNode": 3}]
+
+
+@pytest.mark.parametrize("document", [ROWS, {"groups": ROWS}])
+def test_a_shape_file_is_a_list_of_groups_in_either_spelling(document: object) -> None:
+    assert read_shape(document) == GpuShape((GpuGroup("a", 2, 3), GpuGroup("b", 1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("field", "document"),
+    [
+        ("groups", None),
+        ("groups", "a100"),
+        ("groups", []),
+        ("groups", {"gpus": 4}),
+        ("groups.0", ["a100"]),
+        ("groups.0.gpus", [{"gpu": "a", "gpus": 4}]),
+        ("groups.0.gpusPerNode", [{"gpu": "a", "nodes": 1}]),
+        ("groups.0.gpusPerNode", [{"gpu": "a", "nodes": 1, "gpus_per_node": 0}]),
+        ("groups.1.nodes", [ROWS[0], {"gpu": "a", "nodes": 1.5, "gpus_per_node": 1}]),
+        ("groups", [ROWS[0]] * 17),
+    ],
+)
+def test_a_shape_file_that_is_none_is_refused_by_field(field: str, document: object) -> None:
+    with pytest.raises(RefusedError) as refused:
+        read_shape(document)
+    assert [refusal.field for refusal in refused.value.refusals][:1] == [field]

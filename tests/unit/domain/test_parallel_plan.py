@@ -26,8 +26,10 @@ PLAN = ParallelPlan(
     samples_per_s=21.3,
     peak_bytes_per_gpu=70 * 10**9,
     stages=(
-        Stage(0, 15, "a100-80g", 4, (LayerStrategy(16, tp=2, dp=2, zero=3, shard_group=2, sequence_sharding=True),)),
-        Stage(16, 31, "a100-80g", 4, (LayerStrategy(8, tp=4), LayerStrategy(8, dp=4, recompute=Recompute.FULL))),
+        Stage(0, 7, "a100-80g", 4, (LayerStrategy(8, tp=2, dp=2, zero=3, shard_group=2, sequence_sharding=True),)),
+        Stage(8, 15, "a100-80g", 4, (LayerStrategy(4, tp=4), LayerStrategy(4, dp=4, recompute=Recompute.FULL))),
+        Stage(16, 23, "a100-80g", 4, (LayerStrategy(8, dp=4),)),
+        Stage(24, 31, "a100-80g", 4, (LayerStrategy(8, dp=4),)),
     ),
 )
 
@@ -38,7 +40,7 @@ def test_a_plan_survives_json() -> None:
 
 def test_sizes_follow_from_the_stages() -> None:
     assert (PLAN.world_size, PLAN.global_batch) == (8, 32)
-    assert PLAN.summary() == "pp2 · tp2 dp2 fsdp · 8 micro-batches"
+    assert PLAN.summary() == "pp2x2 · tp2 dp2 fsdp · 8 micro-batches"
 
 
 @pytest.mark.parametrize("field", ["schedule", "stages", "micro_batches", "iteration_time_s"])

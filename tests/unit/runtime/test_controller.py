@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from scheduler.domain.command import Command, PauseLending, ResumeLending
+from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.tick_report import TickReport
 from scheduler.executors.recording import RecordingExecutor
 from scheduler.forecast.forecaster import SeasonalForecaster
@@ -14,8 +15,9 @@ from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.controller import Controller, Pace
 from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.solver.curve import solver_fingerprint
 from scheduler.store.memory import MemoryStore
-from tests.builders import a_fleet, a_snapshot
+from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
 
 
 class Rig:
@@ -90,6 +92,22 @@ def test_a_leader_that_lost_its_lease_writes_nothing_more_and_may_lead_again() -
     effects = len(first.executor.converged)
     assert first.step(30.0) is not None
     assert len(first.executor.converged) == effects + 2
+
+
+def test_the_points_of_an_older_solver_are_dropped_at_the_first_tick_and_wanted_again() -> None:
+    job = a_job("j", 4, model="tiny-gpt", global_batch=8)
+    stale = a_curve({GpuShape.packed(GPU, 4, 8): 1.0})
+    stored = a_snapshot(a_fleet(training=1, inference=0), [job], curves={job.spec.curve_key: stale}, solver="old")
+    rig = Rig(MemoryStore(stored))
+    report = rig.step()
+    assert report is not None
+    assert report.decisions == ()
+    assert [wanted.shape.gpus for wanted in report.wanted_shapes] == [4]
+    assert rig.store.load().snapshot.solver == solver_fingerprint()
+    rig.pool.shutdown(wait=True)
+    rig.step(1.0)
+    fresh = rig.store.load().snapshot
+    assert fresh.jobs["j"].allocation.plan == fresh.curves[job.spec.curve_key].plans[GpuShape.packed(GPU, 4, 8)]
 
 
 def test_stopping_lets_go_of_everything() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from scheduler.domain.command import CurveSolved
+from scheduler.domain.command import CurveSolved, SolverChanged
 from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest, data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
 from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.solver.curve import Point, solver_fingerprint
 from scheduler.solver.request import Infeasible
 from tests.builders import GPU, a_fleet, a_job, a_snapshot
 
@@ -37,15 +39,19 @@ class PatientPool(Executor):
             future.set_exception(error)
 
 
-def solve(request: CurveRequest, shape: GpuShape) -> ParallelPlan | Infeasible:
+def solve(request: CurveRequest, shapes: tuple[GpuShape, ...]) -> Mapping[GpuShape, Point]:
+    (shape,) = shapes
     match shape.gpus:
         case 1:
-            return Infeasible("needs 94.1 GB of 80.0 GB per GPU", "memory")
+            return {shape: Infeasible("needs 94.1 GB of 80.0 GB per GPU", "memory")}
+        case 6:
+            part = GpuShape.packed(GPU, 5, 8)
+            return {part: data_parallel_plan(GPU, 5), shape: data_parallel_plan(GPU, 6)}
         case 7:
             raise ValueError("gpu 'abacus' is unknown")
         case 8:
             raise ZeroDivisionError
-    return data_parallel_plan(GPU, shape.gpus)
+    return {shape: data_parallel_plan(GPU, shape.gpus)}
 
 
 def builder(most: int = 4) -> tuple[CurveBuilder, PatientPool, Snapshot, str]:
@@ -63,17 +69,17 @@ def test_a_shape_is_solved_once_whoever_wants_it_and_however_often() -> None:
     curves, pool, snapshot, key = builder()
     curves.want(snapshot, wanted(key, 2, 4, 2))
     curves.want(snapshot, wanted(key, 4, 2))
-    assert [args[1].gpus for _, _, args in pool.waiting] == [2, 4]
+    assert [shapes[0].gpus for _, _, (_, shapes) in pool.waiting] == [2, 4]
 
 
 def test_only_so_many_wait_in_the_pool_and_the_most_urgent_are_those() -> None:
     curves, pool, snapshot, key = builder(most=2)
     curves.want(snapshot, wanted(key, 4, 2, 3))
-    assert [args[1].gpus for _, _, args in pool.waiting] == [4, 2]
+    assert [shapes[0].gpus for _, _, (_, shapes) in pool.waiting] == [4, 2]
     pool.run_one()
     curves.finished(0.0)
     curves.want(snapshot, wanted(key, 5, 3))
-    assert [args[1].gpus for _, _, args in pool.waiting] == [2, 5]
+    assert [shapes[0].gpus for _, _, (_, shapes) in pool.waiting] == [2, 5]
 
 
 def test_answers_become_commands_once() -> None:
@@ -92,6 +98,21 @@ def test_answers_become_commands_once() -> None:
     assert (one.plan, one.infeasible) == (None, "needs 94.1 GB of 80.0 GB per GPU")
     assert curves.finished(5.0) == ()
     assert curves.is_idle
+
+
+def test_a_shape_may_bring_the_point_of_a_part_along() -> None:
+    curves, pool, snapshot, key = builder()
+    curves.want(snapshot, wanted(key, 6))
+    pool.run_one()
+    bodies = [command.body for command in curves.finished(0.0)]
+    assert [body.shape.gpus for body in bodies if isinstance(body, CurveSolved)] == [5, 6]
+
+
+def test_points_of_another_solver_are_outdated() -> None:
+    curves, _, snapshot, _ = builder()
+    (command,) = curves.outdated(snapshot, 5.0)
+    assert command.body == SolverChanged(solver_fingerprint())
+    assert curves.outdated(replace(snapshot, solver=solver_fingerprint()), 5.0) == ()
 
 
 def test_what_the_solver_refuses_ends_one_job_and_not_the_controller() -> None:

@@ -63,7 +63,7 @@ def test_a_job_with_a_model_has_as_many_steps_as_its_plan_does_in_the_traces_tim
         (JobRow(7, "a", 0.0, 1.0, 4, min_gpus=17, max_gpus=20), "line 7: min_gpus: got 17; allowed: at most 16"),
         (JobRow(7, "a", 0.0, 1.0, 4, gpu="t4"), "line 7: gpu: got 't4'; allowed: .*a100-80g"),
         (JobRow(7, "a", 0.0, 1.0, 4, model="gpt9", global_batch=8), "line 7: model: got 'gpt9'; allowed: .*gpt2"),
-        (JobRow(7, "a", 0.0, 1.0, 1, model="llama-2-7b", global_batch=8), "line 7: gpus: got 1; allowed: a count"),
+        (JobRow(7, "a", 0.0, 1.0, 1, model="llama-2-70b", global_batch=8), "line 7: gpus: got 1; allowed: a count"),
     ],
 )
 def test_a_job_that_does_not_fit_is_refused_with_its_line(row: JobRow, message: str) -> None:

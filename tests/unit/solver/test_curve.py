@@ -5,17 +5,36 @@ from __future__ import annotations
 import json
 import pickle
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from scheduler.domain.command import CurveSolved
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
-from scheduler.domain.scaling_curve import CurveRequest
-from scheduler.solver.curve import canonical_shapes, solve_point
-from scheduler.solver.profiles.shipped import ProfileError
-from scheduler.solver.request import Infeasible, RequestError
+from scheduler.domain.scaling_curve import CurveRequest, ScalingCurve
+from scheduler.solver.curve import (
+    CURVE_TOLERANCE,
+    canonical_shapes,
+    curve_solved,
+    solve_curve,
+    solve_point,
+    solver_fingerprint,
+)
+from scheduler.solver.profiles.shipped import ProfileError, load_gpu, load_model
+from scheduler.solver.request import Infeasible, RequestError, SolveRequest
+from scheduler.solver.search.search import solve
 
 TINY = CurveRequest(model="tiny-gpt", profile_json="", global_batch=12, sequence_length=0)
+
+
+def own_profile(*, layers: int) -> str:
+    """Four of these layers are tiny-gpt."""
+    architecture = {
+        "layers": layers, "hidden": 128, "heads": 4, "kv_heads": 4, "ffn": 512, "vocabulary": 256,
+        "sequence_length": 128, "learned_positions": True, "biases": True,
+    }  # fmt: skip
+    return json.dumps({"name": "mine", "architecture": architecture})
 
 
 def test_canonical_shapes_are_counts_inside_a_node_and_then_whole_nodes() -> None:
@@ -37,17 +56,76 @@ def test_more_slots_train_the_reference_model_faster() -> None:
     assert sorted(plan.samples_per_s for plan in plans) == [plan.samples_per_s for plan in plans]
 
 
+def test_every_point_of_a_curve_is_within_the_tolerance_of_the_optimum_and_proven_so() -> None:
+    request = CurveRequest(model="gpt2", profile_json="", global_batch=16, sequence_length=0)
+    shapes = canonical_shapes("l40s", gpus_per_node=8, gpus_max=24)
+    points = solve_curve(request, shapes)
+    assert list(points) == list(shapes)
+    for shape, point in points.items():
+        best = solve(SolveRequest(load_model("gpt2"), (load_gpu("l40s"),), shape, 16))
+        if isinstance(best, Infeasible):
+            assert point == best
+            continue
+        assert isinstance(point, ParallelPlan)
+        assert point.world_size == shape.gpus
+        assert point.optimality_gap <= CURVE_TOLERANCE + 1e-9
+        assert point.iteration_time_s * (1 - CURVE_TOLERANCE - 1e-9) <= best.iteration_time_s <= point.iteration_time_s
+
+
+def test_a_mixed_shape_brings_the_faster_gpu_model_along_and_keeps_a_plan_of_its_own() -> None:
+    mixed, alone = GpuShape.of_counts([("a100-80g", 2), ("t4", 1)]), GpuShape.packed("a100-80g", 2, 2)
+    points = solve_curve(TINY, (mixed,))
+    assert set(points) == {mixed, alone}
+    curve = ScalingCurve({shape: plan for shape, plan in points.items() if isinstance(plan, ParallelPlan)})
+    assert curve.better_part(mixed) == alone
+    own = curve.plans[mixed]
+    assert {stage.gpu: stage.gpus for stage in own.stages} == {"a100-80g": 2, "t4": 1}
+
+
+def test_a_mixed_shape_that_can_do_nothing_together_says_what_one_of_them_can() -> None:
+    """One layer cannot be split into the two stages that two GPU models need."""
+    single = CurveRequest("", own_profile(layers=1), 12, 0)
+    points = solve_curve(single, (GpuShape.of_counts([("a100-80g", 1), ("t4", 1)]),))
+    alone, refused = points.values()
+    assert isinstance(alone, ParallelPlan)
+    assert isinstance(refused, Infeasible)
+    assert f"1x1 {alone.stages[0].gpu} alone takes" in refused.reason
+
+
+def test_points_become_the_commands_of_the_snapshot() -> None:
+    shape = GpuShape.packed("cpu", 2, 2)
+    plan = solve_point(TINY, shape)
+    assert curve_solved("key", shape, plan) == CurveSolved(
+        "key", shape, plan if isinstance(plan, ParallelPlan) else None
+    )
+    assert curve_solved("key", shape, Infeasible("too big", "memory")) == CurveSolved("key", shape, None, "too big")
+
+
+def test_the_fingerprint_follows_code_and_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fingerprint() -> str:
+        monkeypatch.setattr("scheduler.solver.curve.files", lambda _: tmp_path)
+        return solver_fingerprint.__wrapped__()
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "t4.json").write_text("{}")
+    (tmp_path / "search.py").write_text("x = 1")
+    before = fingerprint()
+    (tmp_path / "search.pyc").write_text("compiled")
+    assert fingerprint() == before
+    (tmp_path / "data" / "t4.json").write_text('{"gpu": "t4"}')
+    changed = fingerprint()
+    (tmp_path / "search.py").write_text("x = 2")
+    assert len({before, changed, fingerprint()}) == 3
+
+
 def test_a_point_can_be_solved_in_another_process() -> None:
-    call = pickle.loads(pickle.dumps(partial(solve_point, TINY, GpuShape.packed("cpu", 2, 2))))
-    assert call() == solve_point(TINY, GpuShape.packed("cpu", 2, 2))
+    shape = GpuShape.packed("cpu", 2, 2)
+    call = pickle.loads(pickle.dumps(partial(solve_curve, TINY, (shape,))))
+    assert call() == {shape: solve_point(TINY, shape)}
 
 
 def test_an_own_profile_takes_the_place_of_a_preset() -> None:
-    architecture = {
-        "layers": 4, "hidden": 128, "heads": 4, "kv_heads": 4, "ffn": 512, "vocabulary": 256,
-        "sequence_length": 128, "learned_positions": True, "biases": True,
-    }  # fmt: skip
-    own = CurveRequest("", json.dumps({"name": "mine", "architecture": architecture}), 12, 0)
+    own = CurveRequest("", own_profile(layers=4), 12, 0)
     shape = GpuShape.packed("cpu", 2, 2)
     assert solve_point(own, shape) == solve_point(TINY, shape)
 

@@ -15,6 +15,8 @@ from sqlalchemy import inspect, text
 
 from scheduler.domain.command import Command, RecallAll
 from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.engine import StoreError, open_engine
 from scheduler.store.migrate import migrate, script_config
@@ -53,6 +55,23 @@ def test_migrating_a_filled_database_again_changes_nothing(url: str) -> None:
     again.close()
 
 
+def test_curves_of_a_database_from_before_say_that_no_known_solver_made_them(url: str) -> None:
+    migrate(url)
+    curve = ScalingCurve({GpuShape.packed("a100-80g", 8, 8): data_parallel_plan("a100-80g", 8)})
+    store = SqlStore(url)
+    store.commit(Commit(Snapshot(), Snapshot(generation=1, curves={"c": curve}, solver="5f0e"), epoch=0))
+    store.close()
+    engine, config = open_engine(url), script_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0001")
+    engine.dispose()
+    migrate(url)
+    store = SqlStore(url)
+    assert (store.load().snapshot.curves, store.load().snapshot.solver) == ({"c": curve}, "")
+    store.close()
+
+
 def test_threads_may_migrate_several_databases_at_once(tmp_path: Path) -> None:
     failures: list[BaseException] = []
 
@@ -88,7 +107,7 @@ def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:
     engine.dispose()
     with pytest.raises(StoreError, match="is at 9999, which only a newer version knows"):
         migrate(url)
-    with pytest.raises(StoreError, match="is at revision 9999, this version needs 0001"):
+    with pytest.raises(StoreError, match="is at revision 9999, this version needs 0002"):
         SqlStore(url)
 
 

@@ -1,50 +1,73 @@
-"""The bottleneck sweep against enumeration."""
+"""The best cuts and the best order of the groups, against enumeration."""
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 import pytest
 
-from scheduler.solver.costs.cost_tables import Floats
-from scheduler.solver.search.partition import best_partition
+from scheduler.solver.instance import Objective
+from scheduler.solver.search.partition import StageTimes, best_partition, quick_bound_s, smallest_bottleneck_s
+
+LAYERS = 7
 
 
-def _random_tables(generator: np.random.Generator, stages: int, layers: int) -> tuple[Floats, Floats]:
-    stages_s = np.full((stages, layers + 1, layers + 1), np.inf)
-    first, end = np.triu_indices(layers + 1, k=1)
-    stages_s[:, first, end] = generator.uniform(0, 1, (stages, len(first))) + 0.3 * (end - first)
-    stages_s[generator.uniform(size=stages_s.shape) < 0.2] = np.inf
-    hand_over_s = np.full((stages - 1, layers + 1), np.inf)
-    hand_over_s[:, 1:-1] = generator.uniform(0, 1.5, (stages - 1, layers - 1))
-    return stages_s, hand_over_s
-
-
-def _enumerated(stages_s: Floats, hand_over_s: Floats, micro_batches: int) -> float:
-    stages, layers = stages_s.shape[0], stages_s.shape[1] - 1
-    best = np.inf
-    for cuts in combinations(range(1, layers), stages - 1):
-        borders = (0, *cuts, layers)
-        times = [float(stages_s[i, a, b]) for i, (a, b) in enumerate(pairwise(borders))]
-        times += [float(hand_over_s[i, a]) for i, a in enumerate(cuts)]
-        if np.isfinite(times).all():
-            best = min(best, sum(times) + (micro_batches - 1) * max(times))
-    return best
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_the_best_partition_equals_enumeration(seed: int) -> None:
+def _drawn(seed: int) -> tuple[StageTimes, Objective]:
+    """1 to 4 devices in one group or two; some stages fit nowhere, some hand-overs are the slowest part."""
     generator = np.random.default_rng(seed)
-    stages = int(generator.integers(1, 5))
-    stages_s, hand_over_s = _random_tables(generator, stages, layers=7)
-    micro_batches = int(generator.choice([1, 2, 8, 64]))
-    expected = _enumerated(stages_s, hand_over_s, micro_batches)
-    found = best_partition(stages_s, hand_over_s, micro_batches)
-    assert (found.cost_s if found else np.inf) == pytest.approx(expected, rel=1e-12)
-    if found:
-        assert (found.borders[0], found.borders[-1], len(found.borders)) == (0, 7, stages + 1)
+    counts = tuple(generator.integers(1, 3, 2).tolist()) if seed % 3 == 0 else (int(generator.integers(1, 5)),)
+    devices, groups, depth = sum(counts), len(counts), LAYERS - sum(counts) + 1
+    stages_s = np.full((devices, groups, depth, depth), np.inf)
+    first, last = np.triu_indices(depth)
+    stages_s[:, :, first, last] = generator.uniform(0, 1, (devices, groups, len(first))) + 0.3 * (last - first)
+    stages_s[generator.uniform(size=stages_s.shape) < 0.15] = np.inf
+    hand_over_s = generator.uniform(0, 1.5, (devices - 1, groups, groups, depth))
+    return StageTimes(stages_s, hand_over_s, counts), Objective(int(generator.choice([1, 2, 8, 64])))
 
 
-def test_no_finite_partition_is_none() -> None:
-    assert best_partition(np.full((2, 4, 4), np.inf), np.zeros((1, 4)), 4) is None
+def _enumerated(times: StageTimes) -> list[tuple[float, float]]:
+    """(sum, largest part) of every partition that is finite."""
+    devices = len(times.stages_s)
+    found = []
+    for order in set(permutations([group for group, count in enumerate(times.counts) for _ in range(count)])):
+        for cuts in combinations(range(1, LAYERS), devices - 1):
+            spans = list(pairwise((0, *cuts, LAYERS)))
+            parts_s = [times.stages_s[i, order[i], a - i, b - i - 1] for i, (a, b) in enumerate(spans)]
+            parts_s += [times.hand_over_s[i, order[i], order[i + 1], cut - i - 1] for i, cut in enumerate(cuts)]
+            found.append((float(sum(parts_s)), float(max(parts_s))))
+    return [entry for entry in found if np.isfinite(entry[0])]
+
+
+@pytest.mark.parametrize("seed", range(90))
+def test_the_best_partition_equals_enumeration(seed: int) -> None:
+    times, objective = _drawn(seed)
+    every = _enumerated(times)
+    best_s = min((objective.time_s(*entry) for entry in every), default=np.inf)
+    found, bound_s = best_partition(times, objective)
+    assert bound_s == pytest.approx(best_s, rel=1e-12)
+    assert quick_bound_s(times, objective) <= best_s * (1 + 1e-12)
+    assert smallest_bottleneck_s(times) == pytest.approx(min((most for _, most in every), default=np.inf))
+    if found is None:
+        assert not every
+        return
+    assert objective.time_s(found.sum_s, found.largest_s) == pytest.approx(best_s, rel=1e-12)
+    assert (found.borders[0], found.borders[-1], len(found.borders)) == (0, LAYERS, len(times.stages_s) + 1)
+    assert tuple(map(found.order.count, range(len(times.counts)))) == times.counts
+
+
+@pytest.mark.parametrize("seed", range(90))
+def test_a_walk_that_ends_early_still_gives_a_bound(seed: int) -> None:
+    times, objective = _drawn(seed)
+    best_s = min((objective.time_s(*entry) for entry in _enumerated(times)), default=np.inf)
+    for useful_s in (0.5 * best_s, best_s, 2 * best_s):
+        found, bound_s = best_partition(times, objective, useful_s=useful_s)
+        assert bound_s <= best_s * (1 + 1e-12)
+        if best_s < useful_s < np.inf:
+            assert found is not None
+            assert objective.time_s(found.sum_s, found.largest_s) == pytest.approx(best_s, rel=1e-12)
+
+
+def test_no_finite_partition_is_none_and_an_infinite_bound() -> None:
+    times = StageTimes(np.full((2, 1, 3, 3), np.inf), np.zeros((1, 1, 1, 3)), (2,))
+    assert best_partition(times, Objective(4)) == (None, np.inf)

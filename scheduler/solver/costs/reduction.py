@@ -1,0 +1,64 @@
+"""Time of moving weights and gradients between replicas, for all types and spreads at once: arrays [T, B]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.solver.costs.candidates import Candidates
+from scheduler.solver.costs.collectives import Groups, all_gather_s, all_reduce_s, send_s
+from scheduler.solver.costs.layer_table import LayerTable
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.instance import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reductions:
+    """Seconds for one layer's weights, experts included.
+
+    Attributes:
+        gather_s: all weights, from shards over all replicas; scattering gradients takes as long.
+        node_gather_s: the same from shards over the replicas of a node.
+        reduce_s: all-reduce of all gradients; `across_s` of one node's shard of them with the other nodes.
+        tied_s: summing the gradients of tied weights, of which first and last stage hold a copy each.
+    """
+
+    gather_s: Floats
+    node_gather_s: Floats
+    reduce_s: Floats
+    across_s: Floats
+    tied_s: Floats
+
+
+def reductions(table: LayerTable, chosen: Candidates, setting: Setting) -> Reductions:
+    """Replicas are neighbours at a distance of tp; those of one expert lie ep times as far apart."""
+    spread = chosen.spreads
+    dense = _moved(table.dense_parameters, spread.replicas, spread.tp, chosen, setting)
+    if table.expert_parameters.any():
+        own = _moved(
+            table.expert_parameters / spread.ep, spread.replicas // spread.ep, spread.tp * spread.ep, chosen, setting
+        )
+        dense = [one + two for one, two in zip(dense, own, strict=True)]
+    gather_s, node_gather_s, reduce_s, across_s = dense
+    tied_s = table.trained * _tied_s(table, spread.tp, setting)
+    return Reductions(gather_s, node_gather_s, table.trained * reduce_s, table.trained * across_s, tied_s)
+
+
+def _moved(parameters: Floats, replicas: Ints, stride: Ints, chosen: Candidates, setting: Setting) -> list[Floats]:
+    """gather, node_gather, reduce and across of weights that `replicas` hold, `stride` apart."""
+    size_bytes = parameters * setting.hardware.precision.value_bytes / chosen.spreads.tp
+    every = Groups.of(replicas, stride, setting)
+    gather_s, reduce_s = all_gather_s(size_bytes, every), all_reduce_s(size_bytes, every)
+    if not chosen.hybrid.any():
+        return [gather_s, gather_s, reduce_s, np.zeros_like(reduce_s)]
+    in_node = np.maximum(setting.node_gpus // stride, 1)
+    node = Groups.of(in_node, stride, setting)
+    across = Groups.of(np.maximum(replicas // in_node, 1), stride * in_node, setting)
+    return [gather_s, all_gather_s(size_bytes, node), reduce_s, all_reduce_s(size_bytes / in_node, across)]
+
+
+def _tied_s(table: LayerTable, tp: Ints, setting: Setting) -> Floats:
+    """An all-reduce over two GPUs: each sends its gradients to the other."""
+    size_bytes = table.tied_parameters * setting.hardware.precision.value_bytes / tp
+    return np.where(size_bytes > 0, send_s(size_bytes, 1 - table.tied_inside, setting.hardware), 0.0)

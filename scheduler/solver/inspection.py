@@ -1,0 +1,142 @@
+"""What limits a plan: for each device of its pipeline, how the step is spent and what it is bound by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
+from scheduler.solver.evaluate import Evaluation, evaluate
+from scheduler.solver.request import SolveRequest
+from scheduler.solver.search.outcome import SearchOutcome
+
+MEMORY_NEAR_LIMIT = 0.9
+"""Share of the memory limit from which memory counts as one of the things that bind a stage."""
+
+
+class Bound(StrEnum):
+    """What most of a device's step goes into; communication is named by its kind."""
+
+    COMPUTE = "compute"
+    TENSOR = "tensor"
+    SEQUENCE = "sequence"
+    EXPERT = "expert"
+    DATA = "data"
+    OTHER = "other"
+    BUBBLE = "bubble"
+    HAND_OVER = "hand-over"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInspection:
+    """One device of the pipeline over one whole step; the six parts and `idle_s` add up to the step.
+
+    `other_s` is the optimizer step, changes of layout and what the host adds to each step. `layers` are the runs
+    (first, last) that it holds, `memory_bytes_max` is what a plan may take of one of its GPUs.
+    """
+
+    gpu: str
+    gpus: int
+    layers: tuple[tuple[int, int], ...]
+    compute_s: float
+    tensor_s: float
+    sequence_s: float
+    expert_s: float
+    data_s: float
+    other_s: float
+    idle_s: float
+    memory_bytes: int
+    memory_bytes_max: int
+    micro_batches_held: float
+    bound: Bound
+    memory_near_limit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """`bubble_ratio` is the share of all GPU time of a step in which devices wait: for the pipeline to fill and drain,
+    and for its slowest part. `hand_overs_s` is one time a link and step."""
+
+    bubble_ratio: float
+    model_flops_utilization: float
+    devices: tuple[DeviceInspection, ...]
+    hand_overs_s: tuple[float, ...]
+
+
+def inspect(plan: ParallelPlan, request: SolveRequest) -> Inspection:
+    """How the step of `plan` is spent, by the independent evaluator.
+
+    Raises:
+        PlanError: the plan does not answer the request.
+    """
+    judged = evaluate(plan, request)
+    devices = tuple(_device(plan, judged, request, position) for position in range(plan.devices))
+    idle_s = sum(device.gpus * device.idle_s for device in devices)
+    return Inspection(
+        bubble_ratio=idle_s / (plan.world_size * judged.iteration_time_s),
+        model_flops_utilization=judged.model_flops_utilization,
+        devices=devices,
+        hand_overs_s=tuple(plan.micro_batches * time_s for time_s in judged.hand_overs_s),
+    )
+
+
+def answer_to_json(outcome: SearchOutcome, plan: ParallelPlan, request: SolveRequest) -> dict[str, Any]:
+    """The plan in its contract's form with what a reader may want to know beside it.
+
+    `runners_up` are plans with their `slower_ratio`; `whole`, where the plan leaves GPUs out, is the best without.
+    """
+    return {
+        **plan_to_json(plan),
+        "inspection": asdict(inspect(plan, request)),
+        "runners_up": [_slower(other, plan) for other in outcome.runners_up],
+        "whole": _slower(outcome.whole, plan) if outcome.whole else None,
+        "remark": outcome.remark,
+    }
+
+
+def _slower(other: ParallelPlan, plan: ParallelPlan) -> dict[str, Any]:
+    return {**plan_to_json(other), "slower_ratio": other.iteration_time_s / plan.iteration_time_s - 1.0}
+
+
+def _device(plan: ParallelPlan, judged: Evaluation, request: SolveRequest, position: int) -> DeviceInspection:
+    own, stages = judged.stages[position], plan.stages[position :: plan.devices]
+    group = next(group for group in request.groups if group.hardware.gpu == stages[0].gpu)
+    parts = {name: plan.micro_batches * seconds for name, seconds in asdict(own.parts).items()}
+    parts["other_s"] += max(
+        one.hardware.iteration_overhead_s for one in request.groups if _used(plan, one.hardware.gpu)
+    )
+    idle_s = max(0.0, judged.iteration_time_s - sum(parts.values()))
+    return DeviceInspection(
+        gpu=stages[0].gpu,
+        gpus=stages[0].gpus,
+        layers=tuple((stage.first_layer, stage.last_layer) for stage in stages),
+        **parts,
+        idle_s=idle_s,
+        memory_bytes=own.memory_bytes,
+        memory_bytes_max=group.limit_bytes,
+        micro_batches_held=own.in_flight,
+        bound=_bound(parts, idle_s, slow_link=_slow_link(judged)),
+        memory_near_limit=own.memory_bytes >= MEMORY_NEAR_LIMIT * group.limit_bytes,
+    )
+
+
+def _used(plan: ParallelPlan, gpu: str) -> bool:
+    return any(stage.gpu == gpu for stage in plan.stages)
+
+
+def _slow_link(judged: Evaluation) -> bool:
+    """Whether a link between devices, and no device, sets the pace."""
+    return max(judged.hand_overs_s, default=0.0) > max(stage.time_s for stage in judged.stages)
+
+
+def _bound(parts_s: Mapping[str, float], idle_s: float, *, slow_link: bool) -> Bound:
+    kinds_s = {kind: parts_s[f"{kind}_s"] for kind in (Bound.TENSOR, Bound.SEQUENCE, Bound.EXPERT, Bound.DATA)}
+    shares_s = {
+        Bound.COMPUTE: parts_s["compute_s"],
+        max(kinds_s, key=kinds_s.__getitem__): sum(kinds_s.values()),
+        Bound.OTHER: parts_s["other_s"],
+        Bound.HAND_OVER if slow_link else Bound.BUBBLE: idle_s,
+    }
+    return max(shares_s, key=shares_s.__getitem__)

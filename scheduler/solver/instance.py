@@ -1,0 +1,204 @@
+"""Instance: one pipeline to optimise as plain arrays, whatever cost model they come from.
+
+An instance fixes everything but the cuts, the order of the groups and each layer's strategy. The search, the MILP
+referee and the Galvatron import all speak this form: arrays in, integers (`Solution`) out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageCosts:
+    """What the layers cost on a stage of one width, on GPUs of one model, at one number of micro-batches.
+
+    Shapes, for T layer types, S strategies and K layouts (how the tensor between two layers lies on the GPUs):
+
+        layouts        [S]        layout of each strategy
+        time_s         [T, S]     one micro-batch through one layer, forward and backward
+        state_bytes    [T, S]     of one layer, on one GPU, for the whole of training
+        kept_bytes     [T, S]     of one layer and one micro-batch in flight
+        working_bytes  [S]        buffer of a stage that uses the strategy; a stage needs the largest of its own
+        reshard_s      [T, K, K]  after a layer, from its layout to the next layer's, inside a stage
+        border_s       [T, S]     gathering at the first and at the last layer of a stage that has a neighbour there
+    """
+
+    layouts: Ints
+    time_s: Floats
+    state_bytes: Ints
+    kept_bytes: Ints
+    working_bytes: Ints
+    reshard_s: Floats
+    border_s: Floats
+
+    @property
+    def strategies(self) -> int:
+        return len(self.layouts)
+
+    def memory_bytes(self, in_flight: float) -> Ints:
+        """[T, S]: of one layer, with what `in_flight` micro-batches keep, rounded up."""
+        kept = self.kept_bytes * in_flight
+        return np.asarray(self.state_bytes + np.ceil(kept).astype(np.int64))
+
+    def only(self, chosen: Ints) -> StageCosts:
+        """The same with the strategies `chosen` alone, in that order; layouts keep their numbers."""
+        return StageCosts(
+            layouts=self.layouts[chosen],
+            time_s=self.time_s[:, chosen],
+            state_bytes=self.state_bytes[:, chosen],
+            kept_bytes=self.kept_bytes[:, chosen],
+            working_bytes=self.working_bytes[chosen],
+            reshard_s=self.reshard_s,
+            border_s=self.border_s[:, chosen],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Time of an iteration of c micro-batches from the loads of devices and links, with v chunks a device:
+
+        sum(loads) / v + (c - 1 / v) x max(loads)
+
+    v = 1 is UniAP's objective (CVPR'25, section 3); the bubble shrinks by v (Narayanan et al., SC'21, section 2.2).
+    """
+
+    micro_batches: int
+    interleave: int = 1
+
+    @property
+    def sum_weight(self) -> float:
+        return 1.0 / self.interleave
+
+    @property
+    def max_weight(self) -> float:
+        return self.micro_batches - self.sum_weight
+
+    def time_s(self, sum_s: float, largest_s: float) -> float:
+        if sum_s == inf:
+            return inf  # One micro-batch has max_weight 0.
+        return self.sum_weight * sum_s + self.max_weight * largest_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instance:
+    """A pipeline of P devices over a chain of L layers.
+
+    `types` [L] is the type of each layer. Group g gives `counts[g]` devices with `costs[g]` and `capacity_bytes[g]`
+    each. The device at position i (from 0) holds `in_flight[i]` micro-batches at its peak.
+
+    `hand_over_s` [P-1, G, G, L+1]: at cut i, from a device of one group to one of another, if the next stage begins
+    with layer a; infinite for a = 0 and a = L.
+
+    `borders` fixes the cuts (and the order of the groups, then as listed); empty leaves them free.
+
+    `interleave` 1 gives each device one run of layers. With v > 1 (interleaved 1F1B) `borders` cuts the layers into
+    P x v chunks, and device i holds the chunks i, P + i, 2P + i, ...; one group only, and hand_over_s [P, ...] then
+    has one more row, from the last device back to the first.
+
+    Devices and the links between them are resources, each with a load per micro-batch, which `objective` adds up.
+    """
+
+    types: Ints
+    costs: tuple[StageCosts, ...]
+    counts: tuple[int, ...]
+    capacity_bytes: tuple[int, ...]
+    in_flight: tuple[float, ...]
+    hand_over_s: Floats
+    micro_batches: int
+    interleave: int = 1
+    borders: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        return len(self.types)
+
+    @property
+    def devices(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(self.micro_batches, self.interleave)
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Integers that settle an instance.
+
+    Attributes:
+        order: group of each device, by position.
+        borders: 0 = b0 < b1 < ... = L; chunk k holds the layers b(k) to b(k+1) - 1, on device k mod P.
+        choice: number of each layer's strategy in the costs of its device's group.
+    """
+
+    order: tuple[int, ...]
+    borders: tuple[int, ...]
+    choice: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a solution costs: the objective, each device's load and memory, each link's load."""
+
+    time_s: float
+    devices_s: tuple[float, ...]
+    links_s: tuple[float, ...]
+    memory_bytes: tuple[int, ...]
+    fits: bool
+
+
+def price(instance: Instance, solution: Solution) -> Price:
+    """Adds a solution up, term by term, from the arrays alone."""
+    devices_s = [0.0] * instance.devices
+    memory = [0] * instance.devices
+    working = [0] * instance.devices
+    chunks = list(pairwise(solution.borders))
+    for number, (first, end) in enumerate(chunks):
+        device = number % instance.devices
+        costs = instance.costs[solution.order[device]]
+        devices_s[device] += _chunk_s(instance, costs, solution.choice, first, end)
+        needs = costs.memory_bytes(instance.in_flight[device])
+        for layer in range(first, end):
+            memory[device] += int(needs[instance.types[layer], solution.choice[layer]])
+            working[device] = max(working[device], int(costs.working_bytes[solution.choice[layer]]))
+    totals = tuple(map(sum, zip(memory, working, strict=True)))
+    links_s = _links(instance, solution)
+    loads_s = (*devices_s, *links_s)
+    limits = (instance.capacity_bytes[group] for group in solution.order)
+    return Price(
+        time_s=instance.objective.time_s(sum(loads_s), max(loads_s)),
+        devices_s=tuple(devices_s),
+        links_s=links_s,
+        memory_bytes=totals,
+        fits=all(need <= limit for need, limit in zip(totals, limits, strict=True)),
+    )
+
+
+def _chunk_s(instance: Instance, costs: StageCosts, choice: tuple[int, ...], first: int, end: int) -> float:
+    time_s = sum(float(costs.time_s[instance.types[u], choice[u]]) for u in range(first, end))
+    for u in range(first, end - 1):
+        time_s += float(costs.reshard_s[instance.types[u], costs.layouts[choice[u]], costs.layouts[choice[u + 1]]])
+    if first > 0:
+        time_s += float(costs.border_s[instance.types[first], choice[first]])
+    if end < instance.layers:
+        time_s += float(costs.border_s[instance.types[end - 1], choice[end - 1]])
+    return time_s
+
+
+def _links(instance: Instance, solution: Solution) -> tuple[float, ...]:
+    """Load of each link; on the ring of an interleaved pipeline the last one leads back to the first device."""
+    devices = instance.devices
+    loads_s = [0.0] * len(instance.hand_over_s)
+    for number, border in enumerate(solution.borders[1:-1]):
+        sender, receiver = number % devices, (number + 1) % devices
+        loads_s[sender] += float(instance.hand_over_s[sender, solution.order[sender], solution.order[receiver], border])
+    return tuple(loads_s)

@@ -1,0 +1,161 @@
+"""What a plan must be so that the request's GPUs and its model can carry it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, ScheduleName, Stage
+from scheduler.solver.costs.chain import Layer, chain
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.costs.spreads import Limits
+from scheduler.solver.profiles.hardware_profile import Dimension
+from scheduler.solver.request import DeviceGroup, SolveRequest
+
+
+class PlanError(ValueError):
+    """A plan that the request's model, shape or hardware cannot carry out."""
+
+
+def check_plan(plan: ParallelPlan, request: SolveRequest) -> None:
+    """Refuses a plan outside the strategy space.
+
+    Raises:
+        PlanError: the first rule that the plan breaks, with the value and what is allowed.
+    """
+    if plan.global_batch != request.global_batch:
+        raise PlanError(
+            f"micro_batches x micro_batch_size is {plan.global_batch}; "
+            f"it must be the global batch, {request.global_batch}"
+        )
+    _check_schedule(plan)
+    groups = {group.hardware.gpu: group for group in request.groups}
+    _check_gpus(plan, groups)
+    _check_layers(plan, request.model.layer_count)
+    for gpu, group in groups.items():
+        stages = [stage for stage in plan.stages if stage.gpu == gpu]
+        if stages:
+            _check_stages(plan, stages, group, chain(request.model, group.hardware.precision, stages=plan.devices))
+
+
+def layer_strategies(stage: Stage) -> list[LayerStrategy]:
+    """The strategy of each layer of `stage`, in order."""
+    return [per_layer(run) for run in stage.strategies for _ in range(run.layers)]
+
+
+def per_layer(strategy: LayerStrategy) -> LayerStrategy:
+    """`strategy` for one layer, so that runs of unlike length compare equal."""
+    return strategy if strategy.layers == 1 else replace(strategy, layers=1)
+
+
+def strategy_fault(strategy: LayerStrategy, limits: Limits, setting: Setting, batch: int) -> str:
+    """Why a layer cannot follow `strategy` at micro-batches of `batch` samples; empty if it can."""
+    for fault, what in _faults(strategy, limits, setting, batch):
+        if fault:
+            return what
+    missing = [dimension.value for dimension in _needs(strategy) if not setting.hardware.supports(dimension)]
+    return f"the worker of {setting.hardware.gpu} does not support {missing[0]}" if missing else ""
+
+
+def _faults(one: LayerStrategy, limits: Limits, setting: Setting, batch: int) -> Iterator[tuple[bool, str]]:
+    replicas, context, node = one.dp * one.ulysses * one.ring, one.ulysses * one.ring, setting.node_gpus
+    in_node = node // one.tp
+    yield one.gpus != setting.gpus, f"tp x dp x ulysses x ring is {one.gpus}; the stage has {setting.gpus} GPUs"
+    yield node % one.tp > 0, f"tp is {one.tp}; it must divide the {node} GPUs of the stage that share a node"
+    yield limits.heads % one.tp > 0, f"tp is {one.tp}; it must divide the {limits.heads} heads"
+    yield (
+        bool(limits.measured) and one.tp not in limits.measured,
+        f"tp is {one.tp}; forward_s_per_sample has figures for {', '.join(map(str, sorted(limits.measured)))} alone",
+    )
+    yield one.sequence_sharding and one.tp == 1, "sequence_sharding is true; it needs tp above 1"
+    yield (
+        limits.attention_heads % (one.tp * one.ulysses) > 0,
+        f"tp x ulysses is {one.tp * one.ulysses}; it must divide the {limits.attention_heads} attention heads",
+    )
+    yield limits.tokens % context > 0, f"ulysses x ring is {context}; it must divide the {limits.tokens} tokens"
+    yield batch % one.dp > 0, f"dp is {one.dp}; it must divide the micro-batch of {batch} samples"
+    yield replicas % one.ep > 0, f"ep is {one.ep}; it must divide the {replicas} replicas"
+    yield limits.experts % one.ep > 0, f"ep is {one.ep}; it must divide the {limits.experts} experts"
+    yield one.ep > 1 and not limits.experts, f"ep is {one.ep}; the model has no experts"
+    yield one.zero not in range(4), f"zero is {one.zero}; it must be 0 to 3"
+    yield one.zero > 0 and replicas == 1, f"zero is {one.zero}; it needs replicas, and there is one"
+    hybrid = one.zero == 3 and 1 < in_node < replicas and (in_node % one.ep == 0 or one.ep % in_node == 0)
+    groups = [1] if one.zero == 0 else [replicas, in_node] if hybrid else [replicas]
+    yield (
+        one.shard_group not in groups,
+        f"shard_group is {one.shard_group}; it must be {' or '.join(map(str, groups))} at zero={one.zero}",
+    )
+    yield one.offload and not one.zero and replicas > 1, "offload is true; with several replicas it needs zero above 0"
+
+
+def _needs(one: LayerStrategy) -> Iterator[Dimension]:
+    sharding = (Dimension.DATA, Dimension.ZERO, Dimension.ZERO, Dimension.FSDP)[one.zero]
+    if one.zero == 3 and one.shard_group < one.dp * one.ulysses * one.ring:
+        sharding = Dimension.HYBRID_SHARD
+    uses = {
+        sharding: True,
+        Dimension.TENSOR: one.tp > 1,
+        Dimension.SEQUENCE_SHARDING: one.sequence_sharding,
+        Dimension.ULYSSES: one.ulysses > 1,
+        Dimension.RING: one.ring > 1,
+        Dimension.EXPERT: one.ep > 1,
+        Dimension.RECOMPUTE: one.recompute is Recompute.FULL,
+        Dimension.SELECTIVE_RECOMPUTE: one.recompute is Recompute.SELECTIVE,
+        Dimension.OFFLOAD: one.offload,
+    }
+    return (dimension for dimension, used in uses.items() if used)
+
+
+def _check_schedule(plan: ParallelPlan) -> None:
+    name, chunks = plan.schedule.name, plan.schedule.interleave
+    if name is not ScheduleName.INTERLEAVED:
+        if chunks != 1:
+            raise PlanError(f"interleave is {chunks}; it must be 1 under {name.value}")
+        return
+    if chunks < 2 or len(plan.stages) % chunks or plan.devices < 2:
+        raise PlanError(f"interleave is {chunks} over {len(plan.stages)} stages; it must be 2 or more and divide them")
+    if plan.micro_batches % plan.devices:
+        raise PlanError(f"micro_batches is {plan.micro_batches}; interleaving needs a multiple of {plan.devices}")
+    if len({(stage.gpu, stage.gpus) for stage in plan.stages}) > 1:
+        raise PlanError("an interleaved pipeline needs stages of equal GPUs")
+
+
+def _check_gpus(plan: ParallelPlan, groups: dict[str, DeviceGroup]) -> None:
+    """A mixed shape may be left in part: a plan uses all GPUs of a model, or none."""
+    held = plan.stages[: plan.devices]
+    for gpu in dict.fromkeys(stage.gpu for stage in held):
+        if gpu not in groups:
+            raise PlanError(f"a stage is on {gpu!r}; the shape has {', '.join(groups)}")
+        widths = {stage.gpus for stage in held if stage.gpu == gpu}
+        if len(widths) > 1:
+            raise PlanError(f"stages on {gpu} have {sorted(widths)} GPUs; all must have as many")
+        used = sum(stage.gpus for stage in held if stage.gpu == gpu)
+        if used != groups[gpu].gpus:
+            raise PlanError(f"the plan has {used} GPUs of {gpu}; the shape has {groups[gpu].gpus}")
+
+
+def _check_layers(plan: ParallelPlan, layers: int) -> None:
+    covered = 0
+    for stage in plan.stages:
+        count = sum(run.layers for run in stage.strategies)
+        if stage.first_layer != covered or stage.last_layer - stage.first_layer + 1 != count:
+            raise PlanError(f"stage {stage.first_layer}-{stage.last_layer} does not hold the layers it should")
+        covered += count
+    if covered != layers:
+        raise PlanError(f"the plan covers {covered} layers; the model has {layers}")
+
+
+def _check_stages(plan: ParallelPlan, stages: list[Stage], group: DeviceGroup, layers: tuple[Layer, ...]) -> None:
+    name = plan.schedule.name
+    needed = [Dimension.PIPELINE] if plan.devices > 1 else []
+    needed += [Dimension.GPIPE] if name is ScheduleName.GPIPE else []
+    needed += [Dimension.INTERLEAVE] if name is ScheduleName.INTERLEAVED else []
+    for dimension in needed:
+        if not group.hardware.supports(dimension):
+            raise PlanError(f"the worker of {group.hardware.gpu} does not support {dimension.value}")
+    limits = Limits.of(layers)
+    setting = Setting.of(group.hardware, node_gpus=group.node_gpus, gpus=stages[0].gpus, global_batch=plan.global_batch)
+    for strategy in dict.fromkeys(per_layer(run) for stage in stages for run in stage.strategies):
+        fault = strategy_fault(strategy, limits, setting, plan.micro_batch_size)
+        if fault:
+            raise PlanError(f"{fault}: {strategy} is not allowed")

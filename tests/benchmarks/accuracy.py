@@ -1,0 +1,86 @@
+"""How far the cost model is from measured runs: with the shipped constants, and with those that `ebbtide fit` finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from scheduler.solver.calibrate.fit import fit
+from scheduler.solver.calibrate.measured_run import MeasuredRun
+from scheduler.solver.calibrate.report import Errors, draw, left_out_errors, memory_errors, time_errors
+from scheduler.solver.calibrate.run_times import RunTimes
+from scheduler.solver.instance import Floats
+from scheduler.solver.profiles.hardware_profile import HardwareProfile
+from scheduler.solver.profiles.shipped import load_gpu
+from tests.benchmarks.measured_runs import (
+    A100,
+    H100,
+    RUBICK,
+    RUBICK_CONSTANTS,
+    published,
+    rubick,
+    rubick_hardware,
+    vtrain,
+)
+
+SEEDS = range(10)
+VTRAIN_ROWS = 20
+RUBICK_ROWS = 7
+
+Row = tuple[str, str, str]
+
+
+def rows() -> Iterator[Row]:
+    """(name, bar, measured) of each comparison."""
+    papers = {name: [run for _, run in published(name)] for name in ("SC21", "2205.05198", "torchtitan")}
+    timed = {name: [run for run in runs if np.isfinite(run.iteration_time_s)] for name, runs in papers.items()}
+    megatron = [*timed["2205.05198"], *timed["SC21"]]
+    a100, h100 = load_gpu(A100), load_gpu(H100)
+    for name in ("2205.05198", "SC21"):
+        yield f"time, A100, {name}, {len(timed[name])} runs", "5% / worst 12%", _told(time_errors(timed[name], a100))
+    yield "time, A100, the 18 runs, shipped constants", "5% / worst 12%", _told(time_errors(megatron, a100))
+    yield "time, A100, the 18 runs, each left out", "5% / worst 12%", _told(left_out_errors(megatron, a100))
+    yield "memory, A100, 2205.05198", "5%", _told(memory_errors(papers["2205.05198"], a100))
+    yield "time, H100, torchtitan bf16", "10%", _told(time_errors(timed["torchtitan"], h100))
+    yield "memory, H100, torchtitan bf16", "10%", _told(memory_errors(papers["torchtitan"], h100))
+    for which, theirs in (("single", 8.37), ("multi", 14.73)):
+        means = [100 * errors.mean() for errors in drawn_fits(vtrain(which), a100, VTRAIN_ROWS, SEEDS)]
+        spread = f"{np.mean(means):.2f}% ({min(means):.1f} to {max(means):.1f})"
+        yield f"vTrain {which} node, {VTRAIN_ROWS} rows fitted, others, {len(means)} seeds", f"8% ({theirs}%)", spread
+    yield from _rubick()
+
+
+def _rubick() -> Iterator[Row]:
+    every = []
+    for model in RUBICK:
+        runs = [run for _, run in rubick(model)]
+        errors = np.concatenate(list(drawn_fits(runs, rubick_hardware(), RUBICK_ROWS, SEEDS, RUBICK_CONSTANTS)))
+        every.append(errors)
+        yield f"Rubick {model}, {RUBICK_ROWS} of {len(runs)} rows fitted, others", "5% / p95 12%", _told(errors)
+    yield "Rubick, all models", "5% / p95 12%", _told(np.concatenate(every))
+
+
+def drawn_fits(
+    runs: Sequence[MeasuredRun],
+    hardware: HardwareProfile,
+    count: int,
+    seeds: Iterable[int],
+    names: tuple[str, ...] = (),
+) -> Iterator[Floats]:
+    """For each seed the errors |predicted / measured - 1| of the runs that were not fitted to."""
+    times, measured_s = RunTimes.of(runs, hardware), np.array([run.iteration_time_s for run in runs])
+    for seed in seeds:
+        drawn = draw(runs, count, np.random.default_rng(seed))
+        found = fit([runs[number] for number in drawn], hardware, names).hardware
+        yield np.delete(np.abs(times.predicted_s(found) / measured_s - 1), drawn)
+
+
+def _told(ratios: Floats) -> str:
+    errors = Errors.of(ratios)
+    return f"{100 * errors.mean:.2f}%, p95 {100 * errors.p95:.1f}%, worst {100 * errors.worst:.1f}%"
+
+
+if __name__ == "__main__":
+    for row in rows():
+        print(" | ".join(row), flush=True)

@@ -1,0 +1,113 @@
+"""Small requests drawn at random: a few layers on a few GPUs, where computing, links and memory all matter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
+from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
+from scheduler.solver.request import SolveRequest
+from tests.unit.solver.costs.drawn import drawn_hardware
+
+THEMES = (
+    (Dimension.INTERLEAVE, Dimension.PIPELINE),
+    (Dimension.INTERLEAVE, Dimension.GPIPE, Dimension.PIPELINE),
+    (Dimension.FSDP, Dimension.ZERO, Dimension.HYBRID_SHARD),
+    (Dimension.TENSOR, Dimension.SEQUENCE_SHARDING),
+    (Dimension.ULYSSES, Dimension.RING, Dimension.TENSOR),
+    (Dimension.EXPERT, Dimension.HYBRID_SHARD, Dimension.FSDP),
+    (Dimension.RECOMPUTE, Dimension.SELECTIVE_RECOMPUTE, Dimension.OFFLOAD),
+)
+"""Dimensions that matter to one another."""
+
+
+def toy_request(seeded: random.Random, *, gpus: Sequence[int], layers: Sequence[int], models: int = 1) -> SolveRequest:
+    """With GPUs of each model and layers drawn from what is given. Memory has no limit.
+
+    Mostly pipelines, as single stages are the simpler case.
+    """
+    themes = seeded.sample(THEMES, k=seeded.choice([1, 1, 2]))
+    dimensions = {Dimension.DATA, *(one for theme in themes for one in theme if seeded.random() < 0.8)}
+    dimensions |= {Dimension.PIPELINE} if seeded.random() < 0.75 else set()
+    precision = seeded.choice(list(Precision))
+    hardware = tuple(_hardware(seeded, f"toy-{number}", dimensions, precision) for number in range(models))
+    counts = [(one.gpu, share) for one in hardware for share in _nodes(seeded, seeded.choice(gpus))]
+    return SolveRequest(
+        model=toy_model(seeded, seeded.choice(layers), moe=Dimension.EXPERT in dimensions),
+        hardware=hardware,
+        shape=GpuShape.of_counts(counts),
+        global_batch=seeded.choice([1, 2, 2, 4, 4, 6, 8]),
+    )
+
+
+def _hardware(seeded: random.Random, gpu: str, dimensions: set[Dimension], precision: Precision) -> HardwareProfile:
+    """Bandwidths and latencies within a range where no single cost drowns the others."""
+    drawn = drawn_hardware(seeded, gpu)
+    return replace(
+        drawn,
+        memory_bytes=10**15,
+        reserve_bytes=seeded.choice([0, 10**7]),
+        reserve_ratio=seeded.choice([0.0, 0.03]),
+        precision=precision,
+        peak_flops_per_s=10 ** seeded.uniform(12.5, 14),
+        intra_bandwidth_bytes_per_s=10 ** seeded.uniform(9.5, 11.5),
+        inter_bandwidth_bytes_per_s=10 ** seeded.uniform(8.3, 10.5),
+        intra_latency_s=10 ** seeded.uniform(-6, -4.5),
+        inter_latency_s=10 ** seeded.uniform(-6, -4.5),
+        iteration_overhead_s=seeded.choice([0.0, 1e-3]),
+        dimensions=frozenset(dimensions),
+    )
+
+
+def _nodes(seeded: random.Random, gpus: int) -> list[int]:
+    """GPUs of each node: all in one, one in each, or two halves, uneven where they must be."""
+    halves = [gpus - gpus // 2, gpus // 2]
+    return seeded.choice([[gpus], [1] * gpus, halves if gpus > 1 else [gpus]])
+
+
+def toy_model(seeded: random.Random, layers: int, *, moe: bool = False) -> ModelProfile:
+    """`layers` layers in runs of equal ones; embedding and head may be heavy."""
+    runs, left = [], layers
+    tokens, experts = seeded.choice([12, 12, 24, 7]), seeded.choice([2, 4, 6])
+    measured = seeded.random() < 0.1
+    while left:
+        count = seeded.randint(1, left)
+        runs.append(_run(seeded, count, tokens, experts if moe and seeded.random() < 0.8 else 0, measured))
+        left -= count
+    return ModelProfile(
+        name="toy",
+        sequence_length=tokens,
+        layers=tuple(runs),
+        embedding=Attachment(parameters=seeded.choice([0, 10**6])),
+        head=Attachment(seeded.choice([0.0, 1e10]), seeded.choice([0, 10**6]), seeded.choice([0, 10**7])),
+        tied_embedding=seeded.random() < 0.3,
+    )
+
+
+def _run(seeded: random.Random, count: int, tokens: int, experts: int, measured: bool) -> LayerProfile:
+    parameters, activations = seeded.randint(10**5, 10**7), seeded.randint(10**5, 4 * 10**7)
+    heads = seeded.choice([2, 4, 6, 12])
+    seconds = 10 ** seeded.uniform(-4, -2)
+    return LayerProfile(
+        layers=count,
+        flops_per_sample=10 ** seeded.uniform(9.5, 11),
+        parameters=parameters,
+        activation_bytes_per_sample=activations,
+        replicated_activation_bytes_per_sample=seeded.choice([0, activations // 4]),
+        boundary_bytes_per_sample=seeded.randint(10**4, 10**6),
+        heads=heads,
+        attention_flops_per_sample=seeded.choice([0.0, 10 ** seeded.uniform(8, 10.5)]),
+        traffic_bytes_per_sample=seeded.choice([0, seeded.randint(1, 10**8)]),
+        selective_bytes_per_sample=seeded.choice([0, activations // 3]),
+        tokens_per_sample=tokens,
+        width=seeded.choice([16, 256]),
+        attention_heads=seeded.choice([0, 2 * heads]),
+        expert_parameters=parameters // 2 if experts else 0,
+        experts=experts,
+        experts_per_token=min(experts, 2),
+        frozen=seeded.random() < 0.1,
+        forward_s_per_sample=tuple((degree, seconds * degree**-0.7) for degree in (1, 2)) if measured else (),
+    )

@@ -1,0 +1,148 @@
+"""`plan` with files: shapes, GPU profiles, dumped requests, pictures, Galvatron's profiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+Run = Callable[..., Result]
+GPT2 = ("plan", "--model", "gpt2", "--global-batch", "4")
+MIXED = """
+- {gpu: h100-80g, nodes: 1, gpus_per_node: 2}
+- {gpu: l40s, nodes: 1, gpus_per_node: 1}
+"""
+
+
+def answer(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def own_gpu(folder: Path, **changes: Any) -> str:
+    """A GPU profile of the user's own, like the shipped L40S; its file."""
+    shipped = files("scheduler.solver.profiles").joinpath("data", "gpus", "l40s.json").read_text()
+    file = folder / "mine.json"
+    file.write_text(json.dumps({**json.loads(shipped), "gpu": "mine", **changes}))
+    return str(file)
+
+
+def test_a_shape_file_gives_unlike_nodes_and_the_remark_is_shown(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "shape.yaml"
+    file.write_text(MIXED)
+    words = ("plan", "--model", "gpt2", "--global-batch", "2", "--shape", str(file))
+    told = answer(run(*words, "-o", "json"))
+    assert told["remark"].startswith("mixing does not pay: 1x2 h100-80g alone")
+    table = run(*words).stdout
+    assert "1x2 h100-80g + 1x1 l40s" in table
+    assert "mixing does not pay" in table
+    assert "(all GPUs)" in table
+
+
+def test_a_shape_of_three_gpu_models_is_told_how_many_a_plan_takes(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "shape.json"
+    gpus = ("h100-80g", "l40s", "a100-80g")
+    file.write_text(json.dumps([{"gpu": gpu, "nodes": 1, "gpus_per_node": 1} for gpu in gpus]))
+    result = run(*GPT2, "--shape", str(file))
+    assert result.exit_code == 1
+    assert "a plan takes at most two of them" in result.stderr
+    assert "\n  binding: shape" in result.stderr
+
+
+def test_a_gpu_profile_of_the_users_own_stands_where_a_name_may(run: Run, tmp_path: Path) -> None:
+    mine = own_gpu(tmp_path)
+    told = answer(run(*GPT2, "--gpu", mine, "--gpus", "2", "-o", "json"))
+    shipped = answer(run(*GPT2, "--gpu", "l40s", "--gpus", "2", "-o", "json"))
+    assert told["stages"][0]["gpu"] == "mine"
+    assert told["iteration_time_s"] == shipped["iteration_time_s"]
+    shape = tmp_path / "shape.yaml"
+    shape.write_text(f"- {{gpu: {mine}, nodes: 2, gpus_per_node: 1}}\n")
+    assert answer(run(*GPT2, "--shape", str(shape), "-o", "json"))["stages"][0]["gpu"] == "mine"
+
+
+def test_a_gpu_profile_that_is_none_is_refused_by_field(run: Run, tmp_path: Path) -> None:
+    result = run(*GPT2, "--gpu", own_gpu(tmp_path, intra_bandwidth_bytes_per_s=0), "--gpus", "2")
+    assert result.exit_code == 2
+    assert "intra_bandwidth_bytes_per_s" in result.stderr
+
+
+@pytest.fixture
+def dumped(run: Run, tmp_path: Path) -> tuple[str, Any]:
+    """A dumped request, and the plan that was found for it."""
+    file = str(tmp_path / "dump.json")
+    result = run(*GPT2, "--gpus", "2", "--dump", file, "-o", "json")
+    assert f"instances written to {file}" in result.stderr
+    return file, answer(result)
+
+
+@pytest.mark.parametrize("solver", ["exact", "milp"])
+def test_a_dumped_request_is_solved_again_by_either_solver(run: Run, dumped: tuple[str, Any], solver: str) -> None:
+    file, plan = dumped
+    told = answer(run("plan", "--load", file, "--solver", solver, "--time-limit", "60", "-o", "json"))
+    overhead_s = plan["iteration_time_s"] - told["objective_s"]
+    assert 0 <= overhead_s < 0.01
+    assert told["bound_s"] == pytest.approx(told["objective_s"])
+    assert (told["solver"], told["proven"]) == (solver, True)
+    assert told["borders"] == [0, 12]
+    assert len(told["choice"]) == 12
+    table = run("plan", "--load", file, "--solver", solver).stdout
+    assert "objective" in table
+    assert "proven bound" in table
+
+
+def test_the_milp_answers_a_request_with_the_same_plan_as_the_search(run: Run) -> None:
+    exact, milp = (answer(run(*GPT2, "--gpus", "2", "--solver", name, "-o", "json")) for name in ("exact", "milp"))
+    assert milp["iteration_time_s"] == pytest.approx(exact["iteration_time_s"], rel=1e-6)
+    assert milp["optimality_gap"] <= 1e-6
+    assert (milp["solver"], milp["status"]) == ("milp", "optimal")
+    assert milp["inspection"]["devices"]
+
+
+def test_where_nothing_fits_both_solvers_say_so(run: Run, tmp_path: Path) -> None:
+    file = str(tmp_path / "dump.json")
+    words = ("plan", "--model", "gpt2", "--global-batch", "2", "--gpus", "1", "--memory", "2GB")
+    for solver in ("exact", "milp"):
+        result = run(*words, "--solver", solver, "--dump", file)
+        assert result.exit_code == 1
+        assert "of 2.0 GB per GPU" in result.stderr
+        result = run("plan", "--load", file, "--solver", solver)
+        assert result.exit_code == 1
+        assert "binding: memory" in result.stderr
+
+
+def test_without_highspy_the_milp_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "highspy", None)
+    result = run(*GPT2, "--gpus", "2", "--solver", "milp")
+    assert result.exit_code == 1
+    assert "pip install ebbtide[milp]" in result.stderr
+
+
+@pytest.mark.parametrize(("form", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_a_curve_is_drawn_with_its_plans_and_its_wasted_gpus(
+    run: Run, tmp_path: Path, form: str, begins: bytes
+) -> None:
+    file = tmp_path / f"curve.{form}"
+    result = run(*GPT2, "--gpus", "4:6", "--gpu", "l40s", "--plot", str(file))
+    assert result.exit_code == 0, result.output
+    assert f"the curve is drawn in {file}" in result.stderr
+    assert file.read_bytes().startswith(begins)
+
+
+def test_a_picture_is_the_same_each_time(run: Run, tmp_path: Path) -> None:
+    pictures = [tmp_path / "one.svg", tmp_path / "two.svg"]
+    for picture in pictures:
+        assert run(*GPT2, "--gpus", "1:2", "--plot", str(picture)).exit_code == 0
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+
+
+def test_without_matplotlib_the_plot_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.cli.curve_plot.find_spec", lambda _: None)
+    result = run(*GPT2, "--gpus", "1:2", "--plot", "curve.png")
+    assert result.exit_code == 1
+    assert "pip install 'ebbtide[plot]'" in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,104 @@
+"""Layers, GPUs and strategies drawn at random, for the laws of the cost model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+
+from scheduler.domain.parallel_plan import LayerStrategy, Recompute
+from scheduler.solver.costs.chain import Layer
+from scheduler.solver.costs.divisors import divisors
+from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
+
+
+def drawn_layer(seeded: random.Random) -> Layer:
+    """Heads, tokens and experts have many divisors, so that few degrees are ruled out."""
+    parameters = seeded.randint(10**4, 10**8)
+    experts = seeded.choice([0, 0, 4, 12])
+    activations = seeded.randint(10**4, 10**8)
+    boundary = seeded.randint(10**3, 10**7)
+    heads = seeded.choice([12, 24, 48])
+    trained = seeded.random() < 0.8
+    return Layer(
+        flops=10 ** seeded.uniform(8, 13),
+        attention_flops=seeded.choice([0.0, 10 ** seeded.uniform(8, 13)]),
+        attached_flops=seeded.choice([0.0, 10 ** seeded.uniform(8, 12)]),
+        traffic_bytes=seeded.choice([0, seeded.randint(1, 10**9)]),
+        parameters=parameters,
+        expert_parameters=parameters // 2 if experts else 0,
+        unit_parameters=seeded.choice([parameters, parameters * 2]),
+        activation_bytes=activations,
+        selective_bytes=seeded.choice([0, activations // 3]),
+        replicated_bytes=seeded.randint(0, 10**8),
+        boundary_bytes=boundary,
+        attached_bytes=seeded.choice([0, seeded.randint(1, 10**8)]),
+        attached_traffic_bytes=seeded.choice([0, seeded.randint(1, 10**8)]),
+        attached_messages=seeded.choice([0, 1, 2]),
+        product_parameters=seeded.choice([0, parameters // 2]),
+        tied_parameters=seeded.choice([0, parameters // 2]),
+        tied_inside=seeded.random() < 0.5,
+        tokens=seeded.choice([48, 96, 1536]),
+        heads=heads // seeded.choice([1, 2]),
+        attention_heads=heads,
+        tensor_messages=seeded.choice([0, 1, 2, 3]),
+        experts=experts,
+        experts_per_token=min(experts, 2),
+        trained=trained,
+        backward=trained or seeded.random() < 0.7,
+        measured_s=seeded.choice([(), (), tuple((degree, seeded.uniform(1e-5, 1e-2)) for degree in (1, 2, 3, 4, 6))]),
+    )
+
+
+def drawn_hardware(seeded: random.Random, gpu: str = "drawn") -> HardwareProfile:
+    """Any relation between computing, links and memory."""
+    intra = 10 ** seeded.uniform(8, 12)
+    chosen = frozenset(one for one in Dimension if seeded.random() < 0.8)
+    return HardwareProfile(
+        gpu=gpu,
+        memory_bytes=10**10,
+        reserve_bytes=0,
+        precision=seeded.choice(list(Precision)),
+        peak_flops_per_s=10 ** seeded.uniform(11, 15),
+        efficiency=seeded.uniform(0.2, 1.0),
+        memory_bandwidth_bytes_per_s=10 ** seeded.uniform(10, 13),
+        intra_bandwidth_bytes_per_s=intra,
+        intra_latency_s=10 ** seeded.uniform(-7, -3),
+        inter_bandwidth_bytes_per_s=intra * 10 ** seeded.uniform(-2, 0.5),
+        inter_latency_s=10 ** seeded.uniform(-7, -3),
+        overlap_coefficient=seeded.uniform(1.0, 2.5),
+        dimensions=chosen | {Dimension.DATA},
+        attention_efficiency=seeded.choice([0.0, 0.5]),
+        launch_s=seeded.choice([0.0, 1e-3]),
+        intra_hop_s=seeded.choice([0.0, 10 ** seeded.uniform(-7, -4)]),
+        inter_hop_s=seeded.choice([0.0, 10 ** seeded.uniform(-7, -4)]),
+        gradient_overlap=seeded.choice([0.0, 1.0, seeded.random()]),
+        expert_imbalance=seeded.uniform(1.0, 2.0),
+        expert_priority=seeded.random() < 0.5,
+        host_bandwidth_bytes_per_s=10 ** seeded.uniform(9, 11),
+        host_optimizer_s_per_parameter=10 ** seeded.uniform(-10, -8),
+    )
+
+
+def every_strategy(gpus: int, experts: int) -> Iterator[LayerStrategy]:
+    """All that multiply to `gpus`, whether or not anything supports them."""
+    for tp, ulysses, ring in product(divisors(gpus), repeat=3):
+        if gpus % (tp * ulysses * ring):
+            continue
+        replicas = gpus // tp
+        for ep, sharded in product(divisors(experts or 1), (False, True)):
+            for zero, group in [(0, 1), (1, replicas), (2, replicas), *((3, shards) for shards in divisors(replicas))]:
+                for recompute, offload in product(Recompute, (False, True)):
+                    yield LayerStrategy(
+                        layers=1,
+                        tp=tp,
+                        sequence_sharding=sharded,
+                        dp=gpus // (tp * ulysses * ring),
+                        zero=zero,
+                        shard_group=group,
+                        ulysses=ulysses,
+                        ring=ring,
+                        ep=ep,
+                        recompute=recompute,
+                        offload=offload,
+                    )

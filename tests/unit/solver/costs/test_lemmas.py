@@ -1,0 +1,139 @@
+"""Laws of the cost model on layers drawn at random: what the candidates leave out cannot win, and better hardware never
+costs more."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import gcd
+
+import numpy as np
+import pytest
+
+from scheduler.domain.parallel_plan import LayerStrategy
+from scheduler.solver.costs.candidates import Candidates
+from scheduler.solver.costs.chain import Chain, Layer
+from scheduler.solver.costs.divisors import divisors
+from scheduler.solver.costs.layer_table import layer_table
+from scheduler.solver.costs.layer_time import layer_times
+from scheduler.solver.costs.layouts import border_s, reshard_s
+from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
+from scheduler.solver.costs.setting import Setting
+from scheduler.solver.costs.spreads import Limits
+from scheduler.solver.costs.stage_costs import stage_costs
+from scheduler.solver.instance import Floats, Ints
+from scheduler.solver.plan_rules import strategy_fault
+from scheduler.solver.profiles.hardware_profile import Dimension
+from tests.unit.solver.costs.drawn import drawn_hardware, drawn_layer, every_strategy
+
+ROUNDING = 1 + 1e-9
+WORLDS = [(gpus, node) for gpus in (1, 2, 4, 6, 8, 12) for node in divisors(gpus) if node != 3]
+
+
+def _substitute(strategy: LayerStrategy, setting: Setting, batch: int) -> LayerStrategy:
+    """What the lemmas say to take instead."""
+    replicas = setting.gpus // strategy.tp
+    dp = gcd(batch, replicas)
+    factor = dp // strategy.dp
+    out_of_ulysses = gcd(factor, strategy.ulysses)
+    hardware = setting.hardware
+    zero = strategy.zero
+    if zero == 1 and batch == setting.global_batch and hardware.supports(Dimension.ZERO):
+        zero = 2
+    return replace(
+        strategy,
+        dp=dp,
+        ulysses=strategy.ulysses // out_of_ulysses,
+        ring=strategy.ring // (factor // out_of_ulysses),
+        sequence_sharding=strategy.tp > 1 and hardware.supports(Dimension.SEQUENCE_SHARDING),
+        zero=zero,
+    )
+
+
+def _columns(
+    strategies: list[LayerStrategy], kinds: tuple[Layer, ...], setting: Setting, batch: int
+) -> list[Floats | Ints]:
+    chosen = Candidates.of(strategies, micro_batches=setting.global_batch // batch, batch=batch)
+    return [
+        layer_times(kinds, chosen, setting).total_s,
+        state_bytes(kinds, chosen, setting),
+        kept_bytes(kinds, chosen, setting),
+        working_bytes(kinds, chosen, setting)[None],
+        border_s(layer_table(kinds), chosen.spreads, setting),
+    ]
+
+
+@pytest.mark.parametrize(("gpus", "node"), WORLDS)
+def test_every_strategy_left_out_is_matched_by_one_kept(gpus: int, node: int) -> None:
+    seeded = random.Random(f"lemmas {gpus} {node}")
+    left_out = 0
+    for _ in range(4):
+        kinds = tuple(drawn_layer(seeded) for _ in range(2))
+        kinds = (kinds[0], replace(kinds[1], experts=0, expert_parameters=0))
+        batch = seeded.choice([1, 2, 3, 4, 6, 8, 12])
+        setting = Setting.of(
+            drawn_hardware(seeded), node_gpus=node, gpus=gpus, global_batch=batch * seeded.choice([1, 5])
+        )
+        limits = Limits.of(kinds)
+        allowed = [
+            one for one in every_strategy(gpus, limits.experts) if not strategy_fault(one, limits, setting, batch)
+        ]
+        costed = stage_costs(Chain(kinds), setting).get(setting.global_batch // batch)
+        kept = {costed.strategy(number) for number in range(costed.costs.strategies)} if costed else set()
+        assert kept <= set(allowed)
+        gone = [one for one in allowed if one not in kept]
+        if not gone:
+            continue
+        left_out += len(gone)
+        instead = [_substitute(one, setting, batch) for one in gone]
+        assert set(instead) <= kept
+        for own, other in zip(
+            _columns(gone, kinds, setting, batch), _columns(instead, kinds, setting, batch), strict=True
+        ):
+            assert (other <= own * ROUNDING).all()
+    print(f"{left_out} strategies left out")
+    assert left_out > 0 or gpus == 1 or node == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_change_of_layout_costs_more_with_sequences_sharded(seed: int) -> None:
+    seeded = random.Random(f"layouts {seed}")
+    setting = Setting.of(drawn_hardware(seeded), node_gpus=12, gpus=12, global_batch=8)
+    degrees = (1, 2, 3, 4, 6, 12)
+    plain = [(degree, False) for degree in degrees]
+    sharded = [(degree, degree > 1) for degree in degrees]
+    every = tuple(dict.fromkeys(plain + sharded))
+    table = reshard_s(layer_table((drawn_layer(seeded),)), every, np.array([8]), setting)[0, 0]
+    better = [every.index(sharded[degrees.index(degree)]) for degree, _ in every]
+    assert (table[np.ix_(better, better)] <= table * ROUNDING).all()
+
+
+BETTER = {
+    "peak_flops_per_s": 3.0,
+    "memory_bandwidth_bytes_per_s": 2.0,
+    "intra_bandwidth_bytes_per_s": 3.0,
+    "inter_bandwidth_bytes_per_s": 3.0,
+    "intra_latency_s": 0.3,
+    "inter_latency_s": 0.3,
+    "intra_hop_s": 0.3,
+    "inter_hop_s": 0.3,
+    "launch_s": 0.3,
+    "host_bandwidth_bytes_per_s": 2.0,
+    "host_optimizer_s_per_parameter": 0.5,
+}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_better_hardware_never_costs_more(seed: int) -> None:
+    seeded = random.Random(f"better {seed}")
+    hardware = replace(drawn_hardware(seeded), dimensions=frozenset(Dimension))
+    kinds = tuple(drawn_layer(seeded) for _ in range(3))
+    setting = Setting.of(hardware, node_gpus=seeded.choice([2, 4, 8]), gpus=8, global_batch=12)
+    for field, factor in BETTER.items():
+        better = replace(hardware, **{field: getattr(hardware, field) * factor})
+        for count, own in stage_costs(Chain(kinds), setting).items():
+            other = stage_costs(Chain(kinds), replace(setting, hardware=better))[count]
+            assert (other.costs.time_s <= own.costs.time_s * ROUNDING).all(), field
+            assert (other.costs.reshard_s <= own.costs.reshard_s * ROUNDING).all(), field
+            assert (other.costs.border_s <= own.costs.border_s * ROUNDING).all(), field
+            assert (other.costs.kept_bytes == own.costs.kept_bytes).all()

@@ -1,0 +1,105 @@
+"""What a caller can get wrong: one error each, which names the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
+from scheduler.solver.evaluate import PlanError, evaluate
+from scheduler.solver.profiles.hardware_profile import Precision
+from scheduler.solver.profiles.model_profile import LayerProfile, ModelProfile
+from scheduler.solver.profiles.profile_error import ProfileError
+from scheduler.solver.profiles.shipped import load_gpu, load_model
+from scheduler.solver.request import RequestError, SolveRequest
+from scheduler.solver.search.search import search, solve
+
+A100, H100 = load_gpu("a100-80g"), load_gpu("h100-80g")
+GPT2 = load_model("gpt2")
+ONE, TWO = GpuShape.packed("a100-80g", 4, 8), GpuShape((GpuGroup("a100-80g", 1, 4), GpuGroup("h100-80g", 1, 4)))
+PLAIN = SolveRequest(GPT2, (A100,), ONE, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"global_batch": 0}, "global_batch is 0; it must be at least 1"),
+        ({"global_batch": -8}, "global_batch is -8; it must be at least 1"),
+        ({"memory_bytes_max": -1}, "memory_bytes_max is -1; it must be 0 (the GPU's) or above"),
+        ({"shape": GpuShape(())}, "shape is empty; it needs at least one group of GPUs"),
+        (
+            {"shape": TWO},
+            "hardware profiles a100-80g; the shape 1x4 a100-80g + 1x4 h100-80g needs each of its GPUs once",
+        ),
+        ({"hardware": (H100,)}, "hardware profiles h100-80g; the shape 1x4 a100-80g needs each of its GPUs once"),
+        ({"hardware": (A100, H100)}, "hardware profiles a100-80g, h100-80g; the shape 1x4 a100-80g needs each"),
+        (
+            {"shape": TWO, "hardware": (A100, replace(H100, precision=Precision.FP32))},
+            "hardware trains in bf16 (a100-80g) and fp32 (h100-80g); one plan needs one precision",
+        ),
+    ],
+)
+def test_a_request_that_contradicts_itself_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        replace(PLAIN, **change)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize("value", [nan, inf, 0.0, -1.0])
+@pytest.mark.parametrize(
+    "field", ["intra_bandwidth_bytes_per_s", "inter_bandwidth_bytes_per_s", "peak_flops_per_s", "memory_bytes"]
+)
+def test_a_gpu_figure_that_cannot_be_never_reaches_the_search(field: str, value: float) -> None:
+    with pytest.raises(ProfileError) as refused:
+        replace(A100, **{field: value})  # type: ignore[arg-type]
+    assert str(refused.value) == f"GPU 'a100-80g': {field} is {value}; it must be a finite number above 0"
+
+
+@pytest.mark.parametrize("value", [nan, inf, 0, -1])
+@pytest.mark.parametrize("field", ["layers", "flops_per_sample", "parameters", "activation_bytes_per_sample"])
+def test_a_layer_figure_that_cannot_be_never_reaches_the_search(field: str, value: float) -> None:
+    with pytest.raises(ProfileError) as refused:
+        replace(GPT2.layers[0], **{field: value})  # type: ignore[arg-type]
+    assert str(refused.value) == f"layer profile: {field} is {value}; it must be a finite number above 0"
+
+
+def test_three_gpu_models_are_refused_by_name() -> None:
+    gpus = ("h100-80g", "t4", "l40s")
+    shape = GpuShape(tuple(GpuGroup(gpu, 1, 1) for gpu in gpus))
+    outcome = search(SolveRequest(GPT2, tuple(map(load_gpu, gpus)), shape, 8))
+    assert getattr(outcome.result, "constraint", "") == "shape"
+    assert getattr(outcome.result, "reason", "") == (
+        "1x1 h100-80g + 1x1 t4 + 1x1 l40s holds 3 GPU models (h100-80g, t4, l40s); a plan takes at most two of them"
+    )
+
+
+def _measured(*degrees: int) -> LayerProfile:
+    return replace(GPT2.layers[0], layers=2, forward_s_per_sample=tuple((degree, 1e-3 / degree) for degree in degrees))
+
+
+def test_layers_need_a_profile_at_degree_1_and_all_at_the_same_degrees() -> None:
+    with pytest.raises(ProfileError, match="forward_s_per_sample has degrees 2, 4; degree 1 is needed"):
+        _measured(2, 4)
+    with pytest.raises(ProfileError, match=r"layers\[1\]: forward_s_per_sample has degrees 1; it must have those of"):
+        replace(GPT2, layers=(_measured(1, 2), _measured(1)))
+    with pytest.raises(ProfileError, match=r"layers\[1\]: forward_s_per_sample has degrees none; it must have those"):
+        replace(GPT2, layers=(_measured(1, 2), GPT2.layers[0]))
+
+
+def test_no_plan_uses_a_degree_without_a_profile() -> None:
+    request = replace(PLAIN, model=replace(GPT2, layers=(_measured(1, 2),)), global_batch=1)
+    found = solve(request)
+    assert isinstance(found, ParallelPlan)
+    assert {run.tp for stage in found.stages for run in stage.strategies} <= {1, 2}
+    everywhere = Stage(0, 1, "a100-80g", 4, (LayerStrategy(layers=2, tp=4, sequence_sharding=True),))
+    with pytest.raises(PlanError, match="tp is 4; forward_s_per_sample has figures for 1, 2 alone"):
+        evaluate(ParallelPlan(Schedule(), 1, 1, 0.0, 0.0, 0, (everywhere,)), request)
+
+
+def test_an_empty_model_is_refused() -> None:
+    with pytest.raises(ProfileError, match="layers is empty; at least one run of layers is needed"):
+        ModelProfile("nothing", 1, ())
