@@ -11,14 +11,13 @@ import typer
 
 from scheduler.cli.failure import Failed, blaming, refuse
 from scheduler.cli.humanise import share
-from scheduler.cli.inputs import STDIN, text_of
+from scheduler.cli.inputs import hardware_of, text_of
 from scheduler.cli.output import Format, OutputOption, columns, emit, facts, stacked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from scheduler.solver.calibrate.report import Calibration
-    from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 RunsArgument = Annotated[str, typer.Argument(metavar="RUNS.csv", help="Measured runs, a header and one a row.")]
 GpuOption = Annotated[str, typer.Option("--gpu", metavar="NAME|FILE", help="What they ran on; where the fit starts.")]
@@ -57,7 +56,7 @@ def fit(
     from scheduler.solver.calibrate.report import calibrate, draw
     from scheduler.solver.calibrate.run_document import read_runs
 
-    hardware, csv_text = hardware_of(gpu), text_of(runs)
+    hardware, csv_text = hardware_of("--gpu", gpu), text_of(runs)
     with blaming(runs):
         measured = read_runs(csv_text, hardware)
     drawn = draw(measured, rows, np.random.default_rng(seed))
@@ -70,18 +69,6 @@ def fit(
     if out is not None:
         _write(out, found, source, gpu)
     emit(_document(found, source), output, lambda: _view(found, source))
-
-
-def hardware_of(gpu: str) -> HardwareProfile:
-    """A shipped GPU of this name, else the profile in this file."""
-    from scheduler.solver.profiles.shipped import gpu_names, load_gpu, parse_gpu
-
-    if gpu in gpu_names():
-        return load_gpu(gpu)
-    if gpu != STDIN and not Path(gpu).is_file():
-        refuse(f"--gpu: {gpu!r} is neither a file nor one of the GPUs {', '.join(gpu_names())}")
-    with blaming(f"--gpu {gpu}"):
-        return parse_gpu(text_of(gpu))
 
 
 def _write(out: Path, found: Calibration, source: str, gpu: str) -> None:

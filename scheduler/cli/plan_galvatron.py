@@ -26,7 +26,5 @@ def solved_galvatron(folder: str, plan_file: str | None, reading: MemoryReading)
     with blaming(f"--galvatron {folder}"):
         answer = galvatron_answer(Path(folder), CapReading(reading.value), Path(plan_file) if plan_file else None)
     took = {"search_time_s": time.perf_counter() - started_s, "candidates": answer.pop("candidates")}
-    given = {"given": answer.pop("given")} if "given" in answer else {}
-    if "infeasible" in answer:
-        return {"infeasible": answer.pop("infeasible"), "constraint": "memory", **took, "galvatron": answer, **given}
-    return {**answer.pop("ours"), **took, "galvatron": answer, **given}
+    plans = {name: answer.pop(name) for name in ("infeasible", "constraint", "given") if name in answer}
+    return {**answer.pop("ours", {}), **plans, **took, "galvatron": answer}

@@ -14,7 +14,7 @@ from rich.table import Table
 
 Row = tuple[str, str, str]
 
-NAMES = ("solver", "curve", "forecast", "simulate", "decide")
+NAMES = ("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "forecast", "simulate", "decide")
 
 
 def main(names: Sequence[str]) -> int:

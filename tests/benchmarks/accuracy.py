@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +28,15 @@ from tests.benchmarks.measured_runs import (
 
 SEEDS = range(10)
 VTRAIN_ROWS = 20
+FIRST_GUESS: dict[str, Any] = {
+    "efficiency": 0.77,
+    "memory_bandwidth_bytes_per_s": 1.4e12,
+    "intra_bandwidth_bytes_per_s": 2.2e11,
+    "intra_latency_s": 6e-5,
+    "inter_bandwidth_bytes_per_s": 1.25e10,
+    "inter_latency_s": 1e-4,
+}
+"""Where the fits that leave a run out start: the shipped constants come from the same runs, and would give it away."""
 RUBICK_ROWS = 7
 
 Row = tuple[str, str, str]
@@ -40,7 +51,8 @@ def rows() -> Iterator[Row]:
     for name in ("2205.05198", "SC21"):
         yield f"time, A100, {name}, {len(timed[name])} runs", "5% / worst 12%", _told(time_errors(timed[name], a100))
     yield "time, A100, the 18 runs, shipped constants", "5% / worst 12%", _told(time_errors(megatron, a100))
-    yield "time, A100, the 18 runs, each left out", "5% / worst 12%", _told(left_out_errors(megatron, a100))
+    left_out = left_out_errors(megatron, replace(a100, **FIRST_GUESS))
+    yield "time, A100, the 18 runs, each left out", "5% / worst 12%", _told(left_out)
     yield "memory, A100, 2205.05198", "5%", _told(memory_errors(papers["2205.05198"], a100))
     yield "time, H100, torchtitan bf16", "10%", _told(time_errors(timed["torchtitan"], h100))
     yield "memory, H100, torchtitan bf16", "10%", _told(memory_errors(papers["torchtitan"], h100))

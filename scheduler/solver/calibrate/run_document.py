@@ -33,14 +33,9 @@ from scheduler.solver.profiles.transformer import transformer_profile
 
 _DEGREES = {"tensor": "tp", "data": "dp", "ulysses": "ulysses", "ring": "ring", "expert": "ep"}
 _COUNTS = {*_DEGREES, "pipeline", "interleave", "micro_batch", "global_batch", "nodes", "gpus", "gpus_per_node"}
-_REST = {"model", "zero", "recompute", "sequence_sharding", "offload", "iteration_time_s", "peak_bytes"}
+_OWN = {*_COUNTS, "model", "zero", "recompute", "sequence_sharding", "offload", "iteration_time_s", "peak_bytes"}
 _IGNORED = {"name", "source", "notes"}
-_SIZES = {"layers", "hidden", "heads", "ffn", "kv_heads", "head_dim", "sequence_length", "vocabulary", "decoder_layers"}
-_SIZES |= {"target_length", "token_types", "relative_buckets", "classes", "image_size", "patch_size", "channels"}
-_SIZES |= {"experts", "experts_per_token", "frozen_layers"}
-_FLAGS = {"gated_mlp", "biases", "qkv_biases", "dropout", "stored_scores", "tied_embedding", "learned_positions"}
 _TRUTH = {"false": False, "true": True}
-_COLUMNS = _COUNTS | _REST | _IGNORED | _SIZES | _FLAGS | {"family"}
 GPUS_PER_NODE = 8
 
 
@@ -55,16 +50,13 @@ def read_runs(csv_text: str, hardware: HardwareProfile) -> tuple[MeasuredRun, ..
         RunError: a column is missing or unknown, a value cannot be, or a row's plan is none for its model or GPUs.
     """
     reader = csv.DictReader(csv_text.splitlines())
-    columns = set(reader.fieldnames or ())
-    for column in sorted(columns - _COLUMNS):
-        raise RunError(f"column {column!r} is unknown; allowed are {', '.join(sorted(_COLUMNS))}")
     for column in ("micro_batch", "global_batch", "iteration_time_s"):
-        if column not in columns:
+        if column not in (reader.fieldnames or ()):
             raise RunError(f"column {column!r} is missing")
     runs = []
     for cells in reader:
         if None in cells:
-            raise RunError(f"row {reader.line_num}: has more cells than the header; it must have {len(columns)}")
+            raise RunError(f"row {reader.line_num}: has more cells than the header")
         given = {column: cell.strip() for column, cell in cells.items() if cell and cell.strip()}
         try:
             runs.append(_run(given, hardware))
@@ -108,18 +100,24 @@ def _run(cells: Mapping[str, str], hardware: HardwareProfile) -> MeasuredRun:
 
 
 def _model(cells: Mapping[str, str]) -> ModelProfile:
-    length = _whole(cells, "sequence_length", least=1) if "sequence_length" in cells else 0
-    sizes = (_SIZES | _FLAGS | {"family"}) & set(cells)
+    sizes = {column: cell for column, cell in cells.items() if column not in _OWN | _IGNORED}
     if "model" in cells:
-        for column in sorted(sizes - {"sequence_length"}):
+        length = _whole(cells, "sequence_length", least=1) if "sequence_length" in cells else 0
+        for column in sorted(sizes.keys() - {"sequence_length"}):
             raise ValueError(f"{column} is {cells[column]!r}; it must be empty beside model ({cells['model']!r})")
         return load_model(cells["model"], length)
-    given: dict[str, Any] = {column: _whole(cells, column) for column in sorted(_SIZES & sizes)}
-    given |= {column: _choice(cells, column, _TRUTH) for column in sorted(_FLAGS & sizes)}
-    given |= {"family": cells["family"]} if "family" in cells else {}
-    if "hidden" in given:
+    given = {column: _plain(cell) for column, cell in sizes.items()}
+    if isinstance(given.get("hidden"), float):
         given.setdefault("ffn", 4 * given["hidden"])
     return transformer_profile("measured", read_architecture(given, "architecture", 0))
+
+
+def _plain(cell: str) -> Any:
+    """A number, true or false, or else a word."""
+    try:
+        return _TRUTH[cell] if cell in _TRUTH else float(cell)
+    except ValueError:
+        return cell
 
 
 def _strategy(cells: Mapping[str, str], counts: Mapping[str, int]) -> LayerStrategy:

@@ -27,7 +27,7 @@ _PRICED = (
 
 
 def galvatron_answer(folder: Path, reading: CapReading, plan_file: Path | None = None) -> dict[str, Any]:
-    """Plain JSON values: `ours`, or why it is `infeasible`; and `given` where a plan is.
+    """Plain JSON values: `ours`, or why it is `infeasible` and by which `constraint`; and `given` where a plan is.
 
     A plan has the form of `plan_to_json`, with `embedding` (its strategy's label), `buffer_degree`, `fits` and the
     `evaluation` under Galvatron's model. `given` also has `speed_up`: its judged time over ours.
@@ -41,12 +41,15 @@ def galvatron_answer(folder: Path, reading: CapReading, plan_file: Path | None =
     answer: dict[str, Any] = {**facts, "memory_reading": reading.value, "memory_mb_max": cap}
     given = None if plan_file is None else parse_plan(Entry.of_file(plan_file), case, cap)
     found = search(case, cap)
+    answer["candidates"] = found.candidates
     if found.plan is not None:
         answer["ours"] = _judged(found.plan, case, cap, found.optimality_gap)
     elif isfinite(found.least_mb):
         answer["infeasible"] = f"the leanest plan takes {found.least_mb:.0f} MB of each GPU; {cap} MB may be used"
+        answer["constraint"] = "memory"
     else:
         answer["infeasible"] = f"no degrees share the micro-batches of a batch of {case.global_batch} evenly"
+        answer["constraint"] = "batch"
     if given is not None:
         answer["given"] = _judged(given, case, cap)
         if found.evaluation is not None:

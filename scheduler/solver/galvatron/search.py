@@ -26,13 +26,15 @@ _Choice = tuple[int, ...]
 class GalvatronOutcome:
     """The plan and its evaluation, both None where nothing fits: `least_mb` is then the smallest cap that would do.
 
-    No plan of the space has a judged time below (1 - `optimality_gap`) times that of `plan`.
+    No plan of the space has a judged time below (1 - `optimality_gap`) times that of `plan`. `candidates` are triples
+    (pipeline, embedding's strategy, layer's strategy).
     """
 
     plan: GalvatronPlan | None
     evaluation: GalvatronEvaluation | None
     optimality_gap: float = 0.0
     least_mb: float = inf
+    candidates: int = 0
 
 
 def search(case: GalvatronCase, cap_mb: int, *, restricted: bool = False) -> GalvatronOutcome:
@@ -44,9 +46,9 @@ def search(case: GalvatronCase, cap_mb: int, *, restricted: bool = False) -> Gal
     Raises:
         ProfileError: a degree that Galvatron itself would use is not profiled.
     """
-    best = GalvatronOutcome(None, None)
     best_s = floor_s = inf
     pipelines = list(_pipelines(case, cap_mb, restricted=restricted))
+    best = GalvatronOutcome(None, None, candidates=sum(pipeline.strategies for pipeline in pipelines))
     queue = [(pipeline.bound_s, number, pipeline) for number, pipeline in enumerate(pipelines)]
     heapq.heapify(queue)
     while queue and queue[0][0] < best_s * CLOSER_THAN:
@@ -58,7 +60,7 @@ def search(case: GalvatronCase, cap_mb: int, *, restricted: bool = False) -> Gal
         floor_s = min(floor_s, pipeline.bound_s)
         judged = evaluate(plan, case)
         if judged.judged_s < best_s:
-            best, best_s = GalvatronOutcome(plan, judged), judged.judged_s
+            best, best_s = replace(best, plan=plan, evaluation=judged), judged.judged_s
     if best.plan is None:
         return replace(best, least_mb=cap_mb + min((pipeline.lacking_mb for pipeline in pipelines), default=inf))
     return best if floor_s >= best_s * CLOSER_THAN else replace(best, optimality_gap=1 - floor_s / best_s)
@@ -109,6 +111,10 @@ class Pipeline:
         chosen = ([self._table.strategies[at] for at in self._choices[key]] for key in enumerate(self._cut))
         stages = tuple(tuple(sorted(stage, key=lambda one: (one.split, one))) for stage in chosen)
         return GalvatronPlan(stages, self._embedding, self._table.setting.micro_batches, self._buffer_degree)
+
+    @property
+    def strategies(self) -> int:
+        return len(self._table.strategies)
 
     @property
     def lacking_mb(self) -> float:

@@ -25,6 +25,7 @@ class _Budget:
     tolerance: float
     left: int
     spent: int = 0
+    solved: int = 0
 
     @property
     def closer(self) -> float:
@@ -37,10 +38,11 @@ class _Budget:
 
     def spend(self, oracle: StageOracle, chunks: Chunks, in_flight: float) -> StageSolution:
         """The solution of a device that holds these runs of layers."""
-        before = oracle.labels
+        labels, solved = oracle.labels, oracle.solved
         solution = oracle.solve(chunks, in_flight, tolerance=self.tolerance, labels_max=self.left)
-        self.spent += oracle.labels - before
-        self.left -= oracle.labels - before
+        self.spent += oracle.labels - labels
+        self.left -= oracle.labels - labels
+        self.solved += oracle.solved - solved
         return solution
 
 
@@ -88,6 +90,8 @@ class PairSearch:
             self._refine_fixed(budget)
         else:
             self._refine_free(budget)
+        # A look that learned nothing would learn nothing again: the pair keeps the bound it has.
+        self.closed = self.closed or (self._looks > 1 and not budget.solved)
         self._looks += 1
         return budget.spent
 

@@ -31,6 +31,7 @@ class StageOracle:
     def __init__(self, types: Ints, costs: StageCosts, *, capacity_bytes: int, in_flight_max: float) -> None:
         self.windows = windows_of(tuple(types.tolist()), len(costs.time_s))
         self.labels = 0
+        self.solved = 0
         self._all_costs = costs
         self._capacity_bytes = capacity_bytes
         self._in_flight_max = in_flight_max
@@ -104,6 +105,7 @@ class StageOracle:
         if known is None or known.bound_s < known.time_s * min(CLOSER_THAN, 1.0 - tolerance):
             known = self._solved(chunks, in_flight, tolerance, labels_max)
             self.labels += known.labels
+            self.solved += 1
             self._solutions[in_flight, chunks] = known
         if len(chunks) == 1:
             times_s, window = self.times_s(in_flight), self.windows.ids[chunks[0]]

@@ -68,7 +68,7 @@ class _StageSearch:
         lean = self._leanest()
         if lean is None:
             return self._best
-        self._offer(improved(self._problem, np.arange(len(self._problem.layouts)), lean))
+        self._offer(lean)
         self._open(0, len(self._sizes) - 1)
         labels = 0
         while self._bands:

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from scheduler.domain.parallel_plan import plan_from_json
+from tests.builders_galvatron import INFEASIBLE, SOLVED
+
 Run = Callable[..., Result]
 GPT2 = ("plan", "--model", "gpt2", "--global-batch", "4")
 MIXED = """
@@ -146,3 +149,30 @@ def test_without_matplotlib_the_plot_says_what_to_install(run: Run, monkeypatch:
     assert result.exit_code == 1
     assert "pip install 'ebbtide[plot]'" in result.stderr
     assert result.stdout == ""
+
+
+@pytest.fixture(params=["kept-back", "nominal"])
+def judged(request: pytest.FixtureRequest, run: Run) -> tuple[str, Any, str]:
+    """Galvatron's plan beside ours under one reading of its memory cap: the reading, the JSON and the table."""
+    folder = next(folder for folder in SOLVED if "8gpu_24GB" in folder.name)
+    plan_file, reading = str(folder / "result.json"), str(request.param)
+    words = ("plan", "--galvatron", str(folder), "--galvatron-plan", plan_file, "--memory-reading", reading)
+    return reading, answer(run(*words, "-o", "json")), run(*words).stdout
+
+
+def test_galvatrons_plan_and_ours_are_judged_by_one_yardstick(judged: tuple[str, Any, str]) -> None:
+    reading, told, table = judged
+    assert plan_from_json(told).world_size == told["galvatron"]["gpus"] == 8
+    assert told["galvatron"]["memory_mb_max"] == {"kept-back": 19_661, "nominal": 24_576}[reading]
+    assert told["given"]["speed_up"] >= 1
+    assert told["search_time_s"] > 0
+    assert told["candidates"] > 0
+    assert f"{100 * (told['given']['speed_up'] - 1):.2f}% faster than the given plan" in table
+    assert ("kept back" in table) is (reading == "kept-back")
+
+
+def test_a_galvatron_profile_that_nothing_fits_is_a_failure_with_its_binding_constraint(run: Run) -> None:
+    result = run("plan", "--galvatron", str(INFEASIBLE), "-o", "json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["constraint"] == "memory"
+    assert "the leanest plan takes" in result.stderr

@@ -86,7 +86,9 @@ def test_what_is_wrong_is_told_with_row_column_value_and_what_is_allowed(column:
     [
         ("", "column 'micro_batch' is missing"),
         (HEAD, "there are no runs"),
-        (f"{HEAD},gpuz\n{ROW},1\n", "column 'gpuz' is unknown; allowed are"),
+        (f"{HEAD},gpuz\n{ROW},1\n", "row 2: gpuz is '1'; it must be empty beside model ('gpt2')"),
+        ("micro_batch,global_batch,iteration_time_s,hiden\n1,1,1,8\n", "row 2: architecture: field 'ffn' is missing"),
+        ("micro_batch,global_batch,iteration_time_s,hidden\n1,1,1,x\n", "row 2: architecture: field 'ffn' is missing"),
         (f"{HEAD}\n{ROW},7\n", "row 2: has more cells than the header"),
         (f"{HEAD}\n{ROW}\n{ROW[:-4]}\n", "row 3: iteration_time_s is ''"),
     ],

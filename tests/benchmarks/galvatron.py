@@ -1,0 +1,46 @@
+"""Galvatron's cost model: time of its stage tables, and our plan beside its own at the memory that it really had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from scheduler.solver.galvatron.reading import read_case
+from scheduler.solver.galvatron.search import search
+from scheduler.solver.galvatron.setting import CapReading, cap_mb
+from tests.builders_galvatron import FOLDERS, StageTable, recorded, solve_table, stage_tables
+
+REPETITIONS = 3
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Stage tables first, then each case: our iteration time, Galvatron's, and how long either search took."""
+    return [_tables(), *((f"galvatron: {folder.name}", "at most as slow", _case(folder)) for folder in FOLDERS)]
+
+
+def _tables() -> tuple[str, str, str]:
+    tables = [table for folder in FOLDERS if (folder / "cost_tables.json").exists() for table in stage_tables(folder)]
+    taken_s = [_median_s(table) for table in tables]
+    found = f"median {median(taken_s) * 1e3:.1f} ms, worst {max(taken_s) * 1e3:.1f} ms over {len(tables)} tables"
+    return "galvatron: stage tables, exact", "20 ms each", found
+
+
+def _median_s(table: StageTable) -> float:
+    taken_s = []
+    for _ in range(REPETITIONS):
+        begin_s = perf_counter()
+        solve_table(table)
+        taken_s.append(perf_counter() - begin_s)
+    return median(taken_s)
+
+
+def _case(folder: Path) -> str:
+    case, own = read_case(folder), recorded(folder)
+    begin_s = perf_counter()
+    found = search(case, cap_mb(case.memory_gb, CapReading.KEPT_BACK))
+    taken = f"in {perf_counter() - begin_s:.2f} s (its own took {own['search_s']:.0f} s)"
+    if found.evaluation is None:
+        return f"infeasible, as it says, {taken}"
+    ours_s, its_s = found.evaluation.judged_s, own["iter_time_s"]
+    return f"{ours_s:.4f} s, its plan {its_s:.4f} s ({ours_s / its_s - 1:+.2%}), {taken}"
