@@ -21,7 +21,6 @@ from scheduler.solver.costs.layer_time import LayerTimes, layer_times
 from scheduler.solver.costs.layouts import Layout, border_s, reshard_s
 from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
 from scheduler.solver.costs.schedules import in_flight
-from scheduler.solver.costs.setting import Setting
 from scheduler.solver.instance import Floats, Ints
 from scheduler.solver.plan_rules import PlanError, check_plan, layer_strategies, per_layer
 from scheduler.solver.request import DeviceGroup, SolveRequest
@@ -138,7 +137,7 @@ def _group_costs(plan: ParallelPlan, request: SolveRequest, group: DeviceGroup) 
     own = [stage for stage in plan.stages if stage.gpu == group.hardware.gpu]
     one_node = len({stage.gpu for stage in plan.stages}) == 1 and group.gpus <= group.node_gpus
     layers = chain(request.model, group.hardware.precision, stages=plan.devices, one_node=one_node)
-    setting = Setting.of(group.hardware, node_gpus=group.node_gpus, gpus=own[0].gpus, global_batch=plan.global_batch)
+    setting = group.setting(own[0].gpus, plan.global_batch)
     kinds = tuple(dict.fromkeys(layers))
     used = list(dict.fromkeys(per_layer(run) for stage in own for run in stage.strategies))
     chosen = Candidates.of(used, micro_batches=plan.micro_batches, batch=plan.micro_batch_size)

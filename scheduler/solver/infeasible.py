@@ -17,6 +17,8 @@ from scheduler.solver.search.pipelines import Pipeline, pipelines
 from scheduler.solver.search.workbench import Workbench
 
 _GB = 1e9
+_TENTHS = 10**8
+"""Bytes in the last digit of what is said to fit, which is rounded up."""
 _TIMES = (2, 4, 8)
 """Multiples of the GPUs that are tried before more of them are no longer proposed."""
 
@@ -47,13 +49,13 @@ def memory_infeasible(request: SolveRequest, every: Iterable[Pipeline]) -> Infea
     need = _leanest(every)
     hardware, strategy = need.pipeline.teams[need.team].group.hardware, need.strategy
     limit_bytes = need.pipeline.teams[need.team].group.limit_bytes
-    needed_bytes = hardware.occupied_bytes(need.planned_bytes)
+    needed_gb = -(-hardware.occupied_bytes(need.planned_bytes) // _TENTHS) * _TENTHS / _GB
     sharding = f", zero={strategy.zero} over {strategy.shard_group}" if strategy.zero else ""
     micro_batches = need.pipeline.frame.micro_batches
     more = _enough(request)
-    change = f"it would fit in {needed_bytes / _GB:.1f} GB per GPU{f', or on {more}' if more else ''}"
+    change = f"it would fit in {needed_gb:.1f} GB per GPU{f', or on {more}' if more else ''}"
     return Infeasible(
-        f"needs {needed_bytes / _GB:.1f} GB of {limit_bytes / _GB:.1f} GB per GPU of {hardware.gpu} at "
+        f"needs {needed_gb:.1f} GB of {limit_bytes / _GB:.1f} GB per GPU of {hardware.gpu} at "
         f"tp={strategy.tp}, pp={need.pipeline.devices}, recompute={strategy.recompute.value}{sharding}, "
         f"{micro_batches} micro-batches of {request.global_batch // micro_batches}, "
         f"the leanest plan with one strategy per stage; {change}",

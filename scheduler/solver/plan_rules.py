@@ -154,7 +154,7 @@ def _check_stages(plan: ParallelPlan, stages: list[Stage], group: DeviceGroup, l
         if not group.hardware.supports(dimension):
             raise PlanError(f"the worker of {group.hardware.gpu} does not support {dimension.value}")
     limits = Limits.of(layers)
-    setting = Setting.of(group.hardware, node_gpus=group.node_gpus, gpus=stages[0].gpus, global_batch=plan.global_batch)
+    setting = group.setting(stages[0].gpus, plan.global_batch)
     for strategy in dict.fromkeys(per_layer(run) for stage in stages for run in stage.strategies):
         fault = strategy_fault(strategy, limits, setting, plan.micro_batch_size)
         if fault:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from scheduler.domain.gpu_shape import GpuShape
+from scheduler.solver.costs.setting import Setting
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.model_profile import ModelProfile
 
@@ -19,18 +20,27 @@ class DeviceGroup:
     """All GPUs of one model in a shape.
 
     `node_gpus` is what every node can give to one group of ranks: the greatest common divisor of the nodes' shares.
-    On 1x2 + 2x1 this is 1, as a tensor-parallel group of 2 would have to cross nodes in one place.
+    On 1x2 + 2x1 this is 1, as a tensor-parallel group of 2 would have to cross nodes in one place. `node_gpus_min` is
+    the smallest share: a group that spans all nodes has the network ports of that many GPUs in each.
     """
 
     hardware: HardwareProfile
     gpus: int
     node_gpus: int
+    node_gpus_min: int
     limit_bytes: int
 
     @property
     def capacity_bytes(self) -> int:
         """What a plan may count on of one GPU, the reserve taken off."""
         return self.hardware.plannable_bytes(self.limit_bytes)
+
+    def setting(self, gpus: int, global_batch: int) -> Setting:
+        """What stages of `gpus` of these GPUs depend on."""
+        least = self.node_gpus_min if gpus == self.gpus else 0
+        return Setting.of(
+            self.hardware, node_gpus=self.node_gpus, gpus=gpus, global_batch=global_batch, node_gpus_min=least
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +94,8 @@ class SolveRequest:
     def _group(self, hardware: HardwareProfile) -> DeviceGroup:
         own = [group for group in self.shape.groups if group.gpu == hardware.gpu]
         limit_bytes = min(self.memory_bytes_max or hardware.memory_bytes, hardware.memory_bytes)
-        node_gpus = gcd(*(group.gpus_per_node for group in own))
-        return DeviceGroup(hardware, sum(group.gpus for group in own), node_gpus, limit_bytes)
+        shares = [group.gpus_per_node for group in own]
+        return DeviceGroup(hardware, sum(group.gpus for group in own), gcd(*shares), min(shares), limit_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from scheduler.solver.costs.layer_table import layer_table
 from scheduler.solver.costs.layer_time import layer_times
 from scheduler.solver.costs.layouts import border_s, reshard_s
 from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
-from scheduler.solver.costs.setting import Setting
 from scheduler.solver.instance import Floats, Instance, StageCosts
 from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.profiles.model_profile import ModelProfile
@@ -197,7 +196,7 @@ def _schedules(
 
 def _costs(kinds: tuple[Layer, ...], group: int, width: int, pipe: Pipe) -> StageCosts:
     own, options = pipe.request.groups[group], pipe.options[group]
-    setting = Setting.of(own.hardware, node_gpus=own.node_gpus, gpus=width, global_batch=pipe.request.global_batch)
+    setting = own.setting(width, pipe.request.global_batch)
     chosen = Candidates.of(options, micro_batches=pipe.micro_batches, batch=pipe.samples)
     layouts = tuple(dict.fromkeys((one.tp, one.sequence_sharding) for one in options))
     table = layer_table(kinds)

@@ -10,7 +10,6 @@ from math import gcd
 
 from scheduler.solver.costs.chain import chain
 from scheduler.solver.costs.divisors import divisors
-from scheduler.solver.costs.setting import Setting
 from scheduler.solver.costs.spreads import Limits
 from scheduler.solver.plan_rules import strategy_fault
 from scheduler.solver.profiles.hardware_profile import Dimension
@@ -31,7 +30,7 @@ def test_the_evaluator_allows_exactly_the_strategies_of_the_definition() -> None
         group = request.groups[0]
         width = seeded.choice(divisors(group.gpus))
         samples = seeded.choice([1, 2, 6, 12, 24])
-        setting = Setting.of(group.hardware, node_gpus=group.node_gpus, gpus=width, global_batch=samples)
+        setting = group.setting(width, samples)
         limits = Limits.of(chain(request.model, group.hardware.precision, stages=group.gpus // width))
         allowed = set(allowed_strategies(request.model, group, width, samples))
         for strategy in every_strategy(width, gcd(*(run.experts for run in request.model.layers)) or 2):

@@ -16,8 +16,8 @@ from scheduler.solver.profiles.profile_error import ProfileError
 class Constant:
     """`prior_sd`: standard deviation of the logarithm of the true value around that of the given profile.
 
-    The widths are judgement: rates of compute and of links inside a node are known to about a third, a network's to a
-    half, and start-up times depend on the software most of all.
+    The widths are judgement: rates of compute and of links inside a node are known to about a third, a network's and
+    what unaligned columns cost to a half, and start-up times depend on the software most of all.
     """
 
     name: str
@@ -37,6 +37,7 @@ CONSTANTS = {
         Constant("inter_bandwidth_bytes_per_s", 0.5),
         Constant("inter_latency_s", 0.5),
         Constant("iteration_overhead_s", 1.0),
+        Constant("unaligned_slowdown", 0.5, least=1.0),
         Constant("attention_efficiency", 0.3, most=1.0),
         Constant("overlap_coefficient", 0.2, least=1.0),
         Constant("gradient_overlap", 1.0, most=1.0),
@@ -44,7 +45,7 @@ CONSTANTS = {
         Constant("host_optimizer_s_per_parameter", 0.5),
     )
 }
-USUAL = tuple(CONSTANTS)[:8]
+USUAL = tuple(CONSTANTS)[:9]
 """What is fitted unless the caller names others: what every training run depends on."""
 
 _UNITS = {

@@ -49,9 +49,9 @@ class RunTimes:
         """
         parts = tuple(_Run.of(run, hardware) for run in runs)
         # The costs of a layer look at the GPUs of a stage that share a node, and at nothing else of its setting.
-        alike: dict[int, list[int]] = {}
+        alike: dict[tuple[int, int], list[int]] = {}
         for number, part in enumerate(parts):
-            alike.setdefault(part.setting.node_gpus, []).append(number)
+            alike.setdefault((part.setting.node_gpus, part.setting.node_gpus_min), []).append(number)
         batches = (tuple(some[at : at + _TOGETHER]) for some in alike.values() for at in range(0, len(some), _TOGETHER))
         return cls(parts, tuple(batches))
 
@@ -94,7 +94,7 @@ class _Run:
         side = StageGroup(hardware, group.node_gpus, gpus, plan.devices)
         loads = Counter(map(tuple, _loads(plan, [kinds.index(layer) for layer in layers], side).tolist()))
         return cls(
-            setting=Setting.of(hardware, node_gpus=group.node_gpus, gpus=gpus, global_batch=plan.global_batch),
+            setting=group.setting(gpus, plan.global_batch),
             kinds=kinds,
             chosen=Candidates.of(list(strategies), micro_batches=plan.micro_batches, batch=plan.micro_batch_size),
             loads=np.array(list(loads)),
@@ -138,7 +138,10 @@ def _predicted_s(runs: Sequence[_Run], hardware: HardwareProfile) -> Floats:
         [
             layer_times(kinds, chosen, setting).total_s,
             border_s(table, chosen.spreads, setting),
-            *(there_and_back * send_s(sent_bytes, crosses, hardware) for crosses in (np.zeros(1), np.ones(1))),
+            *(
+                there_and_back * send_s(sent_bytes, far, hardware, setting.node_gpus)
+                for far in (np.zeros(1), np.ones(1))
+            ),
         ]
     )
     own = [by_cause_s[:, [numbers[kind] for kind in run.kinds], at] for at, run in enumerate(runs)]

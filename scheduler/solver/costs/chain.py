@@ -14,9 +14,10 @@ from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, Attac
 _EMBEDDING_TRAFFIC = 30
 """Times the boundary, both passes: look-up, positions, dropout, and the gradient's scatter into the table."""
 
-_LOSS_TRAFFIC = 32 / 6
-"""Times the logits (6 bytes each: bf16 and fp32). Cast to fp32 2 + 4, softmax 4 + 4 + 4, its gradient 4 + 4, cast
-back 4 + 2: 32 bytes a logit."""
+_LOSS_TRAFFIC = 52 / 6
+"""Times the logits (6 bytes each: bf16 and fp32). Kernel by kernel, as Megatron-LM's vocabulary-parallel cross-entropy
+runs: cast to fp32 2 + 4, maximum 4, subtract it 4 + 4, exponentiate 4 + 4, sum 4, divide 4 + 4; backward, scale by the
+gradient 4 + 4 and cast back 4 + 2. 52 bytes a logit; what touches one logit of a token is left out."""
 
 _LOGIT_COPIES = 2
 """The gradient of the logits is as large as they are."""
@@ -36,7 +37,8 @@ class Layer:
             attention scores.
         attached_bytes: kept even under recompute (logits). `attached_traffic_bytes` are moved by embedding or head in
             both passes; `attached_messages` are all-reduces of the boundary that splitting the vocabulary costs.
-        product_parameters: weights of the head's product.
+        product_parameters: weights of the head's product. `columns` of it, of which each tensor rank has a share;
+            0 where they are not known, which counts as aligned.
         tied_parameters: weights that first and last stage each hold a copy of, so that they sum their gradients.
             `tied_inside`: both copies lie in one node.
         trained: its weights change. `backward`: gradients pass through it, as it or a layer before it is trained.
@@ -58,6 +60,7 @@ class Layer:
     attached_traffic_bytes: int
     attached_messages: int
     product_parameters: int
+    columns: int
     tied_parameters: int
     tied_inside: bool
     tokens: int
@@ -135,6 +138,7 @@ def _layer(run: LayerProfile, scale: float, *, backward: bool) -> Layer:
         attached_traffic_bytes=0,
         attached_messages=0,
         product_parameters=0,
+        columns=0,
         tied_parameters=0,
         tied_inside=False,
         tokens=run.tokens_per_sample,
@@ -175,4 +179,5 @@ def _head(layer: Layer, head: Attachment, scale: float, *, shared: bool) -> Laye
         attached_traffic_bytes=layer.attached_traffic_bytes + round(_LOSS_TRAFFIC * kept_bytes),
         attached_messages=layer.attached_messages + bool(head.flops_per_sample),
         product_parameters=head.parameters,
+        columns=head.columns,
     )

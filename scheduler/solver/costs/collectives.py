@@ -32,20 +32,27 @@ class Groups:
     Attributes:
         ranks: GPUs in a group; 1 means that there is nothing to send.
         inside: how many of them share a node.
+        ports: network ports that a group has in each of its nodes, while its neighbours use theirs.
+        node_gpus: GPUs of a node that send at once, those of other groups included.
     """
 
     ranks: Floats
     inside: Floats
+    ports: Floats
+    node_gpus: int
     hardware: HardwareProfile
 
     @classmethod
-    def of(cls, ranks: Ints, stride: Ints, setting: Setting) -> Groups:
+    def of(cls, ranks: Ints, stride: Ints, setting: Setting, *, spanning: bool = False) -> Groups:
         """Groups of `ranks` GPUs whose numbers lie `stride` apart.
 
-        Where a node is no multiple of the stride, every hop counts as one between nodes.
+        Where a node is no multiple of the stride, every hop counts as one between nodes. On uneven nodes `inside` is
+        what all have in common; groups that are `spanning` the whole stage use the ports of the smallest share.
         """
-        room = np.where(setting.node_gpus % stride == 0, setting.node_gpus // stride, 1)
-        return cls(ranks.astype(np.float64), np.gcd(ranks, np.maximum(room, 1)).astype(np.float64), setting.hardware)
+        fits, own, least = setting.node_gpus % stride == 0, setting.hardware, setting.node_gpus_min
+        inside = np.gcd(ranks, np.maximum(np.where(fits, setting.node_gpus // stride, 1), 1))
+        gpus = np.where(fits, np.maximum(inside, least // stride), inside) if spanning else inside
+        return cls(ranks.astype(np.float64), inside.astype(np.float64), gpus * own.nic_share(least), least, own)
 
     @property
     def nodes(self) -> Floats:
@@ -76,21 +83,18 @@ def all_reduce_s(size_bytes: Floats, groups: Groups) -> Floats:
 def all_to_all_s(size_bytes: Floats, groups: Groups) -> Floats:
     """Every rank keeps its share and sends an equal one to each other rank, inside the node and then across."""
     own, ranks, inside = groups.hardware, groups.ranks, groups.inside
-    s_per_byte = (inside - 1) / ranks / own.intra_bandwidth_bytes_per_s + (1 - inside / ranks) / _network(own)
+    across = (1 - inside / ranks) / own.network_bytes_per_s(groups.node_gpus)
+    s_per_byte = (inside - 1) / ranks / own.intra_bandwidth_bytes_per_s + across
     time_s = _start_s(groups) + _hops_s(groups, inside - 1, groups.nodes - 1) + size_bytes * s_per_byte
     return _settled(time_s, size_bytes, groups, Collective.ALL_TO_ALL)
 
 
-def send_s(size_bytes: Floats, crosses: Flags, hardware: HardwareProfile) -> Floats:
-    """One message to one peer; `crosses` is true (or 1) where the peer is in another node."""
+def send_s(size_bytes: Floats, crosses: Flags, hardware: HardwareProfile, node_gpus: int) -> Floats:
+    """One message to one peer; `crosses` is true (or 1) where the peer is in another node. `node_gpus` GPUs of the node
+    send at once."""
     inside_s = hardware.intra_latency_s + size_bytes / hardware.intra_bandwidth_bytes_per_s
-    across_s = hardware.inter_latency_s + size_bytes / _network(hardware)
+    across_s = hardware.inter_latency_s + size_bytes / hardware.network_bytes_per_s(node_gpus)
     return np.asarray(np.where(crosses, np.maximum(inside_s, across_s), inside_s))
-
-
-def _network(hardware: HardwareProfile) -> float:
-    """What leaves a GPU for the network passes the links inside the node too."""
-    return min(hardware.intra_bandwidth_bytes_per_s, hardware.inter_bandwidth_bytes_per_s)
 
 
 def _start_s(groups: Groups) -> Floats:
@@ -108,7 +112,7 @@ def _hops_s(groups: Groups, inside: Floats, across: Floats) -> Floats:
 def _ring(groups: Groups) -> tuple[Floats, Floats]:
     """All-gather: seconds, and seconds per byte."""
     own = groups.hardware
-    ports = np.minimum(own.intra_bandwidth_bytes_per_s, groups.inside * own.inter_bandwidth_bytes_per_s)
+    ports = np.minimum(own.intra_bandwidth_bytes_per_s, groups.ports * own.inter_bandwidth_bytes_per_s)
     bytes_per_s = np.where(groups.nodes > 1, ports, own.intra_bandwidth_bytes_per_s)
     hops_s = _hops_s(groups, groups.ranks - groups.nodes, groups.nodes - 1)
     return _start_s(groups) + hops_s, (groups.ranks - 1) / groups.ranks / bytes_per_s
@@ -118,14 +122,14 @@ def _layered(groups: Groups) -> tuple[Floats, Floats]:
     """Hierarchical all-gather: seconds, and seconds per byte."""
     own, inside, nodes = groups.hardware, groups.inside, groups.nodes
     hops_s = _hops_s(groups, inside - 1, nodes - 1)
-    across = (nodes - 1) / groups.ranks / _network(own)
+    across = (nodes - 1) / groups.ranks / own.network_bytes_per_s(groups.node_gpus)
     return _start_s(groups) + hops_s, across + (inside - 1) / inside / own.intra_bandwidth_bytes_per_s
 
 
 def _tree(groups: Groups) -> tuple[Floats, Floats]:
     """All-reduce: seconds, and seconds per byte; infinite inside a node."""
     own = groups.hardware
-    ports = np.minimum(own.intra_bandwidth_bytes_per_s, groups.inside * own.inter_bandwidth_bytes_per_s)
+    ports = np.minimum(own.intra_bandwidth_bytes_per_s, groups.ports * own.inter_bandwidth_bytes_per_s)
     hops_s = _hops_s(groups, groups.inside - 1, np.ceil(np.log2(groups.nodes)))
     alone = groups.nodes == 1
     return np.where(alone, np.inf, 2 * (_start_s(groups) + hops_s)), np.where(alone, 0.0, 2 / ports)
@@ -135,11 +139,11 @@ def _settled(time_s: Floats, size_bytes: Floats, groups: Groups, collective: Col
     """`time_s`, but `share` of the measured time where there is a table, and 0 where there is nothing to send."""
     settled_s = np.where(size_bytes > 0, time_s, 0.0)
     for table in groups.hardware.collectives:
-        here = groups.ranks == table.ranks
+        here = np.broadcast_to(groups.ranks == table.ranks, settled_s.shape)
         if table.collective is collective and here.any():
             sizes, seconds = np.array(table.points).T
-            wanted = np.broadcast_to(size_bytes, settled_s.shape)[..., here]
+            wanted = np.broadcast_to(size_bytes, settled_s.shape)[here]
             beyond_s = np.maximum(wanted - sizes[-1], 0) * seconds[-1] / sizes[-1]
             measured_s = share * (np.interp(wanted, sizes, seconds) + beyond_s)
-            settled_s[..., here] = np.where(wanted > 0, measured_s, 0.0)
+            settled_s[here] = np.where(wanted > 0, measured_s, 0.0)
     return settled_s

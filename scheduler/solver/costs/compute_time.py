@@ -24,6 +24,10 @@ section 3.1)."""
 _PLAIN_BACKWARD = 2.0
 """Gradients with respect to inputs and to weights: two products for each one of the forward pass."""
 
+ALIGNED_COLUMNS = 8
+"""Tensor cores work best where the sizes of a matrix are multiples of 16 bytes: 8 values in 16 bits (NVIDIA, Matrix
+Multiplication Background User's Guide, section "Tensor Core Requirements")."""
+
 OPERATORS_REPEATED = 0.365
 """Share of the products' time that selective recompute repeats where attention is fused: it keeps the outputs of every
 second product and of the attention core, and computes the rest again (torchtitan, arXiv 2410.06511, section 2.2). By
@@ -112,5 +116,8 @@ def _attached_s(table: LayerTable, spread: Spreads, hardware: HardwareProfile) -
     rate = hardware.peak_flops_per_s * hardware.efficiency
     operands = hardware.precision.value_bytes * table.product_parameters / spread.tp
     operands = operands + np.where(table.product_parameters > 0, table.boundary_bytes, 0.0) * rows
-    moved = passes_ * operands + table.attached_traffic_bytes * rows / spread.tp
-    return passes_ * table.attached_flops * rows / spread.tp / rate + moved / hardware.memory_bandwidth_bytes_per_s
+    products_s = table.attached_flops * rows / spread.tp / rate + operands / hardware.memory_bandwidth_bytes_per_s
+    # A vocabulary that does not divide evenly is padded to aligned columns (as by Megatron-LM).
+    unaligned = (table.columns % spread.tp == 0) & (table.columns // spread.tp % ALIGNED_COLUMNS > 0)
+    moved_s = table.attached_traffic_bytes * rows / spread.tp / hardware.memory_bandwidth_bytes_per_s
+    return passes_ * products_s * np.where(unaligned, hardware.unaligned_slowdown, 1.0) + moved_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def hand_over_s(layer: Layer, batch: int, sender: StageGroup, receiver: StageGro
     """
     share_bytes = layer.boundary_bytes * batch / min(sender.gpus, receiver.gpus)
     directions = 2 if layer.backward else 1
-    return directions * max(_send_s(share_bytes, side.hardware, crosses) for side in (sender, receiver))
+    return directions * max(_send_s(share_bytes, side, crosses) for side in (sender, receiver))
 
 
 def hand_over_times_s(layers: Chain, groups: tuple[StageGroup, ...], batch: int, *, interleave: int = 1) -> Floats:
@@ -68,5 +69,6 @@ def hand_over_times_s(layers: Chain, groups: tuple[StageGroup, ...], batch: int,
     return table
 
 
-def _send_s(size_bytes: float, hardware: HardwareProfile, crosses: bool) -> float:
-    return float(send_s(np.array(size_bytes), np.array(crosses), hardware))
+def _send_s(size_bytes: float, side: StageGroup, crosses: bool) -> float:
+    at_once = gcd(side.node_gpus, side.gpus)
+    return float(send_s(np.array(size_bytes), np.array(crosses), side.hardware, at_once))

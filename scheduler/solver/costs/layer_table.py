@@ -37,6 +37,7 @@ class LayerTable:
     attached_traffic_bytes: Floats
     attached_messages: Floats
     product_parameters: Floats
+    columns: Floats
     tied_parameters: Floats
     tied_inside: Floats
     tensor_messages: Floats
@@ -68,6 +69,7 @@ def layer_table(kinds: tuple[Layer, ...]) -> LayerTable:
             kind.attached_traffic_bytes,
             kind.attached_messages,
             kind.product_parameters,
+            kind.columns,
             kind.tied_parameters,
             kind.tied_inside,
             kind.tensor_messages,

@@ -15,6 +15,9 @@ from scheduler.solver.profiles.hardware_profile import HardwareProfile
 _GATHERED_UNITS = 2
 """FSDP holds the unit that computes and the next one, which it prefetches."""
 
+_NEVER_FITS_BYTES = 2.0**43
+"""No GPU has more (profile_document.LARGEST_COUNT). Larger figures are cut to this, so that sums cannot overflow."""
+
 _OPERATORS_DROPPED = 0.6
 """Share of the activations that selective recompute does not keep where attention is fused. Of Llama-3-8B's layer it
 keeps 34% by count (norm's input, query, value, attention, gate and down projection): 0.6 leaves room for the rest."""
@@ -107,4 +110,4 @@ def _buffers(table: LayerTable, chosen: Candidates, hardware: HardwareProfile) -
 
 
 def _whole(size: Floats) -> Ints:
-    return np.ceil(size).astype(np.int64)
+    return np.ceil(np.minimum(size, _NEVER_FITS_BYTES)).astype(np.int64)

@@ -68,7 +68,7 @@ def _ring_s(table: LayerTable, share_bytes: Floats, spread: Spreads, setting: Se
         return np.zeros(share_bytes.shape)
     groups = Groups.of(spread.ring, spread.tp * spread.ulysses, setting)
     block_bytes = 2 * share_bytes * table.key_value_share * np.where(table.attention_flops > 0, 1.0, 0.0)
-    hop_s = send_s(block_bytes, groups.nodes > 1, setting.hardware)
+    hop_s = send_s(block_bytes, groups.nodes > 1, setting.hardware, setting.node_gpus_min)
     return np.where(block_bytes > 0, (spread.ring - 1) * hop_s, 0.0)
 
 

@@ -48,17 +48,18 @@ def reductions(table: LayerTable, chosen: Candidates, setting: Setting) -> Reduc
 def _moved(parameters: Floats, replicas: Ints, stride: Ints, chosen: Candidates, setting: Setting) -> list[Floats]:
     """gather, node_gather, reduce and across of weights that `replicas` hold, `stride` apart."""
     size_bytes = parameters * setting.hardware.precision.value_bytes / chosen.spreads.tp
-    every = Groups.of(replicas, stride, setting)
+    every = Groups.of(replicas, stride, setting, spanning=True)
     gather_s, reduce_s = all_gather_s(size_bytes, every), all_reduce_s(size_bytes, every)
     if not chosen.hybrid.any():
         return [gather_s, gather_s, reduce_s, np.zeros_like(reduce_s)]
     in_node = np.maximum(setting.node_gpus // stride, 1)
     node = Groups.of(in_node, stride, setting)
-    across = Groups.of(np.maximum(replicas // in_node, 1), stride * in_node, setting)
+    across = Groups.of(np.maximum(replicas // in_node, 1), stride * in_node, setting, spanning=True)
     return [gather_s, all_gather_s(size_bytes, node), reduce_s, all_reduce_s(size_bytes / in_node, across)]
 
 
 def _tied_s(table: LayerTable, tp: Ints, setting: Setting) -> Floats:
     """An all-reduce over two GPUs: each sends its gradients to the other."""
     size_bytes = table.tied_parameters * setting.hardware.precision.value_bytes / tp
-    return np.where(size_bytes > 0, send_s(size_bytes, 1 - table.tied_inside, setting.hardware), 0.0)
+    sent_s = send_s(size_bytes, 1 - table.tied_inside, setting.hardware, setting.node_gpus)
+    return np.where(size_bytes > 0, sent_s, 0.0)

@@ -97,6 +97,8 @@ class HardwareProfile:
         peak_flops_per_s: by datasheet, at `precision`; `efficiency` is the share that a matrix product reaches beside
             moving its operands, which makes small and thin products slower than large ones.
         attention_efficiency: the same for a fused attention core; 0 means as `efficiency`.
+        unaligned_slowdown: at least 1; by how much longer the head's product takes where the vocabulary is split evenly
+            into columns that are no multiple of 8 a tensor rank; uneven ones are padded.
         memory_bandwidth_bytes_per_s: what kernels reach of the GPU's own memory; bounds operands, element-wise
             kernels and the optimizer step.
         launch_s: the host's time to launch the kernels of one layer's forward pass; no pass is faster.
@@ -105,6 +107,8 @@ class HardwareProfile:
             top for each further step of a ring or tree.
         overlap_coefficient: at least 1; by how much computing and communicating slow each other while they overlap.
         gradient_overlap: share of the gradient reduction that runs beside the backward pass (0 to 1).
+        gpus_per_nic: GPUs of a node for each of its network ports; `inter_bandwidth_bytes_per_s` is that of a port, so
+            that of a GPU only where each has its own (1).
         expert_imbalance: load of the fullest expert-parallel rank over the mean one, at least 1.
         expert_priority: all-to-alls go before all-reduces on the network (Lina, ATC'23), instead of sharing it.
         host_bandwidth_bytes_per_s: of one GPU to the host and back; `host_optimizer_s_per_parameter` is the host's
@@ -128,11 +132,13 @@ class HardwareProfile:
     dimensions: frozenset[Dimension]
     reserve_ratio: float = 0.0
     attention_efficiency: float = 0.0
+    unaligned_slowdown: float = 1.0
     launch_s: float = 0.0
     iteration_overhead_s: float = 0.0
     intra_hop_s: float = 0.0
     inter_hop_s: float = 0.0
     gradient_overlap: float = 1.0
+    gpus_per_nic: float = 1.0
     expert_imbalance: float = 1.0
     expert_priority: bool = False
     host_bandwidth_bytes_per_s: float = 0.0
@@ -157,6 +163,14 @@ class HardwareProfile:
     def supports(self, dimension: Dimension) -> bool:
         return dimension in self.dimensions
 
+    def nic_share(self, gpus: int) -> float:
+        """Network ports for each of `gpus` GPUs of one node that all send at once; at most 1."""
+        return ceil(gpus / self.gpus_per_nic) / gpus
+
+    def network_bytes_per_s(self, gpus: int) -> float:
+        """What each of them reaches; what leaves a GPU for the network passes the links inside the node too."""
+        return min(self.intra_bandwidth_bytes_per_s, self.nic_share(gpus) * self.inter_bandwidth_bytes_per_s)
+
     def plannable_bytes(self, limit_bytes: int) -> int:
         """What a plan may count on of `limit_bytes`; negative if the reserve alone is larger."""
         planned = floor((limit_bytes - self.reserve_bytes) / (1 + self.reserve_ratio))
@@ -178,6 +192,8 @@ _POSITIVE = (
     "inter_latency_s",
     "overlap_coefficient",
     "expert_imbalance",
+    "unaligned_slowdown",
+    "gpus_per_nic",
 )
 _OFFLOAD = ("host_bandwidth_bytes_per_s", "host_optimizer_s_per_parameter")
 _NOT_NEGATIVE = (
@@ -192,4 +208,4 @@ _NOT_NEGATIVE = (
     *_OFFLOAD,
 )
 _AT_MOST_1 = ("efficiency", "attention_efficiency", "gradient_overlap")
-_AT_LEAST_1 = ("overlap_coefficient", "expert_imbalance")
+_AT_LEAST_1 = ("overlap_coefficient", "expert_imbalance", "unaligned_slowdown", "gpus_per_nic")

@@ -116,7 +116,7 @@ def _measured_s(item: Any, owner: str) -> tuple[tuple[int, float], ...]:
 
 def _attachment(item: Any, owner: str) -> Attachment:
     given = require_object(item, owner)
-    units = {"parameters": "parameters", "activation_bytes_per_sample": "bytes"}
+    units = {"parameters": "parameters", "activation_bytes_per_sample": "bytes", "columns": "columns"}
     require_fields(given, owner, (), {"flops_per_sample", *units})
     counts = {field: count(given, field, unit, owner) for field, unit in units.items() if field in given}
     flops = figure(given, "flops_per_sample", "flop", owner) if "flops_per_sample" in given else 0.0

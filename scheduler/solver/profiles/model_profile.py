@@ -9,8 +9,9 @@ from scheduler.solver.profiles.profile_error import ProfileError, require_not_ne
 REFERENCE_VALUE_BYTES = 2
 """Activation figures of a profile are given for values of two bytes (bf16); other precisions scale them."""
 
-LAYERS_MAX = 10_000
-"""Ten times the deepest transformers there are (DeepNet, arXiv 2203.00555); more is taken for a mistake."""
+LAYERS_MAX = 512
+"""Four times the depth of GPT at a trillion parameters (128 layers, arXiv 2104.04473, table 1); more is taken for a
+mistake, and would keep the solver busy for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +129,19 @@ _PARTS = (
 class Attachment:
     """What the embedding adds to the first layer, or the head with the loss to the last one.
 
-    Both follow the strategy of the layer they are attached to. Recompute never repeats them.
+    Both follow the strategy of the layer they are attached to. Recompute never repeats them. `columns` of the head's
+    product are the size of the vocabulary; 0 where that is not known, which counts as aligned.
     """
 
     flops_per_sample: float = 0.0
     parameters: int = 0
     activation_bytes_per_sample: int = 0
+    columns: int = 0
 
     def __post_init__(self) -> None:
         require_not_negative(
             "embedding or head",
+            columns=self.columns,
             flops_per_sample=self.flops_per_sample,
             parameters=self.parameters,
             activation_bytes_per_sample=self.activation_bytes_per_sample,

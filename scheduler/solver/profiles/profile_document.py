@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from sys import float_info
 from typing import Any
 
 from scheduler.solver.profiles.profile_error import ProfileError
 
-LARGEST = float_info.max
-"""Beyond it there are integers in JSON, but no figures."""
+LARGEST = 1e24
+LARGEST_COUNT = 2**43
+"""No figure is larger (or, unless it is 0, smaller than 1 / LARGEST), so that no cost overflows."""
 
 
 def parse_object(json_text: str, owner: str) -> Mapping[str, Any]:
@@ -68,8 +68,9 @@ def figure(document: Mapping[str, Any], field: str, unit: str, owner: str) -> fl
     if isinstance(entry, dict) and entry.get("unit", unit) != unit:
         raise ProfileError(f"{owner}: {field} is in {entry['unit']!r}; it must be in {unit!r}")
     value = flat(entry)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        raise ProfileError(f"{owner}: {field} is {value!r}; it must be a finite number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _usable(value):
+        allowed = f"it must be a finite number, 0 or from {1 / LARGEST:g} to {LARGEST:g} in size"
+        raise ProfileError(f"{owner}: {field} is {value!r}; {allowed}")
     return value
 
 
@@ -80,9 +81,13 @@ def count(document: Mapping[str, Any], field: str, unit: str, owner: str) -> int
         ProfileError: not a whole number, or given in another unit.
     """
     value = figure(document, field, unit, owner)
-    if value != int(value) or abs(value) > 2**53:
-        raise ProfileError(f"{owner}: {field} is {value!r}; it must be a whole number of at most 2**53")
+    if value != int(value) or abs(value) > LARGEST_COUNT:
+        raise ProfileError(f"{owner}: {field} is {value!r}; it must be a whole number of at most {LARGEST_COUNT}")
     return int(value)
+
+
+def _usable(value: float) -> bool:
+    return value == 0 or 1 / LARGEST <= abs(value) <= LARGEST
 
 
 def flag(document: Mapping[str, Any], field: str, owner: str) -> bool:

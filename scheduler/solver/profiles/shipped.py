@@ -62,11 +62,13 @@ _GPU_UNITS = {
 _GPU_OPTIONS = {
     "reserve_ratio": "ratio",
     "attention_efficiency": "ratio",
+    "unaligned_slowdown": "ratio",
     "launch_s": "s",
     "iteration_overhead_s": "s",
     "intra_hop_s": "s",
     "inter_hop_s": "s",
     "gradient_overlap": "ratio",
+    "gpus_per_nic": "ratio",
     "expert_imbalance": "ratio",
     "host_bandwidth_bytes_per_s": "bytes/s",
     "host_optimizer_s_per_parameter": "s/parameter",

@@ -129,6 +129,7 @@ def _token_head(of: Architecture) -> Attachment:
         flops_per_sample=2.0 * (logits * h + tokens * dense),
         parameters=of.vocabulary * h + dense + biases + norms,
         activation_bytes_per_sample=logits * (REFERENCE_VALUE_BYTES + LOSS_VALUE_BYTES),
+        columns=of.vocabulary,
     )
 
 

@@ -16,7 +16,7 @@ _PARTNERS = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Moves:
-    """One layer to another strategy of its layout, within the buffer in use; the first one moves nothing."""
+    """One layer to another strategy of its layout, within the buffer in use; parallel arrays."""
 
     layer: Ints
     strategy: Ints
@@ -26,31 +26,28 @@ class _Moves:
 
 def improved(problem: StageProblem, allowed: Ints, choice: Ints) -> Ints:
     """Gives up time for memory until the choice fits; then moves one or two layers at once while it gets faster."""
-    choice = choice.copy()
+    choice, at = choice.copy(), np.arange(len(choice))
+    step_s, memory = problem.step_s[:, allowed], problem.memory_bytes[:, allowed]
+    layouts, working = problem.layouts[allowed], problem.working_bytes[allowed]
     for _ in range(2 * len(choice)):
-        slack = problem.capacity_bytes - int(problem.weigh(choice[None])[1][0])
-        moves = _moves(problem, allowed, choice)
+        buffer_bytes = int(problem.working_bytes[choice].max())
+        held = problem.memory_bytes[at, choice]
+        slack = problem.capacity_bytes - buffer_bytes - int(held.sum())
+        usable = (layouts == problem.layouts[choice][:, None]) & (working <= buffer_bytes)
+        layer, column = np.nonzero(usable & (allowed != choice[:, None]))
+        if not len(layer):
+            break
+        moves = _Moves(
+            layer=layer,
+            strategy=allowed[column],
+            gain_s=problem.step_s[at, choice][layer] - step_s[layer, column],
+            growth_bytes=memory[layer, column] - held[layer],
+        )
         steps = _leaner(moves) if slack < 0 else _faster(moves, slack)
         if not len(steps):
             break
         choice[moves.layer[steps]] = moves.strategy[steps]
     return choice
-
-
-def _moves(problem: StageProblem, allowed: Ints, choice: Ints) -> _Moves:
-    at = np.arange(len(choice))
-    usable = problem.layouts[allowed] == problem.layouts[choice][:, None]
-    usable &= problem.working_bytes[allowed] <= problem.working_bytes[choice].max()
-    usable &= allowed != choice[:, None]
-    layer, column = np.nonzero(usable)
-    gain_s = problem.step_s[at, choice][:, None] - problem.step_s[:, allowed]
-    growth = problem.memory_bytes[:, allowed] - problem.memory_bytes[at, choice][:, None]
-    return _Moves(
-        layer=np.append(0, layer),
-        strategy=np.append(choice[0], allowed[column]),
-        gain_s=np.append(0.0, gain_s[layer, column]),
-        growth_bytes=np.append(0, growth[layer, column]),
-    )
 
 
 def _leaner(moves: _Moves) -> Ints:
@@ -61,7 +58,9 @@ def _leaner(moves: _Moves) -> Ints:
 
 
 def _faster(moves: _Moves, slack: int) -> Ints:
-    """The pair of moves (one of which may move nothing) that gains most and grows by `slack` at most."""
+    """The move, or the pair of moves of two layers, that gains most and grows by `slack` at most."""
+    alone_s = np.where(moves.growth_bytes <= slack, moves.gain_s, -inf)
+    single = int(np.argmax(alone_s))
     order = np.argsort(moves.growth_bytes, kind="stable")
     growth, gain_s = moves.growth_bytes[order], moves.gain_s[order]
     leads = np.maximum.accumulate(gain_s)
@@ -69,9 +68,9 @@ def _faster(moves: _Moves, slack: int) -> Ints:
     partner = np.searchsorted(growth, slack - growth, side="right") - 1
     total_s = np.where(partner >= 0, gain_s + leads[partner], -inf)
     for one in np.argsort(-total_s, kind="stable")[:_PARTNERS]:
-        if total_s[one] <= 0:
+        if total_s[one] <= max(alone_s[single], 0.0):
             break
         pair = order[[one, leader[partner[one]]]]
-        if 0 in pair or moves.layer[pair[0]] != moves.layer[pair[1]]:
-            return np.asarray(pair[pair != 0])
-    return np.array([], dtype=np.int64)
+        if moves.layer[pair[0]] != moves.layer[pair[1]]:
+            return np.asarray(pair)
+    return np.array([single] if alone_s[single] > 0 else [], dtype=np.int64)

@@ -70,10 +70,7 @@ class Pipeline:
 def pipelines(request: SolveRequest, bench: Workbench) -> Iterator[Pipeline]:
     """All of them, in a fixed order; every one uses all GPUs of the request."""
     for layers, widths in _widths(request):
-        settings = [
-            Setting.of(group.hardware, node_gpus=group.node_gpus, gpus=width, global_batch=request.global_batch)
-            for group, width in widths
-        ]
+        settings = [group.setting(width, request.global_batch) for group, width in widths]
         costed = [stage_costs(layers, setting) for setting in settings]
         for micro_batches in sorted(set(costed[0]).intersection(*costed[1:])):
             teams = tuple(

@@ -99,8 +99,9 @@ def _better_alone(
     """`whole`, or the plan of one GPU model alone where that is as fast."""
     chosen, bound_s = whole, whole.bound_s
     mixed = whole.result if isinstance(whole.result, ParallelPlan) else None
-    together = mixed and f"all of {request.shape} at best {mixed.iteration_time_s:.4g} s"
-    slower = together or f"for all of {request.shape} there is no plan"
+    together = mixed and f"the best plan found for all of {request.shape} {mixed.iteration_time_s:.4g} s"
+    lacking = "there is no plan" if whole.bound_s == inf else "no plan was found within the budget"
+    slower = together or f"for all of {request.shape} {lacking}"
     for group in request.groups:
         alone = request.alone(group.hardware.gpu)
         own = _search(alone, tolerance, labels_max, 0, bench)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from scheduler.solver.calibrate.report import memory_errors, time_errors
 from scheduler.solver.calibrate.run_times import RunTimes
 from scheduler.solver.evaluate import evaluate
 from scheduler.solver.profiles.shipped import load_gpu
-from tests.benchmarks.accuracy import drawn_fits
+from tests.benchmarks.accuracy import VTRAIN_GUESS, drawn_fits
 from tests.benchmarks.measured_runs import A100, H100, published, vtrain
 
 SEEDS = range(3)
@@ -38,10 +40,11 @@ def test_bf16_runs_of_torchtitan_on_h100_are_told_within_10_percent_in_time_and_
     assert np.abs(memory_errors(runs, load_gpu(H100))).mean() <= 0.1
 
 
-@pytest.mark.parametrize(("which", "runs", "most"), [("single", 720, 0.09), ("multi", 65, 0.085)])
+@pytest.mark.parametrize(("which", "runs", "most"), [("single", 720, 0.08), ("multi", 65, 0.08)])
 def test_20_drawn_runs_of_vtrain_tell_the_others(which: str, runs: int, most: float) -> None:
-    """The aim is 8%; a draw is off by half a per cent, so the mean over a few has to stay near it."""
-    means = [errors.mean() for errors in drawn_fits(vtrain(which), load_gpu(A100), 20, SEEDS)]
+    """A single draw is off by half a per cent, so the mean over a few counts."""
+    blind = replace(load_gpu(A100), **VTRAIN_GUESS)
+    means = [errors.mean() for errors in drawn_fits(vtrain(which), blind, 20, SEEDS)]
     assert len(vtrain(which)) == runs
     assert np.mean(means) <= most
 

@@ -26,12 +26,21 @@ def test_too_little_memory_names_the_leanest_plan_and_what_would_do() -> None:
     assert found is not None, reason
     needed = float(found[1])
     assert f"it would fit in {needed} GB per GPU, or on " in reason
-    roomy = _request("llama-2-7b", "a100-80g", 2, round((needed + 0.1) * 1e9))
-    assert isinstance(solve(roomy), ParallelPlan)
+    assert isinstance(solve(replace(request, memory_bytes_max=round(needed * 1e9))), ParallelPlan)
     more = re.search(r"or on (\d+)x(\d+) a100-80g", reason)
     assert more is not None, reason
     enough = _request("llama-2-7b", "a100-80g", int(more[1]) * int(more[2]), 16 * 10**9)
     assert isinstance(solve(enough), ParallelPlan)
+
+
+def test_the_memory_that_is_said_to_do_does_to_its_last_digit() -> None:
+    for model, gpus in (("llama-2-13b", 8), ("vit-huge", 1)):
+        request = _request(model, "a100-80g", gpus, 2_100_000_000)
+        found = solve(request)
+        assert isinstance(found, Infeasible)
+        needed = re.search(r"it would fit in ([\d.]+) GB", found.reason)
+        assert needed is not None, found.reason
+        assert isinstance(solve(replace(request, memory_bytes_max=round(float(needed[1]) * 1e9))), ParallelPlan)
 
 
 def test_a_batch_that_nothing_divides_names_one_that_would_do() -> None:
@@ -62,3 +71,13 @@ def test_two_gpu_models_without_room_name_the_one_that_lacks_most() -> None:
     assert isinstance(found, Infeasible)
     assert found.constraint == "memory"
     assert re.match(r"needs [\d.]+ GB of [\d.]+ GB per GPU of (a100-80g|t4) at tp=1, pp=2, ", found.reason)
+
+
+def test_layers_beyond_any_memory_are_infeasible_whatever_the_batch() -> None:
+    model = load_model("nano-gpt")
+    layer = replace(model.layers[0], activation_bytes_per_sample=2**43, boundary_bytes_per_sample=2**43)
+    model = replace(model, layers=(layer,))
+    request = replace(_request("nano-gpt", "cpu", 8), model=model, global_batch=720_720)
+    found = solve(request)
+    assert isinstance(found, Infeasible)
+    assert found.constraint == "memory"

@@ -76,6 +76,35 @@ def test_many_runs_at_once_are_predicted_as_evaluate_does_one_by_one() -> None:
     assert np.abs(errors).max() < 1e-12
 
 
+def test_uneven_nodes_and_shared_network_ports_are_predicted_so_too() -> None:
+    """Two A800 share a port: 5 + 3 GPUs have 2 ports in each node at least, as 4 + 4 have, and one alone has 1."""
+    model, hardware, times_s = load_model("gpt2"), load_gpu("a800-80g"), []
+    for nodes in ([4, 4], [5, 3], [1] * 8):
+        shape = GpuShape.of_counts([("a800-80g", gpus) for gpus in nodes])
+        runs = [
+            MeasuredRun(
+                model,
+                shape,
+                even_plan(
+                    LayerStrategy(1, dp=8 // pp),
+                    layers=model.layer_count,
+                    gpu="a800-80g",
+                    pipeline=pp,
+                    interleave=1,
+                    micro_batches=8,
+                    samples=1,
+                ),
+                1.0,
+            )
+            for pp in (1, 2)
+        ]
+        each_s = [evaluate(run.plan, run.request(hardware)).iteration_time_s for run in runs]
+        assert RunTimes.of(runs, hardware).predicted_s(hardware) == pytest.approx(each_s, rel=1e-12)
+        times_s.append(each_s[0])
+    even_s, uneven_s, alone_s = times_s
+    assert even_s <= uneven_s < 1.01 * even_s < alone_s
+
+
 def test_runs_that_the_model_made_give_its_constants_back() -> None:
     found = fit(RUNS, GIVEN)
     assert np.abs(time_errors(RUNS, GIVEN)).mean() > 0.15

@@ -28,6 +28,12 @@ def _groups(ranks: int, stride: int = 1, *, gpus: int = 64, hardware: HardwarePr
     return Groups.of(np.array([ranks]), np.array([stride]), setting)
 
 
+def _uneven(hardware: HardwareProfile = PLAIN) -> Groups:
+    """Data parallelism over 5 + 3 GPUs."""
+    setting = Setting.of(hardware, node_gpus=1, gpus=8, global_batch=64, node_gpus_min=3)
+    return Groups.of(np.array([8]), np.array([1]), setting, spanning=True)
+
+
 def _one(size_bytes: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     return np.array([size_bytes])
 
@@ -42,6 +48,21 @@ def test_ranks_of_a_node_share_its_ports_and_one_alone_has_its_own() -> None:
     """Large messages; 16 ranks on 2 nodes: 8 ports of 10 GB/s. One rank a node: one port."""
     assert all_gather_s(_one(16e9), _groups(16)) == pytest.approx(15 / 16 * 16e9 / 80e9, rel=1e-2)
     assert all_gather_s(_one(8e9), _groups(8, stride=8)) == pytest.approx(7 / 8 * 8e9 / 10e9, rel=1e-2)
+
+
+def test_on_uneven_nodes_a_ring_through_all_of_them_uses_the_ports_of_the_smallest_share() -> None:
+    assert all_gather_s(_one(8e9), _uneven()) == pytest.approx(7 / 8 * 8e9 / 30e9, rel=1e-2)
+
+
+def test_gpus_that_share_a_network_port_share_its_bandwidth() -> None:
+    """Large messages. Two GPUs a port: 4 ports on a node of 8, and 2 for the 3 GPUs of an uneven one."""
+    pairs = replace(PLAIN, gpus_per_nic=2)
+    layered_s = 1 / 16 * 16e9 / 5e9 + 7 / 8 * 16e9 / 100e9
+    assert all_gather_s(_one(16e9), _groups(16, hardware=pairs)) == pytest.approx(layered_s, rel=1e-2)
+    assert all_gather_s(_one(8e9), _groups(8, 8, hardware=pairs)) == pytest.approx(7 / 8 * 8e9 / 5e9, rel=1e-2)
+    assert all_gather_s(_one(8e9), _uneven(pairs)) == pytest.approx(7 / 8 * 8e9 / 20e9, rel=1e-2)
+    assert send_s(_one(1e9), np.array([True]), pairs, 2) == pytest.approx(1e9 / 5e9, rel=1e-2)
+    assert send_s(_one(1e9), np.array([True]), pairs, 1) == pytest.approx(1e9 / 10e9, rel=1e-2)
 
 
 def test_small_messages_over_many_nodes_take_the_tree() -> None:
@@ -67,7 +88,7 @@ def test_a_group_that_does_not_fit_into_nodes_evenly_counts_as_spread() -> None:
 
 
 def test_a_message_to_a_peer_in_another_node_takes_the_network() -> None:
-    times_s = send_s(_one(1e9), np.array([False, True]), PLAIN)
+    times_s = send_s(_one(1e9), np.array([False, True]), PLAIN, 1)
     assert times_s == pytest.approx([1e-5 + 0.01, 5e-5 + 0.1])
 
 
@@ -79,6 +100,13 @@ def test_measured_times_replace_the_formula_where_there_is_a_table() -> None:
     assert all_gather_s(_one(1e6), four) == pytest.approx(0.5e-3)
     assert all_reduce_s(_one(2e9), four) == pytest.approx(1.0)  # Beyond the table it grows in proportion.
     assert all_reduce_s(_one(1e6), _groups(2, hardware=measured)) == all_reduce_s(_one(1e6), _groups(2))
+
+
+def test_measured_times_hold_for_many_messages_of_one_group() -> None:
+    table = CollectiveTable(Collective.ALL_REDUCE, 4, ((1e6, 1e-3), (1e9, 0.5)))
+    four = _groups(4, hardware=replace(PLAIN, collectives=(table,)))
+    sizes = np.array([[1e6, 1e9, 0.0]])
+    assert all_reduce_s(sizes, four) == pytest.approx(np.array([[1e-3, 0.5, 0.0]]))
 
 
 @pytest.mark.parametrize("field", ["intra_bandwidth_bytes_per_s", "inter_bandwidth_bytes_per_s"])

@@ -52,6 +52,19 @@ def test_products_take_their_flops_and_small_ones_lose_efficiency_to_their_opera
     assert 1.02 * ideal_s < small < 1.5 * ideal_s
 
 
+def test_a_head_is_slower_where_its_columns_do_not_fill_the_tensor_cores() -> None:
+    """50,257 columns are unaligned on one GPU, and padded where they have to be split."""
+    flops, even = 1e12, replace(A100, unaligned_slowdown=1.0)
+    head = replace(_layer(), attached_flops=flops, columns=50_257)
+    for tp, columns, slower in ((1, 50_257, True), (2, 50_257, False), (2, 50_264, True), (2, 50_304, False)):
+        times_s = [
+            float(_times(LayerStrategy(1, tp=tp), layer=replace(head, columns=columns), hardware=one).compute_s[0, 0])
+            for one in (A100, even)
+        ]
+        extra_s = (A100.unaligned_slowdown - 1) * 3 * 8 * flops / tp / (A100.peak_flops_per_s * A100.efficiency)
+        assert times_s[0] - times_s[1] == pytest.approx(slower * extra_s)
+
+
 def test_no_pass_is_faster_than_its_launches() -> None:
     tiny = replace(_layer(), flops=1.0, attention_flops=0.0, traffic_bytes=0, parameters=1)
     slow = replace(A100, launch_s=0.01)

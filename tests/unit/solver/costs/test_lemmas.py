@@ -72,7 +72,11 @@ def test_every_strategy_left_out_is_matched_by_one_kept(gpus: int, node: int) ->
         kinds = (kinds[0], replace(kinds[1], experts=0, expert_parameters=0))
         batch = seeded.choice([1, 2, 3, 4, 6, 8, 12])
         setting = Setting.of(
-            drawn_hardware(seeded), node_gpus=node, gpus=gpus, global_batch=batch * seeded.choice([1, 5])
+            drawn_hardware(seeded),
+            node_gpus=node,
+            gpus=gpus,
+            global_batch=batch * seeded.choice([1, 5]),
+            node_gpus_min=(0, node, min(2 * node, gpus))[batch % 3],
         )
         limits = Limits.of(kinds)
         allowed = [
@@ -120,7 +124,10 @@ BETTER = {
     "launch_s": 0.3,
     "host_bandwidth_bytes_per_s": 2.0,
     "host_optimizer_s_per_parameter": 0.5,
+    "unaligned_slowdown": 0.5,
+    "gpus_per_nic": 0.5,
 }
+LEAST = {"unaligned_slowdown": 1.0, "gpus_per_nic": 1.0}
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -128,9 +135,10 @@ def test_better_hardware_never_costs_more(seed: int) -> None:
     seeded = random.Random(f"better {seed}")
     hardware = replace(drawn_hardware(seeded), dimensions=frozenset(Dimension))
     kinds = tuple(drawn_layer(seeded) for _ in range(3))
-    setting = Setting.of(hardware, node_gpus=seeded.choice([2, 4, 8]), gpus=8, global_batch=12)
+    node = seeded.choice([2, 4, 8])
+    setting = Setting.of(hardware, node_gpus=node, gpus=8, global_batch=12, node_gpus_min=(0, 4)[node == 2])
     for field, factor in BETTER.items():
-        better = replace(hardware, **{field: getattr(hardware, field) * factor})
+        better = replace(hardware, **{field: max(getattr(hardware, field) * factor, LEAST.get(field, 0.0))})
         for count, own in stage_costs(Chain(kinds), setting).items():
             other = stage_costs(Chain(kinds), replace(setting, hardware=better))[count]
             assert (other.costs.time_s <= own.costs.time_s * ROUNDING).all(), field

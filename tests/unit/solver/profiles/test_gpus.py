@@ -76,6 +76,8 @@ def test_a_gpu_figure_that_cannot_be_is_refused_by_name(field: str, value: objec
         ({"efficiency": 1.5}, "efficiency is 1.5; it must be at most 1"),
         ({"gradient_overlap": 1.5}, "gradient_overlap is 1.5; it must be at most 1"),
         ({"overlap_coefficient": 0.9}, "overlap_coefficient is 0.9; it must be at least 1"),
+        ({"unaligned_slowdown": 0.9}, "unaligned_slowdown is 0.9; it must be at least 1"),
+        ({"gpus_per_nic": 0.5}, "gpus_per_nic is 0.5; it must be at least 1"),
         ({"launch_s": -1}, "launch_s is -1; it must be a finite number, 0 or above"),
         ({"host_bandwidth_bytes_per_s": 0}, "host_bandwidth_bytes_per_s is 0; it must be a finite number above 0"),
         ({"precision": "fp8"}, "precision is 'fp8'; allowed are bf16, fp32"),

@@ -92,6 +92,7 @@ def test_where_mixing_does_not_pay_the_better_gpus_work_alone_and_the_remark_say
     assert evaluate(outcome.result, request).fits
     assert {stage.gpu for stage in outcome.result.stages} == {"h100-80g"}
     assert outcome.remark.startswith("mixing does not pay: 1x8 h100-80g alone takes ")
+    assert "the best plan found for all of 1x8 h100-80g + 1x4 t4 " in outcome.remark
     assert outcome.whole is not None
     assert outcome.whole.world_size == 12
     assert outcome.whole.iteration_time_s >= outcome.result.iteration_time_s
