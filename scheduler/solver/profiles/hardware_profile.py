@@ -78,6 +78,8 @@ class CollectiveTable:
 
     def __post_init__(self) -> None:
         owner = f"measured {self.collective.value} over {self.ranks} ranks"
+        if self.ranks < 2:
+            raise ProfileError(f"measured {self.collective.value}: ranks is {self.ranks}; it must be at least 2")
         if len(self.points) < 2:
             raise ProfileError(f"{owner}: points has {len(self.points)} entries; at least 2 are needed")
         for size_bytes, time_s in self.points:
@@ -155,6 +157,10 @@ class HardwareProfile:
         for name in _AT_LEAST_1:
             if not getattr(self, name) >= 1:
                 raise ProfileError(f"{owner}: {name} is {getattr(self, name)}; it must be at least 1")
+        timed = [(table.collective.value, table.ranks) for table in self.collectives]
+        for name, ranks in timed:
+            if timed.count((name, ranks)) > 1:
+                raise ProfileError(f"{owner}: collectives has more than one {name} over {ranks} ranks; one is needed")
         if Dimension.DATA not in self.dimensions:
             raise ProfileError(f"{owner}: dimensions must contain {Dimension.DATA.value!r}")
         if self.supports(Dimension.OFFLOAD):

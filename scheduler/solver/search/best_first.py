@@ -46,10 +46,13 @@ class Found:
 
 
 def best_first(pairs: Sequence[PairSearch], *, tolerance: float = 0.0, labels_max: int = LABELS_MAX) -> Found:
-    """The fastest plan of all pairs, proven within `tolerance` unless `labels_max` runs out first."""
+    """The fastest plan of all pairs, proven within `tolerance` unless `labels_max` runs out first.
+
+    What an earlier call with a looser tolerance has found and proven of the pairs still holds.
+    """
     heap = [(pair.bound_s, number) for number, pair in enumerate(pairs)]
     heapq.heapify(heap)
-    best: PairSearch | None = None
+    best = min((pair for pair in pairs if pair.cost_s < inf), key=lambda pair: pair.cost_s, default=None)
     closer, labels, floor_s = min(CLOSER_THAN, 1.0 - tolerance), 0, inf
     while heap and labels < labels_max:
         target_s = inf if best is None else best.cost_s

@@ -22,6 +22,10 @@ _WITHIN = 1.0 - 1e-9
 """A little less than the tolerance is searched for, so that rounding does not carry the gap beyond it."""
 
 
+_LOOSER = (0.01, 0.001)
+"""Tolerances that are proven on the way to a tighter one."""
+
+
 def solve(request: SolveRequest) -> ParallelPlan | Infeasible:
     """The fastest plan for `request`, proven, or why there is none."""
     return search(request).result
@@ -76,7 +80,14 @@ def _search(
 
 
 def _best(every: list[Pipeline], tolerance: float, labels_max: int) -> tuple[Found, Pipeline | None]:
-    found = best_first([pipeline.search for pipeline in every], tolerance=tolerance, labels_max=labels_max)
+    """Looser tolerances first: where the budget runs out, the gap is at most the last one that was proven."""
+    found, labels = Found(None, inf, 0), 0
+    for within in (*(looser for looser in _LOOSER if looser > tolerance), tolerance):
+        found = best_first(
+            [pipeline.search for pipeline in every], tolerance=within, labels_max=max(labels_max - labels, 0)
+        )
+        labels += found.labels
+    found = replace(found, labels=labels)
     return found, next((pipeline for pipeline in every if pipeline.search is found.best), None)
 
 

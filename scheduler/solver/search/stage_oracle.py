@@ -103,7 +103,7 @@ class StageOracle:
             chunks = ((first, end),)  # Equal windows are solved once.
         known = self._solutions.get((in_flight, chunks))
         if known is None or known.bound_s < known.time_s * min(CLOSER_THAN, 1.0 - tolerance):
-            known = self._solved(chunks, in_flight, tolerance, labels_max)
+            known = _sharper(known, self._solved(chunks, in_flight, tolerance, labels_max))
             self.labels += known.labels
             self.solved += 1
             self._solutions[in_flight, chunks] = known
@@ -149,6 +149,14 @@ class StageOracle:
             known = StageSolution(time_s, time_s, tuple(choice[0].tolist()))
             self._free[chunks] = known
         return known
+
+
+def _sharper(before: StageSolution | None, after: StageSolution) -> StageSolution:
+    """A search whose budget ran out may know less than one with a looser tolerance did."""
+    if before is None:
+        return after
+    best = after if after.time_s <= before.time_s else before
+    return replace(best, bound_s=max(before.bound_s, after.bound_s), labels=after.labels)
 
 
 def slowest_s(fastest_s: Sequence[Floats], counts: Sequence[int]) -> float:

@@ -91,6 +91,8 @@ def test_a_gpu_figure_that_cannot_be_is_refused_by_name(field: str, value: objec
         ({"collectives": [TABLE | {"points": [[1, 2], [2, 1]]}]}, r"points must rise from \(1, 2\) to \(2, 1\)"),
         ({"collectives": [TABLE | {"points": [[1, 2], [2, float("nan")]]}]}, "points is nan; it must be a finite"),
         ({"collectives": [TABLE | {"points": [1, 2]}]}, "points is"),
+        ({"collectives": [TABLE | {"ranks": 1}]}, "ranks is 1; it must be at least 2"),
+        ({"collectives": [TABLE, TABLE]}, "more than one all_reduce over 8 ranks; one is needed"),
     ],
 )
 def test_a_contradictory_gpu_profile_is_refused(change: dict[str, object], message: str) -> None:
