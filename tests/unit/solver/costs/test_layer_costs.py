@@ -148,7 +148,8 @@ def test_a_frozen_layer_holds_weights_alone_and_passes_gradients_only_behind_a_t
     first = replace(behind, backward=False)
     forward_s = float(_times(DP8, layer=first).compute_s[0, 0])
     assert 2 * forward_s < float(_times(DP8, layer=behind).compute_s[0, 0]) < float(_times(DP8).compute_s[0, 0])
-    assert float(_times(DP8, layer=behind).data_s[0, 0]) == float(_times(DP8, layer=behind).other_s[0, 0]) == 0.0
+    assert abs(float(_times(DP8, layer=behind).data_s[0, 0])) < 1e-15  # A difference of sums: rounding is left.
+    assert float(_times(DP8, layer=behind).other_s[0, 0]) == 0.0
     assert _bytes(DP8, first)[:2] == (2 * trained.parameters, 0)
 
 
