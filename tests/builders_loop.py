@@ -13,6 +13,7 @@ from math import inf
 
 import numpy as np
 
+from scheduler.solver.costs.divisors import divisors
 from scheduler.solver.instance import Floats, Instance, Ints, StageCosts
 
 LATENCY_S = 1e-5
@@ -71,7 +72,7 @@ def a_loop(seeded: random.Random, *, layers: int, kinds: int, gpus: int, batch: 
     link_bytes_per_s = seeded.choice([5e9, 12e9, 25e9])
     pairs = [
         ToyPair(degree, gpus // degree, micro_batches, batch // micro_batches)
-        for degree, micro_batches in product(_divisors(gpus), _divisors(batch))
+        for degree, micro_batches in product(divisors(gpus), divisors(batch))
         if degree <= layers and degree % groups == 0
     ]
     loop = [_an_instance(model, owned, pair, link_bytes_per_s) for pair in pairs]
@@ -99,7 +100,7 @@ def _costs(model: ToyModel, gpu: ToyGpu, pair: ToyPair) -> StageCosts:
     """Tensor parallelism by data parallelism, each with or without sharded states and with or without recompute."""
     options = [
         (tp, pair.width // tp, sharded, again)
-        for sharded, again, tp in product((0, 1), (0, 1), _divisors(pair.width))
+        for sharded, again, tp in product((0, 1), (0, 1), divisors(pair.width))
         if pair.samples % (pair.width // tp) == 0 and not (sharded and tp == pair.width)
     ]
     tp, dp, sharded, again = np.array(options[:STRATEGIES_MAX], dtype=np.float64).T
@@ -133,7 +134,3 @@ def _needs(instance: Instance) -> tuple[int, int]:
     needs = costs.memory_bytes(instance.in_flight[0]) + costs.working_bytes // share
     fastest = needs[np.arange(len(needs)), costs.time_s.argmin(axis=1)]
     return share * int(needs.min(axis=1).max()), share * int(fastest.max())
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]

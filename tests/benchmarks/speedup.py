@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from math import inf
 
 from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute
+from scheduler.solver.calibrate.measured_run import even_plan
 from scheduler.solver.evaluate import PlanError, evaluate
 from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.profiles.shipped import load_gpu, load_model
@@ -103,10 +104,7 @@ def _hand_rule_s(request: SolveRequest) -> float:
 
 
 def _by_hand(request: SolveRequest, tensor: int, stages: int, recompute: Recompute, samples: int) -> ParallelPlan:
-    width = request.gpus // stages
-    data = width // tensor
-    layers = request.model.layer_count
-    borders = [layers * stage // stages for stage in range(stages + 1)]
+    data = request.gpus // stages // tensor
     strategy = LayerStrategy(
         layers=1,
         tp=tensor,
@@ -116,17 +114,14 @@ def _by_hand(request: SolveRequest, tensor: int, stages: int, recompute: Recompu
         shard_group=data,
         recompute=recompute,
     )
-    return ParallelPlan(
-        schedule=Schedule(),
+    return even_plan(
+        strategy,
+        layers=request.model.layer_count,
+        gpu=request.hardware[0].gpu,
+        pipeline=stages,
+        interleave=1,
         micro_batches=request.global_batch // (data * samples),
-        micro_batch_size=data * samples,
-        iteration_time_s=0.0,
-        samples_per_s=0.0,
-        peak_bytes_per_gpu=0,
-        stages=tuple(
-            Stage(first, end - 1, request.hardware[0].gpu, width, (replace(strategy, layers=end - first),))
-            for first, end in pairwise(borders)
-        ),
+        samples=samples,
     )
 
 

@@ -103,7 +103,6 @@ def _run(seeded: random.Random, count: int, tokens: int, experts: int, measured:
         traffic_bytes_per_sample=seeded.choice([0, seeded.randint(1, 10**8)]),
         selective_bytes_per_sample=seeded.choice([0, activations // 3]),
         tokens_per_sample=tokens,
-        width=seeded.choice([16, 256]),
         attention_heads=seeded.choice([0, 2 * heads]),
         expert_parameters=parameters // 2 if experts else 0,
         experts=experts,

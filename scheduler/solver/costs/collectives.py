@@ -60,15 +60,13 @@ class Groups:
 
 
 def all_gather_s(size_bytes: Floats, groups: Groups) -> Floats:
-    """Every rank ends with the whole message, of which it had an equal share; [..., B]."""
+    """Every rank ends with the whole message, of which it had an equal share; [..., B].
+
+    A reduce-scatter is its mirror image at the same cost: adding up is free beside the transfer.
+    """
     (ring_s, ring_s_per_byte), (layered_s, layered_s_per_byte) = _ring(groups), _layered(groups)
     time_s = np.minimum(ring_s + size_bytes * ring_s_per_byte, layered_s + size_bytes * layered_s_per_byte)
     return _settled(time_s, size_bytes, groups, Collective.ALL_REDUCE, share=0.5)
-
-
-def reduce_scatter_s(size_bytes: Floats, groups: Groups) -> Floats:
-    """The mirror image of an all-gather, at the same cost; adding up is free beside the transfer."""
-    return all_gather_s(size_bytes, groups)
 
 
 def all_reduce_s(size_bytes: Floats, groups: Groups) -> Floats:

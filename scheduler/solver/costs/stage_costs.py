@@ -28,7 +28,6 @@ class CostedStrategies:
     """
 
     costs: StageCosts
-    fastest_s: Floats
     _candidates: Candidates
     _first: int
 
@@ -63,7 +62,7 @@ def stage_costs(layers: Chain, setting: Setting) -> Mapping[int, CostedStrategie
             reshard_s=changes_s[row],
             border_s=joint.border_s[:, first:end],
         )
-        found[count] = CostedStrategies(costs, costs.time_s.min(axis=1), chosen, first)
+        found[count] = CostedStrategies(costs, chosen, first)
     return found
 
 

@@ -43,7 +43,6 @@ _LAYER_OPTIONS = {
     "traffic_bytes_per_sample": "bytes",
     "selective_bytes_per_sample": "bytes",
     "tokens_per_sample": "tokens",
-    "width": "values",
     "expert_parameters": "parameters",
     "experts": "experts",
     "experts_per_token": "experts",

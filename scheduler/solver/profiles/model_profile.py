@@ -32,7 +32,6 @@ class LayerProfile:
         boundary_bytes_per_sample: the layer's output, handed to the next one; its input is taken to be as large.
             It is all that full recompute keeps.
         tokens_per_sample: rows that a sample gives to each matrix product.
-        width: columns of the typical matrix product, split by tensor parallelism (hidden size).
         heads: the tensor-parallel degree must divide it. `attention_heads` limits tensor times Ulysses degree
             (0: as `heads`).
         tensor_messages: all-reduces of the boundary in one forward pass; the backward pass has as many.
@@ -54,7 +53,6 @@ class LayerProfile:
     traffic_bytes_per_sample: int = 0
     selective_bytes_per_sample: int = 0
     tokens_per_sample: int = 1
-    width: int = 1
     attention_heads: int = 0
     expert_parameters: int = 0
     experts: int = 0
@@ -105,7 +103,6 @@ _POSITIVE = (
     "boundary_bytes_per_sample",
     "heads",
     "tokens_per_sample",
-    "width",
 )
 _NOT_NEGATIVE = (
     "replicated_activation_bytes_per_sample",

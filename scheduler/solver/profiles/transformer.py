@@ -71,7 +71,6 @@ def _run(of: Architecture, layers: int, tokens: int, blocks: tuple[Block, ...]) 
         replicated_activation_bytes_per_sample=layer.replicated_bytes,
         boundary_bytes_per_sample=REFERENCE_VALUE_BYTES * tokens * of.hidden,
         tokens_per_sample=tokens,
-        width=of.hidden,
         heads=of.key_heads,
         attention_heads=of.heads,
         expert_parameters=layer.expert_parameters,

@@ -46,7 +46,7 @@ def search(
     Args:
         tolerance: stop as soon as no plan can be faster by more than this ratio. The plan's `optimality_gap` is the
             gap that was proven, which may be smaller, and is larger only where `labels_max` ran out.
-        labels_max: the budget of work.
+        labels_max: the budget of work of one search; a shape of two GPU models takes three, runners-up their own.
         runners_up: how many plans of pipelines with other stage widths to find and prove as well.
         bench: shares work with other searches of the same model.
     """

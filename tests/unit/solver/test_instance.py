@@ -37,7 +37,7 @@ def _instance(**changes: object) -> Instance:
         hand_over_s=_links((0.1, 0.2, 0.3)),
         micro_batches=4,
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)  # type: ignore[arg-type]  # any field
 
 
 def test_a_pipeline_of_two_stages() -> None:

@@ -25,7 +25,7 @@ def _same(one: object, two: object) -> bool:
     if isinstance(one, tuple) and isinstance(two, tuple):
         return len(one) == len(two) and all(map(_same, one, two))
     if hasattr(one, "__dataclass_fields__"):
-        return all(_same(getattr(one, field.name), getattr(two, field.name)) for field in fields(one))  # type: ignore[arg-type]
+        return all(_same(getattr(one, field.name), getattr(two, field.name)) for field in fields(one))  # type: ignore[arg-type]  # a dataclass
     return type(one) is type(two) and one == two
 
 
@@ -54,7 +54,7 @@ def _document() -> dict[str, Any]:
     instance: Instance = next(
         one for seed in range(99) if (one := a_tiny_instance(random.Random(seed))).devices == 2 and one.layers == 4
     )
-    return json.loads(dump_instances([instance]))  # type: ignore[no-any-return]
+    return json.loads(dump_instances([instance]))  # type: ignore[no-any-return]  # JSON
 
 
 def _set(field: str, value: Any) -> Callable[[dict[str, Any]], None]:

@@ -55,7 +55,7 @@ def test_a_request_that_contradicts_itself_is_refused(change: dict[str, Any], me
 )
 def test_a_gpu_figure_that_cannot_be_never_reaches_the_search(field: str, value: float) -> None:
     with pytest.raises(ProfileError) as refused:
-        replace(A100, **{field: value})  # type: ignore[arg-type]
+        replace(A100, **{field: value})  # type: ignore[arg-type]  # the mistake under test
     assert str(refused.value) == f"GPU 'a100-80g': {field} is {value}; it must be a finite number above 0"
 
 
@@ -63,7 +63,7 @@ def test_a_gpu_figure_that_cannot_be_never_reaches_the_search(field: str, value:
 @pytest.mark.parametrize("field", ["layers", "flops_per_sample", "parameters", "activation_bytes_per_sample"])
 def test_a_layer_figure_that_cannot_be_never_reaches_the_search(field: str, value: float) -> None:
     with pytest.raises(ProfileError) as refused:
-        replace(GPT2.layers[0], **{field: value})  # type: ignore[arg-type]
+        replace(GPT2.layers[0], **{field: value})  # type: ignore[arg-type]  # the mistake under test
     assert str(refused.value) == f"layer profile: {field} is {value}; it must be a finite number above 0"
 
 

@@ -107,7 +107,6 @@ def test_a_layer_takes_every_figure_of_its_profile() -> None:
         "traffic_bytes_per_sample": 9000,
         "selective_bytes_per_sample": 300,
         "tokens_per_sample": 64,
-        "width": 32,
         "attention_heads": 16,
         "tensor_messages": 3,
         "expert_parameters": 800,

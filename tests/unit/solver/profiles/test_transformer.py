@@ -101,7 +101,7 @@ def test_a_mixture_computes_chosen_experts_and_keeps_the_copies_of_each_token() 
 )
 def test_layers_freeze_from_the_first_one_on(frozen: int, runs: list[tuple[int, bool]]) -> None:
     sizes = {"layers": 6, "decoder_layers": 4, "target_length": 64, "frozen_layers": frozen}
-    model = transformer_profile("t5", replace(GPT3, family=Family.ENCODER_DECODER, **sizes))  # type: ignore[arg-type]
+    model = transformer_profile("t5", replace(GPT3, family=Family.ENCODER_DECODER, **sizes))  # type: ignore[arg-type]  # any field
     assert [(run.layers, run.frozen) for run in model.layers] == runs
 
 
@@ -109,7 +109,7 @@ def test_an_encoder_decoder_reduces_the_gradient_of_the_encoders_output_too() ->
     sizes = {"decoder_layers": 4, "target_length": S}
     encoder, decoder = transformer_profile(
         "t5",
-        replace(GPT3, family=Family.ENCODER_DECODER, **sizes),  # type: ignore[arg-type]
+        replace(GPT3, family=Family.ENCODER_DECODER, **sizes),  # type: ignore[arg-type]  # any field
     ).layers
     # Boundaries of 2 S tokens: 2 S a pass in the encoder, 3 S forward and 4 S backward in the decoder, rounded up.
     assert (encoder.tensor_messages, decoder.tensor_messages) == (1, 2)
