@@ -42,10 +42,16 @@ def absorb(snapshot: Snapshot, observation: Observation, commands: Iterable[Comm
     mirror_runs(intake, observation)
     for command in commands:
         obey(intake, command)
-    for job in list(intake.jobs.values()):
+    for job in _unsettled(intake):
         _move_on(intake, job)
     _activate_loans(intake)
     return Absorbed(intake.view(), tuple(intake.events), tuple(intake.readings))
+
+
+def _unsettled(intake: Intake) -> list[Job]:
+    """Jobs that may take a step by themselves, in the order in which they came."""
+    names = intake.base.ledger.unsettled | intake.jobs.written
+    return [job for job_id, job in intake.jobs.items() if job_id in names] if names else []
 
 
 def _move_on(intake: Intake, job: Job) -> None:
@@ -85,7 +91,8 @@ def _give_up_on(intake: Intake, job: Job) -> None:
 
 def _activate_loans(intake: Intake) -> None:
     """An offered node is training's once the last inference pod has left it."""
-    for name, loan in list(intake.loans.items()):
+    for name in sorted(intake.base.ledger.offered):
+        loan = intake.loans[name]
         if loan.state is LoanState.OFFERED and intake.nodes[name].inference_gpus == 0:
             intake.loans[name] = loan.moved(LoanState.ACTIVE, intake.now_s)
             intake.tell(EventCode.LOAN_ACTIVE, name, f"{name} is free of inference and serves training")

@@ -61,8 +61,10 @@ class Archived:
 
 def archive(snapshot: Snapshot) -> Archived:
     """Take out ended loans, and jobs that have ended and whose last GPU was seen free."""
-    jobs = tuple(job for job in snapshot.jobs.values() if job.is_ended and not job.allocation.held_gpus)
-    loans = tuple(loan for loan in snapshot.loans.values() if not loan.is_live)
+    ledger = snapshot.ledger
+    jobs = tuple(job for job in ledger.ordered(ledger.unsettled) if job.is_ended and not job.allocation.held_gpus)
+    all_live = sum(ledger.away.values()) == len(snapshot.loans)
+    loans = () if all_live else tuple(loan for loan in snapshot.loans.values() if not loan.is_live)
     if not jobs and not loans:
         return Archived(snapshot, (), ())
     gone = {job.id for job in jobs}
@@ -71,42 +73,41 @@ def archive(snapshot: Snapshot) -> Archived:
     return Archived(replace(snapshot, jobs=kept, loans=live), jobs, loans)
 
 
-def released(job: Job, state: JobState, now_s: float, *, generation: int, leave_by_s: float, message: str = "") -> Job:
+def released(
+    job: Job,
+    state: JobState,
+    now_s: float,
+    *,
+    generation: int,
+    leave_by_s: float,
+    message: str = "",
+    preemptions: int = 0,
+) -> Job:
     """The job in `state` without a target: all it held is being released, and a new generation says so."""
-    moved = job.moved(state, now_s, message=message)
     allocation = _retarget(job.allocation, {}, None, generation=generation, leave_by_s=leave_by_s)
-    return replace(moved, allocation=allocation)
+    return job.moved(state, now_s, message=message, allocation=allocation, preemptions=preemptions)
 
 
 def _decided(draft: Draft, job: Job, decision: JobDecision) -> Job:
-    now_s, generation = draft.now_s, draft.next_generation
+    now_s, generation, message = draft.now_s, draft.next_generation, decision.reason.detail
     match decision:
         case StartJob(gpus=gpus, plan=plan):
-            moved = job.moved(JobState.STARTING, now_s)
-            started = moved.account.first_started_at_s
-            account = replace(moved.account, first_started_at_s=now_s if started is None else started)
             leaving = job.allocation.leave_by_s if job.allocation.releasing else None
             leave_by_s = now_s if leaving is None else leaving
             allocation = _retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
-            return replace(moved, account=account, allocation=allocation)
+            return job.moved(JobState.STARTING, now_s, allocation=allocation)
         case ResizeJob(gpus=gpus, plan=plan, leave_by_s=leave_by_s):
-            moved = job.moved(JobState.RESIZING, now_s)
-            account = replace(moved.account, resizes=moved.account.resizes + 1)
             allocation = _retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
-            return replace(moved, account=account, allocation=allocation)
-        case PreemptJob(leave_by_s=leave_by_s, reason=reason):
-            left = released(
-                job, JobState.PREEMPTED, now_s, generation=generation, leave_by_s=leave_by_s, message=reason.detail
-            )
-            return replace(left, account=replace(left.account, preemptions=left.account.preemptions + 1))
-        case SuspendRun(leave_by_s=leave_by_s):
-            return released(job, JobState.SUSPENDED, now_s, generation=generation, leave_by_s=leave_by_s)
-        case StopJob(leave_by_s=leave_by_s, reason=reason):
-            return released(
-                job, JobState.CANCELLED, now_s, generation=generation, leave_by_s=leave_by_s, message=reason.detail
-            )
-        case RejectJob(reason=reason):
-            return job.moved(JobState.FAILED, now_s, message=reason.detail)
+            return job.moved(JobState.RESIZING, now_s, allocation=allocation, resizes=1)
+        case PreemptJob(leave_by_s=by_s):
+            state = JobState.PREEMPTED
+            return released(job, state, now_s, generation=generation, leave_by_s=by_s, message=message, preemptions=1)
+        case SuspendRun(leave_by_s=by_s):
+            return released(job, JobState.SUSPENDED, now_s, generation=generation, leave_by_s=by_s)
+        case StopJob(leave_by_s=by_s):
+            return released(job, JobState.CANCELLED, now_s, generation=generation, leave_by_s=by_s, message=message)
+        case RejectJob():
+            return job.moved(JobState.FAILED, now_s, message=message)
 
 
 def _retarget(

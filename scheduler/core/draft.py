@@ -1,29 +1,15 @@
-"""Draft: a snapshot being changed decision by decision, with the free GPUs kept beside it."""
+"""Draft: a snapshot being changed decision by decision, with its ledger kept beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
-from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
+from scheduler.domain.ledger import Ledger
 from scheduler.domain.loan import Loan
 from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
-
-Holders = dict[str, dict[int, str]]
-
-
-def holders(jobs: Iterable[Job]) -> Holders:
-    """Who holds which GPU: node -> index -> job id. Releasing GPUs count as held."""
-    held: Holders = {}
-    for job in jobs:
-        for part in (job.allocation.target, job.allocation.releasing):
-            for node, indices in part.items():
-                by_index = held.setdefault(node, {})
-                for index in indices:
-                    by_index[index] = job.id
-    return held
 
 
 class Draft:
@@ -35,11 +21,9 @@ class Draft:
         self.base = snapshot
         self.jobs: dict[str, Job] = dict(snapshot.jobs)
         self.loans: dict[str, Loan] = dict(snapshot.loans)
-        self._view = replace(snapshot, jobs=self.jobs, loans=self.loans)
-        self._holders = holders(snapshot.jobs.values())
-        self._rooms: dict[str, Room] = {}
-        self.usable_gpus = 0
-        self._refresh(snapshot.nodes)
+        self.ledger: Ledger = snapshot.ledger.copy()
+        self.ledger.jobs, self.ledger.loans = self.jobs, self.loans
+        self._view = replace(snapshot, jobs=self.jobs, loans=self.loans, memo=self.ledger)
 
     @property
     def now_s(self) -> float:
@@ -52,52 +36,31 @@ class Draft:
     @property
     def rooms(self) -> Collection[Room]:
         """What is free on the nodes on which training may put something new."""
-        return self._rooms.values()
+        return self.ledger.rooms.values()
+
+    @property
+    def usable_gpus(self) -> int:
+        """How many GPUs are free on those nodes."""
+        return self.ledger.usable_gpus
 
     def view(self) -> Snapshot:
         return self._view
 
     def holder(self, node: str, index: int) -> str | None:
-        return self._holders.get(node, {}).get(index)
+        return self.ledger.holders.get(node, {}).get(index)
 
     def users(self, node: str) -> frozenset[str]:
         """Jobs that hold GPUs of the node, leaving ones included."""
-        return frozenset(self._holders.get(node, {}).values())
+        return frozenset(self.ledger.holders.get(node, {}).values())
 
     def put_job(self, job: Job) -> None:
-        """Replace a job and bring the free GPUs up to date."""
-        before = self.jobs[job.id].allocation
+        """Replace a job and bring the ledger up to date."""
+        before = self.jobs[job.id]
         self.jobs[job.id] = job
-        if job.allocation is before:
-            return
-        touched = {*before.target, *before.releasing, *job.allocation.target, *job.allocation.releasing}
-        self._drop(job.id, before.held)
-        for node, indices in job.allocation.held.items():
-            self._holders.setdefault(node, {}).update(dict.fromkeys(indices, job.id))
-        self._refresh(touched)
+        self.ledger.put_job(job.id, before)
 
     def put_loan(self, loan: Loan) -> None:
-        """Replace a loan: its node may begin or cease to serve training."""
+        """Replace a loan, or add it."""
+        before = self.loans.get(loan.node)
         self.loans[loan.node] = loan
-        self._refresh((loan.node,))
-
-    def _drop(self, job_id: str, gpus: Gpus) -> None:
-        for node, indices in gpus.items():
-            by_index = self._holders.get(node, {})
-            for index in indices:
-                if by_index.get(index) == job_id:
-                    del by_index[index]
-
-    def _refresh(self, names: Iterable[str]) -> None:
-        view = self._view
-        for name in names:
-            if name in self._rooms:
-                self.usable_gpus -= len(self._rooms.pop(name).free)
-            node = self.base.nodes.get(name)
-            if node is None or not view.serves_training(node):
-                continue
-            held = self._holders.get(name, {})
-            free = tuple(index for index in range(node.gpus) if index not in held) if held else tuple(range(node.gpus))
-            if free:
-                self._rooms[name] = Room(name, node.gpu, view.is_lent(node), free)
-                self.usable_gpus += len(free)
+        self.ledger.put_loan(loan.node, before)

@@ -10,15 +10,15 @@ from scheduler.domain.fleet import NodeState
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.policies.placement import usable_by
 
 
 def evacuate(course: Course) -> None:
-    """Take jobs off nodes that must be left: shrink to the rest, else move, else preempt."""
-    view = course.view
-    leaving = {node.name for node in view.nodes.values() if view.must_be_left(node)}
-    if not leaving:
-        return
-    for job in list(course.draft.jobs.values()):
+    """Take jobs off nodes that must be left: move to free GPUs, else shrink to the rest, else preempt."""
+    ledger = course.draft.ledger
+    leaving = set(ledger.leaving)
+    affected = {job_id for node in leaving for job_id in ledger.holders[node].values()}
+    for job in ledger.ordered(affected):
         if job.is_placed and not leaving.isdisjoint(job.allocation.target):
             _evacuate_job(course, job, leaving)
 
@@ -27,7 +27,7 @@ def _evacuate_job(course: Course, job: Job, leaving: set[str]) -> None:
     left = gpu_sets.without_nodes(job.allocation.target, leaving)
     leave_by_s = course.leave_by_s(job)
     reason = _leave_reason(course, job, leaving)
-    target = reduced(course, job, left, job.spec.max_gpus) or _topped_up(course, job, left)
+    target = _moved(course, job, left) or reduced(course, job, left, job.spec.max_gpus)
     if target is None:
         course.take(PreemptJob(job.id, leave_by_s, reason))
         return
@@ -36,17 +36,22 @@ def _evacuate_job(course: Course, job: Job, leaving: set[str]) -> None:
     course.touched.add(job.id)
 
 
-def _topped_up(course: Course, job: Job, left: Gpus) -> Target | None:
-    """The GPUs that stay plus enough free ones elsewhere to keep the job at its minimum."""
-    missing = job.spec.min_gpus - gpu_sets.count(left)
-    if missing <= 0:
-        return None
-    more = course.policies.place(course.view, course.draft.rooms, job, missing)
-    if more is None:
-        return None
-    gpus = gpu_sets.union(left, more)
-    plan = course.plan_for(job, gpus)
-    return (gpus, plan) if plan else None
+def _moved(course: Course, job: Job, left: Gpus) -> Target | None:
+    """The GPUs that stay, and free ones elsewhere for those that do not: as many as the job has, so that it is
+    disturbed once and need not grow again; only enough for its minimum while others wait for GPUs."""
+    kept, most = gpu_sets.count(left), job.allocation.target_gpus
+    if course.draft.ledger.waiting:
+        most = min(most, job.spec.min_gpus)
+    rooms = usable_by(job, course.draft.rooms)
+    most = min(most, kept + sum(len(room.free) for room in rooms))
+    for count in range(most, max(kept, job.spec.min_gpus - 1), -1):
+        more = course.policies.place(course.view, rooms, job, count - kept)
+        if more is None:
+            continue
+        gpus = gpu_sets.union(left, more)
+        if plan := course.plan_for(job, gpus):
+            return gpus, plan
+    return None
 
 
 def _leave_reason(course: Course, job: Job, leaving: set[str]) -> Reason:

@@ -4,15 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 from scheduler.domain.event import Event, EventCode
 from scheduler.domain.fleet import DemandReading, Node, Pool
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.job import Job
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import Loan
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot
+
+R = TypeVar("R")
+
+
+class Working(dict[str, R], Generic[R]):
+    """A copy of a mapping that knows which keys were written: a mapping that was not is handed on as it was."""
+
+    def __init__(self, base: Mapping[str, R]) -> None:
+        super().__init__(base)
+        self._base = base
+        self.written: set[str] = set()
+
+    def __setitem__(self, key: str, record: R) -> None:
+        self.written.add(key)
+        super().__setitem__(key, record)
+
+    def __delitem__(self, key: str) -> None:
+        self.written.add(key)
+        super().__delitem__(key)
+
+    def clear(self) -> None:
+        self.written.update(self)
+        super().clear()
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self.written.add(key)
+        return super().pop(key, *default)
+
+    @property
+    def settled(self) -> Mapping[str, R]:
+        return self if self.written else self._base
 
 
 class Intake:
@@ -21,13 +54,14 @@ class Intake:
     def __init__(self, snapshot: Snapshot) -> None:
         self.base = snapshot
         self.now_s = snapshot.now_s
-        self.pools: dict[str, Pool] = dict(snapshot.pools)
-        self.nodes: dict[str, Node] = dict(snapshot.nodes)
-        self.jobs: dict[str, Job] = dict(snapshot.jobs)
-        self.loans: dict[str, Loan] = dict(snapshot.loans)
-        self.curves: dict[str, ScalingCurve] = dict(snapshot.curves)
-        self.demand: dict[str, DemandReading] = dict(snapshot.demand)
-        self.forecasts: dict[str, Forecast] = dict(snapshot.forecasts)
+        self.pools: Working[Pool] = Working(snapshot.pools)
+        self.nodes: Working[Node] = Working(snapshot.nodes)
+        self.jobs: Working[Job] = Working(snapshot.jobs)
+        self.loans: Working[Loan] = Working(snapshot.loans)
+        self.curves: Working[ScalingCurve] = Working(snapshot.curves)
+        self.demand: Working[DemandReading] = Working(snapshot.demand)
+        self.forecasts: Working[Forecast] = Working(snapshot.forecasts)
+        self.queues: Working[JobQueue] = Working(snapshot.queues)
         self.switches = snapshot.switches
         self.solver = snapshot.solver
         self.events: list[Event] = []
@@ -59,13 +93,14 @@ class Intake:
     def view(self) -> Snapshot:
         return replace(
             self.base,
-            pools=self.pools,
-            nodes=self.nodes,
-            jobs=self.jobs,
-            loans=self.loans,
-            curves=self.curves,
-            demand=self.demand,
-            forecasts=self.forecasts,
+            pools=self.pools.settled,
+            nodes=self.nodes.settled,
+            jobs=self.jobs.settled,
+            loans=self.loans.settled,
+            curves=self.curves.settled,
+            demand=self.demand.settled,
+            forecasts=self.forecasts.settled,
+            queues=self.queues.settled,
             switches=self.switches,
             solver=self.solver,
         )

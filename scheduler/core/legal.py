@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from scheduler.core.draft import Draft
 from scheduler.domain import gpus as gpu_sets
@@ -25,7 +25,7 @@ from scheduler.domain.fleet import NodeState, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JOB_EDGES, JobState
 from scheduler.domain.loan import LoanState
-from scheduler.domain.observation import Observation
+from scheduler.domain.observation import Observation, Run
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, Law, Violation
 
@@ -151,34 +151,32 @@ def _node_laws(draft: Draft, decision: Decision) -> Iterator[tuple[Law, str]]:
 
 def breaches(snapshot: Snapshot, observation: Observation) -> tuple[Breach, ...]:
     """Promises that the world does not keep just now."""
+    strangers = _strangers(snapshot, observation)
     return (
         *_late_recalls(snapshot),
         *_down_nodes(snapshot),
         *_short_inference(snapshot),
-        *_unlent_use(snapshot, observation),
-        *_double_use(observation),
+        *_unlent_use(snapshot, observation, strangers),
+        *(_double_use(observation) if strangers else ()),
     )
 
 
 def _late_recalls(snapshot: Snapshot) -> Iterator[Breach]:
-    for loan in snapshot.loans.values():
-        if loan.state is LoanState.RECALLED and loan.return_by_s is not None and snapshot.now_s > loan.return_by_s:
-            late_s = snapshot.now_s - loan.return_by_s
-            yield Breach(BreachKind.RECALL_LATE, loan.node, f"{loan.node} is {late_s:.1f} s late")
+    for name in sorted(snapshot.ledger.recalled):
+        due_s = snapshot.loans[name].return_by_s
+        if due_s is not None and snapshot.now_s > due_s:
+            yield Breach(BreachKind.RECALL_LATE, name, f"{name} is {snapshot.now_s - due_s:.1f} s late")
 
 
 def _down_nodes(snapshot: Snapshot) -> Iterator[Breach]:
-    for node in snapshot.nodes.values():
-        if node.state is NodeState.DOWN:
-            yield Breach(BreachKind.NODE_DOWN, node.name, f"{node.name} is down")
+    for name in sorted(snapshot.ledger.down):
+        yield Breach(BreachKind.NODE_DOWN, name, f"{name} is down")
 
 
 def _short_inference(snapshot: Snapshot) -> Iterator[Breach]:
-    lent: dict[str, int] = {}
-    for loan in snapshot.loans.values():
-        if loan.state in (LoanState.ACTIVE, LoanState.RECALLED):
-            lent[loan.pool] = lent.get(loan.pool, 0) + snapshot.nodes[loan.node].gpus
-    for pool, gpus in lent.items():
+    for pool, gpus in snapshot.ledger.lent_gpus.items():
+        if not gpus:
+            continue
         reading = snapshot.demand.get(pool)
         left = snapshot.capacity(pool) - gpus
         if reading is not None and reading.gpus > left:
@@ -186,8 +184,19 @@ def _short_inference(snapshot: Snapshot) -> Iterator[Breach]:
             yield Breach(BreachKind.INFERENCE_SHORT, pool, detail)
 
 
-def _unlent_use(snapshot: Snapshot, observation: Observation) -> Iterator[Breach]:
-    for run in observation.runs:
+def _strangers(snapshot: Snapshot, observation: Observation) -> list[Run]:
+    """Runs that are not plainly where the desired state has them. The others hold their GPUs alone by law, so only
+    these can be where they must not be."""
+    jobs = snapshot.jobs
+    return [
+        run
+        for run in observation.runs
+        if run.gpus and ((job := jobs.get(run.job_id)) is None or job.allocation.target is not run.gpus)
+    ]
+
+
+def _unlent_use(snapshot: Snapshot, observation: Observation, strangers: Iterable[Run]) -> Iterator[Breach]:
+    for run in observation.runs if snapshot.ledger.unlent else strangers:
         for name in run.gpus:
             node = snapshot.nodes.get(name)
             if node is None or snapshot.pools[node.pool].kind is PoolKind.TRAINING or snapshot.is_lent(node):

@@ -12,8 +12,9 @@ from scheduler.policies.lending import LendingTarget
 
 def return_empty_nodes(course: Course) -> None:
     """A recalled node is home as soon as no job holds a GPU of it any more."""
-    for loan in list(course.draft.loans.values()):
-        if loan.state is LoanState.RECALLED and not course.draft.users(loan.node):
+    for name in sorted(course.draft.ledger.recalled):
+        loan = course.draft.loans[name]
+        if not course.draft.users(name):
             assert loan.return_by_s is not None
             early_s = loan.return_by_s - course.now_s
             detail = f"training has left {loan.node}, {early_s:.0f} s before its deadline"
@@ -22,9 +23,9 @@ def return_empty_nodes(course: Course) -> None:
 
 def recall_drained(course: Course) -> None:
     """An operator who drains a lent node wants it empty and home: only then can it be removed."""
-    for loan in list(course.draft.loans.values()):
-        node = course.draft.base.nodes[loan.node]
-        if not node.draining or loan.state not in (LoanState.OFFERED, LoanState.ACTIVE):
+    for name in sorted(course.draft.ledger.draining):
+        loan = course.draft.loans.get(name)
+        if loan is None or loan.state not in (LoanState.OFFERED, LoanState.ACTIVE):
             continue
         deadline_s = course.now_s + course.draft.base.pools[loan.pool].lending.return_deadline_s
         _call_home(course, loan.node, deadline_s, Reason(ReasonCode.NODE_DRAINED, f"{loan.node} is being drained"))
@@ -36,15 +37,14 @@ def lend_or_recall(course: Course) -> None:
         if pool.kind is not PoolKind.INFERENCE:
             continue
         target = course.policies.lend(course.draft.base, pool, course.settings)
-        live = [loan for loan in course.draft.loans.values() if loan.pool == pool.name]
-        standing = [loan for loan in live if loan.state in (LoanState.OFFERED, LoanState.ACTIVE)]
-        if len(standing) > target.nodes:
-            _recall(course, pool, target, len(standing) - target.nodes)
+        ledger = course.draft.ledger
+        standing = ledger.standing.get(pool.name, 0)
+        if standing > target.nodes:
+            _recall(course, pool, target, standing - target.nodes)
         elif target.may_grow:
-            _cancel_recalls(course, pool, target, target.nodes - len(standing))
-            if course.full_pass:
-                away = sum(loan.is_live for loan in live)  # those on their way home are not home yet
-                _lend(course, pool, target, target.nodes - away)
+            _cancel_recalls(course, pool, target, target.nodes - standing)
+            if course.full_pass:  # those on their way home are not home yet
+                _lend(course, pool, target, target.nodes - ledger.away.get(pool.name, 0))
 
 
 def _recall(course: Course, pool: Pool, target: LendingTarget, count: int) -> None:
@@ -69,9 +69,10 @@ def _cancel_recalls(course: Course, pool: Pool, target: LendingTarget, count: in
     """
     forecast = course.draft.base.forecasts.get(pool.name)
     made_at_s = forecast.made_at_s if forecast else float("-inf")
+    recalled = [course.draft.loans[node] for node in sorted(course.draft.ledger.recalled)]
     leaving = [
         loan.node
-        for loan in course.draft.loans.values()
+        for loan in recalled
         if loan.pool == pool.name and _may_stay(course, loan) and made_at_s > loan.state_since_s
     ]
     for node in leaving[:count]:
@@ -80,15 +81,17 @@ def _cancel_recalls(course: Course, pool: Pool, target: LendingTarget, count: in
 
 def _may_stay(course: Course, loan: Loan) -> bool:
     node = course.draft.base.nodes[loan.node]
-    return loan.state is LoanState.RECALLED and not node.cordoned and bool(course.draft.users(loan.node))
+    return not node.cordoned and bool(course.draft.users(loan.node))
 
 
 def _lend(course: Course, pool: Pool, target: LendingTarget, count: int) -> None:
     """Lend up to `count` more nodes, those that inference uses least."""
+    if count <= 0:
+        return
     on_loan = {loan.node for loan in course.draft.loans.values() if loan.is_live}
     idle = [node for node in course.draft.base.nodes.values() if node.name not in on_loan and _lendable(node, pool)]
     idle.sort(key=lambda node: (node.inference_gpus, node.name))
-    for node in idle[: max(0, count)]:
+    for node in idle[:count]:
         course.take(LendNode(node.name, target.reason))
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from scheduler.core.apply import released
 from scheduler.core.intake import Intake
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.event import EventCode
-from scheduler.domain.fleet import NodeState
+from scheduler.domain.fleet import Node, NodeState
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import PLACED, JobState
 from scheduler.domain.loan import LoanState
-from scheduler.domain.observation import Observation, Run, RunPhase
+from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
 
 _GONE = (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED)
 _DRIFT_S = 5.0
@@ -23,29 +23,65 @@ _DRIFT_S = 5.0
 
 
 def mirror_nodes(intake: Intake, observation: Observation) -> None:
+    heard, nodes = intake.base.ledger.heard, intake.base.nodes
+    if heard.nodes is not None and heard.nodes[0] is observation.nodes and heard.nodes[1] is nodes:
+        return
     for name, facts in observation.nodes.items():
-        node = intake.nodes.get(name)
-        if node is None:
-            continue
-        state = NodeState.UP if facts.up else NodeState.DOWN
-        if (node.state, node.inference_gpus) == (state, facts.inference_gpus):
-            continue
-        intake.nodes[name] = replace(node, state=state, inference_gpus=facts.inference_gpus)
-        if state is not node.state:
-            intake.tell(EventCode.NODE_CHANGED, name, f"{name} went {state}")
-        loan = intake.loans.get(name)
-        if state is NodeState.DOWN and loan is not None and loan.is_live:
-            intake.loans[name] = loan.moved(LoanState.LOST, intake.now_s)
-            intake.tell(EventCode.LOAN_LOST, name, f"{name} went down while it was lent")
+        node = nodes.get(name)
+        if node is not None and (
+            node.inference_gpus != facts.inference_gpus or (node.state is NodeState.UP) != facts.up
+        ):
+            _mirror_node(intake, node, facts)
+    if not intake.nodes.written:
+        heard.nodes = (observation.nodes, nodes)
+
+
+def _mirror_node(intake: Intake, node: Node, facts: NodeFacts) -> None:
+    state, name = NodeState.UP if facts.up else NodeState.DOWN, node.name
+    intake.nodes[name] = replace(node, state=state, inference_gpus=facts.inference_gpus)
+    if state is not node.state:
+        intake.tell(EventCode.NODE_CHANGED, name, f"{name} went {state}")
+    loan = intake.loans.get(name)
+    if state is NodeState.DOWN and loan is not None and loan.is_live:
+        intake.loans[name] = loan.moved(LoanState.LOST, intake.now_s)
+        intake.tell(EventCode.LOAN_LOST, name, f"{name} went down while it was lent")
 
 
 def mirror_runs(intake: Intake, observation: Observation) -> None:
-    runs: defaultdict[str, list[Run]] = defaultdict(list)
+    ledger = intake.base.ledger
+    told, quiet = _news(intake, observation)
+    jobs = intake.jobs
+    affected = {job_id for job_id in told if job_id in jobs} | ledger.releasing
+    running = sum(job_id in ledger.running for job_id in told)
+    if quiet + running < len(ledger.running):  # some job that should run shows no run at all
+        seen = {run.job_id for run in observation.runs}
+        affected |= ledger.running - seen
+    for job in sorted((jobs[job_id] for job_id in affected), key=lambda job: (job.submitted_at_s, job.id)):
+        runs = told.get(job.id, ())
+        _mirror_job(intake, job, runs, observation)
+        if len(runs) == 1 and jobs[job.id] is job and runs[0].steps is None and not job.allocation.releasing:
+            ledger.heard.runs[job.id] = (runs[0], job)
+
+
+def _news(intake: Intake, observation: Observation) -> tuple[Mapping[str, Sequence[Run]], int]:
+    """All runs of the jobs that may have something new, and how many other running jobs show a run."""
+    heard, jobs, ledger = intake.base.ledger.heard.runs, intake.jobs, intake.base.ledger
+    news, quiet, running = set(ledger.releasing), 0, ledger.running
     for run in observation.runs:
-        runs[run.job_id].append(run)
-    for job in list(intake.jobs.values()):
-        if job.allocation.releasing or job.id in runs or job.state is JobState.RUNNING:
-            _mirror_job(intake, job, runs.get(job.id, ()), observation)
+        known = heard.get(run.job_id)
+        if known is not None and known[0] is run and known[1] is jobs.get(run.job_id):
+            quiet += run.job_id in running
+        else:
+            news.add(run.job_id)
+    told: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in observation.runs if news else ():
+        if run.job_id in news:
+            told[run.job_id].append(run)
+            known = heard.get(run.job_id)
+            quiet -= (
+                known is not None and known[0] is run and known[1] is jobs.get(run.job_id) and run.job_id in running
+            )
+    return told, quiet
 
 
 def _mirror_job(intake: Intake, job: Job, runs: Sequence[Run], observation: Observation) -> None:

@@ -15,9 +15,7 @@ from scheduler.policies.speed import packed
 
 def honour_owners(course: Course) -> None:
     """Cancel and suspend what owners asked to; end jobs that ran too long or never can."""
-    for job in list(course.draft.jobs.values()):
-        if job.is_ended:
-            continue
+    for job in course.draft.ledger.ordered(course.draft.ledger.watched):
         if job.intent is Intent.CANCEL:
             course.take(StopJob(job.id, course.now_s, Reason(ReasonCode.OWNER_ASKED, "cancelled by its owner")))
         elif _ran_too_long(course, job):

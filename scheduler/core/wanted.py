@@ -20,8 +20,8 @@ def wanted_shapes(snapshot: Snapshot, missed: Iterable[WantedShape]) -> tuple[Wa
 
 def _minimums(snapshot: Snapshot) -> Iterator[WantedShape]:
     sizes = node_sizes(snapshot)
-    for job in snapshot.jobs.values():
-        if job.state in (JobState.SUBMITTED, JobState.PLANNING) and job.spec.has_profile:
+    for job in snapshot.ledger.ordered(snapshot.ledger.unsettled & snapshot.ledger.profiled):
+        if job.state in (JobState.SUBMITTED, JobState.PLANNING):
             for gpu in sorted(sizes):
                 if job.spec.gpu in ("", gpu):
                     yield WantedShape(job.spec.curve_key, packed(gpu, job.spec.min_gpus, sizes[gpu]))
@@ -31,8 +31,7 @@ def _canonical(snapshot: Snapshot) -> Iterator[WantedShape]:
     sizes = node_sizes(snapshot)
     ranges = {
         (job.spec.curve_key, gpu, job.spec.min_gpus, job.spec.max_gpus)
-        for job in snapshot.jobs.values()
-        if job.spec.has_profile and not job.is_ended
+        for job in map(snapshot.jobs.__getitem__, snapshot.ledger.profiled)
         for gpu in sizes
         if job.spec.gpu in ("", gpu)
     }

@@ -189,8 +189,10 @@ def _arguments(hint: Any) -> tuple[Any, ...]:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _hints(kind: Any) -> dict[str, Any]:
+    """Type hints of the fields, without those that only hold what follows from the others."""
+    derived = {f.name for f in fields(kind) if f.metadata.get("derived")}
+    return {name: hint for name, hint in get_type_hints(kind).items() if name not in derived}
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,9 +40,7 @@ class GpuShape:
     @classmethod
     def of_counts(cls, counts: Iterable[tuple[str, int]]) -> GpuShape:
         """The shape of an allocation given as one (GPU model, GPUs) pair a node."""
-        groups = Counter(counts)
-        ordered = sorted(groups.items(), key=lambda item: (item[0][0], -item[0][1]))
-        return cls(tuple(GpuGroup(gpu, nodes, per_node) for (gpu, per_node), nodes in ordered))
+        return _shape(tuple(sorted(counts)))
 
     @classmethod
     def packed(cls, gpu: str, gpus: int, gpus_per_node: int) -> GpuShape:
@@ -59,6 +58,12 @@ class GpuShape:
 
     def __str__(self) -> str:
         return " + ".join(str(group) for group in self.groups)
+
+
+@lru_cache(maxsize=65536)
+def _shape(counts: tuple[tuple[str, int], ...]) -> GpuShape:
+    ordered = sorted(Counter(counts).items(), key=lambda item: (item[0][0], -item[0][1]))
+    return GpuShape(tuple(GpuGroup(gpu, nodes, per_node) for (gpu, per_node), nodes in ordered))
 
 
 def canonical_counts(least: int, most: int, gpus_per_node: int) -> tuple[int, ...]:

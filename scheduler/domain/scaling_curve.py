@@ -23,6 +23,9 @@ class ScalingCurve:
 
     plans: Mapping[GpuShape, ParallelPlan] = field(default_factory=dict)
     infeasible: Mapping[GpuShape, str] = field(default_factory=dict)
+    _better: dict[tuple[GpuShape, int], GpuShape | None] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"derived": True}
+    )
 
     def plan(self, shape: GpuShape) -> ParallelPlan | None:
         return self.plans.get(shape)
@@ -36,6 +39,12 @@ class ScalingCurve:
         The fastest solved part of at least `gpus_min` GPUs, of equals the one with the fewest. None where all GPUs
         pay, where no such part is known, and where `shape` has no plan.
         """
+        key = (shape, gpus_min)
+        if key not in self._better:
+            self._better[key] = self._better_part(shape, gpus_min)
+        return self._better[key]
+
+    def _better_part(self, shape: GpuShape, gpus_min: int) -> GpuShape | None:
         whole = self.plans.get(shape)
         if whole is None:
             return None

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.domain.fleet import DemandReading, Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, Node, Pool
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
+from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.ledger import Ledger, must_be_left, serves_training
 from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.scaling_curve import LINEAR_CURVE, LINEAR_CURVE_KEY, Curve, ScalingCurve
+from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, ScalingCurve
 
 UNSOLVED = ScalingCurve()
 
@@ -27,11 +29,12 @@ class Switches:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Jobs by id, pools and nodes by name, live loans by node name, curves by content key.
+    """Jobs by id, pools, nodes and declared queues by name, live loans by node name, curves by content key.
 
     `solver` is the fingerprint of the solver whose points the curves hold.
     `full_pass_at_s` is when a tick last considered lending and flexible GPUs; between full passes a tick only
-    reacts (arrivals, ends, recalls).
+    reacts (arrivals, ends, recalls). `memo` is the ledger of this snapshot, or of one that it was made from: no part
+    of its value.
     """
 
     generation: int = 0
@@ -43,26 +46,37 @@ class Snapshot:
     curves: Mapping[str, ScalingCurve] = field(default_factory=dict)
     demand: Mapping[str, DemandReading] = field(default_factory=dict)
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
+    queues: Mapping[str, JobQueue] = field(default_factory=dict)
     switches: Switches = field(default_factory=Switches)
     full_pass_at_s: float = float("-inf")
     solver: str = ""
+    memo: Ledger | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
 
     def curve(self, job: Job) -> Curve:
-        key = job.spec.curve_key
-        return LINEAR_CURVE if key == LINEAR_CURVE_KEY else self.curves.get(key, UNSOLVED)
+        return self.curves.get(job.spec.curve_key, UNSOLVED) if job.spec.has_profile else LINEAR_CURVE
 
     def shape_of(self, gpus: Gpus) -> GpuShape:
         """The shape of exact GPUs. Raises KeyError for a node that does not exist."""
         return GpuShape.of_counts((self.nodes[node].gpu, len(indices)) for node, indices in gpus.items())
 
+    @property
+    def ledger(self) -> Ledger:
+        """Who holds what and what is free. Worked out once, then carried along by `replace`; not to be changed."""
+        memo = self.memo
+        if memo is None or not memo.stands_for(self):
+            memo = memo.moved_to(self) if memo is not None else Ledger.of(self)
+            object.__setattr__(self, "memo", memo)
+        return memo
+
+    @property
+    def node_sizes(self) -> Mapping[str, int]:
+        """GPUs of the commonest node of each GPU model: canonical shapes are packed into those."""
+        memo = self.memo
+        return (memo if memo is not None and memo.nodes is self.nodes else self.ledger).node_sizes()
+
     def serves_training(self, node: Node) -> bool:
         """Training may put something new on this node now."""
-        if node.state is not NodeState.UP or node.cordoned:
-            return False
-        if self.pools[node.pool].kind is PoolKind.TRAINING:
-            return True
-        loan = self.loans.get(node.name)
-        return loan is not None and loan.state is LoanState.ACTIVE
+        return serves_training(node, self.pools, self.loans.get(node.name))
 
     def is_lent(self, node: Node) -> bool:
         loan = self.loans.get(node.name)
@@ -70,12 +84,8 @@ class Snapshot:
 
     def must_be_left(self, node: Node) -> bool:
         """Training has to get off this node: recalled, down, draining, or not lent (any more)."""
-        if node.state is not NodeState.UP or node.draining:
-            return True
-        return self.pools[node.pool].kind is PoolKind.INFERENCE and not (
-            (loan := self.loans.get(node.name)) is not None and loan.state is LoanState.ACTIVE
-        )
+        return must_be_left(node, self.pools, self.loans.get(node.name))
 
     def capacity(self, pool: str) -> int:
         """GPUs of a pool's nodes that are up."""
-        return sum(n.gpus for n in self.nodes.values() if n.pool == pool and n.state is NodeState.UP)
+        return self.ledger.capacity(pool)

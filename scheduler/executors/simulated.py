@@ -10,12 +10,13 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
+from types import MappingProxyType
 
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.fleet import Node
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
-from scheduler.domain.observation import Observation, RunPhase
+from scheduler.domain.observation import Observation, Run, RunPhase
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_delays import Delays
 from scheduler.executors.simulated_job import SimulatedJob
@@ -24,8 +25,8 @@ from scheduler.executors.simulated_run import RunSpec, SimulatedRun, Work
 
 
 class SimulatedExecutor:
-    """`step_time_factor` gives a job's true step time as a multiple of its plan's (the hidden truth that a
-    CurveCorrection has to find); jobs with another factor than 1 report their steps at every look."""
+    """What nobody is told: `step_time_factor`, a job's true step time on so many GPUs as a multiple of its plan's,
+    which a CurveCorrection has to find; `steps_true`, the lengths of jobs that differ from what was declared."""
 
     def __init__(
         self,
@@ -33,15 +34,21 @@ class SimulatedExecutor:
         *,
         delays: Delays | None = None,
         now_s: float = 0.0,
-        step_time_factor: Callable[[str], float] = lambda job_id: 1.0,
+        step_time_factor: Callable[[str, int], float] = lambda job_id, gpus: 1.0,
+        steps_true: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.work: list[Work] = []
         self._delays = delays or Delays()
         self._factor = step_time_factor
+        self._steps_true = steps_true
         self._now_s = now_s
         self._nodes = SimulatedNodes(nodes, drain_s=self._delays.drain_s)
         self._worlds: dict[str, SimulatedJob] = {}
         self._visible: dict[int, SimulatedRun] = {}
+        self._shown: dict[int, Run] = {}
+        self._runs: tuple[Run, ...] | None = ()
+        self._news: dict[int, SimulatedRun] = {}
+        self._checkpoints: list[tuple[float, int, SimulatedRun]] = []
         self._heard: Mapping[str, Job] = {}
         self._loans: Mapping[str, Loan] = {}
         self._converged_generation = 0
@@ -87,20 +94,29 @@ class SimulatedExecutor:
 
     def observe(self) -> Observation:
         self._unseen = False
-        self._told = [run for run in self._visible.values() if run.has_news(self._now_s)]
-        return self.peek()
+        seen = self.peek()
+        self._told = [run for run in self._news.values() if run.has_news(self._now_s)]
+        return seen
 
     def peek(self) -> Observation:
         """The same as `observe` would tell, without the control loop having seen it."""
-        runs = tuple(run.seen(self._now_s) for run in self._visible.values())
-        return Observation(self._now_s, self._converged_generation, runs, self._nodes.facts())
+        while self._checkpoints and self._checkpoints[0][0] <= self._now_s:
+            run = heapq.heappop(self._checkpoints)[2]
+            if id(run) in self._visible and run.has_news(self._now_s):
+                self._news[id(run)] = run
+        for key, run in self._news.items():
+            if key in self._visible:
+                self._shown[key], self._runs = run.seen(self._now_s), None
+        if self._runs is None:
+            self._runs = tuple(self._shown.values())
+        return Observation(self._now_s, self._converged_generation, self._runs, self._nodes.facts())
 
     def converge(self, desired: Snapshot) -> None:
         if desired.generation > self._converged_generation:
             for run in self._told:
-                run.settle(self._now_s)
+                self._settle(run)
         self._told = []
-        if desired.loans != self._loans:
+        if desired.loans is not self._loans and desired.loans != self._loans:
             self._loans, self._unseen = desired.loans, True
             for name in self._nodes.lend(desired.loans):
                 heapq.heappush(self._events, (self._now_s + self._nodes.drain_s, next(self._order), name))
@@ -178,22 +194,20 @@ class SimulatedExecutor:
             return
         if world.succeeded or allocation.generation <= world.generation_ended:
             return
-        factor = self._factor(job.id)
         spec = RunSpec(
             job_id=job.id,
             generation=allocation.generation,
             gpus=allocation.target,
-            step_time_s=allocation.plan.iteration_time_s * factor,
+            step_time_s=allocation.plan.iteration_time_s * self._factor(job.id, gpu_sets.count(allocation.target)),
             steps_start=world.steps_saved,
-            steps_max=float(job.spec.steps) if job.spec.steps else math.inf,
+            steps_max=self._steps_true.get(job.id, float(job.spec.steps) or math.inf),
             checkpoint_interval_s=job.spec.checkpoint.interval_s,
-            measured=factor != 1.0,
         )
         delay_s = self._delays.restart_s(job.spec.model) if world.started else self._delays.start_s
         world.live = run = SimulatedRun.starting(spec, now_s=self._now_s, delay_s=delay_s)
         world.started = True
         self._occupied_gpus += gpu_sets.count(spec.gpus)
-        self._visible[id(run)] = run
+        self._visible[id(run)] = self._news[id(run)] = run
         down = [name for name in spec.gpus if not self._nodes.is_up(name)]
         if down:
             self._kill(run, RunPhase.LOST, f"node {down[0]} is down")
@@ -207,6 +221,7 @@ class SimulatedExecutor:
     def _after(self, run: SimulatedRun) -> None:
         """Follow up a change of a run's phase: plan its next event, or book its end and let the next generation in."""
         self._unseen = True
+        self._news[id(run)] = run
         if run.is_live:
             self._schedule(run)
         else:
@@ -236,8 +251,20 @@ class SimulatedExecutor:
         world = self._worlds[job_id]
         if world.live is not None:
             world.live.die(RunPhase.LOST, self._now_s, reason="its job is gone")
+            self._news[id(world.live)] = world.live
             self._book(world.live)
         del self._worlds[job_id]
+
+    def _settle(self, run: SimulatedRun) -> None:
+        """What was told of the run has been taken over; it is told again when there is news."""
+        run.settle(self._now_s)
+        key = id(run)
+        if key not in self._visible:
+            return
+        self._shown[key], self._runs = run.seen(self._now_s), None
+        del self._news[key]
+        if (due_s := run.report_until_s) < math.inf:
+            heapq.heappush(self._checkpoints, (due_s, next(self._order), run))
 
     def _forget_ended(self) -> None:
         """Stop reporting ended runs that were seen and that the desired state has moved on from."""
@@ -245,10 +272,16 @@ class SimulatedExecutor:
         for run in self._ended:
             world = self._worlds.get(run.spec.job_id)
             if world is None or not (run.fresh or run.phase is RunPhase.SUCCEEDED or _is_wanted(run, world.job)):
-                del self._visible[id(run)]
+                self._hide(run)
             else:
                 kept.append(run)
         self._ended = kept
+
+    def _hide(self, run: SimulatedRun) -> None:
+        del self._visible[id(run)]
+        self._news.pop(id(run), None)
+        if self._shown.pop(id(run), None) is not None:
+            self._runs = None
 
 
 def _is_wanted(run: SimulatedRun, job: Job) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from scheduler.domain.fleet import Node
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.observation import NodeFacts
+
+_facts = cache(NodeFacts)
 
 
 class SimulatedNodes:
@@ -84,13 +87,15 @@ class SimulatedNodes:
         facts: dict[str, NodeFacts] = {}
         for name, node in self._nodes.items():
             if name in self._down:
-                facts[name] = NodeFacts(up=False)
+                facts[name] = _facts(False, 0)
             elif name in self._loans:
-                facts[name] = NodeFacts(inference_gpus=self._leaving.get(name, 0))
+                facts[name] = _facts(True, self._leaving.get(name, 0))
+            elif (needed := left.get(node.pool, 0)) > 0:
+                taken = min(node.gpus, needed)
+                left[node.pool] = needed - taken
+                facts[name] = _facts(True, taken)
             else:
-                taken = max(0, min(node.gpus, left.get(node.pool, 0)))
-                left[node.pool] = left.get(node.pool, 0) - taken
-                facts[name] = NodeFacts(inference_gpus=taken)
+                facts[name] = _facts(True, 0)
         return facts
 
     def _known(self, name: str) -> None:

@@ -15,7 +15,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What a run is given. `step_time_s` is the true one, `steps_max` infinite where the length is unknown."""
+    """What a run is given: the true `step_time_s` and length `steps_max`, infinite where nobody knows one."""
 
     job_id: str
     generation: int
@@ -24,7 +24,6 @@ class RunSpec:
     steps_start: float
     steps_max: float
     checkpoint_interval_s: float
-    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class SimulatedRun:
     _stop_s: float = _NEVER_S
     _saved_s: float = _NEVER_S
     _report: Run | None = field(default=None, repr=False)
-    _report_until_s: float = -_NEVER_S
+    report_until_s: float = -_NEVER_S
 
     @classmethod
     def starting(cls, spec: RunSpec, *, now_s: float, delay_s: float) -> SimulatedRun:
@@ -105,18 +104,18 @@ class SimulatedRun:
 
     def has_news(self, now_s: float) -> bool:
         """A change of phase or a checkpoint that no settled observation has shown yet."""
-        return self.fresh or now_s >= self._report_until_s
+        return self.fresh or now_s >= self.report_until_s
 
     def seen(self, now_s: float) -> Run:
         """The run as an observer sees it. Steps are told when there is news, not at every look for their own sake."""
-        if self._report is None or self.has_news(now_s) or self.spec.measured:
+        if self._report is None or self.has_news(now_s):
             return self._tell(now_s, steps=self._steps_at(now_s))
         return self._report
 
     def settle(self, now_s: float) -> None:
         """What `seen` told at `now_s` has been taken over: from now on only what is new is told."""
         self.fresh = False
-        self._report_until_s = self._next_checkpoint_s(now_s)
+        self.report_until_s = self._next_checkpoint_s(now_s)
         self._report = self._tell(now_s, steps=None if self.is_live else self._steps_at(now_s))
 
     @property

@@ -186,4 +186,6 @@ def _changes(loaded: Loaded, report: TickReport, snapshot: Snapshot) -> bool:
 
 
 def _differ(before: dict[str, object], after: dict[str, object]) -> bool:
+    if before is after:
+        return False
     return len(before) != len(after) or any(after.get(key) is not value for key, value in before.items())

@@ -1,7 +1,9 @@
-"""Time of one tick's parts on a contended fleet of 1,000 GPUs.
+"""Time of one tick's parts on contended fleets of 1,000, 10,000 and 100,000 GPUs.
 
-125 nodes of 8 GPUs: 100 are training's own, 25 are lent. 200 jobs run and 200 wait when demand takes back 13 nodes
-and 50 more jobs arrive. Half of the jobs have a model, with a solved curve.
+Nodes have 8 GPUs; four of five are training's own, the others are lent. Demand takes back a tenth of all nodes, and 50
+more jobs arrive, while as many jobs wait as run. Half of the jobs have a model, with a solved curve. Every decide is
+measured on a snapshot that was absorbed anew, as a tick does it: the ledger of the tick before is known, what changed
+since is not.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
@@ -39,42 +41,82 @@ from scheduler.store.sql import SqlStore
 from tests.builders import GPU, a_fleet, a_loan
 
 RUNS = 40
-NODE_GPUS, TRAINING_NODES, LENT_NODES, RECALLED_NODES = 8, 100, 25, 13
-RUNNING, QUEUED, ARRIVALS = 200, 200, 50
+NODE_GPUS, ARRIVALS = 8, 50
 NOW_S = 100_000.0
 MODEL = "llama-2-7b"
-SIZES = ((1, 4), (2, 8), (2, 16), (4, 4), (4, 8), (8, 16))
+RANGES = ((1, 4), (2, 8), (2, 16), (4, 4), (4, 8), (8, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A fleet and its load; `decides` of them are measured, over several drawn fleets."""
+
+    gpus: int
+    running: int
+    bar: str
+    decides: int
+
+    @property
+    def nodes(self) -> int:
+        return self.gpus // NODE_GPUS
+
+
+SIZES = (
+    Size(1_000, 200, "< 20 ms (median)", 120),
+    Size(10_000, 2_000, "p99 < 100 ms", 120),
+    Size(100_000, 20_000, "p99 < 1.5 s", 20),
+)
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(name, bar, measured median)."""
-    snapshot, observation = contended()
-    arrivals = tuple(Command(f"c{at}", NOW_S, SubmitJob(f"new-{at:03d}", _spec(at))) for at in range(ARRIVALS))
+    """(name, bar, measured)."""
+    return [row for size in SIZES for row in _rows(size)]
+
+
+def _rows(size: Size) -> list[tuple[str, str, str]]:
     policies = policy_set("ebbtide")
-    absorbed = absorb(snapshot, observation, arrivals).snapshot
-    contended_result = decide(absorbed, policies)
-    calm = replace(absorbed, jobs={id_: job for id_, job in absorbed.jobs.items() if job.is_placed})
-    calm = replace(calm, forecasts={}, demand={"inference": DemandReading(NOW_S, 0.0, 0.0)})
-    calm_result = decide(calm, policies)
-    return [
-        (f"decide, contended: {_told(contended_result)}", "< 20 ms", _cpu_ms(lambda: decide(absorbed, policies))),
-        (f"decide, full pass without a queue: {_told(calm_result)}", "", _cpu_ms(lambda: decide(calm, policies))),
-        ("absorb, 200 runs and 50 arrivals", "", _cpu_ms(lambda: absorb(snapshot, observation, arrivals))),
-        ("apply", "", _cpu_ms(lambda: apply(absorbed, contended_result.decisions))),
-        *_commit_rows(snapshot, apply(absorbed, contended_result.decisions), contended_result),
+    decide_s, absorb_s, apply_s, result = list[float](), list[float](), list[float](), TickResult()
+    fleets = max(1, min(8, size.decides // 10))
+    for number in range(fleets):
+        snapshot, observation = contended(size, number)
+        for _ in range(size.decides // fleets):
+            gc.collect()
+            begin_s = process_time()
+            absorbed = absorb(snapshot, observation, _arrivals()).snapshot
+            absorb_s.append(process_time() - begin_s)
+            begin_s = process_time()
+            result = decide(absorbed, policies)
+            decide_s.append(process_time() - begin_s)
+            assert result.decisions, "only decides that decide something count"
+            begin_s = process_time()
+            after = apply(absorbed, result.decisions)
+            apply_s.append(process_time() - begin_s)
+    name = f"{size.gpus:,} GPUs, {size.running:,} running, {size.running + ARRIVALS:,} waiting"
+    rows = [
+        (f"decide, {name}: {_told(result)}", size.bar, _spread_ms(decide_s)),
+        (f"absorb, {name}", "", _spread_ms(absorb_s)),
+        (f"apply, {name}", "", _spread_ms(apply_s)),
     ]
+    if size.gpus <= 10_000:
+        rows += _commit_rows(name, snapshot, after, result)
+    return rows
 
 
-def contended() -> tuple[Snapshot, Observation]:
+def _arrivals() -> tuple[Command, ...]:
+    return tuple(Command(f"c{at}", NOW_S, SubmitJob(f"new-{at:03d}", _spec(at))) for at in range(ARRIVALS))
+
+
+def contended(size: Size, seed: int = 7) -> tuple[Snapshot, Observation]:
     """The fleet as it stands when demand has just risen, and what an executor sees of it."""
-    random = Random(7)
+    random = Random(seed)
+    lent = size.nodes // 5
     pools, nodes = a_fleet(
-        training=TRAINING_NODES, inference=LENT_NODES, gpus_per_node=NODE_GPUS, lending=LendingPolicy(headroom=0.0)
+        training=size.nodes - lent, inference=lent, gpus_per_node=NODE_GPUS, lending=LendingPolicy(headroom=0.0)
     )
-    slots = [(name, index) for name in nodes for index in range(NODE_GPUS)]
-    jobs = [_running(f"run-{at:03d}", random, slots) for at in range(RUNNING)]
-    jobs += [_job(f"wait-{at:03d}", _spec(random.randrange(1_000)), JobState.QUEUED) for at in range(QUEUED)]
-    needed = float(RECALLED_NODES * NODE_GPUS)
+    slots = [(name, index) for name in nodes for index in range(NODE_GPUS)][::-1]
+    jobs = [_running(f"run-{at:05d}", random, slots) for at in range(size.running)]
+    jobs += [_job(f"wait-{at:05d}", _spec(random.randrange(1_000)), JobState.QUEUED) for at in range(size.running)]
+    needed = float(size.nodes // 10 * NODE_GPUS)
     snapshot = Snapshot(
         generation=7,
         now_s=NOW_S,
@@ -86,12 +128,13 @@ def contended() -> tuple[Snapshot, Observation]:
         demand={"inference": DemandReading(NOW_S, needed, needed)},
         forecasts={"inference": Forecast(NOW_S, 600.0, (0.999,), (needed,), "scripted")},
     )
-    runs = (Run(job.id, 1, RunPhase.RUNNING, job.allocation.target, 500.0, 400.0) for job in jobs[:RUNNING])
+    assert snapshot.ledger.capacity("inference") == lent * NODE_GPUS
+    runs = (Run(job.id, 1, RunPhase.RUNNING, job.allocation.target, 500.0, 400.0) for job in jobs[: size.running])
     return snapshot, Observation(NOW_S, 7, tuple(runs), dict.fromkeys(nodes, NodeFacts()))
 
 
 def _spec(at: int) -> JobSpec:
-    least, most = SIZES[at % len(SIZES)]
+    least, most = RANGES[at % len(RANGES)]
     model = MODEL if at % 2 else ""
     return JobSpec(f"job-{at}", least, most, model=model, global_batch=64 if model else 0, steps=1_000 + 97 * (at % 50))
 
@@ -106,7 +149,7 @@ def _running(job_id: str, random: Random, slots: list[tuple[str, int]]) -> Job:
     """A job on the next free slots, as wide as chance has it; about one in twenty GPUs stays free."""
     job = _job(job_id, _spec(random.randrange(1_000)), JobState.RUNNING)
     count = max(job.spec.min_gpus, min(random.randint(job.spec.min_gpus, job.spec.max_gpus), 5))
-    taken, slots[:count] = slots[:count], []
+    taken = [slots.pop() for _ in range(count)]
     target: dict[str, tuple[int, ...]] = {}
     for name, index in taken:
         target[name] = (*target.get(name, ()), index)
@@ -131,15 +174,15 @@ def _curve() -> ScalingCurve:
     return ScalingCurve({shape: _plan(shape.gpus) for shape in shapes})
 
 
-def _commit_rows(before: Snapshot, after: Snapshot, result: TickResult) -> list[tuple[str, str, str]]:
+def _commit_rows(name: str, before: Snapshot, after: Snapshot, result: TickResult) -> list[tuple[str, str, str]]:
     with TemporaryDirectory() as folder:
         url = f"sqlite:///{Path(folder) / 'bench.db'}"
         migrate(url)
         sql = SqlStore(url)
         try:
             return [
-                ("commit, MemoryStore", "", _commit_ms(lambda: MemoryStore(), before, after, result)),
-                ("commit, SqlStore on SQLite (wall time)", "", _commit_ms(lambda: sql, before, after, result)),
+                (f"commit to memory, {name}", "", _commit_ms(lambda: MemoryStore(), before, after, result)),
+                (f"commit to SQLite, {name} (wall time)", "", _commit_ms(lambda: sql, before, after, result)),
             ]
         finally:
             sql.close()
@@ -161,16 +204,10 @@ def _commit_ms(open_store: Callable[[], Store], before: Snapshot, after: Snapsho
     return f"{median(taken_s) * 1e3:.2f} ms"
 
 
-def _cpu_ms(work: Callable[[], object]) -> str:
-    """Median CPU time, which other work on the machine disturbs least."""
-    work()
-    gc.collect()
-    taken_s = []
-    for _ in range(RUNS):
-        begin_s = process_time()
-        work()
-        taken_s.append(process_time() - begin_s)
-    return f"{median(taken_s) * 1e3:.2f} ms"
+def _spread_ms(taken_s: list[float]) -> str:
+    """CPU time, which other work on the machine disturbs least."""
+    p99_s = quantiles(taken_s, n=100, method="inclusive")[98]
+    return f"{median(taken_s) * 1e3:.1f} ms, p99 {p99_s * 1e3:.1f} ms"
 
 
 def _told(result: TickResult) -> str:

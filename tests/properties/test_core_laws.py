@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduler.core.absorb import absorb
 from scheduler.core.apply import apply, archive, take
 from scheduler.core.decide import decide
-from scheduler.core.draft import Draft, holders
+from scheduler.core.draft import Draft
 from scheduler.core.legal import breaches, illegal
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.decision import Decision, JobDecision, subject
@@ -27,6 +27,7 @@ from tests.properties.worlds import a_world
 
 SEEDS = st.integers(min_value=0, max_value=10**9)
 WORLDS = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+FOR_EACH_SET = settings(WORLDS, max_examples=80)
 OURS = {BreachKind.GPU_HELD_TWICE, BreachKind.ON_UNLENT_NODE}
 
 
@@ -42,7 +43,7 @@ def violations(snapshot: Snapshot, decisions: tuple[Decision, ...]) -> list[Viol
 
 
 @pytest.mark.parametrize("policy", policy_set_names())
-@WORLDS
+@FOR_EACH_SET
 @given(seed=SEEDS)
 def test_decide_takes_only_legal_decisions(policy: str, seed: int) -> None:
     world = a_world(seed)
@@ -51,7 +52,7 @@ def test_decide_takes_only_legal_decisions(policy: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("policy", policy_set_names())
-@WORLDS
+@FOR_EACH_SET
 @given(seed=SEEDS)
 def test_decide_is_deterministic_and_leaves_its_input_alone(policy: str, seed: int) -> None:
     snapshot = a_world(seed).snapshot
@@ -67,7 +68,7 @@ def test_no_gpu_is_held_twice_and_every_change_of_state_stands_in_the_table(seed
     absorbed = absorb(world.snapshot, world.observation, ()).snapshot
     after = apply(absorbed, decide(absorbed, policy_set("ebbtide")).decisions)
     held = sum(job.allocation.held_gpus for job in after.jobs.values())
-    assert held == sum(len(by_index) for by_index in holders(after.jobs.values()).values())
+    assert held == sum(len(by_index) for by_index in after.ledger.holders.values())
     for job_id, job in after.jobs.items():
         was = absorbed.jobs[job_id].state
         assert was is job.state or (was, job.state) in JOB_EDGES

@@ -6,7 +6,7 @@ import json
 import math
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib import import_module
 from types import NoneType, UnionType
@@ -25,6 +25,7 @@ from scheduler.domain.fleet import LendingPolicy, Node, Pool
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuGroup, GpuShape
 from scheduler.domain.job import CheckpointSpec, Job, JobSpec, Progress
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.domain.reason import Reason, ReasonCode
@@ -78,6 +79,7 @@ _RULED: dict[Any, SearchStrategy[Any]] = {
     JobSpec: _job_specs(),
     GpuGroup: st.builds(GpuGroup, gpu=st.text(), nodes=_COUNT, gpus_per_node=_COUNT),
     Node: st.builds(Node, gpus=_COUNT, gpu_memory_bytes=_COUNT),
+    JobQueue: st.builds(JobQueue, name=st.text(), limit_gpus=st.none() | _COUNT, weight=_POSITIVE_S),
     CheckpointSpec: st.builds(CheckpointSpec, dir=st.text(), interval_s=_POSITIVE_S, keep=_COUNT),
     LendingPolicy: st.builds(
         LendingPolicy,
@@ -111,7 +113,9 @@ def _values(hint: Any) -> SearchStrategy[Any]:
         return st.dictionaries(_values(arguments[0]), _values(arguments[1]), max_size=2)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
-    return st.builds(hint, **{name: _values(inner) for name, inner in get_type_hints(hint).items()})
+    hints = get_type_hints(hint)
+    told = [field.name for field in fields(hint) if not field.metadata.get("derived")]
+    return st.builds(hint, **{name: _values(hints[name]) for name in told})
 
 
 @pytest.mark.parametrize("noun", _nouns(), ids=lambda noun: noun.__name__)

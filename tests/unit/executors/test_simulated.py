@@ -67,7 +67,7 @@ class Desired:
 
 
 def world(factor: float = 1.0) -> tuple[SimulatedExecutor, Desired]:
-    executor = SimulatedExecutor(NODES, delays=DELAYS, step_time_factor=lambda job_id: factor)
+    executor = SimulatedExecutor(NODES, delays=DELAYS, step_time_factor=lambda job_id, gpus: factor)
     return executor, Desired(executor)
 
 
