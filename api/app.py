@@ -9,14 +9,27 @@ from fastapi import FastAPI
 from api.dependencies import Service
 from api.errors import add_error_handlers
 from api.request_timing import RequestTiming
-from api.routers import demand, events, health, job_reports, jobs, lending, nodes, plans, pools, progress, snapshots
+from api.routers import (
+    demand,
+    events,
+    health,
+    job_reports,
+    jobs,
+    lending,
+    nodes,
+    plans,
+    pools,
+    progress,
+    queues,
+    snapshots,
+)
 from scheduler.policies.policy_set import PolicySet
 from scheduler.runtime.clock import Clock
 from scheduler.settings import Settings
 from scheduler.store.protocol import Lease, Store
 from scheduler.telemetry.fleet_gauges import package_version
 
-_ROUTED = (jobs, job_reports, progress, pools, nodes, demand, lending, events, snapshots, plans, health)
+_ROUTED = (jobs, job_reports, progress, pools, nodes, queues, demand, lending, events, snapshots, plans, health)
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests never change the state: they put commands into an inbox, and the next "
     "tick of the controller acts on them. Errors are always application/problem+json (RFC 9457)."

@@ -146,6 +146,25 @@ class Client:
     def forecast(self, pool: str) -> JsonObject:
         return self._connection.object("GET", f"{_pool(pool)}/forecast")
 
+    # queues
+
+    def queues(self) -> list[JsonObject]:
+        """Declared queues and those that live jobs name, with what they use, borrow and wait for."""
+        return list(self._connection.items("/v1/queues", query={}))
+
+    def queue(self, name: str) -> JsonObject:
+        return self._connection.object("GET", _queue(name))
+
+    def create_queue(self, document: Mapping[str, Any]) -> JsonObject:
+        return self._connection.object("POST", "/v1/queues", json=document)
+
+    def change_queue(self, name: str, change: Mapping[str, Any]) -> JsonObject:
+        """Change `guaranteed_gpus`, `limit_gpus` (None: no limit) or `weight`; what is left out stays."""
+        return self._connection.object("PATCH", _queue(name), json=change)
+
+    def delete_queue(self, name: str) -> JsonObject:
+        return self._connection.object("DELETE", _queue(name))
+
     # lending
 
     def loans(self, *, state: str = "") -> list[JsonObject]:
@@ -186,6 +205,10 @@ def _job(job_id: str) -> str:
 
 def _pool(name: str) -> str:
     return f"/v1/pools/{quote(name, safe='')}"
+
+
+def _queue(name: str) -> str:
+    return f"/v1/queues/{quote(name, safe='')}"
 
 
 def _node(name: str) -> str:

@@ -14,6 +14,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.reason import Reason
 from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.quota import QueueUse
 from scheduler.store.protocol import StoredDecision, StoredEvent
 
 View = dict[str, Any]
@@ -84,6 +85,20 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> View:
         view["lent_nodes"] = sum(1 for node in nodes if snapshot.is_lent(node))
         view["demand"] = demand_view(reading) if reading else None
     return view
+
+
+def queue_view(use: QueueUse) -> View:
+    """`own_gpus` and `borrowed_gpus` are parts of `used_gpus`; `waiting_gpus` are minimums."""
+    return {
+        **encode(use.queue),
+        "declared": use.is_declared,
+        "used_gpus": use.used_gpus,
+        "own_gpus": use.own_gpus,
+        "borrowed_gpus": use.borrowed_gpus,
+        "running_jobs": use.running_jobs,
+        "waiting_jobs": use.waiting_jobs,
+        "waiting_gpus": use.waiting_gpus,
+    }
 
 
 def demand_view(reading: DemandReading) -> View:

@@ -29,7 +29,7 @@ GpusOption = Annotated[int, typer.Option("--gpus", help="How many GPUs it has.")
 MemoryOption = Annotated[str | None, typer.Option("--memory", help="Of one GPU, such as 80GB; else the model says it.")]
 
 
-def _is_list(context: typer.Context) -> bool:
+def is_list(context: typer.Context) -> bool:
     """A group alone lists. Its options would be lost on a verb after them, so that is refused."""
     if context.invoked_subcommand is None:
         return True
@@ -42,7 +42,7 @@ def _is_list(context: typer.Context) -> bool:
 
 @pools_app.callback(invoke_without_command=True)
 def pools(context: typer.Context, url: UrlOption = DEFAULT_URL, output: OutputOption = Format.TABLE) -> None:
-    if _is_list(context):
+    if is_list(context):
         list_pools(url, output)
 
 
@@ -86,7 +86,7 @@ def nodes(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    if _is_list(context):
+    if is_list(context):
         list_nodes(pool, url, output)
 
 

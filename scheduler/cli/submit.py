@@ -30,6 +30,7 @@ SeqOption = Annotated[int | None, typer.Option("--seq", help="Tokens a sample.")
 StepsOption = Annotated[int | None, typer.Option("--steps", help="Optimizer steps to the end.")]
 GpuOption = Annotated[str | None, typer.Option("--gpu", help="The only GPU model it may run on.")]
 PriorityOption = Annotated[int | None, typer.Option("--priority", help="Higher goes first.")]
+QueueOption = Annotated[str | None, typer.Option("--queue", help="Queue that pays for its GPUs.")]
 CommandOption = Annotated[str | None, typer.Option("--command", help="What its workers run, as one shell-quoted text.")]
 EnvOption = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="May be repeated.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be decided.")]
@@ -48,6 +49,7 @@ def submit(
     steps: StepsOption = None,
     gpu: GpuOption = None,
     priority: PriorityOption = None,
+    queue: QueueOption = None,
     command: CommandOption = None,
     env: EnvOption = None,
     dry_run: DryRunOption = False,
@@ -65,6 +67,7 @@ def submit(
         "steps": steps,
         "gpu": gpu,
         "priority": priority,
+        "queue": queue,
         "command": _words(command),
         "env": dict(_pair(item) for item in env) if env else None,
     }

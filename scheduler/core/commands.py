@@ -8,11 +8,14 @@ from scheduler.core.intake import Intake
 from scheduler.domain.command import (
     AddNode,
     CancelJob,
+    ChangeQueue,
     Command,
     CordonNode,
     CreatePool,
+    CreateQueue,
     CurveSolved,
     DeletePool,
+    DeleteQueue,
     ForecastMade,
     FreezeResizes,
     PauseLending,
@@ -54,6 +57,8 @@ def obey(intake: Intake, command: Command) -> None:
             _progress(intake, report)
         case CreatePool() | DeletePool() | SetLendingPolicy() as change:
             _change_pool(intake, change)
+        case CreateQueue() | ChangeQueue() | DeleteQueue() as change:
+            _change_queue(intake, change)
         case AddNode() | RemoveNode() | CordonNode() | UncordonNode() as change:
             _change_node(intake, change)
         case ReportDemand() as report:
@@ -158,6 +163,21 @@ def _change_pool(intake: Intake, change: CreatePool | DeletePool | SetLendingPol
                 return
             intake.pools[name] = replace(intake.pools[name], lending=lending)
             intake.tell(EventCode.POOL_CHANGED, name, f"the lending policy of {name} changed")
+
+
+def _change_queue(intake: Intake, change: CreateQueue | ChangeQueue | DeleteQueue) -> None:
+    name = change.name if isinstance(change, DeleteQueue) else change.queue.name
+    if (name in intake.queues) is isinstance(change, CreateQueue):
+        intake.refuse(name, f"queue {name} {'exists already' if name in intake.queues else 'does not exist'}")
+        return
+    if isinstance(change, DeleteQueue):
+        intake.queues.pop(name)
+        intake.tell(EventCode.QUEUE_CHANGED, name, f"queue {name} was deleted")
+        return
+    queue = intake.queues[name] = change.queue
+    limit = "no limit" if queue.limit_gpus is None else f"limit {queue.limit_gpus}"
+    message = f"queue {name}: {queue.guaranteed_gpus} GPUs guaranteed, {limit}, weight {queue.weight:g}"
+    intake.tell(EventCode.QUEUE_CHANGED, name, message)
 
 
 def _change_node(intake: Intake, change: AddNode | RemoveNode | CordonNode | UncordonNode) -> None:

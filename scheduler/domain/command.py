@@ -12,6 +12,7 @@ from scheduler.domain.fleet import LendingPolicy, Node, Pool
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import ParallelPlan
 
 
@@ -68,6 +69,25 @@ class DeletePool:
 class SetLendingPolicy:
     pool: str
     lending: LendingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class CreateQueue:
+    queue: JobQueue
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeQueue:
+    """`queue` takes the place of the declared queue of its name."""
+
+    queue: JobQueue
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteQueue:
+    """Its jobs stay, without guarantee and without limit."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +174,9 @@ CommandBody = (
     | CreatePool
     | DeletePool
     | SetLendingPolicy
+    | CreateQueue
+    | ChangeQueue
+    | DeleteQueue
     | AddNode
     | RemoveNode
     | CordonNode

@@ -26,6 +26,7 @@ class EventCode(StrEnum):
     LOAN_ACTIVE = "LoanActive"
     LOAN_LOST = "LoanLost"
     POOL_CHANGED = "PoolChanged"
+    QUEUE_CHANGED = "QueueChanged"
     CURVES_DROPPED = "CurvesDropped"
     DEMAND_CLAMPED = "DemandClamped"
     LENDING_SWITCHED = "LendingSwitched"
@@ -36,7 +37,7 @@ class EventCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`subject` is a job id, node, pool or loan; `numbers` are the figures behind `message`."""
+    """`subject` is a job id, node, pool, queue or loan; `numbers` are the figures behind `message`."""
 
     at_s: float
     code: EventCode

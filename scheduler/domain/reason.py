@@ -18,6 +18,9 @@ class ReasonCode(StrEnum):
     RANGE_CHANGED = "RangeChanged"
     OWNER_ASKED = "OwnerAsked"
     RUN_TIME_EXCEEDED = "RunTimeExceeded"
+    OUTRANKED = "Outranked"
+    QUOTA_RECLAIMED = "QuotaReclaimed"
+    DEFRAGMENTED = "Defragmented"
     INFERENCE_IDLE = "InferenceIdle"
     INFERENCE_NEEDS = "InferenceNeedsNode"
     OPERATOR_ASKED = "OperatorAsked"
@@ -30,6 +33,11 @@ class ReasonCode(StrEnum):
     NO_MATCHING_FLAVOR = "NoMatchingFlavor"
     WAITING_FOR_RELEASE = "WaitingForPreemptedWorkloads"
     BEHIND_HEAD = "BehindHeadOfQueue"
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
+    TOPOLOGY = "TopologyPlacementFailed"
+    HELD_BY_MINIMUM_RUNTIME = "HeldByMinimumRuntime"
+    DEADLINE_UNREACHABLE = "DeadlineUnreachable"
     SUSPENDED = "Suspended"
 
 

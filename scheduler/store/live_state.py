@@ -51,7 +51,7 @@ def refresh(newer: NewerRows) -> Snapshot:
     """
     if newer.state is None:
         return newer.base
-    records = {
+    records: dict[str, Any] = {
         kind.field: refreshed(kind, getattr(newer.base, kind.field), newer.rows[kind.table.name])
         for kind in RECORD_KINDS
     }

@@ -14,6 +14,7 @@ from scheduler.domain.fleet import DemandReading, Node, Pool
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import Job
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.loan import Loan
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import ScalingCurve
@@ -40,6 +41,7 @@ RECORD_KINDS = (
     RecordKind("loans", tables.LOANS, Loan),
     RecordKind("demand", tables.DEMAND, DemandReading),
     RecordKind("forecasts", tables.FORECASTS, Forecast),
+    RecordKind("queues", tables.QUEUES, JobQueue),
 )
 
 

@@ -101,6 +101,7 @@ JOBS = Table("jobs", METADATA, RecordColumns)
 LOANS = Table("loans", METADATA, RecordColumns)
 DEMAND = Table("demand", METADATA, RecordColumns)
 FORECASTS = Table("forecasts", METADATA, RecordColumns)
+QUEUES = Table("queues", METADATA, RecordColumns)
 CURVE_POINTS = Table("curve_points", METADATA, CurvePointColumns)
 
 INBOX = Table("inbox", METADATA, InboxColumns)

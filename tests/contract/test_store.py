@@ -18,6 +18,7 @@ from scheduler.domain.fleet import Blackout, DemandReading, LendingPolicy, Node,
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import Intent, Job, JobAccount, JobSpec, Progress
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import ENDED, JobState
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.reason import Reason, ReasonCode
@@ -86,6 +87,7 @@ def _filled() -> Snapshot:
         curves={"gpt2/batch-8/seq-1024": curve, "nothing-solved-yet": ScalingCurve()},
         demand={"serve": DemandReading(12.0, 16.0, 20.0)},
         forecasts={"serve": Forecast(12.0, 600.0, (0.5, 0.999), (8.0, 15.5), "seasonal")},
+        queues={"vision": JobQueue("vision", 8, 16, 2.0), "rest": JobQueue("rest")},
         switches=Switches(lending_paused=True, resizes_frozen=True),
         full_pass_at_s=10.0,
         solver="5f0e",
@@ -134,10 +136,12 @@ def test_a_reader_sees_each_change_and_each_removal(open_store: OpenStore) -> No
     jobs = {**filled.jobs, "job-1": replace(filled.jobs["job-1"], message="new"), "job-new": _job(9, JobState.QUEUED)}
     del jobs["job-2"]
     curve = ScalingCurve({EIGHT: data_parallel_plan("a100-80g", 8)})
-    _commit(writer, now_s=20.0, jobs=jobs, loans={}, forecasts={}, curves={"gpt2/batch-8/seq-1024": curve})
+    curves, queues = {"gpt2/batch-8/seq-1024": curve}, {"vision": JobQueue("vision", 8)}
+    _commit(writer, now_s=20.0, jobs=jobs, loans={}, forecasts={}, queues=queues, curves=curves)
     after = reader.load().snapshot
     assert after == writer.load().snapshot
     assert (after.jobs["job-1"].message, "job-2" in after.jobs, after.loans) == ("new", False, {})
+    assert after.queues == queues
     assert after.curves == {"gpt2/batch-8/seq-1024": curve}
     assert after.jobs["job-0"] is before.jobs["job-0"], "what did not change stays the same object"
 

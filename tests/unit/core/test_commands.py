@@ -10,12 +10,15 @@ from scheduler.core.absorb import Absorbed, absorb
 from scheduler.domain.command import (
     AddNode,
     CancelJob,
+    ChangeQueue,
     Command,
     CommandBody,
     CordonNode,
     CreatePool,
+    CreateQueue,
     CurveSolved,
     DeletePool,
+    DeleteQueue,
     ForecastMade,
     FreezeResizes,
     PauseLending,
@@ -37,6 +40,7 @@ from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import Intent
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation
 from scheduler.domain.scaling_curve import data_parallel_plan
@@ -71,6 +75,9 @@ def is_refused(absorbed: Absorbed) -> bool:
         DeletePool("training"),
         DeletePool("unknown"),
         SetLendingPolicy("unknown", LendingPolicy()),
+        CreateQueue(JobQueue("vision", 4)),
+        ChangeQueue(JobQueue("unknown")),
+        DeleteQueue("unknown"),
         AddNode(a_node("t0")),
         AddNode(a_node("new", "unknown")),
         RemoveNode("unknown"),
@@ -84,7 +91,7 @@ def is_refused(absorbed: Absorbed) -> bool:
 )
 def test_a_command_that_does_not_fit_is_refused_and_changes_nothing(body: CommandBody) -> None:
     ended = a_job("ended", 4, state=JobState.SUCCEEDED, releasing=FOUR)
-    snapshot = a_snapshot(FLEET, [a_job("queued"), ended], [a_loan("i0")])
+    snapshot = a_snapshot(FLEET, [a_job("queued"), ended], [a_loan("i0")], queues={"vision": JobQueue("vision")})
     absorbed = told(snapshot, body)
     assert is_refused(absorbed)
     assert absorbed.snapshot == snapshot
@@ -153,6 +160,17 @@ def test_an_empty_pool_can_be_deleted_with_its_demand() -> None:
     )
     assert "p" in filled.snapshot.demand
     assert told(filled.snapshot, DeletePool("p")).snapshot == snapshot
+
+
+def test_a_queue_is_declared_changed_and_taken_back_and_its_jobs_stay() -> None:
+    snapshot = a_snapshot(FLEET, [a_job("j", queue="vision")])
+    declared = told(snapshot, CreateQueue(JobQueue("vision", 4)), ChangeQueue(JobQueue("vision", 2, 6, 0.5)))
+    assert declared.snapshot.queues == {"vision": JobQueue("vision", 2, 6, 0.5)}
+    assert [event.message for event in declared.events] == [
+        "queue vision: 4 GPUs guaranteed, no limit, weight 1",
+        "queue vision: 2 GPUs guaranteed, limit 6, weight 0.5",
+    ]
+    assert told(declared.snapshot, DeleteQueue("vision")).snapshot == snapshot
 
 
 def test_a_drained_node_takes_nothing_until_it_is_uncordoned() -> None:

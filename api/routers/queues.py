@@ -1,0 +1,80 @@
+"""Queues: declare, list, look at, change, delete."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from fastapi import APIRouter, Response
+
+from api.dependencies import WorldDep
+from api.errors import conflict, not_found
+from api.views import View, queue_view
+from api.world import World
+from scheduler.documents import job_queue
+from scheduler.documents.job_queue import QueueDocument, QuotaDocument
+from scheduler.documents.refusal import Refusal
+from scheduler.domain.command import ChangeQueue, CreateQueue, DeleteQueue
+from scheduler.domain.job_queue import JobQueue
+from scheduler.policies.quota import queue_uses
+
+router = APIRouter(prefix="/v1", tags=["queues"])
+
+
+@router.post("/queues", status_code=201)
+def create_queue(document: QueueDocument, world: WorldDep, response: Response) -> View:
+    """Declare a queue. The same queue again answers 200 and changes nothing; another of its name is refused."""
+    queue = job_queue.job_queue(document)
+    present = world.snapshot.queues.get(queue.name)
+    if present is not None:
+        _refuse_difference(present, queue)
+        response.status_code = 200
+        return _view(world, queue.name)
+    response.headers["Location"] = f"/v1/queues/{queue.name}"
+    return _view(world.send(CreateQueue(queue)), queue.name)
+
+
+@router.get("/queues")
+def list_queues(world: WorldDep) -> View:
+    """All declared queues, and those that live jobs name, by name."""
+    return {"items": [queue_view(use) for use in queue_uses(world.snapshot).values()], "next": None}
+
+
+@router.get("/queues/{name}")
+def get_queue(name: str, world: WorldDep) -> View:
+    return _view(world, name)
+
+
+@router.patch("/queues/{name}", status_code=202)
+def change_queue(name: str, change: QuotaDocument, world: WorldDep) -> View:
+    """Change what is given; a limit of null is none. A lower limit stops growth and starts, and ends nothing."""
+    changed = job_queue.changed_queue(_declared(world, name), change)
+    return _view(world.send(ChangeQueue(changed)), name)
+
+
+@router.delete("/queues/{name}", status_code=202)
+def delete_queue(name: str, world: WorldDep) -> View:
+    """Take the declaration back. The queue's jobs stay, without guarantee and without limit."""
+    _declared(world, name)
+    view = _view(world, name)
+    world.send(DeleteQueue(name))
+    return view
+
+
+def _declared(world: World, name: str) -> JobQueue:
+    return world.snapshot.queues.get(name) or not_found("declared queue", name)
+
+
+def _view(world: World, name: str) -> View:
+    use = queue_uses(world.snapshot).get(name)
+    return queue_view(use) if use is not None else not_found("queue", name)
+
+
+def _refuse_difference(present: JobQueue, wanted: JobQueue) -> None:
+    refusals = [
+        Refusal(field.name, getattr(wanted, field.name), f"{getattr(present, field.name)}, as it was declared")
+        for field in fields(JobQueue)
+        if getattr(present, field.name) != getattr(wanted, field.name)
+    ]
+    if refusals:
+        names = ", ".join(refusal.field for refusal in refusals)
+        conflict(f"queue {present.name} is declared with another {names}; change it with PATCH", *refusals)

@@ -1,0 +1,123 @@
+"""Queues of a service: who pays, and for how many GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scheduler.cli.failure import refuse
+from scheduler.cli.fleet import is_list
+from scheduler.cli.inputs import count_of
+from scheduler.cli.output import Format, OutputOption, columns, emit, facts
+from scheduler.cli.service import DEFAULT_URL, UrlOption, service
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+app = typer.Typer(name="queues", help="List, create, set or delete queues: guaranteed GPUs, limit, weight.")
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of a queue, as jobs give it.")]
+GuaranteedOption = Annotated[int | None, typer.Option("--guaranteed", help="GPUs that are its own; others borrow.")]
+LimitOption = Annotated[str | None, typer.Option("--limit", help="Most GPUs that its jobs use together, or none.")]
+WeightOption = Annotated[float | None, typer.Option("--weight", help="Its share of what queues borrow.")]
+
+
+@app.callback(invoke_without_command=True)
+def queues(context: typer.Context, url: UrlOption = DEFAULT_URL, output: OutputOption = Format.TABLE) -> None:
+    if is_list(context):
+        list_queues(url, output)
+
+
+@app.command("list")
+def list_queues(url: UrlOption = DEFAULT_URL, output: OutputOption = Format.TABLE) -> None:
+    """List the queues: guarantee, limit, what they use, borrow and wait for."""
+    with service(url) as client:
+        found = client.queues()
+    emit(found, output, lambda: queue_rows(found))
+
+
+@app.command("create")
+def create_queue(
+    name: QueueArgument,
+    guaranteed: GuaranteedOption = None,
+    limit: LimitOption = None,
+    weight: WeightOption = None,
+    *,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Declare a queue. A queue that is not declared has no guarantee and no limit."""
+    with service(url) as client:
+        answer = client.create_queue({"name": name, **_quota(guaranteed, limit, weight)})
+    emit(answer, output, lambda: facts({"queue": f"{name} is created: {_terms(answer)}"}))
+
+
+@app.command("set")
+def set_queue(
+    name: QueueArgument,
+    guaranteed: GuaranteedOption = None,
+    limit: LimitOption = None,
+    weight: WeightOption = None,
+    *,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Change what is given of a declared queue."""
+    change = _quota(guaranteed, limit, weight)
+    if not change:
+        refuse("nothing to set: give --guaranteed, --limit or --weight")
+    with service(url) as client:
+        answer = client.change_queue(name, change)
+    emit(answer, output, lambda: facts({"queue": f"{name} is set: {_terms(answer)}"}))
+
+
+@app.command("delete")
+def delete_queue(name: QueueArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Format.TABLE) -> None:
+    """Take a queue's declaration back; its jobs stay, without guarantee and without limit."""
+    with service(url) as client:
+        answer = client.delete_queue(name)
+    emit(answer, output, lambda: facts({"queue": f"{name} is deleted"}))
+
+
+def queue_rows(found: Iterable[Mapping[str, Any]]) -> RenderableType:
+    return columns(
+        (
+            [
+                queue["name"],
+                str(queue["guaranteed_gpus"]),
+                _limit_text(queue),
+                f"{queue['weight']:g}",
+                str(queue["used_gpus"]),
+                str(queue["borrowed_gpus"]),
+                str(queue["running_jobs"]),
+                f"{queue['waiting_jobs']} for {queue['waiting_gpus']} GPUs" if queue["waiting_jobs"] else "nobody",
+                "" if queue["declared"] else "not declared",
+            ]
+            for queue in found
+        ),
+        heads=["queue", "guaranteed", "limit", "weight", "uses", "borrowed", "jobs", "waiting", ""],
+        right=["guaranteed", "limit", "weight", "uses", "borrowed", "jobs"],
+        empty="There are no queues.",
+    )
+
+
+def _quota(guaranteed: int | None, limit: str | None, weight: float | None) -> dict[str, Any]:
+    """The fields that were given; the service checks the rest."""
+    given: dict[str, Any] = {}
+    if guaranteed is not None:
+        given["guaranteed_gpus"] = guaranteed
+    if limit is not None:
+        given["limit_gpus"] = None if limit == "none" else count_of("--limit", limit, least=0)
+    if weight is not None:
+        given["weight"] = weight
+    return given
+
+
+def _terms(queue: Mapping[str, Any]) -> str:
+    return f"{queue['guaranteed_gpus']} GPUs guaranteed, limit {_limit_text(queue)}, weight {queue['weight']:g}"
+
+
+def _limit_text(queue: Mapping[str, Any]) -> str:
+    return "none" if queue["limit_gpus"] is None else str(queue["limit_gpus"])

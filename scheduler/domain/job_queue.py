@@ -1,0 +1,28 @@
+"""JobQueue: who pays for jobs, and how many GPUs that buys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JobQueue:
+    """`guaranteed_gpus` are the queue's own whenever its jobs ask for them; what it uses above is borrowed.
+
+    It never uses more than `limit_gpus` (None: no limit). Where several queues borrow, the one that borrows least
+    for its `weight` comes first. A queue that nobody declared has no guarantee, no limit, and weight 1.
+    """
+
+    name: str
+    guaranteed_gpus: int = 0
+    limit_gpus: int | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.guaranteed_gpus < 0:
+            raise ValueError(f"guaranteed_gpus must be at least 0, got {self.guaranteed_gpus}")
+        if self.limit_gpus is not None and self.limit_gpus < self.guaranteed_gpus:
+            least = f"at least guaranteed_gpus = {self.guaranteed_gpus}"
+            raise ValueError(f"limit_gpus must be {least}, or absent, got {self.limit_gpus}")
+        if not 0.0 < self.weight < float("inf"):
+            raise ValueError(f"weight must be a positive, finite number, got {self.weight}")

@@ -1,0 +1,242 @@
+"""Quotas: what each queue uses of its own and what it borrows, who comes first by that, and what a queue may take.
+
+Own are the GPUs that a queue's placed jobs hold up to its guarantee, borrowed those above. An idle guarantee may be
+borrowed, and is reclaimed when its owner has a job for it (`scheduler.policies.quota_reclaim`). What a waiting job is
+guaranteed is judged by base GPUs alone, because flexible ones give way first. The words own, borrowed, guarantee
+(nominal quota) and limit (nominal quota + borrowing limit) mean what they mean in Kueue; sharing what is borrowed by
+weight follows Dominant Resource Fairness (NSDI'11, section 4) with GPUs as the one resource.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from itertools import groupby
+
+from scheduler.domain.gpus import counted
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_state import WAITING
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.snapshot import Snapshot
+
+
+class QuotaBook:
+    """The accounts of all queues, kept while one tick deals out GPUs. Without declared queues it keeps none."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._queues = snapshot.queues
+        self._jobs = snapshot.jobs
+        self._gpus: dict[str, int] = {}
+        self._used: Counter[str] = Counter()
+        self._base: Counter[str] = Counter()
+        self._claimants: set[str] = set()
+        if self._queues:
+            for job in snapshot.jobs.values():
+                if gpus := job.allocation.target_gpus:
+                    self.take(job, gpus)
+
+    def __bool__(self) -> bool:
+        """Some queue is declared."""
+        return bool(self._queues)
+
+    def queue(self, name: str) -> JobQueue:
+        return self._queues.get(name) or JobQueue(name)
+
+    def used(self, name: str) -> int:
+        """GPUs that the queue's placed jobs are to hold."""
+        return self._used[name]
+
+    def borrowed(self, name: str) -> int:
+        return max(0, self._used[name] - self.queue(name).guaranteed_gpus)
+
+    def borrowed_base(self, name: str) -> int:
+        """What the queue would still borrow if all its jobs were at their minimum."""
+        return max(0, self._base[name] - self.queue(name).guaranteed_gpus)
+
+    def flexible(self, name: str) -> int:
+        """What the queue's jobs hold above their minimums."""
+        return self._used[name] - self._base[name]
+
+    def own_flexible(self, name: str) -> int:
+        """Flexible GPUs that the queue holds of its guarantee."""
+        return max(0, min(self._used[name], self.queue(name).guaranteed_gpus) - self._base[name])
+
+    def is_guaranteed(self, job: Job) -> bool:
+        """By the last `order`, the minimum of this waiting job lies within what its queue is guaranteed."""
+        return job.id in self._claimants
+
+    def claimable(self, job: Job) -> int:
+        """The most GPUs that `Givers.reclaim` could find for this job."""
+        mine = job.spec.queue
+        borrowers = (base for name, base in self._base.items() if name != mine and self.borrowed_base(name))
+        return self.own_flexible(mine) + sum(borrowers)
+
+    def verdict(self, job: Job, gpus: int) -> Reason | None:
+        """Why the job may not have `gpus` more; None where its queue's limit permits it."""
+        queue = self._queues.get(job.spec.queue)
+        if queue is None or (limit := queue.limit_gpus) is None:
+            return None
+        used, least = self._used[queue.name], job.spec.min_gpus
+        if least <= limit and used + gpus <= limit:
+            return None
+        numbers = {
+            "needed_gpus": float(gpus),
+            "used_gpus": float(used),
+            "limit_gpus": float(limit),
+            "guaranteed_gpus": float(queue.guaranteed_gpus),
+            "borrowed_gpus": float(self.borrowed(queue.name)),
+        }
+        if least > limit:
+            detail = f"needs {counted(least)}, more than the limit of queue {queue.name}, {limit}"
+            return Reason(ReasonCode.EXCEEDS_MAX_QUOTA, detail, numbers)
+        detail = f"needs {counted(gpus)}; queue {queue.name} uses {used} of its limit of {limit}"
+        return Reason(ReasonCode.WAITING_FOR_QUOTA, detail, numbers)
+
+    def excess(self, job: Job, gpus: int) -> int:
+        """How far above its limit the job's queue would be with `gpus` more."""
+        limit = self.queue(job.spec.queue).limit_gpus
+        return 0 if limit is None else max(0, self._used[job.spec.queue] + gpus - limit)
+
+    def take(self, job: Job, gpus: int) -> None:
+        """The job gets `gpus` more than it has been given so far; negative ones it gives back."""
+        if self._queues:
+            before, name, least = self._gpus.get(job.id, 0), job.spec.queue, job.spec.min_gpus
+            self._gpus[job.id] = after = before + gpus
+            self._used[name] += gpus
+            self._base[name] += min(after, least) - min(before, least)
+
+    def give_back(self, job: Job, gpus: int) -> None:
+        self.take(job, -gpus)
+
+    def headroom(self, job: Job) -> int:
+        """How many more GPUs the job may get, by its own range and its queue's limit."""
+        present = self._gpus.get(job.id, 0) if self._queues else job.allocation.target_gpus
+        room = job.spec.max_gpus - present
+        limit = self.queue(job.spec.queue).limit_gpus if self._queues else None
+        return max(0, room if limit is None else min(room, limit - self._used[job.spec.queue]))
+
+    def spare(self, job: Job, flexible: int) -> int:
+        """How many of a running job's `flexible` GPUs jobs of other queues may take: borrowed ones alone."""
+        return min(flexible, self.borrowed(job.spec.queue)) if job.spec.queue in self._queues else flexible
+
+    def order(self, job_ids: Iterable[str]) -> tuple[str, ...]:
+        """Waiting jobs, given in the order of a policy, in the order in which queues may claim.
+
+        Highest priority first; then jobs within their queue's guarantee, and from here on these are the claimants;
+        then the queue that has borrowed least for its weight, counting those before it in this order. Apart from
+        that the given order stays. A job too large for what is left of its queue's guarantee keeps no smaller ones
+        behind it from that.
+        """
+        if not self._queues:
+            return tuple(job_ids)
+        jobs = sorted((self._jobs[job_id] for job_id in job_ids), key=lambda job: -job.spec.priority)
+        base = Counter(self._base)
+        for job in jobs:
+            name, gpus = job.spec.queue, job.spec.min_gpus
+            if name in self._queues and base[name] + gpus <= self._queues[name].guaranteed_gpus:
+                base[name] += gpus
+                self._claimants.add(job.id)
+        ordered: list[str] = []
+        for _, level in groupby(jobs, key=lambda job: job.spec.priority):
+            lines: dict[str, deque[tuple[int, Job]]] = {}
+            for position, job in enumerate(level):
+                if job.id in self._claimants:
+                    ordered.append(job.id)
+                else:
+                    lines.setdefault(job.spec.queue, deque()).append((position, job))
+            ordered += self._least_borrowed_first(lines, base)
+        return tuple(ordered)
+
+    def _least_borrowed_first(self, lines: Mapping[str, deque[tuple[int, Job]]], base: Counter[str]) -> Iterator[str]:
+        """The jobs of several lines as one, added to `base` one by one."""
+
+        def place(name: str) -> tuple[float, int, str]:
+            queue = self.queue(name)
+            return max(0, base[name] - queue.guaranteed_gpus) / queue.weight, lines[name][0][0], name
+
+        heads = [place(name) for name in lines]
+        heapify(heads)
+        while heads:
+            name = heads[0][2]
+            _, job = lines[name].popleft()
+            base[name] += job.spec.min_gpus
+            yield job.id
+            if lines[name]:
+                heapreplace(heads, place(name))
+            else:
+                heappop(heads)
+
+
+def within_quota(snapshot: Snapshot, book: QuotaBook, wanted: Mapping[str, int]) -> Mapping[str, int]:
+    """The counts that a scaling policy wants of running jobs, cut to what queues may have.
+
+    No queue grows above its limit, and none is shrunk below what it holds of its guarantee: flexible GPUs that are
+    its own gain others nothing. A queue that gives up too much keeps its last jobs, by id, as they are.
+    """
+    if not book:
+        return wanted
+    change: Counter[str] = Counter()
+    deltas = {job_id: count - snapshot.jobs[job_id].allocation.target_gpus for job_id, count in wanted.items()}
+    for job_id, delta in deltas.items():
+        change[snapshot.jobs[job_id].spec.queue] += delta
+    for job_id in sorted(deltas):
+        name = snapshot.jobs[job_id].spec.queue
+        own = min(book.used(name), book.queue(name).guaranteed_gpus)
+        if deltas[job_id] < 0 and book.used(name) + change[name] < own:
+            change[name] -= deltas.pop(job_id)
+    for job_id, delta in reversed(deltas.items()):
+        name = snapshot.jobs[job_id].spec.queue
+        limit = book.queue(name).limit_gpus
+        over = 0 if limit is None else max(0, book.used(name) + change[name] - limit)
+        if delta > 0 and over:
+            deltas[job_id] = max(0, delta - over)
+            change[name] -= delta - deltas[job_id]
+    return {job_id: snapshot.jobs[job_id].allocation.target_gpus + delta for job_id, delta in deltas.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueUse:
+    """How a queue stands. `waiting_gpus` are the minimums of its waiting jobs."""
+
+    queue: JobQueue
+    is_declared: bool
+    used_gpus: int = 0
+    running_jobs: int = 0
+    waiting_gpus: int = 0
+    waiting_jobs: int = 0
+
+    @property
+    def own_gpus(self) -> int:
+        return min(self.used_gpus, self.queue.guaranteed_gpus)
+
+    @property
+    def borrowed_gpus(self) -> int:
+        return self.used_gpus - self.own_gpus
+
+
+def queue_uses(snapshot: Snapshot) -> Mapping[str, QueueUse]:
+    """All declared queues, and those that live jobs name, by name."""
+    used, running, needed, waiting = (Counter[str]() for _ in range(4))
+    for job in snapshot.jobs.values():
+        name = job.spec.queue
+        if job.is_placed:
+            used[name] += job.allocation.target_gpus
+            running[name] += 1
+        elif job.state in WAITING and job.intent is Intent.RUN:
+            needed[name] += job.spec.min_gpus
+            waiting[name] += 1
+    names = sorted({*snapshot.queues, *(job.spec.queue for job in snapshot.jobs.values() if not job.is_ended)})
+    return {
+        name: QueueUse(
+            snapshot.queues.get(name) or JobQueue(name),
+            name in snapshot.queues,
+            used[name],
+            running[name],
+            needed[name],
+            waiting[name],
+        )
+        for name in names
+    }

@@ -1,0 +1,139 @@
+"""Laws of quotas in generated worlds: limits hold, what is guaranteed is got, and nobody goes in circles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from scheduler.core.apply import apply
+from scheduler.core.decide import decide
+from scheduler.domain.allocation import EMPTY_ALLOCATION
+from scheduler.domain.decision import PreemptJob
+from scheduler.domain.job import Job
+from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.policy_set import PolicySet, policy_set
+from scheduler.policies.quota import QuotaBook
+from scheduler.policies.settings import PolicySettings
+from tests.builders import a_fleet, a_job, a_snapshot
+from tests.properties.test_core_laws import SEEDS, violations
+from tests.properties.worlds import a_world
+
+NOW_S = 10_000.0
+NAMES = ("own", "lab", "rest", "guest")
+WORLDS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+AT_ONCE = PolicySettings(run_time_min_s=0.0)
+
+
+def queues_of(random: Random, capacity: int) -> dict[str, JobQueue]:
+    """Up to three declared queues whose guarantees fit into the capacity together."""
+    declared, left = {}, capacity
+    for name in NAMES[: random.randint(1, 3)]:
+        guaranteed = random.randint(0, left)
+        limit = random.choice((None, None, guaranteed, guaranteed + random.randint(0, 6)))
+        declared[name] = JobQueue(name, guaranteed, limit, random.choice((1.0, 2.0)))
+        left -= guaranteed
+    return declared
+
+
+def any_world(seed: int) -> Snapshot:
+    """A world in any state, with queues laid over it."""
+    random, snapshot = Random(seed), a_world(seed).snapshot
+    jobs = {
+        job_id: replace(job, spec=replace(job.spec, queue=random.choice(NAMES)))
+        for job_id, job in snapshot.jobs.items()
+    }
+    return replace(snapshot, jobs=jobs, queues=queues_of(random, sum(node.gpus for node in snapshot.nodes.values())))
+
+
+def calm_world(seed: int) -> Snapshot:
+    """A world in which every job can run on any GPU, and only GPUs are short."""
+    random, nodes = Random(seed), Random(seed + 1).randint(1, 5)
+    fleet = a_fleet(training=nodes, inference=0, gpus_per_node=4)
+    free = [(f"t{at // 4}", at % 4) for at in range(4 * nodes)]
+    jobs = []
+    for at in range(random.randint(1, 12)):
+        least = random.choice((1, 1, 2, 3, 4))
+        most = least * random.choice((1, 1, 2, 4))
+        count = random.randint(least, most)
+        on: dict[str, tuple[int, ...]] = {}
+        if random.random() < 0.6 and count <= len(free):
+            for node, index in (free.pop() for _ in range(count)):
+                on[node] = (*on.get(node, ()), index)
+        jobs.append(queued_or_running(random, f"j{at:02d}", least, most, on))
+    return a_snapshot(fleet, jobs, queues=queues_of(random, 4 * nodes), now_s=NOW_S)
+
+
+def queued_or_running(random: Random, job_id: str, least: int, most: int, on: dict[str, tuple[int, ...]]) -> Job:
+    state = JobState.RUNNING if on else JobState.QUEUED
+    queue, steps = random.choice(NAMES), random.choice((0, 10**9))
+    return a_job(job_id, least, most, state=state, on=on, queue=queue, steps=steps)
+
+
+def used(snapshot: Snapshot, name: str) -> int:
+    return QuotaBook(snapshot).used(name)
+
+
+@pytest.mark.parametrize("policy", ["ebbtide", "fifo", "opportunistic"])
+@WORLDS
+@given(seed=SEEDS)
+def test_no_queue_passes_its_limit_and_every_decision_is_legal(policy: str, seed: int) -> None:
+    snapshot = any_world(seed)
+    decisions = decide(snapshot, policy_set(policy)).decisions
+    assert violations(snapshot, decisions) == []
+    after = apply(snapshot, decisions)
+    for name, queue in snapshot.queues.items():
+        if queue.limit_gpus is not None:
+            assert used(after, name) <= max(queue.limit_gpus, used(snapshot, name))
+
+
+@WORLDS
+@given(seed=SEEDS)
+def test_nobody_takes_what_a_queue_that_waits_for_nothing_holds_of_its_guarantee(seed: int) -> None:
+    snapshot = calm_world(seed)
+    decisions = decide(snapshot, policy_set("ebbtide", AT_ONCE)).decisions
+    after = apply(snapshot, decisions)
+    preempted = {snapshot.jobs[d.job_id].spec.queue for d in decisions if isinstance(d, PreemptJob)}
+    waiting = {job.spec.queue for job in snapshot.jobs.values() if job.state is JobState.QUEUED}
+    for name, queue in snapshot.queues.items():
+        if name not in waiting | preempted:  # a job that stands on both sides of the guarantee may go as a whole
+            assert used(after, name) >= min(queue.guaranteed_gpus, used(snapshot, name))
+
+
+@WORLDS
+@given(seed=SEEDS)
+def test_what_is_guaranteed_is_got_in_a_few_ticks_and_then_nobody_is_preempted_any_more(seed: int) -> None:
+    snapshot, policies = calm_world(seed), policy_set("ebbtide", AT_ONCE)
+    for _ in range(8):
+        snapshot, preempted = a_while_later(snapshot, policies)
+    assert not preempted
+    book, waiting = QuotaBook(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
+    book.order([job.id for job in waiting])
+    assert [job.id for job in waiting if book.is_guaranteed(job)] == []
+
+
+def a_while_later(snapshot: Snapshot, policies: PolicySet) -> tuple[Snapshot, list[str]]:
+    """One tick, and the world once all that it asked for is done."""
+    decisions = decide(snapshot, policies).decisions
+    after = apply(snapshot, decisions)
+    now_s = snapshot.now_s + 1000.0
+    jobs = {job.id: settled(job, now_s) for job in after.jobs.values()}
+    later = replace(after, jobs=jobs, now_s=now_s, generation=snapshot.generation + 1)
+    return later, [decision.job_id for decision in decisions if isinstance(decision, PreemptJob)]
+
+
+def settled(job: Job, now_s: float) -> Job:
+    state = {
+        JobState.PREEMPTED: JobState.QUEUED,
+        JobState.STARTING: JobState.RUNNING,
+        JobState.RESIZING: JobState.RUNNING,
+    }
+    if job.state in state:
+        job = job.moved(state[job.state], now_s)
+    if job.state is JobState.QUEUED:
+        return replace(job, allocation=replace(EMPTY_ALLOCATION, generation=job.allocation.generation))
+    return replace(job, allocation=replace(job.allocation, releasing={}))
