@@ -37,6 +37,7 @@ def policies_of(settings: Settings) -> PolicySet:
             reconfiguration_s=settings.reconfiguration_s,
             leave_grace_s=settings.leave_grace_s,
             resize_pause_s=settings.resize_pause_s,
+            run_time_min_s=settings.run_time_min_s,
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from scheduler.core.apply import take
 from scheduler.core.draft import Draft
@@ -18,7 +19,7 @@ from scheduler.domain.reason import Reason
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult, WantedShape
 from scheduler.policies.policy_set import PolicySet
-from scheduler.policies.speed import node_sizes
+from scheduler.policies.quota import QuotaBook
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,16 @@ class Course:
         self.policies = policies
         self.settings = policies.settings
         self.draft = Draft(snapshot)
-        self.node_sizes = node_sizes(snapshot)
+        self.node_sizes = snapshot.node_sizes
         self.decisions: list[Decision] = []
         self.waiting: dict[str, Reason] = {}
         self.wanted: dict[WantedShape, None] = {}
         self.touched: set[str] = set()
         self.reserved: dict[Claim, int] = {}
+        self.giving_way: dict[str, tuple[int, Reason]] = {}
+        self.book: QuotaBook | None = None
         self.waiting_for_gpus = False
+        self.recheck_s = inf
         due_s = snapshot.full_pass_at_s + self.settings.full_pass_period_s
         self.full_pass = snapshot.now_s >= due_s
         self.next_full_pass_s = snapshot.now_s + self.settings.full_pass_period_s if self.full_pass else due_s
@@ -99,15 +103,18 @@ class Course:
             decisions=tuple(self.decisions),
             waiting=self.waiting,
             wanted_shapes=wanted_shapes(self.view, self.wanted),
-            next_wake_s=min([self.next_full_pass_s, *self._deadlines()]),
+            next_wake_s=min([self.next_full_pass_s, *self._deadlines(), *self._rechecks()]),
             full_pass=self.full_pass,
         )
 
+    def _rechecks(self) -> list[float]:
+        return [self.recheck_s] if self.recheck_s > self.now_s else []
+
     def _deadlines(self) -> list[float]:
-        jobs = self.draft.jobs.values()
-        leaving = [job.allocation.leave_by_s for job in jobs if job.allocation.releasing]
-        recalls = [loan.return_by_s for loan in self.draft.loans.values() if loan.state is LoanState.RECALLED]
-        limits = [run_time_ends_s(job) for job in jobs if job.spec.run_time_s_max is not None and not job.is_ended]
+        ledger, jobs = self.draft.ledger, self.draft.jobs
+        leaving = [jobs[job_id].allocation.leave_by_s for job_id in ledger.releasing]
+        recalls = [self.draft.loans[node].return_by_s for node in ledger.recalled]
+        limits = [run_time_ends_s(jobs[job_id]) for job_id in ledger.limited]
         return [at_s for at_s in (*leaving, *recalls, *limits) if at_s is not None and at_s > self.now_s]
 
 

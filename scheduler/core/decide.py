@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.core.allotment_stage import settle_allotment
 from scheduler.core.course import Course
 from scheduler.core.evacuation_stage import evacuate
 from scheduler.core.flexing_stage import flex
@@ -25,6 +26,9 @@ def decide(snapshot: Snapshot, policies: PolicySet) -> TickResult:
     recall_drained(course)  # 3. call lent nodes home that an operator drains,
     lend_or_recall(course)  #    and compare every inference pool's loans with what it can bear
     evacuate(course)  # 4. take jobs off nodes that must be left: shrink, else move, else preempt
+    if policies.allot is not None:
+        settle_allotment(course)  # 5. and 6. in one, for sets that also say who has to stop
+        return course.result()
     start_waiting(course)  # 5. base demand in order, as wide as it pays where nobody waits
     flex(course)  # 6. flexible GPUs, by the gain of the curves
     return course.result()

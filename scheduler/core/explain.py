@@ -14,10 +14,13 @@ from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.speed import gpu_model, node_sizes, packed
 
+_BY_QUOTA = (ReasonCode.WAITING_FOR_QUOTA, ReasonCode.EXCEEDS_MAX_QUOTA, ReasonCode.HELD_BY_MINIMUM_RUNTIME)
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`reason` is None for a job that has what it wants. `holders`: other jobs and the GPUs they hold, most first.
+    """`reason` is None for a job that has what it wants. `position`: its place in the queue, from 1, where it stands in
+    line. `holders`: other jobs and the GPUs they hold, most first.
 
     `expected_start_s` is when the GPUs that are missing come free if running jobs end as predicted and nobody
     passes; None where that cannot be said. `unblocks` says what would start the job at once.
@@ -27,6 +30,7 @@ class Explanation:
     state: JobState
     summary: str
     reason: Reason | None
+    position: int | None
     needed_gpus: int
     held_gpus: int
     free_gpus: int
@@ -52,13 +56,19 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
         state=job.state,
         summary=_summary(job, reason) + _ceiling(snapshot, job),
         reason=reason,
+        position=_position(reason),
         needed_gpus=job.spec.min_gpus,
         held_gpus=job.allocation.held_gpus,
         free_gpus=free,
         holders=holders,
-        expected_start_s=_expected_start_s(snapshot, job, missing),
+        expected_start_s=_expected_start_s(snapshot, job, reason, missing),
         unblocks=_unblocks(job, reason, missing),
     )
+
+
+def _position(reason: Reason | None) -> int | None:
+    position = reason.numbers.get("position") if reason else None
+    return None if position is None else int(position)
 
 
 def _summary(job: Job, reason: Reason | None) -> str:
@@ -89,8 +99,11 @@ def _ceiling(snapshot: Snapshot, job: Job) -> str:
     return ""
 
 
-def _expected_start_s(snapshot: Snapshot, job: Job, missing: int) -> float | None:
-    """Running jobs end in the order of their remaining time; the job starts when they have freed enough."""
+def _expected_start_s(snapshot: Snapshot, job: Job, reason: Reason | None, missing: int) -> float | None:
+    """Running jobs end in the order of their remaining time; the job starts when they have freed enough. Where a quota
+    stands against it, when minimum run times end that hold its queue's GPUs, if it is that."""
+    if reason is not None and reason.code in _BY_QUOTA:
+        return reason.numbers.get("held_until_s")
     if job.state is not JobState.QUEUED or not missing:
         return snapshot.now_s if job.state is JobState.QUEUED else None
     ends = sorted(
@@ -115,8 +128,16 @@ def _unblocks(job: Job, reason: Reason | None, missing: int) -> str:
             return "resume it"
         case ReasonCode.WAITING_FOR_RELEASE:
             return "running jobs saving and leaving the GPUs that were taken back for it"
+        case ReasonCode.TOPOLOGY:
+            return "free GPUs that lie closer together, or another range of GPUs"
         case ReasonCode.NO_MATCHING_FLAVOR:
             return f"{job.spec.min_gpus} free GPUs of a kind that it may use"
+        case ReasonCode.WAITING_FOR_QUOTA:
+            return f"the end of other jobs of queue {job.spec.queue}, or a higher limit for it"
+        case ReasonCode.EXCEEDS_MAX_QUOTA:
+            return f"a limit of {job.spec.min_gpus} GPUs for queue {job.spec.queue}, or a smaller gpus.min"
+        case ReasonCode.HELD_BY_MINIMUM_RUNTIME:
+            return f"the end of the minimum run time of those who borrow GPUs of queue {job.spec.queue}"
         case ReasonCode.BEHIND_HEAD:
             return "the start of the job at the head of the queue"
     return f"{missing} more free GPUs, or a smaller gpus.min"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.core.course import Claim, Course
+from scheduler.core.quota_stage import give_way
 from scheduler.core.stock import may_shrink, releasing_by_kind
 from scheduler.core.targets import extended, reduced
 from scheduler.domain.decision import ResizeJob
 from scheduler.domain.job import Job
-from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import LoanState
 from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.policies.quota import QuotaBook, within_quota
 
 _WHY_LESS = {
     ReasonCode.MAKES_ROOM: "a waiting job needs the room",
@@ -25,15 +27,32 @@ _WHY_MORE = {
 
 def flex(course: Course) -> None:
     """Give waiting jobs the room that was reserved for them, at every tick; where nobody waits for room, move
-    flexible GPUs to where the curves say they gain most, at full passes."""
-    for job in list(course.draft.jobs.values()):
-        _fit_range(course, job)
+    flexible GPUs to where the curves say they gain most, at full passes and when GPUs have just come free."""
+    give_way(course)
+    fit_ranges(course)
     if course.policies.scale is None or course.draft.base.switches.resizes_frozen:
         return
     if course.reserved:
         _make_room(course)
-    elif course.full_pass:
+    elif course.full_pass or _came_free(course):
         _rebalance(course)
+
+
+def _came_free(course: Course) -> bool:
+    """A job's last GPUs were seen free just now, or a lent node has begun to serve, and some job could have more."""
+    ledger, jobs = course.draft.ledger, course.draft.jobs
+    if not ledger.usable_gpus or not ledger.growable:
+        return False
+    if any(jobs[job_id].is_ended and not jobs[job_id].allocation.held_gpus for job_id in ledger.unsettled):
+        return True
+    loans = course.draft.loans.values()
+    return any(loan.state is LoanState.ACTIVE and loan.state_since_s == course.now_s for loan in loans)
+
+
+def fit_ranges(course: Course) -> None:
+    """Bring running jobs that are outside their (changed) range inside."""
+    for job in course.draft.ledger.ordered(course.draft.ledger.misfits):
+        _fit_range(course, job)
 
 
 def _make_room(course: Course) -> None:
@@ -43,10 +62,18 @@ def _make_room(course: Course) -> None:
         missing = gpus - sum(releasing[claim.gpu, lent] for lent in ((False,) if claim.owned_only else (False, True)))
         if missing <= 0:
             continue
-        jobs = {job.id: job for job in course.draft.jobs.values() if _serves(course, job, claim)}
+        flexible = course.draft.ledger.ordered(course.draft.ledger.flexible)
+        jobs = {job.id: job for job in flexible if _serves(course, job, claim)}
+        book = QuotaBook(course.view)
+        if book:
+            jobs = {job_id: job for job_id, job in jobs.items() if book.spare(job, 1)}
         view = replace(course.view, jobs=jobs)
         for job_id, count in course.policies.make_room(view, missing, course.settings).items():
-            _shrink(course, course.draft.jobs[job_id], count)
+            job = course.draft.jobs[job_id]
+            freed = book.spare(job, job.allocation.target_gpus - count)
+            book.give_back(job, freed)
+            if freed:
+                _shrink(course, job, job.allocation.target_gpus - freed)
 
 
 def _serves(course: Course, job: Job, claim: Claim) -> bool:
@@ -60,6 +87,7 @@ def _serves(course: Course, job: Job, claim: Claim) -> bool:
 def _rebalance(course: Course) -> None:
     assert course.policies.scale is not None
     wanted = course.policies.scale(course.view, (), course.draft.usable_gpus, course.settings)
+    wanted = within_quota(course.view, course.book or QuotaBook(course.view), wanted)
     for job_id, count in wanted.items():
         job = course.draft.jobs[job_id]
         if count < job.allocation.target_gpus and job_id not in course.touched:
@@ -72,13 +100,12 @@ def _rebalance(course: Course) -> None:
 
 
 def _fit_range(course: Course, job: Job) -> None:
-    """A running job outside its (changed) range is brought inside."""
-    if job.state is not JobState.RUNNING or job.id in course.touched:
+    if job.id in course.touched:
         return
     target = job.allocation.target_gpus
     if target > job.spec.max_gpus:
         _shrink(course, job, job.spec.max_gpus, ReasonCode.RANGE_CHANGED)
-    elif target < job.spec.min_gpus:
+    elif target < (least := job.spec.min_gpus) and not QuotaBook(course.view).verdict(job, least - target):
         _grow(course, job, job.spec.min_gpus, ReasonCode.RANGE_CHANGED)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from scheduler.core.course import Course
+from scheduler.core.quota_stage import is_reclaiming, is_refused, within_limits
 from scheduler.core.stock import Stock
 from scheduler.core.targets import extended
 from scheduler.domain import gpus as gpu_sets
@@ -14,6 +15,8 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.policies.ordering import is_overdue
 from scheduler.policies.placement import usable_by
+from scheduler.policies.quota import QuotaBook
+from scheduler.policies.quota_reclaim import Givers
 
 Offer = tuple[str, int]
 """A GPU model, and how many GPUs of it."""
@@ -28,21 +31,27 @@ def start_waiting(course: Course) -> None:
     Counts alone do not tell whether a job fits the way the free GPUs lie. One that does not is passed over, and
     what it was dealt is dealt again.
     """
+    if not course.draft.ledger.waiting:
+        return
     queue = course.policies.order(course.view, course.settings)
     misfits: set[str] = set()
     while True:
-        starters = _deal(course, queue, misfits)
-        failed = {job_id for job_id in _start_all(course, starters) if course.draft.jobs[job_id].state is _QUEUED}
+        course.book = book = QuotaBook(course.view)
+        stock = Stock(course)
+        starters = _deal(course, book, stock, book.order(queue), misfits)
+        _start_all(course, book, stock, starters)
+        failed = {job_id for job_id in starters if course.draft.jobs[job_id].state is _QUEUED}
         if not failed:
             return
         misfits |= failed
         queue = tuple(job_id for job_id in queue if course.draft.jobs[job_id].state is _QUEUED)
 
 
-def _deal(course: Course, queue: Sequence[str], misfits: Set[str]) -> dict[str, Offer]:
+def _deal(course: Course, book: QuotaBook, stock: Stock, queue: Sequence[str], misfits: Set[str]) -> dict[str, Offer]:
     """Who starts, with the GPU model and count that it is sure of; everybody else waits, with the reason."""
-    stock = Stock(course)
+    givers = Givers(course.view, book, course.settings, course.touched) if book else None
     course.reserved.clear()
+    course.giving_way.clear()
     course.waiting_for_gpus = False
     starters: dict[str, Offer] = {}
     for position, job_id in enumerate(queue):
@@ -52,13 +61,19 @@ def _deal(course: Course, queue: Sequence[str], misfits: Set[str]) -> dict[str, 
             break
         if job_id in misfits:
             _keep_place(course, stock, job)
+        elif givers and is_refused(course, stock, givers, job):
+            continue
         elif offer := stock.offer(job):
             starters[job_id] = offer
             stock.take(job, *offer)
+            book.take(job, offer[1])
         elif promise := stock.promise(job):
+            book.take(job, promise[1])
             claim, missing = stock.reserve(job, *promise)
             course.reserved[claim] = course.reserved.get(claim, 0) + missing
-            _wait_for_release(course, job_id, promise[1], position)
+            wait_for_release(course, job_id, promise[1], position)
+        elif givers and is_reclaiming(course, stock, givers, job):
+            continue
         else:
             _wait(course, stock, job, position)
             if course.policies.strict:
@@ -72,16 +87,14 @@ def _keep_place(course: Course, stock: Stock, job: Job) -> None:
         stock.close(job)
 
 
-def _start_all(course: Course, starters: Mapping[str, Offer]) -> Iterable[str]:
-    """Start the jobs, as wide as it pays; returns their ids."""
+def _start_all(course: Course, book: QuotaBook, stock: Stock, starters: Mapping[str, Offer]) -> None:
+    """Start the jobs, as wide as it pays on GPUs that were dealt to nobody."""
     widths: dict[str, int] = {}
     for gpu in sorted({gpu for gpu, _ in starters.values()}):
         leasts = {job_id: least for job_id, (model, least) in starters.items() if model == gpu}
-        free = sum(len(room.free) for room in course.draft.rooms if room.gpu == gpu)
-        widths |= _starting_widths(course, leasts, free - sum(leasts.values()))
+        widths |= within_limits(course, book, leasts, _starting_widths(course, leasts, stock.left(gpu)))
     for job_id, (_, least) in starters.items():
-        _start(course, course.draft.jobs[job_id], widths.get(job_id, least))
-    return starters
+        start(course, course.draft.jobs[job_id], widths.get(job_id, least))
 
 
 def _starting_widths(course: Course, starters: Mapping[str, int], spare: int) -> Mapping[str, int]:
@@ -96,11 +109,11 @@ def _starting_widths(course: Course, starters: Mapping[str, int], spare: int) ->
     return widths
 
 
-def _start(course: Course, job: Job, width: int) -> None:
+def start(course: Course, job: Job, width: int) -> None:
     """Start on `width` GPUs, else on the next smaller count that has room and a plan."""
     target = extended(course, job, width, job.spec.min_gpus)
     if target is None:
-        _explain_misfit(course, job)
+        explain_misfit(course, job)
         return
     gpus, plan = target
     detail = f"next in order; {gpu_sets.counted(gpu_sets.count(gpus))} on {gpu_sets.text(gpus)} as {plan.summary()}"
@@ -109,20 +122,23 @@ def _start(course: Course, job: Job, width: int) -> None:
     course.touched.add(job.id)
 
 
-def _explain_misfit(course: Course, job: Job) -> None:
+def explain_misfit(course: Course, job: Job) -> None:
     room = usable_by(job, course.draft.rooms)
     free = sum(len(r.free) for r in room)
     numbers = {"needed_gpus": float(job.spec.min_gpus), "free_gpus": float(free)}
-    if free >= job.spec.min_gpus:
-        detail = f"{free} GPUs are free, but no plan is solved for the way they lie"
+    if free >= job.spec.min_gpus and any(wanted.curve_key == job.spec.curve_key for wanted in course.wanted):
+        detail = f"{free} GPUs are free, but no plan is solved yet for the way they lie"
         course.waiting[job.id] = Reason(ReasonCode.WAITING_FOR_PLAN, detail, numbers)
+    elif free >= job.spec.min_gpus:
+        detail = f"{free} GPUs are free on {len(room)} nodes, but no plan works on them the way they lie"
+        course.waiting[job.id] = Reason(ReasonCode.TOPOLOGY, detail, numbers)
     else:
         flavor = job.spec.gpu or "GPUs it may use"
         detail = f"needs {job.spec.min_gpus} {flavor}, {free} are free"
         course.waiting[job.id] = Reason(ReasonCode.NO_MATCHING_FLAVOR, detail, numbers)
 
 
-def _wait_for_release(course: Course, job_id: str, need: int, position: int) -> None:
+def wait_for_release(course: Course, job_id: str, need: int, position: int) -> None:
     detail = f"needs {gpu_sets.counted(need)}; running jobs are giving theirs up for it"
     numbers = {"needed_gpus": float(need), "position": float(position + 1)}
     course.waiting[job_id] = Reason(ReasonCode.WAITING_FOR_RELEASE, detail, numbers)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 
 from scheduler.core.course import Claim, Course
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.ledger import Kind
+from scheduler.policies.quota import QuotaBook
 from scheduler.policies.speed import least_gpus
-
-Kind = tuple[str, bool]
-"""GPU model, and whether the node is lent."""
 
 
 class Stock:
@@ -24,21 +24,23 @@ class Stock:
         self._sizes = course.node_sizes
         self._wishes: dict[tuple[str, bool], list[tuple[str, list[Kind]]]] = {}
         self._needs: dict[tuple[str, str], int] = {}
-        self._free: Counter[Kind] = Counter()
-        self._all: Counter[Kind] = Counter()
+        self._free: Counter[Kind] = Counter(course.draft.ledger.free)
+        self._all: Counter[Kind] = Counter(course.draft.ledger.serving)
         self._closed: dict[Kind, str] = {}
-        for room in course.draft.rooms:
-            self._free[room.gpu, room.lent] += len(room.free)
-        for node in self._snapshot.nodes.values():
-            if self._snapshot.serves_training(node):
-                self._all[node.gpu, self._snapshot.is_lent(node)] += node.gpus
-        self._soon = releasing_by_kind(course)
-        for kind, gpus in _flexible_by_kind(course).items():
-            self._soon[kind] += gpus
+        self._course = course
+
+    @cached_property
+    def _soon(self) -> Counter[Kind]:
+        """What running jobs are giving up or could give up; nobody asks while everybody finds free GPUs."""
+        return releasing_by_kind(self._course) + _flexible_by_kind(self._course)
 
     def free(self, job: Job) -> int:
         """GPUs that the job may use and that are free now."""
         return sum(self._free[kind] for kind in self._kinds(job))
+
+    def left(self, gpu: str) -> int:
+        """Free GPUs of this model that were dealt to nobody and are kept for nobody."""
+        return sum(gpus for (model, _), gpus in self._free.items() if model == gpu)
 
     def held_back_by(self, job: Job) -> str | None:
         """The overdue job that keeps everybody behind it off the GPUs that this one could use."""
@@ -51,6 +53,15 @@ class Stock:
     def promise(self, job: Job) -> tuple[str, int] | None:
         """As `offer`, with the GPUs that running jobs are giving up or could give up."""
         return self._first(job, self._free, self._soon)
+
+    def shortage(self, job: Job) -> tuple[str, int, int] | None:
+        """The GPU model of which the job lacks least, how many it needs, and how many are neither free nor given up."""
+        found: list[tuple[int, str, int]] = []
+        for gpu, kinds in self._choices(job):
+            if sum(self._all[kind] for kind in kinds) >= (need := self._need(job, gpu)):
+                found.append((need - sum(self._free[kind] + self._soon[kind] for kind in kinds), gpu, need))
+        missing, gpu, need = min(found, default=(0, "", 0))
+        return (gpu, need, missing) if missing > 0 else None
 
     def could_hold(self, job: Job) -> bool:
         """The job would fit if nobody else were there: waiting makes sense."""
@@ -86,10 +97,14 @@ class Stock:
 
     def _first(self, job: Job, *counts: Counter[Kind]) -> tuple[str, int] | None:
         """The GPU model with most GPUs in `counts` that are enough for the job, and how many it needs."""
+        least = job.spec.min_gpus
         enough: list[tuple[int, str]] = []
         for gpu, kinds in self._choices(job):
-            total = sum([gpus[kind] for gpus in counts for kind in kinds])
-            if total >= job.spec.min_gpus:
+            total = 0
+            for gpus in counts:
+                for kind in kinds:
+                    total += gpus.get(kind, 0)
+            if total >= least:
                 enough.append((-total, gpu))
         for total, gpu in sorted(enough):
             if (need := self._need(job, gpu)) <= -total:
@@ -115,8 +130,8 @@ def releasing_by_kind(course: Course) -> Counter[Kind]:
     """GPUs that jobs are giving up on nodes that training may go on using: they are free soon."""
     view = course.view
     found: Counter[Kind] = Counter()
-    for job in view.jobs.values():
-        for name, indices in job.allocation.releasing.items():
+    for job_id in course.draft.ledger.releasing:
+        for name, indices in view.jobs[job_id].allocation.releasing.items():
             node = view.nodes.get(name)
             if node is not None and view.serves_training(node):
                 found[node.gpu, view.is_lent(node)] += len(indices)
@@ -130,15 +145,18 @@ def may_shrink(course: Course, job: Job) -> bool:
 def _flexible_by_kind(course: Course) -> Counter[Kind]:
     """GPUs that running elastic jobs hold above their minimum and that may be taken now.
 
-    A job with lent GPUs gives those up first, so all its flexible ones count as lent.
+    A job with lent GPUs gives those up first, so all its flexible ones count as lent. What its queue holds of its
+    guarantee is not counted: no other queue may have that.
     """
     found: Counter[Kind] = Counter()
     if course.policies.scale is None or course.draft.base.switches.resizes_frozen:
         return found
-    view, sizes = course.view, course.node_sizes
-    for job in view.jobs.values():
-        if job.allocation.target_gpus > job.spec.min_gpus and may_shrink(course, job):
+    view, sizes, book = course.view, course.node_sizes, QuotaBook(course.view)
+    flexible_ids = course.draft.ledger.flexible
+    for job in course.draft.ledger.ordered(flexible_ids) if book else map(view.jobs.__getitem__, flexible_ids):
+        if may_shrink(course, job):
             nodes = [view.nodes[name] for name in job.allocation.target]
-            flexible = job.allocation.target_gpus - least_gpus(view, job, sizes)
-            found[nodes[0].gpu, any(view.is_lent(node) for node in nodes)] += max(0, flexible)
+            flexible = book.spare(job, max(0, job.allocation.target_gpus - least_gpus(view, job, sizes)))
+            book.give_back(job, flexible)
+            found[nodes[0].gpu, any(view.is_lent(node) for node in nodes)] += flexible
     return found

@@ -52,6 +52,8 @@ def _thrifty(course: Course, job: Job, gpus: Gpus) -> Target | None:
     shape = course.draft.base.shape_of(gpus)
     if (plan := course.plan_on(job, shape)) is None:
         return None
+    if not course.policies.thrifty:
+        return gpus, plan
     better = course.draft.base.curve(job).better_part(shape, job.spec.min_gpus)
     if better is None or (faster := course.plan_on(job, better)) is None:
         return gpus, plan
@@ -59,8 +61,8 @@ def _thrifty(course: Course, job: Job, gpus: Gpus) -> Target | None:
 
 
 def _time_to_beat_s(course: Course, job: Job) -> float:
-    """The job's present step time; infinite for one that has not got its minimum yet."""
-    if job.allocation.target_gpus < job.spec.min_gpus:
+    """The job's present step time; infinite for one that has not got its minimum yet, or under a set that wastes."""
+    if job.allocation.target_gpus < job.spec.min_gpus or not course.policies.thrifty:
         return inf
     present = course.plan_for(job, job.allocation.target) or job.allocation.plan
     return present.iteration_time_s if present else inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import floor
 
-from scheduler.domain.fleet import LendingPolicy, NodeState, Pool
+from scheduler.domain.fleet import LendingPolicy, Pool
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.settings import PolicySettings
@@ -54,11 +54,10 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
 
 def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
     rules = pool.lending
-    sizes = [n.gpus for n in snapshot.nodes.values() if n.pool == pool.name and n.state is NodeState.UP]
-    capacity = sum(sizes)
-    spare_gpus = capacity * (1.0 - rules.headroom) - needed_gpus
-    nodes = floor(max(0.0, spare_gpus) / max(sizes, default=1))
-    bounds = [len(sizes) - rules.kept_nodes_min, nodes]
+    up = dict(snapshot.ledger.up_nodes(pool.name))
+    spare_gpus = snapshot.capacity(pool.name) * (1.0 - rules.headroom) - needed_gpus
+    nodes = floor(max(0.0, spare_gpus) / max(up, default=1))
+    bounds = [sum(up.values()) - rules.kept_nodes_min, nodes]
     if rules.lent_nodes_max is not None:
         bounds.append(rules.lent_nodes_max)
     return max(0, min(bounds))

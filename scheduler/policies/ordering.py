@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.settings import PolicySettings
-from scheduler.policies.speed import node_sizes, remaining_s
+from scheduler.policies.speed import node_sizes, remaining_s, step_time_s
 
 
 def first_come(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
@@ -30,6 +32,38 @@ def shortest_remaining(snapshot: Snapshot, settings: PolicySettings) -> tuple[st
         length_s = remaining_s(snapshot, job, job.spec.min_gpus, sizes)
         ageing = 1.0 + _waited_s(job, snapshot.now_s) / settings.ageing_s
         return (-job.spec.priority, length_s / ageing, job.submitted_at_s, job.id)
+
+    return tuple(job.id for job in sorted(_waiting(snapshot), key=key))
+
+
+def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
+    """As `shortest_remaining`, by remaining time x GPUs: of jobs that want the same GPUs more can start with those that
+    want little of them (smallest service first, Tiresias, NSDI'19, section 3).
+
+    A job with a deadline is taken for no longer than the time it can still wait and meet it at its minimum.
+    """
+    sizes = node_sizes(snapshot)
+
+    def key(job: Job) -> tuple[float, float, float, str]:
+        if is_overdue(job, snapshot.now_s, settings):
+            return (-job.spec.priority, -1.0, job.submitted_at_s, job.id)
+        length_s = remaining_s(snapshot, job, job.spec.min_gpus, sizes)
+        slack_s = max(0.0, job.deadline_at_s - snapshot.now_s - length_s)
+        ageing = 1.0 + _waited_s(job, snapshot.now_s) / settings.ageing_s
+        service_gpu_s = min(length_s, slack_s) * job.spec.min_gpus
+        return (-job.spec.priority, service_gpu_s / ageing, job.submitted_at_s, job.id)
+
+    return tuple(job.id for job in sorted(_waiting(snapshot), key=key))
+
+
+def shortest_first(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
+    """Least run time in all at the job's smallest count first, within priority; last come those of unknown length."""
+    sizes = node_sizes(snapshot)
+
+    def key(job: Job) -> tuple[float, float, float, str]:
+        step_s = step_time_s(snapshot, job, job.spec.min_gpus, sizes)
+        known_s = job.spec.steps * step_s if step_s is not None else 0.0
+        return (-job.spec.priority, known_s or job.spec.duration_estimate_s or inf, job.submitted_at_s, job.id)
 
     return tuple(job.id for job in sorted(_waiting(snapshot), key=key))
 

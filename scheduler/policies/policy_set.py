@@ -1,20 +1,34 @@
-"""Policy sets: whole compositions of choices, by name. None of them has a memory between ticks."""
+"""Policy sets: whole compositions of choices, by name. None of them has a memory between ticks.
+
+A set of one's own needs no change here: an entry point of the group `ebbtide.policies` names a function that takes
+PolicySettings and returns a PolicySet, under the entry point's name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint, entry_points
 
 from scheduler.domain.fleet import Pool
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.allotment import Allot
+from scheduler.policies.elastic_deadline import edf_first, elastic_deadline_shares
+from scheduler.policies.elastic_share import elastic_shares
 from scheduler.policies.lending import LendingTarget, lend_forecast_idle, lend_nothing
-from scheduler.policies.ordering import first_come, shortest_remaining
-from scheduler.policies.placement import best_fit
+from scheduler.policies.lyra import least_linear_gain_first, least_node_fraction, linear_counts
+from scheduler.policies.ordering import first_come, least_service, shortest_first, shortest_remaining
+from scheduler.policies.placement import best_fit, owned_first
 from scheduler.policies.reclaiming import least_preemption_cost
 from scheduler.policies.scaling import flexible_counts, least_gain_first
+from scheduler.policies.service_order import (
+    least_attained_service,
+    shortest_remaining_service,
+    shortest_remaining_time,
+)
 from scheduler.policies.settings import PolicySettings
 
 Order = Callable[[Snapshot, PolicySettings], tuple[str, ...]]
@@ -24,65 +38,165 @@ Scale = Callable[[Snapshot, Iterable[str], int, PolicySettings], Mapping[str, in
 MakeRoom = Callable[[Snapshot, int, PolicySettings], Mapping[str, int]]
 Place = Callable[[Snapshot, Iterable[Room], Job, int], Gpus | None]
 
+ENTRY_POINTS = "ebbtide.policies"
+
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """One choice a question. `scale` None: jobs stay at their minimum. `strict`: nobody passes the queue's head."""
+    """One choice a question, `paper` where it was published.
+
+    `scale` None: jobs stay at their minimum. `strict`: nobody passes the queue's head. `allot`: says what each job
+    holds, running ones too, in place of `order`, `scale` and `make_room`; `elastic_allotment`: above minimums as well.
+    `thrifty` False: a job takes the GPUs it is given even where it is no faster than on fewer.
+    """
 
     name: str
     summary: str
-    order: Order
-    lend: Lend
-    reclaim: Reclaim
-    scale: Scale | None
-    make_room: MakeRoom
-    place: Place
+    paper: str
+    order: Order = first_come
+    lend: Lend = lend_nothing
+    reclaim: Reclaim = least_preemption_cost
+    scale: Scale | None = None
+    make_room: MakeRoom = least_gain_first
+    place: Place = best_fit
     strict: bool = False
+    allot: Allot | None = None
+    elastic_allotment: bool = False
+    thrifty: bool = True
     settings: PolicySettings = field(default_factory=PolicySettings)
 
     @property
     def scales(self) -> bool:
-        return self.scale is not None
+        return self.elastic_allotment if self.allot is not None else self.scale is not None
 
     @property
     def lends(self) -> bool:
         return self.lend is not lend_nothing
 
 
+_OURS = PolicySet(
+    name="ebbtide",
+    summary="least service first, then GPUs to where the curves end jobs soonest",
+    paper="ours, ARCHITECTURE.md",
+    order=least_service,
+    lend=lend_forecast_idle,
+    scale=flexible_counts,
+    place=owned_first,
+)
+
+_SETS = (
+    PolicySet(
+        name="fifo",
+        summary="strictly first come, first served",
+        paper="baseline of Lyra, EuroSys'23",
+        strict=True,
+    ),
+    PolicySet(
+        name="sjf",
+        summary="shortest run time first",
+        paper="Smith 1956 (NRL)",
+        order=shortest_first,
+    ),
+    PolicySet(
+        name="srtf",
+        summary="shortest remaining time first, preempts",
+        paper="Schrage 1968 (OR)",
+        allot=shortest_remaining_time,
+    ),
+    PolicySet(
+        name="srsf",
+        summary="shortest remaining time x GPUs first, preempts",
+        paper="Tiresias, NSDI'19",
+        allot=shortest_remaining_service,
+    ),
+    PolicySet(
+        name="las",
+        summary="least attained time x GPUs first, preempts",
+        paper="Tiresias, NSDI'19",
+        allot=least_attained_service,
+    ),
+    PolicySet(
+        name="edf",
+        summary="earliest deadline first, each as wide as it can, preempts",
+        paper="baseline of ElasticFlow, ASPLOS'23",
+        allot=edf_first,
+        elastic_allotment=True,
+        thrifty=False,
+    ),
+    PolicySet(
+        name="elastic-deadline",
+        summary="the least shares that meet the deadlines, preempts",
+        paper="ElasticFlow, ASPLOS'23",
+        allot=elastic_deadline_shares,
+        elastic_allotment=True,
+    ),
+    PolicySet(
+        name="opportunistic",
+        summary="first come first, passing who does not fit",
+        paper="baseline of Lyra, EuroSys'23",
+        lend=lend_forecast_idle,
+    ),
+    PolicySet(
+        name="afs",
+        summary="shortest bases first, then GPU by GPU to the greater gain, preempts",
+        paper="AFS-L, NSDI'21",
+        lend=lend_forecast_idle,
+        allot=elastic_shares,
+        elastic_allotment=True,
+    ),
+    PolicySet(
+        name="lyra",
+        summary="shortest first, then GPUs by linear gains",
+        paper="Lyra, EuroSys'23",
+        order=shortest_remaining,
+        lend=lend_forecast_idle,
+        reclaim=least_node_fraction,
+        scale=linear_counts,
+        make_room=least_linear_gain_first,
+    ),
+    replace(_OURS, name="ebbtide-loaning", summary="ebbtide without scaling", scale=None),
+    replace(_OURS, name="ebbtide-scaling", summary="ebbtide without lending", lend=lend_nothing),
+    _OURS,
+)
+_BY_NAME = {policies.name: policies for policies in _SETS}
+
+
 def policy_set(name: str, settings: PolicySettings | None = None) -> PolicySet:
-    """The named set.
+    """The named set: one of ours, or one that an entry point adds.
 
     Raises:
-        ValueError: there is no set of this name; the message lists those there are.
+        ValueError: there is no set of this name (the message lists those there are), or its entry point is no good.
     """
-    settings = settings or PolicySettings()
-    if name == "ebbtide":
-        return PolicySet(
-            name="ebbtide",
-            summary="lends forecast-idle nodes, shortest remaining first with ageing, scales by curve gains",
-            order=shortest_remaining,
-            lend=lend_forecast_idle,
-            reclaim=least_preemption_cost,
-            scale=flexible_counts,
-            make_room=least_gain_first,
-            place=best_fit,
-            settings=settings,
-        )
-    if name == "fifo":
-        return PolicySet(
-            name="fifo",
-            summary="strictly first come, first served; neither lends nor scales (the baseline)",
-            order=first_come,
-            lend=lend_nothing,
-            reclaim=least_preemption_cost,
-            scale=None,
-            make_room=least_gain_first,
-            place=best_fit,
-            strict=True,
-            settings=settings,
-        )
-    raise ValueError(f"policy: {name!r} is not known; allowed: {', '.join(policy_set_names())}")
+    settings, added = settings or PolicySettings(), [point for point in _added() if point.name == name]
+    if name in _BY_NAME and not added:
+        return replace(_BY_NAME[name], settings=settings)
+    if not added:
+        raise ValueError(f"policy: {name!r} is not known; allowed: {', '.join(policy_set_names())}")
+    if name in _BY_NAME or len(added) > 1:
+        values = " and ".join(point.value for point in added)
+        raise ValueError(f"{_at(added[0])}: the name is taken; allowed: a name that no other policy set has ({values})")
+    return _made(added[0], settings)
 
 
 def policy_set_names() -> tuple[str, ...]:
-    return ("ebbtide", "fifo")
+    """Ours, then those that entry points add."""
+    return (*_BY_NAME, *sorted({point.name for point in _added()} - _BY_NAME.keys()))
+
+
+def _added() -> Iterable[EntryPoint]:
+    return entry_points(group=ENTRY_POINTS)
+
+
+def _made(point: EntryPoint, settings: PolicySettings) -> PolicySet:
+    """What a foreign function makes. Whatever goes wrong in it is told as its fault, under its name."""
+    try:
+        made = point.load()(settings)
+    except Exception as wrong:
+        raise ValueError(f"{_at(point)}: {type(wrong).__name__}: {wrong}") from wrong
+    if not isinstance(made, PolicySet):
+        raise ValueError(f"{_at(point)}: returned {type(made).__name__}; allowed: a PolicySet")
+    return replace(made, name=point.name)
+
+
+def _at(point: EntryPoint) -> str:
+    return f"policy {point.name!r} of entry point {point.value!r} ({ENTRY_POINTS})"

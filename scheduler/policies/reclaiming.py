@@ -1,85 +1,76 @@
-"""Which lent nodes go home first, and what taking a node from its jobs costs."""
+"""Which lent nodes go home first: those whose return costs training least."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections import Counter
+from collections.abc import Sequence
 
-from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.job import Job
-from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import LoanState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.recall_cost import RecallCost, Tenant
+from scheduler.policies.recall_search import cheapest_to_empty
 from scheduler.policies.settings import PolicySettings
-
-Cost = tuple[float, float]
+from scheduler.policies.speed import least_gpus, node_sizes
 
 
 def least_preemption_cost(snapshot: Snapshot, pool: str, count: int, settings: PolicySettings) -> tuple[str, ...]:
-    """The `count` lent nodes of `pool` whose return costs least, greedily.
+    """The `count` lent nodes of `pool` whose return costs least; all of them where there are no more.
 
-    Nodes that training does not use yet first, then idle ones, then those whose jobs only shrink, then by server
-    preemption cost: GPU-seconds since each job's last checkpoint plus its restart (Lyra, EuroSys'23, section 4.2,
-    counts 1 / servers a job spans instead). A job that one choice preempts costs the next choice nothing more: it has
-    left its other nodes too. So all lent nodes of one job are weighed together as well, by their cost a node.
+    Nodes that training does not use yet go first. The others are judged together, by `recall_cost`: a job that is
+    preempted loses GPU-seconds since its last checkpoint and restarts, one that shrinks or moves restarts only (Lyra,
+    EuroSys'23, section 4.2, counts 1 / servers a job spans instead).
     """
-    lent = {loan.node: loan for loan in snapshot.loans.values() if loan.pool == pool and _can_be_recalled(loan)}
-    users = users_by_node(snapshot)
-    unused = sorted(node for node, loan in lent.items() if loan.state is LoanState.OFFERED)
-    chosen = unused[:count]
-    preempted: set[str] = set()
-    bundles = _bundles(lent.keys() - unused, users)
-    costs: dict[tuple[str, ...], Cost] = {}
-    while bundles and len(chosen) < count:
-        for bundle in bundles:
-            if bundle not in costs:
-                jobs = {job.id: job for node in bundle for job in users[node]}.values()
-                cost = node_cost(snapshot, jobs, {*chosen, *bundle}, preempted, settings)
-                costs[bundle] = (cost[0] / len(bundle), cost[1] / len(bundle))
-        fitting = [bundle for bundle in bundles if len(bundle) <= count - len(chosen)]
-        best = min(fitting, key=lambda bundle: (costs[bundle], bundle))
-        chosen.extend(best)
-        disturbed = [job for node in best for job in users[node]]
-        preempted.update(job.id for job in disturbed if gpus_left(job, chosen) < job.spec.min_gpus)
-        changed = {node for job in disturbed for node in job.allocation.target} | set(best)
-        costs = {bundle: cost for bundle, cost in costs.items() if changed.isdisjoint(bundle)}
-        bundles = sorted({rest for bundle in bundles if (rest := tuple(n for n in bundle if n not in best))})
-    return tuple(chosen)
+    loans = [loan for loan in snapshot.loans.values() if loan.pool == pool]
+    unused = sorted(loan.node for loan in loans if loan.state is LoanState.OFFERED)
+    used = sorted(loan.node for loan in loans if loan.state is LoanState.ACTIVE)
+    if count <= len(unused):
+        return tuple(unused[: max(0, count)])
+    leaving = cheapest_to_empty(recall_cost(snapshot, used, settings), count - len(unused))
+    return (*unused, *(used[number] for number in sorted(leaving)))
 
 
-def _bundles(nodes: Set[str], users: Mapping[str, list[Job]]) -> list[tuple[str, ...]]:
-    """Every node by itself, and the nodes of each job that has several."""
-    jobs = {job.id: job for node in nodes for job in users[node]}
-    together = {tuple(sorted(nodes & job.allocation.target.keys())) for job in jobs.values()}
-    return sorted(together | {(node,) for node in nodes})
+def recall_cost(snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettings) -> RecallCost:
+    """What emptying each set of `nodes` costs, in GPU-seconds, by what evacuation then does with the jobs there.
+
+    That a job may move to free GPUs counts, because evacuation does it: a fleet with room preempts nobody whom the
+    room can hold, and nodes whose jobs fit into it are the cheap ones. Jobs look for room in order of submission; while
+    others wait for GPUs they take only what keeps them at their minimum.
+    """
+    ledger = snapshot.ledger
+    idle = [(snapshot.nodes[node].gpu, len(room.free) if (room := ledger.rooms.get(node)) else 0) for node in nodes]
+    free: Counter[str] = Counter()
+    for (gpu, _), gpus in ledger.free.items():
+        free[gpu] += gpus
+    for gpu, gpus in idle:
+        free[gpu] -= gpus
+    return RecallCost(_tenants(snapshot, nodes, settings), idle, free, refills=not ledger.waiting)
 
 
-def users_by_node(snapshot: Snapshot) -> Mapping[str, list[Job]]:
-    users: defaultdict[str, list[Job]] = defaultdict(list)
-    for job in snapshot.jobs.values():
-        for node in job.allocation.target:
-            users[node].append(job)
-    return users
-
-
-def node_cost(
-    snapshot: Snapshot, users: Iterable[Job], leaving: set[str], preempted: set[str], settings: PolicySettings
-) -> Cost:
-    """(GPU-seconds lost to preemption, GPU-seconds lost to shrinking) when all of `leaving` is emptied."""
-    preemption_gpu_s = shrink_gpu_s = 0.0
-    for job in users:
-        if job.id in preempted:
+def _tenants(snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettings) -> list[Tenant]:
+    """The jobs on these nodes, but for those that only release GPUs there or must go for other nodes' sake."""
+    ledger, sizes, tenants = snapshot.ledger, node_sizes(snapshot), list[Tenant]()
+    numbers, gone = {node: number for number, node in enumerate(nodes)}, ledger.leaving.difference(nodes)
+    for job in ledger.ordered({job_id for node in nodes for job_id in ledger.holders.get(node, {}).values()}):
+        held, gpu, least = 0, "", least_gpus(snapshot, job, sizes)
+        here: dict[int, int] = {}
+        for node, indices in job.allocation.target.items():
+            if node in numbers:
+                here[numbers[node]] = len(indices)
+                gpu = snapshot.nodes[node].gpu
+            held += 0 if node in gone else len(indices)
+        if not here or held < least:
             continue
-        if (left := gpus_left(job, leaving)) >= job.spec.min_gpus:
-            shrink_gpu_s += settings.reconfiguration_s * left
-        else:
-            unsaved_s = max(0.0, snapshot.now_s - job.progress.checkpoint_at_s)
-            preemption_gpu_s += (unsaved_s + settings.reconfiguration_s) * job.allocation.target_gpus
-    return preemption_gpu_s, shrink_gpu_s
+        restart_s = settings.reconfiguration_of(job)
+        # While others wait, evacuation tops a job up to its minimum alone: without a plan on that it finds no room.
+        may_move = job.spec.fungible and (least == job.spec.min_gpus or not ledger.waiting)
+        preempt_gpu_s = (restart_s + _unsaved_s(snapshot, job)) * held
+        tenants.append(Tenant(here, held, held - least, restart_s, preempt_gpu_s, gpu if may_move else None))
+    return tenants
 
 
-def gpus_left(job: Job, leaving: Iterable[str]) -> int:
-    return gpu_sets.count(gpu_sets.without_nodes(job.allocation.target, leaving))
-
-
-def _can_be_recalled(loan: Loan) -> bool:
-    return loan.state in (LoanState.OFFERED, LoanState.ACTIVE)
+def _unsaved_s(snapshot: Snapshot, job: Job) -> float:
+    if job.state is not JobState.RUNNING:
+        return 0.0
+    return max(0.0, snapshot.now_s - max(job.progress.checkpoint_at_s, job.state_since_s))

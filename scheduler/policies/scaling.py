@@ -1,65 +1,54 @@
 """How many GPUs each elastic job should have: a multiple-choice knapsack over the gains of the scaling curves.
 
-Phase 2 of Lyra (EuroSys'23, section 5.2): a group per elastic job, item k has k GPUs, its value is the
-reduction of the job's completion time. Lyra's values are linear in k; ours follow the curve and pay for the
-reconfiguration. The greedy on the concave hull is exact but for the last item that does not fit.
+Phase 2 of Lyra (EuroSys'23, section 5.2): a group per elastic job, item k has k GPUs. Lyra's value is the seconds by
+which k GPUs shorten the job, as if it scaled linearly. That favours long jobs, which keep the GPUs for long. Ours is
+the rate at which the job comes to its end, one over its remaining time: a GPU goes where it brings an end nearest, so
+that jobs with little left go first, as shortest remaining time first does for jobs of one size. Speeds follow the
+curve, and the remaining time of a running job has the price of its reconfiguration in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from math import inf
 
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.knapsack import Item, fill_knapsack
 from scheduler.policies.settings import PolicySettings
-from scheduler.policies.speed import least_gpus, node_sizes, remaining_s, step_times_s
+from scheduler.policies.speed import gpu_model, least_gpus, linear_step_times_s, node_sizes, remaining_s, step_times_s
 
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Having `gpus` GPUs, with the job's remaining run time then."""
-
-    gpus: int
-    remaining_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One step up a job's hull: from `low` to `high` GPUs, worth `slope` seconds a GPU."""
-
-    slope: float
-    job_id: str
-    low: int
-    high: int
+DEADLINE_RATE = 1.0
+"""What meeting a deadline is worth beside the ends a second of any job, at most 1."""
 
 
 def flexible_counts(
     snapshot: Snapshot, starting: Iterable[str], spare: int, settings: PolicySettings
 ) -> Mapping[str, int]:
-    """GPUs for each elastic job that may change now.
+    """GPUs for each elastic job whose number should change now, and for those that start.
 
-    `spare` free GPUs are there beyond all base demand, that of the jobs in `starting` included. Either they alone
-    are dealt out, or with them all that the running jobs hold above their minimum: whichever saves more time once
-    each disturbed job has paid twice for its reconfiguration. Jobs in `starting` pay nothing.
+    `spare` free GPUs are there beyond all base demand, that of the jobs in `starting` included. They are dealt out
+    together with all that the running jobs hold above their minimum. For a running job any other number than it has
+    takes `gain_factor` times its reconfiguration longer; jobs in `starting` pay nothing. A count that brings a job to
+    its end by its deadline is worth more than any that does not.
     """
     sizes, starters = node_sizes(snapshot), frozenset(starting)
-    groups: dict[str, list[Item]] = {}
-    present: dict[str, Item] = {}
-    for job in _changeable(snapshot, starters, settings):
-        if items := _items(snapshot, job, sizes):
+    running = _rested(snapshot, settings)
+    if not starters and not any(_may_want(job) for job in running):
+        return {}
+    groups, budget = dict[str, list[Item]](), spare
+    for job in (*map(snapshot.jobs.__getitem__, sorted(starters)), *running):
+        items = _items(snapshot, job, sizes, settings)
+        if len(items) > 1:
             groups[job.id] = items
-            if job.allocation.target_gpus:
-                present[job.id] = _present_item(snapshot, job)
-    price_s = 2.0 * settings.reconfiguration_s
-    growing = _deal(_from_present(groups, present), present, spare, price_s)
-    held = sum(item.gpus - groups[job_id][0].gpus for job_id, item in present.items())
-    if held <= 0:
-        return growing
-    anew = _deal(groups, present, spare + held, price_s)
-    return max(growing, anew, key=lambda counts: _saved_s(counts, groups, present, price_s))
+            budget += max(0, job.allocation.target_gpus - items[0].gpus)
+    counts = fill_knapsack(groups, budget)
+    return {
+        job_id: count
+        for job_id, count in counts.items()
+        if job_id in starters or count != snapshot.jobs[job_id].allocation.target_gpus
+    }
 
 
 def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings) -> Mapping[str, int]:
@@ -71,13 +60,13 @@ def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings)
     sizes = node_sizes(snapshot)
     offers: list[tuple[float, str, int, int]] = []
     for job in snapshot.jobs.values():
-        if job.state is not JobState.RUNNING or job.intent is not Intent.RUN or not job.spec.is_elastic:
-            continue
         present, least = job.allocation.target_gpus, least_gpus(snapshot, job, sizes)
-        if present <= least:
+        if job.state is not JobState.RUNNING or job.intent is not Intent.RUN or present <= least:
             continue
-        lost_s = remaining_s(snapshot, job, least, sizes) - _present_item(snapshot, job).remaining_s
-        offers.append(((lost_s + settings.reconfiguration_s) / (present - least), job.id, present, least))
+        now_s = _work(snapshot, job) * job.step_time_s()
+        then_s = remaining_s(snapshot, job, least, sizes) + settings.reconfiguration_of(job)
+        lost = _rate(snapshot, job, now_s) - _rate(snapshot, job, then_s)
+        offers.append((lost / (present - least), job.id, present, least))
     counts: dict[str, int] = {}
     for _, job_id, present, least in sorted(offers):
         if missing <= 0:
@@ -87,89 +76,20 @@ def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings)
     return counts
 
 
-def _changeable(snapshot: Snapshot, starting: frozenset[str], settings: PolicySettings) -> list[Job]:
-    """Elastic jobs that start now, or that have run undisturbed for the resize pause; those at their minimum need
-    not wait for it."""
-
-    def rested(job: Job) -> bool:
-        pause_over = snapshot.now_s - job.state_since_s >= settings.resize_pause_s
-        return job.state is JobState.RUNNING and (pause_over or job.allocation.target_gpus <= job.spec.min_gpus)
-
+def _rested(snapshot: Snapshot, settings: PolicySettings) -> list[Job]:
+    """Elastic jobs that have run undisturbed for the resize pause; those at their minimum need not wait for it."""
+    ledger, now_s, pause_s = snapshot.ledger, snapshot.now_s, settings.resize_pause_s
     return [
         job
-        for job in snapshot.jobs.values()
-        if job.spec.is_elastic and job.intent is Intent.RUN and (job.id in starting or rested(job))
+        for job in ledger.ordered(ledger.elastic)
+        if job.intent is Intent.RUN
+        and (now_s - job.state_since_s >= pause_s or job.allocation.target_gpus <= job.spec.min_gpus)
     ]
 
 
-def fill_knapsack(groups: Mapping[str, list[Item]], budget: int) -> Mapping[str, int]:
-    """Counts that cut the sum of remaining times most, at most `budget` GPUs above the first item of each group.
-
-    Takes the segments of all hulls in descending slope. A segment that no longer fits ends its own job's climb.
-    """
-    counts = {job_id: items[0].gpus for job_id, items in groups.items()}
-    segments = [segment for job_id, items in groups.items() for segment in _hull(job_id, items)]
-    for segment in sorted(segments, key=lambda s: (-s.slope, s.job_id, s.low)):
-        if budget <= 0:
-            break
-        weight = segment.high - segment.low
-        if counts[segment.job_id] == segment.low and weight <= budget:
-            counts[segment.job_id] = segment.high
-            budget -= weight
-    return counts
-
-
-def _deal(
-    groups: Mapping[str, list[Item]], present: Mapping[str, Item], budget: int, price_s: float
-) -> Mapping[str, int]:
-    """As `fill_knapsack`, but a running job that would save less than `price_s` by growing stays as it is, and the
-    others share what it would have got."""
-    open_groups, pinned = dict(groups), dict[str, int]()
-    while True:
-        counts = fill_knapsack(open_groups, budget)
-        idle = [job_id for job_id in present if _grows_in_vain(job_id, counts, groups, present, price_s)]
-        if not idle:
-            return {**counts, **pinned}
-        for job_id in idle:
-            pinned[job_id] = present[job_id].gpus
-            budget -= pinned[job_id] - open_groups.pop(job_id)[0].gpus
-
-
-def _grows_in_vain(
-    job_id: str,
-    counts: Mapping[str, int],
-    groups: Mapping[str, list[Item]],
-    present: Mapping[str, Item],
-    price_s: float,
-) -> bool:
-    now, count = present[job_id], counts.get(job_id, 0)
-    return count > now.gpus and now.remaining_s - _remaining_at(groups[job_id], count) < price_s
-
-
-def _saved_s(
-    counts: Mapping[str, int], groups: Mapping[str, list[Item]], present: Mapping[str, Item], price_s: float
-) -> float:
-    """Run time that the counts save in all, the price of each change of a running job taken off."""
-    saved_s = 0.0
-    for job_id, count in counts.items():
-        now = present.get(job_id)
-        if now is None:
-            saved_s += groups[job_id][0].remaining_s - _remaining_at(groups[job_id], count)
-        elif count != now.gpus:
-            saved_s += now.remaining_s - _remaining_at(groups[job_id], count) - price_s
-    return saved_s
-
-
-def _remaining_at(items: Iterable[Item], gpus: int) -> float:
-    return next(item.remaining_s for item in items if item.gpus == gpus)
-
-
-def _from_present(groups: Mapping[str, list[Item]], present: Mapping[str, Item]) -> dict[str, list[Item]]:
-    """The same groups without counts below the present ones."""
-    kept = dict(groups)
-    for job_id, now in present.items():
-        kept[job_id] = [now, *(i for i in groups[job_id] if i.gpus > now.gpus and i.remaining_s < now.remaining_s)]
-    return kept
+def _may_want(job: Job) -> bool:
+    """More GPUs than it has, or fewer: some curve knows of fewer that are faster."""
+    return job.spec.has_profile or job.allocation.target_gpus < job.spec.max_gpus
 
 
 def _work(snapshot: Snapshot, job: Job) -> float:
@@ -178,32 +98,40 @@ def _work(snapshot: Snapshot, job: Job) -> float:
     return steps if steps is not None else max(1.0, job.steps_at(snapshot.now_s))
 
 
-def _present_item(snapshot: Snapshot, job: Job) -> Item:
-    """What the job has now. Its own plan says how fast that is: its GPUs may lie otherwise than a curve assumes."""
-    return Item(job.allocation.target_gpus, _work(snapshot, job) * job.step_time_s())
+def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: PolicySettings) -> list[Item]:
+    """The counts that the job can have with its remaining time then, ascending; only gains are kept.
 
-
-def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[Item]:
-    """The counts that the job can have with its remaining time then, ascending; only gains are kept."""
-    work, on_curve_s = _work(snapshot, job), step_times_s(snapshot, job, sizes)
+    What it has now is judged by its own plan: its GPUs may lie otherwise than a curve assumes.
+    """
+    law = linear_step_times_s if settings.linear_scaling else step_times_s
+    work, on_curve_s = _work(snapshot, job), law(snapshot, job, sizes)
     present = job.allocation.target_gpus
+    price_s = settings.gain_factor * settings.reconfiguration_of(job) if present else 0.0
     items: list[Item] = []
-    for gpus in sorted({*range(least_gpus(snapshot, job, sizes), job.spec.max_gpus + 1), present} - {0}):
+    best_s = inf
+    for gpus in _counts(snapshot, job, sizes):
         step_s = job.step_time_s() if gpus == present else on_curve_s(gpus)
-        if step_s is not None and (not items or work * step_s < items[-1].remaining_s):
-            items.append(Item(gpus, work * step_s))
+        if step_s is None:
+            continue
+        time_s = work * step_s + (0.0 if gpus == present else price_s)
+        if time_s < best_s:
+            best_s = time_s
+            items.append(Item(gpus, -_rate(snapshot, job, time_s)))
     return items
 
 
-def _hull(job_id: str, items: list[Item]) -> list[Segment]:
-    """The upper concave hull of time saved over GPUs, as segments of falling slope."""
-    corners = [items[0]]
-    for item in items[1:]:
-        while len(corners) > 1 and _slope(corners[-1], item) > _slope(corners[-2], corners[-1]):
-            corners.pop()
-        corners.append(item)
-    return [Segment(_slope(low, high), job_id, low.gpus, high.gpus) for low, high in pairwise(corners)]
+def _rate(snapshot: Snapshot, job: Job, remaining_s: float) -> float:
+    """Ends of the job a second, and `DEADLINE_RATE` more where it would end by its deadline."""
+    in_time = job.spec.deadline_s is not None and snapshot.now_s + remaining_s <= job.deadline_at_s
+    return 1.0 / max(remaining_s, 1.0) + (DEADLINE_RATE if in_time else 0.0)
 
 
-def _slope(low: Item, high: Item) -> float:
-    return (low.remaining_s - high.remaining_s) / (high.gpus - low.gpus)
+def _counts(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[int]:
+    """The counts worth weighing: every one up to two nodes, half nodes beyond, the range's ends and the present."""
+    model = gpu_model(snapshot, job, sizes)
+    node = sizes[model] if model else 8
+    least, most = least_gpus(snapshot, job, sizes), job.spec.max_gpus
+    half = max(1, node // 2)
+    beyond = range(-(-max(least, 2 * node) // half) * half, most + 1, half)
+    few = range(least, min(most, 2 * node) + 1)
+    return sorted({*few, *beyond, least, most, job.allocation.target_gpus} - {0})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
@@ -16,8 +15,7 @@ packed = lru_cache(maxsize=65536)(GpuShape.packed)
 
 def node_sizes(snapshot: Snapshot) -> Mapping[str, int]:
     """GPUs of the commonest node of each GPU model: canonical shapes are packed into those."""
-    seen = Counter((node.gpu, node.gpus) for node in snapshot.nodes.values())
-    return {gpu: gpus for (gpu, gpus), _ in sorted(seen.items(), key=lambda item: (item[1], item[0]))}
+    return snapshot.node_sizes
 
 
 def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | None:
@@ -47,6 +45,16 @@ def step_times_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> Call
         return plan.iteration_time_s * correction if plan else None
 
     return on_curve
+
+
+def linear_step_times_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> Callable[[int], float | None]:
+    """As `step_times_s`, for policies that take every job's scaling for linear, whatever its curve says: from its
+    present speed where it runs, else from that on its fewest GPUs; None where that is unknown."""
+    base, step_s = job.allocation.target_gpus, job.step_time_s()
+    if not base or step_s == float("inf"):
+        base = least_gpus(snapshot, job, sizes)
+        step_s = step_time_s(snapshot, job, base, sizes) or float("inf")
+    return lambda gpus: base * step_s / gpus if step_s < float("inf") else None
 
 
 def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int]) -> float:

@@ -12,6 +12,7 @@ from scheduler.domain.command import (
     CommandBody,
     CordonNode,
     CreatePool,
+    CreateQueue,
     CurveSolved,
     ForecastMade,
     PauseLending,
@@ -28,6 +29,7 @@ from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import CheckpointSpec, JobSpec
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.domain.tick_report import Breach
 from scheduler.executors.simulated import SimulatedExecutor
@@ -62,6 +64,7 @@ class Stage:
         verbs: dict[str, Callable[[Words], None]] = {
             "fleet": self._fleet,
             "policy": self._policy,
+            "queue": self._queue,
             "demand": self._demand,
             "forecast": self._forecast,
             "submit": self._submit,
@@ -97,6 +100,12 @@ class Stage:
     def _policy(self, words: Words) -> None:
         self._policies = policy_set(words[0])
 
+    def _queue(self, words: Words) -> None:
+        given = dict(word.split("=") for word in words[1:])
+        limit = given.get("limit")
+        queue = JobQueue(words[0], int(given.get("guaranteed", "0")), int(limit) if limit else None)
+        self._send(CreateQueue(queue))
+
     def _demand(self, words: Words) -> None:
         self._executor.set_demand(words[0], float(words[1]))
         self._send(ReportDemand(words[0], float(words[1])))
@@ -113,6 +122,8 @@ class Stage:
             min_gpus=least,
             max_gpus=most,
             steps=int(given.get("gpu-seconds", "0")),
+            queue=given.get("queue", "default"),
+            priority=int(given.get("priority", "0")),
             model=given.get("model", ""),
             global_batch=8 if "model" in given else 0,
             checkpoint=CheckpointSpec(interval_s=float(given.get("checkpoint-every", "900"))),

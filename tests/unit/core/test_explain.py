@@ -11,7 +11,7 @@ from scheduler.core.explain import Explanation, explain
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import Intent
 from scheduler.domain.job_state import JobState
-from scheduler.domain.reason import ReasonCode
+from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.policy_set import policy_set
@@ -78,6 +78,27 @@ def test_a_job_in_planning_waits_for_the_solver_or_for_a_node_of_its_model() -> 
     reason = told(a_snapshot(FLEET, [picky]), "j").reason
     assert reason is not None
     assert (reason.code, reason.detail) == (ReasonCode.NO_MATCHING_FLAVOR, "no node has h100-80g")
+
+
+@pytest.mark.parametrize(
+    ("code", "unblocks", "expected_start_s"),
+    [
+        (ReasonCode.WAITING_FOR_QUOTA, "the end of other jobs of queue lab, or a higher limit for it", None),
+        (ReasonCode.EXCEEDS_MAX_QUOTA, "a limit of 4 GPUs for queue lab, or a smaller gpus.min", None),
+        (
+            ReasonCode.HELD_BY_MINIMUM_RUNTIME,
+            "the end of the minimum run time of those who borrow GPUs of queue lab",
+            70.0,
+        ),
+    ],
+)
+def test_a_job_that_waits_for_its_quota_is_told_what_would_change_that(
+    code: ReasonCode, unblocks: str, expected_start_s: float | None
+) -> None:
+    numbers = {"held_until_s": 70.0} if code is ReasonCode.HELD_BY_MINIMUM_RUNTIME else {}
+    snapshot = a_snapshot(FLEET, [*RUNNERS, a_job("big", 4, queue="lab")])
+    found = explain(snapshot, {"big": Reason(code, "so", numbers)}, "big")
+    assert (found.unblocks, found.expected_start_s) == (unblocks, expected_start_s)
 
 
 def test_an_unknown_job_is_an_error() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.domain.job import Intent, JobAccount
+from scheduler.domain.job import Intent, JobAccount, Progress
 from scheduler.domain.job_state import JobState
-from scheduler.policies.ordering import first_come, is_overdue, shortest_remaining
+from scheduler.policies.ordering import first_come, is_overdue, shortest_first, shortest_remaining
 from scheduler.policies.settings import PolicySettings
 from tests.builders import a_fleet, a_job, a_snapshot
 
@@ -46,8 +46,16 @@ def test_a_job_of_unknown_length_is_ordered_by_the_service_it_has_had() -> None:
     assert shortest_remaining(a_snapshot(FLEET, jobs), SETTINGS) == ("fresh", "known", "served")
 
 
+def test_shortest_first_goes_by_the_whole_run_time_and_puts_unknown_lengths_last() -> None:
+    done = replace(a_job("done", steps=300), progress=Progress(at_s=0.0, steps=290.0))
+    jobs = [a_job("unknown", steps=0), done, a_job("wide", 4, steps=400), a_job("urgent", steps=999, priority=1)]
+    jobs.append(a_job("estimated", steps=0, duration_estimate_s=200.0))
+    order = shortest_first(a_snapshot(FLEET, jobs), SETTINGS)
+    assert order == ("urgent", "wide", "estimated", "done", "unknown")
+
+
 def test_only_queued_jobs_that_shall_run_are_in_line() -> None:
     stopping = replace(a_job("stopping"), intent=Intent.CANCEL)
     jobs = [stopping, a_job("planning", state=JobState.PLANNING), a_job("queued")]
-    for order in (first_come, shortest_remaining):
+    for order in (first_come, shortest_remaining, shortest_first):
         assert order(a_snapshot(FLEET, jobs), SETTINGS) == ("queued",)

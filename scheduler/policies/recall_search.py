@@ -1,0 +1,186 @@
+"""Which nodes to empty so that their jobs lose least.
+
+Up to `CELLS_MAX` every set is priced, which is exact: 12 nodes always are. Beyond, nodes are ranked by their share of
+their tenants' costs; greedy walks over a narrow and a broad part of that ranking spare the dearest nodes one by one;
+and exact search in small windows, of dear and cheap nodes or of nodes that share tenants, improves the better one.
+Work is bounded by counts alone, so that the same question has the same answer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import accumulate, product
+from math import comb, inf
+
+from scheduler.policies.recall_cost import RecallCost
+
+Bundle = tuple[int, ...]
+
+CELLS_MAX = 1 << 18
+"""Sets times nodes and tenants up to which every set is priced, some 5 ms of work: any 12 nodes, any 2 of 60."""
+WINDOW, WINDOWS_MIN, WINDOWS_MAX = 10, 10, 1_000
+"""Nodes of a window; windows that are searched at least; and how many where a single node leaves, fewer for more."""
+RANKS, SKIPS = 48, (0, 3, 6, 9)
+"""Bundles at each end of the ranking that windows are made of, and how many of them a window passes over."""
+BREADTHS = (1.2, 3.0)
+"""Nodes that the greedy walks start from, as multiples of those that must leave."""
+ROUNDING = 1.0 + 1e-9
+
+
+def cheapest_to_empty(cost: RecallCost, count: int) -> set[int]:
+    """`count` nodes that cost least to empty, as far as the budget of work allows to say."""
+    nodes = cost.nodes
+    if count >= len(nodes):
+        return set(nodes)
+    if comb(len(nodes), count) * (len(nodes) + len(cost.tenants)) <= CELLS_MAX:
+        return cost.cheapest(nodes, count)
+    search = _Search(cost, count, 0.0 if cost.has_room else inf)
+    walked = search.walked()
+    found = [search.improved(walked)]
+    if cost.has_room and cost.of(walked) > search.hoped(walked) * ROUNDING:  # somebody found no room
+        dearer = _Search(cost, count, cost.room_price(walked) or inf)
+        found.append(dearer.improved(dearer.walked()))
+    return min(found, key=cost.of)
+
+
+class _Search:
+    """One search, in which a free GPU to move to costs `room_gpu_s`: 0 while there is enough for everybody, infinite
+    where there is none. Between them it is the Lagrange multiplier of the room, which no single tenant's cost knows."""
+
+    def __init__(self, cost: RecallCost, count: int, room_gpu_s: float) -> None:
+        self._cost, self._count, self._room_gpu_s = cost, count, room_gpu_s
+        self._costs: dict[int, dict[int, float]] = {}  # by tenant: its cost by how many GPUs it loses
+        self._bundles: list[Bundle] = []
+        self._bundles_of: defaultdict[int, list[int]] = defaultdict(list)  # by node
+        self._wide: frozenset[int] = frozenset()  # the nodes that are looked at
+
+    def hoped(self, leaving: Set[int]) -> float:
+        """The cost at this price of room."""
+        return sum(self._costs[number][lost] for number, lost in self._cost.losses(leaving).items())
+
+    def walked(self) -> set[int]:
+        """The cheapest of what the greedy walks find."""
+        ranked = self._ranked()
+        breadths = [int(breadth * self._count) + WINDOW for breadth in BREADTHS]
+        self._bundle(ranked[: max(breadths)])
+        return min((self._walk(ranked[:breadth]) for breadth in breadths), key=self._cost.of)
+
+    def _ranked(self) -> list[int]:
+        """All nodes by their share of their tenants' costs: an even one, as if all nodes of a tenant left together."""
+        shares, price, room_gpu_s = [0.0] * len(self._cost.nodes), self._cost.of_tenant, self._room_gpu_s
+        for tenant in self._cost.tenants:
+            even = price(tenant, sum(tenant.gpus.values()), room_gpu_s) / len(tenant.gpus)
+            for node, gpus in tenant.gpus.items():
+                shares[node] += even if len(tenant.gpus) == 1 else min(even, price(tenant, gpus, room_gpu_s))
+        return sorted(self._cost.nodes, key=shares.__getitem__)
+
+    def _bundle(self, nodes: Sequence[int]) -> None:
+        """Sets of nodes to weigh as one: each node, all of each tenant, and all that a tenant can spare."""
+        self._wide = frozenset(nodes)
+        bundles: dict[Bundle, None] = {(node,): None for node in nodes}
+        for number in sorted({number for node in nodes for number, _ in self._cost.users[node]}):
+            tenant = self._cost.tenants[number]
+            on = sorted([(gpus, node) for node, gpus in tenant.gpus.items() if node in self._wide])
+            losses = {0}
+            for gpus, _ in on:
+                losses |= {lost + gpus for lost in losses}
+            self._costs[number] = {lost: self._cost.of_tenant(tenant, lost, self._room_gpu_s) for lost in losses}
+            if len(on) > 1:
+                spared = sum(gpus <= tenant.spare for gpus in accumulate([gpus for gpus, _ in on]))
+                parts = [sorted(node for _, node in on[:count]) for count in (len(on), spared) if count > 1]
+                bundles |= dict.fromkeys(map(tuple, parts))
+        self._bundles = list(bundles)
+        for number, bundle in enumerate(self._bundles):
+            for node in bundle:
+                self._bundles_of[node].append(number)
+
+    def _walk(self, nodes: Sequence[int]) -> set[int]:
+        """All of `nodes` leave at first; the bundle that saves most a node is spared, again and again."""
+        leaving, lost = set(nodes), self._cost.losses(nodes)
+        rates = [self._rate(bundle, leaving, -1, lost)[0] for bundle in self._bundles]
+        heap = [(rate, number) for number, rate in enumerate(rates) if rate < inf]
+        heapq.heapify(heap)
+        while len(leaving) > self._count:
+            rate, number = heapq.heappop(heap)
+            if rate != rates[number]:  # it was weighed again since
+                continue
+            rates[number] = inf
+            spared = leaving.intersection(self._bundles[number])
+            if len(leaving) - len(spared) < self._count:
+                continue
+            leaving -= spared
+            changes = self._cost.losses(spared)
+            for user, gpus in changes.items():
+                lost[user] -= gpus
+            near = {node for user in changes for node in self._cost.tenants[user].gpus}
+            for touched in {number for node in near for number in self._bundles_of[node]}:
+                fresh = self._rate(self._bundles[touched], leaving, -1, lost)[0]
+                if fresh != rates[touched]:
+                    rates[touched] = fresh
+                    heapq.heappush(heap, (fresh, touched))
+        return leaving
+
+    def _rate(self, bundle: Bundle, among: Set[int], sign: int, lost: Mapping[int, int]) -> tuple[float, Bundle]:
+        """What emptying (1) or sparing (-1) the bundle's nodes that are `among` these adds to the cost, a node."""
+        part = tuple([node for node in bundle if node in among])
+        if not part:
+            return inf, part
+        changes: Iterable[tuple[int, int]] = self._cost.users[part[0]]
+        if len(part) > 1:
+            changes = self._cost.losses(part).items()
+        added = 0.0
+        for user, gpus in changes:
+            before, costs = lost[user], self._costs[user]
+            added += costs[before + sign * gpus] - costs[before]
+        return added / len(part), part
+
+    def improved(self, leaving: set[int]) -> set[int]:
+        """Exact search in windows until it gains nothing more, or there have been enough of them."""
+        windows_max = max(WINDOWS_MIN, WINDOWS_MAX // self._count)
+        cost, tried, gained = self._cost.of(leaving), set[frozenset[int]](), True
+        while gained:
+            gained = False
+            for window in self._windows(leaving):
+                if len(tried) >= windows_max:
+                    return leaving
+                if window in tried:
+                    continue
+                tried.add(window)
+                rest = leaving - window
+                found = rest | self._cost.cheapest(sorted(window), len(leaving) - len(rest), leaving)
+                if found != leaving and (least := self._cost.of(found)) < cost:
+                    leaving, cost, gained = found, least, True
+        return leaving
+
+    def _windows(self, leaving: Set[int]) -> Iterator[frozenset[int]]:
+        """Bundles that leave and cost most beside bundles that stay and would cost least; then each of the dear ones
+        with the nodes that share its tenants."""
+        lost, staying = self._cost.losses(leaving), self._wide - leaving
+        gains = heapq.nsmallest(RANKS, (self._rate(bundle, leaving, -1, lost) for bundle in self._bundles))
+        costs = heapq.nsmallest(RANKS, (self._rate(bundle, staying, 1, lost) for bundle in self._bundles))
+        dear, cheap = [part for _, part in gains], [part for _, part in costs]
+        for skip_dear, skip_cheap in sorted(product(SKIPS, repeat=2), key=sum):
+            yield _window((dear[skip_dear:], WINDOW // 2), (cheap[skip_cheap:], WINDOW))
+        for part in dear:
+            yield _window(([part, *self._beside(part)], WINDOW - 2), (cheap, WINDOW))
+
+    def _beside(self, part: Bundle) -> list[Bundle]:
+        """Other nodes of its tenants, those with most of them first."""
+        shared = Counter(node for user in self._cost.losses(part) for node in self._cost.tenants[user].gpus)
+        near = sorted(self._wide.intersection(shared).difference(part), key=lambda node: (-shared[node], node))
+        return [(node,) for node in near]
+
+
+def _window(*ranked: tuple[Sequence[Bundle], int]) -> frozenset[int]:
+    """Bundles of each ranking in turn, as long as there are no more nodes than its limit says."""
+    window: dict[int, None] = {}
+    for bundles, limit in ranked:
+        for bundle in bundles:
+            new = [node for node in bundle if node not in window]
+            if new and len(window) + len(new) <= limit:
+                window.update(dict.fromkeys(new))
+            if len(window) == limit:
+                break
+    return frozenset(window)

@@ -1,0 +1,62 @@
+"""Published schedulers in our simulator: small traces done by hand, and what others printed for whole ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.documents.cluster import ClusterDocument
+from scheduler.documents.document import read
+from scheduler.documents.trace import JobRow
+from scheduler.policies.policy_set import policy_set
+from scheduler.simulator.curves import CurveBook
+from scheduler.simulator.engine import Simulation
+from scheduler.simulator.simulate import policy_sets, scenario
+from tests.benchmarks.reproduce import MURI, MURI_JOBS, Published, play_muri, traces
+
+FOUR_GPUS = read(
+    ClusterDocument,
+    {
+        "pools": [{"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 4, "gpu": "a100-80g"}],
+        "reconfiguration_s": 0,
+    },
+)
+SHORT = (JobRow(2, "a", 0, 100, 4), JobRow(3, "b", 10, 20, 2), JobRow(4, "c", 10, 50, 2), JobRow(5, "d", 20, 200, 1))
+LONG = (JobRow(2, "a", 0, 2000, 4), JobRow(3, "b", 100, 500, 4), JobRow(4, "c", 110, 10, 4))
+
+
+def ends_s(jobs: tuple[JobRow, ...], name: str) -> dict[str, float]:
+    """When each job ended on four GPUs."""
+    (policies,), curves = policy_sets(name, FOUR_GPUS), CurveBook()
+    simulation = Simulation(scenario(jobs, (), FOUR_GPUS, policies, seed=0, curves=curves), policies, curves=curves)
+    simulation.run()
+    return {job.id: job.state_since_s for job in simulation.memory.ended_jobs(limit=10)}
+
+
+BY_HAND = [
+    (SHORT, "sjf", {"a": 100.0, "b": 120.0, "c": 150.0, "d": 320.0}),  # nobody is stopped; d fits beside c, at 120
+    # At 10 b and c stop a, which has 90 s to go. At 30 b is done, a does not fit beside c, d does. At 60 a stops d.
+    (SHORT, "srtf", {"a": 150.0, "b": 30.0, "c": 60.0, "d": 320.0}),
+    # At 60 d has 170 GPU-s to go and a 360, so that d runs on and a does not fit beside it.
+    (SHORT, "srsf", {"a": 320.0, "b": 30.0, "c": 60.0, "d": 230.0}),
+    # a falls into the second queue at 3,250 GPU-s, which is at 812.5 s; b stays in the first, c after it.
+    (LONG, "las", {"a": 2510.0, "b": 1312.5, "c": 1322.5}),
+]
+
+
+@pytest.mark.parametrize(("jobs", "name", "expected"), BY_HAND, ids=[name for _, name, _ in BY_HAND])
+def test_a_small_trace_ends_as_it_does_by_hand(jobs: tuple[JobRow, ...], name: str, expected: dict[str, float]) -> None:
+    assert ends_s(jobs, name) == pytest.approx(expected)
+    assert not policy_set(name).scales
+
+
+@pytest.mark.parametrize("published", MURI, ids=lambda published: published.policy)
+def test_the_muri_trace_takes_as_long_as_in_muris_own_simulator(published: Published) -> None:
+    try:
+        traces(MURI_JOBS)
+    except FileNotFoundError as missing:
+        pytest.skip(f"{missing} is missing")
+    report = play_muri(published.policy)
+    print(f"\n{published.policy}: JCT {report.jct_s.mean:,.0f} s, waiting {report.queueing_s.mean:,.0f} s")
+    assert report.completed == report.jobs == 992
+    assert report.jct_s.mean == pytest.approx(published.jct_s, rel=published.tolerance)
+    assert report.queueing_s.mean == pytest.approx(published.waiting_s, rel=published.tolerance)

@@ -1,0 +1,43 @@
+"""ElasticFlow's figure 8a in our simulator, and a small trace with deadlines done by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.documents.cluster import ClusterDocument
+from scheduler.documents.document import read
+from scheduler.documents.trace import JobRow
+from scheduler.simulator.simulate import simulate
+from tests.benchmarks.reproduce import traces
+from tests.benchmarks.reproduce_deadlines import FIGURE_8A, JOBS, PROFILE, Published, met_ratio, play
+
+FOUR_GPUS = read(
+    ClusterDocument,
+    {
+        "pools": [{"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 4, "gpu": "a100-80g"}],
+        "elastic": {"from_gpus": 1, "min_ratio": 0.1, "max_ratio": 4.0},
+        "reconfiguration_s": 0,
+    },
+)
+HOPELESS = (JobRow(2, "a", 0.0, 400.0, 1, deadline_s=99.0), JobRow(3, "b", 0.0, 400.0, 1, deadline_s=110.0))
+"""400 GPU-seconds each. EDF gives `a` all four GPUs until 100 s, when it is late, and then `b` comes too late as well.
+The deadline of `a` cannot be met, so that it is not admitted, and `b` is done at 100 s."""
+
+
+@pytest.mark.parametrize(("policy", "met"), [("edf", 0.0), ("elastic-deadline", 0.5)])
+def test_a_deadline_that_cannot_be_met_costs_others_theirs_only_under_edf(policy: str, met: float) -> None:
+    report = simulate(HOPELESS, (), FOUR_GPUS, policy, seed=0).policies[0]
+    assert report.completed == 2
+    assert met_ratio(report) == pytest.approx(met)
+
+
+@pytest.mark.parametrize("published", FIGURE_8A, ids=lambda published: published.policy)
+def test_as_many_deadlines_are_met_as_in_the_paper(published: Published) -> None:
+    try:
+        traces(JOBS, PROFILE)
+    except FileNotFoundError as missing:
+        pytest.skip(f"{missing} is missing")
+    report = play(published.policy)
+    print(f"\n{published.policy}: {met_ratio(report):.1%} of deadlines met in {report.wall_s:.0f} s")
+    assert report.completed == report.jobs == 195
+    assert published.met_ratio - published.below <= met_ratio(report) <= published.met_ratio + published.above
