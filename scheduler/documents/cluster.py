@@ -10,9 +10,11 @@ import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from scheduler.documents.document import Document, read
+from scheduler.documents.job_queue import QuotaDocument
 from scheduler.documents.refusal import RefusedError, refused_field
 from scheduler.documents.units import Duration, PositiveDuration
 from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind
+from scheduler.domain.job_queue import JobQueue
 
 DEFAULT_MODEL = "default"
 
@@ -50,7 +52,8 @@ class LendingDocument(Document):
 
 
 class PoolDocument(Document):
-    """`nodes` equal hosts. `peak_gpus` is what the largest `load` of the pool's demand needs."""
+    """`nodes` equal hosts. `peak_gpus` is what the largest `load` of the pool's demand needs; `demand` names the series
+    of the demand file that is the pool's, where that is not the one of the pool's own name."""
 
     name: Name
     kind: PoolKind
@@ -58,6 +61,7 @@ class PoolDocument(Document):
     gpus_per_node: Count
     gpu: Annotated[str, Field(min_length=1)]
     peak_gpus: Annotated[float, Field(gt=0)] | None = None
+    demand: Annotated[str, Field(min_length=1)] | None = None
     lending: LendingDocument | None = None
 
     @model_validator(mode="after")
@@ -67,7 +71,14 @@ class PoolDocument(Document):
                 raise refused_field("lending", "given", "absent: a training pool lends nothing")
             if self.peak_gpus is not None:
                 raise refused_field("peak_gpus", self.peak_gpus, "absent: a training pool has no demand trace")
+            if self.demand is not None:
+                raise refused_field("demand", self.demand, "absent: a training pool has no demand trace")
         return self
+
+    @property
+    def series(self) -> str:
+        """The name under which the demand file has this pool's demand."""
+        return self.demand or self.name
 
     @property
     def gpus(self) -> int:
@@ -82,27 +93,36 @@ class ElasticDocument(Document):
     max_ratio: Annotated[float, Field(ge=1)] = 2.0
 
 
+class QueueDocument(QuotaDocument):
+    """A queue of the jobs trace, `name` as the trace spells it. Queues that are left out have no guarantee and no
+    limit."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+
+
 def _as_table(value: Any) -> Any:
     return value if isinstance(value, Mapping) else {DEFAULT_MODEL: value}
 
 
 class ClusterDocument(Document):
-    """The whole file. `reconfiguration_s` is written as one number, or as a table by model with an entry `default`."""
+    """The whole file. `reconfiguration_s` is written as one number, or as a table by model with an entry `default`.
+    `start_s` is what a job's first start takes, where the trace's run times do not have it in them."""
 
     pools: list[PoolDocument]
     elastic: ElasticDocument | None = None
     reconfiguration_s: Annotated[dict[str, Duration], BeforeValidator(_as_table)] = Field(default={DEFAULT_MODEL: 30.0})
+    start_s: Duration = 0.0
     checkpoint_interval_s: PositiveDuration = 900.0
     lending_period_s: PositiveDuration = 300.0
+    queues: list[QueueDocument] = Field(default=[])
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         names = [pool.name for pool in self.pools]
         if not names:
             raise refused_field("pools", "none", "at least one pool of kind training")
-        for at, name in enumerate(names):
-            if name in names[:at]:
-                raise refused_field(f"pools.{at}.name", name, "a name that no other pool has")
+        _refuse_repeated("pool", names)
+        _refuse_repeated("queue", [queue.name for queue in self.queues])
         if all(pool.kind is PoolKind.INFERENCE for pool in self.pools):
             raise refused_field("pools", ", ".join(names), "at least one pool of kind training")
         table = self.reconfiguration_s
@@ -114,6 +134,16 @@ class ClusterDocument(Document):
     @property
     def gpus(self) -> int:
         return sum(pool.gpus for pool in self.pools)
+
+
+def _refuse_repeated(noun: str, names: list[str]) -> None:
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise refused_field(f"{noun}s.{at}.name", name, f"a name that no other {noun} has")
+
+
+def domain_queues(document: ClusterDocument) -> tuple[JobQueue, ...]:
+    return tuple(JobQueue(**queue.model_dump()) for queue in document.queues)
 
 
 def domain_pools(document: ClusterDocument) -> tuple[Pool, ...]:
@@ -144,7 +174,8 @@ def read_cluster(path: Path) -> ClusterDocument:
         ClusterError: it cannot be read, is not YAML, or a field is refused.
     """
     try:
-        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        document: Any = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as wrong:
         raise ClusterError(f"{path}: cannot be read: {wrong}") from None
     except yaml.YAMLError as wrong:
@@ -152,4 +183,19 @@ def read_cluster(path: Path) -> ClusterDocument:
     try:
         return read(ClusterDocument, document)
     except RefusedError as refused:
-        raise ClusterError(f"{path}: {refused}") from None
+        raise ClusterError(f"{path} line {_line_of(text, refused.refusals[0].field)}: {refused}") from None
+
+
+def _line_of(text: str, field: str) -> int:
+    """The line of a field such as `pools.1.name`, or of as much of it as the file has."""
+    node = yaml.compose(text)
+    line = node.start_mark.line if node else 0
+    for part in field.split("."):
+        children = {key.value: child for key, child in node.value} if isinstance(node, yaml.MappingNode) else {}
+        if isinstance(node, yaml.SequenceNode):
+            children = {str(number): child for number, child in enumerate(node.value)}
+        if part not in children:
+            break
+        node = children[part]
+        line = node.start_mark.line
+    return line + 1

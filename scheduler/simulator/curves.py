@@ -1,21 +1,37 @@
-"""CurveBook: the solver at a simulation's side. Every point is solved once, whoever asks for it."""
+"""CurveBook: measured curves and the solver at a simulation's side. Every point is solved once, whoever asks for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from scheduler.documents.throughput import Measured
 from scheduler.domain.command import CurveSolved
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import JobSpec
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.domain.tick_report import WantedShape
+from scheduler.simulator.measured import MeasuredCurves, measured_curves
 from scheduler.solver.curve import curve_solved, solve_point
 
 
 class CurveBook:
-    """Points by curve key and shape. A curve key has to be made known before its points can be asked for."""
+    """Points by curve key and shape. A curve key has to be made known before its points can be asked for.
 
-    def __init__(self) -> None:
+    `profiles`: files of measurements. A model that they have is never solved.
+    """
+
+    def __init__(self, profiles: Iterable[Measured] = ()) -> None:
+        self._measured = measured_curves(profiles)
         self._requests: dict[str, CurveRequest] = {}
         self._points: dict[WantedShape, CurveSolved] = {}
+
+    def measured(self, model: str, global_batch: int) -> MeasuredCurves | None:
+        """The measured curves that have the model at this batch."""
+        return next((curves for curves in self._measured if curves.knows(model, global_batch)), None)
+
+    def measures_on(self, gpu: str) -> bool:
+        """Some model was measured on GPUs of this model."""
+        return any(gpu in curves.gpus for curves in self._measured)
 
     def register(self, spec: JobSpec) -> None:
         """Make the curve of a job with a model known; any other job has the linear one."""
@@ -35,6 +51,13 @@ class CurveBook:
             KeyError: the curve was never made known.
         """
         if wanted not in self._points:
-            point = solve_point(self._requests[wanted.curve_key], wanted.shape)
-            self._points[wanted] = curve_solved(wanted.curve_key, wanted.shape, point)
+            self._points[wanted] = self._solve(self._requests[wanted.curve_key], wanted)
         return self._points[wanted]
+
+    def _solve(self, request: CurveRequest, wanted: WantedShape) -> CurveSolved:
+        if not (curves := self.measured(request.model, request.global_batch)):
+            return curve_solved(wanted.curve_key, wanted.shape, solve_point(request, wanted.shape))
+        point = curves.point(request.model, request.global_batch, wanted.shape)
+        if isinstance(point, str):
+            return CurveSolved(wanted.curve_key, wanted.shape, None, point)
+        return CurveSolved(wanted.curve_key, wanted.shape, point)

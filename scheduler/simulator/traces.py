@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import count, pairwise
 from random import Random
 from statistics import median
 
-from scheduler.documents.cluster import ClusterDocument
+from scheduler.documents.cluster import ClusterDocument, PoolDocument
 from scheduler.documents.trace import DemandRow
 from scheduler.domain.fleet import PoolKind
 
@@ -68,38 +68,52 @@ def demand_changes(traces: Iterable[DemandTrace], seed: int) -> Iterator[DemandC
 
 
 def demand_traces(rows: Iterable[DemandRow], cluster: ClusterDocument) -> tuple[DemandTrace, ...]:
-    """One trace a pool, in GPUs.
+    """One trace a pool, in GPUs: the series of its name, or the one that its `demand` names.
 
     Raises:
-        DemandError: a row names no inference pool of the cluster, or gives `load` for a pool without `peak_gpus`.
+        DemandError: a row is of no inference pool of the cluster, or gives `load` for a pool without `peak_gpus`; a
+            pool has no series in a file of many, or not the one that it names; or there is no row although the
+            cluster has an inference pool.
     """
-    by_pool: dict[str, list[DemandRow]] = {}
-    peaks = {pool.name: pool.peak_gpus for pool in cluster.pools if pool.kind is PoolKind.INFERENCE}
+    by_series: dict[str, list[DemandRow]] = {}
     for row in rows:
-        if row.pool not in peaks:
-            allowed = ", ".join(peaks) or "none: the cluster has no inference pool"
-            raise DemandError(f"demand line {row.line}: pool: got {row.pool!r}; allowed: {allowed}")
-        by_pool.setdefault(row.pool, []).append(row)
-    return tuple(_trace(pool, pool_rows, peaks) for pool, pool_rows in by_pool.items())
+        by_series.setdefault(row.pool, []).append(row)
+    pools = [pool for pool in cluster.pools if pool.kind is PoolKind.INFERENCE]
+    taken = [pool.series for pool in pools]
+    if pools and not by_series:
+        names = ", ".join(pool.name for pool in pools)
+        raise DemandError(f"demand: none is given; needed, because the cluster has inference pools: {names}")
+    for series, (first, *_) in by_series.items():
+        if series not in taken and not first.shared:
+            allowed = ", ".join(taken) or "none: the cluster has no inference pool"
+            raise DemandError(f"{first.path} line {first.line}: pool: got {series!r}; allowed: {allowed}")
+    shared = any(first.shared for first, *_ in by_series.values())
+    for pool in pools:
+        if pool.series not in by_series and (shared or pool.demand):
+            known = ", ".join(by_series)
+            raise DemandError(f"cluster: pool {pool.name}: demand: got {pool.series!r}; allowed: a series: {known}")
+    return tuple(_trace(pool, by_series[pool.series]) for pool in pools if pool.series in by_series)
 
 
-def _trace(pool: str, rows: list[DemandRow], peaks: Mapping[str, float | None]) -> DemandTrace:
+def _trace(pool: PoolDocument, rows: list[DemandRow]) -> DemandTrace:
     times_s = tuple(row.time_s for row in rows)
     first = rows[0]
     for row in rows:
         if row.is_load != first.is_load:
             raise DemandError(
-                f"demand line {row.line}: pool {pool} mixes gpus and load; allowed: one of them in all its rows"
+                f"{row.path} line {row.line}: pool {row.pool} mixes gpus and load; allowed: one of them in all its rows"
             )
+    amounts = [row.amount for row in rows]
     if not first.is_load:
-        return DemandTrace(pool, times_s, tuple(row.amount for row in rows))
-    peak_gpus = peaks[pool]
-    if peak_gpus is None:
-        raise DemandError(f"demand line {first.line}: load: pool {pool} has no peak_gpus; allowed: give it, or gpus")
-    loads = without_gaps([row.amount for row in rows])
+        return DemandTrace(pool.name, times_s, tuple(amounts))
+    if pool.peak_gpus is None:
+        raise DemandError(
+            f"{first.path} line {first.line}: load: pool {pool.name} has no peak_gpus; allowed: give it, or gpus"
+        )
+    loads = amounts if first.shared else without_gaps(amounts)
     largest = max(loads)
-    scale = peak_gpus / largest if largest > 0 else 0.0
-    return DemandTrace(pool, times_s, tuple(load * scale for load in loads))
+    scale = pool.peak_gpus / largest if largest > 0 else 0.0
+    return DemandTrace(pool.name, times_s, tuple(load * scale for load in loads))
 
 
 def without_gaps(loads: list[float]) -> list[float]:

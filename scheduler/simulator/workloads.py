@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from scheduler.documents.cluster import ClusterDocument
 from scheduler.documents.trace import JobRow
 from scheduler.domain.fleet import PoolKind
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.gpu_shape import GpuShape, canonical_counts
 from scheduler.domain.job import CheckpointSpec, JobSpec
 from scheduler.simulator.curves import CurveBook
 from scheduler.solver.profiles.shipped import model_names
@@ -23,13 +23,15 @@ class WorkloadError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A job to be submitted at `at_s`. `trace_gpus` is what it ran on in the trace, `run_time_s_min` its run time at
-    the maximum of its range, whether or not the policy set scales."""
+    the maximum of its range, whether or not the policy set scales. `steps_true` is its length where its spec does not
+    tell the truth (`Truth`)."""
 
     at_s: float
     job_id: str
     spec: JobSpec
     trace_gpus: int
     run_time_s_min: float
+    steps_true: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +42,33 @@ class GpuModels:
     all: dict[str, int]
     per_node: dict[str, int]
 
+    @property
+    def commonest(self) -> str:
+        """The model that training has most of."""
+        return max(self.training, key=lambda gpu: self.training[gpu])
+
 
 def submissions(
     rows: Iterable[JobRow], cluster: ClusterDocument, curves: CurveBook, *, elastic: bool
 ) -> tuple[Submission, ...]:
     """The trace's jobs in order of time. Where `elastic` is false every job keeps to the GPUs of the trace.
 
-    A job without a model has one step for every GPU-second that it ran in the trace; the length of a job with one
-    is the number of steps that the curve's plan does in the trace's time on the trace's GPUs.
+    A job without a model has one step for every GPU-second that it ran in the trace. The length of a job with one is
+    the trace's iterations, else the number of steps that the curve's plan does in the trace's time on the trace's
+    GPUs. Measured curves go before solved ones, give an `application` its model, and narrow a job's range to counts
+    that were measured, slower ones too: it is for the policies to leave those.
 
     Raises:
         WorkloadError: a job's GPUs do not fit the cluster, or its model, GPU or plan does not exist.
     """
-    models = _gpu_models(cluster)
+    models = gpu_models(cluster)
     return tuple(_submission(row, cluster, models, curves, elastic=elastic) for row in rows)
 
 
 def _submission(
     row: JobRow, cluster: ClusterDocument, models: GpuModels, curves: CurveBook, *, elastic: bool
 ) -> Submission:
-    gpu = _home_model(row, models)
+    gpu, row = _home_model(row, models), _with_measured_model(row, curves)
     widest = _range(row, cluster, models.all[gpu])
     low, high = widest if elastic else (row.gpus, row.gpus)
     if low > models.training[gpu]:
@@ -74,28 +83,47 @@ def _submission(
         gpu=row.gpu,
         model=row.model,
         global_batch=row.global_batch,
+        sequence_length=row.sequence_length,
         steps=max(1, round(row.duration_s * row.gpus)),
-        duration_estimate_s=row.duration_s,
+        duration_estimate_s=row.duration_s * row.gpus / low or None,
         deadline_s=None if row.deadline_s is None else row.deadline_s - row.submit_time_s,
         checkpoint=CheckpointSpec(interval_s=cluster.checkpoint_interval_s),
     )
     if not row.model:
         return Submission(row.submit_time_s, row.job_id, spec, row.gpus, row.duration_s * row.gpus / widest[1])
-    room = GpuShape.packed(gpu, widest[1], models.per_node[gpu])
-    return _with_curve(row, spec, curves, at=GpuShape.packed(gpu, row.gpus, models.per_node[gpu]), widest=room)
+    return _with_curve(row, spec, curves, widest=widest, node=(gpu, models.per_node[gpu]))
 
 
-def _with_curve(row: JobRow, spec: JobSpec, curves: CurveBook, *, at: GpuShape, widest: GpuShape) -> Submission:
-    if row.model not in model_names():
+def _with_measured_model(row: JobRow, curves: CurveBook) -> JobRow:
+    """The row with its application as its model, where that was measured."""
+    if row.application and curves.measured(row.application, row.global_batch):
+        return replace(row, model=row.application)
+    if not row.duration_s:
+        allowed = f"one that a measured profile has at batch {row.global_batch}: this trace gives no run times"
+        raise _refused(row, "application", row.application, allowed)
+    return row
+
+
+def _with_curve(
+    row: JobRow, spec: JobSpec, curves: CurveBook, *, widest: tuple[int, int], node: tuple[str, int]
+) -> Submission:
+    """`widest` is the range of a policy set that scales, `node` a node's GPU model and number of GPUs."""
+    measured = curves.measured(row.model, row.global_batch)
+    if not measured and row.model not in model_names():
         raise _refused(row, "model", row.model, ", ".join(model_names()))
-    point = curves.point(spec, at)
-    if point.plan is None:
-        raise _refused(row, "gpus", row.gpus, f"a count that model {row.model} can run on: {point.infeasible}")
-    step_s = point.plan.iteration_time_s
-    steps = max(1, round(row.duration_s / step_s))
-    plan_at_most = curves.point(spec, widest).plan
-    fastest_s = min(step_s, plan_at_most.iteration_time_s if plan_at_most else step_s)
-    return Submission(row.submit_time_s, row.job_id, replace(spec, steps=steps), row.gpus, steps * fastest_s)
+    counts = canonical_counts(*widest, node[1]) if measured else (widest[1],)
+    at_trace, *points = (curves.point(spec, GpuShape.packed(node[0], n, node[1])) for n in (row.gpus, *counts))
+    solved = zip((row.gpus, *counts), (at_trace, *points), strict=True)
+    times_s = {count: point.plan.iteration_time_s for count, point in solved if point.plan}
+    allowed = [count for count in times_s if spec.min_gpus <= count <= spec.max_gpus]
+    if at_trace.plan is None and not (measured and allowed and row.iterations):
+        raise _refused(row, "gpus", row.gpus, f"a count that model {row.model} can run on: {at_trace.infeasible}")
+    if measured:
+        spec = replace(spec, min_gpus=min(allowed), max_gpus=max(allowed))
+    step_s = times_s.get(row.gpus) or times_s[spec.min_gpus]
+    steps = row.iterations or max(1, round(row.duration_s / step_s))
+    spec = replace(spec, steps=steps, duration_estimate_s=steps * times_s.get(spec.min_gpus, step_s))
+    return Submission(row.submit_time_s, row.job_id, spec, row.gpus, steps * min(times_s.values()))
 
 
 def _range(row: JobRow, cluster: ClusterDocument, gpus_max: int) -> tuple[int, int]:
@@ -115,10 +143,10 @@ def _home_model(row: JobRow, models: GpuModels) -> str:
     """The GPU model that the row asks for, else the one that training has most of."""
     if row.gpu and row.gpu not in models.training:
         raise _refused(row, "gpu", row.gpu, f"a model that the training pools have: {', '.join(models.training)}")
-    return row.gpu or max(models.training, key=lambda gpu: models.training[gpu])
+    return row.gpu or models.commonest
 
 
-def _gpu_models(cluster: ClusterDocument) -> GpuModels:
+def gpu_models(cluster: ClusterDocument) -> GpuModels:
     training: defaultdict[str, int] = defaultdict(int)
     everywhere: defaultdict[str, int] = defaultdict(int)
     per_node: dict[str, int] = {}
@@ -131,4 +159,4 @@ def _gpu_models(cluster: ClusterDocument) -> GpuModels:
 
 
 def _refused(row: JobRow, field: str, value: object, allowed: str) -> WorkloadError:
-    return WorkloadError(f"jobs line {row.line}: {field}: got {value!r}; allowed: {allowed}")
+    return WorkloadError(f"{row.path} line {row.line}: {field}: got {value!r}; allowed: {allowed}")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from scheduler.documents.cluster import ClusterDocument, ClusterError, domain_nodes, domain_pools, read_cluster
+from scheduler.documents.cluster import (
+    ClusterDocument,
+    ClusterError,
+    domain_nodes,
+    domain_pools,
+    domain_queues,
+    read_cluster,
+)
 from scheduler.domain.fleet import Blackout, PoolKind
+from scheduler.domain.job_queue import JobQueue
 
 TRAINING = "{name: training, kind: training, nodes: 2, gpus_per_node: 8, gpu: a100-80g}"
 INFERENCE = (
@@ -61,17 +70,41 @@ def test_reconfiguration_may_be_a_table_by_model(tmp_path: Path) -> None:
         ),
         (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, lending: {}')}]", r"pools\.0\.lending: .*lends nothing"),
         (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, peak_gpus: 3')}]", r"pools\.0\.peak_gpus: got 3"),
+        (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, demand: fn0')}]", r"pools\.0\.demand: got .*fn0"),
         (f"pools: [{TRAINING}]\nspeed: 3", "speed: got 3; allowed: one of the fields pools, elastic"),
         (f"pools: [{TRAINING}]\nreconfiguration_s: {{bert: 3}}", "reconfiguration_s: got .*'default'"),
         (f"pools: [{TRAINING}]\nreconfiguration_s: .nan", r"reconfiguration_s\.default: got \"nan\""),
         (f"pools: [{TRAINING}]\ncheckpoint_interval_s: 0", "checkpoint_interval_s: got 0"),
+        (f"pools: [{TRAINING}]\nqueues: [{{name: a}}, {{name: a}}]", r"queues\.1\.name: got .a.; .*no other queue"),
+        (
+            f"pools: [{TRAINING}]\nqueues: [{{name: a, guaranteed_gpus: 2, limit_gpus: 1}}]",
+            r"queues\.0\.limit_gpus: got 1",
+        ),
         (f"pools: [{TRAINING}]\nelastic: {{min_ratio: 1.5}}", r"elastic\.min_ratio: got 1.5"),
     ],
 )
 def test_a_wrong_file_is_refused_with_field_value_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ClusterError, match=message) as refused:
         read(tmp_path, text)
-    assert "cluster.yaml: " in str(refused.value)
+    assert re.search(r"cluster\.yaml( line \d)?: ", str(refused.value))
+
+
+def test_a_refused_field_is_named_with_its_line(tmp_path: Path) -> None:
+    again = f"pools:\n  - {TRAINING}\n  - {INFERENCE}\n\n  - {{name: training,\n     kind: training, gpu: t4}}\n"
+    with pytest.raises(ClusterError, match=r"cluster\.yaml line 5: pools\.2\.nodes: got nothing"):
+        read(tmp_path, again)
+    twice = again.replace("gpu: t4", "gpu: t4, nodes: 1, gpus_per_node: 1")
+    with pytest.raises(ClusterError, match=r"cluster\.yaml line 5: pools\.2\.name: got \"training\"; .*no other pool"):
+        read(tmp_path, twice)
+    with pytest.raises(ClusterError, match=r"cluster\.yaml line 6: pools\.2\.kind: got \"batch\""):
+        read(tmp_path, twice.replace("kind: training, gpu: t4", "kind: batch, gpu: t4"))
+
+
+def test_queues_may_be_declared_with_the_names_of_the_trace(tmp_path: Path) -> None:
+    queues = "queues: [{name: vc_7f, guaranteed_gpus: 8, limit_gpus: 12}, {name: rest, weight: 0.5}]"
+    cluster = read(tmp_path, f"pools: [{TRAINING}]\n{queues}\n")
+    assert domain_queues(cluster) == (JobQueue("vc_7f", 8, 12), JobQueue("rest", weight=0.5))
+    assert domain_queues(read(tmp_path, f"pools: [{TRAINING}]")) == ()
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -71,3 +71,23 @@ def test_changes_of_several_pools_come_in_order_of_time() -> None:
 def test_a_demand_that_does_not_fit_the_cluster_is_refused(trace: list[DemandRow], message: str) -> None:
     with pytest.raises(DemandError, match=message):
         demand_traces(trace, FLAT)
+
+
+def shared(**series: list[float]) -> list[DemandRow]:
+    return [
+        DemandRow(at + 2, at * 300.0, name, amount, is_load=True, shared=True)
+        for name, amounts in series.items()
+        for at, amount in enumerate(amounts)
+    ]
+
+
+def test_a_pool_takes_the_series_of_its_name_or_the_one_that_it_names() -> None:
+    pools = [*CLUSTER.pools, CLUSTER.pools[1].model_copy(update={"name": "chat", "demand": "fn1", "peak_gpus": 6.0})]
+    cluster = CLUSTER.model_copy(update={"pools": pools})
+    first, second = demand_traces(shared(fn0=[9.0, 9.0], fn1=[0.0, 2.0], inference=[1.0, 2.0]), cluster)
+    assert (first.pool, first.gpus) == ("inference", (6.0, 12.0))
+    assert (second.pool, second.gpus) == ("chat", (0.0, 6.0)), "a zero of a file of many series is a quiet time"
+    with pytest.raises(DemandError, match="pool inference: demand: got 'inference'; allowed: a series: fn0, fn1"):
+        demand_traces(shared(fn0=[9.0], fn1=[1.0]), cluster)
+    with pytest.raises(DemandError, match="pool chat: demand: got 'fn1'; allowed: a series: inference"):
+        demand_traces(rows(1.0), cluster)

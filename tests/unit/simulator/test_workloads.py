@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.documents.throughput import CountedStep
 from scheduler.documents.trace import JobRow
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.simulator.curves import CurveBook
@@ -69,3 +70,42 @@ def test_a_job_with_a_model_has_as_many_steps_as_its_plan_does_in_the_traces_tim
 def test_a_job_that_does_not_fit_is_refused_with_its_line(row: JobRow, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         submitted(row)
+
+
+NCF_S = {2: 4.0, 4: 2.5, 8: 2.0, 16: 3.0}
+MEASURED = CurveBook([tuple(CountedStep("a100-80g", "ncf", 64, gpus, time_s) for gpus, time_s in NCF_S.items())])
+
+
+def measured(row: JobRow, *, elastic: bool = True) -> Submission:
+    (submission,) = submissions([row], CLUSTER, MEASURED, elastic=elastic)
+    return submission
+
+
+def test_an_application_has_a_curve_only_where_it_was_measured() -> None:
+    row = JobRow(2, "a", 0.0, 100.0, 4, global_batch=64, iterations=50, application="ncf")
+    assert (submitted(row).spec.model, submitted(row).spec.steps) == ("", 400)
+    assert (measured(row).spec.model, measured(row).spec.steps) == ("ncf", 50), "as many steps as iterations"
+    unheard = JobRow(2, "a", 0.0, 100.0, 4, global_batch=32, application="ncf")
+    assert measured(unheard).spec.model == "", "it was measured at another batch"
+
+
+def test_a_measured_curve_narrows_the_range_to_counts_that_were_measured() -> None:
+    row = JobRow(2, "a", 0.0, 100.0, 4, 1, 24, global_batch=64, iterations=50, application="ncf")
+    assert (measured(row).spec.min_gpus, measured(row).spec.max_gpus) == (2, 16), "16 are slower than 8"
+    assert measured(row).run_time_s_min == 50 * 2.0
+    rigid = measured(row, elastic=False)
+    assert (rigid.spec.min_gpus, rigid.spec.max_gpus, rigid.spec.duration_estimate_s) == (4, 4, 125.0)
+
+
+def test_a_trace_without_run_times_needs_a_measured_curve() -> None:
+    row = JobRow(9, "a", 0.0, 0.0, 4, global_batch=64, iterations=50, application="ncf", path="pollux.csv")
+    assert measured(row).spec.duration_estimate_s == pytest.approx(50 * 4.0), "at the minimum, which is 2"
+    with pytest.raises(WorkloadError, match=r"pollux\.csv line 9: application: got 'ncf'; .* gives no run times"):
+        submitted(row)
+
+
+def test_a_rigid_job_on_a_count_that_was_not_measured_is_refused() -> None:
+    row = JobRow(9, "a", 0.0, 100.0, 3, 2, 8, global_batch=64, iterations=50, application="ncf")
+    assert measured(row).spec.min_gpus == 2
+    with pytest.raises(WorkloadError, match="line 9: gpus: got 3; allowed: a count that model ncf can run on"):
+        measured(row, elastic=False)

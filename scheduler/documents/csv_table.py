@@ -1,0 +1,118 @@
+"""A CSV file, plain or gzipped, row by row, with the place to name when something in it is wrong."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class TraceError(ValueError):
+    """A trace or profile that is not what it should be; the message names the file, the line, the field, the value
+    and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """One row as text."""
+
+    path: Path
+    line: int
+    texts: Mapping[str, str]
+
+    def refused(self, field: str, allowed: str) -> TraceError:
+        value = self.texts.get(field, "")
+        return TraceError(f"{self.path} line {self.line}: {field}: got {value[:80]!r}; allowed: {allowed}")
+
+    def has(self, field: str) -> bool:
+        return bool(self.texts.get(field))
+
+    def text(self, field: str) -> str:
+        if not self.has(field):
+            raise self.refused(field, "some text: the field is required")
+        return self.texts[field]
+
+    def number(self, field: str, *, above: float | None = None) -> float:
+        form = "a finite number of at least 0" if above is None else f"a finite number above {above:g}"
+        try:
+            value = float(self.texts.get(field, ""))
+        except ValueError:
+            raise self.refused(field, form) from None
+        if not math.isfinite(value) or value < 0 or (above is not None and value <= above):
+            raise self.refused(field, form)
+        return value
+
+    def whole(self, field: str, *, least: int) -> int:
+        form = f"a whole number of at least {least}"
+        try:
+            value = int(self.texts.get(field, ""))
+        except ValueError:
+            raise self.refused(field, form) from None
+        if value < least:
+            raise self.refused(field, form)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class CsvTable:
+    """A file with its header; `rows` gives every row that is not blank and can be gone through once."""
+
+    path: Path
+    header: tuple[str, ...]
+    rows: Iterator[Cells]
+
+    def require(self, required: Collection[str], optional: Collection[str] = ()) -> None:
+        """Refuse a header without a required column, or with one that is neither required nor optional.
+
+        Raises:
+            TraceError: as the summary says.
+        """
+        columns = ", ".join([*required, *optional])
+        for name in required:
+            if name not in self.header:
+                raise TraceError(f"{self.path} line 1: column {name!r} is missing; allowed: {columns}")
+        for name in self.header:
+            if name not in required and name not in optional:
+                raise TraceError(f"{self.path} line 1: column {name!r} is unknown; allowed: {columns}")
+
+
+def open_table(path: Path) -> CsvTable:
+    """The table at `path`, its header read.
+
+    Raises:
+        TraceError: the file cannot be read, or a column stands there twice. Going through the rows raises it too.
+    """
+    lines = _lines(path)
+    _, cells = next(lines, (1, []))
+    header = tuple(name.strip() for name in cells)
+    for at, name in enumerate(header):
+        if name in header[:at]:
+            raise TraceError(f"{path} line 1: column {name!r} stands there twice; each is allowed once")
+    return CsvTable(path, header, _rows(path, header, lines))
+
+
+def _rows(path: Path, header: tuple[str, ...], lines: Iterator[tuple[int, list[str]]]) -> Iterator[Cells]:
+    for line, cells in lines:
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(header):
+            raise TraceError(f"{path} line {line}: has {len(cells)} cells, allowed is {len(header)} as the header")
+        yield Cells(path, line, dict(zip(header, map(str.strip, cells), strict=True)))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8", newline="")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8", newline="") as text
+        ):
+            reader = csv.reader(text, strict=True)
+            for cells in reader:
+                yield reader.line_num, cells
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as wrong:
+        raise TraceError(f"{path}: cannot be read: {wrong}") from None
