@@ -9,7 +9,22 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from scheduler.cli import about, fit, fleet, jobs, lending, plan, record, replay, serve, simulate, submit, top
+from scheduler.cli import (
+    about,
+    export_trace,
+    fit,
+    fleet,
+    jobs,
+    lending,
+    plan,
+    queues,
+    record,
+    replay,
+    serve,
+    simulate,
+    submit,
+    top,
+)
 from scheduler.cli.failure import FAILED
 
 JOBS = "Jobs"
@@ -77,8 +92,8 @@ def _add(group: str, *verbs: Callable[..., None], hidden: bool = False) -> None:
 _add(JOBS, submit.submit, jobs.ps, jobs.describe, record.explain, record.events)
 _add(JOBS, jobs.scale, jobs.suspend, jobs.resume, jobs.cancel)
 _add(FLEET, top.top, lending.loans, fleet.cordon, fleet.drain, fleet.uncordon, record.snapshot)
-for _group in (fleet.pools_app, fleet.nodes_app, lending.app):
+for _group in (fleet.pools_app, fleet.nodes_app, queues.app, lending.app):
     app.add_typer(_group, rich_help_panel=FLEET)
 _add(LOCAL, plan.plan, fit.fit, simulate.simulate, replay.replay, about.demo, about.version)
-_add(SERVICE, serve.serve, serve.migrate)
+_add(SERVICE, serve.serve, serve.migrate, export_trace.export_trace)
 _add(SERVICE, serve.controller, serve.api, hidden=True)

@@ -33,6 +33,7 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
         # Chosen here, not by the API: the controller has to tell its workers the same port.
         os.environ["EBBTIDE_PORT"] = str(_free_port(settings.host))
         settings = read_settings()
+    _check_policy(settings)
     _migrate(settings)
     say(f"Ebbtide serves {settings.worker_url} on {_shown(settings.database_url)}; Ctrl-C stops it.")
     child = [sys.executable, "-m", "scheduler.cli"]
@@ -97,6 +98,13 @@ def _free_port(host: str) -> int:
                 return port
         except OSError as wrong:
             raise ValueError(f"cannot listen on {host!r}: {wrong.strerror or wrong}") from wrong
+
+
+def _check_policy(settings: Settings) -> None:
+    from scheduler.policies.policy_set import policy_set
+
+    with blaming("EBBTIDE_POLICY"):
+        policy_set(settings.policy)
 
 
 def _migrate(settings: Settings) -> None:

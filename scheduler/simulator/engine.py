@@ -10,8 +10,18 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, CurveSolved, ReportDemand, SubmitJob
+from scheduler.domain.command import (
+    AddNode,
+    Command,
+    CommandBody,
+    CreatePool,
+    CreateQueue,
+    CurveSolved,
+    ReportDemand,
+    SubmitJob,
+)
 from scheduler.domain.fleet import Node, Pool
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, TickReport
 from scheduler.executors.protocol import Executor
@@ -22,10 +32,11 @@ from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.simulator.curves import CurveBook
 from scheduler.simulator.faults import ControllerDiedError, Faults, NoFaults
-from scheduler.simulator.forecasts import Forecasts
+from scheduler.simulator.forecasts import FORECASTERS, SEASONAL, Forecasts
 from scheduler.simulator.pending import Pending
 from scheduler.simulator.ticked import Ticked, Watcher
 from scheduler.simulator.traces import DemandChange, DemandTrace, demand_changes
+from scheduler.simulator.truth import AS_TOLD, Truth
 from scheduler.simulator.workloads import Submission
 from scheduler.store.memory import MemoryStore
 from scheduler.store.protocol import ConflictError, Store
@@ -49,6 +60,9 @@ class Scenario:
     demand: tuple[DemandTrace, ...]
     delays: Delays
     seed: int
+    forecast: str = SEASONAL
+    truth: Truth = AS_TOLD
+    queues: tuple[JobQueue, ...] = ()
 
     @property
     def start_s(self) -> float:
@@ -68,7 +82,14 @@ class Simulation:
         curves: CurveBook | None = None,
     ) -> None:
         start_s = scenario.start_s
-        self.executor = SimulatedExecutor(scenario.nodes, delays=scenario.delays, now_s=start_s)
+        lengths = {one.job_id: one.steps_true for one in scenario.submissions if one.steps_true is not None}
+        self.executor = SimulatedExecutor(
+            scenario.nodes,
+            delays=scenario.delays,
+            now_s=start_s,
+            step_time_factor=scenario.truth.step_time_factor,
+            steps_true=lengths,
+        )
         self.memory = MemoryStore()
         self.clock = ManualClock(start_s)
         self._policies = policies
@@ -80,7 +101,9 @@ class Simulation:
         lease = self.memory.acquire("simulator", now_s=start_s, ttl_s=math.inf)
         assert lease is not None, "nobody else leads a store that has just been made"
         self._epoch = lease.epoch
-        self._forecasts = Forecasts(scenario.pools, scenario.demand) if policies.lends else Forecasts((), ())
+        make, period_s = FORECASTERS[scenario.forecast], policies.settings.full_pass_period_s
+        foreseen = scenario.demand if policies.lends else ()
+        self._forecasts = Forecasts(scenario.pools, foreseen, lambda trace: make(trace, scenario.seed, period_s))
         self._curves = curves or CurveBook()
         self._submissions = Pending(iter(scenario.submissions), lambda submission: submission.at_s)
         self._changes = Pending(demand_changes(scenario.demand, scenario.seed), lambda change: change.at_s)
@@ -116,6 +139,8 @@ class Simulation:
             self._send(CreatePool(pool))
         for node in self._scenario.nodes:
             self._send(AddNode(node))
+        for queue in self._scenario.queues:
+            self._send(CreateQueue(queue))
         while self._changes.next_s < self.clock.now_s():
             self._change_demand(self._changes.take())
 

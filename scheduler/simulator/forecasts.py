@@ -2,23 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Protocol
 
 from scheduler.domain.command import ForecastMade
 from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.domain.forecast import Forecast
 from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.simulator.pending import Pending
 from scheduler.simulator.traces import DemandChange, DemandTrace
+
+SEASONAL = "seasonal"
+
+
+class Forecaster(Protocol):
+    def observe(self, time_s: float, gpus: float) -> None:
+        """Demand was `gpus` from `time_s` on."""
+
+    def forecast(self, now_s: float, horizon_s: float) -> Forecast:
+        """Quantiles of the largest demand from now to `horizon_s` later."""
+
+
+class OracleForecaster:
+    """Knows the demand to come, its repetitions too, and answers with the largest of it.
+
+    It looks one period between forecasts beyond the horizon: what rises in that time can be answered at the next
+    forecast, and by then it is too late for a node to be home and serving.
+    """
+
+    def __init__(self, trace: DemandTrace, *, seed: int, period_s: float) -> None:
+        self._coming = Pending(trace.changes(seed), lambda change: change.at_s)
+        self._known: deque[DemandChange] = deque()
+        self._period_s = period_s
+
+    def observe(self, time_s: float, gpus: float) -> None:
+        """It knew already."""
+
+    def forecast(self, now_s: float, horizon_s: float) -> Forecast:
+        while self._coming.next_s <= now_s + horizon_s + self._period_s:
+            self._known.append(self._coming.take())
+        while len(self._known) > 1 and self._known[1].at_s <= now_s:
+            self._known.popleft()
+        return Forecast(now_s, horizon_s, (0.999,), (max(change.gpus for change in self._known),), "oracle")
+
+
+MakeForecaster = Callable[[DemandTrace, int, float], Forecaster]
+FORECASTERS: Mapping[str, MakeForecaster] = MappingProxyType(
+    {
+        SEASONAL: lambda trace, seed, period_s: SeasonalForecaster(),
+        "oracle": lambda trace, seed, period_s: OracleForecaster(trace, seed=seed, period_s=period_s),
+    }
+)
+"""By name: from a trace, the seed of its repetitions and the time between two forecasts to a pool's forecaster."""
 
 
 class Forecasts:
     """A forecast looks ahead over the pool's horizon: the time it takes to get a node back and serving again."""
 
-    def __init__(self, pools: Iterable[Pool], traces: Iterable[DemandTrace]) -> None:
-        known = {trace.pool for trace in traces}
+    def __init__(
+        self,
+        pools: Iterable[Pool],
+        traces: Iterable[DemandTrace],
+        make: Callable[[DemandTrace], Forecaster] = lambda trace: SeasonalForecaster(),
+    ) -> None:
+        by_pool = {trace.pool: trace for trace in traces}
         self._pools = tuple(
-            pool for pool in pools if pool.kind is PoolKind.INFERENCE and pool.lending.enabled and pool.name in known
+            pool for pool in pools if pool.kind is PoolKind.INFERENCE and pool.lending.enabled and pool.name in by_pool
         )
-        self._forecasters = {pool.name: SeasonalForecaster() for pool in self._pools}
+        self._forecasters = {pool.name: make(by_pool[pool.name]) for pool in self._pools}
         self._heard_of: set[str] = set()
 
     def observe(self, change: DemandChange) -> None:

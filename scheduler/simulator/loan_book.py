@@ -8,6 +8,7 @@ from scheduler.domain.fleet import Node, Pool, PoolKind
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.simulator.report import ShortRatio, ratio
+from scheduler.simulator.series import StepLine
 from scheduler.simulator.traces import DemandChange
 
 _ROUNDING_S = 1e-6
@@ -41,7 +42,7 @@ class _PoolBook:
 
 
 class LoanBook:
-    """Counts as it goes: `loans`, `recalls`, `recalls_late`, `loaned_gpu_s`."""
+    """Counts as it goes: `loans`, `recalls`, `recalls_late`, `loaned_gpu_s`; `lent_line` is how many nodes were out."""
 
     def __init__(self, pools: Iterable[Pool], nodes: Iterable[Node]) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -54,6 +55,7 @@ class LoanBook:
         self.recalls = 0
         self.recalls_late = 0
         self.loaned_gpu_s = 0.0
+        self.lent_line = StepLine()
 
     def demand_changed(self, change: DemandChange) -> None:
         book = self._pools[change.pool]
@@ -62,14 +64,17 @@ class LoanBook:
         book.check(change.at_s)
 
     def ticked(self, before: Snapshot, after: Snapshot) -> None:
-        if before.loans == after.loans:
+        if before.loans is after.loans or before.loans == after.loans:
             return
         now_s = after.now_s
+        self.lent_line.step(now_s, len(after.loans))
         for name, loan in before.loans.items():
             if name not in after.loans or after.loans[name].id != loan.id:
                 self._ended(loan, now_s)
         for name, loan in after.loans.items():
             earlier = before.loans.get(name)
+            if earlier is loan:
+                continue
             if earlier is None or earlier.id != loan.id:
                 self.loans += 1
                 self._pools[loan.pool].lent_gpus += self._nodes[name].gpus

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from scheduler.simulator.series import PolicySeries
+
 HOUR_S = 3600.0
 
 
@@ -75,6 +77,8 @@ class PolicyReport:
     `recalls_late`: nodes home after their deadline. `preemption_ratio`: jobs preempted at least once.
     `collateral_gpus`: GPUs that jobs had to give up by a recall beyond those on nodes that they had to leave.
     `lost_gpu_hours`: computed and lost again; `lost_ratio`: as a share of all computed. `tick_s`, `wall_s` are real.
+    `deadlines_met_ratio`: of the jobs that have a deadline those that completed by it; None where none has one.
+    `rejected`: jobs that the policy turned away.
     """
 
     policy: str
@@ -101,14 +105,25 @@ class PolicyReport:
     ticks: int
     tick_s: TickTimes
     wall_s: float
+    deadlines_met_ratio: float | None
+    rejected: int
+
+
+Played = tuple[PolicyReport, PolicySeries]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """What `ebbtide simulate -o json` prints."""
+    """What `ebbtide simulate -o json` prints, and beside it `series`, what happened over time, policy by policy."""
 
     seed: int
     policies: tuple[PolicyReport, ...]
+    series: tuple[PolicySeries, ...]
+
+    @classmethod
+    def of(cls, seed: int, played: Iterable[Played]) -> SimulationReport:
+        reports, series = zip(*played, strict=True)
+        return cls(seed, reports, series)
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON values."""

@@ -1,8 +1,8 @@
-"""`simulate`: traces in, a report out. What `ebbtide simulate` calls, and Python users may."""
+"""`simulate`: traces in, a report out. What Python users call; `sweep` does it for several seeds, in parallel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +12,10 @@ from scheduler.documents.cluster import (
     ClusterError,
     domain_nodes,
     domain_pools,
+    domain_queues,
     read_cluster,
 )
+from scheduler.documents.throughput import Measured
 from scheduler.documents.trace import DemandRow, JobRow, read_demand, read_jobs
 from scheduler.executors.simulated_delays import Delays
 from scheduler.policies.policy_set import PolicySet, policy_set
@@ -21,34 +23,67 @@ from scheduler.policies.settings import PolicySettings
 from scheduler.runtime.clock import ManualClock
 from scheduler.simulator.curves import CurveBook
 from scheduler.simulator.engine import Scenario, Simulation
+from scheduler.simulator.forecasts import FORECASTERS, SEASONAL
+from scheduler.simulator.hiding import true_submissions
 from scheduler.simulator.recorder import Recorder
-from scheduler.simulator.report import PolicyReport, SimulationReport
+from scheduler.simulator.report import Played, SimulationReport
 from scheduler.simulator.traces import demand_traces
-from scheduler.simulator.workloads import submissions
+from scheduler.simulator.truth import AS_TOLD, Truth
 from scheduler.solver.profiles.shipped import gpu_names, load_gpu
 
+Policies = str | PolicySet | Sequence[str | PolicySet]
+Progress = Callable[[int, int], None]
 _ALL_JOBS = 10**12
+_BOUNDLESS = 2**60
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The three files of a simulation, read and checked one by one."""
+    """The files of a simulation, read and checked one by one. `demand` is empty where the cluster serves nobody."""
 
     jobs: tuple[JobRow, ...]
     demand: tuple[DemandRow, ...]
     cluster: ClusterDocument
 
 
-def load_inputs(jobs_path: Path, demand_path: Path, cluster_path: Path) -> Inputs:
-    """Read the three files.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a simulation is played, beside the traces, the policies and the seed. `forecast`: one of `FORECASTERS`.
+    `profiles`: measured throughput, which goes before the solver's. `truth`: what is hidden from the policies; its
+    own seed is the simulation's."""
+
+    forecast: str = SEASONAL
+    profiles: tuple[Measured, ...] = ()
+    truth: Truth = AS_TOLD
+
+    def __post_init__(self) -> None:
+        if self.forecast not in FORECASTERS:
+            raise ValueError(f"forecast: {self.forecast!r} is not known; allowed: {', '.join(FORECASTERS)}")
+
+
+DEFAULTS = Options()
+
+
+def load_inputs(
+    jobs_path: Path,
+    demand_path: Path | None,
+    cluster_path: Path,
+    *,
+    workload: str = "",
+    profiles: Iterable[Measured] = (),
+) -> Inputs:
+    """Read the files. A cluster without an inference pool needs no demand. `workload` picks one of a file of several;
+    GPUs that `profiles` measured need not be known to the solver.
 
     Raises:
         ValueError: a file cannot be read or something in it is refused; the message names file, field or line,
             value and what is allowed.
     """
-    jobs, demand, cluster = read_jobs(jobs_path), read_demand(demand_path), read_cluster(cluster_path)
+    demand = () if demand_path is None else read_demand(demand_path)
+    jobs, cluster = read_jobs(jobs_path, workload=workload), read_cluster(cluster_path)
+    curves = CurveBook(profiles)
     for number, pool in enumerate(cluster.pools):
-        if pool.gpu not in gpu_names():
+        if pool.gpu not in gpu_names() and not curves.measures_on(pool.gpu):
             allowed = ", ".join(gpu_names())
             raise ClusterError(f"{cluster_path}: pools.{number}.gpu: got {pool.gpu!r}; allowed: {allowed}")
     return Inputs(jobs, demand, cluster)
@@ -58,35 +93,61 @@ def simulate(
     jobs: Sequence[JobRow],
     demand: Sequence[DemandRow],
     cluster: ClusterDocument,
-    policy: str,
+    policy: Policies,
     *,
     seed: int,
-    progress: Callable[[int, int], None] | None = None,
+    options: Options = DEFAULTS,
+    progress: Progress | None = None,
 ) -> SimulationReport:
-    """Play a trace under each policy set of `policy` (one name, or several with commas between).
+    """Play a trace under each policy set of `policy`: names with commas between, or names and sets of one's own.
 
-    `progress(done, total)` counts ended jobs over all policy sets together.
+    `progress(done, total)` counts ended jobs over all policy sets together. A set of one's own may be any
+    composition of functions; it keeps its own settings:
+
+    >>> from dataclasses import replace
+    >>> from scheduler.documents.cluster import ClusterDocument
+    >>> from scheduler.documents.trace import JobRow
+    >>> from scheduler.policies.ordering import first_come
+    >>> from scheduler.policies.policy_set import policy_set
+    >>> def last_come(snapshot, settings):
+    ...     return first_come(snapshot, settings)[::-1]
+    >>> mine = replace(policy_set("fifo"), name="lifo", order=last_come)
+    >>> pool = {"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 8, "gpu": "a100-80g"}
+    >>> jobs = [JobRow(line=n, job_id=f"job-{n}", submit_time_s=0.0, duration_s=600.0 / n, gpus=n) for n in (3, 8)]
+    >>> report = simulate(jobs, [], ClusterDocument.model_validate({"pools": [pool]}), ["fifo", mine], seed=0)
+    >>> [(policy.policy, policy.jct_s.mean) for policy in report.policies]
+    [('fifo', 237.5), ('lifo', 175.0)]
 
     Raises:
         ValueError: jobs, demand, cluster and policies do not fit together; the message says what is allowed.
     """
-    settings = PolicySettings(
-        full_pass_period_s=cluster.lending_period_s, reconfiguration_s=cluster.reconfiguration_s[DEFAULT_MODEL]
-    )
-    sets = [policy_set(name.strip(), settings) for name in policy.split(",")]
-    curves = CurveBook()
-    scenarios = [scenario(jobs, demand, cluster, policies, seed=seed, curves=curves) for policies in sets]
+    sets, curves = policy_sets(policy, cluster), CurveBook(options.profiles)
+    worlds = [scenario(jobs, demand, cluster, one, seed=seed, curves=curves, options=options) for one in sets]
     total = len(jobs) * len(sets)
-    reports = []
-    for number, (world, policies) in enumerate(zip(scenarios, sets, strict=True)):
-        done_before = number * len(jobs)
+    played: list[Played] = []
+    for number, (world, policies) in enumerate(zip(worlds, sets, strict=True)):
 
-        def tell(ended: int, done_before: int = done_before) -> None:
+        def tell(ended: int, before: int = number * len(jobs)) -> None:
             if progress is not None:
-                progress(done_before + ended, total)
+                progress(before + ended, total)
 
-        reports.append(play(world, policies, curves=curves, progress=tell))
-    return SimulationReport(seed, tuple(reports))
+        played.append(play(world, policies, curves=curves, progress=tell))
+    return SimulationReport.of(seed, played)
+
+
+def policy_sets(policy: Policies, cluster: ClusterDocument) -> list[PolicySet]:
+    """Named sets with the settings that the cluster gives, sets of one's own as they are.
+
+    Raises:
+        ValueError: there is no set of that name.
+    """
+    settings = PolicySettings(
+        full_pass_period_s=cluster.lending_period_s,
+        reconfiguration_s=cluster.reconfiguration_s[DEFAULT_MODEL],
+        reconfiguration_s_by_model=cluster.reconfiguration_s,
+    )
+    wanted = policy.split(",") if isinstance(policy, str) else [policy] if isinstance(policy, PolicySet) else policy
+    return [policy_set(one.strip(), settings) if isinstance(one, str) else one for one in wanted]
 
 
 def scenario(
@@ -97,30 +158,41 @@ def scenario(
     *,
     seed: int,
     curves: CurveBook,
+    options: Options = DEFAULTS,
 ) -> Scenario:
     """The simulation's world for one policy set: under one that does not scale, jobs keep to the trace's GPUs.
 
-    A trace's run times have the start of the job in them, so that a first start takes no time here; a restart does.
+    A trace's run times have the start of the job in them, so that a first start takes no time here, unless the cluster
+    says otherwise; a restart does.
 
     Raises:
         ValueError: jobs, demand and cluster do not fit together.
     """
-    table = cluster.reconfiguration_s
-    delays = Delays(start_s=0.0, reconfiguration_s=table[DEFAULT_MODEL], reconfiguration_s_by_model=table)
+    table, truth = cluster.reconfiguration_s, replace(options.truth, seed=seed)
+    start_s = cluster.start_s
+    delays = Delays(start_s=start_s, reconfiguration_s=table[DEFAULT_MODEL], reconfiguration_s_by_model=table)
     return Scenario(
         pools=domain_pools(cluster),
-        nodes=domain_nodes(cluster, lambda gpu: load_gpu(gpu).memory_bytes),
-        submissions=submissions(jobs, cluster, curves, elastic=policies.scales),
+        nodes=domain_nodes(cluster, lambda gpu: _memory_bytes(gpu, curves)),
+        submissions=true_submissions(jobs, cluster, curves, truth, elastic=policies.scales),
         demand=demand_traces(demand, cluster),
         delays=delays,
         seed=seed,
+        forecast=options.forecast,
+        truth=truth,
+        queues=domain_queues(cluster),
     )
+
+
+def _memory_bytes(gpu: str, curves: CurveBook) -> int:
+    """Memory of one GPU; that of a GPU which is known by measurements alone is taken for boundless, as their plans."""
+    return _BOUNDLESS if gpu not in gpu_names() and curves.measures_on(gpu) else load_gpu(gpu).memory_bytes
 
 
 def play(
     world: Scenario, policies: PolicySet, *, curves: CurveBook, progress: Callable[[int], None] = lambda ended: None
-) -> PolicyReport:
-    """One policy set's report."""
+) -> Played:
+    """One policy set's report, and what happened over time."""
     recorder = Recorder(world)
     simulation = Simulation(world, policies, watchers=[recorder], curves=curves)
     watch = ManualClock()
@@ -128,4 +200,5 @@ def play(
     last = simulation.run(progress)
     wall_s = watch.elapsed_s() - started_s
     ended = simulation.memory.ended_jobs(limit=_ALL_JOBS)
-    return replace(recorder.report(policies.name, last, ended, simulation.executor.work), wall_s=wall_s)
+    report, series = recorder.report(policies.name, last, ended, simulation.executor.work)
+    return replace(report, wall_s=wall_s), series

@@ -96,8 +96,8 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*PLAN, "--memory", "0GB"), ("--memory: '0GB' is not a size above 0",)),
     ((*PLAN, "--memory", "90GB"), ("--memory: 90GB is more than one a100-80g has; allowed are up to 80.0 GB",)),
     (("simulate",), ("--jobs: a file is needed",)),
-    (SIMULATE[:3], ("--demand: a file is needed",)),
-    ((*SIMULATE, "--policy", "lifo"), ("--policy: policy: 'lifo' is not known; allowed: ebbtide, fifo",)),
+    (SIMULATE[:3], ("--cluster: a file is needed",)),
+    ((*SIMULATE, "--policy", "lifo"), ("--policy: policy: 'lifo' is not known; allowed: fifo, sjf, srtf, ",)),
     ((*SIMULATE, "--policy", "fifo,fifo"), ("--policy: 'fifo' is named 2 times; allowed is once",)),
     ((*SIMULATE, "--policy", ""), ("--policy: policy: '' is not known",)),
     ((*SIMULATE, "--seed", "-1"), ("'--seed'", "-1")),
@@ -173,3 +173,10 @@ def test_wrong_settings_are_refused_by_name(
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     refused(run, (verb,), *messages)
+
+
+def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(
+    run: Run, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EBBTIDE_POLICY", "lifo")
+    refused(run, ("serve",), "EBBTIDE_POLICY: policy: 'lifo' is not known; allowed: fifo, sjf, srtf, ")

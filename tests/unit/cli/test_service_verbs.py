@@ -164,6 +164,40 @@ def test_nodes_and_pools_are_deleted(ask: Ask, fleet: Any) -> None:
     assert [pool["name"] for pool in ask("pools")] == ["serving"]
 
 
+def test_queues_are_created_set_listed_and_deleted(ask: Ask, run: Run, fleet: Any) -> None:
+    ask("queues", "create", "vision", "--guaranteed", "2", "--limit", "3")
+    fleet.tick()
+    job_id = submitted(ask, "train", "--queue", "vision", "--min", "3", "--max", "3")
+    fleet.tick()
+    [queue] = ask("queues")
+    assert (queue["name"], queue["own_gpus"], queue["borrowed_gpus"], queue["limit_gpus"]) == ("vision", 2, 1, 3)
+    assert ask("queues", "set", "vision", "--limit", "none", "--weight", "2.5")["limit_gpus"] is None
+    listed = run("queues", "list").stdout
+    assert "guaranteed" in listed
+    assert "2.5" in listed
+    assert "is set: 1 GPUs guaranteed, limit none" in run("queues", "set", "vision", "--guaranteed", "1").stdout
+    ask("queues", "delete", "vision")
+    assert [queue["declared"] for queue in ask("queues")] == [False]
+    assert "not declared" in run("queues").stdout
+    assert job_id
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("set", "vision"), "nothing to set: give --guaranteed, --limit or --weight"),
+        (("set", "vision", "--limit", "lots"), "--limit: 'lots' is not a whole number; allowed are 0 to"),
+        (("create", "vision", "--guaranteed", "4", "--limit", "2"), "limit_gpus: got 2; allowed: null, or at least"),
+        (("create", "vision", "--weight", "0"), "weight: got 0.0"),
+        (("create", "Vision"), "name: got"),
+    ],
+)
+def test_a_wrong_queue_is_refused_in_one_sentence(run: Run, fleet: Any, words: tuple[str, ...], said: str) -> None:
+    result = run("queues", *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
 def test_lending_is_paused_resumed_and_recalled(ask: Ask, fleet: Any) -> None:
     assert ask("lending", "pause")["lending_paused"]
     assert not ask("lending", "resume")["lending_paused"]

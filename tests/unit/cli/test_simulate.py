@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,18 @@ from typer.testing import Result
 from scheduler.cli.simulation_view import FIGURES
 
 Run = Callable[..., Result]
-SIMULATE = ("simulate", "--jobs", "jobs.csv", "--demand", "demand.csv", "--cluster", "cluster.yaml", "--seed", "3")
+FILES = ("simulate", "--jobs", "jobs.csv", "--cluster", "cluster.yaml", "--processes", "1")
+SIMULATE = (*FILES, "--demand", "demand.csv", "--seed", "3")
 CLUSTER = """
 pools:
   - {name: training, kind: training, nodes: 1, gpus_per_node: 4, gpu: a100-80g}
-  - {name: inference, kind: inference, nodes: 1, gpus_per_node: 4, gpu: a100-80g}
+  - {name: inference, kind: inference, nodes: 1, gpus_per_node: 4, gpu: a100-80g, lending: {headroom: 0}}
 """
 FIGURES_OF_THE_CONTRACT = """
     policy jobs completed queueing_s jct_s jct_elastic_s jct_bound_s makespan_s usage_ratio
     idle_while_waiting_gpu_hours loaned_gpu_hours loans recalls recalls_late preemptions preemption_ratio resizes
     collateral_gpus lost_gpu_hours lost_ratio inference_short_intervals_ratio ticks tick_s wall_s
+    deadlines_met_ratio rejected
 """
 
 
@@ -63,4 +66,97 @@ def test_the_policies_can_be_listed_without_files(run: Run) -> None:
     by_name = {policy["name"]: policy for policy in listed}
     assert {"fifo", "ebbtide"} <= set(by_name)
     assert (by_name["fifo"]["lends"], by_name["ebbtide"]["lends"]) == (False, True)
-    assert "first come, first served" in run("simulate", "--policy", "list").stdout
+    assert all(policy["summary"] and policy["paper"] for policy in listed)
+    table = run("simulate", "--policy", "list").stdout
+    assert all(name in table for name in by_name)
+
+
+def test_a_sweep_prints_means_with_half_the_width_of_their_intervals(run: Run) -> None:
+    words = (*SIMULATE, "--seeds", "2", "--policy", "fifo")
+    told = json.loads(run(*words, "-o", "json").stdout)
+    assert (set(told), told["seeds"]) == ({"seeds", "policies", "runs"}, [3, 4])
+    waiting = told["policies"][0]["figures"]["queueing_s.mean"]
+    assert waiting["low"] <= waiting["mean"] <= waiting["high"]
+    lines = run(*words).stdout.splitlines()
+    assert lines[0].split() == ["seeds", "3,", "4", "fifo"]
+    assert lines[1].split()[2:] == ["8", "±", "0", "of", "8"]
+
+
+@pytest.mark.parametrize("seeds", ["1", "0", "-3", "many", "1,1", "1,-2", "2,", "1001"])
+def test_a_sweep_of_no_seeds_is_refused(run: Run, seeds: str) -> None:
+    result = run(*FILES, "--seeds", seeds)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"--seeds: got '{seeds}'; allowed: a count of 2 to 1000" in result.stderr
+
+
+def test_a_first_seed_and_a_list_of_seeds_exclude_each_other(run: Run) -> None:
+    assert "--seed: 3 does not go with --seeds 1,2" in run(*SIMULATE, "--seeds", "1,2").stderr
+
+
+def test_demand_is_asked_for_exactly_where_there_is_an_inference_pool(run: Run) -> None:
+    result = run(*FILES)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "demand: none is given; needed, because the cluster has inference pools: inference" in result.stderr
+    Path("cluster.yaml").write_text("\n".join(CLUSTER.splitlines()[:3]))
+    assert json.loads(run(*FILES, "-o", "json").stdout)["policies"][0]["completed"] == 8
+    refused = run(*FILES, "--demand", "demand.csv")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "allowed: none: the cluster has no inference pool" in refused.stderr
+
+
+class Page(HTMLParser):
+    """What is in a page: pictures, cells, and whether every element that was opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_a_report_is_json_markdown_pictures_and_one_page_that_needs_nothing_else(run: Run) -> None:
+    Path("demand.csv").write_text("time_s,pool,gpus\n0,inference,0\n")
+    words = ("--policy", "fifo,ebbtide", "--forecast", "oracle", "--report", "out/first", "-o", "json")
+    result = run(*SIMULATE, *words)
+    folder = Path("out/first")
+    assert json.loads((folder / "report.json").read_text()) == json.loads(result.stdout)
+    table = [line.strip("| ").split(" | ") for line in (folder / "report.md").read_text().splitlines()]
+    assert (table[0], table[2]) == (["seed 3", "fifo", "ebbtide"], ["jobs completed", "8 of 8", "8 of 8"])
+    assert {len(line) for line in table} == {3}
+    pictures = sorted(path.stem for path in folder.glob("*.png"))
+    assert pictures == ["completion", "lending", "queue", "usage"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
+    page = Page((folder / "report.html").read_text())
+    assert page.open == []
+    assert [source[:26] for source in page.sources] == 4 * ["data:image/svg+xml;base64,"]
+    pools = "training 1 × 4 a100-80g + inference 1 × 4 a100-80g"
+    assert f"8 jobs of jobs.csv, demand.csv on {pools}; forecast oracle; seed 3" in page.texts
+
+
+def test_a_report_without_lending_and_of_several_seeds_says_so(run: Run) -> None:
+    run(*SIMULATE, "--policy", "fifo", "--seeds", "2", "--report", "out")
+    assert sorted(path.stem for path in Path("out").glob("*.png")) == ["completion", "queue", "usage"]
+    text = (Path("out") / "report.html").read_text()
+    assert "95% confidence intervals" in text
+    assert "Every seed gave the same figures" in text
+    assert "seeds 3, 4" in text
+    assert " ± " in (Path("out") / "report.md").read_text()
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_simulated(run: Run) -> None:
+    Path("out").write_text("a file")
+    result = run("simulate", "--jobs", "none.csv", "--cluster", "none.yaml", "--report", "out")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--report: out cannot be made: out is no folder that can be written into" in result.stderr

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.documents.cluster import QueueDocument
 from scheduler.documents.trace import DemandRow, JobRow
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.policies.policy_set import policy_set
 from scheduler.simulator import engine
@@ -48,6 +50,16 @@ def test_everything_that_falls_on_one_instant_costs_one_tick() -> None:
     assert times.at_s.count(1000.0) <= 2
     assert times.at_s.count(1050.0) <= 3, "ended, and seen free"
     assert set(times.at_s) == {1000.0, 1050.0}, "and nothing happens in between"
+
+
+def test_queues_of_the_cluster_are_declared_before_the_first_job() -> None:
+    cluster = small_cluster(training=1, inference=1).model_copy(
+        update={"queues": [QueueDocument(name="q", limit_gpus=4)]}
+    )
+    demand = [DemandRow(2, 0.0, "inference", 8.0, is_load=False)]
+    job = JobRow(2, "a", 0.0, 50.0, 1, queue="q")
+    world = scenario([job], demand, cluster, FIFO, seed=0, curves=CurveBook())
+    assert Simulation(world, FIFO).run().queues == {"q": JobQueue("q", limit_gpus=4)}
 
 
 def test_a_simulation_begins_with_the_first_submission_and_the_demand_of_that_time() -> None:

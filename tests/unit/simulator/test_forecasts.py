@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
-from scheduler.simulator.forecasts import Forecasts
+from scheduler.simulator.forecasts import Forecasts, OracleForecaster
 from scheduler.simulator.traces import DemandChange, DemandTrace
 
 LENDS = Pool("chat", PoolKind.INFERENCE, LendingPolicy(return_deadline_s=300.0, cold_start_s=600.0))
@@ -26,3 +26,15 @@ def test_a_pool_that_nothing_was_heard_of_yet_gets_none() -> None:
     assert forecasts.made_at(300.0) == ()
     forecasts.observe(DemandChange(600.0, "chat", 4.0))
     assert len(forecasts.made_at(600.0)) == 1
+
+
+def test_an_oracle_knows_the_most_to_come_over_the_horizon_and_the_period_behind_it() -> None:
+    oracle = OracleForecaster(DemandTrace("chat", (0.0, 600.0, 1200.0), (4.0, 9.0, 2.0)), seed=1, period_s=300.0)
+    assert [oracle.forecast(now_s, 200.0).at(0.5) for now_s in (0.0, 99.0, 100.0, 1199.0, 1200.0)] == [4, 4, 9, 9, 2]
+
+
+def test_an_oracle_knows_the_repetitions_of_the_seed() -> None:
+    trace = DemandTrace("chat", (0.0, 600.0), (4.0, 9.0))
+    seen = [change for change, _ in zip(trace.changes(7), range(20), strict=False)]
+    oracle = OracleForecaster(trace, seed=7, period_s=0.0)
+    assert [oracle.forecast(change.at_s, 1.0).at(0.999) for change in seen] == [change.gpus for change in seen]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from scheduler.domain.decision import Decision, PreemptJob, ResizeJob
+from scheduler.domain.decision import Decision, PreemptJob, RejectJob, ResizeJob
+from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
@@ -21,6 +23,7 @@ from scheduler.simulator.engine import Scenario
 from scheduler.simulator.recorder import Recorder
 from scheduler.simulator.report import PolicyReport
 from scheduler.simulator.ticked import Ticked
+from scheduler.simulator.traces import DemandChange
 from scheduler.simulator.workloads import Submission
 from tests.builders import GPU, a_fleet, a_job, a_loan, a_snapshot, a_spec
 
@@ -34,6 +37,7 @@ SCENARIO = Scenario(
     delays=Delays(),
     seed=0,
 )
+FORECAST = Forecast(100.0, 600.0, (0.5, 0.999), (2.0, 3.5), "seasonal")
 RECALL = Reason(ReasonCode.NODE_RECALLED, "inference needs i0 back")
 
 
@@ -64,7 +68,8 @@ def reported(*ticks: Ticked, work: tuple[Work, ...] = (), ended: tuple[Job, ...]
     for tick in ticks:
         recorder.ticked(tick)
     last = ticks[-1].after if ticks else Snapshot(pools=FLEET[0], nodes=FLEET[1])
-    return recorder.report("fifo", last, ended, work)
+    report, _ = recorder.report("fifo", last, ended, work)
+    return report
 
 
 def test_collateral_are_gpus_given_up_beside_the_recalled_node() -> None:
@@ -104,3 +109,37 @@ def test_jobs_that_did_not_complete_count_as_jobs_alone() -> None:
     failed = replace(a_job("b", 2, state=JobState.FAILED), state_since_s=30.0)
     report = reported(ended=(done, failed))
     assert (report.jobs, report.completed, report.makespan_s, report.jct_s.mean) == (2, 1, 70.0, 70.0)
+
+
+def test_deadlines_are_met_by_jobs_that_completed_in_time_and_by_no_others() -> None:
+    done = [
+        replace(a_job(name, 2, state=JobState.SUCCEEDED, deadline_s=60.0), state_since_s=at_s)
+        for name, at_s in (("a", 60.0), ("b", 61.0))
+    ]
+    failed = replace(a_job("c", 2, state=JobState.FAILED, deadline_s=60.0), state_since_s=5.0)
+    free = replace(a_job("d", 2, state=JobState.SUCCEEDED), state_since_s=900.0)
+    assert reported(ended=(*done, failed, free)).deadlines_met_ratio == pytest.approx(1 / 3)
+    assert reported(ended=(free,)).deadlines_met_ratio is None
+
+
+def test_jobs_that_were_turned_away_are_counted() -> None:
+    late = Reason(ReasonCode.DEADLINE_UNREACHABLE, "no share of the cluster meets it")
+    before = state(a_job("a", 2))
+    assert reported(ticked(before, before, RejectJob("a", late))).rejected == 1
+
+
+def test_series_follow_queue_loans_demand_and_forecast() -> None:
+    recorder = Recorder(SCENARIO)
+    recorder.demand_changed(DemandChange(0.0, "inference", 3.0))
+    alone = replace(a_snapshot(FLEET, [], []), now_s=0.0)
+    waiting = replace(state(a_job("a", 2), a_job("b", 2), now_s=100.0), forecasts={"inference": FORECAST})
+    recorder.ticked(ticked(alone, alone))
+    recorder.ticked(ticked(alone, waiting))
+    recorder.demand_changed(DemandChange(150.0, "inference", 9.0))
+    _, series = recorder.report("fifo", replace(waiting, now_s=200.0), (), ())
+    halves = [np.reshape(values, (2, -1)).mean(axis=1).tolist() for values in (series.queued_jobs, series.lent_nodes)]
+    assert halves == [[0.0, 2.0], [0.0, 1.0]]
+    assert np.reshape(series.demand_gpus, (4, -1)).mean(axis=1).tolist() == [3.0, 3.0, 3.0, 4.0]
+    assert np.reshape(series.forecast_gpus, (2, -1)).mean(axis=1).tolist() == [3.0, 3.5]
+    assert (series.inference_gpus, series.inference_nodes, series.submitting_s) == (4.0, 1, 100.0)
+    assert series.inference_usage_ratio == pytest.approx([gpus / 4 for gpus in series.demand_gpus])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 from scheduler.documents.cluster import ClusterError
 from scheduler.documents.trace import DemandRow, JobRow, TraceError
+from scheduler.simulator import simulate as module
 from scheduler.simulator.report import PolicyReport, TickTimes
-from scheduler.simulator.simulate import load_inputs, simulate
+from scheduler.simulator.simulate import Options, load_inputs, simulate
+from scheduler.simulator.traces import DemandError
 from tests.simulation.synthetic import small_cluster, synthetic_demand, synthetic_jobs
 
 CLUSTER = small_cluster(training=1, inference=1)
@@ -42,6 +45,8 @@ CONTRACT = {
     "ticks": None,
     "tick_s": {"p50", "p99", "max"},
     "wall_s": None,
+    "deadlines_met_ratio": None,
+    "rejected": None,
 }
 """DESIGN section 7: other people's programs rely on these names."""
 
@@ -128,3 +133,28 @@ def test_files_are_read_together_and_a_wrong_one_is_named(tmp_path: Path) -> Non
     jobs.write_text("job_id,submit_time_s,duration_s,gpus\na,0,10,0\n")
     with pytest.raises(TraceError, match=r"jobs\.csv line 2: gpus: got '0'"):
         load_inputs(jobs, demand, cluster)
+
+
+def test_the_example_in_the_documentation_runs() -> None:
+    assert doctest.testmod(module) == doctest.TestResults(failed=0, attempted=11)
+
+
+def test_a_cluster_that_serves_nobody_needs_no_demand_and_one_that_serves_does() -> None:
+    alone = CLUSTER.model_copy(update={"pools": CLUSTER.pools[:1]})
+    jobs = (JobRow(2, "a", 0.0, 100.0, 8),)
+    (report,) = simulate(jobs, (), alone, "ebbtide", seed=0).policies
+    assert (report.completed, report.usage_ratio.inference, report.loans) == (1, 0.0, 0)
+    with pytest.raises(DemandError, match=r"demand: none is given; needed, because .* inference pools: inference"):
+        simulate(jobs, (), CLUSTER, "fifo", seed=0)
+    with pytest.raises(DemandError, match="allowed: none: the cluster has no inference pool"):
+        simulate(jobs, QUIET, alone, "fifo", seed=0)
+
+
+def test_an_oracle_lends_without_ever_leaving_inference_short() -> None:
+    jobs = synthetic_jobs(3, 30, gap_s=2500.0, mean_s=8000.0)
+    demand, cluster = synthetic_demand(3, 1, peak_gpus=22.0), small_cluster(training=1, inference=3)
+    (report,) = simulate(jobs, demand, cluster, "ebbtide", seed=1, options=Options(forecast="oracle")).policies
+    assert report.loans > 0
+    assert (report.inference_short_intervals_ratio.all, report.recalls_late) == (0.0, 0)
+    with pytest.raises(ValueError, match=r"forecast: 'tarot' is not known; allowed: seasonal, oracle"):
+        Options(forecast="tarot")

@@ -1,0 +1,128 @@
+"""Measured curves: what was measured, what lies between, and what nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from scheduler.documents.throughput import CountedStep, ExecPlan, PlacedStep, SharedStep
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.job import JobSpec
+from scheduler.domain.parallel_plan import ParallelPlan, Recompute
+from scheduler.simulator.curves import CurveBook
+from scheduler.simulator.measured import Point, measured_curves
+
+ZERO, ONLY_TENSOR = ExecPlan(zero=2), ExecPlan(data=1, tensor=8)
+
+
+def shape(*counts: int, gpu: str = "a800-80g") -> GpuShape:
+    return GpuShape.of_counts((gpu, count) for count in counts)
+
+
+def placed(times_s: dict[tuple[int, ...], float], plan: ExecPlan = ZERO) -> tuple[PlacedStep, ...]:
+    return tuple(PlacedStep("a800-80g", "gpt2", at, plan, time_s) for at, time_s in times_s.items())
+
+
+def point(steps: Iterable[PlacedStep | SharedStep | CountedStep], at: GpuShape, batch: int = 16) -> Point:
+    (curves,) = measured_curves([tuple(steps)])  # type: ignore[list-item]
+    return curves.point("gpt2", batch, at)
+
+
+def time_s(steps: Iterable[PlacedStep | SharedStep | CountedStep], at: GpuShape, batch: int = 16) -> float:
+    found = point(steps, at, batch)
+    assert isinstance(found, ParallelPlan), found
+    assert found.world_size == at.gpus
+    return found.iteration_time_s
+
+
+def test_only_measured_counts_have_a_plan_however_the_gpus_lie() -> None:
+    steps = [CountedStep("t4", "gpt2", 16, gpus, 8.0 / gpus) for gpus in (1, 2, 4)]
+    assert time_s(steps, shape(4, gpu="t4")) == time_s(steps, shape(3, 1, gpu="t4")) == 2.0
+    assert point(steps, shape(3, gpu="t4")) == "gpt2 at batch 16 was measured on 1 t4, 2 t4, 4 t4"
+    assert isinstance(point(steps, shape(4)), str), "another GPU model was not measured"
+    (curves,) = measured_curves([tuple(steps)])
+    assert [curves.knows("gpt2", 16), curves.knows("gpt2", 32), curves.knows("bert", 16)] == [True, False, False]
+
+
+def test_the_best_plan_of_a_placement_counts() -> None:
+    steps = (*placed({(8,): 1.0}), *placed({(8,): 0.75}, ONLY_TENSOR), *placed({(8,): 0.9}, ExecPlan(recompute=True)))
+    best = point(steps, shape(8))
+    assert isinstance(best, ParallelPlan)
+    assert (best.iteration_time_s, best.stages[0].strategies[0].tp) == (0.75, 8)
+
+
+def test_the_text_of_a_plan_becomes_a_parallel_plan() -> None:
+    whole = point(placed({(8, 8, 8, 8, 8, 8): 2.0}, ExecPlan(3, 4, 4)), shape(*[8] * 6), batch=4)
+    assert isinstance(whole, ParallelPlan)
+    first = whole.stages[0].strategies[0]
+    assert (len(whole.stages), first.dp, first.tp, first.zero, whole.global_batch) == (4, 3, 4, 0, 4)
+    offloaded = point(placed({(2, 2): 2.0}, ExecPlan(zero=2, recompute=True, offload=True)), shape(2, 2))
+    assert isinstance(offloaded, ParallelPlan)
+    strategy = offloaded.stages[0].strategies[0]
+    assert (strategy.dp, strategy.shard_group, strategy.offload, strategy.recompute) == (4, 4, True, Recompute.FULL)
+    assert (offloaded.samples_per_s, offloaded.peak_bytes_per_gpu) == (8.0, 0)
+
+
+def test_laying_nodes_together_makes_no_plan_slower() -> None:
+    steps = placed({(6, 6, 6, 6): 5.0, (4, 4, 4, 4, 4, 4): 6.0}, ExecPlan(6, 4, 1))
+    assert time_s(steps, shape(8, 8, 8)) == 6.0
+    assert time_s(steps, shape(6, 6, 6, 6)) == 5.0
+    assert isinstance(point(steps, shape(8, 8, 7, 1)), str), "a part of four does not fit on one"
+
+
+def test_between_two_placements_the_time_is_on_the_straight_line() -> None:
+    steps = placed({(2,): 1.8, (4,): 1.0, (8,): 0.6, (1, 1): 2.6, (5, 3): 0.8})
+    assert time_s(steps, shape(3)) == pytest.approx(1.4)
+    assert time_s(steps, shape(6)) == pytest.approx(0.8)
+    assert time_s(steps, shape(3, 1)) == pytest.approx(2.6 - 1.8 * 2 / 6)
+    assert [time_s(steps, shape(gpus)) for gpus in range(2, 9)] == sorted(
+        (time_s(steps, shape(gpus)) for gpus in range(2, 9)), reverse=True
+    ), "more GPUs are not slower where the measured ones are not"
+
+
+def test_a_line_is_never_below_a_convex_curve() -> None:
+    measured: dict[tuple[int, ...], float] = {(gpus,): 4.0 / gpus + 0.1 for gpus in (1, 2, 4, 8)}
+    for gpus in range(1, 9):
+        assert time_s(placed(measured), shape(gpus)) >= 4.0 / gpus + 0.1 - 1e-12
+
+
+def test_beyond_what_was_measured_and_between_other_plans_there_is_nothing() -> None:
+    assert isinstance(point(placed({(2,): 1.8, (4,): 1.0}), shape(8)), str)
+    assert isinstance(point(placed({(4,): 1.8, (8,): 1.0}, ExecPlan(1, 4, 1)), shape(6)), str)
+    assert isinstance(point(placed({(4,): 1.8}), shape(2)), str)
+    mixed = GpuShape.of_counts([("a800-80g", 4), ("t4", 4)])
+    assert isinstance(point(placed({(4, 4): 1.0}), mixed), str)
+
+
+def shared(at: tuple[int, ...], samples: dict[int, tuple[float, float]]) -> list[SharedStep]:
+    return [SharedStep("t4", "gpt2", len(at), sum(at), at, local, *times) for local, times in samples.items()]
+
+
+def test_each_gpu_takes_its_share_of_the_batch_in_micro_batches_that_were_measured() -> None:
+    steps = shared((2, 1), {4: (1.0, 0.25), 8: (1.5, 0.25)})
+    at = shape(2, 1, gpu="t4")
+    assert time_s(steps, at, batch=24) == 1.5
+    assert time_s(steps, at, batch=18) == 1.25, "six samples, between four and eight"
+    assert time_s(steps, at, batch=48) == 1.5 + 1.25, "two micro-batches; the first waits for nobody"
+    assert "fewer than 4 samples" in str(point(steps, at, batch=9))
+    assert isinstance(point(steps, shape(3, gpu="t4")), str)
+
+
+def test_of_several_orders_of_nodes_the_slowest_counts_and_large_shapes_go_by_their_counts() -> None:
+    steps = [*shared((2, 1), {8: (1.5, 0.25)}), *shared((2, 1), {8: (2.0, 0.25)}), *shared((2, 1), {8: (1.0, 0.5)})]
+    assert time_s(steps, shape(2, 1, gpu="t4"), batch=24) == 2.0
+    many = [SharedStep("t4", "gpt2", 6, 24, (), 8, 3.0, 1.0)]
+    assert time_s(many, shape(*[4] * 6, gpu="t4"), batch=192) == 3.0
+    assert isinstance(point(many, shape(*[4] * 5, gpu="t4"), batch=160), str)
+
+
+def test_measured_curves_go_before_the_solvers() -> None:
+    book = CurveBook([placed({(8,): 123.0}, ONLY_TENSOR)])
+    spec = JobSpec("a", 8, 8, model="gpt2", global_batch=16)
+    plan = book.point(spec, shape(8)).plan
+    assert plan is not None
+    assert plan.iteration_time_s == 123.0
+    assert book.point(spec, shape(4)).infeasible.startswith("gpt2 was not measured on 1x4 a800-80g")
+    solved = book.point(JobSpec("a", 8, 8, model="bert-large", global_batch=16), shape(8)).plan
+    assert solved is not None

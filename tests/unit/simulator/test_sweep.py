@@ -1,0 +1,71 @@
+"""Sweeps over seeds: intervals, paired differences, and that processes change nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from scheduler.documents.trace import DemandRow, JobRow
+from scheduler.simulator.report import PolicyReport, TickTimes
+from scheduler.simulator.simulate import Inputs, simulate
+from scheduler.simulator.sweep import SweepReport, flat, interval, simulate_seeds, student_t
+from scheduler.simulator.workloads import WorkloadError
+from tests.simulation.synthetic import small_cluster, synthetic_jobs
+
+WAVE_GPUS = (4.0, 8.0, 14.0, 20.0, 12.0, 6.0)
+INPUTS = Inputs(
+    synthetic_jobs(3, 12, gap_s=1200.0, mean_s=6000.0),
+    tuple(DemandRow(at + 2, at * 1800.0, "inference", gpus, is_load=False) for at, gpus in enumerate(WAVE_GPUS)),
+    small_cluster(training=1, inference=3),
+)
+
+
+def timeless(report: PolicyReport) -> PolicyReport:
+    return replace(report, wall_s=0.0, tick_s=TickTimes(0.0, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("freedom", "bound"),
+    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (5, 2.57058), (9, 2.26216), (30, 2.04227), (999, 1.96234)],
+)
+def test_students_bounds_are_those_of_the_printed_tables(freedom: int, bound: float) -> None:
+    assert student_t(0.95, freedom) == pytest.approx(bound, rel=1e-5)
+
+
+def test_an_interval_is_that_of_the_hand_calculation() -> None:
+    half = 4.30265 * 2.0 / 3**0.5
+    assert interval([8.0, 10.0, 12.0]) == pytest.approx({"mean": 10.0, "low": 10.0 - half, "high": 10.0 + half})
+
+
+def test_processes_give_the_reports_of_simulate_and_count_every_job() -> None:
+    told: list[tuple[int, int]] = []
+    runs = simulate_seeds(INPUTS, "fifo,ebbtide", (1, 2), processes=2, progress=lambda *done: told.append(done))
+    alone = [simulate(INPUTS.jobs, INPUTS.demand, INPUTS.cluster, "fifo,ebbtide", seed=seed) for seed in (1, 2)]
+    for run, expected in zip(runs, alone, strict=True):
+        assert run.seed == expected.seed
+        assert list(map(timeless, run.policies)) == list(map(timeless, expected.policies))
+        assert run.series == expected.series
+    assert told[-1] == (48, 48)
+
+
+def test_a_sweep_tells_means_intervals_and_differences_to_the_first_policy() -> None:
+    runs = simulate_seeds(INPUTS, "fifo,ebbtide", (1, 2, 3))
+    told = SweepReport(runs).to_json()
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert (told["seeds"], told["runs"]) == ([1, 2, 3], [run.to_json() for run in runs])
+    fifo, ebbtide = told["policies"]
+    assert (fifo["policy"], fifo["differences"], ebbtide["policy"]) == ("fifo", {}, "ebbtide")
+    lent = [[policy.loaned_gpu_hours for policy in run.policies] for run in runs]
+    assert ebbtide["figures"]["loaned_gpu_hours"] == interval([mine for _, mine in lent])
+    assert ebbtide["differences"]["loaned_gpu_hours"] == interval([mine - first for first, mine in lent])
+    assert ebbtide["figures"]["loaned_gpu_hours"]["low"] < ebbtide["figures"]["loaned_gpu_hours"]["high"]
+    assert fifo["figures"]["jobs"] == {"mean": 12.0, "low": 12.0, "high": 12.0}
+    assert set(fifo["figures"]) == set(flat(told["runs"][0]["policies"][0]))
+
+
+def test_what_another_process_refuses_is_refused_here() -> None:
+    jobs = (JobRow(2, "a", 0.0, 10.0, 9),)
+    with pytest.raises(WorkloadError, match="jobs line 2"):
+        simulate_seeds(replace(INPUTS, jobs=jobs), "fifo,ebbtide", (1, 2), processes=2)
