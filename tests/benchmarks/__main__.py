@@ -14,7 +14,10 @@ from rich.table import Table
 
 Row = tuple[str, str, str]
 
-NAMES = ("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "forecast", "simulate", "decide")
+NAMES = (
+    *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "forecast"),
+    *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick"),
+)
 
 
 def main(names: Sequence[str]) -> int:

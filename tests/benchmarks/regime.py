@@ -1,0 +1,189 @@
+"""The regimes of the README tables: recorded jobs and demand on two equal pools, one policy set at a time.
+
+The traces do not come with the repository: the environment variable EBBTIDE_DATA names the folder that holds jobs/ and
+demand/ (microsoft/elasticflow-traces; alibaba/ServeGen). Each play's report is kept as one JSON file of a folder, so
+that a table can be continued; solved points of scaling curves are kept there too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from scheduler.documents.cluster import ClusterDocument
+from scheduler.documents.document import read
+from scheduler.documents.trace import JobRow, read_demand, read_jobs
+from scheduler.domain.codec import decode, encode
+from scheduler.domain.command import CurveSolved
+from scheduler.domain.scaling_curve import CurveRequest
+from scheduler.domain.tick_report import WantedShape
+from scheduler.policies.policy_set import PolicySet
+from scheduler.simulator.curves import CurveBook
+from scheduler.simulator.simulate import Options, play, policy_sets, scenario
+from scheduler.simulator.truth import parse_truth
+from scheduler.solver.curve import solver_fingerprint
+
+DEMAND = "demand/servegen_m_small.csv.gz"
+PEAK_RATIO = 0.95
+QUANTILE = 0.999
+ORACLE = "ebbtide-oracle"
+UNPRICED = "ebbtide-unpriced"
+LINEAR = "ebbtide-linear"
+TRUTH = "models,error=0.15,duration=0.5"
+
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """What the issue wants of `ebbtide`; None where it sets no bar."""
+
+    jct_gain_min: float | None = None
+    waiting_s_max: float | None = None
+    waiting_gain_min: float | None = None
+    usage_gain_min: float | None = None
+    lost_ratio_max: float = 0.004
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """`nodes` of 8 GPUs in each of two pools. `elastic_ratio`: share of all jobs that are elastic, drawn among those of
+    2 GPUs and more; None: all of those are."""
+
+    name: str
+    trace: str
+    nodes: int
+    bars: Bars
+    elastic_ratio: float | None = None
+
+
+REGIMES = {
+    regime.name: regime
+    for regime in (
+        Regime("04", "04", 80, Bars(1.74, 10.0)),
+        Regime("04-crowded", "04", 70, Bars(3.20, 10.0)),
+        Regime("02", "02", 24, Bars(1.35, 50.0)),
+        Regime("06", "06", 28, Bars(1.97, 10.0)),
+        Regime("08", "08", 14, Bars(1.29, 100.0)),
+        Regime("04-saturated", "04", 44, Bars(usage_gain_min=1.25, lost_ratio_max=0.01)),
+        Regime("04-rigid", "04", 80, Bars(waiting_gain_min=1.53), elastic_ratio=0.05),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """One policy set in one regime. `truth` as in `parse_truth`; `limit` 0: all jobs."""
+
+    regime: str
+    policy: str
+    seed: int = 0
+    truth: str = ""
+    limit: int = 0
+
+    @property
+    def file(self) -> str:
+        marks = ("-true" if self.truth else "") + (f"-first{self.limit}" if self.limit else "")
+        return f"{self.regime}-{self.policy}-seed{self.seed}{marks}.json"
+
+
+def played(plays: Sequence[Play], folder: Path, *, processes: int) -> Mapping[Play, Report]:
+    """The report of every play: those in `folder` as they are there, the others played and put there."""
+    data_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [play for play in plays if not (folder / play.file).exists()]
+    with ProcessPoolExecutor(processes, max_tasks_per_child=1) as pool:
+        futures = {pool.submit(play_one, play, folder): play for play in missing}
+        for number, future in enumerate(as_completed(futures), 1):
+            report, one = future.result(), futures[future]
+            told = f"waiting {report['queueing_s']['mean']:,.0f} s, JCT {report['jct_s']['mean']:,.0f} s"
+            print(f"{number}/{len(missing)} {one.file}: {told}, played in {report['wall_s']:.0f} s", file=sys.stderr)
+    return {play: json.loads((folder / play.file).read_text()) for play in plays}
+
+
+def play_one(one: Play, folder: Path) -> Report:
+    """Plays, and keeps the report in `folder`."""
+    regime, data = REGIMES[one.regime], data_folder()
+    rows = read_jobs(data / f"jobs/itp_cluster{regime.trace}.csv.gz")[: one.limit or None]
+    if regime.elastic_ratio is not None:
+        rows = mostly_rigid(rows, regime.elastic_ratio, one.seed)
+    cluster, curves = regime_cluster(regime.nodes), KeptCurves(folder)
+    policies = variant(one.policy, cluster)
+    options = Options(forecast="oracle" if one.policy == ORACLE else "seasonal", truth=parse_truth(one.truth))
+    world = scenario(rows, read_demand(data / DEMAND), cluster, policies, seed=one.seed, curves=curves, options=options)
+    report, _ = play(world, policies, curves=curves)
+    curves.keep()
+    document = asdict(report)
+    (folder / one.file).write_text(json.dumps(document))
+    return document
+
+
+def variant(name: str, cluster: ClusterDocument) -> PolicySet:
+    """A named policy set, or one of ours with something left out."""
+    (policies,) = policy_sets("ebbtide" if name in (ORACLE, UNPRICED, LINEAR) else name, cluster)
+    settings = policies.settings
+    if name == LINEAR:
+        settings = replace(settings, linear_scaling=True)
+    if name == UNPRICED:
+        settings = replace(settings, reconfiguration_s=0.0, reconfiguration_s_by_model={}, resize_pause_s=0.0)
+    return replace(policies, name=name, settings=settings)
+
+
+def regime_cluster(nodes: int) -> ClusterDocument:
+    hardware = {"nodes": nodes, "gpus_per_node": 8, "gpu": "a100-80g"}
+    lending = {"quantile": QUANTILE}
+    peak_gpus = PEAK_RATIO * nodes * 8
+    pools = [
+        {"name": "training", "kind": "training", **hardware},
+        {"name": "inference", "kind": "inference", **hardware, "peak_gpus": peak_gpus, "lending": lending},
+    ]
+    document = {"pools": pools, "elastic": {"from_gpus": 2}, "reconfiguration_s": 30, "checkpoint_interval_s": 900}
+    return read(ClusterDocument, document)
+
+
+def mostly_rigid(rows: Iterable[JobRow], elastic_ratio: float, seed: int) -> tuple[JobRow, ...]:
+    """The same jobs of which only this share is elastic, drawn among those of 2 GPUs and more."""
+    listed = tuple(rows)
+    wide = [row.job_id for row in listed if row.gpus >= 2]
+    count = min(len(wide), round(elastic_ratio * len(listed)))
+    elastic = set(Random(f"elastic/{seed}").sample(wide, count))
+    return tuple(row if row.job_id in elastic else replace(row, min_gpus=row.gpus, max_gpus=row.gpus) for row in listed)
+
+
+def data_folder() -> Path:
+    """Raises FileNotFoundError where the environment names no folder of traces."""
+    folder = Path(os.environ.get("EBBTIDE_DATA", ""))
+    if not os.environ.get("EBBTIDE_DATA") or not (folder / DEMAND).is_file():
+        raise FileNotFoundError(2, "EBBTIDE_DATA does not name the folder of the traces", str(folder / DEMAND))
+    return folder
+
+
+class KeptCurves(CurveBook):
+    """Solved points outlive the process, as long as the solver stays the same."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._file = folder / f"points-{solver_fingerprint()}.jsonl"
+        self._known: dict[WantedShape, CurveSolved] = {}
+        self._new: list[CurveSolved] = []
+        for line in self._file.read_text().splitlines() if self._file.exists() else ():
+            point = decode(CurveSolved, json.loads(line))
+            self._known[WantedShape(point.curve_key, point.shape)] = point
+
+    def _solve(self, request: CurveRequest, wanted: WantedShape) -> CurveSolved:
+        if wanted not in self._known:
+            self._known[wanted] = super()._solve(request, wanted)
+            self._new.append(self._known[wanted])
+        return self._known[wanted]
+
+    def keep(self) -> None:
+        text = "".join(json.dumps(encode(point)) + "\n" for point in self._new)
+        with self._file.open("ab", buffering=0) as file:  # one write: other processes append too
+            file.write(text.encode())

@@ -1,0 +1,70 @@
+"""Figure 8a of ElasticFlow (ASPLOS'23), played again: how many deadlines are met.
+
+The folder that the environment variable EBBTIDE_DATA names has to hold jobs/elasticflow_fig8a.csv.gz and
+profiles/elasticflow_throughputs.csv.gz (both pkusys/ElasticFlow). Its simulator replans once a minute at most and takes
+2 to 16 s of every running job each time, 31 to 43 s every sixtieth time; ours takes 30 s for each change of a job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.documents.cluster import ClusterDocument
+from scheduler.documents.document import read
+from scheduler.documents.throughput import read_profile
+from scheduler.documents.trace import read_jobs
+from scheduler.simulator.report import PolicyReport
+from scheduler.simulator.simulate import Options, simulate
+from tests.benchmarks.reproduce import Row, traces
+
+JOBS, PROFILE = "jobs/elasticflow_fig8a.csv.gz", "profiles/elasticflow_throughputs.csv.gz"
+CLUSTER = {
+    "pools": [{"name": "training", "kind": "training", "nodes": 16, "gpus_per_node": 4, "gpu": "t4"}],
+    "elastic": {"from_gpus": 1, "min_ratio": 0.01, "max_ratio": 64.0},
+    "reconfiguration_s": 30,
+    "lending_period_s": 3600,
+}
+"""The ratios leave every measured count from 1 to 64 to every job, as ElasticFlow's simulator does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Share of the deadlines that a policy met, and how far below and above it ours may be."""
+
+    policy: str
+    met_ratio: float
+    below: float
+    above: float
+
+
+FIGURE_8A = (Published("edf", 0.118, 0.02, 0.02), Published("elastic-deadline", 0.728, 0.0, 1.0))
+
+
+def play(policy: str) -> PolicyReport:
+    """All 195 jobs of the figure on 64 GPUs.
+
+    Raises:
+        FileNotFoundError: the trace or the profile is not there.
+    """
+    folder = traces(JOBS, PROFILE)
+    options = Options(profiles=(read_profile(folder / PROFILE),))
+    cluster = read(ClusterDocument, CLUSTER)
+    return simulate(read_jobs(folder / JOBS), (), cluster, policy, seed=0, options=options).policies[0]
+
+
+def met_ratio(report: PolicyReport) -> float:
+    assert report.deadlines_met_ratio is not None, "every job of the trace has a deadline"
+    return report.deadlines_met_ratio
+
+
+def rows() -> list[Row]:
+    """(what, bar, measured) of each bar of the figure."""
+    return [_row(published, play(published.policy)) for published in FIGURE_8A]
+
+
+def _row(published: Published, ours: PolicyReport) -> Row:
+    within = f"within {published.below * 100:.0f} points" if published.below else "or more"
+    bar = f"{published.met_ratio:.1%} of deadlines met, {within}"
+    met = round(met_ratio(ours) * ours.jobs)
+    measured = f"{met_ratio(ours):.1%} ({met} of {ours.jobs}), {ours.preemptions} preemptions, {ours.resizes} resizes"
+    return f"ElasticFlow figure 8a, 16 x 4 GPUs, {published.policy}: {ours.wall_s:.0f} s to play", bar, measured
