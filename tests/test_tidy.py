@@ -18,7 +18,9 @@ PURE = ("domain", "solver", "forecast", "policies", "core")
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 POSITIONAL_MAX = 5
-TOTAL_LINES_MAX = 20_000
+TOTAL_LINES_MAX = 24_000
+HEART = ("domain", "policies", "core", "runtime", "store", "executors")
+HEART_LINES_MAX = 8_500
 SPACE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
@@ -92,7 +94,10 @@ def _lines_of_code(path: Path) -> int:
 
 
 def test_the_whole_stays_small_enough_to_be_read() -> None:
-    assert sum(_lines_of_code(path) for path in SOURCES) <= TOTAL_LINES_MAX
+    lines = {path: _lines_of_code(path) for path in SOURCES}
+    assert sum(lines.values()) <= TOTAL_LINES_MAX
+    heart = [count for path, count in lines.items() if path.relative_to(ROOT).parts[1] in HEART]
+    assert sum(heart) <= HEART_LINES_MAX
 
 
 def _tracked() -> list[Path]:
