@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.core.course import Course
-from scheduler.core.targets import Target, reduced
+from scheduler.core.targets import Target, reduced, thrifty
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.decision import PreemptJob, ResizeJob
 from scheduler.domain.fleet import NodeState
@@ -48,9 +48,9 @@ def _moved(course: Course, job: Job, left: Gpus) -> Target | None:
         more = course.policies.place(course.view, rooms, job, count - kept)
         if more is None:
             continue
-        gpus = gpu_sets.union(left, more)
-        if plan := course.plan_for(job, gpus):
-            return gpus, plan
+        target = thrifty(course, job, gpu_sets.union(left, more))
+        if target is not None:
+            return target
     return None
 
 

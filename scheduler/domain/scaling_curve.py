@@ -27,8 +27,23 @@ class ScalingCurve:
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}
     )
 
+    _packed: dict[tuple[str, int], Mapping[int, ParallelPlan]] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"derived": True}
+    )
+
     def plan(self, shape: GpuShape) -> ParallelPlan | None:
         return self.plans.get(shape)
+
+    def packed(self, gpu: str, gpus_per_node: int) -> Mapping[int, ParallelPlan]:
+        """The plans on as few nodes of this kind as possible, by GPUs."""
+        key = (gpu, gpus_per_node)
+        if key not in self._packed:
+            self._packed[key] = {
+                shape.gpus: plan
+                for shape, plan in self.plans.items()
+                if shape == GpuShape.packed(gpu, shape.gpus, gpus_per_node)
+            }
+        return self._packed[key]
 
     def is_solved(self, shape: GpuShape) -> bool:
         return shape in self.plans or shape in self.infeasible
