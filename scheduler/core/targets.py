@@ -31,7 +31,7 @@ def extended(course: Course, job: Job, most: int, least: int) -> Target | None:
             more = course.policies.place(view, group, job, count - held)
             if more is None:
                 continue
-            target = _thrifty(course, job, gpu_sets.union(present, more))
+            target = thrifty(course, job, gpu_sets.union(present, more))
             if target and gpu_sets.count(target[0]) >= least and target[1].iteration_time_s < bar_s:
                 return target
     return None
@@ -41,13 +41,13 @@ def reduced(course: Course, job: Job, kept: Gpus, most: int) -> Target | None:
     """A part of `kept`: `most` GPUs of it, or the largest count down to the job's minimum that has a plan, less what
     would only slow the job down."""
     for count in range(min(most, gpu_sets.count(kept)), job.spec.min_gpus - 1, -1):
-        target = _thrifty(course, job, _part(course, kept, count))
+        target = thrifty(course, job, _part(course, kept, count))
         if target is not None:
             return target
     return None
 
 
-def _thrifty(course: Course, job: Job, gpus: Gpus) -> Target | None:
+def thrifty(course: Course, job: Job, gpus: Gpus) -> Target | None:
     """The GPUs with their plan, less those without which the job is at least as fast; None where no plan is solved."""
     shape = course.draft.base.shape_of(gpus)
     if (plan := course.plan_on(job, shape)) is None:

@@ -79,13 +79,16 @@ class RecallCost:
                 lost[number] += gpus
         return lost
 
-    def of_tenant(self, tenant: Tenant, lost: int, room_gpu_s: float) -> float:
-        """What a tenant costs, if it pays `room_gpu_s` for each free GPU that it cannot do without."""
+    def of_tenant(self, tenant: Tenant, lost: int, room_gpu_s: float, *, bare: bool = False) -> float:
+        """What a tenant costs, if it pays `room_gpu_s` for each free GPU that it cannot do without. `bare`: it takes no
+        others, which costs least."""
         over = lost - tenant.spare
         if room_gpu_s == inf or tenant.kind is None:
             return tenant.cost(lost)
-        if room_gpu_s == 0.0 or over <= 0:
-            return tenant.cost(lost, self._wanted(lost, over) if room_gpu_s == 0.0 else 0)
+        if room_gpu_s == 0.0 and not bare:
+            return tenant.cost(lost, self._wanted(lost, over))
+        if over <= 0:
+            return tenant.cost(lost)
         return min(tenant.preempt_gpu_s, tenant.cost(lost, over) + room_gpu_s * over)
 
     def room_price(self, leaving: Iterable[int]) -> float:

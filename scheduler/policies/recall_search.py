@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from itertools import accumulate, product
 from math import comb, inf
 
@@ -18,15 +19,16 @@ from scheduler.policies.recall_cost import RecallCost
 
 Bundle = tuple[int, ...]
 
-CELLS_MAX = 1 << 18
-"""Sets times nodes and tenants up to which every set is priced, some 5 ms of work: any 12 nodes, any 2 of 60."""
-WINDOW, WINDOWS_MIN, WINDOWS_MAX = 10, 10, 1_000
-"""Nodes of a window; windows that are searched at least; and how many where a single node leaves, fewer for more."""
+CELLS_MAX = 1 << 17
+"""Sets times nodes and tenants up to which every set is priced, a few ms of work: any 12 nodes, any 2 of 40."""
+WINDOW, WINDOWS_MIN, WINDOWS_MAX = 10, 10, 50
+"""Nodes of a window; and windows that are searched: the fewer, the more nodes leave."""
 RANKS, SKIPS = 48, (0, 3, 6, 9)
 """Bundles at each end of the ranking that windows are made of, and how many of them a window passes over."""
 BREADTHS = (1.2, 3.0)
 """Nodes that the greedy walks start from, as multiples of those that must leave."""
-ROUNDING = 1.0 + 1e-9
+ROUNDING, CLOSE = 1.0 + 1e-9, 1.01
+"""How near a bound counts as equal, and as near enough not to look further."""
 
 
 def cheapest_to_empty(cost: RecallCost, count: int) -> set[int]:
@@ -34,10 +36,15 @@ def cheapest_to_empty(cost: RecallCost, count: int) -> set[int]:
     nodes = cost.nodes
     if count >= len(nodes):
         return set(nodes)
+    search = _Search(cost, count, 0.0 if cost.has_room else inf)
+    first = set(search.ranked[:count])
+    if cost.of(first) <= search.bound_gpu_s * ROUNDING:
+        return first
     if comb(len(nodes), count) * (len(nodes) + len(cost.tenants)) <= CELLS_MAX:
         return cost.cheapest(nodes, count)
-    search = _Search(cost, count, 0.0 if cost.has_room else inf)
     walked = search.walked()
+    if cost.of(walked) <= search.bound_gpu_s * CLOSE:
+        return walked
     found = [search.improved(walked)]
     if cost.has_room and cost.of(walked) > search.hoped(walked) * ROUNDING:  # somebody found no room
         dearer = _Search(cost, count, cost.room_price(walked) or inf)
@@ -51,6 +58,9 @@ class _Search:
 
     def __init__(self, cost: RecallCost, count: int, room_gpu_s: float) -> None:
         self._cost, self._count, self._room_gpu_s = cost, count, room_gpu_s
+        shares = self._shares()
+        self.ranked = sorted(cost.nodes, key=shares.__getitem__)
+        self.bound_gpu_s = sum(shares[node] for node in self.ranked[:count])
         self._costs: dict[int, dict[int, float]] = {}  # by tenant: its cost by how many GPUs it loses
         self._bundles: list[Bundle] = []
         self._bundles_of: defaultdict[int, list[int]] = defaultdict(list)  # by node
@@ -62,19 +72,26 @@ class _Search:
 
     def walked(self) -> set[int]:
         """The cheapest of what the greedy walks find."""
-        ranked = self._ranked()
         breadths = [int(breadth * self._count) + WINDOW for breadth in BREADTHS]
-        self._bundle(ranked[: max(breadths)])
-        return min((self._walk(ranked[:breadth]) for breadth in breadths), key=self._cost.of)
+        self._bundle(self.ranked[: max(breadths)])
+        return min((self._walk(self.ranked[:breadth]) for breadth in breadths), key=self._cost.of)
 
-    def _ranked(self) -> list[int]:
-        """All nodes by their share of their tenants' costs: an even one, as if all nodes of a tenant left together."""
-        shares, price, room_gpu_s = [0.0] * len(self._cost.nodes), self._cost.of_tenant, self._room_gpu_s
+    def _shares(self) -> list[float]:
+        """By node, the least that emptying it may add for each of its tenants, whichever other nodes of theirs leave:
+        no set of nodes costs less than its shares together."""
+        shares, price = [0.0] * len(self._cost.nodes), partial(self._cost.of_tenant, bare=True)
+        room_gpu_s = self._room_gpu_s
         for tenant in self._cost.tenants:
             even = price(tenant, sum(tenant.gpus.values()), room_gpu_s) / len(tenant.gpus)
+            if len(tenant.gpus) == 1:
+                shares[next(iter(tenant.gpus))] += even
+                continue
+            sums = accumulate(sorted(tenant.gpus.values()))
+            fitting = sum(lost <= tenant.spare for lost in sums)
+            least = price(tenant, tenant.spare, room_gpu_s) / fitting if fitting else inf
             for node, gpus in tenant.gpus.items():
-                shares[node] += even if len(tenant.gpus) == 1 else min(even, price(tenant, gpus, room_gpu_s))
-        return sorted(self._cost.nodes, key=shares.__getitem__)
+                shares[node] += min(even, least) if gpus <= tenant.spare else even
+        return shares
 
     def _bundle(self, nodes: Sequence[int]) -> None:
         """Sets of nodes to weigh as one: each node, all of each tenant, and all that a tenant can spare."""
@@ -138,7 +155,7 @@ class _Search:
 
     def improved(self, leaving: set[int]) -> set[int]:
         """Exact search in windows until it gains nothing more, or there have been enough of them."""
-        windows_max = max(WINDOWS_MIN, WINDOWS_MAX // self._count)
+        windows_max = max(WINDOWS_MIN, WINDOWS_MAX - self._count // 2)
         cost, tried, gained = self._cost.of(leaving), set[frozenset[int]](), True
         while gained:
             gained = False

@@ -14,6 +14,7 @@ from math import inf
 
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
+from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.knapsack import Item, fill_knapsack
 from scheduler.policies.settings import PolicySettings
@@ -123,15 +124,19 @@ def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: Pol
 def _rate(snapshot: Snapshot, job: Job, remaining_s: float) -> float:
     """Ends of the job a second, and `DEADLINE_RATE` more where it would end by its deadline."""
     in_time = job.spec.deadline_s is not None and snapshot.now_s + remaining_s <= job.deadline_at_s
-    return 1.0 / max(remaining_s, 1.0) + (DEADLINE_RATE if in_time else 0.0)
+    return 1.0 / (1.0 + remaining_s) + (DEADLINE_RATE if in_time else 0.0)
 
 
 def _counts(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[int]:
-    """The counts worth weighing: every one up to two nodes, half nodes beyond, the range's ends and the present."""
-    model = gpu_model(snapshot, job, sizes)
+    """The counts worth weighing: those that the curve has a plan for; of a linear one every count up to two nodes, half
+    nodes beyond, and the range's ends. And the present one."""
+    model, curve, present = gpu_model(snapshot, job, sizes), snapshot.curve(job), job.allocation.target_gpus
     node = sizes[model] if model else 8
     least, most = least_gpus(snapshot, job, sizes), job.spec.max_gpus
+    if isinstance(curve, ScalingCurve):
+        planned = curve.packed(model, node) if model else ()
+        return sorted({count for count in planned if least <= count <= most} | {present} - {0})
     half = max(1, node // 2)
     beyond = range(-(-max(least, 2 * node) // half) * half, most + 1, half)
     few = range(least, min(most, 2 * node) + 1)
-    return sorted({*few, *beyond, least, most, job.allocation.target_gpus} - {0})
+    return sorted({*few, *beyond, least, most, present} - {0})

@@ -65,7 +65,7 @@ def taken(snapshot: Snapshot, result: TickResult) -> Iterator[tuple[Job, StartJo
             yield snapshot.jobs[decision.job_id], decision
 
 
-@pytest.mark.parametrize("policy", policy_set_names())
+@pytest.mark.parametrize("policy", [name for name in policy_set_names() if policy_set(name).thrifty])
 @WORLDS
 @given(seed=SEEDS)
 def test_no_target_holds_a_part_on_which_the_job_is_known_to_be_as_fast(policy: str, seed: int) -> None:
