@@ -106,10 +106,16 @@ def title(regime: Regime) -> str:
     return f"itp_cluster{regime.trace} on {regime.nodes} + {regime.nodes} nodes of 8 ({regime.name}{elastic})"
 
 
+def _rows(text: str) -> list[str]:
+    if unknown := [name for name in text.split(",") if name not in REGIMES]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not known; allowed: {', '.join(REGIMES)}")
+    return text.split(",")
+
+
 def arguments(policies: Sequence[str], about: str) -> argparse.ArgumentParser:
     """The options that both tables take."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--rows", default=",".join(REGIMES), help=f"of {', '.join(REGIMES)}")
+    parser.add_argument("--rows", type=_rows, default=list(REGIMES), help=f"of {', '.join(REGIMES)}")
     parser.add_argument("--policies", default=",".join(policies))
     parser.add_argument("--cache", type=Path, default=Path("var/regimes"), help="folder of the kept reports")
     parser.add_argument("--processes", type=int, default=2)
@@ -119,7 +125,7 @@ def arguments(policies: Sequence[str], about: str) -> argparse.ArgumentParser:
 
 def main(given: Sequence[str]) -> int:
     options = arguments(POLICIES, "Every policy in every regime, as Markdown.").parse_args(given)
-    rows, policies = options.rows.split(","), options.policies.split(",")
+    rows, policies = options.rows, options.policies.split(",")
     plays = {(row, policy): Play(row, policy, limit=options.limit) for row in rows for policy in policies}
     reports = played(tuple(plays.values()), options.cache, processes=options.processes)
     for row in rows:
@@ -133,4 +139,7 @@ def main(given: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (FileNotFoundError, ValueError) as wrong:
+        sys.exit(f"benchmark: {wrong}")

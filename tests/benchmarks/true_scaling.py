@@ -76,7 +76,7 @@ def main(given: Sequence[str]) -> int:
     parser = arguments(POLICIES, "Every policy where jobs scale as their models do, as Markdown.")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     options = parser.parse_args(given)
-    rows, policies = options.rows.split(","), options.policies.split(",")
+    rows, policies = options.rows, options.policies.split(",")
     seeds = [int(seed) for seed in options.seeds.split(",")]
     plays = {
         (row, policy, seed): Play(row, policy, seed=seed, truth=TRUTH, limit=options.limit)
@@ -93,4 +93,7 @@ def main(given: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (FileNotFoundError, ValueError) as wrong:
+        sys.exit(f"benchmark: {wrong}")
