@@ -7,7 +7,7 @@ from scheduler.domain.decision import CancelRecall, LendNode, RecallNode, Return
 from scheduler.domain.fleet import Node, NodeState, Pool, PoolKind
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.policies.lending import LendingTarget
+from scheduler.policies.lending import LendingTarget, training_wants
 
 
 def return_empty_nodes(course: Course) -> None:
@@ -43,8 +43,10 @@ def lend_or_recall(course: Course) -> None:
             _recall(course, pool, target, standing - target.nodes)
         elif target.may_grow:
             _cancel_recalls(course, pool, target, target.nodes - standing)
-            if course.full_pass:  # those on their way home are not home yet
-                _lend(course, pool, target, target.nodes - ledger.away.get(pool.name, 0))
+            spare = target.nodes - ledger.away.get(pool.name, 0)  # those on their way home are not home yet
+            if course.full_pass and spare > 0:
+                wanted = training_wants(course.view, course.settings, grows=course.policies.scales)
+                _lend(course, pool, target, spare, wanted)
 
 
 def _recall(course: Course, pool: Pool, target: LendingTarget, count: int) -> None:
@@ -84,15 +86,16 @@ def _may_stay(course: Course, loan: Loan) -> bool:
     return not node.cordoned and bool(course.draft.users(loan.node))
 
 
-def _lend(course: Course, pool: Pool, target: LendingTarget, count: int) -> None:
-    """Lend up to `count` more nodes, those that inference uses least."""
-    if count <= 0:
-        return
+def _lend(course: Course, pool: Pool, target: LendingTarget, count: int, wanted_gpus: float) -> None:
+    """Lend up to `count` more nodes, those that inference uses least, and no more than training wants GPUs."""
     on_loan = {loan.node for loan in course.draft.loans.values() if loan.is_live}
     idle = [node for node in course.draft.base.nodes.values() if node.name not in on_loan and _lendable(node, pool)]
     idle.sort(key=lambda node: (node.inference_gpus, node.name))
     for node in idle[:count]:
+        if wanted_gpus <= 0:
+            break
         course.take(LendNode(node.name, target.reason))
+        wanted_gpus -= node.gpus
 
 
 def _lendable(node: Node, pool: Pool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 
@@ -36,6 +36,18 @@ class GpuShape:
     same kind have equal shapes, and so share one solved plan."""
 
     groups: tuple[GpuGroup, ...]
+    _hash: int = field(init=False, compare=False, repr=False, default=0, metadata={"derived": True})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.groups))
+
+    def __hash__(self) -> int:
+        """Kept, because curves are looked up by shape many times a tick."""
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[GpuShape], tuple[tuple[GpuGroup, ...]]]:
+        """Another process hashes strings otherwise."""
+        return GpuShape, (self.groups,)
 
     @classmethod
     def of_counts(cls, counts: Iterable[tuple[str, int]]) -> GpuShape:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scheduler.core.course import next_full_pass_s
 from scheduler.domain.command import Command
 from scheduler.domain.tick_report import Breach, TickReport
 from scheduler.executors.protocol import Executor
@@ -125,6 +126,6 @@ class Controller:
         """Finished curve points always; forecasts once a full pass is due, because only that one lends."""
         snapshot = self._store.load().snapshot
         points = (*self._curves.outdated(snapshot, now_s), *self._curves.finished(now_s))
-        if now_s < snapshot.full_pass_at_s + self._policies.settings.full_pass_period_s:
+        if now_s < next_full_pass_s(snapshot.full_pass_at_s, self._policies.settings.full_pass_period_s):
             return points
         return (*points, *self._demand.forecasts(snapshot, now_s))
