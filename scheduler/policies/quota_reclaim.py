@@ -105,18 +105,19 @@ class Givers:
                 yield self._shrink(job, gpus)
         if not self.book.is_guaranteed(claimant):
             return
-        now_s, restart_s = self._snapshot.now_s, self._settings.reconfiguration_s
+        now_s = self._snapshot.now_s
         for name, line in self._lines.items():
             for job in line if name != claimant.spec.queue and self.book.borrowed_base(name) else ():
                 gpus = self._usable_gpus(job, kind) - self._flexible(job)
                 if gpus > 0 and job.spec.priority <= claimant.spec.priority:
-                    lost_s = max(0.0, now_s - job.progress.checkpoint_at_s) + restart_s
+                    lost_s = max(0.0, now_s - job.progress.checkpoint_at_s)
+                    lost_s += self._settings.reconfiguration_of(job)
                     cost_s = lost_s * job.allocation.target_gpus / min(gpus, missing)
                     yield _Offer(job, True, gpus, cost_s, self._ready_at_s(job))
 
     def _ready_at_s(self, job: Job) -> float:
         """A job that is being moved about is left to settle first."""
-        settles_s = max(1.0, self._settings.reconfiguration_s)
+        settles_s = max(1.0, self._settings.reconfiguration_of(job))
         settled_s = -inf if job.state is JobState.RUNNING else self._snapshot.now_s + settles_s
         return max(settled_s, held_until_s(job, self._settings))
 
@@ -129,7 +130,7 @@ class Givers:
     def _shrink(self, job: Job, gpus: int) -> _Offer:
         """It costs what stays stands still for, so that few jobs give up much."""
         left = job.allocation.target_gpus - gpus
-        return _Offer(job, False, gpus, self._settings.reconfiguration_s * left / gpus)
+        return _Offer(job, False, gpus, self._settings.reconfiguration_of(job) * left / gpus)
 
     def _usable_gpus(self, job: Job, kind: _Kind) -> int:
         """How many of a job's GPUs a waiting one that wants this kind could use once they are free."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
+
 import pytest
 
 from scheduler.domain.gpu_shape import GpuGroup, GpuShape, canonical_counts
@@ -40,3 +44,13 @@ def test_curves_are_solved_at_the_ends_inside_a_node_and_at_whole_nodes(
     least: int, most: int, counts: tuple[int, ...]
 ) -> None:
     assert canonical_counts(least, most, 8) == counts
+
+
+def test_a_shape_is_found_again_in_another_process() -> None:
+    """Strings hash otherwise there, so that a hash that travelled would be wrong."""
+    script = (
+        "import pickle, sys; shape = pickle.load(sys.stdin.buffer); print(shape in {type(shape).packed('t4', 3, 2)})"
+    )
+    sent = pickle.dumps(GpuShape.packed("t4", 3, 2))
+    done = subprocess.run([sys.executable, "-c", script], input=sent, capture_output=True, check=True)
+    assert done.stdout.strip() == b"True"
