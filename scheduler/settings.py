@@ -37,13 +37,13 @@ class Settings(BaseSettings):
         default=60.0, description="How long workers may take to save and leave, without a recall."
     )
     resize_pause_s: Seconds = Field(
-        default=600.0, description="Least time between two resizes of a job that nobody was forced into."
+        default=120.0, description="Least time between two resizes of a job that nobody was forced into."
     )
     run_time_min_s: float = Field(
         default=600.0,
         ge=0,
         allow_inf_nan=False,
-        description="Least time a job runs before anything but a recall, a lost node or its owner may preempt it.",
+        description="Least time a job runs before it may be preempted for what another queue is guaranteed.",
     )
     tick_s_max: Seconds = Field(default=1.0, description="Longest pause of the control loop between two ticks.")
     lease_s: Seconds = Field(default=10.0, description="A leader that is silent for so long is replaced.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import floor, inf
 
 from scheduler.core.apply import take
 from scheduler.core.draft import Draft
@@ -47,9 +47,10 @@ class Course:
         self.book: QuotaBook | None = None
         self.waiting_for_gpus = False
         self.recheck_s = inf
-        due_s = snapshot.full_pass_at_s + self.settings.full_pass_period_s
+        due_s = next_full_pass_s(snapshot.full_pass_at_s, self.settings.full_pass_period_s)
         self.full_pass = snapshot.now_s >= due_s
-        self.next_full_pass_s = snapshot.now_s + self.settings.full_pass_period_s if self.full_pass else due_s
+        after_s = snapshot.now_s if self.full_pass else snapshot.full_pass_at_s
+        self.next_full_pass_s = next_full_pass_s(after_s, self.settings.full_pass_period_s)
 
     @property
     def now_s(self) -> float:
@@ -116,6 +117,12 @@ class Course:
         recalls = [self.draft.loans[node].return_by_s for node in ledger.recalled]
         limits = [run_time_ends_s(jobs[job_id]) for job_id in ledger.limited]
         return [at_s for at_s in (*leaving, *recalls, *limits) if at_s is not None and at_s > self.now_s]
+
+
+def next_full_pass_s(at_s: float, period_s: float) -> float:
+    """The next multiple of the period after `at_s`: demand is told at such times too, and one tick then does for both.
+    At once where there was none yet."""
+    return (floor(at_s / period_s) + 1) * period_s if at_s > -inf else -inf
 
 
 def run_time_ends_s(job: Job) -> float | None:

@@ -52,6 +52,19 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     return LendingTarget(nodes, may_grow, Reason(ReasonCode.INFERENCE_IDLE, detail, numbers))
 
 
+def training_wants(snapshot: Snapshot, settings: PolicySettings, *, grows: bool) -> float:
+    """GPUs that training would use beyond those that it has or is offered: for waiting jobs, for running ones below
+    their maximum where the set `grows` jobs, and a reserve for jobs to come.
+
+    A node that nobody would use is not lent: inference would drain it for nothing, and want it back.
+    """
+    ledger = snapshot.ledger
+    wanting = [snapshot.jobs[job_id] for job_id in (*ledger.waiting, *(ledger.growable if grows else ()))]
+    wishes = sum((job.spec.max_gpus if grows else job.spec.min_gpus) - job.allocation.target_gpus for job in wanting)
+    offered = sum(snapshot.nodes[name].gpus for name in ledger.offered)
+    return wishes + settings.lending_reserve * sum(ledger.serving.values()) - ledger.usable_gpus - offered
+
+
 def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
     rules = pool.lending
     up = dict(snapshot.ledger.up_nodes(pool.name))

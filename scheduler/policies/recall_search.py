@@ -1,9 +1,10 @@
 """Which nodes to empty so that their jobs lose least.
 
-Up to `CELLS_MAX` every set is priced, which is exact: 12 nodes always are. Beyond, nodes are ranked by their share of
-their tenants' costs; greedy walks over a narrow and a broad part of that ranking spare the dearest nodes one by one;
-and exact search in small windows, of dear and cheap nodes or of nodes that share tenants, improves the better one.
-Work is bounded by counts alone, so that the same question has the same answer.
+The nodes with the least shares of their tenants' costs come first: where that meets its bound nothing is cheaper. Else,
+up to `CELLS_MAX`, every set is priced, which is exact: 12 nodes of 8 GPUs always are. Beyond, greedy walks over a
+narrow and a broad part of that ranking spare the dearest nodes one by one; and exact search in small windows, of dear
+and cheap nodes or of nodes that share tenants, improves the better one. Work is bounded by counts alone, so that the
+same question has the same answer.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ class PolicySettings:
     so many times as long as it has run begins anew in the first queue; 0: never. `gain_factor`: how many times its
     reconfiguration a resize has to save, and a running job pays when GPUs are dealt out anew. `linear_scaling`: take
     every job's scaling for linear, whatever its curve says, to see what curves are worth.
+    `lending_reserve`: free GPUs that lending keeps ready for jobs to come, as a share of those that training has.
     """
 
     full_pass_period_s: float = 300.0
@@ -33,6 +34,7 @@ class PolicySettings:
     las_promote_ratio: float = 0.0
     gain_factor: float = 2.0
     linear_scaling: bool = False
+    lending_reserve: float = 0.25
     reconfiguration_s_by_model: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -55,7 +55,7 @@ def test_a_recall_outlives_a_demand_that_swings_back_before_there_is_a_new_forec
 
 
 def test_a_node_on_its_way_home_counts_as_lent_until_it_is_there() -> None:
-    before = world(16.0, [on_its_way(NOW_S)], [LEAVING])
+    before = world(16.0, [on_its_way(NOW_S)], [LEAVING, a_job("waits", 8)])
     assert [type(d) for d in node_decisions(before)] == []
     after = replace(before, loans={})
     assert [type(d) for d in node_decisions(after)] == [LendNode]
