@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from scheduler.core.course import next_full_pass_s
 from scheduler.domain.command import (
     AddNode,
     Command,
@@ -204,7 +205,7 @@ class Simulation:
     def _due_forecasts(self, snapshot: Snapshot) -> tuple[Command, ...]:
         """Forecasts for a tick that will be a full pass; between those nobody lends."""
         now_s = self.clock.now_s()
-        if now_s < snapshot.full_pass_at_s + self._policies.settings.full_pass_period_s:
+        if now_s < next_full_pass_s(snapshot.full_pass_at_s, self._policies.settings.full_pass_period_s):
             return ()
         return tuple(self._command(body) for body in self._forecasts.made_at(now_s))
 
