@@ -62,7 +62,7 @@ def test_a_queue_is_changed_field_by_field(fleet: ApiService, problem: Problem) 
 
 def test_jobs_show_what_a_queue_uses_borrows_and_waits_for(fleet: ApiService) -> None:
     fleet.made("/v1/queues", VISION)
-    fleet.submit(gpus={"min": 2, "max": 2}, queue="vision")
+    fleet.submit(gpus={"min": 2, "max": 2}, queue="vision", priority=1)
     fleet.submit(queue="vision")
     fleet.submit(queue="elsewhere", gpus={"min": 3, "max": 3})
     fleet.tick()
