@@ -22,6 +22,7 @@ from scheduler.core.draft import Draft
 from scheduler.core.intake import Intake
 from scheduler.core.legal import breaches, illegal
 from scheduler.domain.decision import ReturnNode, StartJob
+from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.loan import LoanState
@@ -94,13 +95,13 @@ def place_on_recalled_nodes(patch: pytest.MonkeyPatch) -> PolicySet:
 
 
 def _with_plans(patch: pytest.MonkeyPatch, spoil: Callable[[ParallelPlan], ParallelPlan]) -> PolicySet:
-    honest = Course.plan_for
+    honest = Course.plan_on
 
-    def plan_for(self: Course, job: Job, gpus: Gpus) -> ParallelPlan | None:
-        plan = honest(self, job, gpus)
+    def plan_on(self: Course, job: Job, shape: GpuShape) -> ParallelPlan | None:
+        plan = honest(self, job, shape)
         return spoil(plan) if plan else None
 
-    patch.setattr(Course, "plan_for", plan_for)
+    patch.setattr(Course, "plan_on", plan_on)
     return policy_set("ebbtide")
 
 
