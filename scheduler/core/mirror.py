@@ -12,7 +12,7 @@ from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.event import EventCode
 from scheduler.domain.fleet import Node, NodeState
 from scheduler.domain.gpus import Gpus
-from scheduler.domain.job import Job
+from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_state import PLACED, JobState
 from scheduler.domain.loan import LoanState
 from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
@@ -194,14 +194,14 @@ def _measure(intake: Intake, job: Job, run: Run) -> Job:
     """Take over checkpoints at once, measured progress when the extrapolation has drifted from it."""
     progress = job.progress
     if run.checkpoint_steps is not None and run.checkpoint_steps > progress.checkpoint_steps:
-        progress = replace(progress, checkpoint_steps=run.checkpoint_steps, checkpoint_at_s=intake.now_s)
+        at_s, steps, correction, loss = progress.at_s, progress.steps, progress.correction, progress.loss
+        progress = Progress(at_s, steps, run.checkpoint_steps, intake.now_s, correction, loss)
     if run.steps is not None and abs(run.steps - job.steps_at(intake.now_s)) * job.step_time_s() > _DRIFT_S:
         correction = _corrected(intake, job, run)
         progress = replace(progress, steps=run.steps, at_s=intake.now_s, loss=_loss(job, run), correction=correction)
     if progress is job.progress:
         return job
-    measured = replace(job, progress=progress)
-    intake.jobs[job.id] = measured
+    intake.jobs[job.id] = measured = job.measured(progress)
     return measured
 
 

@@ -207,6 +207,12 @@ class Job:
             self.id, self.spec, state, since_s, now_s, self._progress(now_s), account, allocation, intent, message
         )
 
+    def measured(self, progress: Progress) -> Job:
+        """The same job with other progress."""
+        since_s, submitted_s, account = self.state_since_s, self.submitted_at_s, self.account
+        allocation, intent, message = self.allocation, self.intent, self.message
+        return Job(self.id, self.spec, self.state, submitted_s, since_s, progress, account, allocation, intent, message)
+
     def settled(self, now_s: float) -> Job:
         """The same job with progress, waiting time and GPU-seconds brought forward to `now_s`."""
         return replace(self, progress=self._progress(now_s), account=self._account(now_s))

@@ -140,6 +140,8 @@ class Ledger:
     def put_job(self, job_id: str, before: Job | None) -> None:
         """Take over the job that `jobs` has now, or that it has none; `before` is the one it had."""
         job = self.jobs.get(job_id)
+        if job is not None and before is not None and _stands_alike(job, before):
+            return
         for names in self._job_sets:
             names.discard(job_id)
         if job is None:
@@ -271,6 +273,16 @@ class Ledger:
             self.rooms[name] = Room(name, node.gpu, _lent(loan), free)
             self.usable_gpus += len(free)
             _add(self.free, (node.gpu, _lent(loan)), len(free))
+
+
+def _stands_alike(job: Job, before: Job) -> bool:
+    """Only the progress differs: nothing that a ledger tells of. The usual case, a checkpoint."""
+    return (
+        job.state is before.state
+        and job.allocation is before.allocation
+        and job.spec is before.spec
+        and job.intent is before.intent
+    )
 
 
 def serves_training(node: Node, pools: Mapping[str, Pool], loan: Loan | None) -> bool:

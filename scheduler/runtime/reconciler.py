@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from scheduler.core.absorb import Absorbed, absorb
 from scheduler.core.apply import Archived, archive, take
@@ -52,48 +51,42 @@ def tick(
     watch = Stopwatch(clock)
     now_s = clock.now_s()
     at("before-observe")
-    with watch.stage("observe"):
-        observation = executor.observe()
-    with watch.stage("load"):
-        loaded = store.load()
+    observation = executor.observe()
+    watch.lap("observe")
+    loaded = store.load()
+    watch.lap("load")
     at("after-load")
-    with watch.stage("absorb"):
-        absorbed = absorb(_at(loaded.snapshot, now_s), observation, (*loaded.inbox, *learned))
-    with watch.stage("decide"):
-        result = decide(absorbed.snapshot, policies)
-    with watch.stage("apply"):
-        applied = _apply_legal(absorbed.snapshot, result)
+    absorbed = absorb(_at(loaded.snapshot, now_s), observation, (*loaded.inbox, *learned))
+    watch.lap("absorb")
+    result = decide(absorbed.snapshot, policies)
+    watch.lap("decide")
+    applied = _apply_legal(absorbed.snapshot, result)
     broken = breaches(applied.snapshot, observation)
-    report = _report(absorbed, result, applied, broken, watch)
-    report = replace(report, events=(*report.events, *_new_breaches(standing, broken, applied.snapshot.now_s)))
+    report = _report(absorbed, result, applied, broken, standing)
+    watch.lap("apply")
     if not _changes(loaded, report, applied.snapshot):
-        with watch.stage("converge"):
-            executor.converge(loaded.snapshot)
-        return report
+        executor.converge(loaded.snapshot)
+        watch.lap("converge")
+        return replace(report, stage_s=watch.seconds)
     archived = archive(replace(applied.snapshot, generation=loaded.snapshot.generation + 1))
     at("before-commit")
-    with watch.stage("commit"):
-        store.commit(_commit(loaded, absorbed, applied, report, archived=archived, epoch=epoch))
+    store.commit(_commit(loaded, absorbed, applied, report, archived=archived, epoch=epoch))
+    watch.lap("commit")
     at("after-commit")
-    with watch.stage("converge"):
-        executor.converge(archived.snapshot)
+    executor.converge(archived.snapshot)
+    watch.lap("converge")
     at("after-converge")
-    return replace(report, generation=archived.snapshot.generation, committed=True, stage_s=dict(watch.seconds))
+    return replace(report, generation=archived.snapshot.generation, committed=True, stage_s=watch.seconds)
 
 
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The legal decisions, the state they make, and what was dropped on the way."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.draft = Draft(snapshot)
-        self.snapshot = snapshot
-        self.kept: list[Decision] = []
-        self.violations: list[Violation] = []
-        self.events: list[Event] = []
-
-    @property
-    def decisions(self) -> tuple[Decision, ...]:
-        return tuple(self.kept)
+    snapshot: Snapshot
+    decisions: tuple[Decision, ...] = ()
+    violations: tuple[Violation, ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class Stopwatch:
@@ -101,13 +94,13 @@ class Stopwatch:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._since_s = clock.elapsed_s()
         self.seconds: dict[str, float] = {}
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        started_s = self._clock.elapsed_s()
-        yield
-        self.seconds[name] = self._clock.elapsed_s() - started_s
+    def lap(self, stage: str) -> None:
+        """What has passed since the last lap was this stage."""
+        now_s = self._clock.elapsed_s()
+        self.seconds[stage], self._since_s = now_s - self._since_s, now_s
 
 
 def _at(snapshot: Snapshot, now_s: float) -> Snapshot:
@@ -117,38 +110,39 @@ def _at(snapshot: Snapshot, now_s: float) -> Snapshot:
 
 def _apply_legal(snapshot: Snapshot, result: TickResult) -> Applied:
     """Apply decision by decision; an illegal one is dropped and reported, the rest goes on."""
-    applied = Applied(snapshot)
-    for decision in result.decisions:
-        violation = illegal(applied.draft, decision)
-        if violation is not None:
-            applied.violations.append(violation)
-            applied.events.append(tell_violation(snapshot.now_s, violation))
-            continue
-        applied.events.append(tell(applied.draft.view(), decision))
-        take(applied.draft, decision)
-        applied.kept.append(decision)
     full_pass_at_s = snapshot.now_s if result.full_pass else snapshot.full_pass_at_s
-    applied.snapshot = replace(applied.draft.view(), full_pass_at_s=full_pass_at_s)
-    return applied
+    if not result.decisions:
+        return Applied(replace(snapshot, full_pass_at_s=full_pass_at_s))
+    draft = Draft(snapshot)
+    kept, violations, events = list[Decision](), list[Violation](), list[Event]()
+    for decision in result.decisions:
+        if violation := illegal(draft, decision):
+            violations.append(violation)
+            events.append(tell_violation(snapshot.now_s, violation))
+            continue
+        events.append(tell(draft.view(), decision))
+        take(draft, decision)
+        kept.append(decision)
+    settled = replace(draft.view(), full_pass_at_s=full_pass_at_s)
+    return Applied(settled, tuple(kept), tuple(violations), tuple(events))
 
 
 def _report(
-    absorbed: Absorbed, result: TickResult, applied: Applied, broken: tuple[Breach, ...], watch: Stopwatch
+    absorbed: Absorbed, result: TickResult, applied: Applied, broken: tuple[Breach, ...], standing: tuple[Breach, ...]
 ) -> TickReport:
     snapshot = applied.snapshot
     return TickReport(
         generation=snapshot.generation,
         now_s=snapshot.now_s,
         decisions=applied.decisions,
-        violations=tuple(applied.violations),
+        violations=applied.violations,
         breaches=broken,
         waiting=result.waiting,
         wanted_shapes=result.wanted_shapes,
-        events=(*absorbed.events, *applied.events),
+        events=(*absorbed.events, *applied.events, *_new_breaches(standing, broken, snapshot.now_s)),
         next_wake_s=result.next_wake_s,
         full_pass=result.full_pass,
         committed=False,
-        stage_s=dict(watch.seconds),
     )
 
 
