@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from scheduler.domain.fleet import Node, NodeState, Pool, PoolKind
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.gpus import NO_GPUS, Gpus
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import Loan, LoanState
@@ -149,19 +149,8 @@ class Ledger:
         else:
             self._list(job)
         old, new = before.allocation if before else None, job.allocation if job else None
-        if old is new:
-            return
-        touched: dict[str, None] = {}
-        if old is not None:
-            for part in (old.target, old.releasing):
-                self._drop(job_id, part)
-                touched.update(dict.fromkeys(part))
-        if new is not None:
-            for part in (new.target, new.releasing):
-                self._hold(job_id, part)
-                touched.update(dict.fromkeys(part))
-        for node in touched:
-            self._refresh(node)
+        if old is not new:
+            self._rehold(job_id, old.held if old else NO_GPUS, new.held if new else NO_GPUS)
 
     def put_loan(self, node: str, before: Loan | None) -> None:
         """Take over a node's loan: the node may begin or cease to serve training."""
@@ -239,18 +228,19 @@ class Ledger:
         if serves_training(node, self.pools, loan):
             _add(self.serving, (node.gpu, _lent(loan)), sign * node.gpus)
 
-    def _hold(self, job_id: str, gpus: Gpus) -> None:
-        for node, indices in gpus.items():
-            self.holders[node] = {**self.holders.get(node, {}), **dict.fromkeys(indices, job_id)}
-
-    def _drop(self, job_id: str, gpus: Gpus) -> None:
-        for node, indices in gpus.items():
-            held = self.holders.get(node, {})
-            left = {index: holder for index, holder in held.items() if holder != job_id or index not in indices}
-            if left:
-                self.holders[node] = left
+    def _rehold(self, job_id: str, before: Gpus, after: Gpus) -> None:
+        """What the job holds has changed on some nodes. GPUs that it is only releasing it still holds."""
+        for node in {**before, **after}:
+            was, now = before.get(node, ()), after.get(node, ())
+            if was == now:
+                continue
+            held = {i: holder for i, holder in self.holders.get(node, {}).items() if holder != job_id or i not in was}
+            held.update(dict.fromkeys(now, job_id))
+            if held:
+                self.holders[node] = held
             else:
                 self.holders.pop(node, None)
+            self._refresh(node)
 
     def _refresh(self, name: str) -> None:
         """Bring what is free on a node, and whether somebody has to leave it, up to date."""

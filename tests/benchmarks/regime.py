@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
+from time import process_time
 from typing import Any
 
 from scheduler.documents.cluster import ClusterDocument
@@ -104,7 +105,9 @@ def played(plays: Sequence[Play], folder: Path, *, processes: int) -> Mapping[Pl
         for number, future in enumerate(as_completed(futures), 1):
             report, one = future.result(), futures[future]
             told = f"waiting {report['queueing_s']['mean']:,.0f} s, JCT {report['jct_s']['mean']:,.0f} s"
-            print(f"{number}/{len(missing)} {one.file}: {told}, played in {report['wall_s']:.0f} s", file=sys.stderr)
+            solved = f", {report['points_solved']} points solved in {report['solver_s']:.0f} s" if one.truth else ""
+            played_s = f"played in {report['wall_s']:.0f} s{solved}"
+            print(f"{number}/{len(missing)} {one.file}: {told}, {played_s}", file=sys.stderr)
     return {play: json.loads((folder / play.file).read_text()) for play in plays}
 
 
@@ -119,8 +122,7 @@ def play_one(one: Play, folder: Path) -> Report:
     options = Options(forecast="oracle" if one.policy == ORACLE else "seasonal", truth=parse_truth(one.truth))
     world = scenario(rows, read_demand(data / DEMAND), cluster, policies, seed=one.seed, curves=curves, options=options)
     report, _ = play(world, policies, curves=curves)
-    curves.keep()
-    document = asdict(report)
+    document = {**asdict(report), "points_solved": curves.keep(), "solver_s": curves.solver_s}
     (folder / one.file).write_text(json.dumps(document))
     return document
 
@@ -173,17 +175,22 @@ class KeptCurves(CurveBook):
         self._file = folder / f"points-{solver_fingerprint()}.jsonl"
         self._known: dict[WantedShape, CurveSolved] = {}
         self._new: list[CurveSolved] = []
+        self.solver_s = 0.0
         for line in self._file.read_text().splitlines() if self._file.exists() else ():
             point = decode(CurveSolved, json.loads(line))
             self._known[WantedShape(point.curve_key, point.shape)] = point
 
     def _solve(self, request: CurveRequest, wanted: WantedShape) -> CurveSolved:
         if wanted not in self._known:
+            begin_s = process_time()
             self._known[wanted] = super()._solve(request, wanted)
+            self.solver_s += process_time() - begin_s
             self._new.append(self._known[wanted])
         return self._known[wanted]
 
-    def keep(self) -> None:
+    def keep(self) -> int:
+        """Puts the new points into the file; how many there are."""
         text = "".join(json.dumps(encode(point)) + "\n" for point in self._new)
         with self._file.open("ab", buffering=0) as file:  # one write: other processes append too
             file.write(text.encode())
+        return len(self._new)
