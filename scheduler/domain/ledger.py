@@ -8,7 +8,7 @@ snapshot's value: `Ledger.of` makes the same one from nothing, and a test compar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from scheduler.domain.fleet import Node, NodeState, Pool, PoolKind
 from scheduler.domain.gpus import NO_GPUS, Gpus
@@ -21,6 +21,7 @@ from scheduler.domain.room import Room
 if TYPE_CHECKING:
     from scheduler.domain.snapshot import Snapshot
 
+K = TypeVar("K")
 Kind = tuple[str, bool]
 """GPU model, and whether the node is lent."""
 Holders = dict[str, Mapping[int, str]]
@@ -310,6 +311,6 @@ def _keep(names: set[str], name: str, belongs: bool) -> None:
         names.discard(name)
 
 
-def _add(counts: dict[tuple[str, int], int] | dict[Kind, int] | dict[str, int], key: object, change: int) -> None:
+def _add(counts: dict[K, int], key: K, change: int) -> None:
     if change:
-        counts[key] = counts.get(key, 0) + change  # type: ignore[index, call-overload]  # one helper for all key types
+        counts[key] = counts.get(key, 0) + change
