@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from scheduler.core.course import Course
 from scheduler.core.flexing_stage import fit_ranges
 from scheduler.core.starting_stage import explain_misfit, start, wait_for_release
-from scheduler.core.stock import may_shrink, releasing_by_kind
-from scheduler.core.targets import extended, reduced
+from scheduler.core.stock import releasing_by_kind
+from scheduler.core.targets import extended, may_shrink, reduced
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.decision import PreemptJob, ResizeJob
 from scheduler.domain.job import Job
@@ -60,7 +60,8 @@ def settle_allotment(course: Course) -> None:
             continue
         deal = _deal(course, allotment)
         for job_id, count in deal.starts.items():
-            start(course, course.draft.jobs[job_id], count)
+            job = course.draft.jobs[job_id]
+            start(course, job, count, job.spec.min_gpus)
         misfits = {job_id for job_id in deal.starts if course.draft.jobs[job_id].state is JobState.QUEUED}
         if not misfits:
             break
@@ -129,7 +130,7 @@ def _find_room(course: Course, deal: Deal, job: Job, count: int, position: int) 
                 wait_for_release(course, job.id, wanted, position)
             return
     if job.state is JobState.QUEUED:
-        explain_misfit(course, job)
+        explain_misfit(course, job, job.spec.min_gpus)
 
 
 def _find_more(course: Course, deal: Deal, job: Job, count: int) -> None:
@@ -214,7 +215,7 @@ def _take(wanted: int, kinds: Iterable[Kind], *sources: Counter[Kind]) -> None:
 
 
 def _may_grow(course: Course, job: Job) -> bool:
-    rested = course.now_s - job.state_since_s >= course.settings.resize_pause_s
+    rested = course.now_s - job.state_since_s >= course.settings.resize_pause_of(job)
     at_least = job.allocation.target_gpus <= job.spec.min_gpus
     return may_shrink(course, job) and (rested or at_least) and not course.draft.base.switches.resizes_frozen
 

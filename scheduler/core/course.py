@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import floor, inf
 
@@ -16,6 +18,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.loan import LoanState
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.reason import Reason
+from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult, WantedShape
 from scheduler.policies.policy_set import PolicySet
@@ -42,9 +45,11 @@ class Course:
         self.waiting: dict[str, Reason] = {}
         self.wanted: dict[WantedShape, None] = {}
         self.touched: set[str] = set()
-        self.reserved: dict[Claim, int] = {}
+        self.promised: dict[str, tuple[Claim, int]] = {}
         self.giving_way: dict[str, tuple[int, Reason]] = {}
         self.book: QuotaBook | None = None
+        self.kept_nodes: frozenset[str] = frozenset()
+        self._kept_for: frozenset[str] = frozenset()
         self.waiting_for_gpus = False
         self.recheck_s = inf
         due_s = next_full_pass_s(snapshot.full_pass_at_s, self.settings.full_pass_period_s)
@@ -60,6 +65,38 @@ class Course:
     def view(self) -> Snapshot:
         return self.draft.view()
 
+    @property
+    def reserved(self) -> Mapping[Claim, int]:
+        """GPUs that running jobs have to give up for waiting ones, by kind."""
+        reserved = Counter[Claim]()
+        for claim, missing in self.promised.values():
+            reserved[claim] += missing
+        return reserved
+
+    @property
+    def usable_gpus(self) -> int:
+        """GPUs that are free and kept for nobody."""
+        return self.draft.usable_gpus - sum(len(room.free) for room in self.kept_rooms)
+
+    @property
+    def kept_rooms(self) -> list[Room]:
+        rooms = self.draft.ledger.rooms
+        return [rooms[name] for name in sorted(self.kept_nodes) if name in rooms]
+
+    def keep(self, nodes: Iterable[str], job_ids: frozenset[str]) -> None:
+        """From now on nobody but these jobs is put onto these nodes."""
+        self.kept_nodes, self._kept_for = frozenset(nodes), job_ids
+
+    def is_kept_from(self, job: Job) -> bool:
+        """Some nodes are kept for others."""
+        return bool(self.kept_nodes) and job.id not in self._kept_for
+
+    def rooms_for(self, job: Job) -> Collection[Room]:
+        """What is free on the nodes onto which the job may be put."""
+        if not self.is_kept_from(job):
+            return self.draft.rooms
+        return [room for room in self.draft.rooms if room.node not in self.kept_nodes]
+
     def take(self, decision: Decision) -> None:
         """Record a decision and apply it, so that the next stage sees it.
 
@@ -74,16 +111,17 @@ class Course:
         """The curve's plan for exact GPUs; a shape that is not solved yet is wanted."""
         return self.plan_on(job, self.draft.base.shape_of(gpus))
 
-    def plan_on(self, job: Job, shape: GpuShape) -> ParallelPlan | None:
-        """As `plan_for`, for GPUs of a shape."""
+    def plan_on(self, job: Job, shape: GpuShape, *, asks: bool = True) -> ParallelPlan | None:
+        """As `plan_for`, for GPUs of a shape; one that is not solved is wanted only where `asks`."""
         curve = self.draft.base.curve(job)
-        if not curve.is_solved(shape):
+        if asks and not curve.is_solved(shape):
             self.wanted[WantedShape(job.spec.curve_key, shape)] = None
         return curve.plan(shape)
 
     def leave_by_s(self, job: Job) -> float:
         """The time by which the job's present workers must have left: the earliest return deadline among the nodes
-        that it holds, else the usual grace.
+        that it holds, else the usual grace; that is never less than a step and a reconfiguration take, because nobody
+        may lose work where nothing presses.
 
         A job that is leaving already gets no more time than it had, because its old workers may sit on a node that
         goes home earlier. On a lent node the grace ends before any recall that is still to come could fall due.
@@ -94,7 +132,7 @@ class Course:
         if not deadlines:
             pools = self.draft.base.pools
             graces = (pools[loan.pool].lending.return_deadline_s for loan in held if loan.state is LoanState.ACTIVE)
-            deadlines = [self.now_s + min(self.settings.leave_grace_s, *graces, float("inf"))]
+            deadlines = [self.now_s + min((self.settings.leave_grace_of(job), *graces))]
         if allocation.releasing and allocation.leave_by_s is not None:
             deadlines.append(allocation.leave_by_s)
         return max(self.now_s, min(deadlines))

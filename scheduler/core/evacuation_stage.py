@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from scheduler.core.course import Course
-from scheduler.core.targets import Target, reduced, thrifty
+from scheduler.core.targets import Target, moved, reduced
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.decision import PreemptJob, ResizeJob
 from scheduler.domain.fleet import NodeState
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.policies.placement import usable_by
 
 
 def evacuate(course: Course) -> None:
@@ -39,19 +38,10 @@ def _evacuate_job(course: Course, job: Job, leaving: set[str]) -> None:
 def _moved(course: Course, job: Job, left: Gpus) -> Target | None:
     """The GPUs that stay, and free ones elsewhere for those that do not: as many as the job has, so that it is
     disturbed once and need not grow again; only enough for its minimum while others wait for GPUs."""
-    kept, most = gpu_sets.count(left), job.allocation.target_gpus
+    most = job.allocation.target_gpus
     if course.draft.ledger.waiting:
         most = min(most, job.spec.min_gpus)
-    rooms = usable_by(job, course.draft.rooms)
-    most = min(most, kept + sum(len(room.free) for room in rooms))
-    for count in range(most, max(kept, job.spec.min_gpus - 1), -1):
-        more = course.policies.place(course.view, rooms, job, count - kept)
-        if more is None:
-            continue
-        target = thrifty(course, job, gpu_sets.union(left, more))
-        if target is not None:
-            return target
-    return None
+    return moved(course, job, left, course.draft.rooms, most=most, least=job.spec.min_gpus)
 
 
 def _leave_reason(course: Course, job: Job, leaving: set[str]) -> Reason:

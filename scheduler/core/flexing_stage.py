@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from scheduler.core.course import Claim, Course
 from scheduler.core.quota_stage import give_way
-from scheduler.core.stock import may_shrink, releasing_by_kind
-from scheduler.core.targets import extended, reduced
+from scheduler.core.stock import releasing_by_kind
+from scheduler.core.targets import extended, may_shrink, reduced
 from scheduler.domain.decision import ResizeJob
 from scheduler.domain.job import Job
 from scheduler.domain.loan import LoanState
@@ -86,7 +86,7 @@ def _serves(course: Course, job: Job, claim: Claim) -> bool:
 
 def _rebalance(course: Course) -> None:
     assert course.policies.scale is not None
-    wanted = course.policies.scale(course.view, (), course.draft.usable_gpus, course.settings)
+    wanted = course.policies.scale(course.view, (), course.usable_gpus, course.settings)
     wanted = within_quota(course.view, course.book or QuotaBook(course.view), wanted)
     for job_id, count in wanted.items():
         job = course.draft.jobs[job_id]
@@ -95,8 +95,8 @@ def _rebalance(course: Course) -> None:
     for job_id, count in wanted.items():
         job = course.draft.jobs[job_id]
         present = job.allocation.target_gpus
-        if count > present and job_id not in course.touched and course.draft.usable_gpus:
-            _grow(course, job, min(count, present + course.draft.usable_gpus))
+        if count > present and job_id not in course.touched and course.usable_gpus:
+            _grow(course, job, min(count, present + course.usable_gpus))
 
 
 def _fit_range(course: Course, job: Job) -> None:

@@ -167,7 +167,7 @@ def _fall_back(intake: Intake, job: Job, run: Run) -> Job:
     """Work stands at the last checkpoint of a run that is gone; what was done after it is lost and counted.
 
     What the run reached is what it said, else what its curve predicts. Lost GPU-seconds are lost steps at the
-    job's average cost of a step so far.
+    job's average cost of a step so far, without those that were lost before.
     """
     settled = job.settled(intake.now_s)
     kept = run.checkpoint_steps if run.checkpoint_steps is not None else settled.progress.checkpoint_steps
@@ -175,9 +175,10 @@ def _fall_back(intake: Intake, job: Job, run: Run) -> Job:
     if kept == job.progress.steps and kept == job.progress.checkpoint_steps and job.state is not JobState.RUNNING:
         return job
     lost_steps = max(0.0, reached - kept)
-    lost_gpu_s = settled.account.gpu_s * lost_steps / reached if reached else 0.0
+    account = settled.account
+    lost_gpu_s = (account.gpu_s - account.lost_gpu_s) * lost_steps / reached if reached else 0.0
     progress = replace(settled.progress, steps=kept, checkpoint_steps=kept, checkpoint_at_s=intake.now_s)
-    account = replace(settled.account, lost_gpu_s=settled.account.lost_gpu_s + lost_gpu_s)
+    account = replace(account, lost_gpu_s=account.lost_gpu_s + lost_gpu_s)
     fallen = replace(settled, progress=progress, account=account)
     intake.jobs[job.id] = fallen
     if lost_steps:

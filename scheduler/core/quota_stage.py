@@ -39,8 +39,7 @@ def is_reclaiming(course: Course, stock: Stock, givers: Givers, job: Job) -> boo
     detail = f"{job.id} needs {counted(gpus)} of what queue {job.spec.queue} is guaranteed"
     reason = Reason(ReasonCode.QUOTA_RECLAIMED, detail)
     course.giving_way |= {job_id: (count, reason) for job_id, count in found.counts.items()}
-    claim, given_up = stock.reserve(job, gpu, gpus)
-    course.reserved[claim] = course.reserved.get(claim, 0) + given_up
+    course.promised[job.id] = stock.reserve(job, gpu, gpus)
     givers.book.take(job, gpus)
     course.waiting_for_gpus = True
     course.waiting[job.id] = _why_reclaiming(course, found, job, gpus, missing)

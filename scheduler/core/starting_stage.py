@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
+from scheduler.core.clearing import clear_nodes, keep_cleared, whole_nodes
 from scheduler.core.course import Course
 from scheduler.core.quota_stage import is_reclaiming, is_refused, within_limits
 from scheduler.core.stock import Stock
@@ -34,6 +35,8 @@ def start_waiting(course: Course) -> None:
     if not course.draft.ledger.waiting:
         return
     queue = course.policies.order(course.view, course.settings)
+    if course.policies.backfill:
+        keep_cleared(course, queue)
     misfits: set[str] = set()
     while True:
         course.book = book = QuotaBook(course.view)
@@ -42,20 +45,33 @@ def start_waiting(course: Course) -> None:
         _start_all(course, book, stock, starters)
         failed = {job_id for job_id in starters if course.draft.jobs[job_id].state is _QUEUED}
         if not failed:
-            return
+            break
         misfits |= failed
         queue = tuple(job_id for job_id in queue if course.draft.jobs[job_id].state is _QUEUED)
+    if course.policies.backfill:
+        _clear_for_first(course, [job_id for job_id in queue if job_id in misfits or job_id in course.promised])
+
+
+def _clear_for_first(course: Course, queue: Iterable[str]) -> None:
+    """Whole nodes for the first job that lacks nothing else, or gets what it lacks from elastic jobs."""
+    job_id = next((job_id for job_id in queue if whole_nodes(course, course.draft.jobs[job_id])), None)
+    if job_id and clear_nodes(course, course.draft.jobs[job_id]):
+        course.promised.pop(job_id, None)
+        detail = "needs whole nodes; running jobs are moving off them"
+        course.waiting[job_id] = Reason(ReasonCode.WAITING_FOR_RELEASE, detail)
 
 
 def _deal(course: Course, book: QuotaBook, stock: Stock, queue: Sequence[str], misfits: Set[str]) -> dict[str, Offer]:
     """Who starts, with the GPU model and count that it is sure of; everybody else waits, with the reason."""
     givers = Givers(course.view, book, course.settings, course.touched) if book else None
-    course.reserved.clear()
+    course.promised.clear()
     course.giving_way.clear()
     course.waiting_for_gpus = False
     starters: dict[str, Offer] = {}
+    short: list[Job] = []
     for position, job_id in enumerate(queue):
         job = course.draft.jobs[job_id]
+        stock.come_to(job)
         if job_id in misfits and course.policies.strict:
             _wait_behind(course, queue[position + 1 :], job_id)
             break
@@ -69,16 +85,20 @@ def _deal(course: Course, book: QuotaBook, stock: Stock, queue: Sequence[str], m
             book.take(job, offer[1])
         elif promise := stock.promise(job):
             book.take(job, promise[1])
-            claim, missing = stock.reserve(job, *promise)
-            course.reserved[claim] = course.reserved.get(claim, 0) + missing
+            course.promised[job_id] = stock.reserve(job, *promise)
             wait_for_release(course, job_id, promise[1], position)
         elif givers and is_reclaiming(course, stock, givers, job):
             continue
         else:
             _wait(course, stock, job, position)
+            short.append(job)
             if course.policies.strict:
                 _wait_behind(course, queue[position + 1 :], job_id)
                 break
+    if len(short) == 1 and (offer := stock.meagre_offer(short[0])):  # nobody else waits: better slowly than not
+        starters[short[0].id] = offer
+        book.take(short[0], offer[1])
+        course.waiting_for_gpus = False
     return starters
 
 
@@ -94,7 +114,7 @@ def _start_all(course: Course, book: QuotaBook, stock: Stock, starters: Mapping[
         leasts = {job_id: least for job_id, (model, least) in starters.items() if model == gpu}
         widths |= within_limits(course, book, leasts, _starting_widths(course, leasts, stock.left(gpu)))
     for job_id, (_, least) in starters.items():
-        start(course, course.draft.jobs[job_id], widths.get(job_id, least))
+        start(course, course.draft.jobs[job_id], widths.get(job_id, least), least)
 
 
 def _starting_widths(course: Course, starters: Mapping[str, int], spare: int) -> Mapping[str, int]:
@@ -109,11 +129,11 @@ def _starting_widths(course: Course, starters: Mapping[str, int], spare: int) ->
     return widths
 
 
-def start(course: Course, job: Job, width: int) -> None:
-    """Start on `width` GPUs, else on the next smaller count that has room and a plan."""
-    target = extended(course, job, width, job.spec.min_gpus)
+def start(course: Course, job: Job, width: int, least: int) -> None:
+    """Start on `width` GPUs, else on the next smaller count down to `least` that has room and a plan."""
+    target = extended(course, job, width, least)
     if target is None:
-        explain_misfit(course, job)
+        explain_misfit(course, job, least)
         return
     gpus, plan = target
     detail = f"next in order; {gpu_sets.counted(gpu_sets.count(gpus))} on {gpu_sets.text(gpus)} as {plan.summary()}"
@@ -122,19 +142,19 @@ def start(course: Course, job: Job, width: int) -> None:
     course.touched.add(job.id)
 
 
-def explain_misfit(course: Course, job: Job) -> None:
-    room = usable_by(job, course.draft.rooms)
+def explain_misfit(course: Course, job: Job, need: int) -> None:
+    room = usable_by(job, course.rooms_for(job))
     free = sum(len(r.free) for r in room)
-    numbers = {"needed_gpus": float(job.spec.min_gpus), "free_gpus": float(free)}
-    if free >= job.spec.min_gpus and any(wanted.curve_key == job.spec.curve_key for wanted in course.wanted):
+    numbers = {"needed_gpus": float(need), "free_gpus": float(free)}
+    if free >= need and any(wanted.curve_key == job.spec.curve_key for wanted in course.wanted):
         detail = f"{free} GPUs are free, but no plan is solved yet for the way they lie"
         course.waiting[job.id] = Reason(ReasonCode.WAITING_FOR_PLAN, detail, numbers)
-    elif free >= job.spec.min_gpus:
+    elif free >= need:
         detail = f"{free} GPUs are free on {len(room)} nodes, but no plan works on them the way they lie"
         course.waiting[job.id] = Reason(ReasonCode.TOPOLOGY, detail, numbers)
     else:
         flavor = job.spec.gpu or "GPUs it may use"
-        detail = f"needs {job.spec.min_gpus} {flavor}, {free} are free"
+        detail = f"needs {need} {flavor}, {free} are free"
         course.waiting[job.id] = Reason(ReasonCode.NO_MATCHING_FLAVOR, detail, numbers)
 
 
@@ -149,7 +169,7 @@ def _wait(course: Course, stock: Stock, job: Job, position: int) -> None:
     if (head := stock.held_back_by(job)) is not None:
         _wait_behind(course, (job.id,), head)
         return
-    need, free = job.spec.min_gpus, stock.free(job)
+    need, free = stock.need(job), stock.free(job)
     numbers = {"needed_gpus": float(need), "free_gpus": float(free), "position": float(position + 1)}
     if not stock.could_hold(job):
         detail = f"needs {need} {job.spec.gpu or 'GPUs'}, more than all nodes have that it may use now"
@@ -159,6 +179,7 @@ def _wait(course: Course, stock: Stock, job: Job, position: int) -> None:
     course.waiting[job.id] = Reason(ReasonCode.INSUFFICIENT_GPUS, detail, numbers)
     course.waiting_for_gpus = True
     _keep_place(course, stock, job)
+    stock.keep_for(job)
 
 
 def _wait_behind(course: Course, job_ids: Iterable[str], head: str) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import cached_property
+from math import inf
 
+from scheduler.core.backfill import Shadow, cast_shadow
 from scheduler.core.course import Claim, Course
-from scheduler.domain.job import Intent, Job
-from scheduler.domain.job_state import JobState
+from scheduler.core.targets import may_shrink
+from scheduler.domain.job import Job
 from scheduler.domain.ledger import Kind
 from scheduler.policies.quota import QuotaBook
-from scheduler.policies.speed import least_gpus
+from scheduler.policies.speed import least_gpus, step_time_s
 
 
 class Stock:
@@ -28,6 +31,8 @@ class Stock:
         self._all: Counter[Kind] = Counter(course.draft.ledger.serving)
         self._closed: dict[Kind, str] = {}
         self._course = course
+        self._shadow: Shadow | None = None
+        self._withheld = False
 
     @cached_property
     def _soon(self) -> Counter[Kind]:
@@ -42,37 +47,73 @@ class Stock:
         """Free GPUs of this model that were dealt to nobody and are kept for nobody."""
         return sum(gpus for (model, _), gpus in self._free.items() if model == gpu)
 
+    def need(self, job: Job) -> int:
+        """GPUs that the job starts on, of the model of which it needs fewest."""
+        return min((self._need(job, gpu) for gpu, _ in self._choices(job)), default=job.spec.min_gpus)
+
     def held_back_by(self, job: Job) -> str | None:
-        """The overdue job that keeps everybody behind it off the GPUs that this one could use."""
-        return next((self._closed[kind] for kind in self._kinds(job) if kind in self._closed), None)
+        """Why a job that is neither offered nor promised GPUs waits: the overdue job that keeps everybody behind it
+        off those that this one could use, or the job that this one would delay."""
+        closed = next((self._closed[kind] for kind in self._kinds(job) if kind in self._closed), None)
+        if closed is None and self._shadow and self._fits(job, self._free, self._soon):
+            return self._shadow.job_id
+        return closed
 
     def offer(self, job: Job) -> tuple[str, int] | None:
         """A GPU model and the fewest GPUs of it that the job can start on now; most free GPUs first."""
-        return self._first(job, self._free)
+        return self._permitted(job, self._fits(job, self._free))
+
+    def meagre_offer(self, job: Job) -> tuple[str, int] | None:
+        """As `offer`, with the fewest GPUs that any plan works on, however inefficient it is."""
+        for gpu, kinds in self._choices(job):
+            least = least_gpus(self._snapshot, job, self._sizes, gpu)
+            if least <= sum(self._free[kind] for kind in kinds):
+                return gpu, least
+        return None
 
     def promise(self, job: Job) -> tuple[str, int] | None:
         """As `offer`, with the GPUs that running jobs are giving up or could give up."""
-        return self._first(job, self._free, self._soon)
+        return self._permitted(job, self._fits(job, self._free, self._soon))
 
     def shortage(self, job: Job) -> tuple[str, int, int] | None:
         """The GPU model of which the job lacks least, how many it needs, and how many are neither free nor given up."""
         found: list[tuple[int, str, int]] = []
         for gpu, kinds in self._choices(job):
             if sum(self._all[kind] for kind in kinds) >= (need := self._need(job, gpu)):
-                found.append((need - sum(self._free[kind] + self._soon[kind] for kind in kinds), gpu, need))
+                found.append((need - self._free_soon(kinds), gpu, need))
         missing, gpu, need = min(found, default=(0, "", 0))
         return (gpu, need, missing) if missing > 0 else None
 
     def could_hold(self, job: Job) -> bool:
         """The job would fit if nobody else were there: waiting makes sense."""
-        return self._first(job, self._all) is not None
+        return bool(self._fits(job, self._all))
+
+    def come_to(self, job: Job) -> None:
+        """The queue has come to this job: nodes that are kept for those before it are not there any more."""
+        if not self._withheld and self._course.is_kept_from(job):
+            self._withheld = True
+            for room in self._course.kept_rooms:
+                self._free[room.gpu, room.lent] -= len(room.free)
+
+    def keep_for(self, job: Job) -> None:
+        """From now on nobody is offered GPUs that would delay this job, if it is the first that has to wait."""
+        if self._course.policies.backfill and self._shadow is None:
+            shadows = [
+                shadow
+                for gpu, kinds in self._choices(job)
+                if (need := self._need(job, gpu)) <= sum(self._all[kind] for kind in kinds)
+                and (shadow := cast_shadow(self._course, job, kinds, need, self._free_soon(kinds)))
+            ]
+            self._shadow = min(shadows, key=lambda shadow: shadow.at_s, default=None)
 
     def take(self, job: Job, gpu: str, gpus: int) -> None:
         """Deal out `gpus` free GPUs; a job's base goes onto owned nodes first."""
+        self._pass(job, gpu, gpus)
         self._deduct(self._free, job, gpu, gpus)
 
     def reserve(self, job: Job, gpu: str, gpus: int) -> tuple[Claim, int]:
         """Keep what is free and promise the rest; returns how much has to be given up, and of what kind."""
+        self._pass(job, gpu, gpus)
         missing = gpus - self._deduct(self._free, job, gpu, gpus)
         self._deduct(self._soon, job, gpu, missing)
         return Claim(gpu, owned_only=not job.spec.fungible), missing
@@ -95,8 +136,28 @@ class Stock:
             self._wishes[wish] = [(gpu, [(gpu, lent) for lent in kinds]) for gpu in models]
         return self._wishes[wish]
 
-    def _first(self, job: Job, *counts: Counter[Kind]) -> tuple[str, int] | None:
-        """The GPU model with most GPUs in `counts` that are enough for the job, and how many it needs."""
+    def _free_soon(self, kinds: Iterable[Kind]) -> int:
+        return sum(self._free[kind] + self._soon[kind] for kind in kinds)
+
+    def _permitted(self, job: Job, fitting: Iterable[tuple[str, int]]) -> tuple[str, int] | None:
+        """The first of these GPU models and counts on which the job delays nobody who comes before it."""
+        if self._shadow is None:
+            return next(iter(fitting), None)
+        shadow = self._shadow
+        return next((fit for fit in fitting if shadow.permits(*fit, self._end_s(job, fit[1]))), None)
+
+    def _pass(self, job: Job, gpu: str, gpus: int) -> None:
+        if self._shadow:
+            self._shadow.take(gpu, gpus, self._end_s(job, gpus))
+
+    def _end_s(self, job: Job, gpus: int) -> float:
+        """When the job would end if it started now; infinite where its length or its speed is unknown."""
+        steps = job.remaining_steps(self._snapshot.now_s)
+        step_s = step_time_s(self._snapshot, job, gpus, self._sizes)
+        return inf if steps is None or step_s is None else self._snapshot.now_s + steps * step_s
+
+    def _fits(self, job: Job, *counts: Counter[Kind]) -> list[tuple[str, int]]:
+        """The GPU models with enough GPUs in `counts` for the job, most GPUs first, and how many it needs of each."""
         least = job.spec.min_gpus
         enough: list[tuple[int, str]] = []
         for gpu, kinds in self._choices(job):
@@ -106,14 +167,11 @@ class Stock:
                     total += gpus.get(kind, 0)
             if total >= least:
                 enough.append((-total, gpu))
-        for total, gpu in sorted(enough):
-            if (need := self._need(job, gpu)) <= -total:
-                return gpu, need
-        return None
+        return [(gpu, need) for total, gpu in sorted(enough) if (need := self._need(job, gpu)) <= -total]
 
     def _need(self, job: Job, gpu: str) -> int:
         if (job.id, gpu) not in self._needs:
-            self._needs[job.id, gpu] = least_gpus(self._snapshot, job, self._sizes, gpu)
+            self._needs[job.id, gpu] = self._course.policies.base(self._snapshot, job, self._sizes, gpu)
         return self._needs[job.id, gpu]
 
     def _deduct(self, gpus: Counter[Kind], job: Job, gpu: str, wanted: int) -> int:
@@ -138,10 +196,6 @@ def releasing_by_kind(course: Course) -> Counter[Kind]:
     return found
 
 
-def may_shrink(course: Course, job: Job) -> bool:
-    return job.state is JobState.RUNNING and job.intent is Intent.RUN and job.id not in course.touched
-
-
 def _flexible_by_kind(course: Course) -> Counter[Kind]:
     """GPUs that running elastic jobs hold above their minimum and that may be taken now.
 
@@ -156,7 +210,8 @@ def _flexible_by_kind(course: Course) -> Counter[Kind]:
     for job in course.draft.ledger.ordered(flexible_ids) if book else map(view.jobs.__getitem__, flexible_ids):
         if may_shrink(course, job):
             nodes = [view.nodes[name] for name in job.allocation.target]
-            flexible = book.spare(job, max(0, job.allocation.target_gpus - least_gpus(view, job, sizes)))
+            base = course.policies.base(view, job, sizes, None)
+            flexible = book.spare(job, max(0, job.allocation.target_gpus - base))
             book.give_back(job, flexible)
             found[nodes[0].gpu, any(view.is_lent(node) for node in nodes)] += flexible
     return found

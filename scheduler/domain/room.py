@@ -11,3 +11,7 @@ class Room:
     gpu: str
     lent: bool
     free: tuple[int, ...]
+
+    def without(self, taken: tuple[int, ...]) -> Room:
+        """The room once these GPUs are taken."""
+        return Room(self.node, self.gpu, self.lent, tuple(index for index in self.free if index not in taken))

@@ -26,8 +26,11 @@ class ScalingCurve:
     _better: dict[tuple[GpuShape, int], GpuShape | None] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}
     )
-
+    _failing: dict[int, None] = field(default_factory=dict, compare=False, repr=False, metadata={"derived": True})
     _packed: dict[tuple[str, int], Mapping[int, ParallelPlan]] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"derived": True}
+    )
+    _efficient: dict[tuple[str, int, range, float], int | None] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}
     )
 
@@ -44,6 +47,23 @@ class ScalingCurve:
                 if shape == GpuShape.packed(gpu, shape.gpus, gpus_per_node)
             }
         return self._packed[key]
+
+    def fails_on_some(self, gpus: int) -> bool:
+        """There are ways in which so many GPUs can lie that have no plan."""
+        if not self._failing:
+            self._failing.update((shape.gpus, None) for shape in self.infeasible)
+        return gpus in self._failing
+
+    def efficient_gpus(self, gpu: str, gpus_per_node: int, counts: range, share: float) -> int | None:
+        """The fewest of the planned counts on which a step takes no more GPU-seconds than 1 / `share` times the least
+        that any of them takes; None where none is planned."""
+        key = (gpu, gpus_per_node, counts, share)
+        if key not in self._efficient:
+            planned = self.packed(gpu, gpus_per_node)
+            costs = {gpus: gpus * planned[gpus].iteration_time_s for gpus in planned if gpus in counts}
+            least = min(costs.values(), default=0.0)
+            self._efficient[key] = min((gpus for gpus, cost in costs.items() if share * cost <= least), default=None)
+        return self._efficient[key]
 
     def is_solved(self, shape: GpuShape) -> bool:
         return shape in self.plans or shape in self.infeasible

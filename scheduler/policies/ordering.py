@@ -8,7 +8,7 @@ from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.settings import PolicySettings
-from scheduler.policies.speed import node_sizes, remaining_s, step_time_s
+from scheduler.policies.speed import efficient_gpus, node_sizes, remaining_s, step_time_s
 
 
 def first_come(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:
@@ -40,17 +40,19 @@ def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ..
     """As `shortest_remaining`, by remaining time x GPUs: of jobs that want the same GPUs more can start with those that
     want little of them (smallest service first, Tiresias, NSDI'19, section 3).
 
-    A job with a deadline is taken for no longer than the time it can still wait and meet it at its minimum.
+    Both are those on the fewest GPUs that are used well. A job with a deadline is taken for no longer than the time it
+    can still wait and meet it on those.
     """
     sizes = node_sizes(snapshot)
 
     def key(job: Job) -> tuple[float, float, float, str]:
         if is_overdue(job, snapshot.now_s, settings):
             return (-job.spec.priority, -1.0, job.submitted_at_s, job.id)
-        length_s = remaining_s(snapshot, job, job.spec.min_gpus, sizes)
+        gpus = efficient_gpus(snapshot, job, sizes)
+        length_s = remaining_s(snapshot, job, gpus, sizes)
         slack_s = max(0.0, job.deadline_at_s - snapshot.now_s - length_s)
         ageing = 1.0 + _waited_s(job, snapshot.now_s) / settings.ageing_s
-        service_gpu_s = min(length_s, slack_s) * job.spec.min_gpus
+        service_gpu_s = min(length_s, slack_s) * gpus
         return (-job.spec.priority, service_gpu_s / ageing, job.submitted_at_s, job.id)
 
     return tuple(job.id for job in sorted(_waiting(snapshot), key=key))

@@ -30,8 +30,10 @@ from scheduler.policies.service_order import (
     shortest_remaining_time,
 )
 from scheduler.policies.settings import PolicySettings
+from scheduler.policies.speed import efficient_gpus, least_gpus
 
 Order = Callable[[Snapshot, PolicySettings], tuple[str, ...]]
+Base = Callable[[Snapshot, Job, Mapping[str, int], str | None], int]
 Lend = Callable[[Snapshot, Pool, PolicySettings], LendingTarget]
 Reclaim = Callable[[Snapshot, str, int, PolicySettings], tuple[str, ...]]
 Scale = Callable[[Snapshot, Iterable[str], int, PolicySettings], Mapping[str, int]]
@@ -45,21 +47,25 @@ ENTRY_POINTS = "ebbtide.policies"
 class PolicySet:
     """One choice a question, `paper` where it was published.
 
-    `scale` None: jobs stay at their minimum. `strict`: nobody passes the queue's head. `allot`: says what each job
-    holds, running ones too, in place of `order`, `scale` and `make_room`; `elastic_allotment`: above minimums as well.
-    `thrifty` False: a job takes the GPUs it is given even where it is no faster than on fewer.
+    `base`: how few GPUs of a model a job starts on and keeps, with the GPUs of a node of each model. `scale` None:
+    jobs stay at their minimum. `strict`: nobody passes the queue's head; `backfill`: nobody who would delay it.
+    `allot`: says what each job holds, running ones too, in place of `order`, `scale` and `make_room`;
+    `elastic_allotment`: above minimums as well. `thrifty` False: a job takes the GPUs it is given even where it is
+    no faster than on fewer.
     """
 
     name: str
     summary: str
     paper: str
     order: Order = first_come
+    base: Base = least_gpus
     lend: Lend = lend_nothing
     reclaim: Reclaim = least_preemption_cost
     scale: Scale | None = None
     make_room: MakeRoom = least_gain_first
     place: Place = best_fit
     strict: bool = False
+    backfill: bool = False
     allot: Allot | None = None
     elastic_allotment: bool = False
     thrifty: bool = True
@@ -79,6 +85,8 @@ _OURS = PolicySet(
     summary="least service first, then GPUs to where the curves end jobs soonest",
     paper="ours, ARCHITECTURE.md",
     order=least_service,
+    base=efficient_gpus,
+    backfill=True,
     lend=lend_forecast_idle,
     scale=flexible_counts,
     place=owned_first,

@@ -18,7 +18,14 @@ from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.knapsack import Item, fill_knapsack
 from scheduler.policies.settings import PolicySettings
-from scheduler.policies.speed import gpu_model, least_gpus, linear_step_times_s, node_sizes, remaining_s, step_times_s
+from scheduler.policies.speed import (
+    efficient_gpus,
+    gpu_model,
+    linear_step_times_s,
+    node_sizes,
+    remaining_s,
+    step_times_s,
+)
 
 DEADLINE_RATE = 1.0
 """What meeting a deadline is worth beside the ends a second of any job, at most 1."""
@@ -61,7 +68,7 @@ def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings)
     sizes = node_sizes(snapshot)
     offers: list[tuple[float, str, int, int]] = []
     for job in snapshot.jobs.values():
-        present, least = job.allocation.target_gpus, least_gpus(snapshot, job, sizes)
+        present, least = job.allocation.target_gpus, efficient_gpus(snapshot, job, sizes)
         if job.state is not JobState.RUNNING or job.intent is not Intent.RUN or present <= least:
             continue
         now_s = _work(snapshot, job) * job.step_time_s()
@@ -79,12 +86,15 @@ def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings)
 
 def _rested(snapshot: Snapshot, settings: PolicySettings) -> list[Job]:
     """Elastic jobs that have run undisturbed for the resize pause; those at their minimum need not wait for it."""
-    ledger, now_s, pause_s = snapshot.ledger, snapshot.now_s, settings.resize_pause_s
+    ledger, now_s = snapshot.ledger, snapshot.now_s
     return [
         job
         for job in ledger.ordered(ledger.elastic)
         if job.intent is Intent.RUN
-        and (now_s - job.state_since_s >= pause_s or job.allocation.target_gpus <= job.spec.min_gpus)
+        and (
+            now_s - job.state_since_s >= settings.resize_pause_of(job)
+            or job.allocation.target_gpus <= job.spec.min_gpus
+        )
     ]
 
 
@@ -132,7 +142,7 @@ def _counts(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[int]
     nodes beyond, and the range's ends. And the present one."""
     model, curve, present = gpu_model(snapshot, job, sizes), snapshot.curve(job), job.allocation.target_gpus
     node = sizes[model] if model else 8
-    least, most = least_gpus(snapshot, job, sizes), job.spec.max_gpus
+    least, most = efficient_gpus(snapshot, job, sizes), job.spec.max_gpus
     if isinstance(curve, ScalingCurve):
         planned = curve.packed(model, node) if model else ()
         return sorted({count for count in planned if least <= count <= most} | {present} - {0})

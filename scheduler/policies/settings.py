@@ -6,25 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+
+RECONFIGURATION_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """`full_pass_period_s`: longest pause between ticks that consider lending and flexible GPUs. `reconfiguration_s`:
-    what a start or resize costs a job whose model is not in `reconfiguration_s_by_model`. `leave_grace_s`: how long
-    workers may take to save and leave where no return deadline says otherwise. `ageing_s`: waiting this long halves a
-    job's apparent length. `patience_ageings`: after so many `ageing_s` of waiting a job is overdue, and nobody passes
-    it any more. `resize_pause_s`: least time between two resizes that nobody was forced into. `demand_stale_s`: a
-    demand reading older than this permits no new loan. `run_time_min_s`: least time that a job runs before anything
-    but a recall, the loss of a node or its owner may preempt it. `las_promote_ratio`: under `las`, a job that waits
-    so many times as long as it has run begins anew in the first queue; 0: never. `gain_factor`: how many times its
-    reconfiguration a resize has to save, and a running job pays when GPUs are dealt out anew. `linear_scaling`: take
-    every job's scaling for linear, whatever its curve says, to see what curves are worth.
+    """`full_pass_period_s`: longest pause between ticks that consider lending and flexible GPUs.
+    `reconfiguration_s`: what a start or resize costs a job whose model is not in `reconfiguration_s_by_model`.
+    `leave_grace_s`: how long workers may at least take to save and leave where no return deadline says otherwise.
+    `ageing_s`: waiting this long halves a job's apparent length. `patience_ageings`: after so many `ageing_s` of
+    waiting a job is overdue, and nobody passes it any more. `resize_pause_s`: least time between two resizes that
+    nobody was forced into, of a job that a reconfiguration costs `RECONFIGURATION_S` or less; longer in proportion
+    for others. `demand_stale_s`: a demand reading older than this permits no new loan. `run_time_min_s`: least time
+    that a job runs before anything but a recall, the loss of a node or its owner may preempt it.
+    `las_promote_ratio`: under `las`, a job that waits so many times as long as it has run begins anew in the first
+    queue; 0: never. `gain_factor`: how many times its reconfiguration a resize has to save, and a running job pays
+    when GPUs are dealt out anew. `linear_scaling`: take every job's scaling for linear, whatever its curve says, to
+    see what curves are worth.
     `lending_reserve`: free GPUs that lending keeps ready for jobs to come, as a share of those that training has.
     """
 
     full_pass_period_s: float = 300.0
-    reconfiguration_s: float = 30.0
+    reconfiguration_s: float = RECONFIGURATION_S
     leave_grace_s: float = 60.0
     ageing_s: float = 3600.0
     patience_ageings: float = 12.0
@@ -48,3 +53,14 @@ class PolicySettings:
     def reconfiguration_of(self, job: Job) -> float:
         """Seconds that a start or resize costs this job."""
         return self.reconfiguration_s_by_model.get(job.spec.model, self.reconfiguration_s)
+
+    def leave_grace_of(self, job: Job) -> float:
+        """Seconds that this job's workers have to save and leave: enough for the step that they are in, and for what
+        saving takes of a reconfiguration."""
+        step_s = job.step_time_s() if job.state is JobState.RUNNING else 0.0
+        return max(self.leave_grace_s, step_s + self.reconfiguration_of(job))
+
+    def resize_pause_of(self, job: Job) -> float:
+        """Seconds that this job runs undisturbed between two resizes that nobody was forced into, so that it spends
+        the same share of its time on them however long one takes."""
+        return self.resize_pause_s * max(1.0, self.reconfiguration_of(job) / RECONFIGURATION_S)

@@ -10,6 +10,9 @@ from scheduler.domain.job import Job
 from scheduler.domain.scaling_curve import LINEAR_CURVE, LinearCurve
 from scheduler.domain.snapshot import Snapshot
 
+EFFICIENCY_MIN = 0.5
+"""Least share of its best work a GPU-second at which a job starts."""
+
 packed = lru_cache(maxsize=65536)(GpuShape.packed)
 
 
@@ -84,5 +87,28 @@ def least_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: st
     gpu = model or gpu_model(snapshot, job, sizes)
     if gpu is None or packed(gpu, least, sizes[gpu]) not in curve.infeasible:
         return least
-    of_model = (shape for shape in curve.plans if shape.groups[0].gpu == gpu)
-    return min((shape.gpus for shape in of_model if least <= shape.gpus <= job.spec.max_gpus), default=least)
+    planned = curve.packed(gpu, sizes[gpu])
+    return min((gpus for gpus in planned if least <= gpus <= job.spec.max_gpus), default=least)
+
+
+def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
+    """As `least_gpus`, without the counts on which a step takes more than 1 / `EFFICIENCY_MIN` times the GPU-seconds
+    that it takes where it takes least.
+
+    A large model on few GPUs spends most of its time on moving its state about; whoever waits would have more of those
+    GPUs than it has. Of what a queue's limit or the cluster rules out nothing is expected.
+    """
+    least = least_gpus(snapshot, job, sizes, model)
+    curve, gpu = snapshot.curve(job), model or gpu_model(snapshot, job, sizes)
+    if gpu is None or isinstance(curve, LinearCurve):
+        return least
+    counts = range(least, min(job.spec.max_gpus, _within_reach(snapshot, job, gpu)) + 1)
+    return curve.efficient_gpus(gpu, sizes[gpu], counts, EFFICIENCY_MIN) or least
+
+
+def _within_reach(snapshot: Snapshot, job: Job, gpu: str) -> int:
+    """GPUs of a model that the job could have if it were alone."""
+    serving, queue = snapshot.ledger.serving, snapshot.queues.get(job.spec.queue)
+    most = sum(serving.get((gpu, lent), 0) for lent in ((False, True) if job.spec.fungible else (False,)))
+    limit = queue.limit_gpus if queue else None
+    return most if limit is None else min(most, limit)

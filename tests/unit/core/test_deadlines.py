@@ -54,6 +54,16 @@ def test_on_a_lent_node_the_grace_ends_before_a_recall_could_fall_due() -> None:
     assert deadlines(snapshot, PolicySettings(leave_grace_s=60.0)) == [20.0]
 
 
+def test_the_grace_is_enough_for_a_step_and_for_saving() -> None:
+    """Where nothing presses nobody loses work, however slowly a job steps and saves."""
+    fleet = a_fleet(training=1, inference=0)
+    job = replace(a_job("j", 8, state=JobState.RUNNING, on={"t0": EIGHT}), intent=Intent.SUSPEND)
+    step_s = job.step_time_s()
+    snapshot = a_snapshot(fleet, [job])
+    assert deadlines(snapshot, PolicySettings(leave_grace_s=60.0)) == [60.0]
+    assert deadlines(snapshot, PolicySettings(leave_grace_s=60.0, reconfiguration_s=260.0)) == [260.0 + step_s]
+
+
 def test_a_job_that_starts_again_while_its_old_workers_save_lets_them_finish() -> None:
     fleet = a_fleet(training=2, inference=0)
     job = leaving(a_job("j", 8, releasing={"t0": EIGHT}), 60.0)

@@ -80,6 +80,13 @@ def test_lost_work_is_counted_once_in_steps_and_gpu_seconds() -> None:
     assert not [event for event in again.events if event.code is EventCode.JOB_LOST_WORK]
 
 
+def test_work_that_is_lost_twice_costs_no_more_gpu_seconds_than_were_spent() -> None:
+    """400 steps were done and lost, then done again in as long and lost again."""
+    lost = run(RunPhase.LOST, steps=400.0, checkpoint_steps=0.0)
+    job = replace(running(), account=replace(running().account, gpu_s=400.0, lost_gpu_s=400.0))
+    assert seen(job, lost).snapshot.jobs["j"].account.lost_gpu_s == pytest.approx(800.0)
+
+
 def test_a_clean_leave_loses_nothing_even_where_the_prediction_ran_ahead() -> None:
     job = replace(a_job("j", 4, state=JobState.RESIZING, on=FOUR), progress=Progress(0.0, steps=400.7))
     job = replace(job, allocation=replace(job.allocation, generation=2))

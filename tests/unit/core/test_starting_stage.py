@@ -36,7 +36,7 @@ def busy(job_id: str, on: dict[str, tuple[int, ...]]) -> Job:
 
 def test_a_job_that_has_waited_too_long_is_passed_by_nobody() -> None:
     fleet = a_fleet(training=1, inference=0)
-    jobs = [busy("busy", {"t0": (0, 1, 2, 3)}), a_job("big", 8), a_job("small", 1)]
+    jobs = [busy("busy", {"t0": (0, 1, 2, 3)}), a_job("big", 8), a_job("small", 1, steps=10)]
     patient = decided(a_snapshot(fleet, jobs, now_s=400.0))
     assert started(patient) == {"small"}
     overdue = decided(a_snapshot(fleet, [*jobs[:2], replace(jobs[2], submitted_at_s=500.0)], now_s=600.0))

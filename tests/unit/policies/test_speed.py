@@ -1,0 +1,86 @@
+"""How few GPUs a job starts on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from scheduler.core.decide import decide
+from scheduler.domain.decision import StartJob
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.gpus import count
+from scheduler.domain.job import Job
+from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_state import JobState
+from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.policy_set import policy_set
+from scheduler.policies.speed import efficient_gpus, least_gpus
+from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
+
+COSTS_GPU_S = {1: 60.0, 2: 60.0, 4: 36.0, 8: 18.0, 16: 20.0}
+"""GPU-seconds a step: up to 2 GPUs the model's state is moved about most of the time."""
+
+
+def large_curve() -> ScalingCurve:
+    return a_curve({GpuShape.packed(GPU, gpus, 8): cost / gpus for gpus, cost in COSTS_GPU_S.items()})
+
+
+def large(job_id: str = "large", least: int = 1, most: int = 16, **more: Any) -> Job:
+    return a_job(job_id, least, most, model="llama-2-7b", global_batch=8, steps=1000, **more)
+
+
+def seen(*jobs: Job, nodes: int = 2, **more: Any) -> Snapshot:
+    fleet, curves = a_fleet(training=nodes, inference=0), {large().spec.curve_key: large_curve()}
+    return a_snapshot(fleet, jobs, curves=curves, **more)
+
+
+def efficient(snapshot: Snapshot) -> int:
+    return efficient_gpus(snapshot, snapshot.jobs["large"], snapshot.node_sizes)
+
+
+def test_counts_that_waste_more_than_half_of_a_gpus_work_are_left_out() -> None:
+    snapshot = seen(large())
+    assert (least_gpus(snapshot, snapshot.jobs["large"], snapshot.node_sizes), efficient(snapshot)) == (1, 4)
+
+
+def test_only_counts_of_the_jobs_range_are_compared() -> None:
+    assert efficient(seen(large(most=2))) == 1
+    assert efficient(seen(large(least=8))) == 8
+
+
+def test_a_job_that_scales_linearly_starts_on_its_minimum() -> None:
+    snapshot = seen(replace(a_job("large", 1, 16), id="large"))
+    assert efficient(snapshot) == 1
+
+
+def test_more_gpus_than_the_cluster_has_are_not_waited_for() -> None:
+    pools, nodes = a_fleet(training=0, inference=0)
+    small = a_snapshot((pools, {**nodes, "t0": a_node("t0", gpus=2)}), [large()])
+    key = large().spec.curve_key
+    curve = a_curve({GpuShape.packed(GPU, gpus, 2): cost / gpus for gpus, cost in COSTS_GPU_S.items()})
+    assert efficient(replace(small, curves={key: curve})) == 1
+
+
+def test_more_gpus_than_the_queue_may_use_are_not_waited_for() -> None:
+    queues = {"default": JobQueue("default", limit_gpus=2)}
+    assert efficient(seen(large(), queues=queues)) == 1
+
+
+def starts(snapshot: Snapshot, policy: str = "ebbtide") -> dict[str, int]:
+    decisions = decide(snapshot, policy_set(policy)).decisions
+    return {decision.job_id: count(decision.gpus) for decision in decisions if isinstance(decision, StartJob)}
+
+
+def busy(gpus: int) -> Job:
+    """A rigid job for a second more: too short for anybody to start before it ends."""
+    return a_job("busy", gpus, state=JobState.RUNNING, on={"t0": tuple(range(gpus))}, steps=gpus)
+
+
+def test_a_job_starts_inefficiently_where_nobody_else_waits() -> None:
+    assert starts(seen(busy(6), large(), nodes=1)) == {"large": 2}
+
+
+def test_a_job_waits_for_efficient_gpus_where_others_could_use_those_that_are_free() -> None:
+    assert starts(seen(busy(6), large(), large("second"), nodes=1)) == {}
+    assert starts(seen(busy(6), large(), large("second"), nodes=1), policy="lyra") == {"large": 1, "second": 1}
