@@ -10,7 +10,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.scaling_curve import LINEAR_CURVE, LinearCurve
 from scheduler.domain.snapshot import Snapshot
 
-EFFICIENCY_MIN = 0.5
+EFFICIENCY_MIN = 0.75
 """Least share of its best work a GPU-second at which a job starts."""
 
 packed = lru_cache(maxsize=65536)(GpuShape.packed)
