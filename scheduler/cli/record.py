@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scheduler.cli.failure import Failed
-from scheduler.cli.humanise import clock, gpus, number, span
+from scheduler.cli.humanise import clock, counted, gpus, number, span
 from scheduler.cli.jobs import JobArgument
 from scheduler.cli.output import Format, OutputOption, columns, emit, facts, say
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
@@ -24,6 +24,7 @@ SubjectArgument = Annotated[str, typer.Argument(metavar="[JOB|NODE|POOL]", help=
 LimitOption = Annotated[int, typer.Option("-n", "--limit", min=1, max=100_000, help="At most so many, the newest.")]
 ToOption = Annotated[str, typer.Option("--to", metavar="FILE", help="Write it here instead of to standard output.")]
 PAGE = 1000
+_HOLDERS_MAX = 8
 
 
 def events(
@@ -59,8 +60,11 @@ def explanation_view(found: Mapping[str, Any]) -> RenderableType:
 
     sentences = [_standing(found)]
     if "needed_gpus" in found:
-        has = f"It needs at least {gpus(found['needed_gpus'])} and holds {found['held_gpus']}"
-        sentences.append(f"{has}; {gpus(found['free_gpus'])} that training may use {_are(found['free_gpus'])} free.")
+        wants = (
+            f"{gpus(found['needed_gpus'])} to start" if found["reason"] else f"at least {gpus(found['needed_gpus'])}"
+        )
+        free = f"{gpus(found['free_gpus'])} that training may use {_are(found['free_gpus'])} free"
+        sentences.append(f"It needs {wants} and holds {found['held_gpus']}; {free}.")
         sentences += _obstacles(found)
     if found["next"]:
         decision = found["next"]
@@ -82,7 +86,10 @@ def _obstacles(found: Mapping[str, Any]) -> Iterator[str]:
         figures = ", ".join(f"{name} {number(value)}" for name, value in reason["numbers"].items())
         yield f"It waits with {reason['code']}" + (f" ({figures})." if figures else ".")
         if found["holders"]:
-            yield f"Other jobs hold {', '.join(f'{gpus(held)} ({job})' for job, held in found['holders'].items())}."
+            listed = [f"{gpus(held)} ({job})" for job, held in found["holders"].items()]
+            others = listed[_HOLDERS_MAX:]
+            more = f" and {counted(len(others), 'other job')} the rest" if others else ""
+            yield f"Other jobs hold {', '.join(listed[:_HOLDERS_MAX])}{more}."
     if found["unblocks"]:
         yield f"What would unblock it: {found['unblocks']}."
     if reason and found["expected_start_s"] is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from scheduler.core.draft import Draft
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.gpu_shape import canonical_counts
+from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import Reason, ReasonCode
@@ -20,10 +21,11 @@ _BY_QUOTA = (ReasonCode.WAITING_FOR_QUOTA, ReasonCode.EXCEEDS_MAX_QUOTA, ReasonC
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """`reason` is None for a job that has what it wants. `position`: its place in the queue, from 1, where it stands in
-    line. `holders`: other jobs and the GPUs they hold, most first.
+    line. `needed_gpus`: what it starts on by its reason, else the minimum of its range. `free_gpus`: what was free when
+    its turn came, else what is free now. `holders`: other jobs and the GPUs they hold that it could use, most first.
 
-    `expected_start_s` is when the GPUs that are missing come free if running jobs end as predicted and nobody
-    passes; None where that cannot be said. `unblocks` says what would start the job at once.
+    `expected_start_s` is when the GPUs that it and those before it lack come free, if running jobs end as predicted and
+    nobody passes; None where that cannot be said. `unblocks` says what would start the job at once.
     """
 
     job_id: str
@@ -46,23 +48,35 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
         KeyError: there is no such job in the snapshot.
     """
     job = snapshot.jobs[job_id]
-    free = Draft(snapshot).usable_gpus
-    held = {j.id: j.allocation.held_gpus for j in snapshot.jobs.values() if j.id != job_id and j.allocation.held_gpus}
-    holders = dict(sorted(held.items(), key=lambda item: (-item[1], item[0])))
+    held = {j.id: _usable_gpus(snapshot, job, j.allocation.held) for j in snapshot.jobs.values() if j.id != job_id}
     reason = waiting.get(job_id) if not job.is_placed and not job.is_ended else None
-    missing = max(0, job.spec.min_gpus - free) if job.state is JobState.QUEUED else 0
+    numbers = reason.numbers if reason else {}
+    needed = int(numbers.get("needed_gpus", job.spec.min_gpus))
+    free = int(numbers.get("free_gpus", Draft(snapshot).usable_gpus))
+    missing = int(numbers.get("missing_gpus", max(0, needed - free))) if job.state is JobState.QUEUED else 0
     return Explanation(
         job_id=job_id,
         state=job.state,
         summary=_summary(job, reason) + _ceiling(snapshot, job),
         reason=reason,
         position=_position(reason),
-        needed_gpus=job.spec.min_gpus,
+        needed_gpus=needed,
         held_gpus=job.allocation.held_gpus,
         free_gpus=free,
-        holders=holders,
-        expected_start_s=_expected_start_s(snapshot, job, reason, missing),
-        unblocks=_unblocks(job, reason, missing),
+        holders={name: gpus for name, gpus in sorted(held.items(), key=lambda item: (-item[1], item[0])) if gpus},
+        expected_start_s=_expected_start_s(snapshot, waiting, job, missing),
+        unblocks=_unblocks(job, reason, needed, missing),
+    )
+
+
+def _usable_gpus(snapshot: Snapshot, job: Job, gpus: Gpus) -> int:
+    """How many of these GPUs the job could have if nobody else had them."""
+    nodes = ((snapshot.nodes.get(name), len(indices)) for name, indices in gpus.items())
+    return sum(
+        count
+        for node, count in nodes
+        if node is not None and snapshot.serves_training(node) and job.spec.gpu in ("", node.gpu)
+        if job.spec.fungible or not snapshot.is_lent(node)
     )
 
 
@@ -99,26 +113,45 @@ def _ceiling(snapshot: Snapshot, job: Job) -> str:
     return ""
 
 
-def _expected_start_s(snapshot: Snapshot, job: Job, reason: Reason | None, missing: int) -> float | None:
-    """Running jobs end in the order of their remaining time; the job starts when they have freed enough. Where a quota
-    stands against it, when minimum run times end that hold its queue's GPUs, if it is that."""
+def _expected_start_s(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job, missing: int) -> float | None:
+    """Where a quota stands against the job: when minimum run times end that hold its queue's GPUs, if it is that. A
+    head that it would delay, or a plan or a place that is missing, has no known end."""
+    reason = waiting.get(job.id)
     if reason is not None and reason.code in _BY_QUOTA:
         return reason.numbers.get("held_until_s")
-    if job.state is not JobState.QUEUED or not missing:
-        return snapshot.now_s if job.state is JobState.QUEUED else None
-    ends = sorted(
-        (snapshot.now_s + remaining * other.step_time_s(), other.allocation.target_gpus)
-        for other in snapshot.jobs.values()
-        if other.state is JobState.RUNNING and (remaining := other.remaining_steps(snapshot.now_s)) is not None
-    )
-    for end_s, gpus in ends:
-        missing -= gpus
+    if job.state is not JobState.QUEUED or (reason and (reason.code is ReasonCode.BEHIND_HEAD or not missing)):
+        return None
+    missing += sum(_needed_before(snapshot, waiting, job))
+    at_s = snapshot.now_s
+    for end_s, gpus in sorted(_releases(snapshot, job)):
         if missing <= 0:
-            return end_s
-    return None
+            break
+        missing, at_s = missing - gpus, end_s
+    return at_s if missing <= 0 else None
 
 
-def _unblocks(job: Job, reason: Reason | None, missing: int) -> str:
+def _needed_before(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job) -> Iterator[int]:
+    """What those need who stand before the job in line for GPUs that it could use."""
+    position = waiting[job.id].numbers.get("position", 0.0) if job.id in waiting else 0.0
+    for other_id, reason in waiting.items():
+        other = snapshot.jobs.get(other_id)
+        if other is None or reason.numbers.get("position", position) >= position:
+            continue
+        if "" in (job.spec.gpu, other.spec.gpu) or job.spec.gpu == other.spec.gpu:
+            yield int(reason.numbers.get("needed_gpus", 0))
+
+
+def _releases(snapshot: Snapshot, job: Job) -> Iterator[tuple[float, int]]:
+    """When GPUs that the job could use come free: those that are being given up, and those of jobs of known length."""
+    for other in snapshot.jobs.values():
+        left = other.allocation
+        if left.leave_by_s is not None and left.releasing:
+            yield max(left.leave_by_s, snapshot.now_s), _usable_gpus(snapshot, job, left.releasing)
+        if other.state is JobState.RUNNING and (steps := other.remaining_steps(snapshot.now_s)) is not None:
+            yield snapshot.now_s + steps * other.step_time_s(), _usable_gpus(snapshot, job, left.target)
+
+
+def _unblocks(job: Job, reason: Reason | None, needed: int, missing: int) -> str:
     if reason is None:
         return ""
     match reason.code:
@@ -131,13 +164,17 @@ def _unblocks(job: Job, reason: Reason | None, missing: int) -> str:
         case ReasonCode.TOPOLOGY:
             return "free GPUs that lie closer together, or another range of GPUs"
         case ReasonCode.NO_MATCHING_FLAVOR:
-            return f"{job.spec.min_gpus} free GPUs of a kind that it may use"
+            return f"{gpu_sets.counted(needed)} free, of a kind that it may use"
         case ReasonCode.WAITING_FOR_QUOTA:
             return f"the end of other jobs of queue {job.spec.queue}, or a higher limit for it"
         case ReasonCode.EXCEEDS_MAX_QUOTA:
-            return f"a limit of {job.spec.min_gpus} GPUs for queue {job.spec.queue}, or a smaller gpus.min"
+            return f"a limit of {gpu_sets.counted(job.spec.min_gpus)} for queue {job.spec.queue}, or a smaller gpus.min"
         case ReasonCode.HELD_BY_MINIMUM_RUNTIME:
             return f"the end of the minimum run time of those who borrow GPUs of queue {job.spec.queue}"
         case ReasonCode.BEHIND_HEAD:
             return "the start of the job at the head of the queue"
-    return f"{missing} more free GPUs, or a smaller gpus.min"
+    if not missing:
+        return "the start of the jobs before it"
+    beside = " beside those that the jobs before it take" if (_position(reason) or 1) > 1 else ""
+    smaller = ", or a smaller gpus.min" if needed == job.spec.min_gpus else ""
+    return f"{missing} more free GPU{'s' if missing > 1 else ''}{beside}{smaller}"

@@ -131,7 +131,7 @@ def test_explain_says_in_numbers_what_a_job_waits_for(run: Run, ask: Ask, fleet:
     fleet.tick()
     told = run("explain", second).stdout
     assert f"{second} is queued" in told
-    assert "needs at least 4 GPUs and holds 0" in told
+    assert "needs 4 GPUs to start and holds 0" in told
     assert first in told
     assert "What would unblock it" in told
     assert ask("explain", second)["needed_gpus"] == 4

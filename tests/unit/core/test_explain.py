@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.policy_set import policy_set
-from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
+from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
 
 FLEET = a_fleet(training=1, inference=0)
 RUNNERS = [
@@ -43,6 +44,54 @@ def test_a_waiting_job_is_told_what_is_missing_who_has_it_and_when_it_comes_free
 def test_nobody_promises_a_start_that_depends_on_a_job_of_unknown_length() -> None:
     endless = a_job("endless", 8, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3, 4, 5, 6, 7)}, steps=0)
     assert told(a_snapshot(FLEET, [endless, a_job("big", 8)]), "big").expected_start_s is None
+
+
+def test_a_job_is_told_what_it_starts_on_not_the_least_that_any_plan_works_on() -> None:
+    """On 2 GPUs it does a quarter of what it does on 4, a GPU and second. 2 are free; 2 more come at 100 s."""
+    spec: dict[str, Any] = {"model": "llama-2-7b", "global_batch": 8}
+    curve = a_curve({GpuShape.packed(GPU, 2, 8): 8.0, GpuShape.packed(GPU, 4, 8): 1.0})
+    jobs = [*RUNNERS, a_job("big", 2, 4, steps=10, **spec), a_job("next", 3, steps=100_000)]
+    found = told(a_snapshot(FLEET, jobs, curves={jobs[2].spec.curve_key: curve}), "big")
+    assert found.reason is not None
+    assert (found.needed_gpus, found.reason.numbers["needed_gpus"], found.free_gpus) == (4, 4.0, 2)
+    assert (found.expected_start_s, found.unblocks) == (100.0, "2 more free GPUs")
+
+
+def test_a_job_that_would_delay_the_head_is_not_promised_a_start() -> None:
+    found = told(a_snapshot(FLEET, [*RUNNERS, a_job("big", 8, steps=10), a_job("long", 2, steps=10_000)]), "long")
+    assert found.reason is not None
+    assert (found.reason.code, found.expected_start_s) == (ReasonCode.BEHIND_HEAD, None)
+    assert found.unblocks == "the start of the job at the head of the queue"
+
+
+def test_those_before_a_job_in_line_take_their_gpus_first() -> None:
+    """One is free: 3 and 3 are wanted, 2 come at 100 s and 4 at 500 s."""
+    jobs = [*RUNNERS, a_job("extra", 1, state=JobState.RUNNING, on={"t0": (6,)}, steps=0)]
+    jobs += [a_job("first", 3), a_job("second", 3)]
+    waiting = {
+        name: Reason(ReasonCode.INSUFFICIENT_GPUS, "so", {"needed_gpus": 3.0, "free_gpus": 1.0, "position": at})
+        for at, name in ((1.0, "first"), (2.0, "second"))
+    }
+    found = [explain(a_snapshot(FLEET, jobs), waiting, name) for name in ("first", "second")]
+    assert [one.expected_start_s for one in found] == [100.0, 500.0]
+    assert found[0].unblocks == "2 more free GPUs, or a smaller gpus.min"
+    assert found[1].unblocks == "2 more free GPUs beside those that the jobs before it take, or a smaller gpus.min"
+
+
+def test_only_gpus_of_a_kind_that_the_job_may_use_count_as_held_and_as_coming_free() -> None:
+    pools, nodes = FLEET
+    fleet = pools, {**nodes, "h0": a_node("h0", gpus=2, gpu="h100-80g")}
+    fast = a_job("fast", 2, state=JobState.RUNNING, on={"h0": (0, 1)}, steps=9000)
+    found = told(a_snapshot(fleet, [*RUNNERS, fast, a_job("picky", 2, gpu="h100-80g")]), "picky")
+    assert (dict(found.holders), found.expected_start_s) == ({"fast": 2}, 4500.0)
+
+
+def test_gpus_that_are_being_given_up_come_free_when_their_workers_have_to_be_gone() -> None:
+    leaving = a_job("leaving", 8, state=JobState.PREEMPTED, releasing={"t0": tuple(range(8))})
+    leaving = replace(leaving, allocation=replace(leaving.allocation, leave_by_s=60.0))
+    waiting = {"big": Reason(ReasonCode.WAITING_FOR_RELEASE, "so", {"needed_gpus": 8.0, "position": 1.0})}
+    found = explain(a_snapshot(FLEET, [leaving, a_job("big", 8)]), waiting, "big")
+    assert (found.expected_start_s, dict(found.holders)) == (60.0, {"leaving": 8})
 
 
 def test_a_running_job_tells_where_and_how() -> None:
