@@ -173,17 +173,56 @@ def read_cluster(path: Path) -> ClusterDocument:
     Raises:
         ClusterError: it cannot be read, is not YAML, or a field is refused.
     """
+    text = _text(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        _refuse_repeated_keys(path, text)
         document: Any = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise ClusterError(f"{path}: cannot be read: {wrong}") from None
-    except yaml.YAMLError as wrong:
+    except yaml.MarkedYAMLError as wrong:
+        line = f" line {wrong.problem_mark.line + 1}" if wrong.problem_mark else ""
+        raise ClusterError(f"{path}{line}: is not YAML: {wrong.problem or wrong}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as wrong:
         raise ClusterError(f"{path}: is not YAML: {' '.join(str(wrong).split())}") from None
     try:
         return read(ClusterDocument, document)
     except RefusedError as refused:
         raise ClusterError(f"{path} line {_line_of(text, refused.refusals[0].field)}: {refused}") from None
+
+
+def refused_in(path: Path, field: str, value: object, allowed: str) -> ClusterError:
+    """The error for somebody else to raise about one field of the cluster file that was read from `path`."""
+    return ClusterError(f"{path} line {_line_of(_text(path), field)}: {field}: got {value!r}; allowed: {allowed}")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as wrong:
+        raise ClusterError(f"{path}: cannot be read: {wrong.strerror or wrong}") from None
+    except UnicodeDecodeError as wrong:
+        raise ClusterError(f"{path}: is not UTF-8 text (byte {wrong.start})") from None
+
+
+def _refuse_repeated_keys(path: Path, text: str) -> None:
+    """YAML lets the last of several equal keys win; of two lists of pools one would be dropped without a word."""
+    nodes, seen = [yaml.compose(text, Loader=yaml.SafeLoader)], set[int]()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        keys = set[str]()
+        for child in node.value:
+            if not isinstance(node, yaml.MappingNode):
+                nodes.append(child)
+                continue
+            key, value = child
+            name = str(key.value)
+            if name in keys:
+                raise ClusterError(
+                    f"{path} line {key.start_mark.line + 1}: {name}: stands there twice; allowed is once"
+                )
+            keys.add(name)
+            nodes.append(value)
 
 
 def _line_of(text: str, field: str) -> int:

@@ -39,7 +39,7 @@ class Cells:
     def number(self, field: str, *, above: float | None = None) -> float:
         form = "a finite number of at least 0" if above is None else f"a finite number above {above:g}"
         try:
-            value = float(self.texts.get(field, ""))
+            value = float(_digits(self.texts.get(field, "")))
         except ValueError:
             raise self.refused(field, form) from None
         if not math.isfinite(value) or value < 0 or (above is not None and value <= above):
@@ -49,7 +49,7 @@ class Cells:
     def whole(self, field: str, *, least: int) -> int:
         form = f"a whole number of at least {least}"
         try:
-            value = int(self.texts.get(field, ""))
+            value = int(_digits(self.texts.get(field, "")))
         except ValueError:
             raise self.refused(field, form) from None
         if value < least:
@@ -71,13 +71,13 @@ class CsvTable:
         Raises:
             TraceError: as the summary says.
         """
-        columns = ", ".join([*required, *optional])
+        columns = f"allowed: {', '.join(required)}" + (f", and where wanted {', '.join(optional)}" if optional else "")
         for name in required:
             if name not in self.header:
-                raise TraceError(f"{self.path} line 1: column {name!r} is missing; allowed: {columns}")
+                raise TraceError(f"{self.path} line 1: column {name!r} is missing; {columns}")
         for name in self.header:
             if name not in required and name not in optional:
-                raise TraceError(f"{self.path} line 1: column {name!r} is unknown; allowed: {columns}")
+                raise TraceError(f"{self.path} line 1: column {name!r} is unknown; {columns}")
 
 
 def open_table(path: Path) -> CsvTable:
@@ -89,6 +89,8 @@ def open_table(path: Path) -> CsvTable:
     lines = _lines(path)
     _, cells = next(lines, (1, []))
     header = tuple(name.strip() for name in cells)
+    if not any(header):
+        raise TraceError(f"{path} line 1: is empty; allowed: a header with the names of the columns")
     for at, name in enumerate(header):
         if name in header[:at]:
             raise TraceError(f"{path} line 1: column {name!r} stands there twice; each is allowed once")
@@ -105,14 +107,28 @@ def _rows(path: Path, header: tuple[str, ...], lines: Iterator[tuple[int, list[s
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    at = ""
     try:
         with (
-            gzip.open(path, "rt", encoding="utf-8", newline="")
+            gzip.open(path, "rt", encoding="utf-8-sig", newline="")
             if path.suffix == ".gz"
-            else path.open(encoding="utf-8", newline="") as text
+            else path.open(encoding="utf-8-sig", newline="") as text
         ):
             reader = csv.reader(text, strict=True)
+            at = " line 1"
             for cells in reader:
                 yield reader.line_num, cells
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as wrong:
-        raise TraceError(f"{path}: cannot be read: {wrong}") from None
+                at = f" line {reader.line_num + 1}"
+    except OSError as wrong:
+        raise TraceError(f"{path}: cannot be read: {wrong.strerror or wrong}") from None
+    except UnicodeDecodeError as wrong:
+        raise TraceError(f"{path}{at} or soon after: is not UTF-8 text ({wrong.reason})") from None
+    except (EOFError, csv.Error, zlib.error) as wrong:
+        raise TraceError(f"{path}{at}: cannot be read: {wrong}") from None
+
+
+def _digits(text: str) -> str:
+    """The text of a number, in which Python alone takes underscores for digits' company."""
+    if "_" in text:
+        raise ValueError(text)
+    return text

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from scheduler.documents.csv_table import Cells, CsvTable, TraceError, open_table
 from scheduler.documents.job_dialects import dialect_of
@@ -13,8 +15,11 @@ from scheduler.documents.trace_rows import DemandRow, JobRow
 
 __all__ = ["DemandRow", "JobRow", "TraceError", "read_demand", "read_jobs"]
 
+TIME_S_MAX = 10 * 365 * 86_400.0
+"""No job is longer, and none comes later after the first: nobody would see the end of the simulation."""
 DEMAND_COLUMNS = ("time_s", "pool")
 DEMAND_AMOUNTS = ("gpus", "load")
+_STEPS_MIN, _UNEVEN_SHARE = 4, 0.1
 WIDE_TIMES = ("time_s", "timestamp")
 
 
@@ -40,6 +45,7 @@ def read_jobs(path: Path, *, workload: str = "") -> tuple[JobRow, ...]:
                 f"{path} line {row.line}: job_id: got {row.job_id[:80]!r}; allowed: an id that no other row has "
                 f"(line {seen[row.job_id]} has it)"
             )
+        _refuse_endless(row, rows[0].submit_time_s if rows else row.submit_time_s)
         if row.submit_time_s < last_s.get(group, -math.inf):
             raise TraceError(
                 f"{path} line {row.line}: submit_time_s: got '{row.submit_time_s:g}'; allowed: at least "
@@ -49,9 +55,20 @@ def read_jobs(path: Path, *, workload: str = "") -> tuple[JobRow, ...]:
         if workload in ("", group):
             rows.append(row)
     if not rows:
-        known = f"allowed: {', '.join(last_s)}" if last_s else "at least one job is needed"
-        raise TraceError(f"{path}: has no rows{f' of workload {workload!r}' if workload else ''}; {known}")
+        if last_s:
+            raise TraceError(f"{path}: workload: got {workload!r}; allowed: {', '.join(last_s)}")
+        raise TraceError(f"{path} line 1: no row follows the header; at least one job is needed")
     return tuple(sorted(rows, key=lambda row: row.submit_time_s))
+
+
+def _refuse_endless(row: JobRow, first_s: float) -> None:
+    for field, value, most in (
+        ("duration_s", row.duration_s, TIME_S_MAX),
+        ("submit_time_s", row.submit_time_s, first_s + TIME_S_MAX),
+    ):
+        if value > most:
+            allowed = f"at most {most:g}: no job is longer than ten years, and none comes later after the first"
+            raise TraceError(f"{row.path} line {row.line}: {field}: got '{value:g}'; allowed: {allowed}")
 
 
 def read_demand(path: Path) -> tuple[DemandRow, ...]:
@@ -61,7 +78,7 @@ def read_demand(path: Path) -> tuple[DemandRow, ...]:
     first counts as 0 s) is a series of load.
 
     Raises:
-        TraceError: the file cannot be read, or a row is refused.
+        TraceError: the file cannot be read, a row is refused, or one is missing between rows at equal distances.
     """
     table = open_table(path)
     rows: list[DemandRow] = []
@@ -73,8 +90,30 @@ def read_demand(path: Path) -> tuple[DemandRow, ...]:
         last_s[row.pool] = row.time_s
         rows.append(row)
     if not rows:
-        raise TraceError(f"{path}: has no rows; at least one demand is needed")
+        raise TraceError(f"{path} line 1: no row follows the header; at least one demand is needed")
+    _refuse_gaps(rows)
     return tuple(rows)
+
+
+def _refuse_gaps(rows: Iterable[DemandRow]) -> None:
+    """Demand is a step function, told at any times. Where almost all are at equal distances it was sampled, though, and
+    a longer step is a gap in the recording, of which nobody knows the demand."""
+    by_pool: dict[str, list[DemandRow]] = {}
+    for row in rows:
+        by_pool.setdefault(row.pool, []).append(row)
+    for one in by_pool.values():
+        steps_s = [later.time_s - earlier.time_s for earlier, later in pairwise(one)]
+        typical_s = median(steps_s) if len(steps_s) >= _STEPS_MIN else math.inf
+        uneven = sum(not math.isclose(step_s, typical_s) for step_s in steps_s)
+        if uneven > max(1.0, _UNEVEN_SHARE * len(steps_s)):
+            continue
+        for (before, row), step_s in zip(pairwise(one), steps_s, strict=True):
+            if step_s > 1.5 * typical_s:
+                allowed = f"{before.time_s + typical_s:g}, {typical_s:g} s after the row before like the others"
+                raise TraceError(
+                    f"{row.path} line {row.line}: time_s: got '{row.time_s:g}'; allowed: {allowed}: there is a gap in "
+                    f"what was recorded of {row.pool}"
+                )
 
 
 def _demand_rows(table: CsvTable) -> Iterator[tuple[Cells, DemandRow]]:

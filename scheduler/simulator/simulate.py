@@ -9,14 +9,15 @@ from pathlib import Path
 from scheduler.documents.cluster import (
     DEFAULT_MODEL,
     ClusterDocument,
-    ClusterError,
     domain_nodes,
     domain_pools,
     domain_queues,
     read_cluster,
+    refused_in,
 )
 from scheduler.documents.throughput import Measured
-from scheduler.documents.trace import DemandRow, JobRow, read_demand, read_jobs
+from scheduler.documents.trace import DemandRow, JobRow, TraceError, read_demand, read_jobs
+from scheduler.domain.fleet import DAY_S
 from scheduler.executors.simulated_delays import Delays
 from scheduler.policies.policy_set import PolicySet, policy_set
 from scheduler.policies.settings import PolicySettings
@@ -85,8 +86,18 @@ def load_inputs(
     for number, pool in enumerate(cluster.pools):
         if pool.gpu not in gpu_names() and not curves.measures_on(pool.gpu):
             allowed = ", ".join(gpu_names())
-            raise ClusterError(f"{cluster_path}: pools.{number}.gpu: got {pool.gpu!r}; allowed: {allowed}")
+            raise refused_in(cluster_path, f"pools.{number}.gpu", pool.gpu, allowed)
+    _refuse_another_clock(jobs, demand)
     return Inputs(jobs, demand, cluster)
+
+
+def _refuse_another_clock(jobs: Sequence[JobRow], demand: Sequence[DemandRow]) -> None:
+    """A demand is repeated after its end, but one that ends before the first job comes is told on another clock."""
+    last = max(demand, key=lambda row: row.time_s, default=None)
+    length_s = last.time_s - demand[0].time_s if last else 0.0
+    if last and last.time_s + max(length_s, DAY_S) < jobs[0].submit_time_s:
+        allowed = f"a demand that lasts until the first job comes, at {jobs[0].submit_time_s:g}"
+        raise TraceError(f"{last.path} line {last.line}: time_s: got '{last.time_s:g}'; allowed: {allowed}")
 
 
 def simulate(

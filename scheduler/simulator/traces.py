@@ -87,12 +87,15 @@ def demand_traces(rows: Iterable[DemandRow], cluster: ClusterDocument) -> tuple[
         if series not in taken and not first.shared:
             allowed = ", ".join(taken) or "none: the cluster has no inference pool"
             raise DemandError(f"{first.path} line {first.line}: pool: got {series!r}; allowed: {allowed}")
-    shared = any(first.shared for first, *_ in by_series.values())
     for pool in pools:
-        if pool.series not in by_series and (shared or pool.demand):
-            known = ", ".join(by_series)
-            raise DemandError(f"cluster: pool {pool.name}: demand: got {pool.series!r}; allowed: a series: {known}")
-    return tuple(_trace(pool, by_series[pool.series]) for pool in pools if pool.series in by_series)
+        if pool.series not in by_series:
+            rows_of = (
+                "a series, which `demand` of the pool may name" if first.shared else "rows of every inference pool"
+            )
+            raise DemandError(
+                f"{first.path} line 1: no demand of pool {pool.name}: got {', '.join(by_series)}; allowed: {rows_of}"
+            )
+    return tuple(_trace(pool, by_series[pool.series]) for pool in pools)
 
 
 def _trace(pool: PoolDocument, rows: list[DemandRow]) -> DemandTrace:
@@ -112,7 +115,12 @@ def _trace(pool: PoolDocument, rows: list[DemandRow]) -> DemandTrace:
         )
     loads = amounts if first.shared else without_gaps(amounts)
     largest = max(loads)
-    scale = pool.peak_gpus / largest if largest > 0 else 0.0
+    if largest <= 0:
+        raise DemandError(
+            f"{first.path} line {first.line}: load: got '0' in all rows of pool {pool.name}; allowed: one above 0, "
+            "which stands for its peak_gpus"
+        )
+    scale = pool.peak_gpus / largest
     return DemandTrace(pool.name, times_s, tuple(load * scale for load in loads))
 
 

@@ -20,6 +20,7 @@ FILES = {
     "profile.csv": "gpu,file,global_batch_size,1,2\nT4,ncf.csv,32768,46.9,37.6\n",
 }
 SIMULATE = ("simulate", "--jobs", "jobs.csv", "--demand", "demand.csv", "--cluster", "cluster.yaml", "-o", "json")
+SAMPLED = "time_s,pool,gpus\n" + "".join(f"{300 * at},inference,1\n" for at in range(25))
 POLLUX = "workload,name,submit_time_s,application,num_gpu_user,batch_size\n"
 
 
@@ -40,11 +41,67 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("jobs.csv", HEAD + "a,0,100,1\nb,10,50,9\n", "jobs.csv line 3: gpus: got 9; allowed: at most 8"),
         ("jobs.csv", HEAD + "a,0,100,1\na,10,50,2\n", "jobs.csv line 3: job_id: got 'a'"),
         ("jobs.csv", POLLUX + "w,a,0,ncf,1,32768\n", "jobs.csv line 2: application: got 'ncf'; allowed: one that a"),
+        ("jobs.csv", "", "jobs.csv line 1: is empty; allowed: a header with the names of the columns"),
+        ("jobs.csv", HEAD, "jobs.csv line 1: no row follows the header; at least one job is needed"),
+        (
+            "jobs.csv",
+            "job_id,gpus,user\n",
+            "'submit_time_s' is missing; allowed: job_id, submit_time_s, duration_s, gpus, and where",
+        ),
+        ("jobs.csv", HEAD + 'a,0,100,1\n"b,10,50,2\n', "jobs.csv line 3: cannot be read: unexpected end of data"),
+        ("jobs.csv", HEAD + "a,0,100,1_0\n", "jobs.csv line 2: gpus: got '1_0'; allowed: a whole number"),
+        ("jobs.csv", HEAD + "a,0,1_00,1\n", "jobs.csv line 2: duration_s: got '1_00'; allowed: a finite number"),
+        ("jobs.csv", HEAD + "a,0,1e300,1\n", "jobs.csv line 2: duration_s: got '1e+300'; allowed: at most 3.1536e+08"),
+        (
+            "jobs.csv",
+            HEAD + "a,0,9,1\nb,1.6e9,9,1\n",
+            "jobs.csv line 3: submit_time_s: got '1.6e+09'; allowed: at most",
+        ),
+        (
+            "jobs.csv",
+            HEAD + "a,100000,9,1\n",
+            "demand.csv line 3: time_s: got '300'; allowed: a demand that lasts until",
+        ),
+        ("demand.csv", "", "demand.csv line 1: is empty"),
+        ("demand.csv", "time_s,pool,gpus\n", "demand.csv line 1: no row follows the header; at least one demand"),
+        (
+            "demand.csv",
+            SAMPLED + "8100,inference,1\n",
+            "demand.csv line 27: time_s: got '8100'; allowed: 7500, 300 s after",
+        ),
         ("demand.csv", "time_s,pool,gpus\n0,inference,\n", "demand.csv line 2: gpus: got ''"),
         ("demand.csv", "time_s,pool,gpus\n9,inference,1\n3,inference,1\n", "demand.csv line 3: time_s: got '3'"),
         ("demand.csv", "time_s,pool,gpus\n0,chat,1\n", "demand.csv line 2: pool: got 'chat'; allowed: inference"),
         ("demand.csv", "time_s,fn0,fn1\n0,1,\n", "demand.csv line 2: fn1: got ''"),
-        ("demand.csv", "time_s,fn0,fn1\n0,1,2\n", "pool inference: demand: got 'inference'; allowed: a series: fn0"),
+        ("demand.csv", "time_s,fn0,fn1\n0,1,2\n", "demand.csv line 1: no demand of pool inference: got fn0, fn1"),
+        ("demand.csv", "time_s,pool,load\n0,inference,0\n", "demand.csv line 2: load: pool inference has no peak_gpus"),
+        ("cluster.yaml", "", "cluster.yaml line 1: document: got nothing; allowed: an object"),
+        ("cluster.yaml", "pools: [", "cluster.yaml line 1: is not YAML: expected the node content"),
+        ("cluster.yaml", "pools:\n\t- x\n", "cluster.yaml line 2: is not YAML: found character '\\t' that"),
+        ("cluster.yaml", "pools: 2020-13-45\n", "cluster.yaml: is not YAML: month must be in 1..12"),
+        ("cluster.yaml", FILES["cluster.yaml"] * 2, "cluster.yaml line 4: pools: stands there twice; allowed is once"),
+        (
+            "cluster.yaml",
+            FILES["cluster.yaml"].replace("nodes: 1,", "nodes: 1, nodes: 3,"),
+            "cluster.yaml line 3: nodes: stands there twice; allowed is once",
+        ),
+        (
+            "cluster.yaml",
+            FILES["cluster.yaml"].replace("4, gpu: t4}\n  - {name: inf", "4, gpu: t4}\n  - {name: Inf"),
+            'cluster.yaml line 3: pools.1.name: got "Inference"',
+        ),
+        (
+            "cluster.yaml",
+            FILES["cluster.yaml"] + "  - {name: other, kind: inference, nodes: 1, gpus_per_node: 4, gpu: t4}\n",
+            "demand.csv line 1: no demand of pool other: got inference; allowed",
+        ),
+        (
+            "cluster.yaml",
+            FILES["cluster.yaml"].replace(
+                "nodes: 1, gpus_per_node: 4, gpu: t4", "nodes: 1, gpus_per_node: 4, gpu: gtx"
+            ),
+            "cluster.yaml line 3: pools.1.gpu: got 'gtx'; allowed: a100-40g",
+        ),
         (
             "cluster.yaml",
             FILES["cluster.yaml"].replace("name: inference", "name: training"),
@@ -82,3 +139,36 @@ def test_a_measured_profile_gives_a_trace_without_run_times_its_lengths(run: Run
     assert '"jobs": 2' in run(*SIMULATE, *words).stdout
     alone = run(*SIMULATE, *words, "--workload", "w2")
     assert (alone.exit_code, '"jobs": 1' in alone.stdout) == (0, True), alone.output
+
+
+def test_a_load_that_is_always_zero_tells_nothing_of_the_gpus_that_it_needs(run: Run) -> None:
+    Path("cluster.yaml").write_text(FILES["cluster.yaml"].replace("kind: inference,", "kind: inference, peak_gpus: 4,"))
+    Path("demand.csv").write_text("time_s,pool,load\n0,inference,0\n300,inference,0\n")
+    result = run(*SIMULATE, "--policy", "fifo")
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert "demand.csv line 2: load: got '0' in all rows of pool inference; allowed: one above 0" in result.stderr
+
+
+def test_a_folder_or_a_broken_archive_is_refused_without_the_system_s_jargon(run: Run) -> None:
+    Path("jobs.csv.gz").write_text("a")
+    Path("folder").mkdir()
+    for name, why in (
+        ("folder", "Is a directory"),
+        ("none.csv", "No such file"),
+        ("jobs.csv.gz", "Not a gzipped file"),
+    ):
+        result = run(*SIMULATE, "--policy", "fifo", "--jobs", name)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"Error: {name}: cannot be read: {why}" in result.stderr
+
+
+def test_a_trace_as_a_spreadsheet_writes_it_is_read(run: Run) -> None:
+    """With a byte order mark, carriage returns and an empty line at the end."""
+    Path("jobs.csv").write_bytes(b"\xef\xbb\xbf" + FILES["jobs.csv"].replace("\n", "\r\n").encode() + b"\r\n")
+    result = run(*SIMULATE, "--policy", "fifo")
+    assert (result.exit_code, '"jobs": 2' in result.stdout) == (0, True), result.output
+
+
+def test_demand_that_is_told_when_it_changes_has_no_gaps(run: Run) -> None:
+    Path("demand.csv").write_text("time_s,pool,gpus\n" + "".join(f"{at**3},inference,{at % 3}\n" for at in range(15)))
+    assert run(*SIMULATE, "--policy", "fifo").exit_code == 0

@@ -47,8 +47,8 @@ def test_demand_is_read_by_pool(tmp_path: Path) -> None:
         ("job_id,submit_time_s,gpus\n", "line 1: column 'duration_s' is missing"),
         ("job_id,submit_time_s,duration_s,gpus,speed\n", "line 1: column 'speed' is unknown; allowed: job_id"),
         ("job_id,submit_time_s,duration_s,gpus,gpus\n", "line 1: column 'gpus' stands there twice"),
-        ("", "line 1: column 'job_id' is missing"),
-        (JOBS, "has no rows"),
+        ("", "line 1: is empty"),
+        (JOBS, "line 1: no row follows the header"),
         (JOBS + "a,0,10\n", "line 2: has 3 cells"),
         (JOBS + "a,0,10,1\nb,1,10,0\n", "line 3: gpus: got '0'; allowed: a whole number of at least 1"),
         (JOBS + "a,0,10,1.5\n", "line 2: gpus: got '1.5'"),
@@ -74,8 +74,11 @@ def test_a_wrong_job_is_refused_with_its_line(tmp_path: Path, text: str, message
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("time_s,pool,load,weather\n", "line 1: column 'weather' is unknown; allowed: time_s, pool, gpus, load"),
-        (DEMAND, "has no rows"),
+        (
+            "time_s,pool,load,weather\n",
+            "line 1: column 'weather' is unknown; allowed: time_s, pool, and where wanted gpus, load",
+        ),
+        (DEMAND, "line 1: no row follows the header"),
         (DEMAND + "0,chat,-1\n", "line 2: load: got '-1'; allowed: a finite number of at least 0"),
         (DEMAND + "0,chat,nan\n", "line 2: load: got 'nan'"),
         (DEMAND + "0,chat,\n", "line 2: gpus: got ''; allowed: either gpus or load"),

@@ -62,7 +62,7 @@ def test_several_workloads_run_side_by_side_or_one_by_itself(tmp_path: Path) -> 
     path = written(tmp_path, POLLUX + "w1,a,100,ncf,1,32768\nw1,b,300,ncf,1,32768\nw2,a,200,ncf,1,32768\n")
     assert [row.job_id for row in read_jobs(path)] == ["w1-a", "w2-a", "w1-b"]
     assert [row.job_id for row in read_jobs(path, workload="w2")] == ["w2-a"]
-    with pytest.raises(TraceError, match="has no rows of workload 'w3'; allowed: w1, w2"):
+    with pytest.raises(TraceError, match="workload: got 'w3'; allowed: w1, w2"):
         read_jobs(path, workload="w3")
     with pytest.raises(TraceError, match="workload: got 'w1'; allowed: none, the file is one workload"):
         read_jobs(written(tmp_path, MURI + "7,1456.0,9.0,4,resnet18,128,10,1\n"), workload="w1")
@@ -114,7 +114,7 @@ def test_timestamps_become_seconds_since_the_first(tmp_path: Path) -> None:
         ("time_s,fn0\n300,1\n0,1\n", "line 3: time_s: got '0'; allowed: above 300"),
         ("timestamp,IBM\n2015-02-30 00:00:00,1\n", "line 2: timestamp: got '2015-02-30 00:00:00'; allowed: a time"),
         ("timestamp,IBM\n2015-02-02 00:00:00,1\n2015-02-01 00:00:00,1\n", "line 3: timestamp: got '2015-02-01"),
-        ("when,fn0\n0,1\n", "line 1: column 'time_s' is missing; allowed: time_s, pool, gpus, load"),
+        ("when,fn0\n0,1\n", "line 1: column 'time_s' is missing; allowed: time_s, pool, and where wanted gpus, load"),
         ("time_s\n0\n", "line 1: column 'pool' is missing"),
     ],
 )

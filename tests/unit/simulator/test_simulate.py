@@ -128,7 +128,7 @@ def test_files_are_read_together_and_a_wrong_one_is_named(tmp_path: Path) -> Non
     cluster.write_text(f"pools: [{{{pool}, gpu: a100-80g}}]")
     assert len(load_inputs(jobs, demand, cluster).jobs) == 1
     cluster.write_text(f"pools: [{{{pool}, gpu: abacus}}]")
-    with pytest.raises(ClusterError, match=r"cluster\.yaml: pools\.0\.gpu: got 'abacus'; allowed: .*a100-80g"):
+    with pytest.raises(ClusterError, match=r"cluster\.yaml line 1: pools\.0\.gpu: got 'abacus'; allowed: .*a100-80g"):
         load_inputs(jobs, demand, cluster)
     jobs.write_text("job_id,submit_time_s,duration_s,gpus\na,0,10,0\n")
     with pytest.raises(TraceError, match=r"jobs\.csv line 2: gpus: got '0'"):

@@ -87,7 +87,7 @@ def test_a_pool_takes_the_series_of_its_name_or_the_one_that_it_names() -> None:
     first, second = demand_traces(shared(fn0=[9.0, 9.0], fn1=[0.0, 2.0], inference=[1.0, 2.0]), cluster)
     assert (first.pool, first.gpus) == ("inference", (6.0, 12.0))
     assert (second.pool, second.gpus) == ("chat", (0.0, 6.0)), "a zero of a file of many series is a quiet time"
-    with pytest.raises(DemandError, match="pool inference: demand: got 'inference'; allowed: a series: fn0, fn1"):
+    with pytest.raises(DemandError, match="line 1: no demand of pool inference: got fn0, fn1; allowed: a series"):
         demand_traces(shared(fn0=[9.0], fn1=[1.0]), cluster)
-    with pytest.raises(DemandError, match="pool chat: demand: got 'fn1'; allowed: a series: inference"):
+    with pytest.raises(DemandError, match="line 1: no demand of pool chat: got inference; allowed: rows of every"):
         demand_traces(rows(1.0), cluster)
