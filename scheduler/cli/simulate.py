@@ -14,7 +14,7 @@ import typer
 
 from scheduler.cli.failure import Failed, blaming, refuse
 from scheduler.cli.humanise import counted
-from scheduler.cli.output import Format, OutputOption, columns, console, emit, plain
+from scheduler.cli.output import Format, OutputOption, columns, console, emit, plain, say
 from scheduler.cli.simulation_view import comparison
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def simulate(
 
     from scheduler.cli.simulation_report import ReportFolder
     from scheduler.documents.throughput import read_profile
+    from scheduler.simulator.policy_faults import PolicyError
     from scheduler.simulator.simulate import Options, load_inputs
     from scheduler.simulator.sweep import SweepReport, simulate_seeds
     from scheduler.simulator.truth import parse_truth
@@ -114,8 +115,12 @@ def simulate(
             options = Options(forecast=forecast, truth=hidden, profiles=measured)
             try:
                 runs = simulate_seeds(inputs, names, sown, options=options, processes=at_once, progress=tell)
+            except PolicyError as wrong:
+                raise Failed(str(wrong)) from wrong
             except BrokenProcessPool as died:
                 raise Failed("a simulating process was killed, perhaps for want of memory: --processes 1") from died
+    for told in dict.fromkeys(f"{one.policy}: {told}" for run in runs for one in run.policies for told in one.violated):
+        say(f"illegal decisions of policy {told}")
     document = runs[0].to_json() if seeds is None else SweepReport(runs).to_json()
     if folder is not None:
         asked = {"workload": workload, "forecast": forecast, "truth": truth}

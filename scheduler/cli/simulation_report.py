@@ -107,12 +107,21 @@ def warnings(document: Document) -> Iterator[str]:
         if completed < total:
             missing = counted(total - completed, "job")
             yield f"Under {report['policy']} {missing} of {number(total)} did not complete; times are of the others."
+        if illegal := value_of(report, FIGURES["illegal decisions, dropped"]):
+            laws = dict.fromkeys(told for run in _runs(document, report["policy"]) for told in run["violated"])
+            yield f"Policy {report['policy']}: {counted(illegal, 'illegal decision')}. {'; '.join(laws)}."
         if late:
             yield f"Under {report['policy']} {counted(late, 'recalled node')} came home late."
     swept = [report["figures"] for report in document["policies"] if "figures" in report]
     told = [entry for figures in swept for name, entry in figures.items() if not name.startswith(("tick", "wall"))]
     if swept and all(entry["low"] == entry["high"] for entry in told):
         yield "Every seed gave the same figures: no demand was repeated and nothing hidden, which seeds could change."
+
+
+def _runs(document: Document, policy: str) -> Iterator[Document]:
+    """The reports of one policy set under every seed."""
+    for run in document.get("runs", (document,)):
+        yield from (report for report in run["policies"] if report["policy"] == policy)
 
 
 def comparisons(document: Document) -> Iterator[str]:

@@ -63,6 +63,7 @@ GROUPS: Mapping[str, Mapping[str, Figure]] = {
         "preemptions": Figure("preemptions", "count", -1),
         "jobs preempted": Figure("preemption_ratio", "ratio", -1),
         "resizes": Figure("resizes", "count", -1),
+        "illegal decisions, dropped": Figure("violations", "count", -1),
     },
     "The simulation itself": {
         "ticks": Figure("ticks", "count"),

@@ -78,7 +78,8 @@ class PolicyReport:
     `collateral_gpus`: GPUs that jobs had to give up by a recall beyond those on nodes that they had to leave.
     `lost_gpu_hours`: computed and lost again; `lost_ratio`: as a share of all computed. `tick_s`, `wall_s` are real.
     `deadlines_met_ratio`: of the jobs that have a deadline those that completed by it; None where none has one.
-    `rejected`: jobs that the policy turned away.
+    `rejected`: jobs that the policy turned away. `violations`: decisions that were dropped because they broke a law;
+    `violated` says in a sentence for each law which it was first. Both are empty under a policy without a mistake.
     """
 
     policy: str
@@ -107,6 +108,8 @@ class PolicyReport:
     wall_s: float
     deadlines_met_ratio: float | None
     rejected: int
+    violations: int = 0
+    violated: tuple[str, ...] = ()
 
 
 Played = tuple[PolicyReport, PolicySeries]

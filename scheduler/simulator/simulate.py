@@ -26,6 +26,7 @@ from scheduler.simulator.curves import CurveBook
 from scheduler.simulator.engine import Scenario, Simulation
 from scheduler.simulator.forecasts import FORECASTERS, SEASONAL
 from scheduler.simulator.hiding import true_submissions
+from scheduler.simulator.policy_faults import Violations, naming
 from scheduler.simulator.recorder import Recorder
 from scheduler.simulator.report import Played, SimulationReport
 from scheduler.simulator.traces import demand_traces
@@ -131,6 +132,7 @@ def simulate(
 
     Raises:
         ValueError: jobs, demand, cluster and policies do not fit together; the message says what is allowed.
+        PolicyError: a policy set raised an error.
     """
     sets, curves = policy_sets(policy, cluster), CurveBook(options.profiles)
     worlds = [scenario(jobs, demand, cluster, one, seed=seed, curves=curves, options=options) for one in sets]
@@ -203,13 +205,18 @@ def _memory_bytes(gpu: str, curves: CurveBook) -> int:
 def play(
     world: Scenario, policies: PolicySet, *, curves: CurveBook, progress: Callable[[int], None] = lambda ended: None
 ) -> Played:
-    """One policy set's report, and what happened over time."""
-    recorder = Recorder(world)
-    simulation = Simulation(world, policies, watchers=[recorder], curves=curves)
+    """One policy set's report, and what happened over time.
+
+    Raises:
+        PolicyError: the policy set raised an error.
+    """
+    recorder, violations = Recorder(world), Violations()
+    simulation = Simulation(world, policies, watchers=[recorder, violations], curves=curves)
     watch = ManualClock()
     started_s = watch.elapsed_s()
-    last = simulation.run(progress)
+    with naming(policies.name, simulation.clock):
+        last = simulation.run(progress)
     wall_s = watch.elapsed_s() - started_s
     ended = simulation.memory.ended_jobs(limit=_ALL_JOBS)
     report, series = recorder.report(policies.name, last, ended, simulation.executor.work)
-    return replace(report, wall_s=wall_s), series
+    return replace(report, wall_s=wall_s, violations=violations.count, violated=violations.told()), series

@@ -66,6 +66,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("demand.csv", "time_s,pool,gpus\n", "demand.csv line 1: no row follows the header; at least one demand"),
         (
             "demand.csv",
+            "time_s,pool,gpus\n" + "".join(f"{at},inference,1\n" for at in (0, 300, 600, 900, 1800)),
+            "demand.csv line 6: time_s: got '1800'; allowed: 1200, 300 s after the row before like the others: there",
+        ),
+        (
+            "demand.csv",
             SAMPLED + "8100,inference,1\n",
             "demand.csv line 27: time_s: got '8100'; allowed: 7500, 300 s after",
         ),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html.parser import HTMLParser
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from typer.testing import Result
 
 from scheduler.cli.simulation_view import FIGURES
+from scheduler.domain.gpus import Gpus
+from scheduler.domain.room import Room
+from scheduler.policies.policy_set import ENTRY_POINTS, PolicySet
+from scheduler.policies.settings import PolicySettings
 
 Run = Callable[..., Result]
 FILES = ("simulate", "--jobs", "jobs.csv", "--cluster", "cluster.yaml", "--processes", "1")
@@ -160,3 +165,42 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_simulated
     result = run("simulate", "--jobs", "none.csv", "--cluster", "none.yaml", "--report", "out")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--report: out cannot be made: out is no folder that can be written into" in result.stderr
+
+
+def mine(settings: PolicySettings) -> PolicySet:
+    def always_on_the_first(snapshot: object, rooms: Iterable[Room], job: object, count: int) -> Gpus:
+        return {next(iter(rooms)).node: tuple(range(count))}
+
+    return PolicySet("mine", "puts all jobs on the same GPUs", "none", place=always_on_the_first, settings=settings)
+
+
+def fails_later(settings: PolicySettings) -> PolicySet:
+    def no_order(snapshot: object, settings: object) -> tuple[str, ...]:
+        raise KeyError("a table of mine")
+
+    return PolicySet("fails", "fails at its first job", "none", order=no_order, settings=settings)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two policy sets of somebody's own package."""
+    points = [
+        EntryPoint(name, f"{__name__}:{at}", ENTRY_POINTS) for name, at in (("mine", "mine"), ("fails", "fails_later"))
+    ]
+    monkeypatch.setattr("scheduler.policies.policy_set.entry_points", lambda *, group: points)
+
+
+def test_a_policy_that_breaks_a_law_is_named_with_the_law_and_the_job(run: Run, own: None) -> None:
+    result = run(*SIMULATE, "--policy", "fifo,mine", "--report", "out", "-o", "json")
+    assert result.exit_code == 0
+    assert "illegal decisions of policy mine: gpu-held-twice: " in result.stderr
+    assert "that of j1: GPU 0 of training-0 is held by j0" in result.stderr
+    assert [report["violations"] > 0 for report in json.loads(result.stdout)["policies"]] == [False, True]
+    assert "Policy mine: " in (Path("out") / "report.html").read_text()
+
+
+def test_a_policy_that_raises_is_named_and_nothing_is_reported(run: Run, own: None) -> None:
+    result = run(*SIMULATE, "--policy", "fifo,fails", "--report", "out", "-o", "json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("Error: policy fails failed at 0 s: KeyError: 'a table of mine' (test_simulate.py")
+    assert not Path("out").exists()

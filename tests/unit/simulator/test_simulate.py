@@ -47,6 +47,8 @@ CONTRACT = {
     "wall_s": None,
     "deadlines_met_ratio": None,
     "rejected": None,
+    "violations": None,
+    "violated": None,
 }
 """DESIGN section 7: other people's programs rely on these names."""
 
