@@ -130,7 +130,8 @@ class SimulationReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON values."""
-        return {"seed": self.seed, "policies": [asdict(report) for report in self.policies]}
+        reports = [asdict(report) | {"violated": list(report.violated)} for report in self.policies]
+        return {"seed": self.seed, "policies": reports}
 
 
 def ratio(part: float, whole: float) -> float:
