@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scheduler.cli.humanise import number, share, span
-from scheduler.cli.output import columns
+from scheduler.cli.output import columns, console, stacked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,7 +38,7 @@ GROUPS: Mapping[str, Mapping[str, Figure]] = {
         "completion time, median": Figure("jct_s.p50", "s", -1),
         "completion time, p95": Figure("jct_s.p95", "s", -1),
         "completion time, p99": Figure("jct_s.p99", "s", -1),
-        "completion time from 2 GPUs on, mean": Figure("jct_elastic_s.mean", "s", -1),
+        "completion, 2 GPUs and more, mean": Figure("jct_elastic_s.mean", "s", -1),
         "bound: no waiting, all GPUs, mean": Figure("jct_bound_s", "s"),
         "makespan": Figure("makespan_s", "s", -1),
     },
@@ -74,8 +74,11 @@ GROUPS: Mapping[str, Mapping[str, Figure]] = {
     },
 }
 FIGURES: Mapping[str, Figure] = {name: figure for group in GROUPS.values() for name, figure in group.items()}
-TERSE: Forms = {"s": span, "ratio": share, "count": lambda value: number(value, 1)}
+TERSE: Forms = {"s": span, "ratio": share, "count": lambda value: number(value, 0 if value and value >= 100 else 1)}
 """For the terminal."""
+_RARE = ("jobs turned away", "illegal decisions, dropped")
+"""Told on the terminal only where it happened."""
+_GAP = 2
 
 
 def seconds(value: float | None) -> str:
@@ -90,9 +93,34 @@ EXACT: Forms = {**TERSE, "s": seconds, "ratio": lambda value: "-" if value is No
 
 
 def comparison(document: Document) -> RenderableType:
-    """The table of one seed's report or of a sweep."""
+    """The table of one seed's report or of a sweep; several, one below the other, where the policies are too many for
+    the terminal. What no policy set has a figure of is left out."""
     rows = [[name, *cells(document, figure, TERSE)] for name, figure in FIGURES.items()]
-    return columns(rows, heads=[seeds(document), *policies(document)], right=policies(document))
+    rows = [row for row in rows if {*row[1:]} - {"-"} and not (row[0] in _RARE and {*row[1:]} <= {"0", "0 ± 0"})]
+    table = [[seeds(document), *policies(document)], *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return stacked(*_tables(table, _blocks(widths, console().width)))
+
+
+def _tables(table: list[list[str]], blocks: Iterable[Sequence[int]]) -> Iterator[RenderableType]:
+    for number_of_block, block in enumerate(blocks):
+        heads, *rows = ([line[0], *(line[at] for at in block)] for line in table)
+        if number_of_block:
+            yield ""
+        yield columns(rows, heads=heads, right=heads[1:])
+
+
+def _blocks(widths: Sequence[int], room: int) -> list[list[int]]:
+    """The columns after the first in as few groups as fit beside it, at least one in each."""
+    blocks: list[list[int]] = []
+    left = 0
+    for at, width in enumerate(widths[1:], 1):
+        if not blocks or left < _GAP + width:
+            blocks.append([])
+            left = room - widths[0] - _GAP
+        blocks[-1].append(at)
+        left -= _GAP + width
+    return blocks
 
 
 def markdown(document: Document) -> str:
