@@ -66,4 +66,4 @@ def number(value: float | None, digits: int = 3) -> str:
     """A figure with at most `digits` significant digits after the point and no exponent."""
     if value is None:
         return "-"
-    return f"{value:,.{digits}f}".rstrip("0").rstrip(".") if value % 1 else f"{value:,.0f}"
+    return f"{value:,.{digits}f}".rstrip("0").rstrip(".") if digits and value % 1 else f"{value:,.0f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from scheduler.cli.failure import Failed, blaming, refuse
-from scheduler.cli.humanise import counted
+from scheduler.cli.humanise import counted, span
 from scheduler.cli.output import Format, OutputOption, columns, console, emit, plain, say
 from scheduler.cli.simulation_view import comparison
 
@@ -131,9 +132,14 @@ def simulate(
 
 def _setting(inputs: Inputs, files: Sequence[str], asked: Mapping[str, str]) -> str:
     """What was simulated, in a line for the report."""
+    from scheduler.simulator.traces import demand_traces
+
     pools = (f"{pool.name} {pool.nodes} × {pool.gpus_per_node} {pool.gpu}" for pool in inputs.cluster.pools)
-    said = (f"; {name} {value}" for name, value in asked.items() if value)
-    return f"{counted(len(inputs.jobs), 'job')} of {', '.join(files)} on {' + '.join(pools)}{''.join(said)}"
+    said = "".join(f"; {name} {value}" for name, value in asked.items() if value)
+    period_s = min((trace.period_s for trace in demand_traces(inputs.demand, inputs.cluster)), default=math.inf)
+    if period_s < inputs.jobs[-1].submit_time_s:
+        said += f"; demand repeated every {span(period_s)}, each time at another level"
+    return f"{counted(len(inputs.jobs), 'job')} of {', '.join(files)} on {' + '.join(pools)}{said}"
 
 
 def sown_seeds(seeds: str | None, first: int) -> tuple[int, ...]:

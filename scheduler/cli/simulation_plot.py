@@ -163,7 +163,9 @@ def _finish(
     ticks = MaxNLocator(nbins=10, steps=[1, 2, 5, 10]).tick_values(begin_s / unit_s, end_s / unit_s)
     axes.set_xticks([tick * unit_s for tick in ticks], labels=[number(tick) for tick in ticks])
     axes.set_xlim(begin_s, end_s)
-    axes.axvline(series[0].submitting_s, color=_QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
+    if begin_s < series[0].submitting_s < end_s:
+        look: Any = {"color": _QUIET, "linewidth": 0.8, "linestyle": (0, (2, 2))}
+        axes.axvline(series[0].submitting_s, label="last submission", **look)
     axes.set_ylabel(what)
     axes.grid(True, color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)

@@ -63,6 +63,7 @@ def test_figures_have_no_exponent_and_no_empty_digits() -> None:
         "1,234,567",
     ]
     assert number(1234.5678, 1) == "1,234.6"
+    assert number(4079.9, 0) == "4,080"
     assert [share(ratio) for ratio in (None, 0.0, 0.1234, 1.0)] == ["-", "0.0%", "12.3%", "100.0%"]
 
 

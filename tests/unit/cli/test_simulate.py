@@ -163,6 +163,14 @@ def test_a_report_is_json_markdown_pictures_and_one_page_that_needs_nothing_else
     assert f"8 jobs of jobs.csv, demand.csv on {pools}; forecast oracle; seed 3" in page.texts
 
 
+def test_a_report_says_that_its_demand_was_repeated_and_names_the_bound_once(run: Run) -> None:
+    Path("jobs.csv").write_text("job_id,submit_time_s,duration_s,gpus\na,0,600,1\nb,3600,600,1\n")
+    run(*SIMULATE, "--policy", "fifo,sjf,ebbtide", "--report", "out")
+    text = (Path("out") / "report.html").read_text()
+    assert "demand repeated every 10m00s, each time at another level; seed 3" in text
+    assert text.count("The bound of this trace") == 1
+
+
 def test_a_report_without_lending_and_of_several_seeds_says_so(run: Run) -> None:
     run(*SIMULATE, "--policy", "fifo", "--seeds", "2", "--report", "out")
     assert sorted(path.stem for path in Path("out").glob("*.png")) == ["completion", "queue", "usage"]
