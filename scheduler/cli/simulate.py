@@ -164,10 +164,11 @@ def policy_names(text: str) -> tuple[str, ...]:
     from scheduler.policies.policy_set import policy_set
 
     names = tuple(name.strip() for name in text.split(","))
-    with blaming("--policy"):
-        for name in names:
-            policy_set(name)
     for name in names:
+        try:
+            policy_set(name)
+        except ValueError as wrong:
+            refuse(f"--policy: {str(wrong).removeprefix('policy: ')}")
         if names.count(name) > 1:
             refuse(f"--policy: {name!r} is named {names.count(name)} times; allowed is once")
     return names

@@ -265,3 +265,4 @@ COMPLETION = Picture(
     "missing here: compare the numbers of completed jobs first.",
     _draw_completion,
 )
+EVERY = frozenset((QUEUE, USAGE, LENDING, COMPLETION))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.cli.failure import Failed, refuse
 from scheduler.cli.humanise import counted, number
-from scheduler.cli.simulation_plot import Picture, pictures, styles
+from scheduler.cli.simulation_plot import EVERY, Picture, pictures, styles
 from scheduler.cli.simulation_view import (
     EXACT,
     FIGURES,
@@ -68,6 +68,8 @@ class ReportFolder:
                 (self._folder / name).write_text(text, encoding="utf-8")
             for picture, forms in drawn.items():
                 (self._folder / f"{picture.name}.png").write_bytes(forms["png"])
+            for picture in EVERY - drawn.keys():  # an earlier report's, which would be taken for this one's
+                (self._folder / f"{picture.name}.png").unlink(missing_ok=True)
         except OSError as wrong:
             refuse(f"--report: {wrong.filename} cannot be written: {wrong.strerror or wrong}")
 

@@ -172,6 +172,8 @@ def test_a_report_says_that_its_demand_was_repeated_and_names_the_bound_once(run
 
 
 def test_a_report_without_lending_and_of_several_seeds_says_so(run: Run) -> None:
+    Path("out").mkdir()
+    (Path("out") / "lending.png").write_text("of an earlier report")
     run(*SIMULATE, "--policy", "fifo", "--seeds", "2", "--report", "out")
     assert sorted(path.stem for path in Path("out").glob("*.png")) == ["completion", "queue", "usage"]
     text = (Path("out") / "report.html").read_text()
