@@ -71,9 +71,7 @@ def _submission(
     gpu, row = _home_model(row, models), _with_measured_model(row, curves)
     widest = _range(row, cluster, models.all[gpu])
     low, high = widest if elastic else (row.gpus, row.gpus)
-    if low > models.training[gpu]:
-        allowed = f"at most {models.training[gpu]}, the training pools' GPUs of model {gpu}"
-        raise _refused(row, "min_gpus" if elastic and row.min_gpus else "gpus", low, allowed)
+    _refuse_too_large(row, cluster, low, f"the training pools' GPUs of model {gpu}", models.training[gpu])
     spec = JobSpec(
         name=row.job_id,
         min_gpus=low,
@@ -92,6 +90,14 @@ def _submission(
     if not row.model:
         return Submission(row.submit_time_s, row.job_id, spec, row.gpus, row.duration_s * row.gpus / widest[1])
     return _with_curve(row, spec, curves, widest=widest, node=(gpu, models.per_node[gpu]))
+
+
+def _refuse_too_large(row: JobRow, cluster: ClusterDocument, least: int, of_what: str, gpus: int) -> None:
+    """A job that could never start, for want of GPUs or under the limit of its queue."""
+    limits = {queue.name: queue.limit_gpus for queue in cluster.queues if queue.limit_gpus is not None}
+    for most, whose in ((gpus, of_what), (limits.get(row.queue, least), f"the limit of queue {row.queue}")):
+        if least > most:
+            raise _refused(row, "min_gpus" if least == row.min_gpus else "gpus", least, f"at most {most}, {whose}")
 
 
 def _with_measured_model(row: JobRow, curves: CurveBook) -> JobRow:

@@ -146,6 +146,14 @@ def test_a_measured_profile_gives_a_trace_without_run_times_its_lengths(run: Run
     assert (alone.exit_code, '"jobs": 1' in alone.stdout) == (0, True), alone.output
 
 
+def test_a_job_that_its_queue_would_never_start_is_refused(run: Run) -> None:
+    Path("cluster.yaml").write_text(FILES["cluster.yaml"] + "queues:\n  - {name: lab, limit_gpus: 2}\n")
+    Path("jobs.csv").write_text("job_id,submit_time_s,duration_s,gpus,queue\na,0,9,2,lab\nb,0,9,3,lab\n")
+    result = run(*SIMULATE, "--policy", "fifo")
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert "jobs.csv line 3: gpus: got 3; allowed: at most 2, the limit of queue lab" in result.stderr
+
+
 def test_a_load_that_is_always_zero_tells_nothing_of_the_gpus_that_it_needs(run: Run) -> None:
     Path("cluster.yaml").write_text(FILES["cluster.yaml"].replace("kind: inference,", "kind: inference, peak_gpus: 4,"))
     Path("demand.csv").write_text("time_s,pool,load\n0,inference,0\n300,inference,0\n")
