@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -113,7 +114,9 @@ def simulate_seeds(
     With more than one process a policy set of one's own must be made of functions that another process can import.
 
     Raises:
-        ValueError: jobs, demand, cluster and policies do not fit together; the message says what is allowed.
+        ValueError: jobs, demand, cluster and policies do not fit together, or a policy set cannot go to another
+            process; the message says what is allowed.
+        PolicyError: a policy set raised an error.
     """
     sets = policy_sets(policy, inputs.cluster)
     tasks = [(seed, policies) for seed in seeds for policies in sets]
@@ -152,6 +155,8 @@ def _played(
 
             yield bench.play(*task, tell)
         return
+    for _, policies in tasks:
+        _refuse_closures(policies)
     context = get_context("spawn")
     ended = context.Array("q", len(tasks))
     pool = ProcessPoolExecutor(processes, context, _settle_in, (bench, ended))
@@ -166,6 +171,14 @@ def _played(
         yield from (future.result() for future in futures)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _refuse_closures(policies: PolicySet) -> None:
+    try:
+        pickle.dumps(policies)
+    except (pickle.PicklingError, AttributeError, TypeError) as wrong:
+        allowed = "functions that a module names, or one process"
+        raise ValueError(f"policy {policies.name} cannot go to another process: {wrong}; allowed: {allowed}") from wrong
 
 
 _here: tuple[_Bench, Counts]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.documents.trace import DemandRow, JobRow
+from scheduler.policies.policy_set import policy_set
 from scheduler.simulator.report import PolicyReport, TickTimes
 from scheduler.simulator.simulate import Inputs, simulate
 from scheduler.simulator.sweep import SweepReport, flat, interval, simulate_seeds, student_t
@@ -69,3 +70,9 @@ def test_what_another_process_refuses_is_refused_here() -> None:
     jobs = (JobRow(2, "a", 0.0, 10.0, 9),)
     with pytest.raises(WorkloadError, match="jobs line 2"):
         simulate_seeds(replace(INPUTS, jobs=jobs), "fifo,ebbtide", (1, 2), processes=2)
+
+
+def test_a_policy_that_cannot_go_to_another_process_is_refused_by_name() -> None:
+    mine = replace(policy_set("fifo"), name="mine", order=lambda snapshot, settings: ())
+    with pytest.raises(ValueError, match=r"policy mine cannot go to another process: .*; allowed: functions that a"):
+        simulate_seeds(INPUTS, [mine], (0, 1), processes=2)
