@@ -43,22 +43,24 @@ def cast_shadow(course: Course, job: Job, kinds: Collection[Kind], need: int, fr
     where no end is known of enough running jobs."""
     (model,) = {model for model, _ in kinds}
     extra, at_s = free - need, course.now_s
-    for end_s, gpus in sorted(_ends(course, kinds)) if extra < 0 else ():
-        extra, at_s = extra + gpus, end_s
+    for end_s, job_id in _ends(course) if extra < 0 else ():
+        extra, at_s = extra + _base_on(course, course.view.jobs[job_id], kinds), end_s
         if extra >= 0:
             break
     return Shadow(job.id, at_s, model, extra) if extra >= 0 else None
 
 
-def _ends(course: Course, kinds: Collection[Kind]) -> list[tuple[float, int]]:
-    """When each running job of known length is expected to end, and what it gives back of its base then."""
-    view, ends = course.view, list[tuple[float, int]]()
-    for job in map(view.jobs.__getitem__, course.draft.ledger.running):
-        if (end_s := expected_end_s(job, course.now_s)) < inf:
-            held = sum(len(indices) for name, indices in job.allocation.target.items() if _kind(course, name) in kinds)
-            if held:
-                ends.append((end_s, min(held, course.policies.base(view, job, course.node_sizes, None))))
-    return ends
+def _ends(course: Course) -> list[tuple[float, str]]:
+    """When each running job of known length is expected to end, soonest first."""
+    running = map(course.view.jobs.__getitem__, course.draft.ledger.running)
+    ends = ((expected_end_s(job, course.now_s), job.id) for job in running)
+    return sorted(end for end in ends if end[0] < inf)
+
+
+def _base_on(course: Course, job: Job, kinds: Collection[Kind]) -> int:
+    """What a job gives back of its base on nodes of these kinds when it ends."""
+    held = sum(len(indices) for name, indices in job.allocation.target.items() if _kind(course, name) in kinds)
+    return min(held, course.policies.base(course.view, job, course.node_sizes, None)) if held else 0
 
 
 def expected_end_s(job: Job, now_s: float) -> float:

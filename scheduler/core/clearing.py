@@ -70,11 +70,13 @@ def clear_nodes(course: Course, job: Job) -> bool:
 
 def whole_nodes(course: Course, job: Job) -> int:
     """How many whole nodes the job starts on; 0 where nothing is known against lying otherwise."""
-    curve, gpu = course.view.curve(job), gpu_model(course.view, job, course.node_sizes)
-    if isinstance(curve, LinearCurve) or gpu is None:
+    curve = course.view.curve(job)
+    if isinstance(curve, LinearCurve) or not curve.is_picky:
         return 0
-    need, size = course.policies.base(course.view, job, course.node_sizes, gpu), course.node_sizes[gpu]
-    return need // size if need % size == 0 and curve.fails_on_some(need) else 0
+    gpu = gpu_model(course.view, job, course.node_sizes)
+    size = course.node_sizes[gpu] if gpu else 0
+    need = course.policies.base(course.view, job, course.node_sizes, gpu) if size else 0
+    return need // size if need and need % size == 0 and curve.fails_on_some(need) else 0
 
 
 def _sites(course: Course, job: Job) -> list[_Site]:

@@ -46,6 +46,7 @@ class Course:
         self.wanted: dict[WantedShape, None] = {}
         self.touched: set[str] = set()
         self.promised: dict[str, tuple[Claim, int]] = {}
+        self.evacuees: dict[str, tuple[Claim, int]] = {}
         self.giving_way: dict[str, tuple[int, Reason]] = {}
         self.book: QuotaBook | None = None
         self.kept_nodes: frozenset[str] = frozenset()
@@ -67,9 +68,9 @@ class Course:
 
     @property
     def reserved(self) -> Mapping[Claim, int]:
-        """GPUs that running jobs have to give up for waiting ones, by kind."""
+        """GPUs that running jobs have to give up for waiting ones, and for those on nodes to be left, by kind."""
         reserved = Counter[Claim]()
-        for claim, missing in self.promised.values():
+        for claim, missing in (*self.evacuees.values(), *self.promised.values()):
             reserved[claim] += missing
         return reserved
 

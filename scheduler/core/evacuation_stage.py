@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
-from scheduler.core.course import Course
-from scheduler.core.targets import Target, moved, reduced
+from collections import Counter
+from math import inf
+
+from scheduler.core.course import Claim, Course
+from scheduler.core.stock import free_soon
+from scheduler.core.targets import Target, may_shrink, moved, reduced
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.decision import PreemptJob, ResizeJob
 from scheduler.domain.fleet import NodeState
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
+from scheduler.domain.ledger import Kind
 from scheduler.domain.reason import Reason, ReasonCode
 
 
 def evacuate(course: Course) -> None:
-    """Take jobs off nodes that must be left: move to free GPUs, else shrink to the rest, else preempt."""
+    """Take jobs off nodes that must be left: move to free GPUs, else shrink to the rest, else wait a little for GPUs
+    that elastic jobs elsewhere give up, else preempt."""
     ledger = course.draft.ledger
     leaving = set(ledger.leaving)
     affected = {job_id for node in leaving for job_id in ledger.holders[node].values()}
+    stranded: list[Job] = []
     for job in ledger.ordered(affected):
-        if job.is_placed and not leaving.isdisjoint(job.allocation.target):
-            _evacuate_job(course, job, leaving)
+        if job.is_placed and not leaving.isdisjoint(job.allocation.target) and not _evacuate_job(course, job, leaving):
+            stranded.append(job)
+    soon = free_soon(course) if stranded and course.policies.awaits_room else Counter[Kind]()
+    for job in stranded:
+        if not _await_room(course, job, leaving, soon):
+            course.take(PreemptJob(job.id, course.leave_by_s(job), _leave_reason(course, job, leaving)))
 
 
-def _evacuate_job(course: Course, job: Job, leaving: set[str]) -> None:
+def _evacuate_job(course: Course, job: Job, leaving: set[str]) -> bool:
     left = gpu_sets.without_nodes(job.allocation.target, leaving)
-    leave_by_s = course.leave_by_s(job)
-    reason = _leave_reason(course, job, leaving)
     target = _moved(course, job, left) or reduced(course, job, left, job.spec.max_gpus)
     if target is None:
-        course.take(PreemptJob(job.id, leave_by_s, reason))
-        return
+        return False
     gpus, plan = target
-    course.take(ResizeJob(job.id, gpus, plan, leave_by_s, reason))
+    course.take(ResizeJob(job.id, gpus, plan, course.leave_by_s(job), _leave_reason(course, job, leaving)))
     course.touched.add(job.id)
+    return True
+
+
+def _await_room(course: Course, job: Job, leaving: set[str], soon: Counter[Kind]) -> bool:
+    """Leave a running job where it is while others give up GPUs for it, as long as it could still save in time."""
+    nodes = [name for name in job.allocation.target if name in leaving]
+    returns_s = [loan.return_by_s for name in nodes if (loan := course.draft.loans.get(name))]
+    deadlines = [at_s for at_s in returns_s if at_s is not None]
+    latest_s = min(deadlines, default=-inf) - course.settings.leave_grace_of(job)
+    if len(deadlines) < len(nodes) or course.now_s >= latest_s or not may_shrink(course, job):
+        return False
+    model, need = course.draft.base.nodes[nodes[0]].gpu, job.spec.min_gpus
+    kinds = [(model, lent) for lent in ((False, True) if job.spec.fungible else (False,))]
+    missing = need - gpu_sets.count(gpu_sets.without_nodes(job.allocation.target, leaving))
+    if missing > sum(soon[kind] for kind in kinds):
+        return False
+    course.evacuees[job.id] = (Claim(model, owned_only=not job.spec.fungible), missing)
+    for kind in kinds:
+        taken = min(soon[kind], missing)
+        soon[kind] -= taken
+        missing -= taken
+    course.touched.add(job.id)
+    course.recheck_s = min(course.recheck_s, latest_s)
+    return True
 
 
 def _moved(course: Course, job: Job, left: Gpus) -> Target | None:

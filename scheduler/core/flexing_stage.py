@@ -57,7 +57,7 @@ def fit_ranges(course: Course) -> None:
 
 def _make_room(course: Course) -> None:
     """Shrink jobs that sit where the waiting ones could go."""
-    releasing = releasing_by_kind(course)
+    releasing, arriving = releasing_by_kind(course), course.policies.arriving(course.view, course.settings)
     for claim, gpus in course.reserved.items():
         missing = gpus - sum(releasing[claim.gpu, lent] for lent in ((False,) if claim.owned_only else (False, True)))
         if missing <= 0:
@@ -68,7 +68,7 @@ def _make_room(course: Course) -> None:
         if book:
             jobs = {job_id: job for job_id, job in jobs.items() if book.spare(job, 1)}
         view = replace(course.view, jobs=jobs)
-        for job_id, count in course.policies.make_room(view, missing, course.settings).items():
+        for job_id, count in course.policies.make_room(view, missing + arriving, course.settings).items():
             job = course.draft.jobs[job_id]
             freed = book.spare(job, job.allocation.target_gpus - count)
             book.give_back(job, freed)
@@ -86,7 +86,8 @@ def _serves(course: Course, job: Job, claim: Claim) -> bool:
 
 def _rebalance(course: Course) -> None:
     assert course.policies.scale is not None
-    wanted = course.policies.scale(course.view, (), course.usable_gpus, course.settings)
+    spare = max(0, course.usable_gpus - course.policies.arriving(course.view, course.settings))
+    wanted = course.policies.scale(course.view, (), spare, course.settings)
     wanted = within_quota(course.view, course.book or QuotaBook(course.view), wanted)
     for job_id, count in wanted.items():
         job = course.draft.jobs[job_id]

@@ -57,8 +57,10 @@ def _clear_for_first(course: Course, queue: Iterable[str]) -> None:
     job_id = next((job_id for job_id in queue if whole_nodes(course, course.draft.jobs[job_id])), None)
     if job_id and clear_nodes(course, course.draft.jobs[job_id]):
         course.promised.pop(job_id, None)
-        detail = "needs whole nodes; running jobs are moving off them"
-        course.waiting[job_id] = Reason(ReasonCode.WAITING_FOR_RELEASE, detail)
+        nodes = whole_nodes(course, course.draft.jobs[job_id])
+        detail = f"needs {nodes} whole nodes; running jobs are moving off them"
+        numbers = {"needed_nodes": float(nodes)}
+        course.waiting[job_id] = Reason(ReasonCode.WAITING_FOR_RELEASE, detail, numbers)
 
 
 def _deal(course: Course, book: QuotaBook, stock: Stock, queue: Sequence[str], misfits: Set[str]) -> dict[str, Offer]:
@@ -166,11 +168,12 @@ def wait_for_release(course: Course, job_id: str, need: int, position: int) -> N
 
 def _wait(course: Course, stock: Stock, job: Job, position: int) -> None:
     """Wait for GPUs that others use: behind an overdue job, as an overdue job, or in line."""
-    if (head := stock.held_back_by(job)) is not None:
-        _wait_behind(course, (job.id,), head)
-        return
     need, free = stock.need(job), stock.free(job)
     numbers = {"needed_gpus": float(need), "free_gpus": float(free), "position": float(position + 1)}
+    if (head := stock.held_back_by(job)) is not None:
+        detail = f"needs {gpu_sets.counted(need)}, free now: {free}; waits behind {head}, which it would delay"
+        course.waiting[job.id] = Reason(ReasonCode.BEHIND_HEAD, detail, numbers)
+        return
     if not stock.could_hold(job):
         detail = f"needs {need} {job.spec.gpu or 'GPUs'}, more than all nodes have that it may use now"
         course.waiting[job.id] = Reason(ReasonCode.NO_MATCHING_FLAVOR, detail, numbers)

@@ -37,7 +37,11 @@ class Stock:
     @cached_property
     def _soon(self) -> Counter[Kind]:
         """What running jobs are giving up or could give up; nobody asks while everybody finds free GPUs."""
-        return releasing_by_kind(self._course) + _flexible_by_kind(self._course)
+        soon = free_soon(self._course)
+        for claim, gpus in self._course.evacuees.values():
+            kind = (claim.gpu, not claim.owned_only)
+            soon[kind] -= gpus
+        return soon
 
     def free(self, job: Job) -> int:
         """GPUs that the job may use and that are free now."""
@@ -182,6 +186,11 @@ class Stock:
                 gpus[kind] -= part
                 taken += part
         return taken
+
+
+def free_soon(course: Course) -> Counter[Kind]:
+    """GPUs that running jobs are giving up or could give up."""
+    return releasing_by_kind(course) + _flexible_by_kind(course)
 
 
 def releasing_by_kind(course: Course) -> Counter[Kind]:

@@ -11,7 +11,7 @@ from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
-from scheduler.domain.ledger import Ledger, must_be_left, serves_training
+from scheduler.domain.ledger import Kind, Ledger, must_be_left, serves_training
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, ScalingCurve
 
@@ -73,6 +73,13 @@ class Snapshot:
         """GPUs of the commonest node of each GPU model: canonical shapes are packed into those."""
         memo = self.memo
         return (memo if memo is not None and memo.nodes is self.nodes else self.ledger).node_sizes()
+
+    @property
+    def serving(self) -> Mapping[Kind, int]:
+        """GPUs of the nodes on which training may put something new, free or not, by kind."""
+        memo = self.memo
+        same = memo is not None and memo.nodes is self.nodes and memo.loans is self.loans
+        return (memo if memo is not None and same else self.ledger).serving
 
     def serves_training(self, node: Node) -> bool:
         """Training may put something new on this node now."""

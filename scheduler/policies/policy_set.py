@@ -23,7 +23,7 @@ from scheduler.policies.lyra import least_linear_gain_first, least_node_fraction
 from scheduler.policies.ordering import first_come, least_service, shortest_first, shortest_remaining
 from scheduler.policies.placement import best_fit, owned_first
 from scheduler.policies.reclaiming import least_preemption_cost
-from scheduler.policies.scaling import flexible_counts, least_gain_first
+from scheduler.policies.scaling import arriving_gpus, flexible_counts, least_gain_first, nothing_arriving
 from scheduler.policies.service_order import (
     least_attained_service,
     shortest_remaining_service,
@@ -37,6 +37,7 @@ Base = Callable[[Snapshot, Job, Mapping[str, int], str | None], int]
 Lend = Callable[[Snapshot, Pool, PolicySettings], LendingTarget]
 Reclaim = Callable[[Snapshot, str, int, PolicySettings], tuple[str, ...]]
 Scale = Callable[[Snapshot, Iterable[str], int, PolicySettings], Mapping[str, int]]
+Arriving = Callable[[Snapshot, PolicySettings], int]
 MakeRoom = Callable[[Snapshot, int, PolicySettings], Mapping[str, int]]
 Place = Callable[[Snapshot, Iterable[Room], Job, int], Gpus | None]
 
@@ -47,11 +48,12 @@ ENTRY_POINTS = "ebbtide.policies"
 class PolicySet:
     """One choice a question, `paper` where it was published.
 
-    `base`: how few GPUs of a model a job starts on and keeps, with the GPUs of a node of each model. `scale` None:
-    jobs stay at their minimum. `strict`: nobody passes the queue's head; `backfill`: nobody who would delay it.
-    `allot`: says what each job holds, running ones too, in place of `order`, `scale` and `make_room`;
-    `elastic_allotment`: above minimums as well. `thrifty` False: a job takes the GPUs it is given even where it is
-    no faster than on fewer.
+    `base`: how few GPUs of a model a job starts on and keeps, with the GPUs of a node of each model. `arriving`:
+    free GPUs that running jobs do not grow into. `scale` None: jobs stay at their minimum. `strict`: nobody passes
+    the queue's head; `backfill`: nobody who would delay it. `awaits_room`: a job on a recalled node stays a little
+    where elastic jobs elsewhere can give up GPUs for it, rather than be preempted. `allot`: says what each job
+    holds, running ones too, in place of `order`, `scale` and `make_room`; `elastic_allotment`: above minimums as
+    well. `thrifty` False: a job takes the GPUs it is given even where it is no faster than on fewer.
     """
 
     name: str
@@ -63,9 +65,11 @@ class PolicySet:
     reclaim: Reclaim = least_preemption_cost
     scale: Scale | None = None
     make_room: MakeRoom = least_gain_first
+    arriving: Arriving = nothing_arriving
     place: Place = best_fit
     strict: bool = False
     backfill: bool = False
+    awaits_room: bool = False
     allot: Allot | None = None
     elastic_allotment: bool = False
     thrifty: bool = True
@@ -87,8 +91,10 @@ _OURS = PolicySet(
     order=least_service,
     base=efficient_gpus,
     backfill=True,
+    awaits_room=True,
     lend=lend_forecast_idle,
     scale=flexible_counts,
+    arriving=arriving_gpus,
     place=owned_first,
 )
 

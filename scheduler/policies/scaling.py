@@ -84,6 +84,23 @@ def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings)
     return counts
 
 
+def arriving_gpus(snapshot: Snapshot, settings: PolicySettings) -> int:
+    """GPUs that jobs are expected to start on until the next full pass: as many as in the last period.
+
+    Growing jobs leave them free, and where a job has to make room they are freed with it, so that arrivals one after
+    another do not disturb a job each.
+    """
+    since_s, jobs = snapshot.now_s - settings.full_pass_period_s, snapshot.jobs
+    running = map(jobs.__getitem__, snapshot.ledger.running)
+    starts_s = ((job, job.account.first_started_at_s) for job in running)
+    return sum(job.spec.min_gpus for job, start_s in starts_s if start_s is not None and start_s > since_s)
+
+
+def nothing_arriving(snapshot: Snapshot, settings: PolicySettings) -> int:
+    """Every free GPU is dealt out."""
+    return 0
+
+
 def _rested(snapshot: Snapshot, settings: PolicySettings) -> list[Job]:
     """Elastic jobs that have run undisturbed for the resize pause; those at their minimum need not wait for it."""
     ledger, now_s = snapshot.ledger, snapshot.now_s

@@ -98,9 +98,10 @@ def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model
     A large model on few GPUs spends most of its time on moving its state about; whoever waits would have more of those
     GPUs than it has. Of what a queue's limit or the cluster rules out nothing is expected.
     """
-    least = least_gpus(snapshot, job, sizes, model)
-    curve, gpu = snapshot.curve(job), model or gpu_model(snapshot, job, sizes)
-    if gpu is None or isinstance(curve, LinearCurve):
+    if not job.spec.has_profile:
+        return job.spec.min_gpus
+    least, curve = least_gpus(snapshot, job, sizes, model), snapshot.curve(job)
+    if isinstance(curve, LinearCurve) or (gpu := model or gpu_model(snapshot, job, sizes)) is None:
         return least
     counts = range(least, min(job.spec.max_gpus, _within_reach(snapshot, job, gpu)) + 1)
     return curve.efficient_gpus(gpu, sizes[gpu], counts, EFFICIENCY_MIN) or least
@@ -108,7 +109,7 @@ def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model
 
 def _within_reach(snapshot: Snapshot, job: Job, gpu: str) -> int:
     """GPUs of a model that the job could have if it were alone."""
-    serving, queue = snapshot.ledger.serving, snapshot.queues.get(job.spec.queue)
-    most = sum(serving.get((gpu, lent), 0) for lent in ((False, True) if job.spec.fungible else (False,)))
+    serving, queue = snapshot.serving, snapshot.queues.get(job.spec.queue)
+    most = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if job.spec.fungible else 0)
     limit = queue.limit_gpus if queue else None
     return most if limit is None else min(most, limit)

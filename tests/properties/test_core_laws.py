@@ -89,12 +89,18 @@ def test_nothing_new_lands_where_training_must_not_go(seed: int) -> None:
 @WORLDS
 @given(seed=SEEDS)
 def test_every_recalled_node_is_being_left(seed: int) -> None:
-    world = a_world(seed)
+    """At once; or a running job waits for room elsewhere, and the next look comes while it can still save in time."""
+    world, policies = a_world(seed), policy_set("ebbtide")
     absorbed = absorb(world.snapshot, world.observation, ()).snapshot
-    after = apply(absorbed, decide(absorbed, policy_set("ebbtide")).decisions)
-    recalled = {loan.node for loan in after.loans.values() if loan.state is LoanState.RECALLED}
+    result = decide(absorbed, policies)
+    after = apply(absorbed, result.decisions)
+    recalled = {loan.node: loan for loan in after.loans.values() if loan.state is LoanState.RECALLED}
     for job in after.jobs.values():
-        assert recalled.isdisjoint(job.allocation.target)
+        for name in recalled.keys() & job.allocation.target.keys():
+            return_by_s, grace_s = recalled[name].return_by_s, policies.settings.leave_grace_of(job)
+            assert job.state is JobState.RUNNING
+            assert return_by_s is not None
+            assert after.now_s < result.next_wake_s <= return_by_s - grace_s
 
 
 @WORLDS

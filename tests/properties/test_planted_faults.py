@@ -97,7 +97,7 @@ def place_on_recalled_nodes(patch: pytest.MonkeyPatch) -> PolicySet:
 def _with_plans(patch: pytest.MonkeyPatch, spoil: Callable[[ParallelPlan], ParallelPlan]) -> PolicySet:
     honest = Course.plan_on
 
-    def plan_on(self: Course, job: Job, shape: GpuShape) -> ParallelPlan | None:
+    def plan_on(self: Course, job: Job, shape: GpuShape, *, asks: bool = True) -> ParallelPlan | None:
         plan = honest(self, job, shape)
         return spoil(plan) if plan else None
 

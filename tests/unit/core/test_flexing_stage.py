@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scheduler.core.decide import decide
 from scheduler.domain.decision import ResizeJob
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import count
+from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.policies.policy_set import policy_set
@@ -102,3 +105,25 @@ def test_a_job_that_is_much_faster_on_fewer_gpus_gives_the_others_back() -> None
     curve = a_curve({lying(2): 0.1, lying(4): 0.05})  # On eight its plan takes 0.125 s.
     curves = {job.spec.curve_key: curve}
     assert resized(a_snapshot(a_fleet(training=1, inference=0), [job], curves=curves, now_s=1000.0)) == {"j": 4}
+
+
+def lately(job: Job, started_at_s: float) -> Job:
+    return replace(job, account=replace(job.account, first_started_at_s=started_at_s))
+
+
+def test_room_for_as_many_arrivals_as_lately_is_made_at_once() -> None:
+    """One GPU is wanted; two jobs of one GPU have started in the last five minutes, a third before."""
+    wide = a_job("wide", 1, 8, state=JobState.RUNNING, on={"t0": EIGHT[:5]}, steps=10**7)
+    small = [a_job(f"s{at}", state=JobState.RUNNING, on={"t0": (at,)}, steps=10**7) for at in (5, 6, 7)]
+    starts_s = (100.0, 800.0, 900.0)
+    jobs = [lately(job, start_s) for job, start_s in zip(small, starts_s, strict=True)]
+    snapshot = a_snapshot(a_fleet(training=1, inference=0), [wide, *jobs, a_job("late", 1)], now_s=1000.0)
+    assert resized(snapshot) == {"wide": 2}
+
+
+def test_a_running_job_does_not_grow_into_gpus_that_arrivals_will_want() -> None:
+    wide = a_job("wide", 1, 8, state=JobState.RUNNING, on={"t0": (0, 1)}, steps=10**7)
+    small = lately(a_job("small", 3, state=JobState.RUNNING, on={"t0": (2, 3, 4)}, steps=10**7), 900.0)
+    assert resized(a_snapshot(a_fleet(training=1, inference=0), [wide, small], now_s=1000.0)) == {}
+    before = lately(small, 100.0)
+    assert resized(a_snapshot(a_fleet(training=1, inference=0), [wide, before], now_s=1000.0)) == {"wide": 5}

@@ -1,0 +1,76 @@
+"""How jobs get off nodes that must be left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.core.apply import apply
+from scheduler.core.decide import decide
+from scheduler.domain.decision import PreemptJob, ResizeJob
+from scheduler.domain.gpus import Gpus
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import LoanState
+from scheduler.domain.reason import ReasonCode
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import TickResult
+from scheduler.policies.policy_set import policy_set
+from tests.builders import a_fleet, a_job, a_loan, a_snapshot
+
+FOUR, EIGHT = (0, 1, 2, 3), tuple(range(8))
+RETURN_BY_S, GRACE_S = 300.0, 60.0
+
+
+def recalled(*elsewhere: Job, now_s: float = 0.0) -> Snapshot:
+    """A rigid job of 4 GPUs runs on i0, which is to be home in 300 s; `elsewhere` are the jobs on t0."""
+    rigid = a_job("rigid", 4, state=JobState.RUNNING, on={"i0": FOUR}, steps=10**7)
+    loan = a_loan("i0", LoanState.RECALLED, return_by_s=RETURN_BY_S)
+    return a_snapshot(a_fleet(training=1, inference=1), [rigid, *elsewhere], [loan], now_s=now_s, full_pass_at_s=now_s)
+
+
+def wide() -> Job:
+    return a_job("wide", 2, 8, state=JobState.RUNNING, on={"t0": EIGHT}, steps=10**7)
+
+
+def decided(snapshot: Snapshot, policy: str = "ebbtide") -> TickResult:
+    return decide(snapshot, policy_set(policy))
+
+
+def preempted(result: TickResult) -> set[str]:
+    return {decision.job_id for decision in result.decisions if isinstance(decision, PreemptJob)}
+
+
+def resized(result: TickResult) -> dict[str, Gpus]:
+    return {decision.job_id: decision.gpus for decision in result.decisions if isinstance(decision, ResizeJob)}
+
+
+def test_a_job_stays_while_an_elastic_one_elsewhere_gives_it_room() -> None:
+    result = decided(recalled(wide()))
+    assert preempted(result) == set()
+    assert {job_id: sum(map(len, gpus.values())) for job_id, gpus in resized(result).items()} == {"wide": 4}
+    (shrink,) = result.decisions
+    assert shrink.reason.code is ReasonCode.MAKES_ROOM
+
+
+def test_it_moves_as_soon_as_the_room_is_free() -> None:
+    before = recalled(wide())
+    after = apply(before, decided(before).decisions)
+    shrunk = after.jobs["wide"]
+    left = replace(shrunk, allocation=replace(shrunk.allocation, releasing={}))
+    result = decided(replace(after, now_s=20.0, jobs={**after.jobs, "wide": left}))
+    assert resized(result) == {"rigid": {"t0": tuple(i for i in EIGHT if i not in shrunk.allocation.target["t0"])}}
+
+
+def test_it_is_preempted_while_it_can_still_save_in_time() -> None:
+    """The next look comes no later than the last moment; then it goes, wherever the others stand."""
+    assert decided(recalled(wide())).next_wake_s <= RETURN_BY_S - GRACE_S
+    assert preempted(decided(recalled(wide(), now_s=RETURN_BY_S - GRACE_S))) == {"rigid"}
+
+
+def test_it_is_preempted_at_once_where_nobody_can_give_it_room() -> None:
+    busy = a_job("busy", 8, state=JobState.RUNNING, on={"t0": EIGHT}, steps=10**7)
+    assert preempted(decided(recalled(busy))) == {"rigid"}
+
+
+def test_under_published_sets_it_is_preempted_at_once() -> None:
+    assert preempted(decided(recalled(wide()), "lyra")) == {"rigid"}
