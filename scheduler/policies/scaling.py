@@ -42,11 +42,16 @@ def flexible_counts(
     its end by its deadline is worth more than any that does not.
     """
     sizes, starters = node_sizes(snapshot), frozenset(starting)
+    if spare <= 0 and not snapshot.ledger.flexible:
+        return {}
     running = _rested(snapshot, settings)
     if not starters and not any(_may_want(job) for job in running):
         return {}
+    starting_jobs = [snapshot.jobs[job_id] for job_id in sorted(starters)]
+    if _wishes(snapshot, starting_jobs) <= spare:  # enough for all: who wants no more keeps what it has
+        running = [job for job in running if _may_want(job)]
     groups, budget = dict[str, list[Item]](), spare
-    for job in (*map(snapshot.jobs.__getitem__, sorted(starters)), *running):
+    for job in (*starting_jobs, *running):
         items = _items(snapshot, job, sizes, settings)
         if len(items) > 1:
             groups[job.id] = items
@@ -113,6 +118,13 @@ def _rested(snapshot: Snapshot, settings: PolicySettings) -> list[Job]:
             or job.allocation.target_gpus <= job.spec.min_gpus
         )
     ]
+
+
+def _wishes(snapshot: Snapshot, starters: Iterable[Job]) -> int:
+    """GPUs that all jobs together could take beyond what they have, or start on."""
+    growable = map(snapshot.jobs.__getitem__, snapshot.ledger.growable)
+    more = sum(job.spec.max_gpus - job.allocation.target_gpus for job in growable)
+    return more + sum(job.spec.max_gpus - job.spec.min_gpus for job in starters)
 
 
 def _may_want(job: Job) -> bool:

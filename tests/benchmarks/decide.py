@@ -49,12 +49,15 @@ RANGES = ((1, 4), (2, 8), (2, 16), (4, 4), (4, 8), (8, 16))
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A fleet and its load; `decides` of them are measured, over several drawn fleets."""
+    """A fleet and its load; `decides` of them are measured, over several drawn fleets. `settled`: those who run have
+    given all to those who wait, as after the first minutes of a crowd; else each holds more than its base by chance,
+    and all of that is taken back in one tick."""
 
     gpus: int
     running: int
     bar: str
     decides: int
+    settled: bool = False
 
     @property
     def nodes(self) -> int:
@@ -63,7 +66,9 @@ class Size:
 
 SIZES = (
     Size(1_000, 200, "< 20 ms (median)", 120),
+    Size(10_000, 2_000, "p99 < 100 ms", 120, settled=True),
     Size(10_000, 2_000, "p99 < 100 ms", 120),
+    Size(100_000, 20_000, "p99 < 1.5 s", 20, settled=True),
     Size(100_000, 20_000, "p99 < 1.5 s", 20),
 )
 
@@ -91,13 +96,14 @@ def _rows(size: Size) -> list[tuple[str, str, str]]:
             begin_s = process_time()
             after = apply(absorbed, result.decisions)
             apply_s.append(process_time() - begin_s)
-    name = f"{size.gpus:,} GPUs, {size.running:,} running, {size.running + ARRIVALS:,} waiting"
+    crowd = "settled" if size.settled else "suddenly"
+    name = f"{size.gpus:,} GPUs, {size.running:,} running, {size.running + ARRIVALS:,} waiting, {crowd}"
     rows = [
         (f"decide, {name}: {_told(result)}", size.bar, _spread_ms(decide_s)),
         (f"absorb, {name}", "", _spread_ms(absorb_s)),
         (f"apply, {name}", "", _spread_ms(apply_s)),
     ]
-    if size.gpus <= 10_000:
+    if size.gpus <= 10_000 and not size.settled:
         rows += _commit_rows(name, snapshot, after, result)
     return rows
 
@@ -114,7 +120,7 @@ def contended(size: Size, seed: int = 7) -> tuple[Snapshot, Observation]:
         training=size.nodes - lent, inference=lent, gpus_per_node=NODE_GPUS, lending=LendingPolicy(headroom=0.0)
     )
     slots = [(name, index) for name in nodes for index in range(NODE_GPUS)][::-1]
-    jobs = [_running(f"run-{at:05d}", random, slots) for at in range(size.running)]
+    jobs = [_running(f"run-{at:05d}", random, slots, settled=size.settled) for at in range(size.running)]
     jobs += [_job(f"wait-{at:05d}", _spec(random.randrange(1_000)), JobState.QUEUED) for at in range(size.running)]
     needed = float(size.nodes // 10 * NODE_GPUS)
     snapshot = Snapshot(
@@ -145,10 +151,16 @@ def _job(job_id: str, spec: JobSpec, state: JobState) -> Job:
     return Job(job_id, spec, state, since_s, since_s, progress, JobAccount(settled_at_s=since_s))
 
 
-def _running(job_id: str, random: Random, slots: list[tuple[str, int]]) -> Job:
-    """A job on the next free slots, as wide as chance has it; about one in twenty GPUs stays free."""
+def _running(job_id: str, random: Random, slots: list[tuple[str, int]], *, settled: bool) -> Job:
+    """A job on the next free slots, as wide as chance has it; about one in twenty GPUs stays free. A settled fleet has
+    base demand for nearly all of its GPUs."""
     job = _job(job_id, _spec(random.randrange(1_000)), JobState.RUNNING)
-    count = max(job.spec.min_gpus, min(random.randint(job.spec.min_gpus, job.spec.max_gpus), 5))
+    if settled:
+        base = random.choice((4, 4, 4, 6, 6))
+        job = replace(job, spec=replace(job.spec, min_gpus=base, max_gpus=2 * base))
+        count = base
+    else:
+        count = max(job.spec.min_gpus, min(random.randint(job.spec.min_gpus, job.spec.max_gpus), 5))
     taken = [slots.pop() for _ in range(count)]
     target: dict[str, tuple[int, ...]] = {}
     for name, index in taken:
