@@ -148,20 +148,24 @@ class Stock:
         if self._shadow is None:
             return next(iter(fitting), None)
         shadow = self._shadow
-        return next((fit for fit in fitting if shadow.permits(*fit, self._end_s(job, fit[1]))), None)
+        return next((fit for fit in fitting if shadow.permits(*fit, self._end_s(job, *fit))), None)
 
     def _pass(self, job: Job, gpu: str, gpus: int) -> None:
         if self._shadow:
-            self._shadow.take(gpu, gpus, self._end_s(job, gpus))
+            self._shadow.take(gpu, gpus, self._end_s(job, gpu, gpus))
 
-    def _end_s(self, job: Job, gpus: int) -> float:
+    def _end_s(self, job: Job, gpu: str, gpus: int) -> float:
         """When the job would end if it started now; infinite where its length or its speed is unknown."""
         steps = job.remaining_steps(self._snapshot.now_s)
-        step_s = step_time_s(self._snapshot, job, gpus, self._sizes)
-        return inf if steps is None or step_s is None else self._snapshot.now_s + steps * step_s
+        return inf if steps is None else self._snapshot.now_s + steps * self._step_s(job, gpu, gpus)
+
+    def _step_s(self, job: Job, gpu: str, gpus: int) -> float:
+        step_s = step_time_s(self._snapshot, job, gpus, self._sizes, gpu)
+        return inf if step_s is None else step_s
 
     def _fits(self, job: Job, *counts: Counter[Kind]) -> list[tuple[str, int]]:
-        """The GPU models with enough GPUs in `counts` for the job, most GPUs first, and how many it needs of each."""
+        """The GPU models with enough GPUs in `counts` for the job, and how many it needs of each: first the model on
+        which its curve is fastest, of equals the one with most GPUs."""
         least = job.spec.min_gpus
         enough: list[tuple[int, str]] = []
         for gpu, kinds in self._choices(job):
@@ -171,7 +175,8 @@ class Stock:
                     total += gpus.get(kind, 0)
             if total >= least:
                 enough.append((-total, gpu))
-        return [(gpu, need) for total, gpu in sorted(enough) if (need := self._need(job, gpu)) <= -total]
+        fitting = [(gpu, need) for total, gpu in sorted(enough) if (need := self._need(job, gpu)) <= -total]
+        return sorted(fitting, key=lambda fit: self._step_s(job, *fit)) if len(fitting) > 1 else fitting
 
     def _need(self, job: Job, gpu: str) -> int:
         if (job.id, gpu) not in self._needs:

@@ -23,7 +23,7 @@ Target = tuple[Gpus, ParallelPlan]
 def extended(course: Course, job: Job, most: int, least: int) -> Target | None:
     """Present GPUs plus new ones: `most` in all, or the largest count down to `least` that has room and a plan.
 
-    A plan may fit one GPU model and not another, so each model that has room is tried. Above its minimum a job takes
+    Each GPU model that has room is tried, and of equal counts the fastest taken. Above its minimum a job takes
     only what makes it faster; the free GPUs may lie otherwise than whoever counted them assumed. Where plans are not
     solved yet the largest count's is asked for, not every one's: each way to lie on the nodes is a shape of its own.
     """
@@ -33,6 +33,7 @@ def extended(course: Course, job: Job, most: int, least: int) -> Target | None:
     most_room = max((sum(len(room.free) for room in group) for group in groups), default=0)
     held, wanted = gpu_sets.count(present), len(course.wanted)
     for count in range(min(most, held + most_room), least - 1, -1):
+        found: list[Target] = []
         for group in groups:
             if _is_hopeless(course, job, group[0].gpu, count, bar_s):
                 continue
@@ -41,7 +42,9 @@ def extended(course: Course, job: Job, most: int, least: int) -> Target | None:
                 continue
             target = thrifty(course, job, gpu_sets.union(present, more), asks=len(course.wanted) == wanted)
             if target and gpu_sets.count(target[0]) >= least and target[1].iteration_time_s < bar_s:
-                return target
+                found.append(target)
+        if found:
+            return min(found, key=lambda target: target[1].iteration_time_s)
     return None
 
 

@@ -31,17 +31,22 @@ def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | N
     return min(sizes, default=None)
 
 
-def step_time_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int]) -> float | None:
-    """Seconds a step on `gpus` packed GPUs, corrected by what was measured; None where the curve has no plan."""
-    return step_times_s(snapshot, job, sizes)(gpus)
+def step_time_s(
+    snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int], model: str | None = None
+) -> float | None:
+    """Seconds a step on `gpus` packed GPUs of `model`, else of the one that the job's speed is judged on, corrected by
+    what was measured; None where the curve has no plan."""
+    return step_times_s(snapshot, job, sizes, model)(gpus)
 
 
-def step_times_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> Callable[[int], float | None]:
+def step_times_s(
+    snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None
+) -> Callable[[int], float | None]:
     """As `step_time_s`, for callers that ask for many counts of one job."""
     curve, correction = snapshot.curve(job), job.progress.correction
     if isinstance(curve, LinearCurve):
         return lambda gpus: correction / gpus
-    gpu = gpu_model(snapshot, job, sizes)
+    gpu = model or gpu_model(snapshot, job, sizes)
 
     def on_curve(gpus: int) -> float | None:
         plan = curve.plan(packed(gpu, gpus, sizes[gpu])) if gpu else None

@@ -142,3 +142,15 @@ def test_a_job_starts_on_a_wasteful_minimum_if_there_is_no_other() -> None:
     result = decided(a_snapshot(a_fleet(training=1, inference=0), [job], curves={job.spec.curve_key: curve}))
     (start,) = [decision for decision in result.decisions if isinstance(decision, StartJob)]
     assert count(start.gpus) == 4
+
+
+def test_a_job_starts_on_the_gpu_model_on_which_its_curve_is_fastest() -> None:
+    """More GPUs of the slower model are free; a job without a curve takes those."""
+    pools, nodes = a_fleet(training=2, inference=0)
+    nodes = {**nodes, "h0": a_node("h0", gpu=OTHER)}
+    curve = a_curve({GpuShape.packed(GPU, 4, 8): 1.0, GpuShape.packed(OTHER, 4, 8): 0.4})
+    job = a_job("modelled", 4, model="llama-2-7b", global_batch=8)
+    snapshot = a_snapshot((pools, nodes), [job, a_job("plain", 4)], curves={job.spec.curve_key: curve})
+    starts = {d.job_id: set(d.gpus) for d in decided(snapshot).decisions if isinstance(d, StartJob)}
+    assert starts["modelled"] == {"h0"}
+    assert starts["plain"] <= {"t0", "t1"}
