@@ -196,7 +196,8 @@ def _measure(intake: Intake, job: Job, run: Run) -> Job:
     progress = job.progress
     if run.checkpoint_steps is not None and run.checkpoint_steps > progress.checkpoint_steps:
         at_s, steps, correction, loss = progress.at_s, progress.steps, progress.correction, progress.loss
-        progress = Progress(at_s, steps, run.checkpoint_steps, intake.now_s, correction, loss)
+        known = progress.corrections
+        progress = Progress(at_s, steps, run.checkpoint_steps, intake.now_s, correction, loss, known)
     if run.steps is not None and abs(run.steps - job.steps_at(intake.now_s)) * job.step_time_s() > _DRIFT_S:
         correction = _corrected(intake, job, run)
         progress = replace(progress, steps=run.steps, at_s=intake.now_s, loss=_loss(job, run), correction=correction)

@@ -10,6 +10,9 @@ from scheduler.domain.allocation import EMPTY_ALLOCATION, Allocation
 from scheduler.domain.job_state import ENDED, JOB_EDGES, PLACED, WAITING, JobState
 from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest, curve_key
 
+CORRECTIONS_MAX = 6
+MEASURED_S_MIN = 60.0
+"""A job's speed on its GPUs counts as known once it has run on them so long."""
 OVERRUN_SHARE = 0.25
 """What a job that is past its declared length is believed to have to go, as a part of the steps done. Where a length
 is off by up to half, evenly, a job has 0.39 of them to go on average when it passes it, 0.15 at 1.5 times it and 0 at
@@ -108,7 +111,8 @@ class Progress:
     """Work done, as of `at_s`; between two observations it is extrapolated, never rewritten.
 
     `checkpoint_steps` is what a crash would fall back to. `correction` scales the curve's step times to what
-    was measured of this job (CurveCorrection). `loss` is the last reported one.
+    was measured of this job (CurveCorrection). `loss` is the last reported one. `corrections`: what the correction was
+    on each number of GPUs that the job has run on for a while, the last `CORRECTIONS_MAX` of them.
     """
 
     at_s: float
@@ -117,6 +121,7 @@ class Progress:
     checkpoint_at_s: float = 0.0
     correction: float = 1.0
     loss: float | None = None
+    corrections: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +225,16 @@ class Job:
     def _progress(self, now_s: float) -> Progress:
         old = self.progress
         steps = self.steps_at(now_s)
-        return Progress(now_s, steps, old.checkpoint_steps, old.checkpoint_at_s, old.correction, old.loss)
+        known = self._corrections() if now_s - self.state_since_s >= MEASURED_S_MIN else old.corrections
+        return Progress(now_s, steps, old.checkpoint_steps, old.checkpoint_at_s, old.correction, old.loss, known)
+
+    def _corrections(self) -> tuple[tuple[int, float], ...]:
+        """Those known so far, with the present one where it runs."""
+        old, gpus = self.progress, self.allocation.target_gpus
+        if self.state is not JobState.RUNNING or self.spec.has_profile or not self.spec.is_elastic:
+            return old.corrections
+        others = tuple(known for known in old.corrections if known[0] != gpus)
+        return (*others[1 - CORRECTIONS_MAX :], (gpus, old.correction))
 
     def _account(self, now_s: float, resizes: int = 0, preemptions: int = 0, *, starts: bool = False) -> JobAccount:
         old = self.account

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import LINEAR_CURVE, LinearCurve
 from scheduler.domain.snapshot import Snapshot
 
@@ -45,7 +46,7 @@ def step_times_s(
     """As `step_time_s`, for callers that ask for many counts of one job."""
     curve, correction = snapshot.curve(job), job.progress.correction
     if isinstance(curve, LinearCurve):
-        return lambda gpus: correction / gpus
+        return _data_parallel(job)
     gpu = model or gpu_model(snapshot, job, sizes)
 
     def on_curve(gpus: int) -> float | None:
@@ -53,6 +54,24 @@ def step_times_s(
         return plan.iteration_time_s * correction if plan else None
 
     return on_curve
+
+
+def _data_parallel(job: Job) -> Callable[[int], float]:
+    """The step times of a job without a model, learned from what it was measured at: a part that more GPUs share, and
+    one that they do not, such as the exchange of gradients (Amdahl, AFIPS'67). Until it has run on two different
+    numbers of GPUs, and where more GPUs were no less efficient, it is taken to scale linearly."""
+    correction, known = job.progress.correction, dict(job.progress.corrections)
+    if job.state is JobState.RUNNING:
+        known[job.allocation.target_gpus] = correction
+    if len(known) < 2 or max(known.values()) == min(known.values()):
+        return lambda gpus: correction / gpus
+    mean_gpus, mean = sum(known) / len(known), sum(known.values()) / len(known)
+    spread = sum((gpus - mean_gpus) ** 2 for gpus in known)
+    fixed_s = sum((gpus - mean_gpus) * (gpu_s - mean) for gpus, gpu_s in known.items()) / spread
+    if fixed_s <= 0.0:
+        return lambda gpus: correction / gpus
+    shared_s = max(0.0, mean - fixed_s * mean_gpus)
+    return lambda gpus: shared_s / gpus + fixed_s
 
 
 def linear_step_times_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> Callable[[int], float | None]:

@@ -1,4 +1,4 @@
-"""A job's declared length, and what is believed of one that is seen beyond it."""
+"""A job's declared length, what is believed of one that is seen beyond it, and what its speed was on which GPUs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from scheduler.domain.allocation import Allocation
 from scheduler.domain.job import OVERRUN_SHARE, Job, JobSpec, Progress
 from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import data_parallel_plan
+from tests.builders import a_job
 
 
 def running(steps: float, *, length: int = 1000, at_s: float = 0.0) -> Job:
@@ -31,3 +32,15 @@ def test_a_job_that_was_seen_beyond_its_length_goes_on_and_needs_a_part_of_its_w
 
 def test_a_job_of_unknown_length_has_no_remaining_steps() -> None:
     assert running(1200.0, length=0).remaining_steps(100.0) is None
+
+
+def test_a_job_remembers_what_it_was_measured_at_on_each_number_of_gpus() -> None:
+    """Not what it ran on for less than a minute, and not where a curve tells its speed."""
+    job = a_job("j", 1, 8, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3)})
+    job = replace(job, progress=replace(job.progress, correction=2.0))
+    assert job.moved(JobState.RESIZING, 59.0).progress.corrections == ()
+    assert job.moved(JobState.RESIZING, 60.0).progress.corrections == ((4, 2.0),)
+    again = replace(job, progress=replace(job.progress, corrections=((4, 1.0), (8, 3.0))))
+    assert again.moved(JobState.RESIZING, 60.0).progress.corrections == ((8, 3.0), (4, 2.0))
+    modelled = a_job("m", 1, 8, state=JobState.RUNNING, on={"t0": (0, 1)}, model="gpt2", global_batch=8)
+    assert modelled.moved(JobState.RESIZING, 60.0).progress.corrections == ()

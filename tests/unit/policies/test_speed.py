@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from scheduler.core.decide import decide
 from scheduler.domain.decision import StartJob
 from scheduler.domain.gpu_shape import GpuShape
@@ -15,7 +17,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.policy_set import policy_set
-from scheduler.policies.speed import efficient_gpus, least_gpus
+from scheduler.policies.speed import efficient_gpus, least_gpus, step_time_s
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_node, a_snapshot
 
 COSTS_GPU_S = {1: 60.0, 2: 60.0, 4: 22.0, 8: 18.0, 16: 20.0}
@@ -84,3 +86,28 @@ def test_a_job_starts_inefficiently_where_nobody_else_waits() -> None:
 def test_a_job_waits_for_efficient_gpus_where_others_could_use_those_that_are_free() -> None:
     assert starts(seen(busy(6), large(), large("second"), nodes=1)) == {}
     assert starts(seen(busy(6), large(), large("second"), nodes=1), policy="lyra") == {"large": 1, "second": 1}
+
+
+def measured(*corrections: tuple[int, float], now: float = 1.0) -> Job:
+    job = a_job("large", 1, 16)
+    return replace(job, progress=replace(job.progress, correction=now, corrections=corrections))
+
+
+def step_time(job: Job, gpus: int) -> float | None:
+    snapshot = a_snapshot(a_fleet(training=2, inference=0), [job])
+    return step_time_s(snapshot, job, gpus, snapshot.node_sizes)
+
+
+def test_a_job_without_a_model_scales_linearly_until_it_has_run_on_two_numbers_of_gpus() -> None:
+    assert step_time(measured(now=2.0), 8) == 0.25
+    assert step_time(measured((4, 2.0), now=2.0), 8) == 0.25
+
+
+def test_what_more_gpus_do_not_share_is_learned_from_two_measurements() -> None:
+    """A step takes 3 GPU-seconds that are shared and half a second that is not: 5 GPU-seconds on 4, 7 on 8."""
+    job = measured((4, 5.0), (8, 7.0))
+    assert [step_time(job, gpus) for gpus in (1, 4, 8, 16)] == pytest.approx([3.5, 1.25, 0.875, 0.6875])
+
+
+def test_a_job_that_is_more_efficient_on_more_gpus_is_taken_to_scale_linearly() -> None:
+    assert step_time(measured((4, 5.0), (8, 4.0), now=4.0), 16) == 0.25
