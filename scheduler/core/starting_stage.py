@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from scheduler.core.clearing import clear_nodes, keep_cleared, whole_nodes
 from scheduler.core.course import Course
+from scheduler.core.mixed import mixed_target
 from scheduler.core.quota_stage import is_reclaiming, is_refused, within_limits
 from scheduler.core.stock import Stock
-from scheduler.core.targets import extended
+from scheduler.core.targets import Target, extended
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.decision import StartJob
 from scheduler.domain.job import Job
@@ -48,8 +49,21 @@ def start_waiting(course: Course) -> None:
             break
         misfits |= failed
         queue = tuple(job_id for job_id in queue if course.draft.jobs[job_id].state is _QUEUED)
+    _start_mixed(course, queue)
     if course.policies.backfill:
         _clear_for_first(course, [job_id for job_id in queue if job_id in misfits or job_id in course.promised])
+
+
+def _start_mixed(course: Course, queue: Iterable[str]) -> None:
+    """Jobs that no GPU model alone can hold, on what all others have left of two."""
+    if len(course.node_sizes) < 2:
+        return
+    for job_id in queue:
+        job, reason = course.draft.jobs[job_id], course.waiting.get(job_id)
+        if reason is None or reason.code is not ReasonCode.NO_MATCHING_FLAVOR or job.state is not _QUEUED:
+            continue
+        if target := mixed_target(course, job, job.spec.min_gpus):
+            _start_on(course, job, target)
 
 
 def _clear_for_first(course: Course, queue: Iterable[str]) -> None:
@@ -137,6 +151,10 @@ def start(course: Course, job: Job, width: int, least: int) -> None:
     if target is None:
         explain_misfit(course, job, least)
         return
+    _start_on(course, job, target)
+
+
+def _start_on(course: Course, job: Job, target: Target) -> None:
     gpus, plan = target
     detail = f"next in order; {gpu_sets.counted(gpu_sets.count(gpus))} on {gpu_sets.text(gpus)} as {plan.summary()}"
     course.take(StartJob(job.id, gpus, plan, Reason(ReasonCode.FIRST_IN_ORDER, detail)))
