@@ -49,8 +49,7 @@ def clear_nodes(course: Course, job: Job) -> bool:
     """Move others off whole nodes for a job that is first to need some. False where none are to be had, or where it
     does not pay."""
     count = whole_nodes(course, job)
-    sites = _sites(course, job)
-    if not count or len(sites) < count:
+    if not count or course.draft.base.switches.resizes_frozen or len(sites := _sites(course, job)) < count:
         return False
     chosen, by_itself_s = sites[:count], sorted(site.clear_at_s for site in sites)[count - 1]
     cost_gpu_s = sum(site.cost_gpu_s for site in chosen)

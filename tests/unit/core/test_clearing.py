@@ -13,7 +13,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import ReasonCode
 from scheduler.domain.scaling_curve import ScalingCurve
-from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.domain.tick_report import TickResult
 from scheduler.policies.policy_set import policy_set
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
@@ -70,6 +70,11 @@ def test_nobody_is_moved_where_a_node_comes_free_sooner_than_moving_is_worth() -
 def test_nobody_is_moved_where_there_is_no_room_beside() -> None:
     snapshot = seen(small("six", {"t0": (0, 1, 2, 3, 4, 5)}), small("five", {"t1": (0, 1, 2, 3, 4)}), whole())
     assert resized(decided(snapshot)) == {}
+
+
+def test_nobody_is_moved_while_resizes_are_frozen() -> None:
+    snapshot = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
+    assert resized(decided(replace(snapshot, switches=Switches(resizes_frozen=True)))) == {}
 
 
 def test_nobody_is_moved_for_a_job_that_is_not_known_to_need_whole_nodes() -> None:
