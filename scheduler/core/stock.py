@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from math import inf
 
@@ -33,6 +33,7 @@ class Stock:
         self._course = course
         self._shadow: Shadow | None = None
         self._withheld = False
+        self._known: dict[tuple[object, ...], list[tuple[int, str]]] = {}
 
     @cached_property
     def _soon(self) -> Counter[Kind]:
@@ -96,6 +97,7 @@ class Stock:
         """The queue has come to this job: nodes that are kept for those before it are not there any more."""
         if not self._withheld and self._course.is_kept_from(job):
             self._withheld = True
+            self._known.clear()
             for room in self._course.kept_rooms:
                 self._free[room.gpu, room.lent] -= len(room.free)
 
@@ -124,6 +126,7 @@ class Stock:
 
     def close(self, job: Job) -> None:
         """Nobody behind this job gets anything that it could use."""
+        self._known.clear()
         for kind in self._kinds(job):
             self._closed.setdefault(kind, job.id)
             self._free[kind] = self._soon[kind] = 0
@@ -167,16 +170,20 @@ class Stock:
         """The GPU models with enough GPUs in `counts` for the job, and how many it needs of each: first the model on
         which its curve is fastest, of equals the one with most GPUs."""
         least = job.spec.min_gpus
-        enough: list[tuple[int, str]] = []
-        for gpu, kinds in self._choices(job):
-            total = 0
-            for gpus in counts:
-                for kind in kinds:
-                    total += gpus.get(kind, 0)
-            if total >= least:
-                enough.append((-total, gpu))
-        fitting = [(gpu, need) for total, gpu in sorted(enough) if (need := self._need(job, gpu)) <= -total]
+        totals = self._totals(job, counts)
+        fitting = [(gpu, need) for total, gpu in totals if total >= least and (need := self._need(job, gpu)) <= total]
         return sorted(fitting, key=lambda fit: self._step_s(job, *fit)) if len(fitting) > 1 else fitting
+
+    def _totals(self, job: Job, counts: Collection[Counter[Kind]]) -> list[tuple[int, str]]:
+        """GPUs of each model that the job may use, most first. Worked out once for all jobs of one wish, until some
+        are dealt out."""
+        key = (job.spec.gpu, job.spec.fungible, *map(id, counts))
+        if key not in self._known:
+            found = [
+                (sum(gpus.get(kind, 0) for gpus in counts for kind in kinds), gpu) for gpu, kinds in self._choices(job)
+            ]
+            self._known[key] = sorted(found, key=lambda item: (-item[0], item[1]))
+        return self._known[key]
 
     def _need(self, job: Job, gpu: str) -> int:
         if (job.id, gpu) not in self._needs:
@@ -185,6 +192,7 @@ class Stock:
 
     def _deduct(self, gpus: Counter[Kind], job: Job, gpu: str, wanted: int) -> int:
         taken = 0
+        self._known.clear()
         for kind in self._kinds(job):
             if kind[0] == gpu:
                 part = min(gpus[kind], wanted - taken)

@@ -124,7 +124,8 @@ def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model
     """
     if not job.spec.has_profile:
         return job.spec.min_gpus
-    least, curve = least_gpus(snapshot, job, sizes, model), snapshot.curve(job)
+    curve = snapshot.curve(job)
+    least = least_gpus(snapshot, job, sizes, model) if curve.infeasible else job.spec.min_gpus
     if isinstance(curve, LinearCurve) or (gpu := model or gpu_model(snapshot, job, sizes)) is None:
         return least
     counts = range(least, min(job.spec.max_gpus, _within_reach(snapshot, job, gpu)) + 1)
