@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
 
 from scheduler.core.course import Claim, Course
@@ -15,11 +16,13 @@ from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.ledger import Kind
 from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.policies.ordering import service_gpu_s
+from scheduler.policies.outranking import outranked
 
 
 def evacuate(course: Course) -> None:
     """Take jobs off nodes that must be left: move to free GPUs, else shrink to the rest, else wait a little for GPUs
-    that elastic jobs elsewhere give up, else preempt."""
+    that others elsewhere give up, else preempt."""
     ledger = course.draft.ledger
     leaving = set(ledger.leaving)
     affected = {job_id for node in leaving for job_id in ledger.holders[node].values()}
@@ -27,10 +30,31 @@ def evacuate(course: Course) -> None:
     for job in ledger.ordered(affected):
         if job.is_placed and not leaving.isdisjoint(job.allocation.target) and not _evacuate_job(course, job, leaving):
             stranded.append(job)
-    soon = free_soon(course) if stranded and course.policies.awaits_room else Counter[Kind]()
+    if stranded and course.policies.awaits_room:
+        soon, ordered = free_soon(course), _least_service_first(course, stranded)
+        stranded = [job for job in ordered if not _await_room(course, job, leaving, soon)]
+        _outrank(course, stranded, affected, soon)
+        stranded = [job for job in stranded if not _await_room(course, job, leaving, soon)]
     for job in stranded:
-        if not _await_room(course, job, leaving, soon):
-            course.take(PreemptJob(job.id, course.leave_by_s(job), _leave_reason(course, job, leaving)))
+        course.take(PreemptJob(job.id, course.leave_by_s(job), _leave_reason(course, job, leaving)))
+
+
+def _least_service_first(course: Course, jobs: Iterable[Job]) -> list[Job]:
+    return sorted(jobs, key=lambda job: (service_gpu_s(course.view, job, course.node_sizes), job.id))
+
+
+def _outrank(course: Course, stranded: Sequence[Job], affected: Collection[str], soon: Counter[Kind]) -> None:
+    """Preempt jobs elsewhere that have more to do than those that would have to stop here."""
+    able = [job for job in stranded if may_shrink(course, job) and _stays_until_s(course, job) is not None]
+    if not able:
+        return
+    for job_id, takers in outranked(course.view, able, {*affected, *course.touched}, course.settings).items():
+        job = course.draft.jobs[job_id]
+        detail = f"inference needs nodes back, and {', '.join(takers)} with less to do get its GPUs"
+        course.take(PreemptJob(job_id, course.leave_by_s(job), Reason(ReasonCode.OUTRANKED, detail)))
+        for name, indices in job.allocation.target.items():
+            node = course.view.nodes[name]
+            soon[node.gpu, course.view.is_lent(node)] += len(indices)
 
 
 def _evacuate_job(course: Course, job: Job, leaving: set[str]) -> bool:
@@ -46,13 +70,10 @@ def _evacuate_job(course: Course, job: Job, leaving: set[str]) -> bool:
 
 def _await_room(course: Course, job: Job, leaving: set[str], soon: Counter[Kind]) -> bool:
     """Leave a running job where it is while others give up GPUs for it, as long as it could still save in time."""
-    nodes = [name for name in job.allocation.target if name in leaving]
-    returns_s = [loan.return_by_s for name in nodes if (loan := course.draft.loans.get(name))]
-    deadlines = [at_s for at_s in returns_s if at_s is not None]
-    latest_s = min(deadlines, default=-inf) - course.settings.leave_grace_of(job)
-    if len(deadlines) < len(nodes) or course.now_s >= latest_s or not may_shrink(course, job):
+    latest_s = _stays_until_s(course, job)
+    if latest_s is None or not may_shrink(course, job):
         return False
-    model, need = course.draft.base.nodes[nodes[0]].gpu, job.spec.min_gpus
+    model, need = course.draft.base.nodes[next(iter(job.allocation.target))].gpu, job.spec.min_gpus
     kinds = [(model, lent) for lent in ((False, True) if job.spec.fungible else (False,))]
     missing = need - gpu_sets.count(gpu_sets.without_nodes(job.allocation.target, leaving))
     if missing > sum(soon[kind] for kind in kinds):
@@ -65,6 +86,16 @@ def _await_room(course: Course, job: Job, leaving: set[str], soon: Counter[Kind]
     course.touched.add(job.id)
     course.recheck_s = min(course.recheck_s, latest_s)
     return True
+
+
+def _stays_until_s(course: Course, job: Job) -> float | None:
+    """Until when the job can stay and still save in time; None where that is past, or it has to go for another reason
+    than a recall."""
+    leaving = [name for name in job.allocation.target if name in course.draft.ledger.leaving]
+    loans = [course.draft.loans.get(name) for name in leaving]
+    deadlines = [loan.return_by_s for loan in loans if loan is not None and loan.return_by_s is not None]
+    latest_s = min(deadlines, default=-inf) - course.settings.leave_grace_of(job)
+    return latest_s if len(deadlines) == len(leaving) and course.now_s < latest_s else None
 
 
 def _moved(course: Course, job: Job, left: Gpus) -> Target | None:

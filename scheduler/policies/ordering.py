@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 
 from scheduler.domain.job import Intent, Job
@@ -56,6 +57,12 @@ def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ..
         return (-job.spec.priority, service_gpu_s / ageing, job.submitted_at_s, job.id)
 
     return tuple(job.id for job in sorted(_waiting(snapshot), key=key))
+
+
+def service_gpu_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> float:
+    """GPU-seconds that the job has to go, on the fewest GPUs that are used well."""
+    gpus = efficient_gpus(snapshot, job, sizes)
+    return remaining_s(snapshot, job, gpus, sizes) * gpus
 
 
 def shortest_first(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ...]:

@@ -74,3 +74,21 @@ def test_it_is_preempted_at_once_where_nobody_can_give_it_room() -> None:
 
 def test_under_published_sets_it_is_preempted_at_once() -> None:
     assert preempted(decided(recalled(wide()), "lyra")) == {"rigid"}
+
+
+def test_a_job_with_far_more_to_do_gives_way_to_several_of_a_recalled_node() -> None:
+    """Four short jobs would have to stop; one long one stops instead, and they move when it has left."""
+    short = [a_job(f"s{at}", state=JobState.RUNNING, on={"i0": (at,)}, steps=1_000) for at in FOUR]
+    busy = a_job("busy", 8, state=JobState.RUNNING, on={"t0": EIGHT}, steps=10**7)
+    loan = a_loan("i0", LoanState.RECALLED, return_by_s=1_300.0)
+    fleet = a_fleet(training=1, inference=1)
+    before = a_snapshot(fleet, [*short, busy], [loan], now_s=1_000.0, full_pass_at_s=1_000.0)
+    result = decided(before)
+    (preempted_job,) = result.decisions
+    assert (preempted(result), preempted_job.reason.code) == ({"busy"}, ReasonCode.OUTRANKED)
+    after = apply(before, result.decisions)
+    gone = after.jobs["busy"]
+    left = replace(gone, allocation=replace(gone.allocation, releasing={}))
+    moves = decided(replace(after, now_s=1_020.0, jobs={**after.jobs, "busy": left}))
+    assert {job_id for job_id, gpus in resized(moves).items() if set(gpus) == {"t0"}} == {"s0", "s1", "s2", "s3"}
+    assert preempted(moves) == set()
