@@ -45,32 +45,32 @@ def keep_cleared(course: Course, queue: Sequence[str]) -> None:
             return
 
 
-def clear_nodes(course: Course, job: Job) -> bool:
-    """Move others off whole nodes for a job that is first to need some. False where none are to be had, or where it
-    does not pay."""
+def clear_nodes(course: Course, job: Job) -> int:
+    """Move others off whole nodes for a job that is first to need some. How many; 0 where none are to be had, or where
+    it does not pay."""
     count = whole_nodes(course, job)
     if not count or course.draft.base.switches.resizes_frozen or len(sites := _sites(course, job)) < count:
-        return False
+        return 0
     chosen, by_itself_s = sites[:count], sorted(site.clear_at_s for site in sites)[count - 1]
     cost_gpu_s = sum(site.cost_gpu_s for site in chosen)
     if not cost_gpu_s <= course.policies.base(course.view, job, course.node_sizes, None) * (by_itself_s - course.now_s):
-        return False
+        return 0
     nodes = [site.node for site in chosen]
     targets = _targets(course, nodes, frozenset[str]().union(*(site.jobs for site in chosen)))
     if targets is None:
-        return False
+        return 0
     course.keep(nodes, frozenset((job.id,)))
     reason = Reason(ReasonCode.DEFRAGMENTED, f"{job.id} needs whole nodes and is to have {', '.join(sorted(nodes))}")
     for moving, (gpus, plan) in targets:
         course.take(ResizeJob(moving.id, gpus, plan, course.leave_by_s(moving), reason))
         course.touched.add(moving.id)
-    return True
+    return count
 
 
 def whole_nodes(course: Course, job: Job) -> int:
     """How many whole nodes the job starts on; 0 where nothing is known against lying otherwise."""
     curve = course.view.curve(job)
-    if isinstance(curve, LinearCurve) or not curve.is_picky:
+    if isinstance(curve, LinearCurve) or not curve.infeasible:
         return 0
     gpu = gpu_model(course.view, job, course.node_sizes)
     size = course.node_sizes[gpu] if gpu else 0

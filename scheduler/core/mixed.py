@@ -6,15 +6,13 @@ cuts the pipeline where the models meet.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import permutations
 
 from scheduler.core.course import Course
 from scheduler.core.targets import Target
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.job import Job
-from scheduler.domain.room import Room
-from scheduler.policies.placement import usable_by
+from scheduler.policies.placement import rooms_by_model, usable_by
 
 
 def mixed_target(course: Course, job: Job, need: int) -> Target | None:
@@ -23,9 +21,8 @@ def mixed_target(course: Course, job: Job, need: int) -> Target | None:
     solved are wanted."""
     if not job.spec.has_profile or job.spec.gpu:
         return None
-    rooms = defaultdict[str, list[Room]](list)
-    for room in usable_by(job, course.rooms_for(job)):
-        rooms[room.gpu].append(room)
+    by_model = rooms_by_model(course.view, usable_by(job, course.rooms_for(job)), {})
+    rooms = {group[0].gpu: group for group in by_model}
     found: list[Target] = []
     for first, second in permutations(sorted(rooms), 2):
         whole = [room for room in rooms[first] if len(room.free) == course.node_sizes[first]]

@@ -69,9 +69,8 @@ def _start_mixed(course: Course, queue: Iterable[str]) -> None:
 def _clear_for_first(course: Course, queue: Iterable[str]) -> None:
     """Whole nodes for the first job that lacks nothing else, or gets what it lacks from elastic jobs."""
     job_id = next((job_id for job_id in queue if whole_nodes(course, course.draft.jobs[job_id])), None)
-    if job_id and clear_nodes(course, course.draft.jobs[job_id]):
+    if job_id and (nodes := clear_nodes(course, course.draft.jobs[job_id])):
         course.promised.pop(job_id, None)
-        nodes = whole_nodes(course, course.draft.jobs[job_id])
         detail = f"needs {nodes} whole nodes; running jobs are moving off them"
         numbers = {"needed_nodes": float(nodes)}
         course.waiting[job_id] = Reason(ReasonCode.WAITING_FOR_RELEASE, detail, numbers)

@@ -48,11 +48,6 @@ class ScalingCurve:
             }
         return self._packed[key]
 
-    @property
-    def is_picky(self) -> bool:
-        """There are GPUs that have no plan."""
-        return bool(self.infeasible)
-
     def fails_on_some(self, gpus: int) -> bool:
         """There are ways in which so many GPUs can lie that have no plan."""
         if not self._failing:

@@ -53,8 +53,8 @@ def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ..
         length_s = remaining_s(snapshot, job, gpus, sizes)
         slack_s = max(0.0, job.deadline_at_s - snapshot.now_s - length_s)
         ageing = 1.0 + _waited_s(job, snapshot.now_s) / settings.ageing_s
-        service_gpu_s = min(length_s, slack_s) * gpus
-        return (-job.spec.priority, service_gpu_s / ageing, job.submitted_at_s, job.id)
+        urgent_gpu_s = min(length_s, slack_s) * gpus
+        return (-job.spec.priority, urgent_gpu_s / ageing, job.submitted_at_s, job.id)
 
     return tuple(job.id for job in sorted(_waiting(snapshot), key=key))
 

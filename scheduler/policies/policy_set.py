@@ -51,7 +51,7 @@ class PolicySet:
     `base`: how few GPUs of a model a job starts on and keeps, with the GPUs of a node of each model. `arriving`:
     free GPUs that running jobs do not grow into. `scale` None: jobs stay at their minimum. `strict`: nobody passes
     the queue's head; `backfill`: nobody who would delay it. `awaits_room`: a job on a recalled node stays a little
-    where elastic jobs elsewhere can give up GPUs for it, rather than be preempted. `allot`: says what each job
+    where elastic jobs elsewhere, or jobs with far more to do, can give up GPUs for it. `allot`: says what each job
     holds, running ones too, in place of `order`, `scale` and `make_room`; `elastic_allotment`: above minimums as
     well. `thrifty` False: a job takes the GPUs it is given even where it is no faster than on fewer.
     """

@@ -9,6 +9,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 
 RECONFIGURATION_S = 30.0
+"""What a start or resize is taken to cost where nobody says otherwise, and what the resize pause is meant for."""
 
 
 @dataclass(frozen=True, slots=True)

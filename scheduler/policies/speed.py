@@ -106,7 +106,7 @@ def least_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: st
     """
     least = job.spec.min_gpus
     curve = snapshot.curve(job) if job.spec.has_profile else LINEAR_CURVE
-    if isinstance(curve, LinearCurve):
+    if isinstance(curve, LinearCurve) or not curve.infeasible:
         return least
     gpu = model or gpu_model(snapshot, job, sizes)
     if gpu is None or packed(gpu, least, sizes[gpu]) not in curve.infeasible:
@@ -124,8 +124,7 @@ def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model
     """
     if not job.spec.has_profile:
         return job.spec.min_gpus
-    curve = snapshot.curve(job)
-    least = least_gpus(snapshot, job, sizes, model) if curve.infeasible else job.spec.min_gpus
+    least, curve = least_gpus(snapshot, job, sizes, model), snapshot.curve(job)
     if isinstance(curve, LinearCurve) or (gpu := model or gpu_model(snapshot, job, sizes)) is None:
         return least
     counts = range(least, min(job.spec.max_gpus, _within_reach(snapshot, job, gpu)) + 1)

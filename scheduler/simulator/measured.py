@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Protocol
 
-from scheduler.documents.throughput import CountedStep, ExecPlan, Measured, PlacedStep, Placement, SharedStep
+from scheduler.documents.throughput import CountedStep, ExecPlan, PlacedStep, Placement, SharedStep
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage
 
@@ -34,7 +34,7 @@ class MeasuredCurves(Protocol):
         """The fastest plan on a shape, of a model that `knows` knows."""
 
 
-def measured_curves(profiles: Iterable[Measured]) -> tuple[MeasuredCurves, ...]:
+def measured_curves(profiles: Iterable[Iterable[CountedStep | PlacedStep | SharedStep]]) -> tuple[MeasuredCurves, ...]:
     """The curves of files that `read_profile` has read."""
     steps = [step for profile in profiles for step in profile]
     counted = [step for step in steps if isinstance(step, CountedStep)]

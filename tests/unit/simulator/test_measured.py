@@ -25,7 +25,7 @@ def placed(times_s: dict[tuple[int, ...], float], plan: ExecPlan = ZERO) -> tupl
 
 
 def point(steps: Iterable[PlacedStep | SharedStep | CountedStep], at: GpuShape, batch: int = 16) -> Point:
-    (curves,) = measured_curves([tuple(steps)])  # type: ignore[list-item]  # of one kind in each test
+    (curves,) = measured_curves([steps])
     return curves.point("gpt2", batch, at)
 
 
