@@ -157,7 +157,7 @@ def breaches(snapshot: Snapshot, observation: Observation) -> tuple[Breach, ...]
         *_down_nodes(snapshot),
         *_short_inference(snapshot),
         *_unlent_use(snapshot, observation, strangers),
-        *(_double_use(observation) if strangers else ()),
+        *_double_use(observation, strangers),
     )
 
 
@@ -204,13 +204,15 @@ def _unlent_use(snapshot: Snapshot, observation: Observation, strangers: Iterabl
             yield Breach(BreachKind.ON_UNLENT_NODE, name, f"{run.job_id} runs on {name}, which is not lent")
 
 
-def _double_use(observation: Observation) -> Iterator[Breach]:
-    users: dict[tuple[str, int], str] = {}
-    for run in observation.runs:
-        owner = f"{run.job_id} generation {run.generation}"
-        for node, indices in run.gpus.items():
-            for index in indices:
-                other = users.setdefault((node, index), owner)
-                if other != owner:
-                    detail = f"GPU {index} of {node} runs {other} and {owner}"
-                    yield Breach(BreachKind.GPU_HELD_TWICE, node, detail)
+def _double_use(observation: Observation, strangers: Iterable[Run]) -> Iterator[Breach]:
+    """Nothing can be used twice but on a node where a stranger is."""
+    visited = {name for run in strangers for name in run.gpus}
+    users: dict[tuple[str, int], tuple[str, int]] = {}
+    for run in observation.runs if visited else ():
+        owner = (run.job_id, run.generation)
+        held = [(node, index) for node, indices in run.gpus.items() if node in visited for index in indices]
+        for node, index in held:
+            other = users.setdefault((node, index), owner)
+            if other != owner:
+                one, two = (f"{job_id} generation {generation}" for job_id, generation in (other, owner))
+                yield Breach(BreachKind.GPU_HELD_TWICE, node, f"GPU {index} of {node} runs {one} and {two}")

@@ -203,5 +203,6 @@ def _wait(course: Course, stock: Stock, job: Job, position: int) -> None:
 
 
 def _wait_behind(course: Course, job_ids: Iterable[str], head: str) -> None:
-    for job_id in job_ids:
-        course.waiting[job_id] = Reason(ReasonCode.BEHIND_HEAD, f"waits behind {head}, the head of the queue")
+    """One reason for all: thousands may wait behind one, on every tick."""
+    reason = Reason(ReasonCode.BEHIND_HEAD, f"waits behind {head}, the head of the queue")
+    course.waiting.update(dict.fromkeys(job_ids, reason))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from math import inf
 
@@ -15,6 +15,23 @@ from scheduler.domain.ledger import Kind
 from scheduler.policies.quota import QuotaBook
 from scheduler.policies.speed import least_gpus, step_time_s
 
+Wish = tuple[str, bool]
+"""The GPU model that a job asks for, "" for any, and whether lent nodes will do."""
+
+
+class Pile:
+    """Counts of GPUs by kind, taken together, and the totals by model that were asked for, most first, worked out once
+    for all jobs of one wish. Who changes the counts clears the totals."""
+
+    def __init__(self, *counts: Counter[Kind]) -> None:
+        self._counts = counts
+        self.totals: dict[Wish, list[tuple[int, str]]] = {}
+
+    def add_up(self, wish: Wish, choices: Iterable[tuple[str, list[Kind]]]) -> list[tuple[int, str]]:
+        found = [(sum(gpus.get(kind, 0) for gpus in self._counts for kind in kinds), gpu) for gpu, kinds in choices]
+        self.totals[wish] = sorted(found, key=lambda item: (-item[0], item[1]))
+        return self.totals[wish]
+
 
 class Stock:
     """What is left while the queue is dealt out in order. Mutable, and gone when `start_waiting` is done.
@@ -25,7 +42,7 @@ class Stock:
     def __init__(self, course: Course) -> None:
         self._snapshot = course.view
         self._sizes = course.node_sizes
-        self._wishes: dict[tuple[str, bool], list[tuple[str, list[Kind]]]] = {}
+        self._wishes: dict[Wish, list[tuple[str, list[Kind]]]] = {}
         self._needs: dict[tuple[str, str], int] = {}
         self._free: Counter[Kind] = Counter(course.draft.ledger.free)
         self._all: Counter[Kind] = Counter(course.draft.ledger.serving)
@@ -33,7 +50,8 @@ class Stock:
         self._course = course
         self._shadow: Shadow | None = None
         self._withheld = False
-        self._known: dict[tuple[object, ...], list[tuple[int, str]]] = {}
+        self._now, self._ever = Pile(self._free), Pile(self._all)
+        self._changing = [self._now]
 
     @cached_property
     def _soon(self) -> Counter[Kind]:
@@ -44,9 +62,14 @@ class Stock:
             soon[kind] -= gpus
         return soon
 
+    @cached_property
+    def _later(self) -> Pile:
+        self._changing.append(pile := Pile(self._free, self._soon))
+        return pile
+
     def free(self, job: Job) -> int:
         """GPUs that the job may use and that are free now."""
-        return sum(self._free[kind] for kind in self._kinds(job))
+        return sum(gpus for gpus, _ in self._totals(job, self._now))
 
     def left(self, gpu: str) -> int:
         """Free GPUs of this model that were dealt to nobody and are kept for nobody."""
@@ -54,19 +77,20 @@ class Stock:
 
     def need(self, job: Job) -> int:
         """GPUs that the job starts on, of the model of which it needs fewest."""
-        return min((self._need(job, gpu) for gpu, _ in self._choices(job)), default=job.spec.min_gpus)
+        return min([self._need(job, gpu) for gpu, _ in self._choices(job)], default=job.spec.min_gpus)
 
     def held_back_by(self, job: Job) -> str | None:
         """Why a job that is neither offered nor promised GPUs waits: the overdue job that keeps everybody behind it
         off those that this one could use, or the job that this one would delay."""
-        closed = next((self._closed[kind] for kind in self._kinds(job) if kind in self._closed), None)
-        if closed is None and self._shadow and self._fits(job, self._free, self._soon):
-            return self._shadow.job_id
-        return closed
+        if self._closed:
+            closed = next((self._closed[kind] for kind in self._kinds(job) if kind in self._closed), None)
+            if closed is not None:
+                return closed
+        return self._shadow.job_id if self._shadow and self._fits(job, self._later) else None
 
     def offer(self, job: Job) -> tuple[str, int] | None:
         """A GPU model and the fewest GPUs of it that the job can start on now; most free GPUs first."""
-        return self._permitted(job, self._fits(job, self._free))
+        return self._permitted(job, self._fits(job, self._now))
 
     def meagre_offer(self, job: Job) -> tuple[str, int] | None:
         """As `offer`, with the fewest GPUs that any plan works on, however inefficient it is."""
@@ -78,7 +102,7 @@ class Stock:
 
     def promise(self, job: Job) -> tuple[str, int] | None:
         """As `offer`, with the GPUs that running jobs are giving up or could give up."""
-        return self._permitted(job, self._fits(job, self._free, self._soon))
+        return self._permitted(job, self._fits(job, self._later))
 
     def shortage(self, job: Job) -> tuple[str, int, int] | None:
         """The GPU model of which the job lacks least, how many it needs, and how many are neither free nor given up."""
@@ -91,13 +115,13 @@ class Stock:
 
     def could_hold(self, job: Job) -> bool:
         """The job would fit if nobody else were there: waiting makes sense."""
-        return bool(self._fits(job, self._all))
+        return bool(self._fits(job, self._ever))
 
     def come_to(self, job: Job) -> None:
         """The queue has come to this job: nodes that are kept for those before it are not there any more."""
         if not self._withheld and self._course.is_kept_from(job):
             self._withheld = True
-            self._known.clear()
+            self._changed()
             for room in self._course.kept_rooms:
                 self._free[room.gpu, room.lent] -= len(room.free)
 
@@ -126,10 +150,14 @@ class Stock:
 
     def close(self, job: Job) -> None:
         """Nobody behind this job gets anything that it could use."""
-        self._known.clear()
+        self._changed()
         for kind in self._kinds(job):
             self._closed.setdefault(kind, job.id)
             self._free[kind] = self._soon[kind] = 0
+
+    def _changed(self) -> None:
+        for pile in self._changing:
+            pile.totals.clear()
 
     def _kinds(self, job: Job) -> list[Kind]:
         return [kind for _, kinds in self._choices(job) for kind in kinds]
@@ -166,24 +194,21 @@ class Stock:
         step_s = step_time_s(self._snapshot, job, gpus, self._sizes, gpu)
         return inf if step_s is None else step_s
 
-    def _fits(self, job: Job, *counts: Counter[Kind]) -> list[tuple[str, int]]:
-        """The GPU models with enough GPUs in `counts` for the job, and how many it needs of each: first the model on
+    def _fits(self, job: Job, pile: Pile) -> list[tuple[str, int]]:
+        """The GPU models with enough GPUs on the pile for the job, and how many it needs of each: first the model on
         which its curve is fastest, of equals the one with most GPUs."""
         least = job.spec.min_gpus
-        totals = self._totals(job, counts)
-        fitting = [(gpu, need) for total, gpu in totals if total >= least and (need := self._need(job, gpu)) <= total]
+        fitting: list[tuple[str, int]] = []
+        for total, gpu in self._totals(job, pile):
+            if total < least:
+                break
+            if (need := self._need(job, gpu)) <= total:
+                fitting.append((gpu, need))
         return sorted(fitting, key=lambda fit: self._step_s(job, *fit)) if len(fitting) > 1 else fitting
 
-    def _totals(self, job: Job, counts: Collection[Counter[Kind]]) -> list[tuple[int, str]]:
-        """GPUs of each model that the job may use, most first. Worked out once for all jobs of one wish, until some
-        are dealt out."""
-        key = (job.spec.gpu, job.spec.fungible, *map(id, counts))
-        if key not in self._known:
-            found = [
-                (sum(gpus.get(kind, 0) for gpus in counts for kind in kinds), gpu) for gpu, kinds in self._choices(job)
-            ]
-            self._known[key] = sorted(found, key=lambda item: (-item[0], item[1]))
-        return self._known[key]
+    def _totals(self, job: Job, pile: Pile) -> list[tuple[int, str]]:
+        wish = (job.spec.gpu, job.spec.fungible)
+        return pile.totals.get(wish) or pile.add_up(wish, self._choices(job))
 
     def _need(self, job: Job, gpu: str) -> int:
         if (job.id, gpu) not in self._needs:
@@ -192,7 +217,7 @@ class Stock:
 
     def _deduct(self, gpus: Counter[Kind], job: Job, gpu: str, wanted: int) -> int:
         taken = 0
-        self._known.clear()
+        self._changed()
         for kind in self._kinds(job):
             if kind[0] == gpu:
                 part = min(gpus[kind], wanted - taken)

@@ -177,7 +177,7 @@ class Job:
         done, length = self.progress.steps, self.spec.steps
         if self.state is JobState.RUNNING:
             done += max(0.0, now_s - self.progress.at_s) / self.step_time_s()
-        return min(done, float(length)) if length and self.progress.steps <= length else done
+        return float(length) if length and done > length >= self.progress.steps else done
 
     def remaining_steps(self, now_s: float) -> float | None:
         """None where the length is unknown. A job beyond its declared length is expected to need a part of what it

@@ -30,7 +30,7 @@ class ScalingCurve:
     _packed: dict[tuple[str, int], Mapping[int, ParallelPlan]] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}
     )
-    _efficient: dict[tuple[str, int, range, float], int | None] = field(
+    _efficient: dict[tuple[str, int, int, int, float], int | None] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}
     )
 
@@ -54,15 +54,15 @@ class ScalingCurve:
             self._failing.update((shape.gpus, None) for shape in self.infeasible)
         return gpus in self._failing
 
-    def efficient_gpus(self, gpu: str, gpus_per_node: int, counts: range, share: float) -> int | None:
-        """The fewest of the planned counts on which a step takes no more GPU-seconds than 1 / `share` times the least
-        that any of them takes; None where none is planned."""
-        key = (gpu, gpus_per_node, counts, share)
+    def efficient_gpus(self, gpu: str, gpus_per_node: int, least: int, most: int, share: float) -> int | None:
+        """The fewest of the planned counts from `least` to `most` on which a step takes no more GPU-seconds than
+        1 / `share` times the fewest that it takes on any of them; None where none is planned."""
+        key = (gpu, gpus_per_node, least, most, share)
         if key not in self._efficient:
             planned = self.packed(gpu, gpus_per_node)
-            costs = {gpus: gpus * planned[gpus].iteration_time_s for gpus in planned if gpus in counts}
-            least = min(costs.values(), default=0.0)
-            self._efficient[key] = min((gpus for gpus, cost in costs.items() if share * cost <= least), default=None)
+            costs = {gpus: gpus * plan.iteration_time_s for gpus, plan in planned.items() if least <= gpus <= most}
+            best = min(costs.values(), default=0.0)
+            self._efficient[key] = min((gpus for gpus, cost in costs.items() if share * cost <= best), default=None)
         return self._efficient[key]
 
     def is_solved(self, shape: GpuShape) -> bool:

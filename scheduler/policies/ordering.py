@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from math import inf
 
 from scheduler.domain.job import Intent, Job
-from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.settings import PolicySettings
 from scheduler.policies.speed import efficient_gpus, node_sizes, remaining_s, step_time_s
@@ -44,15 +43,15 @@ def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ..
     Both are those on the fewest GPUs that are used well. A job with a deadline is taken for no longer than the time it
     can still wait and meet it on those.
     """
-    sizes = node_sizes(snapshot)
+    sizes, now_s = node_sizes(snapshot), snapshot.now_s
 
     def key(job: Job) -> tuple[float, float, float, str]:
-        if is_overdue(job, snapshot.now_s, settings):
+        if is_overdue(job, now_s, settings):
             return (-job.spec.priority, -1.0, job.submitted_at_s, job.id)
         gpus = efficient_gpus(snapshot, job, sizes)
         length_s = remaining_s(snapshot, job, gpus, sizes)
-        slack_s = max(0.0, job.deadline_at_s - snapshot.now_s - length_s)
-        ageing = 1.0 + _waited_s(job, snapshot.now_s) / settings.ageing_s
+        slack_s = max(0.0, job.deadline_at_s - now_s - length_s)
+        ageing = 1.0 + _waited_s(job, now_s) / settings.ageing_s
         urgent_gpu_s = min(length_s, slack_s) * gpus
         return (-job.spec.priority, urgent_gpu_s / ageing, job.submitted_at_s, job.id)
 
@@ -87,4 +86,5 @@ def _waited_s(job: Job, now_s: float) -> float:
 
 
 def _waiting(snapshot: Snapshot) -> list[Job]:
-    return [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED and job.intent is Intent.RUN]
+    jobs = snapshot.jobs
+    return [job for job_id in snapshot.ledger.waiting if (job := jobs[job_id]).intent is Intent.RUN]

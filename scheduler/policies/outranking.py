@@ -44,6 +44,8 @@ def outranked(
     waiting = deque(sorted(stranded, key=lambda job: (service[job.id], job.id)))
     ways: dict[str, tuple[str, ...]] = {}
     for job in sorted(running, key=lambda job: (-service[job.id], job.id)):
+        if not waiting or OUTRANKED_RATIO * service[waiting[0].id] > service[job.id]:  # nor has any that comes after it
+            break
         room, takers = job.allocation.target_gpus, list[str]()
         while waiting and (taker := waiting[0]).spec.min_gpus <= room:
             if not _outranks(snapshot, taker, job) or OUTRANKED_RATIO * service[taker.id] > service[job.id]:
@@ -52,8 +54,6 @@ def outranked(
             takers.append(waiting.popleft().id)
         if takers:
             ways[job.id] = tuple(takers)
-        if not waiting:
-            break
     return ways
 
 

@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.job import Job
+from scheduler.domain.job import Job, JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.domain.scaling_curve import LINEAR_CURVE, LinearCurve
+from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.scaling_curve import LinearCurve, ScalingCurve
 from scheduler.domain.snapshot import Snapshot
 
 EFFICIENCY_MIN = 0.75
 """Least share of its best work a GPU-second at which a job starts."""
+
+NO_PLANS: Mapping[int, ParallelPlan] = {}
 
 packed = lru_cache(maxsize=65536)(GpuShape.packed)
 
@@ -49,8 +52,10 @@ def step_times_s(
         return _data_parallel(job)
     gpu = model or gpu_model(snapshot, job, sizes)
 
+    plans = curve.packed(gpu, sizes[gpu]) if gpu else NO_PLANS
+
     def on_curve(gpus: int) -> float | None:
-        plan = curve.plan(packed(gpu, gpus, sizes[gpu])) if gpu else None
+        plan = plans.get(gpus)
         return plan.iteration_time_s * correction if plan else None
 
     return on_curve
@@ -60,7 +65,10 @@ def _data_parallel(job: Job) -> Callable[[int], float]:
     """The step times of a job without a model, learned from what it was measured at: a part that more GPUs share, and
     one that they do not, such as the exchange of gradients (Amdahl, AFIPS'67). Until it has run on two different
     numbers of GPUs, and where more GPUs were no less efficient, it is taken to scale linearly."""
-    correction, known = job.progress.correction, dict(job.progress.corrections)
+    correction = job.progress.correction
+    if not job.progress.corrections:
+        return lambda gpus: correction / gpus
+    known = dict(job.progress.corrections)
     if job.state is JobState.RUNNING:
         known[job.allocation.target_gpus] = correction
     if len(known) < 2 or max(known.values()) == min(known.values()):
@@ -104,15 +112,17 @@ def least_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: st
 
     Judged on GPUs of `model`, else on those that the job's speed is judged on.
     """
-    least = job.spec.min_gpus
-    curve = snapshot.curve(job) if job.spec.has_profile else LINEAR_CURVE
-    if isinstance(curve, LinearCurve) or not curve.infeasible:
+    spec = job.spec
+    if not spec.has_profile:
+        return spec.min_gpus
+    return _least_on(snapshot.profile_curve(spec), spec, model or gpu_model(snapshot, job, sizes), sizes)
+
+
+def _least_on(curve: ScalingCurve, spec: JobSpec, gpu: str | None, sizes: Mapping[str, int]) -> int:
+    least = spec.min_gpus
+    if not curve.infeasible or gpu is None or packed(gpu, least, sizes[gpu]) not in curve.infeasible:
         return least
-    gpu = model or gpu_model(snapshot, job, sizes)
-    if gpu is None or packed(gpu, least, sizes[gpu]) not in curve.infeasible:
-        return least
-    planned = curve.packed(gpu, sizes[gpu])
-    return min((gpus for gpus in planned if least <= gpus <= job.spec.max_gpus), default=least)
+    return min((gpus for gpus in curve.packed(gpu, sizes[gpu]) if least <= gpus <= spec.max_gpus), default=least)
 
 
 def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
@@ -122,18 +132,20 @@ def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model
     A large model on few GPUs spends most of its time on moving its state about; whoever waits would have more of those
     GPUs than it has. Of what a queue's limit or the cluster rules out nothing is expected.
     """
-    if not job.spec.has_profile:
-        return job.spec.min_gpus
-    least, curve = least_gpus(snapshot, job, sizes, model), snapshot.curve(job)
-    if isinstance(curve, LinearCurve) or (gpu := model or gpu_model(snapshot, job, sizes)) is None:
+    spec = job.spec
+    if not spec.has_profile:
+        return spec.min_gpus
+    curve, gpu = snapshot.profile_curve(spec), model or gpu_model(snapshot, job, sizes)
+    least = _least_on(curve, spec, gpu, sizes)
+    if gpu is None:
         return least
-    counts = range(least, min(job.spec.max_gpus, _within_reach(snapshot, job, gpu)) + 1)
-    return curve.efficient_gpus(gpu, sizes[gpu], counts, EFFICIENCY_MIN) or least
+    most = min(spec.max_gpus, _within_reach(snapshot, spec, gpu))
+    return curve.efficient_gpus(gpu, sizes[gpu], least, most, EFFICIENCY_MIN) or least
 
 
-def _within_reach(snapshot: Snapshot, job: Job, gpu: str) -> int:
+def _within_reach(snapshot: Snapshot, spec: JobSpec, gpu: str) -> int:
     """GPUs of a model that the job could have if it were alone."""
-    serving, queue = snapshot.serving, snapshot.queues.get(job.spec.queue)
-    most = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if job.spec.fungible else 0)
+    serving, queue = snapshot.serving, snapshot.queues.get(spec.queue)
+    most = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if spec.fungible else 0)
     limit = queue.limit_gpus if queue else None
     return most if limit is None else min(most, limit)
