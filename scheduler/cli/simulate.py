@@ -165,10 +165,8 @@ def policy_names(text: str) -> tuple[str, ...]:
 
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
-        try:
+        with blaming("--policy"):
             policy_set(name)
-        except ValueError as wrong:
-            refuse(f"--policy: {str(wrong).removeprefix('policy: ')}")
         if names.count(name) > 1:
             refuse(f"--policy: {name!r} is named {names.count(name)} times; allowed is once")
     return names

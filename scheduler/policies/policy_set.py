@@ -185,7 +185,7 @@ def policy_set(name: str, settings: PolicySettings | None = None) -> PolicySet:
     if name in _BY_NAME and not added:
         return replace(_BY_NAME[name], settings=settings)
     if not added:
-        raise ValueError(f"policy: {name!r} is not known; allowed: {', '.join(policy_set_names())}")
+        raise ValueError(f"policy set {name!r} is not known; allowed: {', '.join(policy_set_names())}")
     if name in _BY_NAME or len(added) > 1:
         values = " and ".join(point.value for point in added)
         raise ValueError(f"{_at(added[0])}: the name is taken; allowed: a name that no other policy set has ({values})")

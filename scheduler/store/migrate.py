@@ -43,6 +43,8 @@ def require_head(engine: Engine) -> None:
     Raises:
         StoreError: it cannot be reached, or has to be migrated.
     """
+    if (file := _missing_file(engine)) is not None:
+        raise StoreError(f"database {name_of(engine)}: there is no file {file}; `ebbtide migrate` makes one")
     found, needed = _revisions(engine), frozenset(_scripts().get_heads())
     if found != needed:
         raise StoreError(
@@ -65,6 +67,14 @@ def _scripts() -> ScriptDirectory:
 
 def _known_revisions() -> frozenset[str]:
     return frozenset(script.revision for script in _scripts().walk_revisions())
+
+
+def _missing_file(engine: Engine) -> Path | None:
+    """The file that SQLite would make, empty, at the first look at a database that is not there."""
+    file = engine.url.database if engine.dialect.name == "sqlite" else None
+    if not file or file == ":memory:" or file.startswith("file:") or Path(file).exists():
+        return None
+    return Path(file)
 
 
 def _revisions(engine: Engine) -> frozenset[str]:

@@ -97,9 +97,9 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*PLAN, "--memory", "90GB"), ("--memory: 90GB is more than one a100-80g has; allowed are up to 80.0 GB",)),
     (("simulate",), ("--jobs: a file is needed",)),
     (SIMULATE[:3], ("--cluster: a file is needed",)),
-    ((*SIMULATE, "--policy", "lifo"), ("--policy: 'lifo' is not known; allowed: fifo, sjf, srtf, ",)),
+    ((*SIMULATE, "--policy", "lifo"), ("--policy: policy set 'lifo' is not known; allowed: fifo, sjf, srtf, ",)),
     ((*SIMULATE, "--policy", "fifo,fifo"), ("--policy: 'fifo' is named 2 times; allowed is once",)),
-    ((*SIMULATE, "--policy", ""), ("--policy: '' is not known",)),
+    ((*SIMULATE, "--policy", ""), ("--policy: policy set '' is not known",)),
     ((*SIMULATE, "--seed", "-1"), ("'--seed'", "-1")),
     ((*SIMULATE, "--limit", "0"), ("'--limit'", "0")),
     ((*SIMULATE, "--jobs", "none.csv"), ("none.csv", "cannot be read")),
@@ -179,4 +179,4 @@ def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(
     run: Run, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EBBTIDE_POLICY", "lifo")
-    refused(run, ("serve",), "EBBTIDE_POLICY: policy: 'lifo' is not known; allowed: fifo, sjf, srtf, ")
+    refused(run, ("serve",), "EBBTIDE_POLICY: policy set 'lifo' is not known; allowed: fifo, sjf, srtf, ")

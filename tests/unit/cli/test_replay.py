@@ -136,4 +136,4 @@ def test_a_snapshot_that_is_not_there_is_refused(run: Run, tmp_path: Path) -> No
 def test_an_unknown_policy_is_refused_with_the_known_ones(run: Run, document: Any) -> None:
     result = run("replay", "-", "--policy", "lifo", stdin=json.dumps(document))
     assert result.exit_code == 2
-    assert "--policy: policy: 'lifo' is not known; allowed: fifo, sjf, srtf, " in result.stderr
+    assert "--policy: policy set 'lifo' is not known; allowed: fifo, sjf, srtf, " in result.stderr

@@ -44,7 +44,7 @@ def test_each_set_has_its_name_a_line_a_paper_and_the_settings(name: str) -> Non
 
 
 def test_a_set_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match="policy: 'yarn' is not known; allowed: fifo, sjf, srtf, srsf, las, "):
+    with pytest.raises(ValueError, match="policy set 'yarn' is not known; allowed: fifo, sjf, srtf, srsf, las, "):
         policy_set("yarn")
 
 

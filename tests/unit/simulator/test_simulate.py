@@ -118,7 +118,7 @@ def test_progress_counts_ended_jobs_over_all_policies() -> None:
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"policy: 'lifo' is not known; allowed: .*fifo"):
+    with pytest.raises(ValueError, match=r"policy set 'lifo' is not known; allowed: .*fifo"):
         played(JobRow(2, "a", 0.0, 10.0, 1), policy="fifo,lifo")
 
 

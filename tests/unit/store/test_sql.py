@@ -189,7 +189,10 @@ def test_every_table_has_a_form_in_postgresql() -> None:
     [
         ("nonsense", r"database url: cannot open 'nonsense' .*; give a URL like sqlite:"),
         ("flatfile://me:secret@host/x", r"database url: cannot open 'flatfile://\.\.\.' .*; give a URL like sqlite:"),
-        ("sqlite:////nowhere/at/all.sqlite", r"database sqlite:////nowhere/at/all.sqlite cannot be opened: unable"),
+        (
+            "sqlite:////nowhere/at/all.sqlite",
+            r"database sqlite:////nowhere/at/all.sqlite: there is no file /nowhere/at/",
+        ),
     ],
 )
 def test_a_database_that_cannot_be_opened_is_named_without_its_password(bad: str, message: str) -> None:
@@ -199,8 +202,17 @@ def test_a_database_that_cannot_be_opened_is_named_without_its_password(bad: str
 
 
 def test_a_database_that_was_never_migrated_is_refused_with_the_command_to_run(tmp_path: Path) -> None:
+    file = tmp_path / "new.sqlite"
+    file.touch()
     with pytest.raises(StoreError, match=r"is at revision none, this version needs 0003: run `ebbtide migrate`"):
-        SqlStore(f"sqlite:///{tmp_path / 'new.sqlite'}")
+        SqlStore(f"sqlite:///{file}")
+
+
+def test_a_database_that_is_not_there_is_not_left_behind_as_an_empty_file(tmp_path: Path) -> None:
+    file = tmp_path / "missing.sqlite"
+    with pytest.raises(StoreError, match=r"there is no file .*missing\.sqlite; `ebbtide migrate` makes one"):
+        SqlStore(f"sqlite:///{file}")
+    assert not file.exists()
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
