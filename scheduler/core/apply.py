@@ -67,8 +67,9 @@ def archive(snapshot: Snapshot) -> Archived:
     loans = () if all_live else tuple(loan for loan in snapshot.loans.values() if not loan.is_live)
     if not jobs and not loans:
         return Archived(snapshot, (), ())
-    gone = {job.id for job in jobs}
-    kept = {id_: job for id_, job in snapshot.jobs.items() if id_ not in gone}
+    kept = dict(snapshot.jobs)
+    for job in jobs:
+        del kept[job.id]
     live = {node: loan for node, loan in snapshot.loans.items() if loan.is_live}
     return Archived(replace(snapshot, jobs=kept, loans=live), jobs, loans)
 

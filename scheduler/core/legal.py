@@ -187,10 +187,10 @@ def _short_inference(snapshot: Snapshot) -> Iterator[Breach]:
 def _strangers(snapshot: Snapshot, observation: Observation) -> list[Run]:
     """Runs that are not plainly where the desired state has them. The others hold their GPUs alone by law, so only
     these can be where they must not be."""
-    jobs = snapshot.jobs
+    jobs, heard = snapshot.jobs, snapshot.ledger.heard
     return [
         run
-        for run in observation.runs
+        for run in [run for run in observation.runs if heard.get(run.job_id) is not run]
         if run.gpus and ((job := jobs.get(run.job_id)) is None or job.allocation.target is not run.gpus)
     ]
 

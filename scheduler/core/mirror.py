@@ -23,8 +23,8 @@ _DRIFT_S = 5.0
 
 
 def mirror_nodes(intake: Intake, observation: Observation) -> None:
-    heard, nodes = intake.base.ledger.heard, intake.base.nodes
-    if heard.nodes is not None and heard.nodes[0] is observation.nodes and heard.nodes[1] is nodes:
+    ledger, nodes = intake.base.ledger, intake.base.nodes
+    if ledger.heard_nodes and ledger.heard_nodes[0] is observation.nodes and ledger.heard_nodes[1] is nodes:
         return
     for name, facts in observation.nodes.items():
         node = nodes.get(name)
@@ -33,7 +33,7 @@ def mirror_nodes(intake: Intake, observation: Observation) -> None:
         ):
             _mirror_node(intake, node, facts)
     if not intake.nodes.written:
-        heard.nodes = (observation.nodes, nodes)
+        ledger.heard_nodes = (observation.nodes, nodes)
 
 
 def _mirror_node(intake: Intake, node: Node, facts: NodeFacts) -> None:
@@ -59,29 +59,26 @@ def mirror_runs(intake: Intake, observation: Observation) -> None:
     for job in sorted((jobs[job_id] for job_id in affected), key=lambda job: (job.submitted_at_s, job.id)):
         runs = told.get(job.id, ())
         _mirror_job(intake, job, runs, observation)
-        if len(runs) == 1 and jobs[job.id] is job and runs[0].steps is None and not job.allocation.releasing:
-            ledger.heard.runs[job.id] = (runs[0], job)
+        if len(runs) == 1 and jobs[job.id] is job and _is_in_place(job, runs[0]):
+            ledger.heard[job.id] = runs[0]
+
+
+def _is_in_place(job: Job, run: Run) -> bool:
+    """A run that does what it should and tells nothing by itself."""
+    allocation = job.allocation
+    settled = job.state is JobState.RUNNING and not allocation.releasing
+    return settled and run.steps is None and run.gpus is allocation.target
 
 
 def _news(intake: Intake, observation: Observation) -> tuple[Mapping[str, Sequence[Run]], int]:
     """All runs of the jobs that may have something new, and how many other running jobs show a run."""
-    heard, jobs, ledger = intake.base.ledger.heard.runs, intake.jobs, intake.base.ledger
-    news, quiet, running = set(ledger.releasing), 0, ledger.running
-    for run in observation.runs:
-        known = heard.get(run.job_id)
-        if known is not None and known[0] is run and known[1] is jobs.get(run.job_id):
-            quiet += run.job_id in running
-        else:
-            news.add(run.job_id)
+    heard, runs = intake.base.ledger.heard, observation.runs
+    news = {run.job_id for run in runs if heard.get(run.job_id) is not run} | intake.base.ledger.releasing
+    listed = [run for run in runs if run.job_id in news] if news else []
     told: defaultdict[str, list[Run]] = defaultdict(list)
-    for run in observation.runs if news else ():
-        if run.job_id in news:
-            told[run.job_id].append(run)
-            known = heard.get(run.job_id)
-            quiet -= (
-                known is not None and known[0] is run and known[1] is jobs.get(run.job_id) and run.job_id in running
-            )
-    return told, quiet
+    for run in listed:
+        told[run.job_id].append(run)
+    return told, len(runs) - len(listed)
 
 
 def _mirror_job(intake: Intake, job: Job, runs: Sequence[Run], observation: Observation) -> None:

@@ -38,14 +38,6 @@ _OWN = (*_NODES, *_LOANS, *_JOBS, *_COUNTS, "holders", "rooms")
 _STANDING = (LoanState.OFFERED, LoanState.ACTIVE)
 
 
-class Heard:
-    """What told nothing new when it was mirrored: the same run of the same job object tells nothing new again."""
-
-    def __init__(self) -> None:
-        self.runs: dict[str, tuple[Run, Job]] = {}
-        self.nodes: tuple[Mapping[str, NodeFacts], Mapping[str, Node]] | None = None
-
-
 class Ledger:
     """Sets of names, and counts of GPUs by kind. Whoever made it may change it by `put_*`; others only read.
 
@@ -54,8 +46,9 @@ class Ledger:
     GPUs of those that training may use or still uses (`lent_gpus`).
     Jobs: `waiting` (queued), `running`, `unsettled` (any other state), `watched` (their owners' stage has to look),
     `releasing`, `misfits` (run outside their range), `elastic` (run), `flexible` (run above their minimum), `growable`
-    (run below their maximum), `profiled` (their curve is
-    solved), `limited` (have a longest run time).
+    (run below their maximum), `profiled` (have a model), `limited` (have a longest run time).
+    Observed: `heard`, the run of each running job that lies where the job is to lie and told nothing new when it was
+    last mirrored: the same run of the same record tells nothing new again. `heard_nodes`: likewise the nodes' facts.
     GPUs: `free` and `serving` by kind. Nodes: `sizes` counts them by (GPU model, GPUs), `up` by (pool, GPUs) those that
     are up.
     """
@@ -65,7 +58,8 @@ class Ledger:
         self.nodes: Mapping[str, Node] = {}
         self.loans: Mapping[str, Loan] = {}
         self.jobs: Mapping[str, Job] = {}
-        self.heard = Heard()
+        self.heard: dict[str, Run] = {}
+        self.heard_nodes: tuple[Mapping[str, NodeFacts], Mapping[str, Node]] | None = None
         self.usable_gpus = 0
         self.holders: Holders = {}
         self.rooms: dict[str, Room] = {}
@@ -115,7 +109,7 @@ class Ledger:
         twin = object.__new__(Ledger)
         twin.__dict__.update(self.__dict__)
         own = {name: getattr(self, name).copy() for name in _OWN}
-        twin.__dict__.update(own, _job_sets=[own[name] for name in _JOBS])
+        twin.__dict__.update(own, heard=self.heard.copy(), _job_sets=[own[name] for name in _JOBS])
         return twin
 
     def moved_to(self, snapshot: Snapshot) -> Ledger:
@@ -141,13 +135,12 @@ class Ledger:
     def put_job(self, job_id: str, before: Job | None) -> None:
         """Take over the job that `jobs` has now, or that it has none; `before` is the one it had."""
         job = self.jobs.get(job_id)
+        self.heard.pop(job_id, None)
         if job is not None and before is not None and _stands_alike(job, before):
             return
         for names in self._job_sets:
             names.discard(job_id)
-        if job is None:
-            self.heard.runs.pop(job_id, None)
-        else:
+        if job is not None:
             self._list(job)
         old, new = before.allocation if before else None, job.allocation if job else None
         if old is not new:
@@ -300,8 +293,10 @@ def _differing(before: Mapping[str, object], after: Mapping[str, object]) -> lis
     """Keys whose record is another object, or gone. What was taken out comes first: its GPUs may be held anew."""
     if before is after:
         return []
-    gone = [key for key in before if key not in after]
-    return [*gone, *(key for key, record in after.items() if before.get(key) is not record)]
+    changed = [key for key, record in after.items() if before.get(key) is not record]
+    if len(before) + sum(key not in before for key in changed) == len(after):
+        return changed
+    return [*(key for key in before if key not in after), *changed]
 
 
 def _keep(names: set[str], name: str, belongs: bool) -> None:

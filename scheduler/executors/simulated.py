@@ -122,10 +122,9 @@ class SimulatedExecutor:
                 heapq.heappush(self._events, (self._now_s + self._nodes.drain_s, next(self._order), name))
         if desired.jobs is not self._heard:
             before = self._heard
-            for job_id, job in desired.jobs.items():
-                if before.get(job_id) is not job:
-                    self._steer(job)
-            for job_id in before.keys() - desired.jobs.keys():
+            for job in [job for job_id, job in desired.jobs.items() if before.get(job_id) is not job]:
+                self._steer(job)
+            for job_id in self._worlds.keys() - desired.jobs.keys() if len(self._worlds) > len(desired.jobs) else ():
                 self._drop_job(job_id)
             self._heard = desired.jobs
         self._forget_ended()

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,7 @@ ROUNDING = 1e-12
 """Differences below this share of all values are taken for rounding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """Having `gpus` GPUs, with the job's remaining run time then."""
 
     gpus: int

@@ -10,6 +10,7 @@ curve, and the remaining time of a running job has the price of its reconfigurat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import inf
 
 from scheduler.domain.job import Intent, Job
@@ -175,7 +176,11 @@ def _counts(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[int]
     if isinstance(curve, ScalingCurve):
         planned = curve.packed(model, node) if model else ()
         return sorted({count for count in planned if least <= count <= most} | {present} - {0})
+    return sorted({*_linear_counts(least, most, node), present} - {0})
+
+
+@lru_cache(maxsize=4096)
+def _linear_counts(least: int, most: int, node: int) -> frozenset[int]:
     half = max(1, node // 2)
     beyond = range(-(-max(least, 2 * node) // half) * half, most + 1, half)
-    few = range(least, min(most, 2 * node) + 1)
-    return sorted({*few, *beyond, least, most, present} - {0})
+    return frozenset({*range(least, min(most, 2 * node) + 1), *beyond, least, most})

@@ -24,7 +24,7 @@ def figures(ledger: Ledger) -> dict[str, Any]:
     parts = {
         name: part
         for name, part in vars(ledger).items()
-        if name not in ("pools", "nodes", "loans", "jobs", "heard", "_job_sets")
+        if name not in ("pools", "nodes", "loans", "jobs", "heard", "heard_nodes", "_job_sets")
     }
     return {
         name: {key: value for key, value in part.items() if value} if isinstance(part, dict) else part
@@ -36,12 +36,16 @@ class Comparison:
     def __init__(self) -> None:
         self.ticks = 0
         self.compared = 0
+        self.heard = 0
 
     def ticked(self, tick: Ticked) -> None:
         self.ticks += 1
         if self.ticks % TICKS_BETWEEN == 0:
             self.compared += 1
             assert figures(tick.after.ledger) == figures(Ledger.of(replace(tick.after, memo=None)))
+            self.heard += len(tick.after.ledger.heard)
+            for job_id, run in tick.after.ledger.heard.items():
+                assert run.gpus is tick.after.jobs[job_id].allocation.target, "a run lies elsewhere than was heard"
 
     def demand_changed(self, change: DemandChange) -> None:
         """Nothing to compare."""
@@ -55,3 +59,4 @@ def test_the_ledger_carried_along_is_the_one_made_from_nothing(seed: int) -> Non
     faults = SeededFaults(seed, tuple(node.name for node in whole.nodes), RATES)
     Simulation(whole, policies, watchers=[comparison], faults=faults).run()
     assert comparison.compared > 100
+    assert comparison.heard > 100
