@@ -51,7 +51,6 @@ def step_times_s(
     if isinstance(curve, LinearCurve):
         return _data_parallel(job)
     gpu = model or gpu_model(snapshot, job, sizes)
-
     plans = curve.packed(gpu, sizes[gpu]) if gpu else NO_PLANS
 
     def on_curve(gpus: int) -> float | None:

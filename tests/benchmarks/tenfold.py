@@ -3,7 +3,7 @@ times the nodes.
 
 The copies of a job are submitted within ten minutes of it, so that ten times the jobs are ten times the events. Both
 fleets make a full pass every 5 minutes. `python -m tests.benchmarks.tenfold` plays all 15,802 jobs instead of the first
-thousand; that takes an hour.
+thousand.
 """
 
 from __future__ import annotations
