@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from scheduler.core.clearing import clear_nodes, keep_cleared, whole_nodes
 from scheduler.core.course import Course
 from scheduler.core.mixed import mixed_target
-from scheduler.core.overtaking import overtake
 from scheduler.core.quota_stage import is_reclaiming, is_refused, within_limits
 from scheduler.core.stock import Stock
 from scheduler.core.targets import Target, extended
@@ -53,7 +52,6 @@ def start_waiting(course: Course) -> None:
     _start_mixed(course, queue)
     if course.policies.backfill:
         _clear_for_first(course, [job_id for job_id in queue if job_id in misfits or job_id in course.promised])
-    overtake(course, queue)
 
 
 def _start_mixed(course: Course, queue: Iterable[str]) -> None:

@@ -51,10 +51,9 @@ class PolicySet:
     `base`: how few GPUs of a model a job starts on and keeps, with the GPUs of a node of each model. `arriving`:
     free GPUs that running jobs do not grow into. `scale` None: jobs stay at their minimum. `strict`: nobody passes
     the queue's head; `backfill`: nobody who would delay it. `awaits_room`: a job on a recalled node stays a little
-    where elastic jobs elsewhere, or jobs with far more to do, can give up GPUs for it. `overtakes`: a waiting job may
-    take the place of one that has several times as much to do. `allot`: says what each job holds, running ones too, in
-    place of `order`, `scale` and `make_room`; `elastic_allotment`: above minimums as well. `thrifty` False: a job takes
-    the GPUs it is given even where it is no faster than on fewer.
+    where elastic jobs elsewhere, or jobs with far more to do, can give up GPUs for it. `allot`: says what each job
+    holds, running ones too, in place of `order`, `scale` and `make_room`; `elastic_allotment`: above minimums as
+    well. `thrifty` False: a job takes the GPUs it is given even where it is no faster than on fewer.
     """
 
     name: str
@@ -71,7 +70,6 @@ class PolicySet:
     strict: bool = False
     backfill: bool = False
     awaits_room: bool = False
-    overtakes: bool = False
     allot: Allot | None = None
     elastic_allotment: bool = False
     thrifty: bool = True
@@ -94,7 +92,6 @@ _OURS = PolicySet(
     base=efficient_gpus,
     backfill=True,
     awaits_room=True,
-    overtakes=True,
     lend=lend_forecast_idle,
     scale=flexible_counts,
     arriving=arriving_gpus,

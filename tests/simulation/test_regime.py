@@ -36,9 +36,7 @@ def test_ebbtide_gains_what_was_published_for_lyra_and_keeps_every_promise() -> 
     assert fifo.jct_s.mean > LYRA_JCT_GAIN * ebbtide.jct_s.mean
     assert ebbtide.jct_s.mean < lyra.jct_s.mean
     assert ebbtide.resizes < lyra.resizes
-    # lyra stops nobody for a job that waits; ebbtide does, seldom.
-    assert ebbtide.preemptions <= max(lyra.preemptions, len(JOBS) // 20)
-    assert ebbtide.queueing_s.mean < lyra.queueing_s.mean
+    assert ebbtide.preemptions <= lyra.preemptions
     assert ebbtide.recalls > ebbtide.recalls_late == 0
     assert ebbtide.lost_ratio <= 0.004
 
