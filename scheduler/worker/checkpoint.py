@@ -9,26 +9,27 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
-from torch.optim import Optimizer
 
 from scheduler.worker.manifest import (
     MANIFEST_NAME,
     CheckpointError,
     Manifest,
-    Position,
     checkpoint_path,
     checkpoint_steps,
     complete_checkpoints,
@@ -37,13 +38,11 @@ from scheduler.worker.manifest import (
     stored_files,
     write_manifest,
 )
+from scheduler.worker.state import Trained, set_state, state
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Optimizer entries by parameter name, not by number: names stay the same however parameters are grouped.
-_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def require_writable(root: Path) -> None:
@@ -61,40 +60,61 @@ def require_writable(root: Path) -> None:
         raise CheckpointError(f"checkpoint directory {root} cannot be written: {failure.strerror}") from None
 
 
-def save(
-    root: Path,
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    position: Position,
-    settings: Mapping[str, str | int | float],
-    keep: int = 2,
-) -> None:
-    """Writes the checkpoint of `position.step`, then removes all but the newest `keep` complete ones. Collective.
+class Saving:
+    """A checkpoint that is being written in the background. It counts once `finish` has returned on rank 0.
 
     One that is complete already is left as it is: the same step of the same training holds the same state.
+    """
+
+    def __init__(
+        self, root: Path, parts: Sequence[Trained], facts: Manifest, *, keep: int, group: dist.ProcessGroup
+    ) -> None:
+        """Copies the state and goes on. Collective; `group` is used by nobody else, and needs a backend for the host.
+
+        Raises:
+            CheckpointError: the directory cannot be made, or no step was made yet.
+        """
+        self._root, self._facts, self._keep = root, facts, keep
+        self._directory = _begin(root, facts)
+        self._written: Future[Any] | None = None
+        if self._directory is not None:
+            written = async_save(state(parts), checkpoint_id=self._directory, process_group=group)
+            assert isinstance(written, Future), "this is what it returns without a stager of our own"
+            self._written = written
+
+    @property
+    def step(self) -> int:
+        return self._facts.position.step
+
+    @property
+    def is_written(self) -> bool:
+        return self._written is None or self._written.done()
+
+    def finish(self) -> None:
+        """Waits for the files, then completes the checkpoint and removes all but the newest complete ones.
+
+        Raises:
+            CheckpointError: a file could not be written, what was complete before stays so.
+        """
+        if self._written is None or self._directory is None:
+            return
+        with _told(self._directory):
+            self._written.result()
+            _complete(self._root, self._directory, self._facts, self._keep)
+
+
+def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, keep: int = 2) -> None:
+    """As `Saving`, at once: when it returns the checkpoint is complete. Collective.
 
     Raises:
         CheckpointError: a file cannot be written, what was complete before stays so; or no step was made yet.
     """
-    if position.step == 0:
-        # To have something to store torch would make an empty first step, and Adam counts its steps.
-        raise CheckpointError("step 0 is not saved: it holds nothing that a new start does not give")
-    directory = checkpoint_path(root, position.step)
-    if _from_rank_0(lambda: read_manifest(directory) is not None):
+    directory = _begin(root, facts)
+    if directory is None:
         return
-    try:
-        _from_rank_0(lambda: _make_empty(directory))
-        save_state(_state(model, optimizer), checkpoint_id=directory)
-        if dist.get_rank() == 0:
-            write_manifest(
-                directory, Manifest(position, dist.get_world_size(), dict(settings), stored_files(directory))
-            )
-    except (OSError, CheckpointException) as failure:
-        raise CheckpointError(f"checkpoint {directory} could not be saved: {_cause(failure)}") from failure
-    if dist.get_rank() == 0:
-        _prune(root, keep)
-        logger.info("saved %s", directory)
+    with _told(directory):
+        save_state(state(parts), checkpoint_id=directory)
+        _complete(root, directory, facts, keep)
     dist.barrier()
 
 
@@ -108,14 +128,9 @@ def find_latest(root: Path) -> Manifest | None:
 
 
 def load(
-    root: Path,
-    manifest: Manifest,
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    settings: Mapping[str, str | int | float],
-) -> Position:
-    """Fills model, optimizer and random state from a complete checkpoint, on any number of ranks. Collective.
+    root: Path, manifest: Manifest, parts: Sequence[Trained], *, settings: Mapping[str, str | int | float]
+) -> None:
+    """Fills model, optimizers and random state from a complete checkpoint, on any number of ranks. Collective.
 
     Raises:
         CheckpointError: it is of another training or another model, nothing was changed then; or a file of it
@@ -123,25 +138,43 @@ def load(
     """
     directory = checkpoint_path(root, manifest.position.step)
     _check_settings(directory, manifest.settings, settings)
-    state = _state(model, optimizer)
+    values = state(parts)
     try:
-        _check_tensors(directory, FileSystemReader(directory).read_metadata(), state["model"])
-        load_state(state, checkpoint_id=directory)
+        _check_tensors(directory, FileSystemReader(directory).read_metadata(), values["model"])
+        load_state(values, checkpoint_id=directory)
     except (OSError, CheckpointException) as failure:
         raise CheckpointError(f"checkpoint {directory} could not be loaded: {_cause(failure)}") from failure
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_OPTIONS
-    )
-    _set_random_state(state["random"])
+    set_state(parts, values)
     logger.info("loaded %s, saved by %d ranks", directory, manifest.world_size)
-    return manifest.position
 
 
-def full_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Every model and optimizer entry by name, tensors whole and on the CPU; empty but on rank 0. Collective."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
-    of_model, of_optimizer = get_state_dict(model, optimizer, options=options)
-    return {**of_model, **of_optimizer} if dist.get_rank() == 0 else {}
+def _begin(root: Path, facts: Manifest) -> Path | None:
+    """An empty directory for the checkpoint, None where it is complete already. Collective."""
+    if facts.position.step == 0:
+        # To have something to store torch would make an empty first step, and Adam counts its steps.
+        raise CheckpointError("step 0 is not saved: it holds nothing that a new start does not give")
+    directory = checkpoint_path(root, facts.position.step)
+    if _from_rank_0(lambda: read_manifest(directory) is not None):
+        return None
+    with _told(directory):
+        _from_rank_0(lambda: _make_empty(directory))
+    return directory
+
+
+def _complete(root: Path, directory: Path, facts: Manifest, keep: int) -> None:
+    """All files are there: now it counts."""
+    if dist.get_rank() == 0:
+        write_manifest(directory, replace(facts, files=stored_files(directory)))
+        _prune(root, keep)
+        logger.info("saved %s", directory)
+
+
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, CheckpointException) as failure:
+        raise CheckpointError(f"checkpoint {directory} could not be saved: {_cause(failure)}") from failure
 
 
 def _from_rank_0(look: Callable[[], T]) -> T:
@@ -172,25 +205,6 @@ def _make_empty(directory: Path) -> None:
     directory.mkdir(parents=True)
 
 
-def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    of_model, of_optimizer = get_state_dict(model, optimizer, options=_OPTIONS)
-    return {"model": of_model, "optimizer": of_optimizer, "random": _random_state()}
-
-
-def _random_state() -> dict[str, Tensor]:
-    """One state for all ranks: training draws nothing per rank, or the layout would change what it draws."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _set_random_state(states: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
-
-
 def _check_settings(
     directory: Path, stored: Mapping[str, str | int | float], wanted: Mapping[str, str | int | float]
 ) -> None:
@@ -210,7 +224,9 @@ def _check_tensors(directory: Path, stored: Metadata, model: Mapping[str, Tensor
         for name, entry in stored.state_dict_metadata.items()
         if name.startswith(prefix)
     }
-    here = {name: _describe(tensor.shape, tensor.dtype) for name, tensor in model.items()}
+    held: list[dict[str, str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(held, {name: _describe(tensor.shape, tensor.dtype) for name, tensor in model.items()})
+    here = {name: form for rank in held for name, form in rank.items()}
     for name in sorted({*there, *here}):
         if there.get(name) != here.get(name):
             raise CheckpointError(

@@ -12,7 +12,7 @@ from typing import Any
 from scheduler.worker.status import write_json_atomically
 
 MANIFEST_NAME = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 _DIRECTORY = re.compile(r"step-(\d{8,})")
 
 
@@ -22,10 +22,23 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far the training is: finished steps, and samples seen, which is the number of the next sample."""
+    """How far the training is: finished steps, samples seen, which is the number of the next sample, and how many
+    blocks at the front no longer learn."""
 
     step: int
     samples: int
+    frozen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChange:
+    """From `step` on another global batch, and the learning rate times `factor` by the rule that was named."""
+
+    step: int
+    before: int
+    after: int
+    rule: str
+    factor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,7 @@ class Manifest:
     world_size: int
     settings: Mapping[str, str | int | float]
     files: tuple[StoredFile, ...]
+    batch_changes: tuple[BatchChange, ...] = ()
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -105,6 +119,7 @@ def _parse(path: Path, text: str) -> Manifest:
             world_size=document["world_size"],
             settings=document["settings"],
             files=tuple(StoredFile(**file) for file in document["files"]),
+            batch_changes=tuple(BatchChange(**change) for change in document["batch_changes"]),
         )
     except KeyError as missing:
         raise CheckpointError(f"{path}: field {missing} is missing") from None

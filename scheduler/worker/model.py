@@ -1,8 +1,11 @@
-"""GPT: the small decoder that the reference trainer trains. Pre-norm blocks, learned positions, bytes as tokens."""
+"""GPT: the small decoder that the reference trainer trains. Pre-norm blocks, learned positions, bytes as tokens.
+
+Its feed-forward part is dense or, where a size has experts, a mixture of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,23 +14,34 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from scheduler.domain.parallel_plan import Recompute
+from scheduler.worker.experts import MixtureOfExperts
+
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Query, key and value, each of shape (samples, heads, tokens, head size), to what each token takes in, so shaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class GptSize:
-    """`hidden` must be a multiple of `heads`; `sequence` is the longest input in tokens."""
+    """`hidden` must be a multiple of `heads`; `sequence` is the longest input in tokens.
+
+    `experts` are those of each block; 0 is a dense model, which `experts_per_token` does not concern.
+    """
 
     layers: int
     hidden: int
     heads: int
     vocabulary: int
     sequence: int
+    experts: int = 0
+    experts_per_token: int = 2
 
 
 SIZES = {
     "nano-gpt": GptSize(layers=2, hidden=32, heads=2, vocabulary=256, sequence=64),
     "tiny-gpt": GptSize(layers=4, hidden=128, heads=4, vocabulary=256, sequence=128),
     "mini-gpt": GptSize(layers=8, hidden=512, heads=8, vocabulary=256, sequence=256),
+    "nano-moe": GptSize(layers=2, hidden=32, heads=2, vocabulary=256, sequence=64, experts=4),
+    "mini-moe": GptSize(layers=8, hidden=256, heads=8, vocabulary=256, sequence=256, experts=8),
 }
 
 
@@ -41,22 +55,41 @@ def model_size(name: str) -> GptSize:
     return SIZES[name]
 
 
+class Embedding(nn.Module):
+    """Tokens of shape (samples, tokens) to vectors. `places` are the tokens' positions where a rank has not all of them
+    in order."""
+
+    def __init__(self, size: GptSize) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.vocabulary, size.hidden)
+        self.positions = nn.Embedding(size.sequence, size.hidden)
+        self.places: Tensor | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device) if self.places is None else self.places
+        hidden: Tensor = self.tokens(tokens) + self.positions(places)
+        return hidden
+
+
 class Attention(nn.Module):
     """Causal self-attention over inputs of shape (samples, tokens, hidden)."""
 
     def __init__(self, size: GptSize) -> None:
         super().__init__()
-        self.heads = size.heads
+        self.head_size = size.hidden // size.heads
+        self.mix: Mix = causal_attention
         self.project_in = nn.Linear(size.hidden, 3 * size.hidden)
         self.project_out = nn.Linear(size.hidden, size.hidden)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        samples, tokens, hidden = inputs.shape
-        # (samples, tokens, 3 x hidden) -> three of (samples, heads, tokens, hidden / heads)
-        split = self.project_in(inputs).view(samples, tokens, 3, self.heads, hidden // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        joined: Tensor = self.project_out(mixed.transpose(1, 2).reshape(samples, tokens, hidden))
+        projected = self.project_in(inputs)
+        samples, tokens, _ = projected.shape
+        # Rows of the projection go head by head, each with its query, key and value: a tensor-parallel rank that has
+        # some of the rows has whole heads. (samples, tokens, heads x 3 x size) -> 3 x (samples, heads, tokens, size)
+        split = projected.view(samples, tokens, -1, 3, self.head_size)
+        query, key, value = split.permute(3, 0, 2, 1, 4)
+        mixed = self.mix(query, key, value)
+        joined: Tensor = self.project_out(mixed.transpose(1, 2).reshape(samples, tokens, -1))
         return joined
 
 
@@ -69,9 +102,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(size.hidden)
         self.attention = Attention(size)
         self.feed_forward_norm = nn.LayerNorm(size.hidden)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(size.hidden, 4 * size.hidden), nn.GELU(), nn.Linear(4 * size.hidden, size.hidden)
-        )
+        self.feed_forward = _feed_forward(size)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return _maybe_again(self.recompute is Recompute.FULL, self._forward, inputs)
@@ -83,36 +114,80 @@ class Block(nn.Module):
         return outputs
 
 
-class Gpt(nn.Module):
-    """Byte tokens of shape (samples, tokens) to logits of shape (samples, tokens, vocabulary)."""
+class Head(nn.Module):
+    """The last vectors to logits of shape (samples, tokens, vocabulary)."""
 
     def __init__(self, size: GptSize) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(size.vocabulary, size.hidden)
-        self.positions = nn.Embedding(size.sequence, size.hidden)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.hidden)
-        self.head = nn.Linear(size.hidden, size.vocabulary, bias=False)
+        self.project = nn.Linear(size.hidden, size.vocabulary, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        for block in self.blocks:
-            hidden = block(hidden)
-        logits: Tensor = self.head(self.norm(hidden))
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.project(self.norm(hidden))
         return logits
 
 
-def build_gpt(size: GptSize, *, seed: int, dtype: torch.dtype) -> Gpt:
-    """A model whose first weights depend on the seed alone, so that every rank of every layout starts with the same."""
+class Gpt(nn.Module):
+    """A run of the model's layers: 0 is the embedding, then come the blocks, the head is last.
+
+    Whatever run it is, its parameters have the names that they have in the whole model. `before` maps a layer to what
+    is done to its input, which is how a layer gets the part of the batch that it works on.
+    """
+
+    def __init__(self, size: GptSize, layers: range | None = None) -> None:
+        super().__init__()
+        self.held = range(size.layers + 2) if layers is None else layers
+        self.before: dict[int, Callable[[Tensor], Tensor]] = {}
+        self.embedding = Embedding(size) if 0 in self.held else None
+        self.blocks = nn.ModuleDict({str(k - 1): Block(size) for k in self.held if 1 <= k <= size.layers})
+        self.head = Head(size) if size.layers + 1 in self.held else None
+
+    def pieces(self) -> Iterator[tuple[int, nn.Module]]:
+        """The layers with their numbers, in order."""
+        modules = (self.embedding, *self.blocks.values(), self.head)
+        return zip(self.held, (module for module in modules if module is not None), strict=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Tokens, or the vectors of the layer before, to logits or to the vectors of the layer behind."""
+        outputs = inputs
+        for number, piece in self.pieces():
+            if number in self.before:
+                outputs = self.before[number](outputs)
+            outputs = piece(outputs)
+        behind = self.before.get(self.held.stop)
+        return outputs if behind is None else behind(outputs)
+
+
+def build_gpt(size: GptSize, *, seed: int, dtype: torch.dtype, layers: range | None = None) -> Gpt:
+    """The model, or a run of its layers. First weights depend on the seed and the layer alone, so that every rank of
+    every layout starts with the same."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        # Drawn in float32 in either case: then both precisions start from the same weights.
-        model = Gpt(size)
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                depth = (2 * size.layers) ** -0.5 if name.endswith(("project_out.weight", "2.weight")) else 1.0
-                nn.init.normal_(parameter, std=0.02 * depth)
+        model = Gpt(size, layers)
+        for number, piece in model.pieces():
+            torch.manual_seed(seed * 1_000_003 + number)
+            _initialise(piece, depth=(2 * size.layers) ** -0.5)
     return model.to(dtype)
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def _feed_forward(size: GptSize) -> nn.Module:
+    if size.experts:
+        return MixtureOfExperts(hidden=size.hidden, experts=size.experts, experts_per_token=size.experts_per_token)
+    return nn.Sequential(nn.Linear(size.hidden, 4 * size.hidden), nn.GELU(), nn.Linear(4 * size.hidden, size.hidden))
+
+
+def _initialise(piece: nn.Module, *, depth: float) -> None:
+    """GPT-2's: normal, and narrower by `depth` where a branch is added to the residual stream."""
+    for name, parameter in piece.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)  # those of experts are stacked, and so have two dimensions
+        elif parameter.dim() > 1:
+            added = name.endswith(("project_out.weight", "2.weight", "experts.down"))
+            # Drawn in float32 in either case: then both precisions start from the same weights.
+            nn.init.normal_(parameter, std=0.02 * (depth if added else 1.0))
 
 
 def _maybe_again(again: bool, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:

@@ -165,6 +165,11 @@ class Session:
         self._file.update(phase=Phase.RUNNING, checkpoint_step=step)
         self._tell()
 
+    def saved(self, step: int) -> None:
+        """The checkpoint of `step` is complete, written in the background while the training went on."""
+        self._file.update(checkpoint_step=step)
+        self._tell()
+
     def leave(self) -> None:
         """The state is saved and this rank exits, because a notice asked for it. Written before any teardown."""
         self._file.update(phase=Phase.LEFT)

@@ -51,9 +51,11 @@ class StatusFile:
         self._write()
 
     def update(self, **changes: Any) -> None:
-        """Takes the changed fields over; a change of phase is written at once, the rest at most 5 times a second."""
+        """Takes the changed fields over; a change of phase or checkpoint is written at once, the rest at most 5 times a
+        second."""
         before, self.status = self.status, replace(self.status, **changes)
-        if self.status.phase is not before.phase or time.monotonic() - self._written_s >= _WRITE_PERIOD_S:
+        told = (before.phase, before.checkpoint_step) == (self.status.phase, self.status.checkpoint_step)
+        if not told or time.monotonic() - self._written_s >= _WRITE_PERIOD_S:
             self._write()
 
     def _write(self) -> None:

@@ -47,25 +47,5 @@ class TextData:
         return rows[:, :-1], rows[:, 1:]
 
 
-def rank_samples(
-    *, position: int, micro_batch_size: int, micro_batches: int, rank: int, replicas: int
-) -> list[list[int]]:
-    """The sample numbers that one replica takes in one step, by micro-batch, when `position` samples were seen before.
-
-    The step as a whole takes `micro_batches * micro_batch_size` numbers from `position` on, each exactly once.
-
-    Raises:
-        ValueError: a micro-batch does not split evenly over the replicas.
-    """
-    if micro_batch_size % replicas:
-        raise ValueError(
-            f"a micro-batch of {micro_batch_size} samples does not split evenly over {replicas} data-parallel ranks; "
-            f"the global batch must be a multiple of {replicas} x {micro_batches} micro-batches"
-        )
-    share = micro_batch_size // replicas
-    starts = (position + number * micro_batch_size + rank * share for number in range(micro_batches))
-    return [list(range(start, start + share)) for start in starts]
-
-
 def _shipped_text() -> bytes:
     return resources.files("scheduler.worker").joinpath("data/harbour_log.txt").read_bytes()

@@ -24,9 +24,9 @@ def main() -> int:
     try:
         # The session comes before torch, whose import takes seconds: a notice of that time is not missed.
         with Session.from_environment() as session:
-            from scheduler.worker.trainer import TrainerSettings, train
+            from scheduler.worker.trainer import settings_from, train
 
-            train(session, TrainerSettings(**vars(arguments)))
+            train(session, settings_from(vars(arguments)))
     except ValueError as wrong:
         logger.error("%s", wrong)
         return 1
@@ -42,15 +42,40 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="steps of the whole training (default: EBBTIDE_STEPS)")
     parser.add_argument("--global-batch", type=int, default=0, help="samples per step (default: the plan's)")
     parser.add_argument(
+        "--batch-rule",
+        default="keep",
+        choices=["keep", "linear", "sqrt"],
+        help="how the learning rate follows a changed global batch (default: such a change is refused)",
+    )
+    parser.add_argument(
         "--checkpoint-every", type=int, default=0, help="steps between checkpoints (default: at the end)"
     )
     parser.add_argument("--keep", type=int, default=2, help="complete checkpoints to keep")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data order")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"], help="precision")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--warmup-steps", type=int, default=0, help="steps over which the learning rate rises")
+    parser.add_argument(
+        "--decay", default="constant", choices=["constant", "cosine"], help="how the learning rate falls"
+    )
+    parser.add_argument(
+        "--freeze",
+        type=_freezing,
+        default=(),
+        metavar="STEP:BLOCKS,...",
+        help="from these steps on, so many blocks at the front no longer learn",
+    )
     parser.add_argument("--step-delay-s", type=float, default=0.0, help="pause in each step, as if steps took longer")
     parser.add_argument("--ledger", dest="ledger_dir", type=Path, help="directory for a record of samples and losses")
     return parser.parse_args()
+
+
+def _freezing(text: str) -> tuple[tuple[int, int], ...]:
+    """`10:4,20:7` to ((10, 4), (20, 7))."""
+    try:
+        return tuple((int(step), int(blocks)) for step, blocks in (pair.split(":") for pair in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not STEP:BLOCKS,...: whole numbers such as 10:4,20:7") from None
 
 
 if __name__ == "__main__":

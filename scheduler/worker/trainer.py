@@ -5,23 +5,28 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn import functional
-from torch.optim import AdamW
 
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.worker import checkpoint
+from scheduler.worker.batches import Batches
+from scheduler.worker.layout import Layout, data_plan, layout
+from scheduler.worker.learning_rate import BatchRule, Decay, LearningRate
 from scheduler.worker.ledger import Ledger
-from scheduler.worker.manifest import Position
-from scheduler.worker.mesh import DataLayout, data_layout, data_plan, gradient_sync, parallelise
-from scheduler.worker.model import build_gpt, model_size
+from scheduler.worker.manifest import BatchChange, CheckpointError, Manifest, Position
+from scheduler.worker.mesh import build_meshes
+from scheduler.worker.model import model_size
+from scheduler.worker.optimizer import build_optimizers
+from scheduler.worker.parallel import Build, build_parts
+from scheduler.worker.pipeline import forward_backward
 from scheduler.worker.session import Session
-from scheduler.worker.text import TextData, rank_samples
+from scheduler.worker.state import Trained, full_state, set_state, state
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +35,32 @@ _DEFAULT_GLOBAL_BATCH = 12
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """Zeros mean: `steps` the job's, `global_batch` the plan's, `checkpoint_every` only at the end."""
+    """Zeros mean: `steps` the job's, `global_batch` the plan's, `checkpoint_every` only at the end. `freeze` holds
+    pairs (step, blocks): from that step on so many blocks at the front no longer learn."""
 
     model: str = "tiny-gpt"
     steps: int = 0
     global_batch: int = 0
+    batch_rule: BatchRule = BatchRule.KEEP
     checkpoint_every: int = 0
     keep: int = 2
     seed: int = 0
     dtype: str = "float32"
     learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    decay: Decay = Decay.CONSTANT
+    freeze: tuple[tuple[int, int], ...] = ()
     step_delay_s: float = 0.0
     ledger_dir: Path | None = None
+
+    def frozen_at(self, step: int) -> int:
+        return max((blocks for begin, blocks in self.freeze if begin <= step), default=0)
+
+
+def settings_from(options: Mapping[str, Any]) -> TrainerSettings:
+    """From the options of the command line, by their names."""
+    named = {"batch_rule": BatchRule(options["batch_rule"]), "decay": Decay(options["decay"])}
+    return TrainerSettings(**{**options, **named})
 
 
 def train(session: Session, settings: TrainerSettings) -> None:
@@ -53,12 +72,11 @@ def train(session: Session, settings: TrainerSettings) -> None:
     steps = settings.steps or session.steps_total
     if steps < 1:
         raise ValueError("steps is 0: give --steps or EBBTIDE_STEPS, at least 1")
-    blocks = model_size(settings.model).layers
     # A plan that cannot be run is refused before the ranks wait for each other.
-    layout = data_layout(_plan(session, settings), world_size=session.world_size, blocks=blocks)
+    planned = layout(_plan(session, settings), world_size=session.world_size, blocks=model_size(settings.model).layers)
     torch.set_num_threads(1)
     session.init_process_group()
-    trainer = Trainer(session, settings, layout)
+    trainer = Trainer(session, replace(settings, steps=steps), planned)
     trainer.resume()
     while trainer.position.step < steps:
         if notice := session.notice():
@@ -68,7 +86,7 @@ def train(session: Session, settings: TrainerSettings) -> None:
                 return
         trainer.one_step()
         if settings.checkpoint_every and trainer.position.step % settings.checkpoint_every == 0:
-            trainer.save()
+            trainer.begin_save()
     trainer.save()
     session.succeed()
 
@@ -76,22 +94,21 @@ def train(session: Session, settings: TrainerSettings) -> None:
 class Trainer:
     """Model, optimizer, data and position of one rank."""
 
-    def __init__(self, session: Session, settings: TrainerSettings, layout: DataLayout) -> None:
-        size = model_size(settings.model)
-        dtype = _dtype(settings.dtype)
+    def __init__(self, session: Session, settings: TrainerSettings, planned: Layout) -> None:
         self.position = Position(step=0, samples=0)
         self._session = session
         self._settings = settings
-        self._layout = layout
-        self._device = session.device
+        self._layout = planned
         self._root = session.checkpoint_dir
-        self._data = TextData(sequence=size.sequence, seed=settings.seed)
-        model = build_gpt(size, seed=settings.seed, dtype=dtype)
-        self._model: nn.Module = parallelise(model, layout, device=self._device)
-        # Blocks may be spread differently, which the combined (foreach) update does not take.
-        self._optimizer = AdamW(
-            self._model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, foreach=False
-        )
+        self._rate = LearningRate(settings.learning_rate, settings.steps, settings.warmup_steps, settings.decay)
+        self._batch_changes: tuple[BatchChange, ...] = ()
+        self._meshes = build_meshes(planned, device=session.device)
+        # Of its own: a save in the background must not come between two messages of the training.
+        self._save_group = dist.new_group(backend="gloo")
+        self._saving: checkpoint.Saving | None = None
+        size = model_size(settings.model)
+        self._batches = Batches(planned, size=size, rank=session.rank, seed=settings.seed, device=session.device)
+        self._build(frozen=0)
         torch.manual_seed(settings.seed)
         self._ledger = Ledger(settings.ledger_dir, generation=session.generation, rank=session.rank)
 
@@ -101,65 +118,122 @@ class Trainer:
             checkpoint.require_writable(self._root)
             found = checkpoint.find_latest(self._root)
             if found is not None:
-                self.position = checkpoint.load(
-                    self._root, found, self._model, self._optimizer, settings=self._identity()
-                )
+                self._load(found)
                 self._record_state("loaded")
         self._session.resumed(self.position.step)
 
     def one_step(self) -> None:
         """Forward and backward over this rank's share, one update, and a report of the global batch's mean loss."""
         began_s = time.perf_counter()
-        layout = self._layout
-        shares = self._shares()
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for number, samples in enumerate(shares):
-            with gradient_sync(self._model, wanted=number == layout.micro_batches - 1):
-                total += self._forward_backward(samples)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        dist.all_reduce(total)
-        loss = total.item() / layout.replicas
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss of step {self.position.step + 1} is {loss}; a lower --learning-rate may help")
+        self._freeze_if_due()
+        share = self._forward_backward(*self._batches.at(self.position.samples))
+        self._update()
+        loss = self._whole_loss(share)
         time.sleep(self._settings.step_delay_s)
-        batch = layout.micro_batches * layout.micro_batch_size
-        self.position = Position(self.position.step + 1, self.position.samples + batch)
-        self._ledger.step(self.position.step, samples=(n for share in shares for n in share), loss=loss)
+        batch = self._layout.global_batch
+        self._ledger.step(self.position.step + 1, samples=self._batches.counted(self.position.samples), loss=loss)
+        self.position = replace(self.position, step=self.position.step + 1, samples=self.position.samples + batch)
         self._session.report(step=self.position.step, loss=loss, samples_per_s=batch / (time.perf_counter() - began_s))
+        if self._saving is not None and self._saving.is_written:
+            self._finish_save()
+
+    def begin_save(self) -> None:
+        """Saves the present step in the background. One that is still under way is waited for first."""
+        if self._root is None or not self._is_unsaved():
+            return
+        self._finish_save()
+        self._saving = checkpoint.Saving(
+            self._root, self._trained, self._facts(), keep=self._settings.keep, group=self._save_group
+        )
+        self._record_state("saved")
 
     def save(self) -> None:
         """Saves the present step, once. The start is not saved, and without a checkpoint directory nothing is."""
-        if self._root is None or self.position.step == 0 or self._session.status.checkpoint_step == self.position.step:
+        self._finish_save()
+        if self._root is None or not self._is_unsaved():
             return
         with self._session.saving(self.position.step):
-            checkpoint.save(
-                self._root,
-                self._model,
-                self._optimizer,
-                position=self.position,
-                settings=self._identity(),
-                keep=self._settings.keep,
-            )
+            checkpoint.save(self._root, self._trained, self._facts(), keep=self._settings.keep)
         self._record_state("saved")
 
-    def _shares(self) -> list[list[int]]:
-        return rank_samples(
-            position=self.position.samples,
-            micro_batch_size=self._layout.micro_batch_size,
-            micro_batches=self._layout.micro_batches,
-            rank=self._session.rank,
-            replicas=self._layout.replicas,
-        )
+    def _finish_save(self) -> None:
+        if self._saving is not None:
+            step, saving, self._saving = self._saving.step, self._saving, None
+            saving.finish()
+            self._session.saved(step)
 
-    def _forward_backward(self, samples: list[int]) -> torch.Tensor:
-        """The mean loss over these samples, as its part of the step's mean."""
-        inputs, targets = self._data.batch(samples)
-        logits = self._model(inputs.to(self._device))
-        loss = functional.cross_entropy(logits.flatten(0, 1), targets.to(self._device).flatten())
-        part = loss / self._layout.micro_batches
-        torch.autograd.backward(part)
-        return part.detach().double()
+    def _is_unsaved(self) -> bool:
+        return self.position.step > 0 and self._session.status.checkpoint_step != self.position.step
+
+    def _build(self, *, frozen: int) -> None:
+        """The model with fresh weights, and its optimizers. Collective."""
+        settings, session = self._settings, self._session
+        build = Build(
+            model_size(settings.model), session.rank, session.device, settings.seed, _dtype(settings.dtype), frozen
+        )
+        parts = build_parts(self._layout, self._meshes, build)
+        self._trained = tuple(
+            Trained(part.module, build_optimizers(part, self._layout, learning_rate=settings.learning_rate))
+            for part in parts
+        )
+        self._forward_backward = forward_backward(self._layout, self._meshes, parts, build)
+
+    def _load(self, found: Manifest) -> None:
+        if found.position.frozen != self.position.frozen:
+            self._build(frozen=found.position.frozen)
+        assert self._root is not None
+        batch = int(found.settings["global_batch"])
+        changes = found.batch_changes + self._batch_change(found.position.step, batch)
+        checkpoint.load(self._root, found, self._trained, settings={**self._identity(), "global_batch": batch})
+        self.position, self._batch_changes = found.position, changes
+
+    def _batch_change(self, step: int, before: int) -> tuple[BatchChange, ...]:
+        """
+        Raises:
+            CheckpointError: the batch has changed, and no rule says how the learning rate follows.
+        """
+        after, rule = self._layout.global_batch, self._settings.batch_rule
+        if before == after:
+            return ()
+        try:
+            factor = rule.factor(before, after)
+        except ValueError as refused:
+            raise CheckpointError(str(refused)) from None
+        logger.warning(
+            "global batch %d -> %d after step %d: learning rate times %.4g (%s)", before, after, step, factor, rule
+        )
+        return (BatchChange(step, before, after, rule, factor),)
+
+    def _freeze_if_due(self) -> None:
+        """Blocks that no longer learn leave the optimizer: the model is built anew around the state as it is."""
+        frozen = self._settings.frozen_at(self.position.step)
+        if frozen <= self.position.frozen:
+            return
+        kept = state(self._trained)
+        self._build(frozen=frozen)
+        set_state(self._trained, kept)
+        self.position = replace(self.position, frozen=frozen)
+        logger.info("the first %d blocks are frozen after step %d", frozen, self.position.step)
+
+    def _update(self) -> None:
+        rate = self._rate.at(self.position.step) * math.prod(change.factor for change in self._batch_changes)
+        for optimizer in (one for part in self._trained for one in part.optimizers):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def _whole_loss(self, share: torch.Tensor) -> float:
+        """The mean over the global batch, from each rank's share of it."""
+        counted = share if self._batches.counts_loss else torch.zeros_like(share)
+        dist.all_reduce(counted)
+        loss = counted.item()
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss of step {self.position.step + 1} is {loss}; a lower --learning-rate may help")
+        return loss
+
+    def _facts(self) -> Manifest:
+        return Manifest(self.position, dist.get_world_size(), self._identity(), (), self._batch_changes)
 
     def _identity(self) -> dict[str, str | int | float]:
         """What must not change between generations, or the losses would not be those of one training."""
@@ -169,14 +243,15 @@ class Trainer:
             "dtype": chosen.dtype,
             "seed": chosen.seed,
             "learning_rate": chosen.learning_rate,
-            "windows": self._data.windows,
-            "global_batch": self._layout.micro_batches * self._layout.micro_batch_size,
+            "warmup_steps": chosen.warmup_steps,
+            "decay": chosen.decay,
+            "windows": self._batches.windows,
+            "global_batch": self._layout.global_batch,
         }
 
     def _record_state(self, event: str) -> None:
         if self._ledger.is_kept:
-            entries = checkpoint.full_state(self._model, self._optimizer)
-            self._ledger.state(self.position.step, event, entries=entries)
+            self._ledger.state(self.position.step, event, entries=full_state(self._trained))
 
 
 def _plan(session: Session, settings: TrainerSettings) -> ParallelPlan:

@@ -1,11 +1,13 @@
 import errno
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from traceback import StackSummary
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.nn import functional
 from torch.optim import AdamW
@@ -13,9 +15,10 @@ from torch.optim import AdamW
 from scheduler.worker import checkpoint
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.ledger import state_digest
-from scheduler.worker.manifest import MANIFEST_NAME, CheckpointError, Position, checkpoint_path, latest
-from scheduler.worker.model import SIZES, Gpt, GptSize, build_gpt
+from scheduler.worker.manifest import MANIFEST_NAME, CheckpointError, Manifest, Position, checkpoint_path, latest
+from scheduler.worker.model import SIZES, GptSize, build_gpt
 from scheduler.worker.session import Session
+from scheduler.worker.state import Trained, full_state
 
 SETTINGS: dict[str, str | int | float] = {"model": "nano-gpt", "seed": 1}
 
@@ -28,75 +31,82 @@ def group_of_one() -> Iterator[None]:
         session.succeed()
 
 
-def _training(
-    size: GptSize = SIZES["nano-gpt"], *, seed: int = 1, dtype: torch.dtype = torch.float64
-) -> tuple[Gpt, AdamW]:
+def _training(size: GptSize = SIZES["nano-gpt"], *, seed: int = 1, dtype: torch.dtype = torch.float64) -> Trained:
     model = build_gpt(size, seed=seed, dtype=dtype)
-    return model, AdamW(model.parameters(), lr=1e-2)
+    return Trained(model, [AdamW(model.parameters(), lr=1e-2)])
 
 
-def _step(model: Gpt, optimizer: AdamW) -> None:
+def _step(training: Trained) -> None:
     """One step on random tokens, so that the random state matters."""
     tokens = torch.randint(0, 256, (2, 16))
-    torch.autograd.backward(functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()))
-    optimizer.step()
-    optimizer.zero_grad()
+    torch.autograd.backward(functional.cross_entropy(training.module(tokens).flatten(0, 1), tokens.flatten()))
+    for optimizer in training.optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
-def _save(root: Path, model: Gpt, optimizer: AdamW, step: int, *, keep: int = 2) -> None:
-    checkpoint.save(root, model, optimizer, position=Position(step, 12 * step), settings=SETTINGS, keep=keep)
+def _facts(step: int) -> Manifest:
+    return Manifest(Position(step, 12 * step), 1, SETTINGS, ())
 
 
-def _digest(model: Gpt, optimizer: AdamW) -> str:
-    return state_digest(checkpoint.full_state(model, optimizer))
+def _save(root: Path, training: Trained, step: int, *, keep: int = 2) -> None:
+    checkpoint.save(root, [training], _facts(step), keep=keep)
+
+
+def _load(root: Path, training: Trained, *, settings: Mapping[str, str | int | float] = SETTINGS) -> Manifest:
+    found = latest(root)
+    assert found is not None
+    checkpoint.load(root, found, [training], settings=settings)
+    return found
+
+
+def _digest(training: Trained) -> str:
+    return state_digest(full_state([training]))
 
 
 def test_model_optimizer_position_and_random_state_come_back_bit_by_bit(tmp_path: Path) -> None:
-    model, optimizer = _training()
+    training = _training()
     for _ in range(3):
-        _step(model, optimizer)
-    _save(tmp_path, model, optimizer, 3)
-    saved = _digest(model, optimizer)
-    _step(model, optimizer)
-    one_later = _digest(model, optimizer)
+        _step(training)
+    _save(tmp_path, training, 3)
+    saved = _digest(training)
+    _step(training)
+    one_later = _digest(training)
     assert one_later != saved
 
     torch.manual_seed(77)
-    fresh_model, fresh_optimizer = _training(seed=2)
-    found = latest(tmp_path)
-    assert found is not None
-    position = checkpoint.load(tmp_path, found, fresh_model, fresh_optimizer, settings=SETTINGS)
-    assert position == Position(step=3, samples=36)
-    assert _digest(fresh_model, fresh_optimizer) == saved
-    _step(fresh_model, fresh_optimizer)
-    assert _digest(fresh_model, fresh_optimizer) == one_later
+    fresh = _training(seed=2)
+    assert _load(tmp_path, fresh).position == Position(step=3, samples=36)
+    assert _digest(fresh) == saved
+    _step(fresh)
+    assert _digest(fresh) == one_later
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
-    model, optimizer = _training()
+    training = _training()
     for step in (1, 2, 3, 4):
-        _save(tmp_path, model, optimizer, step, keep=2)
+        _save(tmp_path, training, step, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
 
 
 def test_a_half_written_checkpoint_is_never_loaded_and_goes_with_the_next_save(tmp_path: Path) -> None:
-    model, optimizer = _training()
-    _save(tmp_path, model, optimizer, 1)
-    _save(tmp_path, model, optimizer, 2)
+    training = _training()
+    _save(tmp_path, training, 1)
+    _save(tmp_path, training, 2)
     (checkpoint_path(tmp_path, 2) / MANIFEST_NAME).unlink()
     found = latest(tmp_path)
     assert found is not None
     assert found.position.step == 1
-    _save(tmp_path, model, optimizer, 3)
+    _save(tmp_path, training, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]
 
 
 def test_a_step_that_was_half_written_is_written_anew(tmp_path: Path) -> None:
-    model, optimizer = _training()
+    training = _training()
     half = checkpoint_path(tmp_path, 2)
     half.mkdir()
     (half / "rest_of_a_crash").write_bytes(b"123")
-    _save(tmp_path, model, optimizer, 2)
+    _save(tmp_path, training, 2)
     found = latest(tmp_path)
     assert found is not None
     assert found.position.step == 2
@@ -104,23 +114,21 @@ def test_a_step_that_was_half_written_is_written_anew(tmp_path: Path) -> None:
 
 
 def test_a_complete_checkpoint_is_not_written_a_second_time(tmp_path: Path) -> None:
-    model, optimizer = _training()
-    _save(tmp_path, model, optimizer, 2)
+    training = _training()
+    _save(tmp_path, training, 2)
     first = (checkpoint_path(tmp_path, 2) / MANIFEST_NAME).stat().st_mtime_ns
-    _save(tmp_path, model, optimizer, 2)
+    _save(tmp_path, training, 2)
     assert (checkpoint_path(tmp_path, 2) / MANIFEST_NAME).stat().st_mtime_ns == first
 
 
 def test_a_checkpoint_of_another_training_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    model, optimizer = _training()
-    _save(tmp_path, model, optimizer, 1)
-    found = latest(tmp_path)
-    assert found is not None
-    other_model, other_optimizer = _training(seed=2)
-    before = state_digest(other_model.state_dict())
+    training = _training()
+    _save(tmp_path, training, 1)
+    other = _training(seed=2)
+    before = state_digest(other.module.state_dict())
     with pytest.raises(CheckpointError, match="is of another training: seed is 1 there and 2 here"):
-        checkpoint.load(tmp_path, found, other_model, other_optimizer, settings={**SETTINGS, "seed": 2})
-    assert state_digest(other_model.state_dict()) == before
+        _load(tmp_path, other, settings={**SETTINGS, "seed": 2})
+    assert state_digest(other.module.state_dict()) == before
 
 
 @pytest.mark.parametrize(
@@ -135,14 +143,12 @@ def test_a_checkpoint_of_another_training_is_refused_and_changes_nothing(tmp_pat
 def test_a_checkpoint_of_another_model_is_refused_by_its_first_odd_tensor(
     tmp_path: Path, size: GptSize, dtype: torch.dtype, message: str
 ) -> None:
-    _save(tmp_path, *_training(), 1)
-    found = latest(tmp_path)
-    assert found is not None
-    other_model, other_optimizer = _training(size, dtype=dtype)
-    before = state_digest(other_model.state_dict())
+    _save(tmp_path, _training(), 1)
+    other = _training(size, dtype=dtype)
+    before = state_digest(other.module.state_dict())
     with pytest.raises(CheckpointError, match="is of another model: blocks.*" + message):
-        checkpoint.load(tmp_path, found, other_model, other_optimizer, settings=SETTINGS)
-    assert state_digest(other_model.state_dict()) == before
+        _load(tmp_path, other)
+    assert state_digest(other.module.state_dict()) == before
 
 
 def test_a_directory_that_cannot_be_written_is_told_before_the_training(tmp_path: Path) -> None:
@@ -155,11 +161,11 @@ def test_a_directory_that_cannot_be_written_is_told_before_the_training(tmp_path
 
 
 def test_a_failed_save_names_its_checkpoint_and_leaves_the_former_one(tmp_path: Path) -> None:
-    model, optimizer = _training()
-    _save(tmp_path, model, optimizer, 1)
+    training = _training()
+    _save(tmp_path, training, 1)
     checkpoint_path(tmp_path, 2).write_text("a file in the way")
     with pytest.raises(CheckpointError, match="step-00000002 could not be saved"):
-        _save(tmp_path, model, optimizer, 2)
+        _save(tmp_path, training, 2)
     found = latest(tmp_path)
     assert found is not None
     assert found.position.step == 1
@@ -168,8 +174,8 @@ def test_a_failed_save_names_its_checkpoint_and_leaves_the_former_one(tmp_path: 
 def test_a_disk_that_fills_up_during_a_save_is_named_by_rank_and_the_former_checkpoint_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, optimizer = _training()
-    _save(tmp_path, model, optimizer, 1)
+    training = _training()
+    _save(tmp_path, training, 1)
 
     def full_disk(*_: object, **__: object) -> None:
         error = OSError(errno.ENOSPC, "No space left on device")
@@ -177,7 +183,7 @@ def test_a_disk_that_fills_up_during_a_save_is_named_by_rank_and_the_former_chec
 
     monkeypatch.setattr(checkpoint, "save_state", full_disk)
     with pytest.raises(CheckpointError, match=r"step-00000002 could not be saved: rank 1: .*No space left on device$"):
-        _save(tmp_path, model, optimizer, 2)
+        _save(tmp_path, training, 2)
     found = latest(tmp_path)
     assert found is not None
     assert found.position.step == 1
@@ -185,24 +191,51 @@ def test_a_disk_that_fills_up_during_a_save_is_named_by_rank_and_the_former_chec
 
 def test_the_start_of_a_training_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="step 0 is not saved"):
-        _save(tmp_path, *_training(), 0)
+        _save(tmp_path, _training(), 0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    _save(tmp_path, *_training(), 1)
-    found = latest(tmp_path)
-    assert found is not None
+    _save(tmp_path, _training(), 1)
     tensors = checkpoint_path(tmp_path, 1) / "__0_0.distcp"
     tensors.write_bytes(b"\0" * tensors.stat().st_size)
     with pytest.raises(CheckpointError, match="step-00000001 could not be loaded: rank 0: "):
-        checkpoint.load(tmp_path, found, *_training(), settings=SETTINGS)
+        _load(tmp_path, _training())
 
 
 def test_the_manifest_says_what_is_stored(tmp_path: Path) -> None:
-    _save(tmp_path, *_training(), 7)
+    _save(tmp_path, _training(), 7)
     document = json.loads((checkpoint_path(tmp_path, 7) / MANIFEST_NAME).read_text())
-    assert document["format"] == 1
-    assert document["position"] == {"step": 7, "samples": 84}
+    assert document["format"] == 2
+    assert document["position"] == {"step": 7, "samples": 84, "frozen": 0}
     assert (document["world_size"], document["settings"]) == (1, SETTINGS)
     assert {file["name"] for file in document["files"]} == {".metadata", "__0_0.distcp"}
+
+
+def test_a_save_in_the_background_holds_the_state_of_its_step_though_the_training_went_on(tmp_path: Path) -> None:
+    training = _training()
+    _step(training)
+    saved = _digest(training)
+    saving = checkpoint.Saving(tmp_path, [training], _facts(1), keep=2, group=dist.new_group(backend="gloo"))
+    _step(training)
+    assert latest(tmp_path) is None, "it does not count before it is finished"
+    saving.finish()
+    fresh = _training(seed=2)
+    assert _load(tmp_path, fresh).position.step == 1
+    assert _digest(fresh) == saved
+
+
+def test_a_background_save_that_fails_is_told_when_it_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object, **__: object) -> Future[None]:
+        failed: Future[None] = Future()
+        failed.set_exception(OSError(errno.ENOSPC, "No space left on device"))
+        return failed
+
+    monkeypatch.setattr(checkpoint, "async_save", full_disk)
+    saving = checkpoint.Saving(tmp_path, [_training()], _facts(2), keep=2, group=dist.new_group(backend="gloo"))
+    assert saving.is_written
+    with pytest.raises(CheckpointError, match=r"step-00000002 could not be saved: .*No space left on device$"):
+        saving.finish()
+    assert latest(tmp_path) is None

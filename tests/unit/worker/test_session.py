@@ -11,7 +11,7 @@ import pytest
 
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.worker.environment import RankEnvironment
-from scheduler.worker.mesh import data_plan
+from scheduler.worker.layout import data_plan
 from scheduler.worker.notice import Action
 from scheduler.worker.session import Session
 

@@ -1,32 +1,6 @@
 import pytest
 
-from scheduler.worker.text import TextData, rank_samples
-
-
-def _step(position: int, replicas: int, micro_batches: int) -> list[int]:
-    """All sample numbers of one step of 12 samples, over all replicas."""
-    return [
-        sample
-        for rank in range(replicas)
-        for share in rank_samples(
-            position=position,
-            micro_batch_size=12 // micro_batches,
-            micro_batches=micro_batches,
-            rank=rank,
-            replicas=replicas,
-        )
-        for sample in share
-    ]
-
-
-@pytest.mark.parametrize(("replicas", "micro_batches"), [(1, 1), (2, 1), (3, 2), (4, 3), (2, 6), (12, 1)])
-def test_a_step_takes_each_sample_once_whatever_the_layout(replicas: int, micro_batches: int) -> None:
-    assert sorted(_step(36, replicas, micro_batches)) == list(range(36, 48))
-
-
-def test_a_micro_batch_that_does_not_split_evenly_is_refused() -> None:
-    with pytest.raises(ValueError, match="a micro-batch of 4 samples does not split evenly over 3 data-parallel ranks"):
-        rank_samples(position=0, micro_batch_size=4, micro_batches=3, rank=0, replicas=3)
+from scheduler.worker.text import TextData
 
 
 def test_each_pass_shows_every_window_once_in_an_order_of_its_own() -> None:

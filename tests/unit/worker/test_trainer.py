@@ -3,11 +3,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.worker.environment import RankEnvironment
-from scheduler.worker.manifest import checkpoint_steps
-from scheduler.worker.mesh import data_plan
+from scheduler.worker.layout import data_plan
+from scheduler.worker.learning_rate import BatchRule
+from scheduler.worker.manifest import BatchChange, Position, checkpoint_path, checkpoint_steps, latest
+from scheduler.worker.model import SIZES, build_gpt
 from scheduler.worker.session import Session
 from scheduler.worker.status import RankStatus
 from scheduler.worker.trainer import TrainerSettings, train
@@ -105,3 +109,58 @@ def test_settings_that_cannot_be_are_refused_with_the_reason_in_the_status(
 def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a lower --learning-rate may help"):
         _train(_environment(tmp_path), replace(SETTINGS, learning_rate=1e30))
+
+
+def test_a_changed_batch_is_refused_without_a_rule_and_recorded_with_one(tmp_path: Path) -> None:
+    environment = _environment(tmp_path)
+    _train(environment)
+    wider = replace(SETTINGS, steps=6, global_batch=8)
+    with pytest.raises(ValueError, match="global_batch is 8, the training's was 2"):
+        _train(environment, wider)
+    _train(environment, replace(wider, batch_rule=BatchRule.SQUARE_ROOT))
+    found = latest(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.position == Position(step=6, samples=4 * 2 + 2 * 8)
+    assert found.batch_changes == (BatchChange(4, 2, 8, "sqrt", 2.0),)
+
+
+def test_a_resumed_training_goes_on_with_the_rate_of_its_changed_batch(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    wider = replace(SETTINGS, steps=8, global_batch=8, batch_rule=BatchRule.LINEAR)
+    for root, stops in ((whole, (8,)), (parts, (6, 8))):
+        _train(_environment(root), SETTINGS)
+        for steps in stops:
+            _train(_environment(root), replace(wider, steps=steps, ledger_dir=root))
+    assert _losses(parts) == _losses(whole)
+
+
+def test_frozen_blocks_and_their_embedding_learn_no_more_and_stay_frozen_after_a_restart(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, freeze=((2, 1),), checkpoint_every=1, keep=9)
+    for steps in (3, 5):
+        _train(_environment(tmp_path), replace(settings, steps=steps))
+    weights = {step: _weights(tmp_path / "checkpoints", step) for step in (2, 3, 5)}
+    frozen = {name for name in weights[2] if torch.equal(weights[2][name], weights[5][name])}
+    assert frozen == {name for name in weights[2] if name.startswith(("embedding.", "blocks.0."))}
+    assert not torch.equal(weights[3]["head.norm.bias"], weights[5]["head.norm.bias"])
+    found = latest(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.position.frozen == 1
+
+
+def test_freezing_in_a_restart_equals_freezing_in_one_go(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    settings = replace(SETTINGS, freeze=((2, 1), (4, 2)), warmup_steps=3)
+    _train(_environment(whole), replace(settings, ledger_dir=whole, steps=6))
+    for steps in (3, 4, 6):
+        _train(_environment(parts), replace(settings, ledger_dir=parts, steps=steps))
+    assert _losses(parts) == _losses(whole)
+
+
+def _weights(root: Path, step: int) -> dict[str, torch.Tensor]:
+    model = build_gpt(SIZES["nano-gpt"], seed=0, dtype=torch.float32)
+    state = {"model": model.state_dict()}
+    with Session(RankEnvironment()) as session:
+        session.init_process_group()
+        load(state, checkpoint_id=checkpoint_path(root, step))
+        session.succeed()
+    return state["model"]

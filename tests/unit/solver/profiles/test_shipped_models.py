@@ -34,7 +34,7 @@ def _document(name: str) -> dict[str, Any]:
 
 
 def test_every_shipped_model_loads_under_its_own_name() -> None:
-    assert {*PUBLISHED_PARAMETERS, "nano-gpt", "tiny-gpt", "mini-gpt"} == set(model_names())
+    assert {*PUBLISHED_PARAMETERS, *SIZES} == set(model_names())
     assert all(load_model(name).name == name for name in model_names())
 
 

@@ -1,0 +1,240 @@
+"""From a layout to the parts of the model that this rank holds, each layer spread as its strategy says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+# torch exports it; its type stubs only forget to say so.
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # see above
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from scheduler.domain.parallel_plan import LayerStrategy
+from scheduler.worker.context_attention import ContextGroups, context_attention, token_positions
+from scheduler.worker.experts import MixtureOfExperts, spread_experts
+from scheduler.worker.layout import Layout, place
+from scheduler.worker.mesh import LayerMesh, Meshes
+from scheduler.worker.model import Block, Embedding, Gpt, GptSize, build_gpt
+from scheduler.worker.relayout import Relayout, Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The layers of one pipeline stage. `module` is `model` as it is run: the same, or wrapped."""
+
+    stage: int
+    model: Gpt
+    module: nn.Module
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What model it is, where this rank stands, and how many blocks at the front are frozen (their embedding too)."""
+
+    size: GptSize
+    rank: int
+    device: str
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    frozen: int = 0
+
+
+def build_parts(layout: Layout, meshes: Meshes, build: Build) -> tuple[Part, ...]:
+    """One part for each stage that runs on this rank's group. Collective over all ranks.
+
+    Gradients come out summed over the ranks, not averaged: the loss of each is its share of the global batch's.
+
+    Raises:
+        ValueError: the model's heads or its sequence do not divide as the layout asks.
+    """
+    _check_divides(layout, build.size)
+    # Nothing changes the outputs of a layer in place, which is what FSDP warns of where they are views (DTensor's).
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    spreads = spreads_of(layout, build.size.sequence)
+    parts = []
+    for stage in layout.stages_of(build.rank):
+        model = build_gpt(build.size, seed=build.seed, dtype=build.dtype, layers=layout.stages[stage]).to(build.device)
+        _connect(model, layout, spreads, meshes, build)
+        _freeze(model, build.frozen)
+        parts.append(Part(stage, model, _spread(model, layout, meshes)))
+    return tuple(parts)
+
+
+def spreads_of(layout: Layout, tokens: int) -> tuple[Spread, ...]:
+    """Which cells of a micro-batch each rank of a group works on, layer by layer; alike where it is the same object."""
+    known: dict[tuple[int, ...], Spread] = {}
+    found = []
+    for number, one in enumerate(layout.layers):
+        # Embedding and head have whole sequences on each tensor-parallel rank: their own split is by vocabulary.
+        by_tokens = one.sequence_sharding and 0 < number < len(layout.layers) - 1
+        key = (one.tp, one.dp, one.ulysses, one.ring, by_tokens)
+        if key not in known:
+            known[key] = _spread_cells(layout, one, tokens, by_tokens=by_tokens)
+        found.append(known[key])
+    return tuple(found)
+
+
+@contextmanager
+def gradient_sync(module: nn.Module, *, wanted: bool) -> Iterator[None]:
+    """Gradients are summed over the ranks inside only where wanted: once a step, in its last micro-batch."""
+    if isinstance(module, DistributedDataParallel) and not wanted:
+        with module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(wanted)
+    yield
+
+
+def _check_divides(layout: Layout, size: GptSize) -> None:
+    for strategy in layout.layers:
+        split = strategy.tp * strategy.ulysses
+        if size.heads % split:
+            raise ValueError(f"tp x ulysses is {split}, it must divide the model's {size.heads} heads")
+        share = size.sequence // (strategy.ulysses * strategy.ring)
+        if strategy.sequence_sharding and share % strategy.tp:
+            raise ValueError(f"tp is {strategy.tp}, with sequence_sharding it must divide a rank's {share} tokens")
+
+
+def _spread_cells(layout: Layout, strategy: LayerStrategy, tokens: int, *, by_tokens: bool) -> Spread:
+    cells = []
+    shape = (0, 0)
+    for rank in range(layout.group_ranks):
+        here, samples = place(strategy, rank), layout.samples(strategy, rank)
+        places = token_positions(
+            tokens=tokens, ulysses=strategy.ulysses, ring=strategy.ring, index=here.context(strategy)
+        )
+        if by_tokens:
+            places = places.chunk(strategy.tp)[here.tp]
+        cells.append((torch.tensor(samples)[:, None] * tokens + places[None, :]).flatten())
+        shape = (len(samples), len(places))
+    return Spread(tuple(cells), shape, copies=1 if by_tokens else strategy.tp)
+
+
+def _connect(model: Gpt, layout: Layout, spreads: tuple[Spread, ...], meshes: Meshes, build: Build) -> None:
+    """Each layer gets its own cells from the one before, and attends over its own context ranks."""
+    rank = build.rank % layout.group_ranks
+    for number in (*model.held, model.held.stop):
+        if 0 < number < len(spreads) and number != model.held.start and spreads[number] is not spreads[number - 1]:
+            model.before[number] = Relayout(spreads[number - 1], spreads[number], rank=rank, group=meshes.group)
+    for number, piece in model.pieces():
+        strategy, mesh = layout.layers[number], meshes.layers[number]
+        if isinstance(piece, Embedding):
+            index = place(strategy, rank).context(strategy)
+            piece.places = token_positions(
+                tokens=build.size.sequence, ulysses=strategy.ulysses, ring=strategy.ring, index=index
+            ).to(build.device)
+        elif isinstance(piece, Block):
+            piece.recompute = strategy.recompute
+            if strategy.ulysses * strategy.ring > 1:
+                piece.attention.mix = partial(context_attention, groups=ContextGroups(mesh.ulysses, mesh.ring))
+
+
+def _freeze(model: Gpt, frozen: int) -> None:
+    for number, piece in model.pieces():
+        if frozen and number <= frozen:
+            piece.requires_grad_(False)
+
+
+def _spread(model: Gpt, layout: Layout, meshes: Meshes) -> nn.Module:
+    if layout.is_plainly_replicated:
+        return _replicated(model) if layout.world_size > 1 else model
+    for number, piece in model.pieces():
+        strategy, mesh = layout.layers[number], meshes.layers[number]
+        if strategy.tp > 1:
+            parallelize_module(piece, mesh.tensor, dict(_tensor_styles(piece, strategy)))
+        if isinstance(piece, Block) and isinstance(piece.feed_forward, MixtureOfExperts):
+            _spread_experts(piece.feed_forward, strategy, mesh)
+        _shard(piece, strategy, mesh.data)
+    # The part itself holds no parameter: as a root it tells all its layers at once when to sum gradients.
+    fully_shard(model, mesh=meshes.layers[model.held.start].data["shard"])
+    return model
+
+
+def _spread_experts(experts: MixtureOfExperts, strategy: LayerStrategy, mesh: LayerMesh) -> None:
+    """Over the ranks of ep; what is left of the replicas holds copies or shards of each. Tensor-parallel ranks compute
+    the same experts each."""
+    if strategy.ep > 1:
+        spread_experts(experts, mesh.expert)
+        _shard(experts.experts, strategy, mesh.expert_data, dimension=1)
+
+
+def _shard(piece: nn.Module, strategy: LayerStrategy, mesh: DeviceMesh, *, dimension: int = 0) -> None:
+    """FSDP2; plain replication is a shard group of one. ZeRO 1 and 2 keep parameters whole between forward and
+    backward; gradients are scattered once a step, so that the two are the same here."""
+    among = mesh if mesh["replicate"].size() > 1 else mesh["shard"]
+    sharded = fully_shard(
+        piece,
+        mesh=among,
+        reshard_after_forward=strategy.zero == 3,
+        shard_placement_fn=lambda _: Shard(dimension),
+    )
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _replicated(model: Gpt) -> nn.Module:
+    wrapped = DistributedDataParallel(model)
+    # DDP reads the annotations of a hook, and does not understand those that are not evaluated.
+    wrapped.register_comm_hook(None, lambda _, bucket: _summed(bucket))
+    return wrapped
+
+
+def _summed(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    summed: torch.futures.Future[torch.Tensor] = (
+        dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+    )
+    return summed
+
+
+def _tensor_styles(piece: nn.Module, strategy: LayerStrategy) -> Iterator[tuple[str, ParallelStyle]]:
+    """Megatron's split of each layer: columns, then rows; the embedding and the head by vocabulary."""
+    if isinstance(piece, Embedding):
+        yield "tokens", RowwiseParallel(input_layouts=Replicate())
+    elif isinstance(piece, Block):
+        dense = not isinstance(piece.feed_forward, MixtureOfExperts)
+        yield from _block_styles(dense=dense, sequence_sharding=strategy.sequence_sharding).items()
+    else:
+        yield "project", ColwiseParallel(output_layouts=Replicate())
+
+
+def _block_styles(*, dense: bool, sequence_sharding: bool) -> Mapping[str, ParallelStyle]:
+    between = Shard(1) if sequence_sharding else Replicate()
+    styles: dict[str, ParallelStyle] = {
+        "attention.project_in": ColwiseParallel(),
+        "attention.project_out": RowwiseParallel(output_layouts=between),
+    }
+    if dense:
+        styles |= {"feed_forward.0": ColwiseParallel(), "feed_forward.2": RowwiseParallel(output_layouts=between)}
+    if sequence_sharding:
+        gathered = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
+        # Experts know no tensor parallelism: they take all tokens as a plain tensor, and give back this rank's.
+        around = PrepareModuleInputOutput(
+            input_layouts=(between,),
+            desired_input_layouts=(Replicate(),),
+            use_local_input=True,
+            output_layouts=(Replicate(),),
+            desired_output_layouts=(between,),
+        )
+        norms = {name: SequenceParallel() for name in ("attention_norm", "feed_forward_norm")}
+        styles |= {**norms, "attention": gathered, "feed_forward": gathered if dense else around}
+    return styles

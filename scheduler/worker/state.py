@@ -1,0 +1,85 @@
+"""The state of a training as one dictionary, by the names of the plain model, however it is spread over ranks.
+
+Ranks of a pipeline hold unlike parts; each gives what it has, and a checkpoint is all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.optim import Optimizer
+
+# Optimizer entries by parameter name, not by number: names stay the same however parameters are grouped.
+_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+_WHOLE = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A part of the model with the optimizers of its parameters."""
+
+    module: nn.Module
+    optimizers: Sequence[Optimizer]
+
+
+def state(parts: Sequence[Trained]) -> dict[str, Any]:
+    """What this rank holds: {"model", "optimizer", "random"}, tensors as they are spread."""
+    model, optimizer = _gathered(parts, _OPTIONS)
+    return {"model": model, "optimizer": optimizer, "random": _random_state()}
+
+
+def set_state(parts: Sequence[Trained], values: Mapping[str, Any]) -> None:
+    """The inverse of `state`."""
+    for part in parts:
+        own_model, own_optimizer = _gathered([part], _OPTIONS)
+        set_state_dict(
+            part.module,
+            part.optimizers,
+            model_state_dict={name: values["model"][name] for name in own_model},
+            optim_state_dict={name: values["optimizer"][name] for name in own_optimizer},
+            options=_OPTIONS,
+        )
+    _set_random_state(values["random"])
+
+
+def full_state(parts: Sequence[Trained]) -> dict[str, Any]:
+    """Every model and optimizer entry by name, tensors whole; empty but on rank 0. Collective."""
+    model, optimizer = _gathered(parts, _WHOLE)
+    here = {name: _on_host(value) for name, value in (model | optimizer).items()}
+    found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(here, found)
+    return {name: value for held in reversed(found or []) for name, value in held.items()}
+
+
+def _gathered(parts: Sequence[Trained], options: StateDictOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+    model: dict[str, Any] = {}
+    optimizer: dict[str, Any] = {}
+    for part in parts:
+        of_model, of_optimizer = get_state_dict(part.module, part.optimizers, options=options)
+        model |= of_model
+        optimizer |= of_optimizer
+    return model, optimizer
+
+
+def _on_host(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, Tensor) else value
+
+
+def _random_state() -> dict[str, Tensor]:
+    """One state for all ranks: training draws nothing per rank, or the layout would change what it draws."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_random_state(states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])

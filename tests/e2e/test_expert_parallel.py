@@ -1,0 +1,106 @@
+"""Experts spread over four gloo processes compute, train and save as they do on one rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from scheduler.worker import checkpoint
+from scheduler.worker.environment import RankEnvironment
+from scheduler.worker.manifest import latest
+from scheduler.worker.session import Session
+from scheduler.worker.state import Trained
+from tests.e2e.expert_ranks import RANKS, SAVED_AS, Found, build, digest, optimizer
+
+pytestmark = pytest.mark.e2e
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_S = 240.0
+TOLERANCES = {"float32": 1e-5, "float64": 1e-12}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("experts")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[Found]:
+    """What each rank found; one start for all cases. What counts is the file that a rank wrote, not how it ended."""
+    ranks = [_start(folder, rank) for rank in range(RANKS)]
+    try:
+        for process in ranks:
+            process.wait(timeout=PATIENCE_S)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    files = [folder / f"found-{rank}.json" for rank in range(RANKS)]
+    assert all(file.exists() for file in files), (folder / "log").read_text()[-3000:]
+    return [json.loads(file.read_text()) for file in files]
+
+
+def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.expert_ranks", str(folder), str(rank)],
+            cwd=REPOSITORY,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+        )
+
+
+@pytest.mark.parametrize("experts_per_token", [1, 2], ids="top{}".format)
+@pytest.mark.parametrize("over", ["plain", "fsdp"])
+@pytest.mark.parametrize("ep", [1, 2, 4], ids="ep{}".format)
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_spread_experts_give_the_outputs_and_gradients_of_one_rank(
+    found: list[Found], dtype: str, ep: int, over: str, experts_per_token: int
+) -> None:
+    for of_rank in found:
+        differences = of_rank[f"{dtype} ep{ep} top{experts_per_token} {over}"]
+        # Outputs, inputs, the router, four weights of experts, and the expert that nobody chose.
+        assert len(differences) == 8
+        assert all(float(one) < TOLERANCES[dtype] for one in differences.values()), differences
+        assert differences["unused"] == 0
+
+
+@pytest.mark.parametrize("ep", [2, 4], ids="ep{}".format)
+def test_a_model_with_spread_experts_learns_the_weights_of_one_rank(found: list[Found], ep: int) -> None:
+    for of_rank in found:
+        differences = of_rank[f"training ep{ep}"]
+        assert len(differences) == len(list(build(seed=0).parameters()))
+        assert all(float(one) < 1e-9 for one in differences.values()), differences
+
+
+@pytest.fixture(scope="module")
+def group_of_one() -> Iterator[None]:
+    with Session(RankEnvironment()) as session:
+        session.init_process_group()
+        yield
+        session.succeed()
+
+
+def test_a_checkpoint_of_four_ranks_of_experts_loads_bit_equal_into_two_by_two(found: list[Found]) -> None:
+    result = found[0]["resharding"]
+    assert result["before"] != result["saved"] == result["loaded"]
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_checkpoint_of_four_ranks_of_experts_loads_bit_equal_into_one(found: list[Found], folder: Path) -> None:
+    manifest = latest(folder / SAVED_AS)
+    assert manifest is not None
+    model = build(seed=2)
+    its_optimizer = optimizer(model)
+    random_state = torch.get_rng_state()
+    checkpoint.load(folder / SAVED_AS, manifest, [Trained(model, [its_optimizer])], settings={})
+    torch.set_rng_state(random_state)
+    assert digest(model, its_optimizer) == found[0]["resharding"]["saved"]
