@@ -45,12 +45,14 @@ def job_view(job: Job, now_s: float) -> View:
         "plan": allocation.plan.summary() if allocation.plan else None,
         "progress": progress_view(job, now_s),
         "account": encode(job.account),
+        "memory": memory_view(job),
         "spec": job_document(spec),
     }
 
 
 def progress_view(job: Job, now_s: float) -> View:
-    """`remaining_s` is what is left at the present speed; None where that or the length is unknown."""
+    """`remaining_s` is what is left at the present speed; None where that or the length is unknown. `samples_per_s` and
+    `peak_bytes`, the most memory of a rank, are as measured, None before that; only what runs has a speed."""
     steps, remaining = job.steps_at(now_s), job.remaining_steps(now_s)
     step_time_s = job.step_time_s()
     runs = step_time_s < float("inf")
@@ -61,9 +63,18 @@ def progress_view(job: Job, now_s: float) -> View:
         "checkpoint_steps": job.progress.checkpoint_steps,
         "loss": job.progress.loss,
         "step_time_s": step_time_s if runs else None,
+        "samples_per_s": job.progress.samples_per_s if runs else None,
+        "peak_bytes": job.progress.peak_bytes,
         "remaining_s": remaining * step_time_s if runs and remaining is not None else None,
         "as_of_s": job.progress.at_s,
     }
+
+
+def memory_view(job: Job) -> View:
+    """`factor`: the job's peaks over those that its plans predict. `deaths`: runs that died of memory, oldest first."""
+    memory = job.memory
+    deaths = [encode(death) for death in memory.deaths]
+    return {"factor": memory.factor, "deaths": deaths, "retry_at_s": memory.retry_at_s}
 
 
 def encode_gpus(gpus: gpu_sets.Gpus) -> View:

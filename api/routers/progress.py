@@ -18,16 +18,18 @@ from scheduler.domain.job import Job
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
 StepNumber = Annotated[int, Field(strict=True, ge=0, le=COUNT_MAX)]
+ByteCount = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 class ProgressReport(Document):
-    """One report of rank 0. `samples_per_s` is taken for the record of the request alone, so far."""
+    """One report of rank 0. `peak_bytes`: the most memory that it has had at once."""
 
     generation: StepNumber
     step: StepNumber
     loss: Annotated[float, Field(strict=True)] | None = None
     samples_per_s: Annotated[float, Field(strict=True, ge=0)] | None = None
     checkpoint_step: StepNumber | None = None
+    peak_bytes: ByteCount | None = None
 
 
 @router.get("/jobs/{job_id}/progress")
@@ -45,7 +47,13 @@ def report_progress(
     notice = notice_view(job, report.generation, world.now_s)
     if notice is None:
         body = ReportProgress(
-            job_id, report.generation, float(report.step), report.loss, _float_or_none(report.checkpoint_step)
+            job_id,
+            report.generation,
+            float(report.step),
+            report.loss,
+            _float_or_none(report.checkpoint_step),
+            report.samples_per_s,
+            report.peak_bytes,
         )
         # A worker without news repeats itself to hear of notices: the same id lets the inbox drop that.
         known = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}"

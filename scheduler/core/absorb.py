@@ -15,8 +15,8 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import LoanState
 from scheduler.domain.observation import Observation
-from scheduler.domain.scaling_curve import LinearCurve
-from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.scaling_curve import LINEAR_CURVE
+from scheduler.domain.snapshot import UNSOLVED, Snapshot
 
 STUCK_AFTER_S = 900.0
 """Workers that neither run nor die within this time are given up; loading a large checkpoint takes minutes."""
@@ -59,6 +59,8 @@ def _move_on(intake: Intake, job: Job) -> None:
     match job.state:
         case JobState.SUBMITTED | JobState.PLANNING:
             _leave_planning(intake, job)
+        case JobState.QUEUED if job.memory.backs_off(intake.now_s):
+            intake.move_job(job, JobState.PLANNING, job.message)
         case JobState.PREEMPTED if not job.allocation.releasing:
             intake.move_job(job, JobState.QUEUED, job.message)
         case JobState.STARTING | JobState.RESIZING if intake.now_s - _could_begin_s(job) > STUCK_AFTER_S:
@@ -66,13 +68,12 @@ def _move_on(intake: Intake, job: Job) -> None:
 
 
 def _leave_planning(intake: Intake, job: Job) -> None:
-    """PLANNING until the curve has a shape for the minimum on some GPU model, solved either way."""
-    curve = intake.base.curve(job) if not job.spec.has_profile else intake.curves.get(job.spec.curve_key)
-    at_minimum = curve is not None and (
-        isinstance(curve, LinearCurve)
-        or any(shape.gpus == job.spec.min_gpus for shape in (*curve.plans, *curve.infeasible))
-    )
-    if at_minimum:
+    """PLANNING until the curve has a shape for the minimum on some GPU model, solved either way, and until the pause
+    after a death by memory is over."""
+    if job.memory.backs_off(intake.now_s):
+        return
+    curve = intake.curves.get(job.curve_key, UNSOLVED) if job.spec.has_profile else LINEAR_CURVE
+    if curve.is_solved_for(job.spec.min_gpus):
         intake.move_job(job, JobState.QUEUED)
     elif job.state is JobState.SUBMITTED:
         intake.move_job(job, JobState.PLANNING)

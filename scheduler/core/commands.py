@@ -136,6 +136,10 @@ def _progress(intake: Intake, report: ReportProgress) -> None:
     progress = job.progress
     if report.loss is not None:
         progress = replace(progress, loss=report.loss)
+    if report.samples_per_s is not None:
+        progress = replace(progress, samples_per_s=report.samples_per_s)
+    if report.peak_bytes is not None and report.peak_bytes > (progress.peak_bytes or 0):
+        progress = replace(progress, peak_bytes=report.peak_bytes)
     if report.checkpoint_steps is not None and report.checkpoint_steps > progress.checkpoint_steps:
         progress = replace(progress, checkpoint_steps=report.checkpoint_steps, checkpoint_at_s=intake.now_s)
     if progress != job.progress:

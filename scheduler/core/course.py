@@ -116,7 +116,7 @@ class Course:
         """As `plan_for`, for GPUs of a shape; one that is not solved is wanted only where `asks`."""
         curve = self.draft.base.curve(job)
         if asks and not curve.is_solved(shape):
-            self.wanted[WantedShape(job.spec.curve_key, shape)] = None
+            self.wanted[WantedShape(job.curve_key, shape)] = None
         return curve.plan(shape)
 
     def leave_by_s(self, job: Job) -> float:
@@ -155,7 +155,8 @@ class Course:
         leaving = [jobs[job_id].allocation.leave_by_s for job_id in ledger.releasing]
         recalls = [self.draft.loans[node].return_by_s for node in ledger.recalled]
         limits = [run_time_ends_s(jobs[job_id]) for job_id in ledger.limited]
-        return [at_s for at_s in (*leaving, *recalls, *limits) if at_s is not None and at_s > self.now_s]
+        retries = [jobs[job_id].memory.retry_at_s for job_id in ledger.unsettled]
+        return [at_s for at_s in (*leaving, *recalls, *limits, *retries) if at_s is not None and at_s > self.now_s]
 
 
 def next_full_pass_s(at_s: float, period_s: float) -> float:

@@ -157,6 +157,8 @@ def _unblocks(job: Job, reason: Reason | None, needed: int, missing: int) -> str
     match reason.code:
         case ReasonCode.WAITING_FOR_PLAN:
             return "the solver's answer for its shape"
+        case ReasonCode.BACKING_OFF:
+            return "the end of its pause"
         case ReasonCode.SUSPENDED:
             return "resume it"
         case ReasonCode.WAITING_FOR_RELEASE:

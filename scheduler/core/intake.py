@@ -71,8 +71,16 @@ class Intake:
     def next_generation(self) -> int:
         return self.base.generation + 1
 
-    def tell(self, code: EventCode, subject: str, message: str, numbers: Mapping[str, float] | None = None) -> None:
-        self.events.append(Event(self.now_s, code, subject, message, numbers or {}))
+    def tell(
+        self,
+        code: EventCode,
+        subject: str,
+        message: str,
+        numbers: Mapping[str, float] | None = None,
+        *,
+        cause: str = "",
+    ) -> None:
+        self.events.append(Event(self.now_s, code, subject, message, numbers or {}, cause))
 
     def refuse(self, subject: str, why: str) -> None:
         """A command that fitted when it was sent and no longer does: people are told, nothing changes."""

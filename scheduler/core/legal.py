@@ -21,7 +21,7 @@ from scheduler.domain.decision import (
     SuspendRun,
     subject,
 )
-from scheduler.domain.fleet import NodeState, PoolKind
+from scheduler.domain.fleet import Node, NodeState, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JOB_EDGES, JobState
 from scheduler.domain.loan import LoanState
@@ -81,13 +81,17 @@ def _target_laws(draft: Draft, job: Job, decision: StartJob | ResizeJob) -> Iter
             yield Law.GPU_HELD_TWICE, f"{name} {indices} names a GPU twice"
         if spec.gpu and node.gpu != spec.gpu:
             yield Law.WRONG_GPU_MODEL, f"{name} has {node.gpu}, the job asks for {spec.gpu}"
-        if decision.plan.peak_bytes_per_gpu > node.gpu_memory_bytes:
-            yield (
-                Law.OUT_OF_MEMORY,
-                f"the plan needs {decision.plan.peak_bytes_per_gpu} of {node.gpu_memory_bytes} bytes on {name}",
-            )
+        yield from _memory_laws(job, decision, node)
         yield from _occupancy_laws(draft, job, name, indices)
     yield from _model_laws(draft, decision)
+
+
+def _memory_laws(job: Job, decision: StartJob | ResizeJob, node: Node) -> Iterator[tuple[Law, str]]:
+    """A plan fits by its predicted peak, corrected by what the job has died of so far."""
+    peak_bytes = decision.plan.peak_bytes_per_gpu
+    if not job.memory.fits(peak_bytes, node.gpu_memory_bytes):
+        times = f"{job.memory.factor:g} times {peak_bytes}" if job.memory.percent > 100 else str(peak_bytes)
+        yield Law.OUT_OF_MEMORY, f"the plan needs {times} of {node.gpu_memory_bytes} bytes on {node.name}"
 
 
 def _model_laws(draft: Draft, decision: StartJob | ResizeJob) -> Iterator[tuple[Law, str]]:

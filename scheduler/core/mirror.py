@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from scheduler.core.apply import released
 from scheduler.core.intake import Intake
+from scheduler.core.memory_death import plan_anew
+from scheduler.core.replan_story import note_first_step, note_leaving
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.event import EventCode
 from scheduler.domain.fleet import Node, NodeState
@@ -15,11 +17,13 @@ from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_state import PLACED, JobState
 from scheduler.domain.loan import LoanState
-from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
+from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
 
 _GONE = (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED)
 _DRIFT_S = 5.0
 """Measured progress replaces the extrapolated one when they are this far apart: rarer writes, same truth."""
+_DRIFT_SHARE = 0.05
+"""Likewise measured speed and memory those that are known."""
 
 
 def mirror_nodes(intake: Intake, observation: Observation) -> None:
@@ -119,7 +123,7 @@ def _mirror_old_run(intake: Intake, job: Job, run: Run) -> Job:
         return job
     if run.phase is RunPhase.SUCCEEDED:
         return _succeed(intake, job, run)
-    return _fall_back(intake, job, run) if run.phase in _GONE else job
+    return _fall_back(intake, note_leaving(intake, job, run), run) if run.phase in _GONE else job
 
 
 def _mirror_current_run(intake: Intake, job: Job, run: Run) -> Job:
@@ -129,9 +133,12 @@ def _mirror_current_run(intake: Intake, job: Job, run: Run) -> Job:
         case RunPhase.RUNNING:
             if job.state is not JobState.RUNNING:
                 job = intake.move_job(job, JobState.RUNNING)
+            job = note_first_step(intake, job, run) if run.phases_s else job
             return _measure(intake, job, run)
         case RunPhase.SUCCEEDED:
-            return _succeed(intake, job, run)
+            return _succeed(intake, note_first_step(intake, job, run), run)
+        case RunPhase.FAILED if run.cause is FailureCause.OUT_OF_MEMORY:
+            return plan_anew(intake, _fall_back(intake, job, run), run)
         case RunPhase.FAILED:
             return requeue(intake, _fall_back(intake, job, run), run.reason or "its workers died", charged=True)
         case RunPhase.LOST | RunPhase.LEFT:
@@ -143,7 +150,7 @@ def _succeed(intake: Intake, job: Job, run: Run) -> Job:
     now_s, generation = intake.now_s, intake.next_generation
     left = released(job, JobState.SUCCEEDED, now_s, generation=generation, leave_by_s=now_s)
     steps = run.steps if run.steps is not None else float(job.spec.steps)
-    progress = replace(left.progress, steps=steps, loss=_loss(left, run))
+    progress = replace(_with_use(left.progress, run), steps=steps, loss=_loss(left, run))
     return intake.put_moved(job, replace(left, progress=progress))
 
 
@@ -184,17 +191,18 @@ def _fall_back(intake: Intake, job: Job, run: Run) -> Job:
             job.id,
             f"{lost_steps:.0f} steps since the last checkpoint were lost: {run.reason or run.phase}",
             {"steps": lost_steps, "gpu_s": lost_gpu_s},
+            cause=(run.cause or run.phase).value,
         )
     return fallen
 
 
 def _measure(intake: Intake, job: Job, run: Run) -> Job:
     """Take over checkpoints at once, measured progress when the extrapolation has drifted from it."""
-    progress = job.progress
+    progress = _with_use(job.progress, run)
     if run.checkpoint_steps is not None and run.checkpoint_steps > progress.checkpoint_steps:
         at_s, steps, correction, loss = progress.at_s, progress.steps, progress.correction, progress.loss
-        known = progress.corrections
-        progress = Progress(at_s, steps, run.checkpoint_steps, intake.now_s, correction, loss, known)
+        known, speed, peak = progress.corrections, progress.samples_per_s, progress.peak_bytes
+        progress = Progress(at_s, steps, run.checkpoint_steps, intake.now_s, correction, loss, known, speed, peak)
     if run.steps is not None and abs(run.steps - job.steps_at(intake.now_s)) * job.step_time_s() > _DRIFT_S:
         correction = _corrected(intake, job, run)
         progress = replace(progress, steps=run.steps, at_s=intake.now_s, loss=_loss(job, run), correction=correction)
@@ -202,6 +210,19 @@ def _measure(intake: Intake, job: Job, run: Run) -> Job:
         return job
     intake.jobs[job.id] = measured = job.measured(progress)
     return measured
+
+
+def _with_use(progress: Progress, run: Run) -> Progress:
+    """The progress with the run's speed and memory, where these are news."""
+    speed = progress.samples_per_s if run.samples_per_s is None else run.samples_per_s
+    peak = progress.peak_bytes if run.peak_bytes is None else max(run.peak_bytes, progress.peak_bytes or 0)
+    if not _is_news(progress.samples_per_s, speed) and not _is_news(progress.peak_bytes, peak):
+        return progress
+    return replace(progress, samples_per_s=speed, peak_bytes=peak)
+
+
+def _is_news(before: float | None, now: float | None) -> bool:
+    return now is not None and (before is None or abs(now - before) > _DRIFT_SHARE * before)
 
 
 def _corrected(intake: Intake, job: Job, run: Run) -> float:

@@ -165,7 +165,7 @@ def explain_misfit(course: Course, job: Job, need: int) -> None:
     room = usable_by(job, course.rooms_for(job))
     free = sum(len(r.free) for r in room)
     numbers = {"needed_gpus": float(need), "free_gpus": float(free)}
-    if free >= need and any(wanted.curve_key == job.spec.curve_key for wanted in course.wanted):
+    if free >= need and any(wanted.curve_key == job.curve_key for wanted in course.wanted):
         detail = f"{free} GPUs are free, but no plan is solved yet for the way they lie"
         course.waiting[job.id] = Reason(ReasonCode.WAITING_FOR_PLAN, detail, numbers)
     elif free >= need:

@@ -24,13 +24,13 @@ def _minimums(snapshot: Snapshot) -> Iterator[WantedShape]:
         if job.state in (JobState.SUBMITTED, JobState.PLANNING):
             for gpu in sorted(sizes):
                 if job.spec.gpu in ("", gpu):
-                    yield WantedShape(job.spec.curve_key, packed(gpu, job.spec.min_gpus, sizes[gpu]))
+                    yield WantedShape(job.curve_key, packed(gpu, job.spec.min_gpus, sizes[gpu]))
 
 
 def _canonical(snapshot: Snapshot) -> Iterator[WantedShape]:
     sizes = node_sizes(snapshot)
     ranges = {
-        (job.spec.curve_key, gpu, job.spec.min_gpus, job.spec.max_gpus)
+        (job.curve_key, gpu, job.spec.min_gpus, job.spec.max_gpus)
         for job in map(snapshot.jobs.__getitem__, snapshot.ledger.profiled)
         for gpu in sizes
         if job.spec.gpu in ("", gpu)

@@ -53,6 +53,8 @@ class ReportProgress:
     steps: float
     loss: float | None = None
     checkpoint_steps: float | None = None
+    samples_per_s: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

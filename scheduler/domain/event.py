@@ -18,6 +18,7 @@ class EventCode(StrEnum):
     JOB_STOPPED = "JobStopped"
     JOB_REJECTED = "JobRejected"
     JOB_LOST_WORK = "JobLostWork"
+    JOB_REPLANNED = "JobReplanned"
     NODE_LENT = "NodeLent"
     NODE_RECALLED = "NodeRecalled"
     NODE_RECALL_CANCELLED = "NodeRecallCancelled"
@@ -37,10 +38,12 @@ class EventCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`subject` is a job id, node, pool, queue or loan; `numbers` are the figures behind `message`."""
+    """`subject` is a job id, node, pool, queue or loan; `numbers` are the figures behind `message`. `cause` says in one
+    word, for counters, what brought about the loss of work."""
 
     at_s: float
     code: EventCode
     subject: str
     message: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+    cause: str = ""

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from scheduler.domain.allocation import EMPTY_ALLOCATION, Allocation
 from scheduler.domain.job_state import ENDED, JOB_EDGES, PLACED, WAITING, JobState
+from scheduler.domain.memory_record import NO_DEATHS, MemoryRecord
+from scheduler.domain.replan import NO_REPLAN, Replan
 from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest, curve_key
 
 CORRECTIONS_MAX = 6
@@ -94,7 +96,7 @@ class JobSpec:
 
     @property
     def curve_request(self) -> CurveRequest | None:
-        """What to solve for this job; None when it is elastic by data parallelism alone."""
+        """What to solve for this job as it was submitted; None when it is elastic by data parallelism alone."""
         if not self.has_profile:
             return None
         return CurveRequest(self.model, self.profile_json, self.global_batch, self.sequence_length)
@@ -112,7 +114,8 @@ class Progress:
 
     `checkpoint_steps` is what a crash would fall back to. `correction` scales the curve's step times to what
     was measured of this job (CurveCorrection). `loss` is the last reported one. `corrections`: what the correction was
-    on each number of GPUs that the job has run on for a while, the last `CORRECTIONS_MAX` of them.
+    on each number of GPUs that the job has run on for a while, the last `CORRECTIONS_MAX` of them. `samples_per_s` and
+    `peak_bytes`, the most that a rank has had, are those of the present workers, else of the last.
     """
 
     at_s: float
@@ -122,6 +125,8 @@ class Progress:
     correction: float = 1.0
     loss: float | None = None
     corrections: tuple[tuple[int, float], ...] = ()
+    samples_per_s: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,27 @@ class Job:
     allocation: Allocation = EMPTY_ALLOCATION
     intent: Intent = Intent.RUN
     message: str = ""
+    memory: MemoryRecord = NO_DEATHS
+    replan: Replan = NO_REPLAN
+
+    @property
+    def curve_request(self) -> CurveRequest | None:
+        """What to solve for this job by what is known of its memory."""
+        request = self.spec.curve_request
+        return None if request is None else replace(request, memory_percent=self.memory.percent)
+
+    @property
+    def curve_key(self) -> str:
+        spec = self.spec
+        if self.memory.percent == 100 or not spec.has_profile:
+            return spec.curve_key
+        return curve_key(
+            spec.model,
+            spec.profile_json,
+            spec.global_batch,
+            spec.sequence_length,
+            memory_percent=self.memory.percent,
+        )
 
     @property
     def is_ended(self) -> bool:
@@ -206,27 +232,37 @@ class Job:
         if (self.state, state) not in JOB_EDGES:
             raise ValueError(f"job {self.id}: no step leads from {self.state} to {state}")
         account = self._account(now_s, resizes, preemptions, starts=state is JobState.STARTING)
+        progress = self._progress(now_s, anew=allocation is not None and bool(allocation.target))
         allocation = self.allocation if allocation is None else allocation
-        since_s, intent = self.submitted_at_s, self.intent
+        since_s, intent, memory, replan = self.submitted_at_s, self.intent, self.memory, self.replan
         return Job(
-            self.id, self.spec, state, since_s, now_s, self._progress(now_s), account, allocation, intent, message
+            self.id, self.spec, state, since_s, now_s, progress, account, allocation, intent, message, memory, replan
         )
 
     def measured(self, progress: Progress) -> Job:
         """The same job with other progress."""
         since_s, submitted_s, account = self.state_since_s, self.submitted_at_s, self.account
-        allocation, intent, message = self.allocation, self.intent, self.message
-        return Job(self.id, self.spec, self.state, submitted_s, since_s, progress, account, allocation, intent, message)
+        allocation, intent, message, memory, replan = (
+            self.allocation, self.intent, self.message, self.memory, self.replan
+        )  # fmt: skip
+        return Job(
+            self.id, self.spec, self.state, submitted_s, since_s, progress, account, allocation, intent, message,
+            memory, replan,
+        )  # fmt: skip
 
     def settled(self, now_s: float) -> Job:
         """The same job with progress, waiting time and GPU-seconds brought forward to `now_s`."""
         return replace(self, progress=self._progress(now_s), account=self._account(now_s))
 
-    def _progress(self, now_s: float) -> Progress:
+    def _progress(self, now_s: float, *, anew: bool = False) -> Progress:
+        """Brought forward to `now_s`; `anew` without what was measured of the workers so far."""
         old = self.progress
         steps = self.steps_at(now_s)
         known = self._corrections() if now_s - self.state_since_s >= MEASURED_S_MIN else old.corrections
-        return Progress(now_s, steps, old.checkpoint_steps, old.checkpoint_at_s, old.correction, old.loss, known)
+        kept, kept_at_s, speed, peak = old.checkpoint_steps, old.checkpoint_at_s, old.samples_per_s, old.peak_bytes
+        if anew:
+            speed = peak = None
+        return Progress(now_s, steps, kept, kept_at_s, old.correction, old.loss, known, speed, peak)
 
     def _corrections(self) -> tuple[tuple[int, float], ...]:
         """Those known so far, with the present one where it runs."""

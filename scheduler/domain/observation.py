@@ -21,13 +21,21 @@ class RunPhase(StrEnum):
     LOST = "lost"
 
 
+class FailureCause(StrEnum):
+    """What a run has died of, where there is proof of it."""
+
+    OUT_OF_MEMORY = "out-of-memory"
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One generation of one job as seen.
 
     LEFT: it saved and left as it was asked to. FAILED: its own fault, which costs a retry. LOST: killed at its
     deadline, or gone with its node or its controller. `gpus` are those its processes still occupy: none once
-    they are gone. `checkpoint_steps` is the last complete checkpoint, None where it has none.
+    they are gone. `checkpoint_steps` is the last complete checkpoint, None where it has none. `peak_bytes` is the most
+    memory that a rank has had at once, `phases_s` the seconds of its parts of re-plans by `ReplanPhase`, the longest of
+    its ranks'.
     """
 
     job_id: str
@@ -38,6 +46,10 @@ class Run:
     checkpoint_steps: float | None = None
     loss: float | None = None
     reason: str = ""
+    cause: FailureCause | None = None
+    samples_per_s: float | None = None
+    peak_bytes: int | None = None
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

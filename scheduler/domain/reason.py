@@ -28,6 +28,7 @@ class ReasonCode(StrEnum):
     TRAINING_LEFT = "TrainingLeft"
     # why a job waits
     WAITING_FOR_PLAN = "WaitingForPlan"
+    BACKING_OFF = "BackingOff"
     NO_FEASIBLE_PLAN = "NoFeasiblePlan"
     INSUFFICIENT_GPUS = "InsufficientGpus"
     NO_MATCHING_FLAVOR = "NoMatchingFlavor"

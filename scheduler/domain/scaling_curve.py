@@ -68,6 +68,10 @@ class ScalingCurve:
     def is_solved(self, shape: GpuShape) -> bool:
         return shape in self.plans or shape in self.infeasible
 
+    def is_solved_for(self, gpus: int) -> bool:
+        """Some shape of so many GPUs is solved, either way."""
+        return any(shape.gpus == gpus for shape in (*self.plans, *self.infeasible))
+
     def better_part(self, shape: GpuShape, gpus_min: int = 1) -> GpuShape | None:
         """A part of `shape` on which the job is at least as fast, so that the other GPUs are wasted on it.
 
@@ -111,6 +115,9 @@ class LinearCurve:
     def is_solved(self, shape: GpuShape) -> bool:
         return True
 
+    def is_solved_for(self, gpus: int) -> bool:
+        return True
+
     def better_part(self, shape: GpuShape, gpus_min: int = 1) -> GpuShape | None:
         """None: every GPU gains."""
         return None
@@ -125,23 +132,30 @@ class CurveRequest:
     """What a curve is solved for, shapes apart. Equal requests share one curve.
 
     `model` names a preset of the solver; `profile_json` is a whole model profile as canonical JSON instead.
+    `memory_percent`: what a plan really takes, in percent of its predicted peak. A plan must fit with that.
     """
 
     model: str
     profile_json: str
     global_batch: int
     sequence_length: int
+    memory_percent: int = 100
 
     @property
     def key(self) -> str:
-        return curve_key(self.model, self.profile_json, self.global_batch, self.sequence_length)
+        return curve_key(
+            self.model, self.profile_json, self.global_batch, self.sequence_length, memory_percent=self.memory_percent
+        )
 
 
 @lru_cache(maxsize=4096)
-def curve_key(model: str, profile_json: str, global_batch: int, sequence_length: int) -> str:
+def curve_key(
+    model: str, profile_json: str, global_batch: int, sequence_length: int, *, memory_percent: int = 100
+) -> str:
     """Content address of a curve: readable for presets, a digest for profiles of the user's own."""
     name = model or "profile-" + sha256(profile_json.encode()).hexdigest()[:16]
-    return f"{name}/batch-{global_batch}/seq-{sequence_length}"
+    corrected = f"/memory-{memory_percent}" if memory_percent > 100 else ""
+    return f"{name}/batch-{global_batch}/seq-{sequence_length}{corrected}"
 
 
 Curve = ScalingCurve | LinearCurve

@@ -9,7 +9,7 @@ from scheduler.domain.fleet import DemandReading, Node, Pool
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
-from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.ledger import Kind, Ledger, must_be_left, serves_training
 from scheduler.domain.loan import Loan, LoanState
@@ -53,11 +53,11 @@ class Snapshot:
     memo: Ledger | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
 
     def curve(self, job: Job) -> Curve:
-        return self.profile_curve(job.spec) if job.spec.has_profile else LINEAR_CURVE
+        return self.profile_curve(job) if job.spec.has_profile else LINEAR_CURVE
 
-    def profile_curve(self, spec: JobSpec) -> ScalingCurve:
+    def profile_curve(self, job: Job) -> ScalingCurve:
         """The curve of a job that has a model; an empty one where nothing is solved yet."""
-        return self.curves.get(spec.curve_key, UNSOLVED)
+        return self.curves.get(job.curve_key, UNSOLVED)
 
     def shape_of(self, gpus: Gpus) -> GpuShape:
         """The shape of exact GPUs. Raises KeyError for a node that does not exist."""

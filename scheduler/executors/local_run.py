@@ -13,6 +13,7 @@ from scheduler.domain.observation import Run, RunPhase
 from scheduler.executors import run_verdict
 from scheduler.executors.local_processes import RankProcess, kill_strays
 from scheduler.executors.local_records import GenerationFolder, StartedRecord, tail
+from scheduler.executors.memory_events import oom_kills
 from scheduler.executors.rank_status import RankStatus
 from scheduler.executors.run_verdict import RankView
 
@@ -185,6 +186,10 @@ class LocalRun:
             checkpoint_steps=None if not known or known.checkpoint_step is None else float(known.checkpoint_step),
             loss=known.loss if known else None,
             reason=reason,
+            cause=run_verdict.cause(self._ranks, oom_kills=oom_kills) if phase is RunPhase.FAILED else None,
+            samples_per_s=known.samples_per_s if known else None,
+            peak_bytes=run_verdict.peak_bytes(self._statuses.values()),
+            phases_s=run_verdict.phases_s(self._statuses.values()),
         )
 
     def _read_statuses(self) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from scheduler.domain.observation import FailureCause
+from scheduler.domain.replan import ReplanPhase
 
 
 class RankPhase(StrEnum):
@@ -22,7 +25,9 @@ class RankPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """`written_at_ns` is the file's own time, good for telling which of two ranks spoke first."""
+    """`written_at_ns` is the file's own time, good for telling which of two ranks spoke first. `memory_events` is the
+    file in which the kernel counts whom it kills for memory in this rank's control group, `oom_kills` that count when
+    the rank last wrote."""
 
     phase: RankPhase
     step: int = 0
@@ -30,6 +35,12 @@ class RankStatus:
     loss: float | None = None
     reason: str = ""
     written_at_ns: int = 0
+    cause: FailureCause | None = None
+    samples_per_s: float | None = None
+    peak_bytes: int | None = None
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    memory_events: str = ""
+    oom_kills: int | None = None
 
     @property
     def is_good_end(self) -> bool:
@@ -71,6 +82,9 @@ def _status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
     phase = document.get("phase")
     if phase not in list(RankPhase):
         raise ValueError(f"phase is {phase!r}, allowed are {', '.join(RankPhase)}")
+    cause = document.get("cause") or None
+    if cause is not None and cause not in list(FailureCause):
+        raise ValueError(f"cause is {cause!r}, allowed are {', '.join(FailureCause)}")
     return RankStatus(
         phase=RankPhase(phase),
         step=_number(document, "step", int) or 0,
@@ -78,7 +92,20 @@ def _status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
         loss=_number(document, "loss", int, float),
         reason=str(document.get("reason") or ""),
         written_at_ns=written_at_ns,
+        cause=None if cause is None else FailureCause(cause),
+        samples_per_s=_number(document, "samples_per_s", int, float),
+        peak_bytes=_number(document, "peak_bytes", int),
+        phases_s=_phases_s(document),
+        memory_events=str(document.get("memory_events") or ""),
+        oom_kills=_number(document, "oom_kills", int),
     )
+
+
+def _phases_s(document: Mapping[str, Any]) -> Mapping[str, float]:
+    phases_s = document.get("phases_s") or {}
+    if not isinstance(phases_s, Mapping) or not phases_s.keys() <= set(ReplanPhase):
+        raise ValueError(f"phases_s is {phases_s!r}, allowed are seconds by {', '.join(ReplanPhase)}")
+    return {phase: float(_number(phases_s, phase, int, float) or 0.0) for phase in phases_s}
 
 
 def _number(document: Mapping[str, Any], name: str, *kinds: type) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler.domain.observation import RunPhase
+from scheduler.domain.observation import FailureCause, RunPhase
 from scheduler.executors.rank_status import RankPhase, RankStatus
 
+_ENDED_BY_SIGKILL = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
@@ -52,14 +53,49 @@ def live_phase(ranks: Sequence[RankView], *, asked: bool, patient: bool) -> RunP
 def faulty(ranks: Sequence[RankView], *, terminated: bool) -> tuple[RankView, ...]:
     """Ranks through which the run has failed, the one to blame first.
 
-    A rank that died without a word comes before those that say they failed (most often because it died), and of
-    those the one that spoke first. `terminated`: SIGTERM was sent, so that dying of it is no fault of a mute script.
+    One that says it ran out of memory comes first. A rank that died without a word comes before those that say they
+    failed (most often because it died), and of those the one that spoke first. `terminated`: SIGTERM was sent, so that
+    dying of it is no fault of a mute script.
     """
     if last_word(ranks):
         return ()
     mute = is_mute(ranks)
     found = [view for view in ranks if _is_faulty(view, mute=mute, terminated=terminated)]
     return tuple(sorted(found, key=_blame))
+
+
+def cause(ranks: Sequence[RankView], *, oom_kills: Callable[[str], int | None]) -> FailureCause | None:
+    """What a failed run has died of, where there is proof. `oom_kills` counts those whom the kernel has killed for
+    memory by now, by a status' `memory_events`.
+
+    A rank says so itself; or it was killed by SIGKILL in a group in which the kernel has killed somebody for memory
+    since that rank last wrote. The latter is no proof where a rank died in another way: then it was we who killed the
+    others.
+    """
+    if any(view.status is not None and view.status.cause is FailureCause.OUT_OF_MEMORY for view in ranks):
+        return FailureCause.OUT_OF_MEMORY
+    wordless = [view for view in ranks if view.exit_code is not None and not (view.status and view.status.is_end)]
+    if any(view.exit_code not in _ENDED_BY_SIGKILL for view in wordless):
+        return None
+    for status in [view.status for view in wordless if view.status is not None]:
+        now = oom_kills(status.memory_events) if status.oom_kills is not None else None
+        if now is not None and status.oom_kills is not None and now > status.oom_kills:
+            return FailureCause.OUT_OF_MEMORY
+    return None
+
+
+def peak_bytes(statuses: Iterable[RankStatus]) -> int | None:
+    """The most memory that a rank has had at once."""
+    return max((status.peak_bytes for status in statuses if status.peak_bytes is not None), default=None)
+
+
+def phases_s(statuses: Iterable[RankStatus]) -> Mapping[str, float]:
+    """Seconds by phase of a re-plan, the longest of the ranks'."""
+    longest: dict[str, float] = {}
+    for status in statuses:
+        for phase, seconds in status.phases_s.items():
+            longest[phase] = max(seconds, longest.get(phase, 0.0))
+    return longest
 
 
 def fault_text(view: RankView, log_tail: str) -> str:
@@ -100,6 +136,7 @@ def _is_faulty(view: RankView, *, mute: bool, terminated: bool) -> bool:
     return True
 
 
-def _blame(view: RankView) -> tuple[bool, int, int]:
+def _blame(view: RankView) -> tuple[bool, bool, int, int]:
     said_so = view.status is not None and view.status.phase is RankPhase.FAILED
-    return said_so, view.status.written_at_ns if said_so and view.status else 0, view.rank
+    known = view.status is not None and view.status.cause is not None
+    return not known, said_so, view.status.written_at_ns if said_so and view.status else 0, view.rank

@@ -16,7 +16,7 @@ from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.fleet import Node
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
-from scheduler.domain.observation import Observation, Run, RunPhase
+from scheduler.domain.observation import FailureCause, Observation, Run, RunPhase
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_delays import Delays
 from scheduler.executors.simulated_job import SimulatedJob
@@ -154,6 +154,15 @@ class SimulatedExecutor:
         if world is None or world.live is None:
             return False
         self._kill(world.live, RunPhase.FAILED, "its workers crashed")
+        return True
+
+    def run_out_of_memory(self, job_id: str, *, peak_bytes: int) -> bool:
+        """The job's workers die of memory, of which they had `peak_bytes` by then. False where none runs."""
+        world = self._worlds.get(job_id)
+        if world is None or world.live is None:
+            return False
+        world.live.cause, world.live.peak_bytes = FailureCause.OUT_OF_MEMORY, peak_bytes
+        self._kill(world.live, RunPhase.FAILED, "OutOfMemoryError")
         return True
 
     def slow_save(self, job_id: str, extra_s: float) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from scheduler.domain.gpus import NO_GPUS, Gpus
-from scheduler.domain.observation import Run, RunPhase
+from scheduler.domain.observation import FailureCause, Run, RunPhase
 
 _NEVER_S = math.inf
 _ROUNDING = 1e-9
@@ -52,6 +52,8 @@ class SimulatedRun:
     ended_at_s: float = _NEVER_S
     steps_kept: float = 0.0
     reason: str = ""
+    cause: FailureCause | None = None
+    peak_bytes: int | None = None
     fresh: bool = True
     _stop_s: float = _NEVER_S
     _saved_s: float = _NEVER_S
@@ -146,6 +148,8 @@ class SimulatedRun:
             steps=steps,
             checkpoint_steps=kept,
             reason=self.reason,
+            cause=self.cause,
+            peak_bytes=self.peak_bytes,
         )
 
     def _end(self, phase: RunPhase, now_s: float, *, kept: float, reason: str = "") -> None:

@@ -69,7 +69,7 @@ def by_curve(*, thrifty: bool = True) -> Speeds:
 
     def speeds(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> tuple[Ints, Floats]:
         spec, gpu = job.spec, gpu_model(snapshot, job, sizes)
-        key = (spec.curve_key, gpu, spec.min_gpus, spec.max_gpus)
+        key = (job.curve_key, gpu, spec.min_gpus, spec.max_gpus)
         if key not in seen:
             counts, steps_per_s = _read(snapshot, job, sizes[gpu] if gpu else 0, gpu or "")
             pays = np.append(True, steps_per_s[1:] > np.maximum.accumulate(steps_per_s)[:-1]) if thrifty else ...

@@ -114,7 +114,7 @@ def least_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: st
     spec = job.spec
     if not spec.has_profile:
         return spec.min_gpus
-    return _least_on(snapshot.profile_curve(spec), spec, model or gpu_model(snapshot, job, sizes), sizes)
+    return _least_on(snapshot.profile_curve(job), spec, model or gpu_model(snapshot, job, sizes), sizes)
 
 
 def _least_on(curve: ScalingCurve, spec: JobSpec, gpu: str | None, sizes: Mapping[str, int]) -> int:
@@ -134,7 +134,7 @@ def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model
     spec = job.spec
     if not spec.has_profile:
         return spec.min_gpus
-    curve, gpu = snapshot.profile_curve(spec), model or gpu_model(snapshot, job, sizes)
+    curve, gpu = snapshot.profile_curve(job), model or gpu_model(snapshot, job, sizes)
     least = _least_on(curve, spec, gpu, sizes)
     if gpu is None:
         return least

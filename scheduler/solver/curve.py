@@ -53,7 +53,8 @@ def solve_curve(request: CurveRequest, shapes: Iterable[GpuShape]) -> Mapping[Gp
     model, bench = _model(request), Workbench()
     points: dict[GpuShape, Point] = {}
     for shape in sorted(shapes, key=lambda shape: len(_gpus_of(shape))):  # mixed ones last: their parts are proven best
-        question = SolveRequest(model, tuple(map(load_gpu, _gpus_of(shape))), shape, request.global_batch)
+        hardware, percent = tuple(map(load_gpu, _gpus_of(shape))), request.memory_percent
+        question = SolveRequest(model, hardware, shape, request.global_batch, memory_percent=percent)
         points |= _points(question, bench)
     return points
 

@@ -51,6 +51,7 @@ class SolveRequest:
         hardware: one profile for each GPU model of the shape.
         global_batch: samples of one optimizer step over all GPUs.
         memory_bytes_max: what a plan may take of one GPU, reserve included; 0 means all that the GPU has.
+        memory_percent: what a plan really takes, in percent of its predicted peak; it must fit with that. At least 100.
     """
 
     model: ModelProfile
@@ -58,6 +59,7 @@ class SolveRequest:
     shape: GpuShape
     global_batch: int
     memory_bytes_max: int = 0
+    memory_percent: int = 100
 
     def __post_init__(self) -> None:
         if not self.shape.groups:
@@ -74,6 +76,8 @@ class SolveRequest:
             raise RequestError(f"global_batch is {self.global_batch}; it must be at least 1")
         if self.memory_bytes_max < 0:
             raise RequestError(f"memory_bytes_max is {self.memory_bytes_max}; it must be 0 (the GPU's) or above")
+        if self.memory_percent < 100:
+            raise RequestError(f"memory_percent is {self.memory_percent}; it must be at least 100")
 
     @property
     def gpus(self) -> int:
@@ -94,6 +98,7 @@ class SolveRequest:
     def _group(self, hardware: HardwareProfile) -> DeviceGroup:
         own = [group for group in self.shape.groups if group.gpu == hardware.gpu]
         limit_bytes = min(self.memory_bytes_max or hardware.memory_bytes, hardware.memory_bytes)
+        limit_bytes = limit_bytes * 100 // self.memory_percent
         shares = [group.gpus_per_node for group in own]
         return DeviceGroup(hardware, sum(group.gpus for group in own), gcd(*shares), min(shares), limit_bytes)
 

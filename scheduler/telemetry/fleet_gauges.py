@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -37,6 +37,7 @@ class FleetGauges:
         yield from self._fleet()
         yield from self._work()
         yield from self._demand()
+        yield from self._running_jobs()
         yield _gauge("ebbtide_snapshot_generation", "Generation of the newest snapshot.", self._snapshot.generation)
         yield _gauge("ebbtide_inbox_commands", "Commands that wait for the next tick.", self._inbox_size)
         yield _gauge("ebbtide_leader", "1 while some controller's lease is live.", int(self._has_leader))
@@ -73,6 +74,17 @@ class FleetGauges:
         yield _labelled("ebbtide_loans", "Live loans by state.", ("state",), loans)
         yield _labelled("ebbtide_jobs", "Jobs that have not ended, by state.", ("state",), jobs)
 
+    def _running_jobs(self) -> Iterator[Metric]:
+        """One series a running job, gone with the run: what is not running has no progress to watch."""
+        snapshot = self._snapshot
+        running = [job for job in snapshot.jobs.values() if job.state is JobState.RUNNING]
+        yield _by_job("ebbtide_job_steps", "Steps done.", {job.id: job.steps_at(snapshot.now_s) for job in running})
+        yield _by_job("ebbtide_job_loss", "Last reported loss.", {job.id: job.progress.loss for job in running})
+        speeds = {job.id: job.progress.samples_per_s for job in running}
+        yield _by_job("ebbtide_job_samples_per_s", "Measured throughput.", speeds)
+        peaks = {job.id: job.progress.peak_bytes for job in running}
+        yield _by_job("ebbtide_job_peak_bytes", "Most memory that a rank has had at once.", peaks)
+
     def _demand(self) -> Iterator[Metric]:
         demand = GaugeMetricFamily(
             "ebbtide_inference_demand_gpus", "GPUs that inference needs, clamped to capacity.", labels=["pool"]
@@ -103,6 +115,15 @@ def _gpu_states(node: Node, held: int) -> dict[str, int]:
         return {"down": node.gpus}
     inference = min(node.inference_gpus, node.gpus - held)
     return {"training": held, "inference": inference, "idle": node.gpus - held - inference}
+
+
+def _by_job(name: str, text: str, values: Mapping[str, float | None]) -> Metric:
+    """A job of which the value is unknown has no series."""
+    family = GaugeMetricFamily(name, text, labels=["job"])
+    for job_id, value in values.items():
+        if value is not None:
+            family.add_metric([job_id], value)
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -15,12 +15,14 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from scheduler.domain.decision import PreemptJob
-from scheduler.domain.event import EventCode
+from scheduler.domain.event import Event, EventCode
 from scheduler.domain.reason import ReasonCode
+from scheduler.domain.replan import ReplanPhase
 from scheduler.domain.tick_report import Breach, BreachKind, TickReport
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _TICK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_REPLAN_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _DIRECTIONS = {EventCode.JOB_GROWN: "grow", EventCode.JOB_SHRUNK: "shrink", EventCode.JOB_MOVED: "move"}
 
 REGISTRY = CollectorRegistry()
@@ -34,7 +36,14 @@ BREACHES = Counter(
 )
 RECALLS_LATE = Counter("ebbtide_recalls_late_total", "Lent nodes that were not home in time.", registry=REGISTRY)
 LOST_GPU_SECONDS = Counter(
-    "ebbtide_lost_gpu_seconds_total", "GPU-seconds of work that had to be done again.", registry=REGISTRY
+    "ebbtide_lost_gpu_seconds_total", "GPU-seconds of work that had to be done again.", ["cause"], registry=REGISTRY
+)
+REPLAN_PHASE = Histogram(
+    "ebbtide_replan_phase_seconds",
+    "Time of a re-plan by phase, the slowest rank's.",
+    ["phase"],
+    registry=REGISTRY,
+    buckets=_REPLAN_BUCKETS_S,
 )
 RESIZES = Counter("ebbtide_resizes_total", "Running jobs moved to other GPUs.", ["direction"], registry=REGISTRY)
 PREEMPTIONS = Counter("ebbtide_preemptions_total", "Jobs whose GPUs were all taken back.", registry=REGISTRY)
@@ -91,9 +100,17 @@ def _record_committed(report: TickReport) -> None:
             PREEMPTIONS.inc()
     for event in report.events:
         if event.code is EventCode.JOB_LOST_WORK:
-            LOST_GPU_SECONDS.inc(event.numbers.get("gpu_s", 0.0))
+            LOST_GPU_SECONDS.labels(event.cause).inc(event.numbers.get("gpu_s", 0.0))
+        if event.code is EventCode.JOB_REPLANNED:
+            _record_replan(event)
         if event.code in _DIRECTIONS:
             RESIZES.labels(_DIRECTIONS[event.code]).inc()
+
+
+def _record_replan(event: Event) -> None:
+    for phase in ReplanPhase:
+        if (seconds := event.numbers.get(f"{phase}_s")) is not None:
+            REPLAN_PHASE.labels(phase.value).observe(seconds)
 
 
 def record_request(*, method: str, route: str, status: int, seconds: float) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -27,13 +28,15 @@ class Action(StrEnum):
 class Notice:
     """`step`: follow it once this many steps are done (None: at the next boundary).
 
-    `request` tells one request from the next, so that each is followed once.
+    `request` tells one request from the next, so that each is followed once. `since_s`: when it was written or heard,
+    on the monotonic clock of this process.
     """
 
     action: Action
     step: int | None = None
     seconds_left: float | None = None
     request: str = ""
+    since_s: float | None = field(default=None, compare=False)
 
     @property
     def leaves(self) -> bool:
@@ -74,14 +77,20 @@ def most_urgent(notices: Iterable[Notice]) -> Notice | None:
 
 
 class NoticeFile:
-    """`notice.json` in the run directory; its writer replaces it as a whole, so each has an inode and a time."""
+    """`notice.json` in the run directory; its writer replaces it as a whole, so each has an inode and a time.
+
+    Since when a notice waits is told by the age of the file, but never as before the last look that did not find it:
+    a clock that differs from the file system's errs by no more than the time between two looks.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._looked_s = time.monotonic()
         self._version = ""
         self._notice: Notice | None = None
 
     def pending(self) -> Notice | None:
+        looked_before_s, self._looked_s = self._looked_s, time.monotonic()
         try:
             facts = self._path.stat()
         except FileNotFoundError:
@@ -89,7 +98,10 @@ class NoticeFile:
             return None
         version = f"file:{facts.st_ino}:{facts.st_mtime_ns}:{facts.st_size}"
         if version != self._version:
-            self._version, self._notice = version, self._read(version)
+            self._version, notice = version, self._read(version)
+            age_s = max(0.0, time.time() - facts.st_mtime)
+            since_s = max(looked_before_s, self._looked_s - age_s)
+            self._notice = None if notice is None else replace(notice, since_s=since_s)
         return self._notice
 
     def _read(self, version: str) -> Notice | None:
@@ -107,17 +119,17 @@ class TerminationSignal:
     """SIGTERM means leave. The handler only notes it: training stops at a step boundary, never inside a collective."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._told_s: float | None = None
         self._before = signal.signal(signal.SIGTERM, self._note)
 
     def pending(self) -> Notice | None:
-        return Notice(Action.LEAVE, request="signal") if self._told else None
+        return None if self._told_s is None else Notice(Action.LEAVE, request="signal", since_s=self._told_s)
 
     def close(self) -> None:
         signal.signal(signal.SIGTERM, self._before)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._told = True
+        self._told_s = time.monotonic() if self._told_s is None else self._told_s
 
 
 class NoticeBoard:

@@ -6,6 +6,7 @@ import http.client
 import json
 import logging
 import threading
+import time
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Progress:
     loss: float | None
     samples_per_s: float | None
     checkpoint_step: int | None
+    peak_bytes: int | None = None
 
 
 class ProgressPoster:
@@ -91,6 +93,7 @@ class ProgressPoster:
             "loss": progress.loss,
             "samples_per_s": progress.samples_per_s,
             "checkpoint_step": progress.checkpoint_step,
+            "peak_bytes": progress.peak_bytes,
         }
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")
@@ -104,7 +107,9 @@ class ProgressPoster:
             return
         heard = notice_from_json(document)
         known = self._notice
+        since_s = known.since_s if known is not None else None
         # The same notice comes with every reply, its time running down: that is one request, not many.
         if known is None or (known.action, known.step) != (heard.action, heard.step):
             self._requests += 1
-        self._notice = Notice(heard.action, heard.step, heard.seconds_left, f"reply:{self._requests}")
+            since_s = time.monotonic()
+        self._notice = Notice(heard.action, heard.step, heard.seconds_left, f"reply:{self._requests}", since_s)

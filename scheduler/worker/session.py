@@ -31,17 +31,21 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
+from scheduler.domain.replan import ReplanPhase
 from scheduler.worker.agreement import agree
 from scheduler.worker.environment import RankEnvironment, rank_environment
+from scheduler.worker.memory import OUT_OF_MEMORY, is_out_of_memory, peak_bytes
 from scheduler.worker.notice import Action, Notice, NoticeBoard, NoticeFile, NoticeSource, TerminationSignal
+from scheduler.worker.phase_watch import PhaseWatch
 from scheduler.worker.progress import Progress, ProgressPoster
 from scheduler.worker.status import Phase, RankStatus, StatusFile
 
@@ -53,8 +57,9 @@ _GROUP_TIMEOUT_S = 300.0
 class Session:
     """One rank's side of the contract with the executor; see the module for an example."""
 
-    def __init__(self, environment: RankEnvironment) -> None:
+    def __init__(self, environment: RankEnvironment, *, began_s: float | None = None) -> None:
         self._environment = environment
+        self._watch = PhaseWatch(began_s)
         self._file = StatusFile(environment.run_dir, rank=environment.rank)
         try:
             self.plan = _read_plan(environment)
@@ -68,13 +73,14 @@ class Session:
         self._owns_group = False
 
     @classmethod
-    def from_environment(cls) -> Self:
-        """The session of this process.
+    def from_environment(cls, *, began_s: float | None = None) -> Self:
+        """The session of this process. `began_s`: when it began to be this rank, on `time.monotonic`, where it was
+        there before; default: when it was started.
 
         Raises:
             ValueError: a variable or the plan's file is malformed; the message names it.
         """
-        return cls(rank_environment(os.environ))
+        return cls(rank_environment(os.environ), began_s=began_s)
 
     @property
     def job_id(self) -> str:
@@ -131,10 +137,12 @@ class Session:
             device_id=torch.device(self.device) if on_gpu else None,
         )
         self._owns_group = True
+        self._watch.end(ReplanPhase.START)
 
     def resumed(self, step: int) -> None:
         """The state after `step` steps is in place (0: a new start), read from a complete checkpoint if not 0."""
-        self._file.update(phase=Phase.RUNNING, step=step, checkpoint_step=step or None)
+        self._watch.end(ReplanPhase.LOAD if self._watch.has(ReplanPhase.START) else ReplanPhase.START)
+        self._say(phase=Phase.RUNNING, step=step, checkpoint_step=step or None)
         self._tell()
 
     def report(self, *, step: int, loss: float | None = None, samples_per_s: float | None = None) -> None:
@@ -142,17 +150,21 @@ class Session:
         if loss is not None and not math.isfinite(loss):
             logger.warning("the loss of step %d is %s and is reported as unknown", step, loss)
             loss = None
-        self._file.update(phase=Phase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
+        if self._watch.has(ReplanPhase.START):
+            self._watch.end(ReplanPhase.FIRST_STEP)
+        self._say(phase=Phase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
         self._tell()
 
     def notice(self) -> Notice | None:
         """What to follow at this step boundary, the same on all ranks. Collective: all call it after each step."""
         step = self.status.step
-        agreed = self._board.due(step)
+        own = agreed = self._board.due(step)
         if self.world_size > 1:
-            agreed = agree(agreed, device=self.device)
+            agreed = agree(own, device=self.device)
         if agreed is not None:
             logger.info("notice after step %d: %s", step, agreed.action)
+            if agreed.leaves:
+                self._watch.hear(0.0 if own is None or own.since_s is None else time.monotonic() - own.since_s)
             if agreed.action is Action.CHECKPOINT:
                 self._board.settle(step)
         return agreed
@@ -160,9 +172,11 @@ class Session:
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
         """Around the writing of a checkpoint; at its end the checkpoint of `step` counts as complete."""
-        self._file.update(phase=Phase.SAVING, step=step)
+        self._say(phase=Phase.SAVING, step=step)
         yield
-        self._file.update(phase=Phase.RUNNING, checkpoint_step=step)
+        if self._watch.has(ReplanPhase.NOTICE):
+            self._watch.end(ReplanPhase.SAVE)
+        self._say(phase=Phase.RUNNING, checkpoint_step=step)
         self._tell()
 
     def saved(self, step: int) -> None:
@@ -172,11 +186,12 @@ class Session:
 
     def leave(self) -> None:
         """The state is saved and this rank exits, because a notice asked for it. Written before any teardown."""
-        self._file.update(phase=Phase.LEFT)
+        self._watch.begin()
+        self._say(phase=Phase.LEFT)
 
     def succeed(self) -> None:
         """All steps are done and saved. Written before any teardown, for gloo now and then aborts in it."""
-        self._file.update(phase=Phase.SUCCEEDED)
+        self._say(phase=Phase.SUCCEEDED)
 
     def __enter__(self) -> Self:
         return self
@@ -186,8 +201,11 @@ class Session:
     ) -> None:
         if not self.status.phase.is_final:
             reason = "the script ended without leave() or succeed()" if error is None else _reason(error)
-            self._file.update(phase=Phase.FAILED, reason=reason)
+            self._say(phase=Phase.FAILED, reason=reason, cause=OUT_OF_MEMORY if is_out_of_memory(error) else "")
         self._close()
+        if self._watch.has(ReplanPhase.NOTICE) and self.status.phase is Phase.LEFT:
+            self._watch.end(ReplanPhase.TEARDOWN)
+            self._say()
 
     def _close(self) -> None:
         if self._poster is not None:
@@ -210,11 +228,14 @@ class Session:
             sources.append(self._poster)
         return sources
 
+    def _say(self, **changes: Any) -> None:
+        self._file.update(peak_bytes=peak_bytes(), phases_s=self._watch.seconds, **changes)
+
     def _tell(self) -> None:
         if self._poster is not None:
             now = self.status
             self._poster.tell(
-                Progress(self.generation, now.step, now.loss, now.samples_per_s, now.checkpoint_step),
+                Progress(self.generation, now.step, now.loss, now.samples_per_s, now.checkpoint_step, now.peak_bytes),
             )
 
 

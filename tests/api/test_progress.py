@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
 
 SECRET = b"a secret that only tests know...."
-REPORT: dict[str, Any] = {"generation": 1, "step": 12, "loss": 3.5, "samples_per_s": 8.0, "checkpoint_step": 10}
+REPORT: dict[str, Any] = {
+    "generation": 1, "step": 12, "loss": 3.5, "samples_per_s": 8.0, "checkpoint_step": 10,
+    "peak_bytes": 70_000_000_000,
+}  # fmt: skip
 
 
 def running(fleet: ApiService) -> tuple[str, str]:
@@ -29,10 +32,15 @@ def test_a_report_goes_into_the_inbox_and_there_is_no_notice(fleet: ApiService) 
     answer = fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token)
     assert answer.json() == {"notice": None}
     [command] = fleet.store.load().inbox
-    assert command.body == ReportProgress(job_id, 1, 12.0, 3.5, 10.0)
+    assert command.body == ReportProgress(job_id, 1, 12.0, 3.5, 10.0, 8.0, 70_000_000_000)
     fleet.tick()
     assert fleet.get(f"/v1/jobs/{job_id}/progress")["loss"] == 3.5
     assert fleet.get(f"/v1/jobs/{job_id}/progress")["checkpoint_steps"] == 10
+    progress = fleet.get(f"/v1/jobs/{job_id}")["progress"]
+    assert (progress["samples_per_s"], progress["peak_bytes"]) == (8.0, 70_000_000_000)
+    metrics = fleet.http.get("/metrics").text
+    assert f'ebbtide_job_samples_per_s{{job="{job_id}"}} 8.0' in metrics
+    assert f'ebbtide_job_peak_bytes{{job="{job_id}"}} 7e+010' in metrics
 
 
 def test_a_worker_that_repeats_itself_to_hear_of_notices_wakes_nobody(fleet: ApiService) -> None:
@@ -101,6 +109,8 @@ def test_the_token_of_another_job_or_generation_is_a_403(
         ("step", {"step": 1.5}),
         ("samples_per_s", {"samples_per_s": -1}),
         ("checkpoint_step", {"checkpoint_step": "ten"}),
+        ("peak_bytes", {"peak_bytes": -1}),
+        ("peak_bytes", {"peak_bytes": 2**63}),
         ("mood", {"mood": "good"}),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 
 from scheduler.domain.command import (
     AddNode,
@@ -80,6 +81,7 @@ class Stage:
             "recall-all": lambda w: self._send(RecallAll()),
             "node-down": lambda w: self._executor.node_down(w[0]),
             "node-up": lambda w: self._executor.node_up(w[0]),
+            "die-of-memory": self._die_of_memory,
             "crash": lambda w: self._expect(self._executor.crash(w[0])),
             "slow-save": lambda w: self._expect(self._executor.slow_save(w[0], float(w[1]))),
             "run": self._run,
@@ -135,11 +137,25 @@ class Stage:
             self._submit([f"burst-{number:03d}", *words[1:]])
 
     def _solve(self, words: Words) -> None:
-        """`solve KEY GPUS [too-big]`: one point of a curve arrives from the solver."""
-        shape = GpuShape.packed(GPU, int(words[1]), 4)
-        plan = None if words[2:] == ["too-big"] else data_parallel_plan(GPU, int(words[1]))
-        why = "" if plan else f"needs 94.1 GB of 80.0 GB per GPU on {words[1]} GPUs"
-        self._send(CurveSolved(words[0], shape, plan, why))
+        """`solve KEY GPUS [too-big | GB [zero-STAGE]]`: one point of a curve arrives from the solver, with what its
+        plan is predicted to take of a GPU."""
+        gpus, shape = int(words[1]), GpuShape.packed(GPU, int(words[1]), 4)
+        if words[2:] == ["too-big"]:
+            self._send(CurveSolved(words[0], shape, None, f"needs 94.1 GB of 80.0 GB per GPU on {gpus} GPUs"))
+            return
+        plan = data_parallel_plan(GPU, gpus)
+        if words[2:]:
+            zero = int(words[3].removeprefix("zero-")) if words[3:] else 0
+            (stage,) = plan.stages
+            (strategy,) = stage.strategies
+            thrifty = replace(strategy, zero=zero, shard_group=gpus if zero else 1)
+            stages = (replace(stage, strategies=(thrifty,)),)
+            plan = replace(plan, peak_bytes_per_gpu=round(float(words[2]) * 1e9), stages=stages)
+        self._send(CurveSolved(words[0], shape, plan))
+
+    def _die_of_memory(self, words: Words) -> None:
+        """`die-of-memory JOB GB`: its workers had so much when they asked for more."""
+        self._expect(self._executor.run_out_of_memory(words[0], peak_bytes=round(float(words[1]) * 1e9)))
 
     def _expect(self, happened: bool) -> None:
         assert happened, "the scenario asks for a fault of a run that does not exist"

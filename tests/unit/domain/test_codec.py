@@ -27,6 +27,7 @@ from scheduler.domain.gpu_shape import GpuGroup, GpuShape
 from scheduler.domain.job import CheckpointSpec, Job, JobSpec, Progress
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
+from scheduler.domain.memory_record import MemoryRecord
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import Curve, LinearCurve, ScalingCurve
@@ -80,6 +81,7 @@ _RULED: dict[Any, SearchStrategy[Any]] = {
     GpuGroup: st.builds(GpuGroup, gpu=st.text(), nodes=_COUNT, gpus_per_node=_COUNT),
     Node: st.builds(Node, gpus=_COUNT, gpu_memory_bytes=_COUNT),
     JobQueue: st.builds(JobQueue, name=st.text(), limit_gpus=st.none() | _COUNT, weight=_POSITIVE_S),
+    MemoryRecord: st.builds(MemoryRecord, percent=st.integers(100, 900), retry_at_s=st.none() | _POSITIVE_S),
     CheckpointSpec: st.builds(CheckpointSpec, dir=st.text(), interval_s=_POSITIVE_S, keep=_COUNT),
     LendingPolicy: st.builds(
         LendingPolicy,

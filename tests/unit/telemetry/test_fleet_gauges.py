@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scheduler.domain.allocation import Allocation
 from scheduler.domain.fleet import Node, NodeState, Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec, Progress
@@ -62,6 +64,19 @@ def test_nodes_are_counted_by_the_state_that_matters_most() -> None:
     gauges = shown(snapshot)
     for state in ("recalled", "up", "down", "cordoned", "draining"):
         assert gauges["ebbtide_nodes", "inference", state] == 1
+
+
+def test_only_a_running_job_has_series_of_its_own_and_only_for_what_is_known() -> None:
+    held = job(Allocation(1, target={"t0": (0,)}))
+    runs = replace(held, progress=Progress(0.0, steps=12.0, loss=2.5, samples_per_s=30.0, peak_bytes=7_000))
+    gauges = shown(Snapshot(jobs={"a": runs}))
+    told = {name: gauges[f"ebbtide_job_{name}", "a"] for name in ("steps", "loss", "samples_per_s", "peak_bytes")}
+    assert told == {"steps": 12.0, "loss": 2.5, "samples_per_s": 30.0, "peak_bytes": 7_000}
+    assert [name for name, *_ in shown(Snapshot(jobs={"a": held})) if name.startswith("ebbtide_job_")] == [
+        "ebbtide_job_steps"
+    ]
+    queued = replace(runs, state=JobState.QUEUED)
+    assert not [name for name, *_ in shown(Snapshot(jobs={"a": queued})) if name.startswith("ebbtide_job_")]
 
 
 def test_an_empty_service_shows_zeros_and_no_leader() -> None:

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scheduler.domain.decision import PreemptJob
 from scheduler.domain.event import Event, EventCode
 from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.replan import ReplanPhase
 from scheduler.domain.tick_report import Breach, BreachKind, Law, TickReport, Violation
 from scheduler.telemetry.metrics import TickRecorder, exposition
 
@@ -41,18 +42,32 @@ def value(name: str, **labels: str) -> float:
 
 
 def test_decisions_resizes_and_lost_work_are_counted() -> None:
-    before = value("ebbtide_preemptions_total"), value("ebbtide_lost_gpu_seconds_total")
+    before = value("ebbtide_preemptions_total"), value("ebbtide_lost_gpu_seconds_total", cause="out-of-memory")
     grown = value("ebbtide_resizes_total", direction="grow")
     preempted = PreemptJob("a", 10.0, Reason(ReasonCode.NODE_RECALLED, "its node goes home"))
     events = (
         Event(0.0, EventCode.JOB_GROWN, "a", "1 -> 2"),
-        Event(0.0, EventCode.JOB_LOST_WORK, "a", "3 steps", {"gpu_s": 12.5}),
+        Event(0.0, EventCode.JOB_LOST_WORK, "a", "3 steps", {"gpu_s": 12.5}, "out-of-memory"),
+        Event(0.0, EventCode.JOB_LOST_WORK, "b", "3 steps", {"gpu_s": 99.0}, "lost"),
     )
     TickRecorder().record(replace(QUIET, decisions=(preempted,), events=events))
     assert value("ebbtide_preemptions_total") == before[0] + 1
-    assert value("ebbtide_lost_gpu_seconds_total") == before[1] + 12.5
+    assert value("ebbtide_lost_gpu_seconds_total", cause="out-of-memory") == before[1] + 12.5
     assert value("ebbtide_resizes_total", direction="grow") == grown + 1
     assert value("ebbtide_decisions_total", kind="PreemptJob") >= 1
+
+
+def test_a_replan_counts_once_in_each_phase_that_it_had() -> None:
+    def told(phase: str) -> tuple[float, float]:
+        name = "ebbtide_replan_phase_seconds"
+        return value(f"{name}_count", phase=phase), value(f"{name}_sum", phase=phase)
+
+    before = {phase: told(phase) for phase in ReplanPhase}
+    numbers = {"notice_s": 0.25, "save_s": 2.0, "start_s": 4.0, "load_s": 1.0, "first_step_s": 0.5}
+    TickRecorder().record(replace(QUIET, events=(Event(0.0, EventCode.JOB_REPLANNED, "a", "took 7.8 s", numbers),)))
+    assert told("save") == (before[ReplanPhase.SAVE][0] + 1, before[ReplanPhase.SAVE][1] + 2.0)
+    assert told("first_step") == (before[ReplanPhase.FIRST_STEP][0] + 1, before[ReplanPhase.FIRST_STEP][1] + 0.5)
+    assert told("teardown") == before[ReplanPhase.TEARDOWN]
 
 
 def test_a_tick_that_was_not_committed_counts_no_decision() -> None:

@@ -14,7 +14,7 @@ from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.notice import Action
 from scheduler.worker.progress import Progress, ProgressPoster
 
-PROGRESS = Progress(generation=4, step=7, loss=2.5, samples_per_s=30.0, checkpoint_step=5)
+PROGRESS = Progress(generation=4, step=7, loss=2.5, samples_per_s=30.0, checkpoint_step=5, peak_bytes=9)
 
 
 @dataclass
@@ -72,7 +72,8 @@ def test_progress_goes_out_with_the_token_and_the_reply_brings_a_notice() -> Non
     assert (heard.action, heard.step, heard.seconds_left) == (Action.REPLAN, 9, 20.0)
     path, authorization, body = controller.got[0]
     assert (path, authorization) == ("/v1/jobs/team%2Fa/progress", "Bearer t0ken")
-    assert body == {"generation": 4, "step": 7, "loss": 2.5, "samples_per_s": 30.0, "checkpoint_step": 5}
+    said = {"generation": 4, "step": 7, "loss": 2.5, "samples_per_s": 30.0, "checkpoint_step": 5, "peak_bytes": 9}
+    assert body == said
 
 
 def test_many_steps_in_a_second_are_one_request() -> None:
@@ -100,6 +101,7 @@ def test_a_notice_that_is_repeated_stays_the_same_request() -> None:
     assert first is not None
     assert second is not None
     assert second.request == first.request
+    assert second.since_s == first.since_s is not None
 
 
 def test_an_absent_control_plane_is_logged_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:

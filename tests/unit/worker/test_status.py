@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from scheduler.worker.memory import OomKillCount
 from scheduler.worker.status import Phase, StatusFile
 
 
@@ -13,6 +14,7 @@ def _read(directory: Path) -> dict[str, Any]:
 
 def test_the_file_holds_the_contract_from_the_first_moment(tmp_path: Path) -> None:
     StatusFile(tmp_path, rank=3)
+    kills = OomKillCount.of_this_process()
     assert _read(tmp_path) == {
         "rank": 3,
         "pid": os.getpid(),
@@ -22,6 +24,11 @@ def test_the_file_holds_the_contract_from_the_first_moment(tmp_path: Path) -> No
         "loss": None,
         "samples_per_s": None,
         "reason": "",
+        "cause": "",
+        "peak_bytes": None,
+        "phases_s": {},
+        "memory_events": str(kills.path) if kills else "",
+        "oom_kills": kills.read() if kills else None,
     }
 
 
@@ -42,6 +49,13 @@ def test_a_change_of_phase_is_written_at_once_with_the_last_step(tmp_path: Path)
     file.update(step=2)
     file.update(phase=Phase.LEFT)
     assert (_read(tmp_path)["phase"], _read(tmp_path)["step"]) == ("left", 2)
+
+
+def test_what_comes_after_the_last_phase_is_written_at_once(tmp_path: Path) -> None:
+    file = StatusFile(tmp_path, rank=3)
+    file.update(phase=Phase.LEFT)
+    file.update(phases_s={"teardown": 0.5})
+    assert _read(tmp_path)["phases_s"] == {"teardown": 0.5}
 
 
 def test_no_part_of_a_file_is_left_beside_it(tmp_path: Path) -> None:
