@@ -19,6 +19,7 @@ def plan_anew(intake: Intake, job: Job, run: Run) -> Job:
     state = JobState.FAILED if memory.is_spent else JobState.PLANNING
     now_s, generation = intake.now_s, intake.next_generation
     why = _why(memory, now_s) if not memory.is_spent else _why_failed(memory)
+    why = f"{why}; {run.reason}" if run.reason else why
     left = released(job, state, now_s, generation=generation, leave_by_s=now_s, message=why)
     return intake.put_moved(job, replace(left, memory=memory))
 

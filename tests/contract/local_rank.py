@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -83,6 +84,21 @@ def fail() -> None:
     say("failed", step=0, reason="ValueError: the plan is for another model")
 
 
+def run_out() -> None:
+    """Rank 1 runs out of memory and says so; rank 0 says that it has lost its peer."""
+    if RANK == 1:
+        say("failed", reason="OutOfMemoryError", cause="out-of-memory", peak_bytes=900)
+        sys.exit(1)
+    wait_for((RUN_DIR / "status-1.json").exists)
+    say("failed", reason="connection closed by peer", peak_bytes=700)
+
+
+def be_killed() -> None:
+    events, kills = os.environ.get("MEMORY_EVENTS", ""), os.environ.get("OOM_KILLS")
+    say("running", step=5, memory_events=events, oom_kills=int(kills) if kills else None)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def childful() -> None:
     """Starts a child in its group and one in a group of its own."""
     for own_group in (False, True):
@@ -104,8 +120,8 @@ def mute_and_done() -> None:
     print("all done")
 
 
+BEHAVIOURS = (obey, stubborn, finish, crash, fail, run_out, be_killed, childful, mother, mute, mute_and_done)
+
 if __name__ == "__main__":
     HELD = hold_slots()
-    {each.__name__: each for each in (obey, stubborn, finish, crash, fail, childful, mother, mute, mute_and_done)}[
-        sys.argv[1]
-    ]()
+    {each.__name__: each for each in BEHAVIOURS}[sys.argv[1]]()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.observation import RunPhase
+from scheduler.domain.observation import FailureCause, RunPhase
 from scheduler.domain.worker_token import issue_token
 from scheduler.executors.local import LocalExecutor
 from scheduler.executors.local_processes import marked_processes
@@ -20,6 +20,7 @@ from scheduler.executors.local_records import RunRootTakenError
 from scheduler.executors.local_run import Patience
 from scheduler.executors.render import RUN_DIR_VARIABLE
 from scheduler.runtime.clock import ManualClock
+from scheduler.worker.memory import OomKillCount
 from tests.contract.local_rig import RENDEZVOUS, desired, drive, moved, phases, rank_job, run_of
 
 SECRET = b"0123456789abcdef"
@@ -132,6 +133,27 @@ def test_what_outlives_its_last_word_is_ended(executor: LocalExecutor, tmp_path:
     assert run_of(executor.observe(), "a").gpus == {"t0": (0,)}
     clock.move_to(1000.0 + Patience().teardown_s)
     drive(executor, state, lambda seen: phases(seen) == {("a", 1): "succeeded"})
+
+
+def test_a_rank_that_ran_out_of_memory_is_what_the_run_has_died_of(executor: LocalExecutor, tmp_path: Path) -> None:
+    state = desired(1, rank_job("a", "run_out", {"t0": (0, 1)}, tmp_path))
+    run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
+    assert (run.cause, run.peak_bytes) == (FailureCause.OUT_OF_MEMORY, 900)
+
+
+@pytest.mark.parametrize("risen", [True, False])
+def test_a_rank_that_was_killed_died_of_memory_only_where_the_kernels_count_rose(
+    executor: LocalExecutor, tmp_path: Path, risen: bool
+) -> None:
+    """The kernel's own file of this control group is read; what the rank had read there before is made up."""
+    kills = OomKillCount.of_this_process()
+    if kills is None or (count := kills.read()) is None:
+        pytest.skip("this system does not count whom it kills for memory")
+    told = {"MEMORY_EVENTS": str(kills.path), "OOM_KILLS": str(count - risen)}
+    state = desired(1, rank_job("a", "be_killed", {"t0": (0,)}, tmp_path, **told))
+    run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
+    assert run.reason == "rank 0 was ended by SIGKILL"
+    assert run.cause is (FailureCause.OUT_OF_MEMORY if risen else None)
 
 
 def test_when_one_rank_crashes_the_others_are_ended_and_the_reason_is_told(

@@ -19,6 +19,7 @@ from scheduler.domain.event import EventCode
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec
 from scheduler.domain.job_state import JobState
+from scheduler.domain.replan import ReplanPhase
 from scheduler.executors.local_processes import marked_processes
 from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Page
@@ -89,6 +90,12 @@ def _check_story(store: SqlStore, ledger: Path) -> None:
     resizes = [e for e in told if e.event.code in (EventCode.JOB_GROWN, EventCode.JOB_SHRUNK)]
     assert len(resizes) >= 3
     assert _job(store).account.lost_gpu_s == 0.0
+    replans = [e.event.numbers for e in told if e.event.code is EventCode.JOB_REPLANNED]
+    assert replans, "some generation made its first step after another one had left"
+    for numbers in replans:
+        assert list(numbers) == [f"{phase}_s" for phase in ReplanPhase]
+        assert all(seconds >= 0.0 for seconds in numbers.values())
+    assert (_job(store).progress.peak_bytes or 0) > 10**7
     seen: dict[int, list[int]] = {}
     for line in _lines(ledger, "samples-*.jsonl"):
         seen.setdefault(int(line["step"]), []).extend(line["samples"])

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import Result
 
-from scheduler.domain.command import Command, ForecastMade
+from scheduler.domain.command import Command, ForecastMade, ReportProgress
 from scheduler.domain.forecast import Forecast
 
 Ask = Callable[..., Any]
@@ -59,6 +59,20 @@ def test_a_job_goes_from_options_to_running(ask: Ask, fleet: Any) -> None:
     assert ask("describe", job_id)["nodes"]["t0"]
     [node] = ask("nodes", "--pool", "training")
     assert list(node["jobs"]) == [job_id]
+
+
+def test_describe_shows_measured_speed_and_memory_and_deaths_by_memory(ask: Ask, run: Run, fleet: Any) -> None:
+    job_id = submitted(ask, "train", "--steps", "1000")
+    fleet.tick()
+    fleet.tick()
+    assert ask("describe", job_id)["memory"] == {"factor": 1.0, "deaths": [], "retry_at_s": None}
+    assert "samples/s" not in run("describe", job_id).stdout
+    report = ReportProgress(job_id, 1, 5.0, samples_per_s=31.5, peak_bytes=71_200_000_000)
+    fleet.store.send(Command("told", 0.0, report))
+    fleet.tick()
+    shown = " ".join(run("describe", job_id).stdout.split())
+    assert "throughput 31.5 samples/s" in shown
+    assert "memory peak 71.2 GB a GPU" in shown
 
 
 def test_a_job_file_and_options_on_top_of_it_make_one_document(ask: Ask, fleet: Any, tmp_path: Path) -> None:

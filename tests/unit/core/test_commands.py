@@ -153,6 +153,16 @@ def test_progress_of_another_generation_is_dropped() -> None:
     assert (progress.loss, progress.checkpoint_steps) == (1.5, 8.0)
 
 
+def test_speed_is_the_last_reported_one_and_memory_the_highest() -> None:
+    snapshot = a_snapshot(FLEET, [a_job("j", 4, state=JobState.STARTING, on=FOUR)])
+    first = ReportProgress("j", 1, 10.0, samples_per_s=8.0, peak_bytes=700)
+    progress = told(snapshot, first, ReportProgress("j", 1, 11.0)).snapshot.jobs["j"].progress
+    assert (progress.samples_per_s, progress.peak_bytes) == (8.0, 700)
+    later = ReportProgress("j", 1, 12.0, samples_per_s=7.0, peak_bytes=600)
+    progress = told(snapshot, first, later).snapshot.jobs["j"].progress
+    assert (progress.samples_per_s, progress.peak_bytes) == (7.0, 700)
+
+
 def test_an_empty_pool_can_be_deleted_with_its_demand() -> None:
     snapshot = a_snapshot(FLEET)
     filled = told(

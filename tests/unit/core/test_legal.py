@@ -23,6 +23,7 @@ from scheduler.domain.fleet import DemandReading, NodeState
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import LoanState
+from scheduler.domain.memory_record import MemoryRecord
 from scheduler.domain.observation import Observation, Run, RunPhase
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import data_parallel_plan
@@ -101,6 +102,21 @@ def test_a_decision_that_breaks_a_law_is_named_with_it(decision: Decision, law: 
 @pytest.mark.parametrize("decision", KEPT, ids=lambda item: str(item)[:60])
 def test_a_decision_that_keeps_all_laws_passes(decision: Decision) -> None:
     assert illegal(Draft(world()), decision) is None
+
+
+def test_a_plan_fits_by_what_the_job_has_taken_beyond_its_predictions() -> None:
+    """80 GiB a GPU: 70 GiB are predicted, and the job has died as if it took 1.1, then 1.2 times as much."""
+    planned = replace(data_parallel_plan(GPU, 2), peak_bytes_per_gpu=70 * 2**30)
+    for gpus, decision in (
+        ("queued", start(FITS)),
+        ("runner", ResizeJob("runner", {"t0": (0, 1)}, planned, NOW_S, WHY)),
+    ):
+        for percent, law in ((110, None), (115, Law.OUT_OF_MEMORY), (120, Law.OUT_OF_MEMORY)):
+            snapshot = world()
+            job = replace(snapshot.jobs[gpus], memory=MemoryRecord(percent))
+            corrected = replace(snapshot, jobs={**snapshot.jobs, gpus: job})
+            violation = illegal(Draft(corrected), replace(decision, plan=planned))
+            assert (violation.law if violation else None) is law
 
 
 def test_every_law_has_an_example() -> None:

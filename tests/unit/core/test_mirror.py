@@ -13,7 +13,7 @@ from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import LoanState
-from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
+from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 
 FOUR = {"t0": (0, 1, 2, 3)}
@@ -127,6 +127,33 @@ def test_a_loss_once_reported_survives_observations_without_one() -> None:
     assert (measured.progress.steps, measured.progress.loss) == (100.0, 2.5)
     ended = seen(job, run(RunPhase.SUCCEEDED, steps=3600.0)).snapshot.jobs["j"]
     assert ended.progress.loss == 2.5
+
+
+def test_lost_work_is_told_with_its_cause_in_a_word() -> None:
+    for phase, cause, word in (
+        (RunPhase.LOST, None, "lost"),
+        (RunPhase.FAILED, None, "failed"),
+        (RunPhase.FAILED, FailureCause.OUT_OF_MEMORY, "out-of-memory"),
+    ):
+        ended = seen(running(), run(phase, steps=400.0, checkpoint_steps=100.0, cause=cause))
+        assert [event.cause for event in ended.events if event.code is EventCode.JOB_LOST_WORK] == [word]
+
+
+def test_measured_speed_and_memory_are_taken_over_when_they_are_news() -> None:
+    known = seen(running(), run(RunPhase.RUNNING, gpus=FOUR, samples_per_s=8.0, peak_bytes=700)).snapshot.jobs["j"]
+    assert (known.progress.samples_per_s, known.progress.peak_bytes) == (8.0, 700)
+    hardly = seen(known, run(RunPhase.RUNNING, gpus=FOUR, samples_per_s=8.1, peak_bytes=690)).snapshot.jobs["j"]
+    assert hardly is known
+    ended = seen(known, run(RunPhase.SUCCEEDED, steps=3600.0, peak_bytes=900)).snapshot.jobs["j"]
+    assert ended.progress.peak_bytes == 900
+
+
+def test_the_next_workers_are_measured_anew() -> None:
+    job = seen(running(), run(RunPhase.RUNNING, gpus=FOUR, samples_per_s=8.0, peak_bytes=700)).snapshot.jobs["j"]
+    queued = seen(job, run(RunPhase.LOST)).snapshot.jobs["j"]
+    assert (queued.state, queued.progress.peak_bytes) == (JobState.QUEUED, 700)
+    started = queued.moved(JobState.STARTING, 200.0, allocation=job.allocation)
+    assert (started.progress.samples_per_s, started.progress.peak_bytes) == (None, None)
 
 
 def test_measured_steps_correct_the_curve_by_halves() -> None:

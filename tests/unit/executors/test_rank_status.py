@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.domain.observation import FailureCause
 from scheduler.executors.rank_status import RankPhase, read_rank_status
 
 
@@ -24,6 +25,28 @@ def test_a_status_is_read_with_its_time(path: Path) -> None:
     assert (status.phase, status.step, status.checkpoint_step, status.loss) == (RankPhase.SAVING, 12, 10, 2)
     assert status.written_at_ns == path.stat().st_mtime_ns
     assert not status.is_end
+
+
+def test_a_status_brings_its_cause_its_memory_and_its_times(path: Path) -> None:
+    path.write_text(
+        json.dumps(
+            {
+                "phase": "failed",
+                "reason": "OutOfMemoryError",
+                "cause": "out-of-memory",
+                "peak_bytes": 700,
+                "samples_per_s": 8,
+                "phases_s": {"start": 4, "load": 0.5},
+                "memory_events": "/sys/x",
+                "oom_kills": 2,
+            }
+        )
+    )
+    status = read_rank_status(path)
+    assert status is not None
+    assert (status.cause, status.peak_bytes, status.samples_per_s) == (FailureCause.OUT_OF_MEMORY, 700, 8)
+    assert status.phases_s == {"start": 4.0, "load": 0.5}
+    assert (status.memory_events, status.oom_kills) == ("/sys/x", 2)
 
 
 def test_no_file_is_no_status(path: Path) -> None:
@@ -51,6 +74,11 @@ def test_a_step_counts_once_the_state_was_in_place(path: Path, phase: str, step:
         ('{"phase": "running", "step": true}', "step is True"),
         ('{"phase": "running", "loss": NaN}', "loss is nan"),
         ('{"phase": "running", "checkpoint_step": "7"}', "checkpoint_step is '7'"),
+        ('{"phase": "failed", "cause": "bad luck"}', "cause is 'bad luck', allowed are out-of-memory"),
+        ('{"phase": "running", "phases_s": {"lunch": 1}}', "allowed are seconds by notice, save, teardown"),
+        ('{"phase": "running", "phases_s": [1]}', "phases_s is [1]"),
+        ('{"phase": "running", "phases_s": {"save": "1"}}', "save is '1', it must be a number"),
+        ('{"phase": "running", "peak_bytes": 1.5}', "peak_bytes is 1.5"),
     ],
 )
 def test_a_malformed_status_is_refused_by_file_and_field(path: Path, text: str, message: str) -> None:

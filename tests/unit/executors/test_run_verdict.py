@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.observation import RunPhase
+from scheduler.domain.observation import FailureCause, RunPhase
 from scheduler.executors.rank_status import RankPhase, RankStatus
-from scheduler.executors.run_verdict import RankView, Verdict, fault_text, faulty, live_phase, outcome
+from scheduler.executors.run_verdict import (
+    RankView,
+    Verdict,
+    cause,
+    fault_text,
+    faulty,
+    live_phase,
+    outcome,
+    peak_bytes,
+    phases_s,
+)
 
 KILLED = -signal.SIGKILL
 TERMINATED = -signal.SIGTERM
@@ -103,3 +114,61 @@ def test_a_mute_script_is_judged_by_its_exit_codes(codes: tuple[int, int], termi
 def test_a_rank_without_a_word_fails_a_run_whose_other_ranks_speak() -> None:
     ranks = (said(RankPhase.RUNNING), RankView(1, None, 0))
     assert [view.rank for view in faulty(ranks, terminated=False)] == [1]
+
+
+EVENTS = "/sys/fs/cgroup/worker/memory.events"
+RAN_OUT = FailureCause.OUT_OF_MEMORY
+
+
+def ran_out(rank: int, *, at_ns: int = 0) -> RankView:
+    status = RankStatus(RankPhase.FAILED, reason="OutOfMemoryError", written_at_ns=at_ns, cause=RAN_OUT)
+    return RankView(rank, status, 1)
+
+
+def running(rank: int, code: int | None, *, oom_kills: int | None = 3) -> RankView:
+    return RankView(rank, RankStatus(RankPhase.RUNNING, memory_events=EVENTS, oom_kills=oom_kills), code)
+
+
+def test_the_rank_that_ran_out_of_memory_is_blamed_before_those_that_died_of_it() -> None:
+    ranks = [running(0, -signal.SIGABRT), said(RankPhase.FAILED, rank=1, at_ns=10), ran_out(2, at_ns=20)]
+    assert [view.rank for view in faulty(ranks, terminated=False)] == [2, 0, 1]
+    assert cause(ranks, oom_kills=lambda path: None) is RAN_OUT
+
+
+@pytest.mark.parametrize("code", [KILLED, 137])
+@pytest.mark.parametrize(("kills", "proven"), [(4, True), (3, False), (None, False)])
+def test_a_kill_is_the_kernels_for_memory_only_where_its_count_has_risen(
+    code: int, kills: int | None, proven: bool
+) -> None:
+    asked: list[str] = []
+
+    def oom_kills(path: str) -> int | None:
+        asked.append(path)
+        return kills
+
+    ranks = [running(0, code), said(RankPhase.FAILED, rank=1, reason="connection closed by peer")]
+    assert cause(ranks, oom_kills=oom_kills) is (RAN_OUT if proven else None)
+    assert asked == [EVENTS]
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [running(0, KILLED), running(1, -signal.SIGSEGV)],
+        [running(0, KILLED, oom_kills=None)],
+        [running(0, 1)],
+        [running(0, None)],
+        [RankView(0, None, KILLED)],
+        [said(RankPhase.FAILED, code=KILLED, reason="ValueError")],
+    ],
+)
+def test_nothing_is_guessed_where_a_rank_died_in_another_way_or_nobody_counted(ranks: list[RankView]) -> None:
+    assert cause(ranks, oom_kills=lambda path: 99) is None
+
+
+def test_of_the_ranks_the_highest_memory_and_the_longest_times_count() -> None:
+    status = RankStatus(RankPhase.LEFT, peak_bytes=5, phases_s={"save": 2.0, "notice": 0.5})
+    others = [replace(status, peak_bytes=9, phases_s={"save": 1.0, "teardown": 3.0}), RankStatus(RankPhase.LEFT)]
+    assert peak_bytes([status, *others]) == 9
+    assert phases_s([status, *others]) == {"save": 2.0, "notice": 0.5, "teardown": 3.0}
+    assert (peak_bytes([]), phases_s([])) == (None, {})

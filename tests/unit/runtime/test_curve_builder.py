@@ -11,6 +11,7 @@ import pytest
 
 from scheduler.domain.command import CurveSolved, SolverChanged
 from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.memory_record import MemoryRecord
 from scheduler.domain.scaling_curve import CurveRequest, data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
@@ -70,6 +71,14 @@ def test_a_shape_is_solved_once_whoever_wants_it_and_however_often() -> None:
     curves.want(snapshot, wanted(key, 2, 4, 2))
     curves.want(snapshot, wanted(key, 4, 2))
     assert [shapes[0].gpus for _, _, (_, shapes) in pool.waiting] == [2, 4]
+
+
+def test_a_job_that_died_of_memory_has_its_own_curve_solved_for_less_of_it() -> None:
+    curves, pool, snapshot, _ = builder()
+    job = replace(snapshot.jobs["a"], memory=MemoryRecord(115))
+    curves.want(replace(snapshot, jobs={**snapshot.jobs, "a": job}), wanted(job.curve_key, 2))
+    [(_, _, (request, _))] = pool.waiting
+    assert request == CurveRequest("llama-2-7b", "", 8, 0, memory_percent=115)
 
 
 def test_only_so_many_wait_in_the_pool_and_the_most_urgent_are_those() -> None:

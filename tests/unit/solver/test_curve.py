@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +55,22 @@ def test_more_slots_train_the_reference_model_faster() -> None:
     plans = [point for point in points if isinstance(point, ParallelPlan)]
     assert [plan.world_size for plan in plans] == [1, 2, 3, 4]
     assert sorted(plan.samples_per_s for plan in plans) == [plan.samples_per_s for plan in plans]
+
+
+def test_a_corrected_request_leaves_out_what_fits_only_by_its_predictions() -> None:
+    """A job that takes half as much again as predicted gets plans that fit so, slower ones, under their own key."""
+    request, shape = CurveRequest("llama-2-7b", "", 64, 0), GpuShape.packed("a100-80g", 8, 8)
+    corrected = replace(request, memory_percent=150)
+    plain, thrifty = solve_point(request, shape), solve_point(corrected, shape)
+    assert isinstance(plain, ParallelPlan)
+    assert isinstance(thrifty, ParallelPlan)
+    memory_bytes = load_gpu("a100-80g").memory_bytes
+    assert plain.peak_bytes_per_gpu * 150 > 100 * memory_bytes >= thrifty.peak_bytes_per_gpu * 150
+    assert thrifty.iteration_time_s > plain.iteration_time_s
+    assert (request.key, corrected.key) == ("llama-2-7b/batch-64/seq-0", "llama-2-7b/batch-64/seq-0/memory-150")
+    hopeless = solve_point(replace(request, memory_percent=2000), shape)
+    assert isinstance(hopeless, Infeasible)
+    assert f"of {memory_bytes / 20e9:.1f} GB per GPU" in hopeless.reason
 
 
 def test_every_point_of_a_curve_is_within_the_tolerance_of_the_optimum_and_proven_so() -> None:

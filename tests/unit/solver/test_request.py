@@ -77,6 +77,13 @@ def test_three_gpu_models_are_refused_by_name() -> None:
     )
 
 
+def test_a_peak_is_corrected_upwards_alone() -> None:
+    with pytest.raises(RequestError, match="memory_percent is 99; it must be at least 100"):
+        replace(PLAIN, memory_percent=99)
+    (plain,), (corrected,) = PLAIN.groups, replace(PLAIN, memory_percent=125).groups
+    assert corrected.limit_bytes == plain.limit_bytes * 4 // 5
+
+
 def _measured(*degrees: int) -> LayerProfile:
     return replace(GPT2.layers[0], layers=2, forward_s_per_sample=tuple((degree, 1e-3 / degree) for degree in degrees))
 

@@ -2,6 +2,7 @@ import json
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,37 @@ def test_a_notice_for_a_later_step_waits_for_it() -> None:
     board = NoticeBoard([Said(Notice(Action.LEAVE, step=8))])
     assert board.due(7) is None
     assert board.due(8) == Notice(Action.LEAVE, step=8)
+
+
+def test_a_file_waits_since_it_was_written_but_never_since_before_the_last_look_without_it(tmp_path: Path) -> None:
+    path, began_s = tmp_path / "notice.json", time.monotonic()
+    file = NoticeFile(path)
+    _put(path, {"action": "leave"})
+    os.utime(path, (0, 0))
+    ancient = file.pending()
+    assert ancient is not None
+    assert ancient.since_s is not None
+    assert began_s <= ancient.since_s <= time.monotonic()
+    _put(path, {"action": "replan"})
+    os.utime(path, (time.time() + 1000, time.time() + 1000))
+    from_the_future, now_s = file.pending(), time.monotonic()
+    assert from_the_future is not None
+    assert from_the_future.since_s is not None
+    assert ancient.since_s <= from_the_future.since_s <= now_s
+
+
+def test_a_signal_waits_since_it_first_came() -> None:
+    source = TerminationSignal()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        first = source.pending()
+        os.kill(os.getpid(), signal.SIGTERM)
+        second = source.pending()
+    finally:
+        source.close()
+    assert first is not None
+    assert second is not None
+    assert first.since_s == second.since_s is not None
 
 
 def test_a_file_is_heard_when_it_appears_when_it_is_replaced_and_when_it_is_gone(tmp_path: Path) -> None:

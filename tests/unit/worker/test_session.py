@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,79 @@ def test_a_failure_is_recorded_with_its_reason_and_goes_on(tmp_path: Path) -> No
     with pytest.raises(RuntimeError, match="no memory"):
         train()
     assert (_status(tmp_path)["phase"], _status(tmp_path)["reason"]) == ("failed", "RuntimeError: no memory left")
+
+
+RUNS_OUT = """
+import sys
+from pathlib import Path
+from scheduler.worker.environment import RankEnvironment
+from scheduler.worker.session import Session
+with Session(RankEnvironment(run_dir=Path(sys.argv[1]))) as session:
+    session.resumed(0)
+    {error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("bytearray(2**62)", "out-of-memory"),
+        ("import torch; torch.empty(2**60, dtype=torch.uint8)", "out-of-memory"),
+        (
+            "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')",
+            "out-of-memory",
+        ),
+        ("raise ValueError('no memory of that')", ""),
+    ],
+)
+def test_a_process_that_runs_out_of_memory_says_so(tmp_path: Path, error: str, cause: str) -> None:
+    code = RUNS_OUT.format(error=error)
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, timeout=120)
+    assert ran.returncode == 1
+    assert (_status(tmp_path)["phase"], _status(tmp_path)["cause"]) == ("failed", cause)
+    assert _status(tmp_path)["peak_bytes"] > 10**6
+
+
+def test_memory_is_reported_while_it_runs(tmp_path: Path) -> None:
+    with Session(RankEnvironment(run_dir=tmp_path)) as session:
+        session.resumed(0)
+        before = session.status.peak_bytes
+        session.report(step=1)
+        after = session.status.peak_bytes
+        assert before is not None
+        assert after is not None
+        assert 10**6 < before <= after
+        session.succeed()
+
+
+def test_a_rank_that_is_asked_to_leave_tells_how_long_each_part_took(tmp_path: Path) -> None:
+    with Session(RankEnvironment(run_dir=tmp_path)) as session:
+        session.init_process_group()
+        assert set(session.status.phases_s) == set()
+        session.resumed(20)
+        assert set(session.status.phases_s) == {"start", "load"}
+        session.report(step=21)
+        with session.saving(21):
+            time.sleep(0.05)
+        assert set(session.status.phases_s) == {"start", "load", "first_step"}
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+        assert session.notice() is not None
+        with session.saving(21):
+            time.sleep(0.05)
+        session.leave()
+    phases_s = _status(tmp_path)["phases_s"]
+    assert list(phases_s) == ["start", "load", "first_step", "notice", "save", "teardown"]
+    assert phases_s["notice"] >= 0.05
+    assert phases_s["save"] >= 0.05
+    assert min(phases_s.values()) >= 0.0
+
+
+def test_a_process_that_was_there_before_counts_from_when_it_began_to_be_this_rank() -> None:
+    with Session(RankEnvironment(), began_s=time.monotonic() - 1000.0) as session:
+        session.resumed(0)
+        assert session.status.phases_s["start"] >= 1000.0
+        session.succeed()
 
 
 def test_a_checkpoint_that_fails_is_not_recorded(tmp_path: Path) -> None:

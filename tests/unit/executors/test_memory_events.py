@@ -1,0 +1,31 @@
+"""The kernel's count of those whom it killed for memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler.executors.memory_events import oom_kills
+
+V2 = "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n"
+V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"), [(V2, 2), (V1, 7), ("low 0\n", None), ("oom_kill many\n", None), ("", None)]
+)
+def test_the_count_is_read_in_either_version_of_control_groups(tmp_path: Path, text: str, kills: int | None) -> None:
+    path = tmp_path / "memory.events"
+    path.write_text(text)
+    assert oom_kills(str(path), below=tmp_path) == kills
+
+
+def test_nothing_but_control_groups_is_read(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "cgroup", tmp_path / "secret"
+    inside.mkdir()
+    outside.write_text(V1)
+    assert oom_kills(str(outside), below=inside) is None
+    assert oom_kills(str(inside / "../secret"), below=inside) is None
+    assert oom_kills(str(inside / "gone"), below=inside) is None
+    assert oom_kills("", below=inside) is None
