@@ -14,7 +14,7 @@ from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Intent, Job, JobAccount, JobSpec, Progress
 from scheduler.domain.job_state import ENDED, JobState
 from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
+from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches
 from tests.builders import GPU, a_fleet
@@ -173,7 +173,9 @@ def _observation(random: Random, snapshot: Snapshot) -> Observation:
         elif job.allocation.target and random.random() < 0.8:
             phase = random.choice([*RunPhase])
             gone = phase in (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED, RunPhase.SUCCEEDED)
-            runs.append(Run(job.id, generation, phase, {} if gone else job.allocation.target, 150.0, 120.0))
+            run = Run(job.id, generation, phase, {} if gone else job.allocation.target, 150.0, 120.0)
+            of_memory = phase is RunPhase.FAILED and len(runs) % 2
+            runs.append(replace(run, cause=FailureCause.OUT_OF_MEMORY) if of_memory else run)
     facts = {
         node.name: NodeFacts(random.random() > 0.05, random.choice((0, 0, node.gpus)))
         for node in snapshot.nodes.values()
