@@ -16,7 +16,7 @@ Row = tuple[str, str, str]
 
 NAMES = (
     *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "forecast"),
-    *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
+    *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold", "resharding"),
 )
 
 

@@ -1,0 +1,113 @@
+"""Random plans and seats for tests and benchmarks of resharding, drawn from a seeded generator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, ScheduleName, Stage
+from scheduler.resharding.placement import Seat
+
+NODE_GPUS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A job's plan and seats before and after; `new_seats` are in the order in which a launcher would fill them."""
+
+    old_plan: ParallelPlan
+    old_seats: tuple[Seat, ...]
+    new_plan: ParallelPlan
+    new_seats: tuple[Seat, ...]
+
+    @property
+    def shrinks(self) -> bool:
+        return len(self.new_seats) < len(self.old_seats)
+
+
+def a_plan(stages: Sequence[Sequence[LayerStrategy]], *, interleave: int = 1) -> ParallelPlan:
+    """A plan whose stages hold these runs of layers; of its figures only those that say where state lies are set."""
+    starts = [0, *accumulate(sum(run.layers for run in runs) for runs in stages)]
+    schedule = Schedule(ScheduleName.INTERLEAVED if interleave > 1 else ScheduleName.ONE_F_ONE_B, interleave)
+    held = zip(pairwise(starts), stages, strict=True)
+    return ParallelPlan(
+        schedule=schedule,
+        micro_batches=1,
+        micro_batch_size=1,
+        iteration_time_s=1.0,
+        samples_per_s=1.0,
+        peak_bytes_per_gpu=1,
+        stages=tuple(Stage(first, end - 1, "gpu", runs[0].gpus, tuple(runs)) for (first, end), runs in held),
+    )
+
+
+def a_strategy(seeded: random.Random, gpus: int, layers: int, *, experts: int = 0) -> LayerStrategy:
+    """Any spread over `gpus`: tensor parallelism within a node, then context, experts and sharding of the replicas."""
+    tp = seeded.choice([tp for tp in (1, 1, 1, 2, 4, 8) if gpus % tp == 0])
+    replicas = gpus // tp
+    ulysses = seeded.choice([1, 1, 1, *(size for size in (2, 4) if replicas % size == 0)])
+    ring = seeded.choice([1, 1, 1, *(size for size in (2,) if replicas // ulysses % size == 0)])
+    ep = seeded.choice([size for size in (1, 2, 4, 8) if replicas % size == 0 and experts % size == 0])
+    zero = seeded.choice([0, 1, 2, 3, 3, 3]) if replicas > 1 else 0
+    in_node = max(1, NODE_GPUS // tp)
+    hybrid = 1 < in_node < replicas and replicas % in_node == 0 and (in_node % ep == 0 or ep % in_node == 0)
+    group = seeded.choice([replicas, in_node]) if zero == 3 and hybrid else replicas if zero else 1
+    dp = replicas // (ulysses * ring)
+    return LayerStrategy(
+        layers, tp=tp, dp=dp, zero=zero, shard_group=group, ulysses=ulysses, ring=ring, ep=ep if experts else 1
+    )
+
+
+def a_random_plan(seeded: random.Random, gpus: int, layers: int, *, experts: int = 0) -> ParallelPlan:
+    """Any pipeline over `gpus`, plain or interleaved, its stages cut unevenly, some of two runs of layers."""
+    devices = seeded.choice([size for size in (1, 1, 2, 3, 4, 8) if gpus % size == 0 and size <= layers])
+    interleave = 2 if devices > 1 and layers >= 2 * devices and seeded.random() < 0.2 else 1
+    cuts = sorted(seeded.sample(range(1, layers), devices * interleave - 1))
+    stages = list[list[LayerStrategy]]()
+    for first, end in pairwise([0, *cuts, layers]):
+        count, width = end - first, gpus // devices
+        head = seeded.randint(1, count - 1) if count > 1 and seeded.random() < 0.3 else 0
+        runs = [head, count - head] if head else [count]
+        stages.append([a_strategy(seeded, width, run, experts=experts) for run in runs])
+    return a_plan(stages, interleave=interleave)
+
+
+def seats_on(counts: dict[int, int]) -> tuple[Seat, ...]:
+    """The first GPUs of numbered nodes, node after node."""
+    return tuple(Seat(f"n{node:02d}", gpu) for node, gpus in sorted(counts.items()) for gpu in range(gpus))
+
+
+def a_transition(seeded: random.Random, layers: int, *, gpus_max: int = 64, experts: int = 0) -> Transition:
+    """A job grows, shrinks, or moves in part: whole nodes where it has several, GPUs of one node where it has one."""
+    sizes = [size for size in (1, 2, 3, 4, 6, 8, 16, 24, 32, 40, 48, 56, 64) if size <= gpus_max]
+    old_gpus, new_gpus = seeded.choice(sizes), seeded.choice(sizes)
+    if seeded.random() < 0.2:
+        new_gpus = old_gpus
+    old_seats = _on_nodes(range(-(-old_gpus // NODE_GPUS)), old_gpus)
+    return Transition(
+        a_random_plan(seeded, old_gpus, layers, experts=experts),
+        old_seats,
+        a_random_plan(seeded, new_gpus, layers, experts=experts),
+        _after(seeded, old_seats, new_gpus),
+    )
+
+
+def _after(seeded: random.Random, old: tuple[Seat, ...], gpus: int) -> tuple[Seat, ...]:
+    """Seats that the job keeps by choice of somebody who knows nothing of its state, and fresh ones on other nodes."""
+    old_nodes, nodes = len({seat.node for seat in old}), -(-gpus // NODE_GPUS)
+    if gpus < NODE_GPUS:
+        home = seeded.randrange(old_nodes)
+        here = [seat for seat in old if seat.node == f"n{home:02d}"]
+        free = [Seat(f"n{home:02d}", gpu) for gpu in range(len(here), NODE_GPUS)]
+        kept = seeded.sample(here, min(gpus, len(here)))
+        return tuple(sorted([*kept, *free[: gpus - len(kept)]]))
+    kept_most = min(old_nodes, nodes)
+    staying = kept_most if seeded.random() < 0.7 else seeded.randint(0, kept_most)
+    fresh = seeded.sample(range(old_nodes, old_nodes + 2 * nodes), nodes - staying)
+    return _on_nodes(sorted([*seeded.sample(range(old_nodes), staying), *fresh]), gpus)
+
+
+def _on_nodes(nodes: Sequence[int], gpus: int) -> tuple[Seat, ...]:
+    return seats_on({node: min(NODE_GPUS, gpus - NODE_GPUS * number) for number, node in enumerate(nodes)})
