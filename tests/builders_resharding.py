@@ -85,13 +85,14 @@ def a_transition(seeded: random.Random, layers: int, *, gpus_max: int = 64, expe
     old_gpus, new_gpus = seeded.choice(sizes), seeded.choice(sizes)
     if seeded.random() < 0.2:
         new_gpus = old_gpus
-    old_seats = _on_nodes(range(-(-old_gpus // NODE_GPUS)), old_gpus)
-    return Transition(
-        a_random_plan(seeded, old_gpus, layers, experts=experts),
-        old_seats,
-        a_random_plan(seeded, new_gpus, layers, experts=experts),
-        _after(seeded, old_seats, new_gpus),
-    )
+    old_plan = a_random_plan(seeded, old_gpus, layers, experts=experts)
+    return a_move(seeded, old_plan, a_random_plan(seeded, new_gpus, layers, experts=experts))
+
+
+def a_move(seeded: random.Random, old_plan: ParallelPlan, new_plan: ParallelPlan) -> Transition:
+    """From one plan to another: on some of the GPUs that the job has, and fresh ones."""
+    old_seats = _on_nodes(range(-(-old_plan.world_size // NODE_GPUS)), old_plan.world_size)
+    return Transition(old_plan, old_seats, new_plan, _after(seeded, old_seats, new_plan.world_size))
 
 
 def _after(seeded: random.Random, old: tuple[Seat, ...], gpus: int) -> tuple[Seat, ...]:

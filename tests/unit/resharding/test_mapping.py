@@ -1,0 +1,253 @@
+"""Orders of ranks: what they move, told by counting single elements, and against every other order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
+from scheduler.resharding.assignment import best_assignment
+from scheduler.resharding.giving_back import cost_of_giving_back
+from scheduler.resharding.mapping import rank_mapping
+from scheduler.resharding.overlap import overlap
+from scheduler.resharding.placement import Placement, Seat
+from scheduler.resharding.shards import shards
+from scheduler.resharding.tensors import Split, TensorFacts, layer_tensors
+from tests.builders_resharding import Transition, a_plan, a_random_plan, a_transition, seats_on
+
+DRAWN = settings(max_examples=100, deadline=None, derandomize=True)
+SEEDS = st.integers(0, 10**6)
+LAYERS = 8
+TENSORS = tuple(
+    TensorFacts(f"{layer} {split}", layer, (7, 5), 12.0 + layer, split, experts)
+    for layer in range(LAYERS)
+    for split, experts in ((Split.ROWS, 0), (Split.COLUMNS, 0), (Split.NONE, 0), (Split.COLUMNS, 4))
+)
+Atom = tuple[int, int, int, int]
+
+
+def _atoms(plan: ParallelPlan) -> list[set[Atom]]:
+    """For each rank each single element that it holds: tensor, expert, row, column."""
+    return [
+        {
+            (shard.tensor, expert, row, column)
+            for shard in rank
+            for expert in range(*shard.experts)
+            for row in range(*shard.rows)
+            for column in range(*shard.columns)
+        }
+        for rank in shards(plan, TENSORS)
+    ]
+
+
+def _bytes(atoms: Iterable[Atom]) -> float:
+    return sum(TENSORS[atom[0]].element_bytes for atom in atoms)
+
+
+def _moved(change: Transition, seats: Sequence[Seat]) -> tuple[float, float]:
+    """Bytes moved, and those of them that no GPU of the node had, element by element."""
+    held = dict(zip(change.old_seats, _atoms(change.old_plan), strict=True))
+    moved = network = 0.0
+    for seat, needed in zip(seats, _atoms(change.new_plan), strict=True):
+        near = set[Atom]().union(*(atoms for other, atoms in held.items() if other.node == seat.node))
+        moved += _bytes(needed - held.get(seat, set()))
+        network += _bytes(needed - near)
+    return moved, network
+
+
+def _small(seed: int, gpus_max: int) -> Transition:
+    return a_transition(random.Random(seed), LAYERS, gpus_max=gpus_max, experts=4)
+
+
+@DRAWN
+@given(SEEDS, st.booleans())
+def test_the_bytes_told_are_those_of_the_elements_that_move(seed: int, any_order: bool) -> None:
+    change = _small(seed, 16)
+    old = Placement(change.old_plan, change.old_seats)
+    found = rank_mapping(old, change.new_plan, change.new_seats, TENSORS, any_order=any_order)
+    assert (found.moved_bytes, found.network_bytes) == _moved(change, found.seats)
+    assert found.moved_bytes_in_order == _moved(change, change.new_seats)[0]
+
+
+@DRAWN
+@given(SEEDS, st.booleans())
+def test_no_order_is_worse_than_the_given_one_nor_better_than_the_floor(seed: int, any_order: bool) -> None:
+    change = a_transition(random.Random(seed), LAYERS)
+    old = Placement(change.old_plan, change.old_seats)
+    found = rank_mapping(old, change.new_plan, change.new_seats, layer_tensors([1e9] * LAYERS), any_order=any_order)
+    assert found.floor_bytes <= found.moved_bytes <= found.moved_bytes_in_order
+    assert sorted(found.seats) == sorted(change.new_seats)
+
+
+@DRAWN
+@given(SEEDS)
+def test_up_to_five_ranks_the_order_is_the_best_of_all_and_then_the_kindest_to_the_network(seed: int) -> None:
+    seeded = random.Random(seed)
+    old_gpus, new_gpus = seeded.randint(1, 6), seeded.randint(1, 5)
+    pool = [Seat(f"n{at // 3}", at % 3) for at in range(9)]
+    change = Transition(
+        a_random_plan(seeded, old_gpus, LAYERS, experts=4),
+        tuple(seeded.sample(pool, old_gpus)),
+        a_random_plan(seeded, new_gpus, LAYERS, experts=4),
+        tuple(seeded.sample(pool, new_gpus)),
+    )
+    old = Placement(change.old_plan, change.old_seats)
+    found = rank_mapping(old, change.new_plan, change.new_seats, TENSORS, any_order=True)
+    assert _costs(change)[0] == (found.moved_bytes, found.network_bytes)
+
+
+@DRAWN
+@given(SEEDS)
+def test_within_one_node_the_order_is_the_best_of_all(seed: int) -> None:
+    seeded = random.Random(seed)
+    old_gpus, new_gpus = seeded.randint(1, 8), seeded.randint(1, 5)
+    change = Transition(
+        a_random_plan(seeded, old_gpus, LAYERS),
+        tuple(Seat("n", gpu) for gpu in seeded.sample(range(8), old_gpus)),
+        a_random_plan(seeded, new_gpus, LAYERS),
+        tuple(Seat("n", gpu) for gpu in seeded.sample(range(8), new_gpus)),
+    )
+    old = Placement(change.old_plan, change.old_seats)
+    assert rank_mapping(old, change.new_plan, change.new_seats, TENSORS).moved_bytes == _costs(change)[0][0]
+
+
+def _costs(change: Transition) -> list[tuple[float, float]]:
+    """Of every order, the cheapest first: from a table of single pairs, so that hundreds of orders are quick."""
+    held = dict(zip(change.old_seats, _atoms(change.old_plan), strict=True))
+    needed = _atoms(change.new_plan)
+    near = {
+        seat: set[Atom]().union(*(atoms for other, atoms in held.items() if other.node == seat.node))
+        for seat in change.new_seats
+    }
+    moved = {
+        (rank, seat): (_bytes(atoms - held.get(seat, set())), _bytes(atoms - near[seat]))
+        for rank, atoms in enumerate(needed)
+        for seat in change.new_seats
+    }
+    orders = (list(enumerate(order)) for order in permutations(change.new_seats))
+    return sorted((sum(moved[pair][0] for pair in order), sum(moved[pair][1] for pair in order)) for order in orders)
+
+
+@DRAWN
+@given(SEEDS, st.booleans())
+def test_where_nothing_changes_nothing_moves_and_nobody_changes_place(seed: int, any_order: bool) -> None:
+    seeded = random.Random(seed)
+    gpus = seeded.choice([1, 2, 6, 8, 16, 24])
+    plan, seats = a_random_plan(seeded, gpus, LAYERS, experts=4), seats_on({0: min(8, gpus), 1: gpus - min(8, gpus)})
+    if gpus == 24:
+        seats = seats_on({0: 8, 1: 8, 2: 8})
+    found = rank_mapping(Placement(plan, seats), plan, seats, TENSORS, any_order=any_order)
+    assert (found.moved_bytes, found.seats) == (0.0, seats)
+
+
+@DRAWN
+@given(SEEDS)
+def test_seats_given_in_another_order_are_put_back_where_they_were(seed: int) -> None:
+    seeded = random.Random(seed)
+    seats = seats_on({0: 8, 1: 8, 2: 8})
+    plan = a_random_plan(seeded, 24, LAYERS)
+    nodes = [seats[at : at + 8] for at in (0, 8, 16)]
+    shuffled = [seat for node in seeded.sample(nodes, 3) for seat in seeded.sample(node, 8)]
+    assert rank_mapping(Placement(plan, seats), plan, shuffled, TENSORS).moved_bytes == 0
+
+
+@DRAWN
+@given(SEEDS)
+def test_ranks_that_talk_most_stay_on_one_node_and_stages_on_as_many_nodes(seed: int) -> None:
+    seeded = random.Random(seed)
+    change = a_transition(seeded, LAYERS)
+    old, plan = Placement(change.old_plan, change.old_seats), change.new_plan
+    found = rank_mapping(old, plan, change.new_seats, layer_tensors([1e9] * LAYERS))
+    assert _neighbours(plan, found.seats) == _neighbours(plan, change.new_seats)
+
+
+def _neighbours(plan: ParallelPlan, seats: Sequence[Seat]) -> list[Counter[tuple[int, ...]]]:
+    """For each group of the pipeline and each run of ranks of one tensor group, on how many nodes it is; and how many
+    ranks of the stage each of its nodes has."""
+    found, first = list[Counter[tuple[int, ...]]](), 0
+    for group, stage in enumerate(plan.stages[: plan.devices]):
+        own = seats[first : first + stage.gpus]
+        strategies = [one for other in plan.stages[group :: plan.devices] for one in other.strategies]
+        for one in strategies:
+            run = one.tp * one.ulysses * one.ring
+            found.append(Counter((len({seat.node for seat in own[at : at + run]}),) for at in range(0, len(own), run)))
+        found.append(Counter([tuple(sorted(Counter(seat.node for seat in own).values()))]))
+        first += stage.gpus
+    return found
+
+
+def test_a_rank_without_an_old_gpu_goes_where_its_node_has_its_state() -> None:
+    """Both new GPUs are fresh; half of the model is on node a, half on node b."""
+    old = Placement(a_plan([[LayerStrategy(1)], [LayerStrategy(1)]]), (Seat("a", 0), Seat("b", 0)))
+    new = a_plan([[LayerStrategy(1)], [LayerStrategy(1)]])
+    found = rank_mapping(old, new, [Seat("b", 1), Seat("a", 1)], layer_tensors([1e6, 1e6]), any_order=True)
+    assert found.seats == (Seat("a", 1), Seat("b", 1))
+    assert (found.moved_bytes, found.network_bytes) == (2e6, 0.0)
+
+
+def test_ranks_of_another_gpu_model_do_not_exchange_seats() -> None:
+    plan = a_plan([[LayerStrategy(1)], [LayerStrategy(1)]])
+    first, second = plan.stages
+    mixed = ParallelPlan(plan.schedule, 1, 1, 1.0, 1.0, 1, (first, type(second)(1, 1, "other", 1, second.strategies)))
+    old = Placement(plan, (Seat("b", 0), Seat("a", 0)))
+    for any_order in (False, True):
+        found = rank_mapping(old, mixed, [Seat("a", 0), Seat("b", 0)], layer_tensors([1.0, 1.0]), any_order=any_order)
+        assert found.seats == (Seat("a", 0), Seat("b", 0))
+
+
+def test_seats_must_be_one_for_each_rank_and_all_different() -> None:
+    plan, tensors = a_plan([[LayerStrategy(1, dp=2)]]), layer_tensors([1.0])
+    with pytest.raises(ValueError, match="there are 1; the plan needs 2"):
+        Placement(plan, (Seat("a", 0),))
+    old = Placement(plan, (Seat("a", 0), Seat("a", 1)))
+    with pytest.raises(ValueError, match="GPU 0 of a occurs twice"):
+        rank_mapping(old, plan, [Seat("a", 0), Seat("a", 0)], tensors)
+
+
+def test_plans_of_another_number_of_layers_are_refused() -> None:
+    old = Placement(a_plan([[LayerStrategy(2)]]), (Seat("a", 0),))
+    with pytest.raises(ValueError, match="the old plan has 2 layers, the new one 3"):
+        overlap(old, a_plan([[LayerStrategy(3)]]), layer_tensors([1.0, 1.0]))
+
+
+@DRAWN
+@given(st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=8), min_size=4, max_size=4))
+def test_an_assignment_is_the_best_of_all_under_one_objective_after_the_other(rows: list[list[int]]) -> None:
+    table = np.array(rows, dtype=np.float64)
+    gains = [table[:, :4], table[:, 4:]]
+    found = best_assignment(gains)
+
+    def worth(order: Sequence[int]) -> tuple[float, ...]:
+        return tuple(float(gain[range(4), list(order)].sum()) for gain in gains)
+
+    assert worth(found) == max(map(worth, permutations(range(4))))
+
+
+@DRAWN
+@given(SEEDS)
+def test_what_a_set_of_gpus_takes_with_it_is_what_nobody_else_holds(seed: int) -> None:
+    seeded = random.Random(seed)
+    gpus = seeded.choice([1, 2, 4, 6, 8, 16])
+    placement = Placement(a_random_plan(seeded, gpus, LAYERS, experts=4), seats_on({0: gpus // 2, 1: gpus - gpus // 2}))
+    held = dict(zip(placement.seats, _atoms(placement.plan), strict=True))
+    candidates = [seeded.sample(placement.seats, seeded.randint(0, gpus)) for _ in range(3)]
+    costs = cost_of_giving_back(placement, TENSORS, candidates)
+    for candidate, cost in zip(candidates, costs, strict=True):
+        inside = set[Atom]().union(*(held[seat] for seat in candidate))
+        outside = set[Atom]().union(*(atoms for seat, atoms in held.items() if seat not in candidate))
+        assert cost == _bytes(inside - outside)
+
+
+def test_a_copy_costs_nothing_to_give_back_and_the_last_one_all() -> None:
+    placement = Placement(a_plan([[LayerStrategy(1, dp=2)]]), (Seat("a", 0), Seat("b", 0)))
+    candidates = [[Seat("a", 0)], [Seat("a", 0), Seat("b", 0)]]
+    assert cost_of_giving_back(placement, layer_tensors([1e6]), candidates) == (0.0, 1e6)
+    with pytest.raises(ValueError, match="no rank sits on GPU 1 of a"):
+        cost_of_giving_back(placement, layer_tensors([1e6]), [[Seat("a", 1)]])

@@ -1,0 +1,239 @@
+"""Who holds which rectangle: partitions, copies, refusals, and equality with what torch itself gives each rank."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
+from scheduler.resharding.placement import layer_places, spread_of
+from scheduler.resharding.shards import Interval, shards
+from scheduler.resharding.tensors import Split, TensorFacts, layer_tensors
+from tests.builders_resharding import a_plan, a_random_plan
+
+DRAWN = settings(max_examples=100, deadline=None, derandomize=True)
+Box = tuple[Interval, Interval, Interval]
+
+
+def _tensors(seeded: random.Random, layers: int, experts: int) -> list[TensorFacts]:
+    """Small shapes, most of them not divisible by anything."""
+    tensors = list[TensorFacts]()
+    for layer in range(layers):
+        for split in Split:
+            shape = (seeded.randint(1, 13), seeded.randint(1, 13))
+            tensors.append(TensorFacts(f"{layer} {split}", layer, shape, 12.0, split, seeded.choice([0, experts])))
+    return tensors
+
+
+def _held(plan: ParallelPlan, tensors: list[TensorFacts]) -> list[Counter[Box]]:
+    """For each tensor its boxes, with the number of ranks that hold each."""
+    boxes: list[Counter[Box]] = [Counter() for _ in tensors]
+    for rank in shards(plan, tensors):
+        for shard in rank:
+            boxes[shard.tensor][shard.experts, shard.rows, shard.columns] += 1
+    return boxes
+
+
+def _size(box: Box) -> int:
+    return prod(end - first for first, end in box)
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return all(a[0] < b[1] and b[0] < a[1] for a, b in zip(one, other, strict=True))
+
+
+@DRAWN
+@given(st.integers(0, 10**6), st.sampled_from([1, 2, 3, 6, 8, 16, 24]), st.sampled_from([0, 4, 8]))
+def test_the_distinct_shards_of_a_tensor_are_a_partition_of_it(seed: int, gpus: int, experts: int) -> None:
+    seeded = random.Random(seed)
+    layers = seeded.randint(8, 10)
+    plan, tensors = a_random_plan(seeded, gpus, layers, experts=experts), _tensors(seeded, layers, experts)
+    for tensor, boxes in zip(tensors, _held(plan, tensors), strict=True):
+        assert sum(map(_size, boxes)) == prod(tensor.shape) * max(1, tensor.experts)
+        distinct = list(boxes)
+        assert not any(_meet(one, other) for number, one in enumerate(distinct) for other in distinct[:number])
+
+
+@DRAWN
+@given(st.integers(0, 10**6), st.sampled_from([1, 2, 4, 8, 16, 32]), st.sampled_from([0, 8]))
+def test_each_element_has_as_many_copies_as_the_strategy_says(seed: int, gpus: int, experts: int) -> None:
+    seeded = random.Random(seed)
+    plan = a_random_plan(seeded, gpus, 8, experts=experts)
+    tensors = [
+        TensorFacts(f"{layer} {split} {stack}", layer, (64, 64), 12.0, split, stack)
+        for layer in range(8)
+        for split in Split
+        for stack in {0, experts}
+    ]
+    places = layer_places(plan)
+    for tensor, boxes in zip(tensors, _held(plan, tensors), strict=True):
+        spread = places[tensor.layer].spread
+        ep = spread.ep if tensor.experts else 1
+        sharers = max(1, spread.shard_group // ep)
+        copies = spread.replicas // (ep * sharers) * (spread.tp if tensor.split is Split.NONE else 1)
+        assert set(boxes.values()) == {copies}
+
+
+def test_stages_of_an_interleaved_pipeline_share_their_groups_ranks() -> None:
+    plan = a_plan([[LayerStrategy(1, tp=2)] for _ in range(4)], interleave=2)
+    layers = [{shard.tensor // 2 for shard in rank} for rank in shards(plan, layer_tensors([8.0] * 4))]
+    assert layers == [{0, 2}, {0, 2}, {1, 3}, {1, 3}]
+
+
+def test_each_run_of_layers_follows_its_own_strategy() -> None:
+    plan = a_plan([[LayerStrategy(1, dp=2), LayerStrategy(1, tp=2)]])
+    tensors = [TensorFacts("whole", 0, (4, 4), 12.0, Split.ROWS), TensorFacts("cut", 1, (4, 4), 12.0, Split.ROWS)]
+    assert [[shard.rows for shard in rank] for rank in shards(plan, tensors)] == [[(0, 4), (0, 2)], [(0, 4), (2, 4)]]
+
+
+def test_zero_1_2_and_3_lie_alike_when_plans_change() -> None:
+    assert len({spread_of(LayerStrategy(1, dp=4, zero=zero)) for zero in (1, 2, 3)}) == 1
+
+
+def test_coarse_tensors_weigh_what_the_layers_weigh() -> None:
+    tensors = layer_tensors([3.0, 7e9])
+    assert [tensor.layer for tensor in tensors] == [0, 0, 1, 1]
+    assert sum(tensor.total_bytes for tensor in tensors) == pytest.approx(7e9 + 3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        (LayerStrategy(1, dp=6, zero=3, shard_group=4), "shard_group is 4; it must divide the 6 replicas"),
+        (LayerStrategy(1, dp=6, ep=4), "ep is 4; it must divide the 6 replicas"),
+        (LayerStrategy(1, dp=12, zero=3, shard_group=6, ep=4), "ep is 4; it must divide the shard group of 6"),
+    ],
+)
+def test_a_strategy_that_contradicts_itself_is_refused(strategy: LayerStrategy, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        shards(a_plan([[strategy]]), layer_tensors([1.0]))
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "layer 1 has none"), (3, "layer 2 is not one of them")])
+def test_tensors_of_other_layers_than_the_plans_are_refused(count: int, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        shards(a_plan([[LayerStrategy(2)]]), layer_tensors([1.0] * count))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "told"),
+    [
+        ({"layer": -1}, "layer is -1; it must be 0 or more"),
+        ({"shape": (0, 3)}, "shape is 0; it must be 1 or more"),
+        ({"element_bytes": float("nan")}, "element_bytes is nan"),
+    ],
+)
+def test_a_tensor_that_cannot_be_is_refused(tensor: dict[str, object], told: str) -> None:
+    fields: dict[str, object] = {"name": "w", "layer": 0, "shape": (1, 1), "element_bytes": 1.0} | tensor
+    with pytest.raises(ValueError, match=told):
+        TensorFacts(**fields)  # type: ignore[arg-type]  # any field
+
+
+@contextmanager
+def _as_rank(rank: int, world_size: int) -> Iterator[None]:
+    """torch believes to be one rank of many; nothing is sent."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _numbered(*shape: int) -> torch.Tensor:
+    return torch.arange(prod(shape), dtype=torch.float32).reshape(shape)
+
+
+class _Layer(nn.Module):
+    """A column-parallel and a row-parallel linear and a norm, every element a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.column, self.row, self.norm = nn.Linear(5, 12, bias=False), nn.Linear(12, 7, bias=False), nn.LayerNorm(10)
+        for weight in (self.column.weight, self.row.weight, self.norm.weight):
+            with torch.no_grad():
+                weight.copy_(_numbered(*weight.shape))
+
+
+_LAYER = [
+    TensorFacts("column", 0, (12, 5), 12.0, Split.ROWS),
+    TensorFacts("row", 0, (7, 12), 12.0, Split.COLUMNS),
+    TensorFacts("norm", 0, (10, 1), 12.0, Split.NONE),
+]
+
+
+def _torch_layer(strategy: LayerStrategy) -> list[torch.Tensor]:
+    """What this rank holds of a `_Layer` under tensor parallelism and FSDP2, composed as torch documents it."""
+    spread, layer = spread_of(strategy), _Layer()
+    copies = spread.replicas // spread.shard_group
+    mesh = init_device_mesh(
+        "cpu", (copies, spread.shard_group, spread.tp), mesh_dim_names=("replicate", "shard", "tensor")
+    )
+    if spread.tp > 1:
+        parallelize_module(
+            layer, mesh["tensor"], {"column": ColwiseParallel(), "row": RowwiseParallel()}, src_data_rank=None
+        )
+    if strategy.zero:
+        fully_shard(layer, mesh=mesh["replicate", "shard"] if copies > 1 else mesh["shard"])
+    weights = (layer.column.weight, layer.row.weight, layer.norm.weight)
+    return [weight.to_local() if isinstance(weight, DTensor) else weight.data for weight in weights]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        LayerStrategy(1, dp=4, zero=3),
+        LayerStrategy(1, dp=3, zero=3),
+        LayerStrategy(1, dp=8, zero=3),
+        LayerStrategy(1, tp=2, dp=1),
+        LayerStrategy(1, tp=2, dp=2, zero=3),
+        LayerStrategy(1, tp=4, dp=4, zero=3),
+        LayerStrategy(1, tp=2, dp=2, ulysses=2, zero=3),
+        LayerStrategy(1, tp=2, dp=4, zero=3, shard_group=2),
+        LayerStrategy(1, dp=6, zero=3, shard_group=3),
+    ],
+    ids=lambda one: f"tp{one.tp} dp{one.dp} ulysses{one.ulysses} group{one.shard_group}",
+)
+def test_each_rank_holds_what_torch_gives_it(strategy: LayerStrategy) -> None:
+    held = shards(a_plan([[strategy]]), _LAYER)
+    whole = [_numbered(*tensor.shape) for tensor in _LAYER]
+    for rank, own in enumerate(held):
+        with _as_rank(rank, len(held)):
+            given = _torch_layer(strategy)
+        found = {shard.tensor: whole[shard.tensor][slice(*shard.rows), slice(*shard.columns)] for shard in own}
+        for number, local in enumerate(given):
+            expected = found.get(number, torch.empty(0))
+            assert torch.equal(local.reshape(-1), expected.reshape(-1)), (rank, _LAYER[number].name)
+
+
+@pytest.mark.parametrize(("dp", "ep", "zero"), [(4, 2, 0), (4, 2, 3), (8, 2, 3), (8, 8, 3), (6, 3, 3)])
+def test_each_rank_has_the_experts_that_torch_gives_it(dp: int, ep: int, zero: int) -> None:
+    strategy, experts = LayerStrategy(1, dp=dp, ep=ep, zero=zero), 24
+    held = shards(a_plan([[strategy]]), [TensorFacts("experts", 0, (12, 3), 12.0, Split.NONE, experts)])
+    whole = _numbered(experts, 12, 3)
+    for rank, own in enumerate(held):
+        with _as_rank(rank, dp):
+            mesh = init_device_mesh("cpu", (dp // ep, ep), mesh_dim_names=("shard", "expert"))
+            stack = nn.Module()
+            cut = distribute_tensor(whole, mesh["expert"], [Shard(0)], src_data_rank=None)
+            stack.weight = nn.Parameter(cut)
+            if zero:
+                fully_shard(stack, mesh=mesh["shard"], shard_placement_fn=lambda _: Shard(1))
+            assert isinstance(stack.weight, DTensor)
+            local = stack.weight.to_local()
+        expected = [whole[slice(*one.experts), slice(*one.rows), slice(*one.columns)] for one in own]
+        assert torch.equal(local.reshape(-1), torch.cat([part.reshape(-1) for part in expected])), rank
