@@ -26,18 +26,24 @@ def nodes_alike(plan: ParallelPlan, seats: Sequence[Seat], order: Sequence[int])
 
 def alike_units(plan: ParallelPlan, seats: Sequence[Seat], order: Sequence[int]) -> list[list[Block]]:
     """Runs of ranks of one stage that share a node and have all their quick communication among themselves: tensor,
-    Ulysses, ring, expert and hybrid shard groups. What else they send goes to all of the stage alike, and each node
-    keeps as many of them, so they may change places."""
-    found, first = list[tuple[int, Block]](), 0
+    Ulysses and ring groups, and those expert and hybrid shard groups that fit into a node. What else they send goes to
+    all of the stage, or of a wider such group, alike, and each node keeps as many of those, so they may change places.
+    """
+    found, first = list[tuple[tuple[int, ...], Block]](), 0
     for group in range(plan.devices):
         stages = plan.stages[group :: plan.devices]
-        size = lcm(*(_unit(strategy) for stage in stages for strategy in stage.strategies))
-        end = first + stages[0].gpus
-        for start in range(first, end, size):
-            block = tuple(range(start, min(start + size, end)))
-            if len({seats[order[rank]].node for rank in block}) == 1:
-                found.append((group, block))
-        first = end
+        strategies = [strategy for stage in stages for strategy in stage.strategies]
+        nodes = [seats[seat].node for seat in order[first : first + stages[0].gpus]]
+        together = {size for strategy in strategies for size in _group_sizes(strategy)}
+        wide = sorted(size for size in together if not _fits(nodes, size))
+        inner = (strategy.tp * strategy.ulysses * strategy.ring for strategy in strategies)
+        size = lcm(*inner, *together.difference(wide))
+        for start in range(0, len(nodes), size):
+            end = start + size
+            if len(set(nodes[start:end])) == 1:
+                key = (group, *(at // width for width in wide for at in (start, end - 1)))
+                found.append((key, tuple(range(first + start, first + end))))
+        first += len(nodes)
     return _grouped(found)
 
 
@@ -50,10 +56,15 @@ def _models(plan: ParallelPlan) -> list[str]:
     return [stage.gpu for stage in plan.stages[: plan.devices] for _ in range(stage.gpus)]
 
 
-def _unit(strategy: LayerStrategy) -> int:
+def _group_sizes(strategy: LayerStrategy) -> tuple[int, int]:
+    """Consecutive ranks that share a stack of experts, and that share a copy of the layer while others have another."""
     spread = spread_of(strategy)
     hybrid = spread.shard_group if spread.shard_group < spread.replicas else 1
-    return strategy.tp * lcm(strategy.ulysses * strategy.ring, strategy.ep, hybrid)
+    return strategy.tp * strategy.ep, strategy.tp * hybrid
+
+
+def _fits(nodes: Sequence[str], size: int) -> bool:
+    return all(len(set(nodes[start : start + size])) == 1 for start in range(0, len(nodes), size))
 
 
 def _grouped(pairs: Iterable[tuple[Key, Value]]) -> list[list[Value]]:

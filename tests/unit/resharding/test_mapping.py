@@ -162,25 +162,35 @@ def test_seats_given_in_another_order_are_put_back_where_they_were(seed: int) ->
 @given(SEEDS)
 def test_ranks_that_talk_most_stay_on_one_node_and_stages_on_as_many_nodes(seed: int) -> None:
     seeded = random.Random(seed)
-    change = a_transition(seeded, LAYERS)
+    change = a_transition(seeded, LAYERS, experts=seeded.choice([0, 8]))
     old, plan = Placement(change.old_plan, change.old_seats), change.new_plan
     found = rank_mapping(old, plan, change.new_seats, layer_tensors([1e9] * LAYERS))
     assert _neighbours(plan, found.seats) == _neighbours(plan, change.new_seats)
 
 
 def _neighbours(plan: ParallelPlan, seats: Sequence[Seat]) -> list[Counter[tuple[int, ...]]]:
-    """For each group of the pipeline and each run of ranks of one tensor group, on how many nodes it is; and how many
-    ranks of the stage each of its nodes has."""
+    """For each stage position and each of its kinds of groups of consecutive ranks, how many of a group's ranks are on
+    each of its nodes; the whole stage is one such group."""
     found, first = list[Counter[tuple[int, ...]]](), 0
     for group, stage in enumerate(plan.stages[: plan.devices]):
-        own = seats[first : first + stage.gpus]
+        own = [seat.node for seat in seats[first : first + stage.gpus]]
         strategies = [one for other in plan.stages[group :: plan.devices] for one in other.strategies]
         for one in strategies:
-            run = one.tp * one.ulysses * one.ring
-            found.append(Counter((len({seat.node for seat in own[at : at + run]}),) for at in range(0, len(own), run)))
-        found.append(Counter([tuple(sorted(Counter(seat.node for seat in own).values()))]))
+            for size in (one.tp * one.ulysses * one.ring, one.tp * one.ep, one.tp * one.shard_group, stage.gpus):
+                runs = (own[at : at + size] for at in range(0, len(own), size))
+                found.append(Counter(tuple(sorted(Counter(run).values())) for run in runs))
         first += stage.gpus
     return found
+
+
+def test_ranks_of_one_stage_change_places_across_its_nodes() -> None:
+    """Each shard of sixteen is half of a shard of eight that both stages had: one half stays on either node. Whole
+    nodes alone could keep no more than half of that."""
+    halves = a_plan([[LayerStrategy(1, dp=8, zero=3)], [LayerStrategy(1, dp=8, zero=3)]])
+    whole, seats = a_plan([[LayerStrategy(2, dp=16, zero=3)]]), seats_on({0: 8, 1: 8})
+    found = rank_mapping(Placement(halves, seats), whole, seats, layer_tensors([16e6, 16e6]))
+    assert found.moved_bytes == found.floor_bytes == 16e6
+    assert found.moved_bytes_in_order > 16e6
 
 
 def test_a_rank_without_an_old_gpu_goes_where_its_node_has_its_state() -> None:
