@@ -40,6 +40,7 @@ SIZES = {
     "nano-gpt": GptSize(layers=2, hidden=32, heads=2, vocabulary=256, sequence=64),
     "tiny-gpt": GptSize(layers=4, hidden=128, heads=4, vocabulary=256, sequence=128),
     "mini-gpt": GptSize(layers=8, hidden=512, heads=8, vocabulary=256, sequence=256),
+    "wide-gpt": GptSize(layers=4, hidden=640, heads=8, vocabulary=256, sequence=32),
     "nano-moe": GptSize(layers=2, hidden=32, heads=2, vocabulary=256, sequence=64, experts=4),
     "mini-moe": GptSize(layers=8, hidden=256, heads=8, vocabulary=256, sequence=256, experts=8),
 }
