@@ -62,6 +62,7 @@ def build_controller(settings: Settings, store: SqlStore, *, at: Hook = no_hook)
         curves=CurveBuilder(solvers, most_in_flight=4 * settings.solver_processes),
         demand=DemandWatch(store, forecaster, memory_s=HISTORY_SEASONS * settings.season_s),
         on_report=TickRecorder().record,
+        has_news=executor.has_news,
         pace=Pace(tick_s_max=settings.tick_s_max, lease_s=settings.lease_s),
         at=at,
     )

@@ -20,6 +20,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.observation import Observation, RunPhase
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.inference_placement import node_facts
+from scheduler.executors.local_agent import Agents
 from scheduler.executors.local_launch import Launcher
 from scheduler.executors.local_processes import end_marked
 from scheduler.executors.local_records import RunRoot, StartedRecord
@@ -33,6 +34,8 @@ POINTS = (
     "after-take-over",
     "during-observe",
     "before-first-effect",
+    "before-agent-start",
+    "after-agent-start",
     "before-started-record",
     "after-started-record",
     "between-two-spawns",
@@ -49,11 +52,14 @@ POINTS = (
 _GONE_WITHIN_S = 30.0
 _LOOK_PERIOD_S = 0.02
 _RENDEZVOUS = (sys.executable, "-m", "scheduler.worker.rendezvous")
+_AGENT = (sys.executable, "-m", "scheduler.worker.agent")
+_PRELOAD = ("scheduler.worker.warm",)
 
 
 class LocalExecutor:
     """`url` is where workers reach the API, `secret` what their tokens are signed with; without them they have none.
 
+    `preload` names the modules that an agent loads before it starts ranks, where the job's command can use them.
     The rendezvous store starts with the first job, and ranks wait for it from one converge to the next. `observe`
     also ends what is left of a run that has failed, so that no rank waits for a dead one.
     """
@@ -66,13 +72,15 @@ class LocalExecutor:
         url: str = "",
         secret: bytes | None = None,
         rendezvous_command: Sequence[str] = _RENDEZVOUS,
+        preload: Sequence[str] = _PRELOAD,
         patience: Patience | None = None,
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
         self._root = RunRoot(run_root)
         self._now = now
         self._rendezvous = Rendezvous(rendezvous_command, run_root=self._root.path)
-        self._launcher = Launcher(self._root, self._rendezvous, url=url, secret=secret)
+        self._agents = Agents(self._root, command=_AGENT, preload=preload, at=at)
+        self._launcher = Launcher(self._root, self._rendezvous, self._agents, url=url, secret=secret)
         self._patience = patience or Patience()
         self._at = at
         self._runs: dict[tuple[str, int], LocalRun] = {}
@@ -115,10 +123,15 @@ class LocalExecutor:
         self._forget()
         for run in self._live():
             self._steer(run, now_s)
+        self._agents.keep(self._wanted_agents())
         for job in desired.jobs.values():
             self._start_if_wanted(job, now_s)
         self._converged_generation = desired.generation
         self._at("after-last-effect")
+
+    def has_news(self) -> bool:
+        """Whether a rank was started or has ended since the last look, so that a tick should come soon. Cheap."""
+        return self._agents.have_news or any(run.is_closing for run in self._runs.values())
 
     def close(self, *, grace_s: float | None = None) -> None:
         """Ask all runs to leave, kill what is left after `grace_s` (default: `Patience.close_s`), and end the
@@ -133,6 +146,7 @@ class LocalExecutor:
         for run in self._live():
             run.kill("it ended with its controller")
         self._wait_for_ends(within_s=_GONE_WITHIN_S)
+        self._agents.close()
         self._rendezvous.close()
         # A rank may have started something in a group of its own: the mark finds that too.
         end_marked(self._root.path, within_s=_GONE_WITHIN_S)
@@ -150,6 +164,7 @@ class LocalExecutor:
         for run in self._live():
             if name in run.record.gpus:
                 run.kill(f"node {name} went down")
+        self._agents.kill_on(name)
 
     def restore_node(self, name: str) -> None:
         self._known(name)
@@ -173,7 +188,13 @@ class LocalExecutor:
     def _live(self) -> list[LocalRun]:
         return [run for run in self._runs.values() if run.is_live]
 
+    def _wanted_agents(self) -> set[tuple[str, str]]:
+        """(job, node) where the desired state wants ranks, or where there still are some."""
+        wanted = {(job.id, node) for job in self._desired.jobs.values() for node in job.allocation.target}
+        return wanted | {(run.record.job_id, node) for run in self._live() for node in run.record.gpus}
+
     def _look(self, now_s: float) -> None:
+        self._agents.look()
         for run in self._live():
             run.look(now_s)
 
@@ -202,9 +223,11 @@ class LocalExecutor:
         allocation = job.allocation
         if not allocation.target or (job.id, allocation.generation) in self._runs:
             return
+        folder = self._root.folder(job.id, allocation.generation)
+        if not folder.exists:
+            self._agents.prepare(job, allocation.target.keys() - self._down)
         if self._down.intersection(allocation.target) or any(_blocks(run, job) for run in self._runs.values()):
             return
-        folder = self._root.folder(job.id, allocation.generation)
         if folder.exists:
             self._runs[job.id, allocation.generation] = LocalRun.found(folder, reason="it was begun once before")
         elif self._launcher.is_ready:

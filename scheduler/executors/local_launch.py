@@ -11,7 +11,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_token
 from scheduler.executors import render
-from scheduler.executors.local_processes import RankProcess
+from scheduler.executors.local_agent import AgentRank, Agents
 from scheduler.executors.local_records import RunRoot
 from scheduler.executors.local_rendezvous import HOST, Rendezvous
 
@@ -19,9 +19,12 @@ from scheduler.executors.local_rendezvous import HOST, Rendezvous
 class Launcher:
     """`url` is where workers reach the API, `secret` what their tokens are signed with."""
 
-    def __init__(self, root: RunRoot, rendezvous: Rendezvous, *, url: str, secret: bytes | None) -> None:
+    def __init__(
+        self, root: RunRoot, rendezvous: Rendezvous, agents: Agents, *, url: str, secret: bytes | None
+    ) -> None:
         self._root = root
         self._rendezvous = rendezvous
+        self._agents = agents
         self._url = url
         self._secret = secret
 
@@ -30,19 +33,27 @@ class Launcher:
         """Whether the rendezvous store serves; the first call starts it."""
         return self._rendezvous.port() is not None
 
-    def launch(self, job: Job, desired: Snapshot) -> Iterator[RankProcess]:
-        """Start the ranks of the job's present generation, one each time the caller asks for the next.
+    def launch(self, job: Job, desired: Snapshot) -> Iterator[AgentRank]:
+        """Have the agents start the ranks of the job's present generation, one each time the caller asks for the next.
 
         Raises:
             ValueError: the job has no command, or its environment holds what no program can be given.
-            OSError: there is no such program, or it cannot be executed.
+            OSError: the rendezvous store has ended, or an agent could not be started.
         """
-        folder = self._root.folder(job.id, job.allocation.generation)
+        generation = job.allocation.generation
+        folder = self._root.folder(job.id, generation)
         command = render.argv(job.spec.command, python=sys.executable)
         briefing = self._briefing(job)
         for place in render.rank_places(job.allocation.target, owned_nodes=_owned_nodes(desired)):
-            environment = render.rank_environment(briefing, place, inherited=os.environ)
-            yield RankProcess.spawn(place, command, env=environment, log=folder.log_path(place.rank))
+            yield AgentRank.start(
+                place,
+                self._agents.of(job.id, place.node),
+                generation=generation,
+                argv=command,
+                env=render.rank_environment(briefing, place, inherited=os.environ),
+                log=folder.log_path(place.rank),
+                warm=render.can_be_warm(job.spec.command),
+            )
 
     def _briefing(self, job: Job) -> render.Briefing:
         generation = job.allocation.generation

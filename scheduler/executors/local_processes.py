@@ -1,71 +1,17 @@
-"""The processes of a local executor: started in groups of their own, marked, reaped, and found again by the mark."""
+"""The processes of a local executor, wherever they come from: found by the marks they bear, and ended."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from scheduler.executors.render import RUN_DIR_VARIABLE, RUN_ROOT_VARIABLE, RankPlace
+from scheduler.executors.render import RUN_DIR_VARIABLE, RUN_ROOT_VARIABLE
 
 _LOOK_PERIOD_S = 0.02
-
-
-class RankProcess:
-    """One rank as a process that leads its own group, so that whatever it starts can be ended with it."""
-
-    def __init__(self, place: RankPlace, process: subprocess.Popen[bytes]) -> None:
-        self.place = place
-        self._process = process
-        self._exit_code: int | None = None
-
-    @classmethod
-    def spawn(cls, place: RankPlace, argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> RankProcess:
-        """Start the rank; all it prints goes to the end of `log`.
-
-        Raises:
-            OSError: there is no such program, or it cannot be executed.
-            ValueError: an argument or a variable holds something that no program can be given.
-        """
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                argv,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return cls(place, process)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        """The exit code (minus the signal's number where one ended it), None while it lives.
-
-        What the rank leaves behind in its group is ended before the rank is reaped: until then no other process
-        can have the group's number.
-        """
-        if self._exit_code is None:
-            seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if seen is not None:
-                self.send(signal.SIGKILL)
-                self._exit_code = self._process.wait()
-        return self._exit_code
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group, once reaped to nobody."""
-        if self._exit_code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
 
 
 def marked_processes(folder: Path, *, variable: str = RUN_ROOT_VARIABLE) -> list[psutil.Process]:

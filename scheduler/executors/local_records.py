@@ -2,6 +2,7 @@
 
 <run root>/executor.lock                    held while an executor works here
 <run root>/jobs/<job>/checkpoints/          where the job has named no folder of its own
+<run root>/jobs/<job>/agent-<node>.log      what the job's agents on a node said
 <run root>/jobs/<job>/gen-<n>/started.json  written before the first process; the folder appears with it, whole
                              plan.json      the ParallelPlan
                              rank-<r>.log   what a rank printed
@@ -137,6 +138,9 @@ class RunRoot:
 
     def checkpoint_dir(self, job_id: str) -> Path:
         return self._job_dir(job_id) / "checkpoints"
+
+    def agent_log(self, job_id: str, node: str) -> Path:
+        return self._job_dir(job_id) / f"agent-{quote(node, safe='')}.log"
 
     def folder(self, job_id: str, generation: int) -> GenerationFolder:
         return GenerationFolder(self._job_dir(job_id) / f"gen-{generation}")

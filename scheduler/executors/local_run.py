@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.observation import Run, RunPhase
 from scheduler.executors import run_verdict
-from scheduler.executors.local_processes import RankProcess, kill_strays
+from scheduler.executors.local_agent import AgentRank
+from scheduler.executors.local_processes import kill_strays
 from scheduler.executors.local_records import GenerationFolder, StartedRecord, tail
 from scheduler.executors.memory_events import oom_kills
 from scheduler.executors.rank_status import RankStatus
@@ -24,8 +25,9 @@ _REASON_LENGTH_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """`status_s`: after this long without a word from any rank, the script is one that never says anything.
-    `teardown_s`: after rank 0's last word, or a rank's word that it failed, the ranks have this long to end.
+    """`status_s`: this long after the start without a word from any rank, the script is one that never says anything.
+    `teardown_s`: after rank 0's last word, or a rank's word that it failed, the ranks have this long to end; and an
+    agent this long to end ranks that are to be killed.
     `close_s`: workers have this long to save and leave when the controller itself is told to end."""
 
     status_s: float = 10.0
@@ -54,7 +56,7 @@ class LocalRun:
         self._folder = folder
         self._patience = patience or Patience()
         self._at = at
-        self._processes: list[RankProcess] = []
+        self._processes: list[AgentRank] = []
         self._statuses: dict[int, RankStatus] = {}
         self._ranks: list[RankView] = []
         self._complaints: set[str] = set()
@@ -62,8 +64,11 @@ class LocalRun:
         self._terminated = False
         self._killed_because = ""
         self._fault = ""
+        self._all_started_at_s = math.inf
         self._patient = True
         self._last_word_at_s = math.inf
+        self._is_doomed = False
+        self._doomed_at_s = math.inf
 
     @classmethod
     def found(cls, folder: GenerationFolder, *, reason: str) -> LocalRun:
@@ -80,6 +85,11 @@ class LocalRun:
         return self.end is None
 
     @property
+    def is_closing(self) -> bool:
+        """Its ranks have ended; what they started in groups of their own is being ended."""
+        return self.is_live and bool(self._ranks) and all(view.exit_code is not None for view in self._ranks)
+
+    @property
     def occupied(self) -> Gpus:
         """GPUs on which one of its processes was still there at the last look."""
         gpus: dict[str, tuple[int, ...]] = {}
@@ -89,8 +99,8 @@ class LocalRun:
                 gpus[place.node] = tuple(sorted((*gpus.get(place.node, ()), place.gpu)))
         return gpus
 
-    def start(self, ranks: Iterable[RankProcess]) -> None:
-        """Take over the ranks as they are started one by one; when one cannot be started the run has failed."""
+    def start(self, ranks: Iterable[AgentRank]) -> None:
+        """Take over the ranks as their start is ordered one by one; when that cannot be done the run has failed."""
         try:
             for process in ranks:
                 self._processes.append(process)
@@ -101,17 +111,22 @@ class LocalRun:
             self._send(signal.SIGKILL)
 
     def look(self, now_s: float) -> None:
-        """Read what the ranks say, reap those that ended, and end the rest of a run that has failed."""
+        """Read what the ranks say and what the agents reported of them, and end the rest of a run that has failed."""
         if self.end is not None:
             return
-        # Exit codes first: what a rank wrote before it ended is then always seen with its end.
-        codes = [process.poll() for process in self._processes]
-        self._read_statuses()
+        codes: list[int | None] | None = None
+        while codes != (codes := [process.poll() for process in self._processes]):
+            # Exit codes first: what a rank wrote before it ended is then always seen with its end.
+            self._read_statuses()
+            if self._is_an_agent_ending():
+                return
         self._ranks = [
             RankView(process.place.rank, self._statuses.get(process.place.rank), code)
             for process, code in zip(self._processes, codes, strict=True)
         ]
-        self._patient = now_s < self.record.started_at_s + self._patience.status_s
+        if all(process.is_started for process in self._processes):
+            self._all_started_at_s = min(self._all_started_at_s, now_s)
+        self._patient = now_s < self._all_started_at_s + self._patience.status_s
         self._judge(now_s)
         if None not in codes and not kill_strays(self._folder.path):
             self.end = self._conclude()
@@ -153,17 +168,43 @@ class LocalRun:
     def settle(self) -> None:
         self._folder.settle()
 
+    def _is_an_agent_ending(self) -> bool:
+        """Whether one is, so that nobody can be judged yet; a run whose ranks died with an agent is ended.
+
+        The agents are looked at after what the ranks say of themselves: that a rank failed because others died with
+        their agent is then always seen with that agent's end.
+        """
+        for process in self._processes:
+            agent = process.agent
+            agent.look()
+            if agent.is_ending:
+                return True
+            if agent.exit_code is not None and not process.has_code:
+                if not agent.is_lost and not self._killed_because:
+                    self._fault = self._fault or agent.end_text()
+                self.kill(agent.end_text())
+        return False
+
     def _judge(self, now_s: float) -> None:
         """Find out whether the run has failed, and end what outstays its end."""
         faulty = run_verdict.faulty(self._ranks, terminated=self._terminated)
         if faulty and not self._fault and not self._killed_because:
-            blamed = faulty[0]
-            self._fault = run_verdict.fault_text(blamed, tail(self._folder.log_path(blamed.rank)))
+            self._fault = self._fault_text(faulty[0])
         if faulty or run_verdict.last_word(self._ranks):
             self._last_word_at_s = min(self._last_word_at_s, now_s)
         overdue = now_s >= self._last_word_at_s + self._patience.teardown_s
         if overdue or any(view.exit_code is not None for view in faulty):
             self._send(signal.SIGKILL)
+        if self._is_doomed:
+            self._doomed_at_s = min(self._doomed_at_s, now_s)
+        if now_s >= self._doomed_at_s + self._patience.teardown_s:
+            for process in self._processes:
+                process.agent.kill()
+
+    def _fault_text(self, blamed: RankView) -> str:
+        if failure := self._processes[blamed.rank].failure:
+            return f"rank {blamed.rank} cannot be started: {failure}"
+        return run_verdict.fault_text(blamed, tail(self._folder.log_path(blamed.rank)))
 
     def _conclude(self) -> Run:
         verdict = run_verdict.outcome(
@@ -205,5 +246,6 @@ class LocalRun:
                 self._statuses[rank] = status
 
     def _send(self, number: signal.Signals) -> None:
+        self._is_doomed = self._is_doomed or number is signal.SIGKILL
         for process in self._processes:
             process.send(number)

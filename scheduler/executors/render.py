@@ -11,6 +11,8 @@ RUN_ROOT_VARIABLE = "EBBTIDE_RUN_ROOT"
 RUN_DIR_VARIABLE = "EBBTIDE_RUN_DIR"
 """The marks by which a controller finds its processes: all of a run root, and all of one generation."""
 
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_RUN_DIR_ROOM = 4096
 _NOT_INHERITED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
 _NOT_INHERITED_PREFIXES = ("EBBTIDE_", "TORCHELASTIC_")
 
@@ -62,6 +64,23 @@ def argv(command: Sequence[str], *, python: str) -> tuple[str, ...]:
     return (python, *command[1:]) if command[0] == "python" else tuple(command)
 
 
+def can_be_warm(command: Sequence[str]) -> bool:
+    """Whether an interpreter that runs already can do it: `python -m module ...` or `python file.py ...`."""
+    match command:
+        case ["python", "-m", _, *_]:
+            return True
+        case ["python", script, *_]:
+            return not script.startswith("-")
+    return False
+
+
+def agent_environment(job_env: Mapping[str, str], *, run_root: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """All variables of a node agent: what its ranks will have too, because what it loads reads them only once, the
+    mark of the run root, and room for the mark of a generation (PATH_MAX bytes), which its forks write there."""
+    marks = {RUN_ROOT_VARIABLE: run_root, RUN_DIR_VARIABLE: "-" * _RUN_DIR_ROOM}
+    return {**_ONE_THREAD, **passed_on(inherited), **job_env, **marks}
+
+
 def rank_environment(briefing: Briefing, place: RankPlace, *, inherited: Mapping[str, str]) -> dict[str, str]:
     """All variables of one rank: what the controller has, the job's own on top, the contract with workers above both.
 
@@ -85,7 +104,7 @@ def rank_environment(briefing: Briefing, place: RankPlace, *, inherited: Mapping
         "EBBTIDE_STEPS": str(briefing.steps),
         RUN_ROOT_VARIABLE: briefing.run_root,
     }
-    return {"OMP_NUM_THREADS": "1", **passed_on(inherited), **briefing.env, **contract}
+    return {**_ONE_THREAD, **passed_on(inherited), **briefing.env, **contract}
 
 
 def passed_on(inherited: Mapping[str, str]) -> dict[str, str]:

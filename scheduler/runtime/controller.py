@@ -32,7 +32,8 @@ class Pace:
 
 
 class Controller:
-    """One thread, one loop. Hints merge: however many commands wait, they cost one tick."""
+    """One thread, one loop. Hints merge: however many commands wait, they cost one tick. `has_news` tells, at each
+    poll and cheaply, that the executor's world has changed in a way that a tick should not come late for."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Controller:
         curves: CurveBuilder,
         demand: DemandWatch,
         on_report: Callable[[TickReport], None],
+        has_news: Callable[[], bool] = lambda: False,
         pace: Pace | None = None,
         at: Hook = no_hook,
     ) -> None:
@@ -56,6 +58,7 @@ class Controller:
         self._curves = curves
         self._demand = demand
         self._on_report = on_report
+        self._has_news = has_news
         self._pace = pace or Pace()
         self._at = at
         self._lease: Lease | None = None
@@ -120,7 +123,8 @@ class Controller:
         return True
 
     def _is_due(self, now_s: float) -> bool:
-        return now_s >= self._wake_at_s or self._curves.has_finished or self._store.inbox_size() > 0
+        hinted = self._curves.has_finished or self._has_news()
+        return hinted or now_s >= self._wake_at_s or self._store.inbox_size() > 0
 
     def _learned(self, now_s: float) -> tuple[Command, ...]:
         """Finished curve points always; forecasts once a full pass is due, because only that one lends."""

@@ -39,7 +39,7 @@ def committed(folder: Path) -> int:
 
 def main(folder: Path, point: str) -> None:
     at = _killer(point)
-    executor = LocalExecutor(folder / "run", now=lambda: NOW_S, rendezvous_command=RENDEZVOUS, at=at)
+    executor = LocalExecutor(folder / "run", now=lambda: NOW_S, rendezvous_command=RENDEZVOUS, preload=(), at=at)
     for number in (1, 2, 3):
         executor.observe()
         (folder / "committed").write_text(str(number))

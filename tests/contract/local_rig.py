@@ -33,7 +33,7 @@ PATIENCE_S = 20.0
 
 def rank_job(job_id: str, behaviour: str, on: Gpus, folder: Path, **env: str) -> Job:
     """A job whose ranks are `local_rank.py` doing `behaviour`."""
-    command = (sys.executable, "-SE", str(RANK_SCRIPT), behaviour)
+    command = ("python", str(RANK_SCRIPT), behaviour)
     job = a_job(job_id, 1, 8, state=JobState.STARTING, on=on, command=command, env=env)
     return _with_slots(job, folder)
 

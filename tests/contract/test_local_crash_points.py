@@ -32,7 +32,7 @@ def test_after_a_kill_at(point: str, tmp_path: Path) -> None:
     left_behind = marked_processes(tmp_path / "run")
     assert left_behind or point not in LEAVES_RANKS, "the scenario has to leave orphans at this point"
 
-    executor = LocalExecutor(tmp_path / "run", now=lambda: NOW_S, rendezvous_command=RENDEZVOUS)
+    executor = LocalExecutor(tmp_path / "run", now=lambda: NOW_S, rendezvous_command=RENDEZVOUS, preload=())
     begun = executor.observe()
     assert not marked_processes(tmp_path / "run"), "orphans are ended before anything is started"
     assert {run.phase for run in begun.runs} <= {RunPhase.LOST, RunPhase.LEFT}
@@ -77,7 +77,7 @@ def test_what_the_ranks_wrote_before_they_were_orphaned_still_counts(tmp_path: P
     while "left" not in status.read_text():
         assert time.monotonic() < limit_s
         time.sleep(0.02)
-    executor = LocalExecutor(tmp_path / "run", now=lambda: NOW_S, rendezvous_command=RENDEZVOUS)
+    executor = LocalExecutor(tmp_path / "run", now=lambda: NOW_S, rendezvous_command=RENDEZVOUS, preload=())
     runs = {(run.job_id, run.generation): run for run in executor.observe().runs}
     assert runs["mover", 1].phase is RunPhase.LEFT
     assert runs["mover", 1].checkpoint_steps == 7.0

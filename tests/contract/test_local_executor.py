@@ -34,7 +34,12 @@ def clock() -> ManualClock:
 @pytest.fixture
 def executor(tmp_path: Path, clock: ManualClock) -> Iterator[LocalExecutor]:
     executor = LocalExecutor(
-        tmp_path / "run", now=clock.now_s, url="http://127.0.0.1:1", secret=SECRET, rendezvous_command=RENDEZVOUS
+        tmp_path / "run",
+        now=clock.now_s,
+        url="http://127.0.0.1:1",
+        secret=SECRET,
+        rendezvous_command=RENDEZVOUS,
+        preload=(),
     )
     yield executor
     executor.close(grace_s=0.0)
@@ -260,7 +265,7 @@ def test_a_failed_node_takes_its_runs_with_it_until_it_is_restored(executor: Loc
 
 
 def test_closing_lets_ranks_save_and_leaves_nothing(tmp_path: Path, clock: ManualClock) -> None:
-    executor = LocalExecutor(tmp_path / "run", now=clock.now_s, rendezvous_command=RENDEZVOUS)
+    executor = LocalExecutor(tmp_path / "run", now=clock.now_s, rendezvous_command=RENDEZVOUS, preload=())
     jobs = [
         rank_job("good", "childful", {"t0": (0, 1)}, tmp_path),
         rank_job("bad", "stubborn", {"t0": (2,)}, tmp_path),
@@ -270,7 +275,7 @@ def test_closing_lets_ranks_save_and_leaves_nothing(tmp_path: Path, clock: Manua
     executor.close(grace_s=0.5)
     executor.close(grace_s=0.5)
     assert not marked_processes(tmp_path / "run")
-    after = LocalExecutor(tmp_path / "run", now=clock.now_s, rendezvous_command=RENDEZVOUS)
+    after = LocalExecutor(tmp_path / "run", now=clock.now_s, rendezvous_command=RENDEZVOUS, preload=())
     assert phases(after.observe()) == {("bad", 1): "lost", ("good", 1): "left"}
     after.close(grace_s=0.0)
 

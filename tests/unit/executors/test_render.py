@@ -35,6 +35,8 @@ INHERITED = {
 def test_the_environment_of_a_rank_is_this() -> None:
     assert rank_environment(BRIEFING, RankPlace(2, 1, "i0", 3), inherited=INHERITED) == {
         "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
         "PATH": "/usr/bin",
         "LR": "0.01",
         "RANK": "2",

@@ -1,0 +1,284 @@
+"""The node agents of a local executor as their controller sees them: one per job and node, never waited for.
+
+An agent is started as soon as a desired state wants its job on its node, so that it has loaded what the ranks need
+while older runs still save, and ended when no desired state wants it and no run is left on it. What is said to it
+and by it stands at the head of scheduler/worker/agent.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from scheduler.domain.job import Job
+from scheduler.executors.local_records import RunRoot, tail
+from scheduler.executors.render import RankPlace, agent_environment, can_be_warm
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 65536
+_COULD_NOT_START = 127
+_CLOSE_WITHIN_S = 5.0
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+class NodeAgent:
+    """One agent process. `generation` is its job's when it was started; rank keys are (generation, rank)."""
+
+    def __init__(self, process: subprocess.Popen[bytes], *, node: str, generation: int, log: Path) -> None:
+        self.node = node
+        self.generation = generation
+        self.exit_code: int | None = None
+        self.started: set[tuple[int, int]] = set()
+        self.codes: dict[tuple[int, int], int] = {}
+        self.failures: dict[tuple[int, int], str] = {}
+        self._process = process
+        self._log = log
+        self._is_silent = False
+        self._unsent = self._unread = b""
+        assert process.stdin is not None, "it is started with pipes"
+        assert process.stdout is not None, "it is started with pipes"
+        self._orders_fd, self._reports_fd = process.stdin.fileno(), process.stdout.fileno()
+        os.set_blocking(self._orders_fd, False)
+        os.set_blocking(self._reports_fd, False)
+
+    @property
+    def is_ending(self) -> bool:
+        """It has closed its reports and is not reaped yet: that takes a moment."""
+        return self._is_silent and self.exit_code is None
+
+    @property
+    def has_news(self) -> bool:
+        if self._is_silent:
+            return self.exit_code is None
+        return bool(select.select([self._reports_fd], [], [], 0)[0])
+
+    @property
+    def is_lost(self) -> bool:
+        """It was ended by somebody else, which is not its job's fault."""
+        return self.exit_code in _FROM_OUTSIDE
+
+    def end_text(self) -> str:
+        assert self.exit_code is not None, "it has ended"
+        if self.exit_code < 0:
+            return f"the agent of node {self.node} was ended by {signal.Signals(-self.exit_code).name}"
+        return f"the agent of node {self.node} ended with exit code {self.exit_code}: {tail(self._log)}"
+
+    def look(self) -> None:
+        """Send what is unsent, take in what it reports, and reap it once it has closed its reports."""
+        self._flush()
+        while not self._is_silent:
+            try:
+                part = os.read(self._reports_fd, _CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            self._is_silent = not part
+            self._unread += part
+        *lines, self._unread = self._unread.split(b"\n")
+        for line in lines:
+            self._take_in(json.loads(line))
+        if self.is_ending:
+            self.exit_code = self._process.poll()
+
+    def order(self, what: str, **fields: object) -> None:
+        self._unsent += json.dumps({what: fields}).encode() + b"\n"
+        self._flush()
+
+    def kill(self) -> None:
+        """Its ranks die with it; what they have started is found by its mark."""
+        if self.exit_code is None:
+            self._process.kill()
+
+    def close(self, *, within_s: float) -> None:
+        """Wait until it has ended, and release its pipes.
+
+        Raises:
+            TimeoutExpired: it is still there after `within_s` seconds.
+        """
+        self._process.wait(within_s)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None, "it was started with pipes"
+            pipe.close()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._orders_fd, self._unsent) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._unsent = b""  # its end is seen by its silence
+
+    def _take_in(self, report: Mapping[str, dict[str, object]]) -> None:
+        ((what, fields),) = report.items()
+        if what == "ready":
+            logger.info("the agent of node %s has loaded %s", self.node, fields["loaded"])
+            return
+        generation, rank = fields["generation"], fields["rank"]
+        assert isinstance(generation, int), "the agent repeats what it was told"
+        assert isinstance(rank, int), "the agent repeats what it was told"
+        match what, fields:
+            case "started", _:
+                self.started.add((generation, rank))
+            case "ended", {"code": int(code)}:
+                self.codes[generation, rank] = code
+            case "failed", {"reason": str(reason)}:
+                self.codes[generation, rank] = _COULD_NOT_START
+                self.failures[generation, rank] = reason
+
+
+class AgentRank:
+    """One rank that an agent was told to start."""
+
+    def __init__(self, place: RankPlace, agent: NodeAgent, *, generation: int) -> None:
+        self.place = place
+        self.agent = agent
+        self._key = (generation, place.rank)
+
+    @classmethod
+    def start(
+        cls,
+        place: RankPlace,
+        agent: NodeAgent,
+        *,
+        generation: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        warm: bool,
+    ) -> AgentRank:
+        fields = {"generation": generation, "rank": place.rank, "argv": argv, "env": env, "log": str(log), "warm": warm}
+        agent.order("start", **fields)
+        return cls(place, agent, generation=generation)
+
+    @property
+    def is_started(self) -> bool:
+        """It was started, or could not be."""
+        return self._key in self.agent.started or self._key in self.agent.codes
+
+    @property
+    def has_code(self) -> bool:
+        """Its end was reported: it did not die with its agent."""
+        return self._key in self.agent.codes
+
+    @property
+    def failure(self) -> str:
+        """Why it could not be started; empty where it could."""
+        return self.agent.failures.get(self._key, "")
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal's number where one ended it), None while it lives, as of the last look."""
+        code = self.agent.codes.get(self._key)
+        return -signal.SIGKILL if code is None and self.agent.exit_code is not None else code
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the rank's whole group. An agent that has not come to start it is killed in its place:
+        all its ranks are of this run, and it may be loading for seconds to come."""
+        if number is signal.SIGKILL and not self.is_started:
+            self.agent.kill()
+        elif self.poll() is None:
+            self.agent.order("signal", generation=self._key[0], rank=self._key[1], number=int(number))
+
+
+class Agents:
+    """The agents of all jobs, by (job, node). `preload` is what an agent loads whose job can use it."""
+
+    def __init__(
+        self, root: RunRoot, *, command: Sequence[str], preload: Sequence[str], at: Callable[[str], None]
+    ) -> None:
+        self._root = root
+        self._command = tuple(command)
+        self._preload = tuple(preload)
+        self._at = at
+        self._agents: dict[tuple[str, str], NodeAgent] = {}
+        self._refused: dict[tuple[str, str], OSError | ValueError] = {}
+        self._leaving: list[NodeAgent] = []
+
+    @property
+    def have_news(self) -> bool:
+        return any(agent.has_news for agent in self._agents.values())
+
+    def of(self, job_id: str, node: str) -> NodeAgent:
+        """The agent that was prepared there.
+
+        Raises:
+            OSError, ValueError: it could not be started, or not with the job's variables.
+        """
+        if failure := self._refused.pop((job_id, node), None):
+            raise failure
+        return self._agents[job_id, node]
+
+    def prepare(self, job: Job, nodes: Collection[str]) -> None:
+        """Start the job's agents that are missing there. One that died is replaced for a later generation only, so
+        that its end is told.
+        """
+        for key in sorted((job.id, node) for node in nodes):
+            agent = self._agents.get(key)
+            if agent is not None and agent.exit_code is not None and agent.generation < job.allocation.generation:
+                self._dismiss(key)
+            if key not in self._agents and key not in self._refused:
+                self._at("before-agent-start")
+                try:
+                    self._agents[key] = self._start(job, key[1])
+                except (OSError, ValueError) as failure:
+                    self._refused[key] = failure
+                self._at("after-agent-start")
+
+    def look(self) -> None:
+        for agent in self._agents.values():
+            agent.look()
+        for agent in self._leaving[:]:
+            agent.look()
+            if agent.exit_code is not None:
+                agent.close(within_s=0.0)
+                self._leaving.remove(agent)
+
+    def keep(self, wanted: Collection[tuple[str, str]]) -> None:
+        """End all others: nothing of theirs is left to be saved."""
+        for key in self._agents.keys() - wanted:
+            self._dismiss(key)
+        for key in self._refused.keys() - wanted:
+            del self._refused[key]
+
+    def kill_on(self, node: str) -> None:
+        for agent in self._agents.values():
+            if agent.node == node:
+                agent.kill()
+
+    def close(self) -> None:
+        """End all agents and wait for it."""
+        self.keep(())
+        for agent in self._leaving:
+            agent.close(within_s=_CLOSE_WITHIN_S)
+        self._leaving.clear()
+
+    def _dismiss(self, key: tuple[str, str]) -> None:
+        agent = self._agents.pop(key)
+        agent.kill()
+        self._leaving.append(agent)
+
+    def _start(self, job: Job, node: str) -> NodeAgent:
+        log = self._root.agent_log(job.id, node)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        is_warm = can_be_warm(job.spec.command)
+        preload = [word for module in self._preload if is_warm for word in ("--preload", module)]
+        environment = agent_environment(
+            job.spec.env if is_warm else {}, run_root=str(self._root.path), inherited=os.environ
+        )
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [*self._command, *preload],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                bufsize=0,
+                start_new_session=True,  # an interrupt from the keyboard is for the controller alone
+            )
+        return NodeAgent(process, node=node, generation=job.allocation.generation, log=log)

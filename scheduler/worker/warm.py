@@ -1,0 +1,13 @@
+"""What a training process loads, as one import: an agent makes it before it forks ranks.
+
+Beside the trainer's own imports these are modules that torch loads at the first use of what the trainer uses.
+"""
+
+from __future__ import annotations
+
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel  # noqa: F401  # loaded for the ranks, not for this module
+
+import scheduler.worker.trainer  # noqa: F401  # likewise

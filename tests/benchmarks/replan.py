@@ -1,0 +1,175 @@
+"""Planned re-plans of a real training: from the last step under the old plan to the first under the new one.
+
+A controller in a process of its own, two nodes of two slots, the reference trainer. The job is scaled 4 -> 3 -> 4 -> 2
+-> 4; each time the clock runs from the moment at which the last step of the old generation stands in the ledger to
+the moment at which the first of the new one does. `cold` is the same with a command that only a new interpreter can
+run. Bars: 3 s warm, 25 s cold, for 4 processes on 2 cores.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
+from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.domain.job import JobSpec
+from scheduler.domain.job_state import JobState
+from scheduler.settings import Settings
+from scheduler.store.migrate import migrate
+from scheduler.store.sql import SqlStore
+from scheduler.wiring import build_controller
+from tests.builders import a_node
+
+WIDTHS = (3, 4, 2, 4)
+STEPS_BETWEEN = 15
+LOOK_S = 0.004
+PATIENCE_S = 180.0
+BARS_S = {"warm": 3.0, "cold": 25.0}
+INTERPRETERS = {"warm": ("python",), "cold": ("python", "-X", "utf8")}
+
+Row = tuple[str, str, str]
+
+
+def rows() -> Iterator[Row]:
+    """(name, bar, measured) for warm and for cold processes, with where the time goes."""
+    for kind, bar_s in BARS_S.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(Path(folder), INTERPRETERS[kind])
+        spans = {name: median(each[name] for each in found) for name in found[0]}
+        each = ", ".join(f"{one['total']:.2f}" for one in found)
+        where = ", ".join(f"{name} {spent:.2f}" for name, spent in spans.items() if name != "total")
+        widths = "->".join(map(str, (4, *WIDTHS)))
+        yield (
+            f"re-plan {kind}, {widths} processes",
+            f"{bar_s:g} s",
+            f"{spans['total']:.2f} s (each: {each}; median of {where})",
+        )
+
+
+def measure(folder: Path, interpreter: tuple[str, ...]) -> list[dict[str, float]]:
+    """Seconds from last step to first step of each re-plan, in all and by part."""
+    settings = _settings(folder)
+    migrate(settings.database_url)
+    store = SqlStore(settings.database_url)
+    with (folder / "controller.log").open("wb") as log:
+        command = [sys.executable, "-m", "tests.benchmarks.replan", str(folder)]
+        controller = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        return list(_replans(folder, store, interpreter))
+    finally:
+        controller.send_signal(signal.SIGTERM)
+        controller.wait(60)
+        store.close()
+
+
+def _replans(folder: Path, store: SqlStore, interpreter: tuple[str, ...]) -> Iterator[dict[str, float]]:
+    _send(store, CreatePool(Pool("training", PoolKind.TRAINING)))
+    for name in ("t0", "t1"):
+        _send(store, AddNode(a_node(name, gpus=2, gpu="cpu")))
+    trainer = ("-m", "scheduler.worker.train", "--global-batch", "12", "--ledger", str(folder / "ledger"))
+    spec = JobSpec(
+        name="job", min_gpus=4, max_gpus=4, model="tiny-gpt", global_batch=12, steps=100_000,
+        command=(*interpreter, *trainer),
+    )  # fmt: skip
+    _send(store, SubmitJob("job", spec))
+    generation, since = _first_step(folder, after=0)
+    for width in WIDTHS:
+        _wait(partial(_has_reached, folder, generation, since + STEPS_BETWEEN))
+        _wait(partial(_is_running, store))
+        _send(store, ScaleJob("job", width, width))
+        old = generation
+        generation, since = _first_step(folder, after=old)
+        yield _spans(folder, old, generation)
+    _send(store, ScaleJob("job", 1, 1))
+
+
+def _spans(folder: Path, old: int, new: int) -> dict[str, float]:
+    runs = folder / "run/jobs/job"
+    checkpoint = max((runs / "checkpoints").glob("step-*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    moments = [
+        ("", _time(folder / f"ledger/losses-g{old}.jsonl")),
+        ("save", _time(checkpoint)),
+        ("leave", _time(runs / f"gen-{old}/status-0.json")),
+        ("end and begin", _time(runs / f"gen-{new}/started.json")),
+        ("start, load, step", _time(folder / f"ledger/losses-g{new}.jsonl")),
+    ]
+    spans = {name: at_s - before_s for (_, before_s), (name, at_s) in pairwise(moments)}
+    return {**spans, "total": moments[-1][1] - moments[0][1]}
+
+
+def _first_step(folder: Path, *, after: int) -> tuple[int, int]:
+    """The generation after `after` once its first step is in the ledger, and that step. Stops right then."""
+    generation = 0
+
+    def begun() -> bool:
+        nonlocal generation
+        found = [int(path.stem.partition("-g")[2]) for path in (folder / "ledger").glob("losses-g*.jsonl")]
+        generation = max(found, default=0)
+        return generation > after and _last_step(folder, generation) > 0
+
+    _wait(begun)
+    return generation, _last_step(folder, generation)
+
+
+def _has_reached(folder: Path, generation: int, step: int) -> bool:
+    return _last_step(folder, generation) >= step
+
+
+def _last_step(folder: Path, generation: int) -> int:
+    lines = (folder / f"ledger/losses-g{generation}.jsonl").read_text().splitlines()
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def _time(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _is_running(store: SqlStore) -> bool:
+    return store.load().snapshot.jobs["job"].state is JobState.RUNNING
+
+
+def _wait(reached: Callable[[], bool]) -> None:
+    limit_s = time.monotonic() + PATIENCE_S
+    while not reached():
+        if time.monotonic() > limit_s:
+            raise TimeoutError(f"not reached within {PATIENCE_S:g} s")
+        time.sleep(LOOK_S)
+
+
+def _send(store: SqlStore, body: CommandBody) -> None:
+    store.send(Command(f"bench-{time.time_ns()}", time.time(), body))
+
+
+def _settings(folder: Path) -> Settings:
+    """The service's own settings, but for policies that would have it rest between two resizes."""
+    return Settings(
+        database_url=f"sqlite:///{folder / 'ebbtide.sqlite'}",
+        run_dir=folder / "run",
+        full_pass_period_s=1.0,
+        reconfiguration_s=0.01,
+        resize_pause_s=0.1,
+    )
+
+
+def _control(folder: Path) -> None:
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    settings = _settings(folder)
+    store = SqlStore(settings.database_url)
+    build_controller(settings, store).run(stop)
+    store.close()
+
+
+if __name__ == "__main__":
+    _control(Path(sys.argv[1]))
