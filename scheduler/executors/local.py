@@ -121,9 +121,11 @@ class LocalExecutor:
         self._desired = desired
         self._look(now_s)
         self._forget()
+        self._agents.keep(self._wanted_agents())
+        for job in desired.jobs.values():
+            self._prepare(job, now_s)
         for run in self._live():
             self._steer(run, now_s)
-        self._agents.keep(self._wanted_agents())
         for job in desired.jobs.values():
             self._start_if_wanted(job, now_s)
         self._converged_generation = desired.generation
@@ -212,22 +214,33 @@ class LocalExecutor:
         job = self._desired.jobs.get(run.record.job_id)
         if job is None:
             run.kill("its job is gone")
-        elif not _is_wanted(run, job):
+        elif not (_is_wanted(run, job) or self._may_go_on(run, job, now_s)):
             by_s = job.allocation.leave_by_s
             action = "replan" if job.allocation.target else "leave"
             run.ask(action, leave_by_s=math.inf if by_s is None else by_s, now_s=now_s)
             run.kill_if_late(now_s)
+
+    def _may_go_on(self, run: LocalRun, job: Job, now_s: float) -> bool:
+        """A run that has no GPU to give back need not stop before its next generation can start at once."""
+        target = job.allocation.target
+        gives_back = not target or gpu_sets.minus(run.record.gpus, target)
+        return not run.is_asked and not gives_back and self._agents.are_worth_waiting_for(job, now_s)
+
+    def _prepare(self, job: Job, now_s: float) -> None:
+        """Start the agents of a generation that is still to be begun: they load while the run before it goes on."""
+        allocation = job.allocation
+        begun = (job.id, allocation.generation) in self._runs or self._root.folder(job.id, allocation.generation).exists
+        if not begun:
+            self._agents.prepare(job, allocation.target.keys() - self._down, now_s=now_s)
 
     def _start_if_wanted(self, job: Job, now_s: float) -> None:
         """Start the job's generation, once, when its GPUs and its nodes are free for it."""
         allocation = job.allocation
         if not allocation.target or (job.id, allocation.generation) in self._runs:
             return
-        folder = self._root.folder(job.id, allocation.generation)
-        if not folder.exists:
-            self._agents.prepare(job, allocation.target.keys() - self._down)
         if self._down.intersection(allocation.target) or any(_blocks(run, job) for run in self._runs.values()):
             return
+        folder = self._root.folder(job.id, allocation.generation)
         if folder.exists:
             self._runs[job.id, allocation.generation] = LocalRun.found(folder, reason="it was begun once before")
         elif self._launcher.is_ready:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -25,15 +26,20 @@ logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 65536
 _COULD_NOT_START = 127
 _CLOSE_WITHIN_S = 5.0
+_LOAD_S_MAX = 60.0
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class NodeAgent:
     """One agent process. `generation` is its job's when it was started; rank keys are (generation, rank)."""
 
-    def __init__(self, process: subprocess.Popen[bytes], *, node: str, generation: int, log: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], *, node: str, generation: int, started_at_s: float, log: Path
+    ) -> None:
         self.node = node
         self.generation = generation
+        self.started_at_s = started_at_s
+        self.is_loading = True
         self.exit_code: int | None = None
         self.started: set[tuple[int, int]] = set()
         self.codes: dict[tuple[int, int], int] = {}
@@ -79,6 +85,7 @@ class NodeAgent:
             except BlockingIOError:
                 break
             self._is_silent = not part
+            self.is_loading &= bool(part)
             self._unread += part
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
@@ -118,6 +125,7 @@ class NodeAgent:
     def _take_in(self, report: Mapping[str, dict[str, object]]) -> None:
         ((what, fields),) = report.items()
         if what == "ready":
+            self.is_loading = False
             logger.info("the agent of node %s has loaded %s", self.node, fields["loaded"])
             return
         generation, rank = fields["generation"], fields["rank"]
@@ -214,7 +222,16 @@ class Agents:
             raise failure
         return self._agents[job_id, node]
 
-    def prepare(self, job: Job, nodes: Collection[str]) -> None:
+    def are_worth_waiting_for(self, job: Job, now_s: float) -> bool:
+        """Whether one of the job's still loads, and there will be time enough to leave when it has."""
+        leave_by_s = math.inf if job.allocation.leave_by_s is None else job.allocation.leave_by_s
+        return any(
+            agent.is_loading and now_s < min((agent.started_at_s + leave_by_s) / 2, agent.started_at_s + _LOAD_S_MAX)
+            for (job_id, _), agent in self._agents.items()
+            if job_id == job.id
+        )
+
+    def prepare(self, job: Job, nodes: Collection[str], *, now_s: float) -> None:
         """Start the job's agents that are missing there. One that died is replaced for a later generation only, so
         that its end is told.
         """
@@ -225,7 +242,7 @@ class Agents:
             if key not in self._agents and key not in self._refused:
                 self._at("before-agent-start")
                 try:
-                    self._agents[key] = self._start(job, key[1])
+                    self._agents[key] = self._start(job, key[1], now_s)
                 except (OSError, ValueError) as failure:
                     self._refused[key] = failure
                 self._at("after-agent-start")
@@ -263,7 +280,7 @@ class Agents:
         agent.kill()
         self._leaving.append(agent)
 
-    def _start(self, job: Job, node: str) -> NodeAgent:
+    def _start(self, job: Job, node: str, now_s: float) -> NodeAgent:
         log = self._root.agent_log(job.id, node)
         log.parent.mkdir(parents=True, exist_ok=True)
         is_warm = can_be_warm(job.spec.command)
@@ -281,4 +298,4 @@ class Agents:
                 bufsize=0,
                 start_new_session=True,  # an interrupt from the keyboard is for the controller alone
             )
-        return NodeAgent(process, node=node, generation=job.allocation.generation, log=log)
+        return NodeAgent(process, node=node, generation=job.allocation.generation, started_at_s=now_s, log=log)

@@ -85,6 +85,11 @@ class LocalRun:
         return self.end is None
 
     @property
+    def is_asked(self) -> bool:
+        """It was told to leave."""
+        return self._asked is not None
+
+    @property
     def is_closing(self) -> bool:
         """Its ranks have ended; what they started in groups of their own is being ended."""
         return self.is_live and bool(self._ranks) and all(view.exit_code is not None for view in self._ranks)
@@ -162,7 +167,7 @@ class LocalRun:
         """The run as the last look found it."""
         if self.end is not None:
             return self.end
-        phase = run_verdict.live_phase(self._ranks, asked=self._asked is not None, patient=self._patient)
+        phase = run_verdict.live_phase(self._ranks, asked=self.is_asked, patient=self._patient)
         return self._run(phase, gpus=self.occupied)
 
     def settle(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.pipelining
-import torch.distributed.tensor.parallel  # noqa: F401  # loaded for the ranks, not for this module
+import torch.distributed.tensor.parallel
+import torch.utils.serialization  # noqa: F401  # all of them are loaded for the ranks, not for this module
 
+import scheduler.worker.group_store
 import scheduler.worker.trainer  # noqa: F401  # likewise

@@ -49,7 +49,8 @@ def hold_slots() -> list[IO[str]]:
 
 
 def obey() -> None:
-    """Runs until a notice comes, saves for a moment and leaves."""
+    """Runs until a notice comes, saves for a moment and leaves. As in a session, SIGTERM stops nothing by itself."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say("running", step=5, loss=2.5)
     wait_for(notice)
     say("saving", step=7)
@@ -60,6 +61,7 @@ def obey() -> None:
 
 
 def stubborn() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say("running", step=5, checkpoint_step=3)
     time.sleep(600)
 
