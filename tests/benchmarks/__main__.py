@@ -16,7 +16,8 @@ Row = tuple[str, str, str]
 
 NAMES = (
     *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "forecast"),
-    *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold", "resharding"),
+    *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
+    *("resharding", "replan"),
 )
 
 

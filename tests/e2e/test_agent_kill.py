@@ -16,7 +16,16 @@ from typing import Any
 import psutil
 import pytest
 
-from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
+from scheduler.domain.command import (
+    AddNode,
+    Command,
+    CommandBody,
+    CreatePool,
+    ResumeJob,
+    ScaleJob,
+    SubmitJob,
+    SuspendJob,
+)
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec
 from scheduler.domain.job_state import JobState
@@ -136,14 +145,19 @@ def test_a_training_whose_agents_are_killed_again_and_again_learns_as_if_they_ne
 
 
 @pytest.mark.e2e
-def test_a_script_that_torchrun_starts_hears_notices_and_reports_progress(play: Play, tmp_path: Path) -> None:
-    """One GPU, one torchrun, two workers of its own: Ebbtide sees the session of its rank 0."""
-    torchrun = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    trainer = ("-m", "scheduler.worker.train", "--global-batch", "12", "--steps", "20", "--ledger", str(play.ledger))
+def test_a_script_that_torchrun_starts_trains_saves_and_leaves_when_told(play: Play, tmp_path: Path) -> None:
+    """torchrun is the rank's process, the script its child; its store and its membership are its own business."""
+    torchrun = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
+    trainer = ("-m", "scheduler.worker.train", "--global-batch", "12", "--steps", "100", "--ledger", str(play.ledger))
     _open(play, (*torchrun, *trainer), gpus=1)
+    play.wait(lambda: play.step() >= 10)
+    play.send(SuspendJob("train"))
+    play.wait(lambda: play.job().state is JobState.SUSPENDED and not play.job().allocation.held)
+    assert play.status(1) == "left"
+    play.send(ResumeJob("train"))
     play.wait(lambda: play.job().state is JobState.SUCCEEDED)
-    assert play.job().progress.steps == 20
-    assert sorted(losses(play.ledger)) == list(range(1, 21))
+    assert play.job().account.lost_gpu_s == 0.0
+    assert sorted(losses(play.ledger)) == list(range(1, 101))
 
 
 def _open(play: Play, command: tuple[str, ...], *, gpus: int) -> None:

@@ -26,6 +26,7 @@ class Rig:
         self.clock = ManualClock(1000.0)
         self.executor = RecordingExecutor()
         self.reports: list[TickReport] = []
+        self.news = False
         self.pool: Executor = ThreadPoolExecutor(1)
         self.controller = Controller(
             holder=holder,
@@ -36,6 +37,7 @@ class Rig:
             curves=CurveBuilder(self.pool, most_in_flight=1),
             demand=DemandWatch(self.store, SeasonalForecaster, memory_s=1000.0),
             on_report=self.reports.append,
+            has_news=lambda: self.news,
             pace=Pace(poll_s=0.001, tick_s_max=50.0, lease_s=9.0),
         )
 
@@ -50,6 +52,15 @@ def test_it_ticks_once_and_then_only_when_something_is_due() -> None:
     assert rig.step(1.0) is None
     assert rig.step(49.0) is not None
     assert len(rig.reports) == 2
+
+
+def test_it_ticks_at_once_when_the_executor_has_news() -> None:
+    rig = Rig()
+    rig.step()
+    rig.news = True
+    assert rig.step(0.1) is not None
+    rig.news = False
+    assert rig.step(0.1) is None
 
 
 def test_many_commands_cost_one_tick() -> None:
