@@ -93,9 +93,9 @@ def test_when_an_agent_is_killed_the_run_is_lost_and_nothing_is_left_of_it(
 
 
 def test_an_agent_that_ends_by_itself_is_its_jobs_fault(executor: LocalExecutor, tmp_path: Path) -> None:
-    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=str(tmp_path / "no-scheduler"), PYTHONSAFEPATH="1")
-    (tmp_path / "no-scheduler/scheduler").mkdir(parents=True)
-    (tmp_path / "no-scheduler/scheduler/__init__.py").touch()
+    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=str(tmp_path / "broken"), PYTHONSAFEPATH="1")
+    (tmp_path / "broken/scheduler").mkdir(parents=True)
+    (tmp_path / "broken/scheduler/__init__.py").write_text("raise SystemExit('no scheduler.worker in here')")
     run = run_of(drive(executor, desired(1, job), is_in("failed", 1)), "a")
     assert run.reason.startswith("the agent of node t0 ended with exit code 1:")
     assert "scheduler.worker" in run.reason
