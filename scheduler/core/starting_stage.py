@@ -28,7 +28,8 @@ _QUEUED = JobState.QUEUED
 
 def start_waiting(course: Course) -> None:
     """Base demand in order. A job that fits once flexible workers have shrunk gets room reserved for it, so that
-    nobody behind it takes what is free meanwhile; nobody at all passes one that is overdue.
+    nobody behind it takes what is free meanwhile. Nobody delays the first that has to wait; where nobody can tell what
+    would, nobody at all passes one that is overdue.
 
     Counts alone do not tell whether a job fits the way the free GPUs lie. One that does not is passed over, and
     what it was dealt is dealt again.
@@ -118,7 +119,8 @@ def _deal(course: Course, book: QuotaBook, stock: Stock, queue: Sequence[str], m
 
 
 def _keep_place(course: Course, stock: Stock, job: Job) -> None:
-    if is_overdue(job, course.now_s, course.settings) and stock.could_hold(job):
+    """For an overdue job that nobody is kept from delaying yet: with a start in sight it needs no more than that."""
+    if not stock.keeps_a_start and is_overdue(job, course.now_s, course.settings) and stock.could_hold(job):
         stock.close(job)
 
 
@@ -198,8 +200,8 @@ def _wait(course: Course, stock: Stock, job: Job, position: int) -> None:
     detail = f"needs {gpu_sets.counted(need)}, free now: {free}; number {position + 1} in the queue"
     course.waiting[job.id] = Reason(ReasonCode.INSUFFICIENT_GPUS, detail, numbers)
     course.waiting_for_gpus = True
-    _keep_place(course, stock, job)
     stock.keep_for(job)
+    _keep_place(course, stock, job)
 
 
 def _wait_behind(course: Course, job_ids: Iterable[str], head: str) -> None:

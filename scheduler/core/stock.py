@@ -125,6 +125,11 @@ class Stock:
             for room in self._course.kept_rooms:
                 self._free[room.gpu, room.lent] -= len(room.free)
 
+    @property
+    def keeps_a_start(self) -> bool:
+        """Some job before has to wait, and nobody may delay the start that it has in sight."""
+        return self._shadow is not None
+
     def keep_for(self, job: Job) -> None:
         """From now on nobody is offered GPUs that would delay this job, if it is the first that has to wait."""
         if self._course.policies.backfill and self._shadow is None:

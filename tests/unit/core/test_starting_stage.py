@@ -34,14 +34,25 @@ def busy(job_id: str, on: dict[str, tuple[int, ...]]) -> Job:
     return a_job(job_id, sum(map(len, on.values())), state=JobState.RUNNING, on=on)
 
 
-def test_a_job_that_has_waited_too_long_is_passed_by_nobody() -> None:
+def test_an_overdue_job_with_a_start_in_sight_is_passed_by_those_alone_who_do_not_delay_it() -> None:
     fleet = a_fleet(training=1, inference=0)
-    jobs = [busy("busy", {"t0": (0, 1, 2, 3)}), a_job("big", 8), a_job("small", 1, steps=10)]
-    patient = decided(a_snapshot(fleet, jobs, now_s=400.0))
-    assert started(patient) == {"small"}
+    jobs = [busy("busy", {"t0": (0, 1, 2, 3)}), a_job("big", 8)]
+    short, long = (a_job("small", 1, steps=steps, now_s=500.0) for steps in (10, 10**6))
+    passed = decided(a_snapshot(fleet, [*jobs, short], now_s=600.0))
+    assert started(passed) == {"small"}
+    kept = decided(a_snapshot(fleet, [*jobs, long], now_s=600.0))
+    assert started(kept) == set()
+    assert kept.waiting["big"].code is ReasonCode.INSUFFICIENT_GPUS
+    assert kept.waiting["small"].code is ReasonCode.BEHIND_HEAD
+
+
+def test_where_nobody_knows_when_gpus_come_free_nobody_passes_an_overdue_job() -> None:
+    fleet = a_fleet(training=1, inference=0)
+    endless = a_job("busy", 4, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3)}, steps=0)
+    jobs = [endless, a_job("big", 8), a_job("small", 1, steps=10, now_s=100.0)]
+    assert started(decided(a_snapshot(fleet, jobs, now_s=400.0))) == {"small"}, "not overdue yet"
     overdue = decided(a_snapshot(fleet, [*jobs[:2], replace(jobs[2], submitted_at_s=500.0)], now_s=600.0))
     assert started(overdue) == set()
-    assert overdue.waiting["big"].code is ReasonCode.INSUFFICIENT_GPUS
     assert overdue.waiting["small"].code is ReasonCode.BEHIND_HEAD
 
 
