@@ -38,7 +38,7 @@ from scheduler.worker.manifest import (
     stored_files,
     write_manifest,
 )
-from scheduler.worker.state import Trained, set_state, state
+from scheduler.worker.state import Trained, set_random_state, state
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,8 @@ def load(
         load_state(values, checkpoint_id=directory)
     except (OSError, CheckpointException) as failure:
         raise CheckpointError(f"checkpoint {directory} could not be loaded: {_cause(failure)}") from failure
-    set_state(parts, values)
+    # The tensors are those of the model and its optimizers themselves: they are filled in place.
+    set_random_state(values["random"])
     logger.info("loaded %s, saved by %d ranks", directory, manifest.world_size)
 
 

@@ -159,14 +159,17 @@ class Gpt(nn.Module):
         return outputs if behind is None else behind(outputs)
 
 
-def build_gpt(size: GptSize, *, seed: int, dtype: torch.dtype, layers: range | None = None) -> Gpt:
+def build_gpt(size: GptSize, *, seed: int | None, dtype: torch.dtype, layers: range | None = None) -> Gpt:
     """The model, or a run of its layers. First weights depend on the seed and the layer alone, so that every rank of
-    every layout starts with the same."""
-    with torch.random.fork_rng(devices=[]):
+    every layout starts with the same; without a seed they are whatever was in memory."""
+    with torch.device("meta"):
         model = Gpt(size, layers)
-        for number, piece in model.pieces():
-            torch.manual_seed(seed * 1_000_003 + number)
-            _initialise(piece, depth=(2 * size.layers) ** -0.5)
+    model.to_empty(device="cpu")
+    if seed is not None:
+        with torch.random.fork_rng(devices=[]):
+            for number, piece in model.pieces():
+                torch.manual_seed(seed * 1_000_003 + number)
+                _initialise(piece, depth=(2 * size.layers) ** -0.5)
     return model.to(dtype)
 
 
@@ -185,7 +188,9 @@ def _initialise(piece: nn.Module, *, depth: float) -> None:
     for name, parameter in piece.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)  # those of experts are stacked, and so have two dimensions
-        elif parameter.dim() > 1:
+        elif parameter.dim() == 1:
+            nn.init.ones_(parameter)  # scales of norms
+        else:
             added = name.endswith(("project_out.weight", "2.weight", "experts.down"))
             # Drawn in float32 in either case: then both precisions start from the same weights.
             nn.init.normal_(parameter, std=0.02 * (depth if added else 1.0))

@@ -48,7 +48,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What model it is, where this rank stands, and how many blocks at the front are frozen (their embedding too)."""
+    """What model it is, where this rank stands, and how many blocks at the front are frozen (their embedding too).
+
+    `is_blank`: its weights will be loaded, so that none are drawn.
+    """
 
     size: GptSize
     rank: int
@@ -56,6 +59,7 @@ class Build:
     seed: int = 0
     dtype: torch.dtype = torch.float32
     frozen: int = 0
+    is_blank: bool = False
 
 
 def build_parts(layout: Layout, meshes: Meshes, build: Build) -> tuple[Part, ...]:
@@ -72,7 +76,8 @@ def build_parts(layout: Layout, meshes: Meshes, build: Build) -> tuple[Part, ...
     spreads = spreads_of(layout, build.size.sequence)
     parts = []
     for stage in layout.stages_of(build.rank):
-        model = build_gpt(build.size, seed=build.seed, dtype=build.dtype, layers=layout.stages[stage]).to(build.device)
+        seed = None if build.is_blank else build.seed
+        model = build_gpt(build.size, seed=seed, dtype=build.dtype, layers=layout.stages[stage]).to(build.device)
         _connect(model, layout, spreads, meshes, build)
         _freeze(model, build.frozen)
         parts.append(Part(stage, model, _spread(model, layout, meshes)))
@@ -161,7 +166,8 @@ def _spread(model: Gpt, layout: Layout, meshes: Meshes) -> nn.Module:
     for number, piece in model.pieces():
         strategy, mesh = layout.layers[number], meshes.layers[number]
         if strategy.tp > 1:
-            parallelize_module(piece, mesh.tensor, dict(_tensor_styles(piece, strategy)))
+            # Nothing is sent: all ranks begin with the same weights.
+            parallelize_module(piece, mesh.tensor, dict(_tensor_styles(piece, strategy)), src_data_rank=None)
         if isinstance(piece, Block) and isinstance(piece.feed_forward, MixtureOfExperts):
             _spread_experts(piece.feed_forward, strategy, mesh)
         _shard(piece, strategy, mesh.data)

@@ -29,13 +29,14 @@ class Trained:
 
 
 def state(parts: Sequence[Trained]) -> dict[str, Any]:
-    """What this rank holds: {"model", "optimizer", "random"}, tensors as they are spread."""
+    """What this rank holds: {"model", "optimizer", "random"}. Of model and optimizer these are the tensors themselves,
+    as they are spread: whoever fills them changes the training."""
     model, optimizer = _gathered(parts, _OPTIONS)
     return {"model": model, "optimizer": optimizer, "random": _random_state()}
 
 
 def set_state(parts: Sequence[Trained], values: Mapping[str, Any]) -> None:
-    """The inverse of `state`."""
+    """Copies what another build of the same model holds, as far as this one has it."""
     for part in parts:
         own_model, own_optimizer = _gathered([part], _OPTIONS)
         set_state_dict(
@@ -45,16 +46,21 @@ def set_state(parts: Sequence[Trained], values: Mapping[str, Any]) -> None:
             optim_state_dict={name: values["optimizer"][name] for name in own_optimizer},
             options=_OPTIONS,
         )
-    _set_random_state(values["random"])
+    set_random_state(values["random"])
 
 
 def full_state(parts: Sequence[Trained]) -> dict[str, Any]:
     """Every model and optimizer entry by name, tensors whole; empty but on rank 0. Collective."""
     model, optimizer = _gathered(parts, _WHOLE)
-    here = {name: _on_host(value) for name, value in (model | optimizer).items()}
+    here = model | optimizer
+    held: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(held, list(here))
+    # Of all that have an entry the first gives it.
+    others = {name for names in held[: dist.get_rank()] for name in names}
+    given = {name: _on_host(value) for name, value in here.items() if name not in others}
     found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(here, found)
-    return {name: value for held in reversed(found or []) for name, value in held.items()}
+    dist.gather_object(given, found)
+    return {name: value for each in found or [] for name, value in each.items()}
 
 
 def _gathered(parts: Sequence[Trained], options: StateDictOptions) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -79,7 +85,7 @@ def _random_state() -> dict[str, Tensor]:
     return states
 
 
-def _set_random_state(states: Mapping[str, Tensor]) -> None:
+def set_random_state(states: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
     if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.worker import checkpoint
@@ -108,18 +109,21 @@ class Trainer:
         self._saving: checkpoint.Saving | None = None
         size = model_size(settings.model)
         self._batches = Batches(planned, size=size, rank=session.rank, seed=settings.seed, device=session.device)
-        self._build(frozen=0)
         torch.manual_seed(settings.seed)
         self._ledger = Ledger(settings.ledger_dir, generation=session.generation, rank=session.rank)
 
     def resume(self) -> None:
-        """Takes up the last complete checkpoint where there is one."""
+        """Builds the model, and takes up the last complete checkpoint where there is one."""
+        found = None
         if self._root is not None:
             checkpoint.require_writable(self._root)
             found = checkpoint.find_latest(self._root)
-            if found is not None:
-                self._load(found)
-                self._record_state("loaded")
+        if self._root is not None and found is not None:
+            self._build(frozen=found.position.frozen, is_blank=True)
+            self._load(self._root, found)
+            self._record_state("loaded")
+        else:
+            self._build()
         self._session.resumed(self.position.step)
 
     def one_step(self) -> None:
@@ -165,11 +169,17 @@ class Trainer:
     def _is_unsaved(self) -> bool:
         return self.position.step > 0 and self._session.status.checkpoint_step != self.position.step
 
-    def _build(self, *, frozen: int) -> None:
-        """The model with fresh weights, and its optimizers. Collective."""
+    def _build(self, *, frozen: int = 0, is_blank: bool = False) -> None:
+        """The model with its first weights, or blank, and its optimizers. Collective."""
         settings, session = self._settings, self._session
         build = Build(
-            model_size(settings.model), session.rank, session.device, settings.seed, _dtype(settings.dtype), frozen
+            model_size(settings.model),
+            session.rank,
+            session.device,
+            settings.seed,
+            _dtype(settings.dtype),
+            frozen,
+            is_blank,
         )
         parts = build_parts(self._layout, self._meshes, build)
         self._trained = tuple(
@@ -178,14 +188,13 @@ class Trainer:
         )
         self._forward_backward = forward_backward(self._layout, self._meshes, parts, build)
 
-    def _load(self, found: Manifest) -> None:
-        if found.position.frozen != self.position.frozen:
-            self._build(frozen=found.position.frozen)
-        assert self._root is not None
+    def _load(self, root: Path, found: Manifest) -> None:
         batch = int(found.settings["global_batch"])
         changes = found.batch_changes + self._batch_change(found.position.step, batch)
-        checkpoint.load(self._root, found, self._trained, settings={**self._identity(), "global_batch": batch})
+        checkpoint.load(root, found, self._trained, settings={**self._identity(), "global_batch": batch})
         self.position, self._batch_changes = found.position, changes
+        # A load fills tensors; this number of the optimizers follows from the position, as it did before the save.
+        self._set_learning_rate(found.position.step - 1)
 
     def _batch_change(self, step: int, before: int) -> tuple[BatchChange, ...]:
         """
@@ -210,18 +219,25 @@ class Trainer:
         if frozen <= self.position.frozen:
             return
         kept = state(self._trained)
-        self._build(frozen=frozen)
+        self._build(frozen=frozen, is_blank=True)
         set_state(self._trained, kept)
         self.position = replace(self.position, frozen=frozen)
         logger.info("the first %d blocks are frozen after step %d", frozen, self.position.step)
 
     def _update(self) -> None:
-        rate = self._rate.at(self.position.step) * math.prod(change.factor for change in self._batch_changes)
-        for optimizer in (one for part in self._trained for one in part.optimizers):
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+        self._set_learning_rate(self.position.step)
+        for optimizer in self._optimizers():
             optimizer.step()
             optimizer.zero_grad()
+
+    def _set_learning_rate(self, step: int) -> None:
+        rate = self._rate.at(step) * math.prod(change.factor for change in self._batch_changes)
+        for optimizer in self._optimizers():
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+
+    def _optimizers(self) -> list[Optimizer]:
+        return [optimizer for part in self._trained for optimizer in part.optimizers]
 
     def _whole_loss(self, share: torch.Tensor) -> float:
         """The mean over the global batch, from each rank's share of it."""

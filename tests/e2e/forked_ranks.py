@@ -1,0 +1,166 @@
+"""Generations of real ranks, forked by a real node agent: what a re-plan is, without a controller around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, ScheduleName, Stage, plan_to_json
+from scheduler.executors.render import agent_environment
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+
+Status = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What all generations of one training have in common. It keeps its checkpoints and its ledger under `root`."""
+
+    root: Path
+    model: str
+    steps: int
+    options: tuple[str, ...] = ()
+
+    def argv(self) -> list[str]:
+        named = ["--model", self.model, "--ledger", str(self.root / "ledger")]
+        return [sys.executable, "-m", "scheduler.worker.train", *named, *self.options]
+
+    def lines(self, pattern: str) -> list[dict[str, Any]]:
+        files = sorted((self.root / "ledger").glob(pattern))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    def losses(self) -> dict[int, float]:
+        return {line["step"]: line["loss"] for line in self.lines("losses-*")}
+
+    def digests(self, event: str) -> dict[tuple[int, int], str]:
+        """By generation and step, of all that was "saved" or "loaded"."""
+        found = {}
+        for file in (self.root / "ledger").glob("states-g*"):
+            for line in map(json.loads, file.read_text().splitlines()):
+                if line["event"] == event:
+                    found[int(file.stem.partition("-g")[2]), line["step"]] = line["digest"]
+        return found
+
+
+class Farm:
+    """An agent that has loaded what ranks need, and the store over which they meet."""
+
+    def __init__(self, agent: subprocess.Popen[bytes], port: int) -> None:
+        self._agent = agent
+        self._port = port
+        self._generation = 0
+
+    def run(self, training: Training, plan: ParallelPlan, *, until: int = 0) -> list[Status]:
+        """One generation to its end: to step `until` (0: the last). The last statuses of its ranks."""
+        self._generation += 1
+        run_dir = training.root / f"run-{self._generation}"
+        run_dir.mkdir(parents=True)
+        (run_dir / "plan.json").write_text(json.dumps(plan_to_json(plan)))
+        if until:
+            (run_dir / "notice.json").write_text(json.dumps({"action": "leave", "step": until, "seconds_left": 60.0}))
+        for rank in range(plan.world_size):
+            self._order(training, plan, run_dir, rank)
+        left = set(range(plan.world_size))
+        while left:
+            report = self._report()
+            assert "failed" not in report, report
+            if ended := report.get("ended"):
+                left.discard(ended["rank"])
+        statuses = [json.loads((run_dir / f"status-{rank}.json").read_text()) for rank in range(plan.world_size)]
+        assert {status["phase"] for status in statuses} <= {"left", "succeeded"}, _logs(run_dir)
+        return statuses
+
+    def fail(self, training: Training, plan: ParallelPlan) -> str:
+        """One generation that must not go well: the reason that rank 0 gives."""
+        try:
+            self.run(training, plan)
+        except AssertionError:
+            status = json.loads((training.root / f"run-{self._generation}/status-0.json").read_text())
+            assert status["phase"] == "failed"
+            return str(status["reason"])
+        raise AssertionError("it went well")
+
+    def _order(self, training: Training, plan: ParallelPlan, run_dir: Path, rank: int) -> None:
+        env = {
+            **{name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
+            "RANK": str(rank),
+            "WORLD_SIZE": str(plan.world_size),
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "EBBTIDE_JOB_ID": training.root.name,
+            "EBBTIDE_GENERATION": str(self._generation),
+            "EBBTIDE_PLAN": str(run_dir / "plan.json"),
+            "EBBTIDE_CHECKPOINT_DIR": str(training.root / "checkpoints"),
+            "EBBTIDE_RUN_DIR": str(run_dir),
+            "EBBTIDE_STEPS": str(training.steps),
+        }
+        log = str(run_dir / f"rank-{rank}.log")
+        number = {"generation": self._generation, "rank": rank}
+        order = {"start": {**number, "argv": training.argv(), "env": env, "log": log, "warm": True}}
+        assert self._agent.stdin is not None
+        self._agent.stdin.write(json.dumps(order).encode() + b"\n")
+        self._agent.stdin.flush()
+
+    def _report(self) -> dict[str, Any]:
+        assert self._agent.stdout is not None
+        report: dict[str, Any] = json.loads(self._agent.stdout.readline())
+        return report
+
+
+@contextmanager
+def farm(folder: Path) -> Iterator[Farm]:
+    folder.mkdir(parents=True, exist_ok=True)
+    port_file = folder / "port"
+    env = agent_environment({}, run_root=str(folder), inherited=os.environ)
+    common: dict[str, Any] = {"cwd": REPOSITORY, "env": env, "stdin": subprocess.PIPE}
+    with (folder / "log").open("ab") as log:
+        store = subprocess.Popen([*_module("rendezvous"), "--port-file", str(port_file)], stderr=log, **common)
+        preload = ["--preload", "scheduler.worker.warm"]
+        agent = subprocess.Popen([*_module("agent"), *preload], stdout=subprocess.PIPE, stderr=log, **common)
+    try:
+        limit_s = time.monotonic() + PATIENCE_S
+        while not port_file.exists():
+            assert time.monotonic() < limit_s, (folder / "log").read_text()
+            time.sleep(0.02)
+        assert agent.stdout is not None
+        assert "ready" in json.loads(agent.stdout.readline())
+        yield Farm(agent, int(port_file.read_text()))
+    finally:
+        for process in (agent, store):
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(timeout=30)
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def a_plan(*stages: tuple[LayerStrategy, ...], batch: int, micro_batches: int = 1, interleave: int = 1) -> ParallelPlan:
+    """1F1B over the stages; interleaved where `interleave` is above 1."""
+    made, begin = list[Stage](), 0
+    for strategies in stages:
+        layers = sum(strategy.layers for strategy in strategies)
+        made.append(Stage(begin, begin + layers - 1, "cpu", strategies[0].gpus, strategies))
+        begin += layers
+    name = ScheduleName.INTERLEAVED if interleave > 1 else ScheduleName.ONE_F_ONE_B
+    schedule = Schedule(name, interleave)
+    return ParallelPlan(schedule, micro_batches, batch // micro_batches, 1.0, 1.0, 1, tuple(made))
+
+
+def _module(name: str) -> list[str]:
+    return [sys.executable, "-m", f"scheduler.worker.{name}"]
+
+
+def _logs(run_dir: Path) -> str:
+    return "\n".join(path.read_text()[-3000:] for path in sorted(run_dir.glob("rank-*.log")))

@@ -1,0 +1,111 @@
+"""A training of 20 million parameters goes from plan to plan and learns as if it had never been re-planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute
+from tests.e2e.forked_ranks import Farm, Training, a_plan, farm
+
+pytestmark = pytest.mark.e2e
+
+BATCH = 6
+LAYERS = 4
+"""Of wide-gpt, without its ends."""
+L = LayerStrategy
+
+
+def plan(*stages: tuple[LayerStrategy, ...], micro_batches: int = 1, interleave: int = 1) -> ParallelPlan:
+    return a_plan(*stages, batch=BATCH, micro_batches=micro_batches, interleave=interleave)
+
+
+CENTRE = plan((L(LAYERS, tp=2, dp=2),))
+PLANS = {
+    "dp2": plan((L(LAYERS, dp=2),), micro_batches=3),
+    "dp3 sharded": plan((L(LAYERS, dp=3, zero=3, shard_group=3),)),
+    "tp2 by tokens": plan((L(LAYERS, tp=2, sequence_sharding=True, recompute=Recompute.FULL),)),
+    "pp2, uneven": plan((L(3),), (L(1),), micro_batches=3),
+    "pp2 x dp2": plan((L(2, dp=2),), (L(2, dp=2, zero=3, shard_group=2),), micro_batches=3),
+    "pp2 x tp2": plan((L(2, tp=2),), (L(2, tp=2),), micro_batches=3),
+    "cp2, Ulysses": plan((L(LAYERS, ulysses=2, recompute=Recompute.SELECTIVE),)),
+    "cp2, ring": plan((L(LAYERS, ring=2, zero=3, shard_group=2, offload=True),)),
+    "one": plan((L(LAYERS),)),
+}
+MORE = {
+    "tp2 x dp2 sharded": plan((L(LAYERS, tp=2, dp=2, zero=3, shard_group=2),)),
+    "dp4 hybrid": plan((L(LAYERS, dp=4, zero=3, shard_group=2),), micro_batches=1),
+    "dp2 zero2": plan((L(LAYERS, dp=2, zero=2, shard_group=2),), micro_batches=3),
+    "pp2 interleaved": plan((L(1),), (L(1),), (L(1),), (L(1),), micro_batches=6, interleave=2),
+    "layers unlike": plan((L(2, tp=2), L(1, dp=2), L(1, tp=2, sequence_sharding=True))),
+    "pp2 of unlike stages": plan((L(2, tp=2),), (L(2, dp=2),), micro_batches=3),
+    "ring x Ulysses": plan((L(LAYERS, ring=2, ulysses=2),)),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    with farm(tmp_path_factory.mktemp("farm")) as made:
+        yield made
+
+
+def a_training(root: Path, *, steps: int, model: str = "wide-gpt") -> Training:
+    return Training(root, model, steps, ("--seed", "3", "--learning-rate", "0.0003", "--warmup-steps", "4"))
+
+
+def check_there_and_back(ranks: Farm, root: Path, centre: ParallelPlan, others: list[ParallelPlan], model: str) -> None:
+    """From the centre to each of the others and back, two steps under each."""
+    route = [centre, *(each for other in others for each in (other, centre))]
+    elastic, plain = (a_training(root / name, steps=2 * len(route), model=model) for name in ("elastic", "plain"))
+    for number, each in enumerate(route, 1):
+        ranks.run(elastic, each, until=2 * number)
+    ranks.run(plain, plan((L(2 if model.startswith("nano") else LAYERS),)))
+
+    saved = {step: digest for (_, step), digest in elastic.digests("saved").items()}
+    loaded = {step: digest for (_, step), digest in elastic.digests("loaded").items()}
+    assert len(loaded) == len(route) - 1
+    assert loaded == {step: saved[step] for step in loaded}, "bit-equal after each load, parameters and optimizer"
+    losses, reference = elastic.losses(), plain.losses()
+    assert sorted(losses) == sorted(reference) == list(range(1, elastic.steps + 1))
+    assert max(abs(losses[step] - reference[step]) for step in losses) < 1e-5
+    assert losses[elastic.steps] < losses[1]
+
+
+@pytest.mark.parametrize("names", [tuple(PLANS)[:5], tuple(PLANS)[5:]], ids=["first", "others"])
+def test_from_two_by_two_to_every_other_plan_and_back(ranks: Farm, tmp_path: Path, names: tuple[str, ...]) -> None:
+    check_there_and_back(ranks, tmp_path, CENTRE, [PLANS[name] for name in names], "wide-gpt")
+
+
+@pytest.mark.full
+def test_from_two_by_two_to_rarer_plans_and_back(ranks: Farm, tmp_path: Path) -> None:
+    check_there_and_back(ranks, tmp_path, CENTRE, list(MORE.values()), "wide-gpt")
+
+
+def test_experts_move_between_ranks_like_everything_else(ranks: Farm, tmp_path: Path) -> None:
+    spread = [
+        plan((L(2, dp=3),)),
+        plan((L(2, dp=2, ep=2, tp=2, sequence_sharding=True),)),
+        plan((L(1, dp=2, ep=2),), (L(1, dp=2, ep=2, zero=3, shard_group=2),), micro_batches=3),
+        plan((L(2, ulysses=2, ep=2, recompute=Recompute.FULL),)),
+    ]
+    check_there_and_back(ranks, tmp_path, plan((L(2, dp=2, ep=2),)), spread, "nano-moe")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (plan((L(3, dp=2),)), "the plan has 3 layers, this model has 4 blocks"),
+        (plan((L(LAYERS, tp=3),)), "tp x ulysses is 3, it must divide the model's 8 heads"),
+        (plan((L(LAYERS, ring=3),)), "sequence is 32 tokens, it must be a multiple of 6 for ulysses 1 x ring 3"),
+    ],
+)
+def test_a_plan_that_the_model_cannot_follow_is_refused_and_nothing_is_overwritten(
+    ranks: Farm, tmp_path: Path, wrong: ParallelPlan, message: str
+) -> None:
+    training = a_training(tmp_path / "training", steps=4)
+    ranks.run(training, PLANS["dp2"], until=1)
+    checkpoints = sorted(path.name for path in (tmp_path / "training/checkpoints").rglob("*"))
+    assert message in ranks.fail(training, wrong)
+    assert sorted(path.name for path in (tmp_path / "training/checkpoints").rglob("*")) == checkpoints
