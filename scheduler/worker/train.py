@@ -67,6 +67,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--step-delay-s", type=float, default=0.0, help="pause in each step, as if steps took longer")
     parser.add_argument("--ledger", dest="ledger_dir", type=Path, help="directory for a record of samples and losses")
+    parser.add_argument("--ledger-digests", action="store_true", help="put digests of the whole state there too")
     return parser.parse_args()
 
 

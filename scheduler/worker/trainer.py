@@ -37,7 +37,8 @@ _DEFAULT_GLOBAL_BATCH = 12
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
     """Zeros mean: `steps` the job's, `global_batch` the plan's, `checkpoint_every` only at the end. `freeze` holds
-    pairs (step, blocks): from that step on so many blocks at the front no longer learn."""
+    pairs (step, blocks): from that step on so many blocks at the front no longer learn. With `ledger_digests` the
+    ledger holds a digest of the whole state at each save and load too, for which all of it goes to rank 0."""
 
     model: str = "tiny-gpt"
     steps: int = 0
@@ -53,6 +54,7 @@ class TrainerSettings:
     freeze: tuple[tuple[int, int], ...] = ()
     step_delay_s: float = 0.0
     ledger_dir: Path | None = None
+    ledger_digests: bool = False
 
     def frozen_at(self, step: int) -> int:
         return max((blocks for begin, blocks in self.freeze if begin <= step), default=0)
@@ -145,10 +147,13 @@ class Trainer:
         """Saves the present step in the background. One that is still under way is waited for first."""
         if self._root is None or not self._is_unsaved():
             return
+        began_s = time.perf_counter()
         self._finish_save()
         self._saving = checkpoint.Saving(
             self._root, self._trained, self._facts(), keep=self._settings.keep, group=self._save_group
         )
+        held_up_s = time.perf_counter() - began_s
+        logger.info("the save after step %d held the training up for %.3f s", self.position.step, held_up_s)
         self._record_state("saved")
 
     def save(self) -> None:
@@ -266,7 +271,7 @@ class Trainer:
         }
 
     def _record_state(self, event: str) -> None:
-        if self._ledger.is_kept:
+        if self._ledger.is_kept and self._settings.ledger_digests:
             self._ledger.state(self.position.step, event, entries=full_state(self._trained))
 
 

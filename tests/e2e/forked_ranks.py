@@ -32,7 +32,7 @@ class Training:
     options: tuple[str, ...] = ()
 
     def argv(self) -> list[str]:
-        named = ["--model", self.model, "--ledger", str(self.root / "ledger")]
+        named = ["--model", self.model, "--ledger", str(self.root / "ledger"), "--ledger-digests"]
         return [sys.executable, "-m", "scheduler.worker.train", *named, *self.options]
 
     def lines(self, pattern: str) -> list[dict[str, Any]]:
