@@ -166,10 +166,16 @@ class Trainer:
         self._record_state("saved")
 
     def _finish_save(self) -> None:
+        """A save in the background that failed costs safety and no work: the training goes on, and tries again at the
+        next one. What was complete before stays so."""
         if self._saving is not None:
-            step, saving, self._saving = self._saving.step, self._saving, None
-            saving.finish()
-            self._session.saved(step)
+            saving, self._saving = self._saving, None
+            try:
+                saving.finish()
+            except CheckpointError as failure:
+                logger.error("%s; the training goes on from its last complete checkpoint if it dies now", failure)
+            else:
+                self._session.saved(saving.step)
 
     def _is_unsaved(self) -> bool:
         return self.position.step > 0 and self._session.status.checkpoint_step != self.position.step

@@ -1,4 +1,6 @@
+import errno
 import json
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.worker import checkpoint
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.layout import data_plan
 from scheduler.worker.learning_rate import BatchRule
@@ -154,6 +157,20 @@ def test_freezing_in_a_restart_equals_freezing_in_one_go(tmp_path: Path) -> None
     for steps in (3, 4, 6):
         _train(_environment(parts), replace(settings, ledger_dir=parts, steps=steps))
     assert _losses(parts) == _losses(whole)
+
+
+def test_a_training_outlives_a_background_save_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full_disk(*_: object, **__: object) -> Future[None]:
+        failed: Future[None] = Future()
+        failed.set_exception(OSError(errno.ENOSPC, "No space left on device"))
+        return failed
+
+    monkeypatch.setattr(checkpoint, "async_save", full_disk)
+    status = _train(_environment(tmp_path), replace(SETTINGS, checkpoint_every=1))
+    assert (status.phase, status.step, status.checkpoint_step) == ("succeeded", 4, 4)
+    assert "step-00000001 could not be saved: [Errno 28] No space left on device" in caplog.text
 
 
 def _weights(root: Path, step: int) -> dict[str, torch.Tensor]:
