@@ -105,7 +105,7 @@ def evaluate(plan: ParallelPlan, request: SolveRequest) -> Evaluation:
     iteration_s = sum(loads_s) / chunks + (plan.micro_batches - 1 / chunks) * max(loads_s)
     iteration_s += max(group.hardware.iteration_overhead_s for group in groups)
     peak_flops_per_s = sum(group.gpus * group.hardware.peak_flops_per_s for group in groups)
-    useful_flops = 3 * request.model.flops_per_sample * request.global_batch
+    useful_flops = request.model.training_flops_per_sample * request.global_batch
     limits = [costs[plan.stages[position].gpu].group.limit_bytes for position in range(plan.devices)]
     return Evaluation(
         iteration_time_s=iteration_s,

@@ -35,12 +35,20 @@ def toy_request(seeded: random.Random, *, gpus: Sequence[int], layers: Sequence[
     precision = seeded.choice(list(Precision))
     hardware = tuple(_hardware(seeded, f"toy-{number}", dimensions, precision) for number in range(models))
     counts = [(one.gpu, share) for one in hardware for share in _nodes(seeded, seeded.choice(gpus))]
+    model = toy_model(seeded, seeded.choice(layers), moe=Dimension.EXPERT in dimensions)
     return SolveRequest(
-        model=toy_model(seeded, seeded.choice(layers), moe=Dimension.EXPERT in dimensions),
+        model=_partly_frozen(model),
         hardware=hardware,
         shape=GpuShape.of_counts(counts),
         global_batch=seeded.choice([1, 2, 2, 4, 4, 6, 8]),
     )
+
+
+def _partly_frozen(model: ModelProfile) -> ModelProfile:
+    """Mostly as it is; else with the first layers frozen, often all of them. Draws from a generator of its own, so that
+    everything else of a request is what it would be without."""
+    own = random.Random(f"frozen {model}")
+    return model.with_frozen(own.choice([0, 0, 0, 0, 1, model.layer_count // 2, own.randint(0, model.layer_count)]))
 
 
 def _hardware(seeded: random.Random, gpu: str, dimensions: set[Dimension], precision: Precision) -> HardwareProfile:

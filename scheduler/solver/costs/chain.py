@@ -14,6 +14,10 @@ from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, Attac
 _EMBEDDING_TRAFFIC = 30
 """Times the boundary, both passes: look-up, positions, dropout, and the gradient's scatter into the table."""
 
+_FROZEN_EMBEDDING_TRAFFIC = 19 / 2
+"""Times the boundary, of a forward pass alone. Bytes a value of 2: look-up of tokens 2 + 2, of positions 2 + 2, their
+sum 4 + 2, dropout with its mask 2 + 2 + 1."""
+
 _LOSS_TRAFFIC = 52 / 6
 """Times the logits (6 bytes each: bf16 and fp32). Kernel by kernel, as Megatron-LM's vocabulary-parallel cross-entropy
 runs: cast to fp32 2 + 4, maximum 4, subtract it 4 + 4, exponentiate 4 + 4, sum 4, divide 4 + 4; backward, scale by the
@@ -42,6 +46,8 @@ class Layer:
         tied_parameters: weights that first and last stage each hold a copy of, so that they sum their gradients.
             `tied_inside`: both copies lie in one node.
         trained: its weights change. `backward`: gradients pass through it, as it or a layer before it is trained.
+        attached_trained: the weights of embedding or head change. `trained_head_parameters`: of a frozen layer, those
+            of its `parameters` that change, because they are the head's.
         measured_s: forward time of one sample by tensor degree, where it was measured.
     """
 
@@ -71,6 +77,8 @@ class Layer:
     experts_per_token: int
     trained: bool
     backward: bool
+    attached_trained: bool
+    trained_head_parameters: int
     measured_s: tuple[tuple[int, float], ...]
 
 
@@ -100,9 +108,9 @@ def chain(model: ModelProfile, precision: Precision, *, stages: int, one_node: b
     """The layers of `model` in order, for a plan of `stages` stages, all in one node or not.
 
     A tied head costs no memory of its own while it shares a stage with the embedding. In a plan of several stages
-    the last stage holds a copy of the embedding. Embedding and head are frozen with the layer they are attached to.
+    the last stage holds a copy of the embedding. The embedding is frozen with the first layer, and the head never.
     """
-    copied = model.tied_embedding and stages > 1
+    copied = model.shares_embedding and stages > 1
     return _chain(model, precision, copied, copied and one_node)
 
 
@@ -117,7 +125,7 @@ def _chain(model: ModelProfile, precision: Precision, copied: bool, one_node: bo
     tied = replace(layers[0], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
     layers[0] = _embed(tied, model.embedding, scale)
     tied = replace(layers[-1], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
-    layers[-1] = _head(tied, model.head, scale, shared=model.tied_embedding and not copied)
+    layers[-1] = _head(tied, model.head, scale, shared=model.shares_embedding and not copied)
     return Chain(layers)
 
 
@@ -149,13 +157,16 @@ def _layer(run: LayerProfile, scale: float, *, backward: bool) -> Layer:
         experts_per_token=run.experts_per_token,
         trained=not run.frozen,
         backward=backward,
+        attached_trained=not run.frozen,
+        trained_head_parameters=0,
         measured_s=run.forward_s_per_sample,
     )
 
 
 def _embed(layer: Layer, embedding: Attachment, scale: float) -> Layer:
     kept_bytes = round(embedding.activation_bytes_per_sample * scale)
-    traffic_bytes = _EMBEDDING_TRAFFIC * layer.boundary_bytes if embedding.parameters else 0
+    times = _EMBEDDING_TRAFFIC if layer.trained else _FROZEN_EMBEDDING_TRAFFIC
+    traffic_bytes = round(times * layer.boundary_bytes) if embedding.parameters else 0
     return replace(
         layer,
         attached_flops=layer.attached_flops + embedding.flops_per_sample,
@@ -177,7 +188,9 @@ def _head(layer: Layer, head: Attachment, scale: float, *, shared: bool) -> Laye
         unit_parameters=max(layer.unit_parameters, parameters),
         attached_bytes=layer.attached_bytes + _LOGIT_COPIES * kept_bytes,
         attached_traffic_bytes=layer.attached_traffic_bytes + round(_LOSS_TRAFFIC * kept_bytes),
-        attached_messages=layer.attached_messages + bool(head.flops_per_sample),
+        attached_messages=layer.attached_messages + bool(head.flops_per_sample and layer.backward),
+        attached_trained=True,
+        trained_head_parameters=0 if layer.trained else parameters,
         product_parameters=head.parameters,
         columns=head.columns,
     )

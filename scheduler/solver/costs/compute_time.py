@@ -110,9 +110,12 @@ def _measured_s(kind: Layer, spread: Spreads) -> Floats:
 
 
 def _attached_s(table: LayerTable, spread: Spreads, hardware: HardwareProfile) -> Floats:
-    """Embedding, head and loss, forward and backward; the vocabulary is split over the tensor ranks."""
+    """Embedding, head and loss, forward and backward; the vocabulary is split over the tensor ranks.
+
+    In front of a frozen layer they have no gradient of inputs to compute, and a frozen embedding none at all.
+    """
     rows = spread.samples / spread.context
-    passes_ = 1 + table.backward + table.trained
+    passes_ = 1 + table.backward + table.attached_trained
     rate = hardware.peak_flops_per_s * hardware.efficiency
     operands = hardware.precision.value_bytes * table.product_parameters / spread.tp
     operands = operands + np.where(table.product_parameters > 0, table.boundary_bytes, 0.0) * rows

@@ -18,7 +18,7 @@ class LayerTable:
     Attributes:
         expert_flops: forward, of the experts that a sample's tokens visit; part of `flops`.
         key_value_share: size of keys and values over that of queries (grouped queries have fewer heads of them).
-        tied_inside, trained, backward: 1 or 0.
+        tied_inside, trained, backward, attached_trained: 1 or 0.
     """
 
     flops: Floats
@@ -46,6 +46,8 @@ class LayerTable:
     key_value_share: Floats
     trained: Floats
     backward: Floats
+    attached_trained: Floats
+    trained_head_parameters: Floats
 
 
 @lru_cache(maxsize=64)
@@ -78,6 +80,8 @@ def layer_table(kinds: tuple[Layer, ...]) -> LayerTable:
             kind.heads / kind.attention_heads,
             kind.trained,
             kind.backward,
+            kind.attached_trained,
+            kind.trained_head_parameters,
         )
         for kind in kinds
     ]

@@ -55,9 +55,10 @@ def layer_times(kinds: tuple[Layer, ...], chosen: Candidates, setting: Setting) 
     back = table.backward
     tensor_s = _passed_s(sent.tensor_s, 1 + back, chosen) + sent.attached_s[:, spread]
     ulysses_s = _passed_s(sent.ulysses_s, 1 + back, chosen)
-    third_s = (attached_s + tensor_s + ulysses_s) / 3
+    beside_s = attached_s + tensor_s + ulysses_s
+    early_s = beside_s * np.where(np.maximum(back, table.attached_trained) > 0, 1 / 3, 1.0)
     data = _data(table, chosen, reductions(table, chosen, setting), setting.hardware)
-    windows_s = (ring_forward_s + third_s, ring_backward_s + 2 * third_s)
+    windows_s = (ring_forward_s + early_s, ring_backward_s + (beside_s - early_s))
     return LayerTimes(
         compute_s=forward_s + backward_s + attached_s,
         tensor_s=tensor_s,
@@ -129,14 +130,15 @@ def _data(table: LayerTable, chosen: Candidates, moved: Reductions, hardware: Ha
     """ZeRO-3 gathers before each pass and scatters gradients in each backward pass, ZeRO-2 the latter alone. Once per
     iteration the others reduce: ZeRO-0 all gradients, ZeRO-1 into shards; ZeRO-1 and 2 gather the new weights; a hybrid
     shard reduces across nodes. ZeRO-3 always runs beside the passes, the others as far as the profile says."""
-    spread, trained, share = chosen.spread, table.trained, hardware.gradient_overlap
+    spread, share = chosen.spread, hardware.gradient_overlap
     # Columns of 0 and 1; multiplying by them is far quicker than choosing with numpy.where.
     zero, one, two, three = (1.0 * (chosen.zero == stage) for stage in range(4))
     gather_s, reduce_s = moved.gather_s[:, spread], zero * moved.reduce_s[:, spread]
+    scatter_s = moved.scatter_s[:, spread]
     if chosen.hybrid.any():
         gather_s += chosen.hybrid * (moved.node_gather_s[:, spread] - gather_s)
+        scatter_s += chosen.hybrid * (moved.node_scatter_s[:, spread] - scatter_s)
         reduce_s += chosen.hybrid * moved.across_s[:, spread]
-    scatter_s = trained * gather_s
     forward_s = three * gather_s
     reduce_s += one * scatter_s
     once = 1.0 / chosen.micro_batches
@@ -162,7 +164,7 @@ def _unhidden_s(data: _Data, windows_s: tuple[Floats, Floats], chosen: Candidate
 def _step_s(table: LayerTable, chosen: Candidates, setting: Setting) -> Floats:
     """The optimizer step, 1/c of it; with offload, gradients go to the host and new weights come back."""
     hardware = setting.hardware
-    held = _held_parameters(table, chosen) * table.trained
+    held = _held_parameters(table, chosen)
     step_s = _OPTIMIZER_BYTES_PER_PARAMETER / hardware.memory_bandwidth_bytes_per_s * held
     if chosen.offload.any():
         moved_s = 2 * hardware.precision.value_bytes / hardware.host_bandwidth_bytes_per_s
@@ -172,7 +174,8 @@ def _step_s(table: LayerTable, chosen: Candidates, setting: Setting) -> Floats:
 
 
 def _held_parameters(table: LayerTable, chosen: Candidates) -> Floats:
-    """Weights whose optimizer state one GPU owns."""
+    """Weights whose optimizer state one GPU owns: those that are trained."""
     tp, ep = chosen.spreads.tp[chosen.spread], chosen.spreads.ep[chosen.spread]
-    experts: Floats = table.expert_parameters / (tp * ep * np.maximum(chosen.shard_group // ep, 1))
-    return table.dense_parameters / (tp * chosen.shard_group) + experts
+    experts: Floats = table.trained * table.expert_parameters / (tp * ep * np.maximum(chosen.shard_group // ep, 1))
+    dense = table.trained * table.dense_parameters + table.trained_head_parameters
+    return dense / (tp * chosen.shard_group) + experts

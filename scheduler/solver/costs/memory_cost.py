@@ -27,7 +27,10 @@ def state_bytes(kinds: tuple[Layer, ...], chosen: Candidates, setting: Setting) 
     """Weights, gradients and optimizer state, for the whole of training (ZeRO, arXiv 1910.02054, section 5)."""
     table, group = layer_table(kinds), chosen.shard_group
     tp, ep = chosen.spreads.tp[chosen.spread], chosen.spreads.ep[chosen.spread]
-    total = table.dense_parameters / tp * _bytes_per_parameter(table.trained, chosen, group, setting)
+    head = table.trained_head_parameters
+    total = (table.dense_parameters - head) / tp * _bytes_per_parameter(table.trained, chosen, group, setting)
+    if head.any():
+        total = total + head / tp * _bytes_per_parameter(np.ones_like(head), chosen, group, setting)
     if table.expert_parameters.any():
         shards = np.maximum(group // ep, 1)
         total = total + table.expert_parameters / (tp * ep) * _bytes_per_parameter(
@@ -39,7 +42,8 @@ def state_bytes(kinds: tuple[Layer, ...], chosen: Candidates, setting: Setting) 
 def kept_bytes(kinds: tuple[Layer, ...], chosen: Candidates, setting: Setting) -> Ints:
     """Activations that one micro-batch keeps until its backward pass (Korthikanti et al., arXiv 2205.05198).
 
-    Full recompute keeps the layer's input alone. A layer without a backward pass keeps nothing.
+    Full recompute keeps the layer's input alone. A layer without a backward pass keeps nothing; a trained head behind
+    it keeps its own.
     """
     table, spread, own = layer_table(kinds), chosen.spread, chosen.spreads
     sharded = np.where(own.sharded, own.tp, 1)
@@ -49,26 +53,30 @@ def kept_bytes(kinds: tuple[Layer, ...], chosen: Candidates, setting: Setting) -
     )
     if (chosen.recompute == 1).any():
         kept = kept - np.where(chosen.recompute == 1, _dropped(table, chosen)[:, spread], 0.0)
-    return _whole(table.backward * kept * (own.samples / own.context)[spread])
+    head = np.where(table.trained_head_parameters > 0, 1 - table.backward, 0.0) * table.attached_bytes / own.tp
+    return _whole((table.backward * kept + head[:, spread]) * (own.samples / own.context)[spread])
 
 
 def working_bytes(kinds: tuple[Layer, ...], chosen: Candidates, setting: Setting) -> Ints:
     """[N]: the buffer that a stage needs beside the above if any of its layers follows the strategy.
 
-    FSDP gathers two units at a time and holds one unsharded gradient and its fp32 copy; recompute holds one layer's
-    activations again; messages have buffers. It is sized for the largest of `kinds`, and a stage needs the largest of
-    its strategies'.
+    FSDP gathers two units at a time and holds one unsharded gradient and its fp32 copy where it is trained; recompute
+    holds one layer's activations again where there is a backward pass; messages have buffers. It is sized for the
+    largest of `kinds`, and a stage needs the largest of its strategies'.
     """
     table, spread, own = layer_table(kinds), chosen.spread, chosen.spreads
     precision = setting.hardware.precision
     rows = own.samples / own.context
     units = np.maximum(table.unit_parameters - table.expert_parameters, 0) / own.tp
     units = units + table.expert_parameters / (own.tp * own.ep)
-    unit_bytes = units * ((_GATHERED_UNITS + 1) * precision.value_bytes + precision.gradient_bytes)
+    trained = np.where(table.trained, units, table.trained_head_parameters / own.tp)
+    unit_bytes = _GATHERED_UNITS * precision.value_bytes * units
+    unit_bytes = unit_bytes + (precision.value_bytes + precision.gradient_bytes) * trained
     size = _buffers(table, chosen, setting.hardware)[:, spread] + np.where(chosen.zero == 3, unit_bytes[:, spread], 0.0)
-    size = size + np.where(chosen.recompute == 2, (rows * _activations(table, chosen))[:, spread], 0.0)
+    again = table.backward * rows
+    size = size + np.where(chosen.recompute == 2, (again * _activations(table, chosen))[:, spread], 0.0)
     if (chosen.recompute == 1).any():
-        size = size + np.where(chosen.recompute == 1, (rows * _dropped(table, chosen))[:, spread], 0.0)
+        size = size + np.where(chosen.recompute == 1, (again * _dropped(table, chosen))[:, spread], 0.0)
     return _whole(size.max(axis=0))
 
 

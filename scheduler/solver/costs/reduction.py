@@ -18,14 +18,16 @@ class Reductions:
     """Seconds for one layer's weights, experts included.
 
     Attributes:
-        gather_s: all weights, from shards over all replicas; scattering gradients takes as long.
-        node_gather_s: the same from shards over the replicas of a node.
+        gather_s: all weights, from shards over all replicas. `scatter_s`: gradients of those that are trained.
+        node_gather_s, node_scatter_s: the same over the replicas of a node.
         reduce_s: all-reduce of all gradients; `across_s` of one node's shard of them with the other nodes.
         tied_s: summing the gradients of tied weights, of which first and last stage hold a copy each.
     """
 
     gather_s: Floats
     node_gather_s: Floats
+    scatter_s: Floats
+    node_scatter_s: Floats
     reduce_s: Floats
     across_s: Floats
     tied_s: Floats
@@ -34,15 +36,27 @@ class Reductions:
 def reductions(table: LayerTable, chosen: Candidates, setting: Setting) -> Reductions:
     """Replicas are neighbours at a distance of tp; those of one expert lie ep times as far apart."""
     spread = chosen.spreads
-    dense = _moved(table.dense_parameters, spread.replicas, spread.tp, chosen, setting)
+    every = _moved(table.dense_parameters, spread.replicas, spread.tp, chosen, setting)
     if table.expert_parameters.any():
         own = _moved(
             table.expert_parameters / spread.ep, spread.replicas // spread.ep, spread.tp * spread.ep, chosen, setting
         )
-        dense = [one + two for one, two in zip(dense, own, strict=True)]
-    gather_s, node_gather_s, reduce_s, across_s = dense
-    tied_s = table.trained * _tied_s(table, spread.tp, setting)
-    return Reductions(gather_s, node_gather_s, table.trained * reduce_s, table.trained * across_s, tied_s)
+        every = [one + two for one, two in zip(every, own, strict=True)]
+    scatter_s, node_scatter_s, reduce_s, across_s = _gradients(every, table, chosen, setting)
+    gather_s, node_gather_s, *_ = every
+    tied_s = _tied_s(table, spread.tp, setting)
+    return Reductions(gather_s, node_gather_s, scatter_s, node_scatter_s, reduce_s, across_s, tied_s)
+
+
+def _gradients(every: list[Floats], table: LayerTable, chosen: Candidates, setting: Setting) -> list[Floats]:
+    """The part of `every` (gather, node_gather, reduce and across of all weights) that moves gradients: nothing of a
+    frozen layer but the head's, which is trained."""
+    own = [table.trained * all_s for all_s in every]
+    head = table.trained_head_parameters
+    if not head.any():
+        return own
+    moved = _moved(head, chosen.spreads.replicas, chosen.spreads.tp, chosen, setting)
+    return [own_s + np.where(head > 0, head_s, 0.0) for own_s, head_s in zip(own, moved, strict=True)]
 
 
 def _moved(parameters: Floats, replicas: Ints, stride: Ints, chosen: Candidates, setting: Setting) -> list[Floats]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from scheduler.solver.profiles.profile_error import ProfileError, require_not_negative, require_positive
 
@@ -36,7 +37,7 @@ class LayerProfile:
             (0: as `heads`).
         tensor_messages: all-reduces of the boundary in one forward pass; the backward pass has as many.
         experts, experts_per_token: of a mixture-of-experts layer; 0 experts is a dense layer.
-        frozen: its weights are not trained (PipeTransformer, ICML'21).
+        frozen: its weights are not trained (PipeTransformer, ICML'21). Of the first layer: nor is the embedding.
         forward_s_per_sample: measured forward time by tensor-parallel degree, as pairs (degree, seconds), instead of
             an analytic one; valid on the GPU that it was measured on.
     """
@@ -151,6 +152,9 @@ class ModelProfile:
 
     Layers are counted from 0 over the transformer layers alone. `tied_embedding` says that the head reuses the
     embedding's weights, so that a plan of one stage holds them once and a plan of several stages twice.
+
+    The embedding is frozen with the first layer. The head is always trained: a head that was tied to a frozen embedding
+    goes on with a copy of its own from then on.
     """
 
     name: str
@@ -179,11 +183,52 @@ class ModelProfile:
     @property
     def parameters(self) -> int:
         """All distinct weights: a tied head is not counted again."""
-        head = 0 if self.tied_embedding else self.head.parameters
+        head = 0 if self.shares_embedding else self.head.parameters
         return sum(run.layers * run.parameters for run in self.layers) + self.embedding.parameters + head
+
+    @property
+    def shares_embedding(self) -> bool:
+        """The head's weights are those of the embedding, and both are trained."""
+        return self.tied_embedding and not self.layers[0].frozen
 
     @property
     def flops_per_sample(self) -> float:
         """Forward pass of one sample through the whole model."""
         ends = self.embedding.flops_per_sample + self.head.flops_per_sample
         return sum(run.layers * (run.flops_per_sample + run.attention_flops_per_sample) for run in self.layers) + ends
+
+    @property
+    def training_flops_per_sample(self) -> float:
+        """Forward pass, and the gradients that are needed: of weights that are trained, and of inputs where a layer
+        before is. Three times the forward pass where nothing is frozen."""
+        backward = not self.layers[0].frozen
+        flops = self.embedding.flops_per_sample * (1 + 2 * backward)
+        for run in self.layers:
+            backward = backward or not run.frozen
+            flops += run.layers * run.flops_per_sample * (1 + backward + (not run.frozen))
+            flops += run.layers * run.attention_flops_per_sample * (1 + 2 * backward)
+        return flops + self.head.flops_per_sample * (2 + backward)
+
+    def with_frozen(self, layers: int) -> ModelProfile:
+        """The same model with its first `layers` layers frozen, beside those that are frozen already.
+
+        Raises:
+            ProfileError: `layers` is below 0 or above the number of layers.
+        """
+        if not 0 <= layers <= self.layer_count:
+            allowed = f"it must be from 0 to the number of layers, {self.layer_count}"
+            raise ProfileError(f"model {self.name!r}: frozen_layers is {layers}; {allowed}")
+        return replace(self, layers=frozen_runs(self.layers, layers))
+
+
+def frozen_runs(runs: Iterable[LayerProfile], frozen: int) -> tuple[LayerProfile, ...]:
+    """`runs` with their first `frozen` layers frozen (PipeTransformer, ICML'21, freezes from the first layer on)."""
+    result: list[LayerProfile] = []
+    for run in runs:
+        held = min(frozen, run.layers)
+        frozen -= held
+        if held:
+            result.append(replace(run, layers=held, frozen=True))
+        if held < run.layers:
+            result.append(replace(run, layers=run.layers - held))
+    return tuple(result)

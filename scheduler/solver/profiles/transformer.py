@@ -6,7 +6,13 @@ from dataclasses import astuple, replace
 
 from scheduler.solver.profiles.architecture import Architecture, Family
 from scheduler.solver.profiles.layer_blocks import MASK, Block, attention_block, feed_forward_block
-from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, Attachment, LayerProfile, ModelProfile
+from scheduler.solver.profiles.model_profile import (
+    REFERENCE_VALUE_BYTES,
+    Attachment,
+    LayerProfile,
+    ModelProfile,
+    frozen_runs,
+)
 
 LOSS_VALUE_BYTES = 4
 """The loss is computed on fp32 logits."""
@@ -18,7 +24,7 @@ def transformer_profile(name: str, architecture: Architecture) -> ModelProfile:
     return ModelProfile(
         name=name,
         sequence_length=architecture.sequence_length,
-        layers=tuple(_freeze(runs, architecture.frozen_layers)),
+        layers=frozen_runs(runs, architecture.frozen_layers),
         embedding=_embedding(architecture),
         head=_class_head(architecture) if architecture.classes else _token_head(architecture),
         tied_embedding=architecture.tied_embedding,
@@ -77,19 +83,6 @@ def _run(of: Architecture, layers: int, tokens: int, blocks: tuple[Block, ...]) 
         experts=of.experts,
         experts_per_token=of.experts_per_token,
     )
-
-
-def _freeze(runs: list[LayerProfile], frozen: int) -> list[LayerProfile]:
-    """`runs` with their first `frozen` layers frozen (PipeTransformer, ICML'21, freezes from the first layer on)."""
-    result: list[LayerProfile] = []
-    for run in runs:
-        held = min(frozen, run.layers)
-        frozen -= held
-        if held:
-            result.append(replace(run, layers=held, frozen=True))
-        if held < run.layers:
-            result.append(replace(run, layers=run.layers - held))
-    return result
 
 
 def _embedding(of: Architecture) -> Attachment:

@@ -47,6 +47,8 @@ def drawn_layer(seeded: random.Random) -> Layer:
         experts_per_token=min(experts, 2),
         trained=trained,
         backward=trained or seeded.random() < 0.7,
+        attached_trained=trained or parameters % 2 > 0,
+        trained_head_parameters=0 if trained else (0, parameters // 4)[parameters % 2],
         measured_s=seeded.choice([(), (), tuple((degree, seeded.uniform(1e-5, 1e-2)) for degree in (1, 2, 3, 4, 6))]),
     )
 
