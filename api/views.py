@@ -62,6 +62,7 @@ def progress_view(job: Job, now_s: float) -> View:
         "fraction": steps / job.spec.steps if job.spec.steps else None,
         "checkpoint_steps": job.progress.checkpoint_steps,
         "loss": job.progress.loss,
+        "frozen_layers": job.freezing.layers,
         "step_time_s": step_time_s if runs else None,
         "samples_per_s": job.progress.samples_per_s if runs else None,
         "peak_bytes": job.progress.peak_bytes,

@@ -65,6 +65,13 @@ def _request(document: PlanRequestDocument) -> SolveRequest:
 
 
 def _model(document: PlanRequestDocument) -> ModelProfile:
+    model, frozen = _whole_model(document), document.frozen_layers
+    if frozen > model.layer_count:
+        refuse("frozenLayers", frozen, f"at most {model.layer_count}, the layers of {model.name}")
+    return model.with_frozen(frozen)
+
+
+def _whole_model(document: PlanRequestDocument) -> ModelProfile:
     sequence_length = document.sequence_length or 0
     try:
         if document.profile_json:

@@ -8,8 +8,10 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from api.dependencies import ServiceDep, WorldDep, require_worker
+from api.errors import refuse
 from api.views import View, progress_view
 from api.world import new_command
+from scheduler.core.frozen_layers import frozen_layers_fault
 from scheduler.documents.document import Document
 from scheduler.documents.job import COUNT_MAX
 from scheduler.domain.command import ReportProgress
@@ -22,7 +24,8 @@ ByteCount = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 class ProgressReport(Document):
-    """One report of rank 0. `peak_bytes`: the most memory that it has had at once."""
+    """One report of rank 0. `peak_bytes`: the most memory that it has had at once. `frozen_layers`: so many of the
+    first layers are frozen; absent: as many as before."""
 
     generation: StepNumber
     step: StepNumber
@@ -30,6 +33,7 @@ class ProgressReport(Document):
     samples_per_s: Annotated[float, Field(strict=True, ge=0)] | None = None
     checkpoint_step: StepNumber | None = None
     peak_bytes: ByteCount | None = None
+    frozen_layers: StepNumber | None = None
 
 
 @router.get("/jobs/{job_id}/progress")
@@ -41,11 +45,17 @@ def get_progress(job_id: str, world: WorldDep) -> View:
 def report_progress(
     job_id: str, report: ProgressReport, request: Request, service: ServiceDep, world: WorldDep
 ) -> View:
-    """Needs the token of this job and generation. The reply holds the notice to follow, or null."""
+    """Needs the token of this job and generation. The reply holds the notice to follow, or null.
+
+    Frozen layers stay frozen: a lower number than before is refused, and so is one above the model's layers.
+    """
     require_worker(service, request, job_id=job_id, generation=report.generation)
     job = world.job(job_id)
     notice = notice_view(job, report.generation, world.now_s)
     if notice is None:
+        frozen = report.frozen_layers
+        if frozen is not None and (fault := frozen_layers_fault(job, frozen)):
+            refuse("frozen_layers", frozen, fault.removeprefix("it must be "))
         body = ReportProgress(
             job_id,
             report.generation,
@@ -54,9 +64,10 @@ def report_progress(
             _float_or_none(report.checkpoint_step),
             report.samples_per_s,
             report.peak_bytes,
+            frozen,
         )
         # A worker without news repeats itself to hear of notices: the same id lets the inbox drop that.
-        known = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}"
+        known = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}-{frozen}"
         world.store.send(new_command(body, world.now_s, command_id=known))
     return {"notice": notice}
 

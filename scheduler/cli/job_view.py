@@ -65,6 +65,7 @@ def describe_view(job: JobJson) -> RenderableType:
         "loss": number(progress["loss"], 4),
         "throughput": _throughput_text(progress["samples_per_s"]),
         "memory": _memory_text(progress["peak_bytes"], job["memory"]),
+        "frozen layers": number(progress["frozen_layers"]),
         "has waited": span(account["waited_s"]),
         "has used": f"{number(account['gpu_s'] / 3600, 2)} GPU hours",
         "has lost": f"{number(account['lost_gpu_s'] / 3600, 2)} GPU hours",

@@ -25,6 +25,7 @@ def plan(
     nodes: options.NodesOption = None,
     shape: options.ShapeOption = None,
     seq: options.SeqOption = None,
+    frozen_layers: options.FrozenOption = None,
     memory: options.MemoryOption = None,
     tolerance: options.ToleranceOption = 0.0,
     alternatives: options.AlternativesOption = 3,
@@ -40,7 +41,7 @@ def plan(
 ) -> None:
     """Find the fastest way to spread a model over GPUs, within their memory. Needs no service."""
     asked = {"model": model, "gpus": gpus, "gpu": gpu, "nodes": nodes, "shape": shape, "global-batch": global_batch}
-    asked |= {"seq": seq, "memory": memory, "plot": plot, "dump": dump}
+    asked |= {"seq": seq, "frozen-layers": frozen_layers, "memory": memory, "plot": plot, "dump": dump}
     how = options.How(solver, tolerance, inf if time_limit is None else time_limit, alternatives)
     if galvatron is not None:
         _refuse_beside("--galvatron", {**asked, "load": load})
@@ -61,14 +62,14 @@ def _refuse_beside(option: str, others: Mapping[str, Any]) -> None:
 
 
 def _question(asked: Mapping[str, Any]) -> Question:
-    from scheduler.cli.plan_question import Where, question
+    from scheduler.cli.plan_question import Where, question, trained_model
 
     for needed in ("model", "global-batch"):
         if asked[needed] is None:
             refuse(f"Missing option '--{needed}'")
     where = Where(**{name: asked[name] for name in ("gpus", "gpu", "nodes", "shape")})
-    model, seq = asked["model"], asked["seq"] or 0
-    return question(where, model=model, seq=seq, global_batch=asked["global-batch"], memory=asked["memory"])
+    model = trained_model(asked["model"], seq=asked["seq"] or 0, frozen_layers=asked["frozen-layers"] or 0)
+    return question(where, model=model, global_batch=asked["global-batch"], memory=asked["memory"])
 
 
 def _print_request(question: Question, how: options.How, *, plot: str | None, dump: str | None, output: Format) -> None:

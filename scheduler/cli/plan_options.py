@@ -49,6 +49,9 @@ BatchOption = Annotated[int | None, _asked("--global-batch", min=1, max=1_000_00
 SeqOption = Annotated[
     int | None, _asked("--seq", min=0, max=100_000_000, help="Tokens a sample; else the model's own.")
 ]
+FrozenOption = Annotated[
+    int | None, _asked("--frozen-layers", metavar="K", min=0, help="So many of the first layers are not trained.")
+]
 MemoryOption = Annotated[str | None, _asked("--memory", metavar="24GB", help="What a plan may take of one GPU.")]
 ToleranceOption = Annotated[
     float, typer.Option("--tolerance", min=0, max=0.999, help="End once no plan can be faster by this ratio.")

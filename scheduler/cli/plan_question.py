@@ -53,7 +53,7 @@ class Where:
     shape: str | None
 
 
-def question(where: Where, *, model: str, seq: int, global_batch: int, memory: str | None) -> Question:
+def question(where: Where, *, model: ModelProfile, global_batch: int, memory: str | None) -> Question:
     """The question that the options ask.
 
     Raises:
@@ -65,7 +65,7 @@ def question(where: Where, *, model: str, seq: int, global_batch: int, memory: s
         hardware, shapes = _of_options(where)
     is_curve = where.shape is None and ":" in (where.gpus or "")
     memory_bytes = _memory_bytes(memory, hardware)
-    return Question(_model(model, seq), hardware, shapes, is_curve, global_batch, memory_bytes)
+    return Question(model, hardware, shapes, is_curve, global_batch, memory_bytes)
 
 
 def _of_file(where: Where, file: str) -> tuple[tuple[HardwareProfile, ...], tuple[GpuShape, ...]]:
@@ -95,6 +95,18 @@ def _of_options(where: Where) -> tuple[tuple[HardwareProfile, ...], tuple[GpuSha
     if where.nodes is not None:
         refuse(f"--nodes: {where.nodes} does not go with the range --gpus {where.gpus}; give one number of GPUs")
     return (hardware,), _shapes(hardware.gpu, least, most)
+
+
+def trained_model(name: str, *, seq: int, frozen_layers: int) -> ModelProfile:
+    """The model that is asked about, with its first `frozen_layers` layers not trained.
+
+    Raises:
+        BadInput: there is no such model, or it cannot be of this sequence length or have so many frozen layers.
+    """
+    model = _model(name, seq)
+    if frozen_layers > model.layer_count:
+        refuse(f"--frozen-layers: {frozen_layers}; allowed are 0 to {model.layer_count}, the layers of {model.name}")
+    return model.with_frozen(frozen_layers)
 
 
 def _model(name: str, seq: int) -> ModelProfile:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler.core.commands import obey
+from scheduler.core.frozen_layers import take_up_curves
 from scheduler.core.intake import Intake
 from scheduler.core.mirror import mirror_nodes, mirror_runs, requeue
 from scheduler.domain.command import Command
@@ -42,6 +43,7 @@ def absorb(snapshot: Snapshot, observation: Observation, commands: Iterable[Comm
     mirror_runs(intake, observation)
     for command in commands:
         obey(intake, command)
+    take_up_curves(intake)
     for job in _unsettled(intake):
         _move_on(intake, job)
     _activate_loans(intake)

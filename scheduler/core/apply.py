@@ -96,10 +96,10 @@ def _decided(draft: Draft, job: Job, decision: JobDecision) -> Job:
             leaving = job.allocation.leave_by_s if job.allocation.releasing else None
             leave_by_s = now_s if leaving is None else leaving
             allocation = _retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
-            return job.moved(JobState.STARTING, now_s, allocation=allocation)
+            return job.moved(JobState.STARTING, now_s, allocation=allocation).on_new_plan()
         case ResizeJob(gpus=gpus, plan=plan, leave_by_s=leave_by_s):
             allocation = _retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
-            return job.moved(JobState.RESIZING, now_s, allocation=allocation, resizes=1)
+            return job.moved(JobState.RESIZING, now_s, allocation=allocation, resizes=1).on_new_plan()
         case PreemptJob(leave_by_s=by_s):
             state = JobState.PREEMPTED
             return released(job, state, now_s, generation=generation, leave_by_s=by_s, message=message, preemptions=1)

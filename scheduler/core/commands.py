@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scheduler.core.frozen_layers import freeze
 from scheduler.core.intake import Intake
 from scheduler.domain.command import (
     AddNode,
@@ -143,7 +144,8 @@ def _progress(intake: Intake, report: ReportProgress) -> None:
     if report.checkpoint_steps is not None and report.checkpoint_steps > progress.checkpoint_steps:
         progress = replace(progress, checkpoint_steps=report.checkpoint_steps, checkpoint_at_s=intake.now_s)
     if progress != job.progress:
-        intake.jobs[job.id] = replace(job, progress=progress)
+        intake.jobs[job.id] = job = replace(job, progress=progress)
+    freeze(intake, job, report.frozen_layers)
 
 
 def _change_pool(intake: Intake, change: CreatePool | DeletePool | SetLendingPolicy) -> None:

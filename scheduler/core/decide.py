@@ -8,6 +8,7 @@ from scheduler.core.evacuation_stage import evacuate
 from scheduler.core.flexing_stage import flex
 from scheduler.core.loans_stage import lend_or_recall, recall_drained, return_empty_nodes
 from scheduler.core.owners_stage import honour_owners
+from scheduler.core.rearranging_stage import rearrange_frozen
 from scheduler.core.starting_stage import start_waiting
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult
@@ -28,7 +29,8 @@ def decide(snapshot: Snapshot, policies: PolicySet) -> TickResult:
     evacuate(course)  # 4. take jobs off nodes that must be left: shrink, else move, else preempt
     if policies.allot is not None:
         settle_allotment(course)  # 5. and 6. in one, for sets that also say who has to stop
-        return course.result()
-    start_waiting(course)  # 5. base demand in order, as wide as it pays where nobody waits
-    flex(course)  # 6. flexible GPUs, by the gain of the curves
+    else:
+        start_waiting(course)  # 5. base demand in order, as wide as it pays where nobody waits
+        flex(course)  # 6. flexible GPUs, by the gain of the curves
+    rearrange_frozen(course)  # 7. other plans on the same GPUs for jobs whose layers froze
     return course.result()

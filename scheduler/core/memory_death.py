@@ -14,14 +14,18 @@ from scheduler.domain.observation import Run
 
 def plan_anew(intake: Intake, job: Job, run: Run) -> Job:
     """Give up a run that died of memory. The job pauses in PLANNING, from where nothing can start it, until a plan is
-    solved that fits by what is known now; after `MEMORY_TRIES_MAX` such deaths it has failed. No retry is used up."""
+    solved that fits by what is known now; after `MEMORY_TRIES_MAX` such deaths it has failed. No retry is used up.
+
+    It goes over to the curve that counts on all its frozen layers at once: under another correction none is solved, so
+    that the old one has nothing left to wait by.
+    """
     memory = job.memory.after(_death(intake, job, run), intake.now_s)
     state = JobState.FAILED if memory.is_spent else JobState.PLANNING
     now_s, generation = intake.now_s, intake.next_generation
     why = _why(memory, now_s) if not memory.is_spent else _why_failed(memory)
     why = f"{why}; {run.reason}" if run.reason else why
     left = released(job, state, now_s, generation=generation, leave_by_s=now_s, message=why)
-    return intake.put_moved(job, replace(left, memory=memory))
+    return intake.put_moved(job, replace(left, memory=memory, freezing=left.freezing.on_curve()))
 
 
 def _death(intake: Intake, job: Job, run: Run) -> MemoryDeath:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from scheduler.core.apply import released
+from scheduler.core.frozen_layers import freeze
 from scheduler.core.intake import Intake
 from scheduler.core.memory_death import plan_anew
 from scheduler.core.replan_story import note_first_step, note_leaving
@@ -134,7 +135,7 @@ def _mirror_current_run(intake: Intake, job: Job, run: Run) -> Job:
             if job.state is not JobState.RUNNING:
                 job = intake.move_job(job, JobState.RUNNING)
             job = note_first_step(intake, job, run) if run.phases_s else job
-            return _measure(intake, job, run)
+            return freeze(intake, _measure(intake, job, run), run.frozen_layers)
         case RunPhase.SUCCEEDED:
             return _succeed(intake, note_first_step(intake, job, run), run)
         case RunPhase.FAILED if run.cause is FailureCause.OUT_OF_MEMORY:

@@ -66,7 +66,8 @@ def _told(before: Snapshot, decision: Decision) -> tuple[EventCode, str, dict[st
 def _resized(before: Snapshot, decision: ResizeJob) -> tuple[EventCode, str, dict[str, float]]:
     old = before.jobs[decision.job_id].allocation
     had, has = old.target_gpus, gpu_sets.count(decision.gpus)
-    code = EventCode.JOB_GROWN if has > had else EventCode.JOB_SHRUNK if has < had else EventCode.JOB_MOVED
+    same = EventCode.JOB_REARRANGED if decision.gpus == old.target else EventCode.JOB_MOVED
+    code = EventCode.JOB_GROWN if has > had else EventCode.JOB_SHRUNK if has < had else same
     where = gpu_sets.text(decision.gpus)
     message = f"{had} -> {gpu_sets.counted(has)} on {where} as {decision.plan.summary()}: {decision.reason.detail}"
     return code, message, {"gpus_before": float(had), "gpus": float(has), "leave_by_s": decision.leave_by_s}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from scheduler.core.frozen_layers import shapes_to_solve
 from scheduler.domain.gpu_shape import canonical_counts
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
@@ -13,8 +14,8 @@ from scheduler.policies.speed import node_sizes, packed
 
 def wanted_shapes(snapshot: Snapshot, missed: Iterable[WantedShape]) -> tuple[WantedShape, ...]:
     """Unsolved shapes, each once: minimums of jobs that cannot queue without them, shapes that this tick looked
-    for in vain, then the rest of every job's canonical shapes."""
-    found = dict.fromkeys((*_minimums(snapshot), *missed, *_canonical(snapshot)))
+    for in vain, those of curves that count on newly frozen layers, then the rest of every job's canonical shapes."""
+    found = dict.fromkeys((*_minimums(snapshot), *missed, *_refrozen(snapshot), *_canonical(snapshot)))
     return tuple(wanted for wanted in found if not _is_solved(snapshot, wanted))
 
 
@@ -25,6 +26,13 @@ def _minimums(snapshot: Snapshot) -> Iterator[WantedShape]:
             for gpu in sorted(sizes):
                 if job.spec.gpu in ("", gpu):
                     yield WantedShape(job.curve_key, packed(gpu, job.spec.min_gpus, sizes[gpu]))
+
+
+def _refrozen(snapshot: Snapshot) -> Iterator[WantedShape]:
+    ledger = snapshot.ledger
+    for job in ledger.ordered(ledger.refrozen):
+        if not job.freezing.is_on_curve:
+            yield from (WantedShape(job.next_curve_key, shape) for shape in shapes_to_solve(snapshot, job))
 
 
 def _canonical(snapshot: Snapshot) -> Iterator[WantedShape]:

@@ -48,6 +48,9 @@ class PlanRequestDocument(Document):
     shape: Groups | None = Field(default=None, description="Groups of unlike nodes, of up to two GPU models.")
     global_batch: Batch
     sequence_length: SequenceLength | None = Field(default=None, description="Absent: the model's own.")
+    frozen_layers: Annotated[int, Field(strict=True, ge=0)] = Field(
+        default=0, description="So many of the first layers are not trained; at most those of the model."
+    )
     memory: Size | None = Field(default=None, description="What a plan may take of one GPU; absent: all it has.")
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="End the search once no plan can be faster by more than this ratio; 0 is exact."

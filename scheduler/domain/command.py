@@ -46,7 +46,10 @@ class ScaleJob:
 
 @dataclass(frozen=True, slots=True)
 class ReportProgress:
-    """A worker's word on its job. Reports of another generation than the job's present one are dropped."""
+    """A worker's word on its job. Reports of another generation than the job's present one are dropped.
+
+    `frozen_layers`: so many of the first layers are frozen from now on; None: as many as before.
+    """
 
     job_id: str
     generation: int
@@ -55,6 +58,7 @@ class ReportProgress:
     checkpoint_steps: float | None = None
     samples_per_s: float | None = None
     peak_bytes: int | None = None
+    frozen_layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

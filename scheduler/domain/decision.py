@@ -21,7 +21,7 @@ class StartJob:
 class ResizeJob:
     """Move the job to exactly `gpus` under `plan`. Workers that must go have until `leave_by_s`.
 
-    Also a re-plan (same GPUs, other plan) and a move (as many GPUs elsewhere).
+    Also a rearrangement (same GPUs, other plan) and a move (as many GPUs elsewhere).
     """
 
     job_id: str

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from scheduler.domain.allocation import EMPTY_ALLOCATION, Allocation
+from scheduler.domain.freezing import UNFROZEN, Freezing
 from scheduler.domain.job_state import ENDED, JOB_EDGES, PLACED, WAITING, JobState
 from scheduler.domain.memory_record import NO_DEATHS, MemoryRecord
 from scheduler.domain.replan import NO_REPLAN, Replan
@@ -156,26 +157,36 @@ class Job:
     intent: Intent = Intent.RUN
     message: str = ""
     memory: MemoryRecord = NO_DEATHS
+    freezing: Freezing = UNFROZEN
     replan: Replan = NO_REPLAN
 
     @property
-    def curve_request(self) -> CurveRequest | None:
-        """What to solve for this job by what is known of its memory."""
-        request = self.spec.curve_request
-        return None if request is None else replace(request, memory_percent=self.memory.percent)
+    def curve_key(self) -> str:
+        """The curve by which the job is planned: by what is known of its memory, and counting on its frozen layers once
+        that is solved. Asked for very often, and the bare key most of all."""
+        layers = self.freezing.curve_layers
+        return self._curve_key(layers) if layers or self.memory.percent > 100 else self.spec.curve_key
 
     @property
-    def curve_key(self) -> str:
-        spec = self.spec
-        if self.memory.percent == 100 or not spec.has_profile:
-            return spec.curve_key
-        return curve_key(
-            spec.model,
-            spec.profile_json,
-            spec.global_batch,
-            spec.sequence_length,
-            memory_percent=self.memory.percent,
-        )
+    def next_curve_key(self) -> str:
+        """The curve that counts on all frozen layers."""
+        return self._curve_key(self.freezing.layers)
+
+    @property
+    def curve_requests(self) -> tuple[CurveRequest, ...]:
+        """What to solve for this job: its curve, and the next one where layers have frozen since; nothing for one that
+        is elastic by data parallelism alone."""
+        request, percent = self.spec.curve_request, self.memory.percent
+        if request is None:
+            return ()
+        layers = dict.fromkeys((self.freezing.curve_layers, self.freezing.layers))
+        return tuple(replace(request, memory_percent=percent, frozen_layers=count) for count in layers)
+
+    @property
+    def curve_correction(self) -> float:
+        """What scales the curve's step times on GPUs, or under a plan, that the job does not run on."""
+        known = self.freezing.correction
+        return self.progress.correction if known is None or not self.freezing.is_on_curve else known
 
     @property
     def is_ended(self) -> bool:
@@ -224,7 +235,7 @@ class Job:
         preemptions: int = 0,
     ) -> Job:
         """The job in its next state, with the old state's time settled and on another allocation where one is given;
-        `resizes` and `preemptions` are counted on. Written out field by field: `replace` takes four times as long.
+        `resizes` and `preemptions` are counted on.
 
         Raises:
             ValueError: the table of job edges does not know the step.
@@ -234,25 +245,73 @@ class Job:
         account = self._account(now_s, resizes, preemptions, starts=state is JobState.STARTING)
         progress = self._progress(now_s, anew=allocation is not None and bool(allocation.target))
         allocation = self.allocation if allocation is None else allocation
-        since_s, intent, memory, replan = self.submitted_at_s, self.intent, self.memory, self.replan
-        return Job(
-            self.id, self.spec, state, since_s, now_s, progress, account, allocation, intent, message, memory, replan
+        return self._rebuilt(
+            state=state, since_s=now_s, progress=progress, account=account, allocation=allocation, message=message
         )
 
     def measured(self, progress: Progress) -> Job:
         """The same job with other progress."""
-        since_s, submitted_s, account = self.state_since_s, self.submitted_at_s, self.account
-        allocation, intent, message, memory, replan = (
-            self.allocation, self.intent, self.message, self.memory, self.replan
-        )  # fmt: skip
-        return Job(
-            self.id, self.spec, self.state, submitted_s, since_s, progress, account, allocation, intent, message,
-            memory, replan,
-        )  # fmt: skip
+        return self._rebuilt(
+            state=self.state,
+            since_s=self.state_since_s,
+            progress=progress,
+            account=self.account,
+            allocation=self.allocation,
+            message=self.message,
+        )
+
+    def frozen(self, layers: int, now_s: float) -> Job:
+        """The same job with its first `layers` layers frozen, more than before. How fast it is now is not known yet."""
+        correction = self.progress.correction if self.spec.has_profile else None
+        settled = self.settled(now_s)
+        progress = settled.progress if self.spec.has_profile else replace(settled.progress, corrections=())
+        freezing = self.freezing.told(layers, now_s, correction=correction)
+        return replace(settled, progress=progress, freezing=freezing)
+
+    def on_next_curve(self) -> Job:
+        """The same job, planned by the curve that counts on all its frozen layers from now on."""
+        return replace(self, freezing=self.freezing.on_curve())
+
+    def on_new_plan(self) -> Job:
+        """The same job under a new plan from its curve: its speed is again what the curve says and was measured before
+        layers froze, if the curve counts on them."""
+        if not self.freezing.awaits_plan:
+            return self
+        progress = replace(self.progress, correction=self.curve_correction)
+        return replace(self, progress=progress, freezing=self.freezing.planned())
 
     def settled(self, now_s: float) -> Job:
         """The same job with progress, waiting time and GPU-seconds brought forward to `now_s`."""
         return replace(self, progress=self._progress(now_s), account=self._account(now_s))
+
+    def _rebuilt(
+        self,
+        *,
+        state: JobState,
+        since_s: float,
+        progress: Progress,
+        account: JobAccount,
+        allocation: Allocation,
+        message: str,
+    ) -> Job:
+        """The job with what often changes. Written out field by field: `replace` takes four times as long."""
+        return Job(
+            self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
+            message, self.memory, self.freezing, self.replan,
+        )  # fmt: skip
+
+    def _curve_key(self, frozen_layers: int) -> str:
+        spec = self.spec
+        if not spec.has_profile:
+            return LINEAR_CURVE_KEY
+        return curve_key(
+            spec.model,
+            spec.profile_json,
+            spec.global_batch,
+            spec.sequence_length,
+            memory_percent=self.memory.percent,
+            frozen_layers=frozen_layers,
+        )
 
     def _progress(self, now_s: float, *, anew: bool = False) -> Progress:
         """Brought forward to `now_s`; `anew` without what was measured of the workers so far."""

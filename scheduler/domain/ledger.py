@@ -31,7 +31,7 @@ _NODES = ("down", "draining", "leaving", "unlent")
 _LOANS = ("offered", "recalled")
 _JOBS = (
     "waiting", "running", "unsettled", "watched", "releasing", "misfits", "elastic", "flexible", "growable", "profiled",
-    "limited",
+    "limited", "refrozen",
 )  # fmt: skip
 _COUNTS = ("free", "serving", "sizes", "up", "standing", "away", "lent_gpus")
 _OWN = (*_NODES, *_LOANS, *_JOBS, *_COUNTS, "holders", "rooms")
@@ -46,7 +46,8 @@ class Ledger:
     GPUs of those that training may use or still uses (`lent_gpus`).
     Jobs: `waiting` (queued), `running`, `unsettled` (any other state), `watched` (their owners' stage has to look),
     `releasing`, `misfits` (run outside their range), `elastic` (run), `flexible` (run above their minimum), `growable`
-    (run below their maximum), `profiled` (have a model), `limited` (have a longest run time).
+    (run below their maximum), `profiled` (have a model), `limited` (have a longest run time), `refrozen` (layers froze
+    that their plans do not count on).
     Observed: `heard`, the run of each running job that lies where the job is to lie and told nothing new when it was
     last mirrored: the same run of the same record tells nothing new again. `heard_nodes`: likewise the nodes' facts.
     GPUs: `free` and `serving` by kind. Nodes: `sizes` counts them by (GPU model, GPUs), `up` by (pool, GPUs) those that
@@ -80,6 +81,7 @@ class Ledger:
         self.growable: set[str] = set()
         self.profiled: set[str] = set()
         self.limited: set[str] = set()
+        self.refrozen: set[str] = set()
         self.free: dict[Kind, int] = {}
         self.serving: dict[Kind, int] = {}
         self.sizes: dict[tuple[str, int], int] = {}
@@ -204,6 +206,7 @@ class Ledger:
             planless = profiled and state is JobState.QUEUED
             _keep(self.profiled, job_id, profiled)
             _keep(self.limited, job_id, limited)
+            _keep(self.refrozen, job_id, job.freezing.awaits_plan)
             _keep(self.watched, job_id, job.intent is not Intent.RUN or limited or unplaced or planless)
         _keep(self.releasing, job_id, bool(job.allocation.releasing))
 
@@ -266,6 +269,7 @@ def _stands_alike(job: Job, before: Job) -> bool:
         and job.allocation is before.allocation
         and job.spec is before.spec
         and job.intent is before.intent
+        and job.freezing is before.freezing
     )
 
 

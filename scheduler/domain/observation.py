@@ -35,7 +35,7 @@ class Run:
     deadline, or gone with its node or its controller. `gpus` are those its processes still occupy: none once
     they are gone. `checkpoint_steps` is the last complete checkpoint, None where it has none. `peak_bytes` is the most
     memory that a rank has had at once, `phases_s` the seconds of its parts of re-plans by `ReplanPhase`, the longest of
-    its ranks'.
+    its ranks'. `frozen_layers`: so many of the first layers are frozen, None where it does not say.
     """
 
     job_id: str
@@ -50,6 +50,7 @@ class Run:
     samples_per_s: float | None = None
     peak_bytes: int | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    frozen_layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

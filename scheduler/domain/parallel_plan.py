@@ -107,6 +107,16 @@ class ParallelPlan:
     def global_batch(self) -> int:
         return self.micro_batches * self.micro_batch_size
 
+    @property
+    def layers(self) -> int:
+        """Layers of the model, embedding and head not counted."""
+        return self.stages[-1].last_layer + 1
+
+    def runs_like(self, other: ParallelPlan) -> bool:
+        """Workers would do the same under both; only what is predicted may differ."""
+        mine, its = ((plan.schedule, plan.micro_batches, plan.micro_batch_size, plan.stages) for plan in (self, other))
+        return mine == its
+
     def summary(self) -> str:
         """One short line for people, for example `pp2 · tp2 dp2 fsdp · 8 micro-batches`."""
         first = self.stages[0].strategies[0]

@@ -21,6 +21,7 @@ class ReasonCode(StrEnum):
     OUTRANKED = "Outranked"
     QUOTA_RECLAIMED = "QuotaReclaimed"
     DEFRAGMENTED = "Defragmented"
+    LAYERS_FROZE = "LayersFroze"
     INFERENCE_IDLE = "InferenceIdle"
     INFERENCE_NEEDS = "InferenceNeedsNode"
     OPERATOR_ASKED = "OperatorAsked"

@@ -132,7 +132,8 @@ class CurveRequest:
     """What a curve is solved for, shapes apart. Equal requests share one curve.
 
     `model` names a preset of the solver; `profile_json` is a whole model profile as canonical JSON instead.
-    `memory_percent`: what a plan really takes, in percent of its predicted peak. A plan must fit with that.
+    `memory_percent`: what a plan really takes, in percent of its predicted peak. A plan must fit with that. The model's
+    first `frozen_layers` layers are not trained.
     """
 
     model: str
@@ -140,22 +141,35 @@ class CurveRequest:
     global_batch: int
     sequence_length: int
     memory_percent: int = 100
+    frozen_layers: int = 0
 
     @property
     def key(self) -> str:
         return curve_key(
-            self.model, self.profile_json, self.global_batch, self.sequence_length, memory_percent=self.memory_percent
+            self.model,
+            self.profile_json,
+            self.global_batch,
+            self.sequence_length,
+            memory_percent=self.memory_percent,
+            frozen_layers=self.frozen_layers,
         )
 
 
 @lru_cache(maxsize=4096)
 def curve_key(
-    model: str, profile_json: str, global_batch: int, sequence_length: int, *, memory_percent: int = 100
+    model: str,
+    profile_json: str,
+    global_batch: int,
+    sequence_length: int,
+    *,
+    memory_percent: int = 100,
+    frozen_layers: int = 0,
 ) -> str:
     """Content address of a curve: readable for presets, a digest for profiles of the user's own."""
     name = model or "profile-" + sha256(profile_json.encode()).hexdigest()[:16]
-    corrected = f"/memory-{memory_percent}" if memory_percent > 100 else ""
-    return f"{name}/batch-{global_batch}/seq-{sequence_length}{corrected}"
+    memory = f"/memory-{memory_percent}" if memory_percent > 100 else ""
+    frozen = f"/frozen-{frozen_layers}" if frozen_layers else ""
+    return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}"
 
 
 Curve = ScalingCurve | LinearCurve

@@ -74,6 +74,7 @@ class Launcher:
             checkpoint_dir=job.spec.checkpoint.dir or str(self._root.checkpoint_dir(job.id)),
             url=self._url,
             token=issue_token(self._secret, job.id, generation) if self._secret else "",
+            frozen_layers=job.freezing.layers,
             env=job.spec.env,
         )
 

@@ -236,6 +236,7 @@ class LocalRun:
             samples_per_s=known.samples_per_s if known else None,
             peak_bytes=run_verdict.peak_bytes(self._statuses.values()),
             phases_s=run_verdict.phases_s(self._statuses.values()),
+            frozen_layers=known.frozen_layers if known else None,
         )
 
     def _read_statuses(self) -> None:

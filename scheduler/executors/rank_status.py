@@ -27,7 +27,7 @@ class RankPhase(StrEnum):
 class RankStatus:
     """`written_at_ns` is the file's own time, good for telling which of two ranks spoke first. `memory_events` is the
     file in which the kernel counts whom it kills for memory in this rank's control group, `oom_kills` that count when
-    the rank last wrote."""
+    the rank last wrote. `frozen_layers` is None where the script says nothing of them."""
 
     phase: RankPhase
     step: int = 0
@@ -41,6 +41,7 @@ class RankStatus:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     memory_events: str = ""
     oom_kills: int | None = None
+    frozen_layers: int | None = None
 
     @property
     def is_good_end(self) -> bool:
@@ -98,6 +99,7 @@ def _status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
         phases_s=_phases_s(document),
         memory_events=str(document.get("memory_events") or ""),
         oom_kills=_number(document, "oom_kills", int),
+        frozen_layers=_number(document, "frozen_layers", int),
     )
 
 

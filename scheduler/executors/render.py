@@ -43,6 +43,7 @@ class Briefing:
     checkpoint_dir: str
     url: str = ""
     token: str = field(default="", repr=False)
+    frozen_layers: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -102,6 +103,7 @@ def rank_environment(briefing: Briefing, place: RankPlace, *, inherited: Mapping
         "EBBTIDE_CHECKPOINT_DIR": briefing.checkpoint_dir,
         RUN_DIR_VARIABLE: briefing.run_dir,
         "EBBTIDE_STEPS": str(briefing.steps),
+        "EBBTIDE_FROZEN_LAYERS": str(briefing.frozen_layers),
         RUN_ROOT_VARIABLE: briefing.run_root,
     }
     return {**_ONE_THREAD, **passed_on(inherited), **briefing.env, **contract}

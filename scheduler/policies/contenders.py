@@ -75,7 +75,7 @@ def by_curve(*, thrifty: bool = True) -> Speeds:
             pays = np.append(True, steps_per_s[1:] > np.maximum.accumulate(steps_per_s)[:-1]) if thrifty else ...
             seen[key] = counts[pays], steps_per_s[pays]
         counts, on_curve = seen[key]
-        return counts, on_curve / job.progress.correction
+        return counts, on_curve / job.curve_correction
 
     return speeds
 

@@ -77,7 +77,7 @@ def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings)
         present, least = job.allocation.target_gpus, efficient_gpus(snapshot, job, sizes)
         if job.state is not JobState.RUNNING or job.intent is not Intent.RUN or present <= least:
             continue
-        now_s = _work(snapshot, job) * job.step_time_s()
+        now_s = work_of(snapshot, job) * job.step_time_s()
         then_s = remaining_s(snapshot, job, least, sizes) + settings.reconfiguration_of(job)
         lost = _rate(snapshot, job, now_s) - _rate(snapshot, job, then_s)
         offers.append((lost / (present - least), job.id, present, least))
@@ -133,7 +133,7 @@ def _may_want(job: Job) -> bool:
     return job.spec.has_profile or job.allocation.target_gpus < job.spec.max_gpus
 
 
-def _work(snapshot: Snapshot, job: Job) -> float:
+def work_of(snapshot: Snapshot, job: Job) -> float:
     """Steps to go; for a job of unknown length as many again as it has done."""
     steps = job.remaining_steps(snapshot.now_s)
     return steps if steps is not None else max(1.0, job.steps_at(snapshot.now_s))
@@ -145,7 +145,7 @@ def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: Pol
     What it has now is judged by its own plan: its GPUs may lie otherwise than a curve assumes.
     """
     law = linear_step_times_s if settings.linear_scaling else step_times_s
-    work, on_curve_s = _work(snapshot, job), law(snapshot, job, sizes)
+    work, on_curve_s = work_of(snapshot, job), law(snapshot, job, sizes)
     present = job.allocation.target_gpus
     price_s = settings.gain_factor * settings.reconfiguration_of(job) if present else 0.0
     items: list[Item] = []

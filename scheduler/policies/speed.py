@@ -47,7 +47,7 @@ def step_times_s(
     snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None
 ) -> Callable[[int], float | None]:
     """As `step_time_s`, for callers that ask for many counts of one job."""
-    curve, correction = snapshot.curve(job), job.progress.correction
+    curve, correction = snapshot.curve(job), job.curve_correction
     if isinstance(curve, LinearCurve):
         return _data_parallel(job)
     gpu = model or gpu_model(snapshot, job, sizes)

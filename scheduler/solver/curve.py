@@ -105,6 +105,6 @@ def _gpus_of(shape: GpuShape) -> tuple[str, ...]:
 
 
 def _model(request: CurveRequest) -> ModelProfile:
-    if request.profile_json:
-        return parse_model(request.profile_json, request.sequence_length)
-    return load_model(request.model, request.sequence_length)
+    length = request.sequence_length
+    model = parse_model(request.profile_json, length) if request.profile_json else load_model(request.model, length)
+    return model.with_frozen(request.frozen_layers)

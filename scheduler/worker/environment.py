@@ -25,6 +25,7 @@ class RankEnvironment:
     checkpoint_dir: Path | None = None
     run_dir: Path | None = None
     steps_total: int = 0
+    frozen_layers: int = 0
 
     @property
     def has_store(self) -> bool:
@@ -65,6 +66,7 @@ def rank_environment(variables: Mapping[str, str]) -> RankEnvironment:
         checkpoint_dir=_path(variables, "EBBTIDE_CHECKPOINT_DIR"),
         run_dir=_path(variables, "EBBTIDE_RUN_DIR"),
         steps_total=_count(variables, "EBBTIDE_STEPS", default=0),
+        frozen_layers=_count(variables, "EBBTIDE_FROZEN_LAYERS", default=0),
     )
 
 

@@ -166,8 +166,11 @@ def _spread(model: Gpt, layout: Layout, meshes: Meshes) -> nn.Module:
     for number, piece in model.pieces():
         strategy, mesh = layout.layers[number], meshes.layers[number]
         if strategy.tp > 1:
+            learns = any(parameter.requires_grad for parameter in piece.parameters())
             # Nothing is sent: all ranks begin with the same weights.
             parallelize_module(piece, mesh.tensor, dict(_tensor_styles(piece, strategy)), src_data_rank=None)
+            # Of what it replicates torch makes new parameters, which learn even where the old ones were frozen.
+            piece.requires_grad_(learns)
         if isinstance(piece, Block) and isinstance(piece.feed_forward, MixtureOfExperts):
             _spread_experts(piece.feed_forward, strategy, mesh)
         _shard(piece, strategy, mesh.data)

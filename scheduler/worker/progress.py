@@ -30,6 +30,7 @@ class Progress:
     samples_per_s: float | None
     checkpoint_step: int | None
     peak_bytes: int | None = None
+    frozen_layers: int | None = None
 
 
 class ProgressPoster:
@@ -94,6 +95,7 @@ class ProgressPoster:
             "samples_per_s": progress.samples_per_s,
             "checkpoint_step": progress.checkpoint_step,
             "peak_bytes": progress.peak_bytes,
+            "frozen_layers": progress.frozen_layers,
         }
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")

@@ -23,6 +23,9 @@
 
 Without any EBBTIDE_* variable the same script runs alone or under torchrun, and no notice ever comes. This module
 needs no torch until the process group is made, so a notice is heard from the first moment of a process on.
+
+A script that freezes layers from the front as training goes on (PipeTransformer, ICML'21) says so with
+`session.frozen(layers)`, on all ranks, and begins with `session.frozen_layers` frozen: the plan counts on them.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ class Session:
         self._poster = ProgressPoster(environment) if posts else None
         self._board = NoticeBoard(self._sources())
         self._owns_group = False
+        self._frozen_layers = environment.frozen_layers
 
     @classmethod
     def from_environment(cls, *, began_s: float | None = None) -> Self:
@@ -94,6 +98,12 @@ class Session:
     def steps_total(self) -> int:
         """Steps of the whole job; 0 where the executor does not say."""
         return self._environment.steps_total
+
+    @property
+    def frozen_layers(self) -> int:
+        """So many of the first layers are frozen: the plan may count on it from the first step on, whatever an older
+        checkpoint says."""
+        return self._frozen_layers
 
     @property
     def rank(self) -> int:
@@ -154,6 +164,19 @@ class Session:
             self._watch.end(ReplanPhase.FIRST_STEP)
         self._say(phase=Phase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
         self._tell()
+
+    def frozen(self, layers: int) -> None:
+        """From now on the first `layers` layers are not trained; the job may be given another plan for that.
+
+        Raises:
+            ValueError: fewer than are frozen already. Layers stay frozen, because the plan may count on it.
+        """
+        if layers < self._frozen_layers:
+            raise ValueError(f"frozen layers: {layers}; it must be at least {self._frozen_layers}, which are frozen")
+        self._frozen_layers = layers
+        self._file.update(frozen_layers=layers)
+        if self.status.phase is not Phase.STARTING:
+            self._tell()
 
     def notice(self) -> Notice | None:
         """What to follow at this step boundary, the same on all ranks. Collective: all call it after each step."""
@@ -235,7 +258,15 @@ class Session:
         if self._poster is not None:
             now = self.status
             self._poster.tell(
-                Progress(self.generation, now.step, now.loss, now.samples_per_s, now.checkpoint_step, now.peak_bytes),
+                Progress(
+                    self.generation,
+                    now.step,
+                    now.loss,
+                    now.samples_per_s,
+                    now.checkpoint_step,
+                    now.peak_bytes,
+                    now.frozen_layers,
+                ),
             )
 
 

@@ -35,7 +35,8 @@ class RankStatus:
     """`step` is the last finished one, `checkpoint_step` that of the last complete checkpoint. `cause`: a failure's,
     `out-of-memory` or empty. `peak_bytes`: the most memory that this process has had at once. `phases_s`: seconds by
     `ReplanPhase`. `memory_events`, `oom_kills`: where the kernel counts whom it kills for memory in this process's
-    control group, and that count when this was written, so that whoever sees it dead can tell what killed it."""
+    control group, and that count when this was written, so that whoever sees it dead can tell what killed it.
+    `frozen_layers`: so many of the first layers are frozen; None until the script says so."""
 
     rank: int
     pid: int
@@ -50,6 +51,7 @@ class RankStatus:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     memory_events: str = ""
     oom_kills: int | None = None
+    frozen_layers: int | None = None
 
 
 class StatusFile:

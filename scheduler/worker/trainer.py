@@ -75,8 +75,10 @@ def train(session: Session, settings: TrainerSettings) -> None:
     steps = settings.steps or session.steps_total
     if steps < 1:
         raise ValueError("steps is 0: give --steps or EBBTIDE_STEPS, at least 1")
-    # A plan that cannot be run is refused before the ranks wait for each other.
-    planned = layout(_plan(session, settings), world_size=session.world_size, blocks=model_size(settings.model).layers)
+    # What cannot be run is refused before the ranks wait for each other.
+    blocks = model_size(settings.model).layers
+    _check_frozen(session, settings, blocks)
+    planned = layout(_plan(session, settings), world_size=session.world_size, blocks=blocks)
     torch.set_num_threads(1)
     session.init_process_group()
     trainer = Trainer(session, replace(settings, steps=steps), planned)
@@ -98,7 +100,7 @@ class Trainer:
     """Model, optimizer, data and position of one rank."""
 
     def __init__(self, session: Session, settings: TrainerSettings, planned: Layout) -> None:
-        self.position = Position(step=0, samples=0)
+        self.position = Position(step=0, samples=0, frozen=session.frozen_layers)
         self._session = session
         self._settings = settings
         self._layout = planned
@@ -115,17 +117,19 @@ class Trainer:
         self._ledger = Ledger(settings.ledger_dir, generation=session.generation, rank=session.rank)
 
     def resume(self) -> None:
-        """Builds the model, and takes up the last complete checkpoint where there is one."""
+        """Builds the model, and takes up the last complete checkpoint where there is one. At least as many blocks are
+        frozen as the control plane knows of, for the plan counts on them, and as the checkpoint says, which it is told
+        where that is more."""
         found = None
         if self._root is not None:
             checkpoint.require_writable(self._root)
             found = checkpoint.find_latest(self._root)
         if self._root is not None and found is not None:
-            self._build(frozen=found.position.frozen, is_blank=True)
             self._load(self._root, found)
             self._record_state("loaded")
         else:
-            self._build()
+            self._build(frozen=self.position.frozen)
+        self._tell_frozen()
         self._session.resumed(self.position.step)
 
     def one_step(self) -> None:
@@ -200,10 +204,12 @@ class Trainer:
         self._forward_backward = forward_backward(self._layout, self._meshes, parts, build)
 
     def _load(self, root: Path, found: Manifest) -> None:
+        frozen = max(found.position.frozen, self.position.frozen)
+        self._build(frozen=frozen, is_blank=True)
         batch = int(found.settings["global_batch"])
         changes = found.batch_changes + self._batch_change(found.position.step, batch)
         checkpoint.load(root, found, self._trained, settings={**self._identity(), "global_batch": batch})
-        self.position, self._batch_changes = found.position, changes
+        self.position, self._batch_changes = replace(found.position, frozen=frozen), changes
         # A load fills tensors; this number of the optimizers follows from the position, as it did before the save.
         self._set_learning_rate(found.position.step - 1)
 
@@ -234,6 +240,12 @@ class Trainer:
         set_state(self._trained, kept)
         self.position = replace(self.position, frozen=frozen)
         logger.info("the first %d blocks are frozen after step %d", frozen, self.position.step)
+        self._tell_frozen()
+
+    def _tell_frozen(self) -> None:
+        """Blocks are what the control plane calls layers: both count neither embedding nor head."""
+        if self.position.frozen > self._session.frozen_layers:
+            self._session.frozen(self.position.frozen)
 
     def _update(self) -> None:
         self._set_learning_rate(self.position.step)
@@ -279,6 +291,15 @@ class Trainer:
     def _record_state(self, event: str) -> None:
         if self._ledger.is_kept and self._settings.ledger_digests:
             self._ledger.state(self.position.step, event, entries=full_state(self._trained))
+
+
+def _check_frozen(session: Session, settings: TrainerSettings, blocks: int) -> None:
+    for source, frozen in (
+        ("freeze", max((count for _, count in settings.freeze), default=0)),
+        ("EBBTIDE_FROZEN_LAYERS", session.frozen_layers),
+    ):
+        if frozen > blocks:
+            raise ValueError(f"{source} is {frozen}, it must be at most {blocks}, the blocks of {settings.model}")
 
 
 def _plan(session: Session, settings: TrainerSettings) -> ParallelPlan:

@@ -36,6 +36,14 @@ def test_a_plan_has_the_form_of_the_contract_and_says_what_it_took(service: ApiS
     assert service.store.inbox_size() == 0
 
 
+def test_frozen_layers_make_a_step_shorter_and_are_at_most_the_models(service: ApiService, problem: Problem) -> None:
+    whole, frozen = (service.made("/v1/plans", GPT2 | {"frozenLayers": layers}) for layers in (0, 12))
+    assert frozen["iteration_time_s"] < 0.6 * whole["iteration_time_s"]
+    refused = problem(service.post("/v1/plans", GPT2 | {"frozenLayers": 13}), 422)
+    assert refused["errors"][0]["field"] == "frozenLayers"
+    assert refused["errors"][0]["allowed"] == "at most 12, the layers of gpt2"
+
+
 def test_a_shape_stands_in_the_place_of_gpu_and_gpus(service: ApiService) -> None:
     shape = [{"gpu": "a100-80g", "nodes": 1, "gpusPerNode": 4}]
     same = {"model": "gpt2", "shape": shape, "globalBatch": 16, "sequenceLength": 256}

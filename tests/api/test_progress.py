@@ -50,6 +50,18 @@ def test_a_worker_that_repeats_itself_to_hear_of_notices_wakes_nobody(fleet: Api
     assert fleet.store.inbox_size() == 1
 
 
+def test_frozen_layers_are_told_and_never_thaw(fleet: ApiService, problem: Problem) -> None:
+    job_id, token = running(fleet)
+    assert fleet.post(f"/v1/jobs/{job_id}/progress", REPORT | {"frozen_layers": 4}, token=token).status_code == 200
+    fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token)
+    assert fleet.store.inbox_size() == 2
+    fleet.tick()
+    assert fleet.get(f"/v1/jobs/{job_id}/progress")["frozen_layers"] == 4
+    lower = fleet.post(f"/v1/jobs/{job_id}/progress", REPORT | {"frozen_layers": 3}, token=token)
+    [error] = problem(lower, 422)["errors"]
+    assert (error["field"], error["allowed"]) == ("frozen_layers", "at least 4, as it was told before")
+
+
 def test_workers_of_a_job_that_was_suspended_are_told_to_leave(fleet: ApiService) -> None:
     job_id, token = running(fleet)
     fleet.post(f"/v1/jobs/{job_id}:suspend")

@@ -36,7 +36,7 @@ PLANS = {
 }
 MORE = {
     "tp2 x dp2 sharded": plan((L(LAYERS, tp=2, dp=2, zero=3, shard_group=2),)),
-    "dp4 hybrid": plan((L(LAYERS, dp=4, zero=3, shard_group=2),), micro_batches=1),
+    "dp2 x ring2 hybrid": plan((L(LAYERS, dp=2, ring=2, zero=3, shard_group=2),)),
     "dp2 zero2": plan((L(LAYERS, dp=2, zero=2, shard_group=2),), micro_batches=3),
     "pp2 interleaved": plan((L(1),), (L(1),), (L(1),), (L(1),), micro_batches=6, interleave=2),
     "layers unlike": plan((L(2, tp=2), L(1, dp=2), L(1, tp=2, sequence_sharding=True))),

@@ -43,6 +43,8 @@ class Generation:
         self._port: int = options["port"]
         self._url: str = options.get("url", "")
         self._step_delay_s: float = options.get("step_delay_s", 0.0)
+        self._frozen_layers: int = options.get("frozen_layers", 0)
+        self._words: tuple[str, ...] = options.get("words", ())
         self.ranks: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Generation":
@@ -77,7 +79,7 @@ class Generation:
     def _start(self, rank: int) -> subprocess.Popen[bytes]:
         options = {"--model": "nano-gpt", "--global-batch": BATCH, "--seed": 3, "--ledger": self._root / "ledger"}
         options |= {"--step-delay-s": self._step_delay_s, "--learning-rate": 0.003, "--checkpoint-every": 15}
-        words = ["--ledger-digests", *(str(word) for option in options.items() for word in option)]
+        words = ["--ledger-digests", *(str(word) for option in options.items() for word in option), *self._words]
         return start_module("scheduler.worker.train", *words, environment=self._environment(rank), log=self.run_dir)
 
     def _environment(self, rank: int) -> dict[str, str]:
@@ -96,6 +98,7 @@ class Generation:
             "EBBTIDE_CHECKPOINT_DIR": str(self._root / "checkpoints"),
             "EBBTIDE_RUN_DIR": str(self.run_dir),
             "EBBTIDE_STEPS": str(STEPS),
+            "EBBTIDE_FROZEN_LAYERS": str(self._frozen_layers),
         }
 
 

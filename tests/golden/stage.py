@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scheduler.domain.command import (
@@ -19,6 +19,7 @@ from scheduler.domain.command import (
     PauseLending,
     RecallAll,
     ReportDemand,
+    ReportProgress,
     ResumeJob,
     ResumeLending,
     ScaleJob,
@@ -31,6 +32,8 @@ from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import CheckpointSpec, JobSpec
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
+from scheduler.domain.parallel_plan import Stage as PipelineStage
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.domain.tick_report import Breach
 from scheduler.executors.simulated import SimulatedExecutor
@@ -84,6 +87,7 @@ class Stage:
             "die-of-memory": self._die_of_memory,
             "crash": lambda w: self._expect(self._executor.crash(w[0])),
             "slow-save": lambda w: self._expect(self._executor.slow_save(w[0], float(w[1]))),
+            "freeze": self._freeze,
             "run": self._run,
         }
         verbs[verb](words)
@@ -137,25 +141,23 @@ class Stage:
             self._submit([f"burst-{number:03d}", *words[1:]])
 
     def _solve(self, words: Words) -> None:
-        """`solve KEY GPUS [too-big | GB [zero-STAGE]]`: one point of a curve arrives from the solver, with what its
-        plan is predicted to take of a GPU."""
-        gpus, shape = int(words[1]), GpuShape.packed(GPU, int(words[1]), 4)
+        """`solve KEY GPUS [too-big | FIGURE=...]`: one point of a curve arrives from the solver; figures as `_plan`."""
+        gpus = int(words[1])
+        shape = GpuShape.packed(GPU, gpus, 4)
         if words[2:] == ["too-big"]:
             self._send(CurveSolved(words[0], shape, None, f"needs 94.1 GB of 80.0 GB per GPU on {gpus} GPUs"))
-            return
-        plan = data_parallel_plan(GPU, gpus)
-        if words[2:]:
-            zero = int(words[3].removeprefix("zero-")) if words[3:] else 0
-            (stage,) = plan.stages
-            (strategy,) = stage.strategies
-            thrifty = replace(strategy, zero=zero, shard_group=gpus if zero else 1)
-            stages = (replace(stage, strategies=(thrifty,)),)
-            plan = replace(plan, peak_bytes_per_gpu=round(float(words[2]) * 1e9), stages=stages)
-        self._send(CurveSolved(words[0], shape, plan))
+        else:
+            self._send(CurveSolved(words[0], shape, _plan(gpus, dict(word.split("=") for word in words[2:]))))
 
     def _die_of_memory(self, words: Words) -> None:
         """`die-of-memory JOB GB`: its workers had so much when they asked for more."""
         self._expect(self._executor.run_out_of_memory(words[0], peak_bytes=round(float(words[1]) * 1e9)))
+
+    def _freeze(self, words: Words) -> None:
+        """`freeze JOB LAYERS`: the job's workers tell that so many of its first layers are frozen."""
+        job = self._store.load().snapshot.jobs[words[0]]
+        steps = job.steps_at(self._clock.now_s())
+        self._send(ReportProgress(job.id, job.allocation.generation, steps, frozen_layers=int(words[1])))
 
     def _expect(self, happened: bool) -> None:
         assert happened, "the scenario asks for a fault of a run that does not exist"
@@ -186,6 +188,23 @@ class Stage:
         if self._store.inbox_size():
             return self._clock.now_s()
         return min(report.next_wake_s, self._executor.next_event_s())
+
+
+def _plan(gpus: int, given: Mapping[str, str]) -> ParallelPlan:
+    """Plain data parallelism, with what is given: `peak=GB` of a GPU that it is predicted to take, `zero=STAGE`,
+    `step=SECONDS`, and 12 layers on `pp=STAGES` equal stages."""
+    plan = data_parallel_plan(GPU, gpus)
+    step_s, peak_bytes = float(given.get("step", plan.iteration_time_s)), round(float(given.get("peak", "0")) * 1e9)
+    plan = replace(plan, iteration_time_s=step_s, peak_bytes_per_gpu=peak_bytes)
+    if "pp" in given:
+        layers, width = 12 // int(given["pp"]), gpus // int(given["pp"])
+        strategies = (LayerStrategy(layers=layers, dp=width),)
+        stages = (PipelineStage(first, first + layers - 1, GPU, width, strategies) for first in range(0, 12, layers))
+        return replace(plan, micro_batches=16 // width, stages=tuple(stages))
+    if "zero" in given:
+        strategies = (LayerStrategy(layers=1, dp=gpus, zero=int(given["zero"]), shard_group=gpus),)
+        return replace(plan, stages=(PipelineStage(0, 0, GPU, gpus, strategies),))
+    return plan
 
 
 def _line(event: Event) -> str:

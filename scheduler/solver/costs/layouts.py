@@ -29,7 +29,8 @@ def layouts_of(spread: Spreads) -> tuple[tuple[Layout, ...], Ints]:
 
 def border_s(table: LayerTable, spread: Spreads, setting: Setting) -> Floats:
     """[T, B]: at a stage's border the tensor ranks gather what the hand-over brought in equal shares, forward at the
-    first layer and backward at the last. A sharded sequence leaves it as it came."""
+    first layer and backward at the last. A sharded sequence leaves it as it came. A last layer without a backward pass
+    is charged for it all the same, as a change of layout is for both directions: an upper bound."""
     rows_bytes = table.boundary_bytes * (spread.samples / spread.context)
     gather_s = all_gather_s(rows_bytes, Groups.of(spread.tp, np.ones_like(spread.tp), setting))
     return np.where(spread.sharded, 0.0, gather_s)

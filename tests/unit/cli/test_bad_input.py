@@ -92,6 +92,8 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*PLAN, "--gpus", "6", "--nodes", "4"), ("--nodes: 4 nodes cannot hold 6 GPUs evenly",)),
     ((*PLAN, "--global-batch", "0"), ("'--global-batch'", "0")),
     ((*PLAN, "--seq", "-1"), ("'--seq'", "-1")),
+    ((*PLAN, "--frozen-layers", "-1"), ("'--frozen-layers'", "-1")),
+    ((*PLAN, "--frozen-layers", "99"), ("--frozen-layers: 99; allowed are 0 to ", ", the layers of ")),
     ((*PLAN, "--memory", "lots"), ("--memory: 'lots' is not a size above 0",)),
     ((*PLAN, "--memory", "0GB"), ("--memory: '0GB' is not a size above 0",)),
     ((*PLAN, "--memory", "90GB"), ("--memory: 90GB is more than one a100-80g has; allowed are up to 80.0 GB",)),

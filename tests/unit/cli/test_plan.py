@@ -83,6 +83,12 @@ def test_nodes_change_the_plan_where_the_network_is_slow(run: Run) -> None:
     assert across["iteration_time_s"] > inside["iteration_time_s"]
 
 
+def test_frozen_layers_make_a_step_shorter_and_take_less_memory(run: Run) -> None:
+    whole, frozen = (answer(run(*GPT2, "--gpus", "1", *more, "-o", "json")) for more in ((), ("--frozen-layers", "9")))
+    assert frozen["iteration_time_s"] < 0.8 * whole["iteration_time_s"]
+    assert frozen["peak_bytes_per_gpu"] < whole["peak_bytes_per_gpu"]
+
+
 def test_sequence_length_and_gpu_reach_the_solver(run: Run) -> None:
     short, long = (answer(run(*GPT2, "--gpus", "1", "--seq", seq, "-o", "json")) for seq in ("128", "1024"))
     assert short["iteration_time_s"] < long["iteration_time_s"]

@@ -21,6 +21,7 @@ BRIEFING = Briefing(
     checkpoint_dir="/data/gpt",
     url="http://127.0.0.1:8787",
     token="ebt_secret",
+    frozen_layers=9,
     env={"LR": "0.01", "WORLD_SIZE": "99"},
 )
 INHERITED = {
@@ -53,6 +54,7 @@ def test_the_environment_of_a_rank_is_this() -> None:
         "EBBTIDE_CHECKPOINT_DIR": "/data/gpt",
         "EBBTIDE_RUN_DIR": "/var/ebbtide/run/jobs/gpt-7f3a/gen-4",
         "EBBTIDE_STEPS": "200",
+        "EBBTIDE_FROZEN_LAYERS": "9",
         "EBBTIDE_RUN_ROOT": "/var/ebbtide/run",
     }
 

@@ -27,6 +27,7 @@ def test_every_variable_of_the_contract_is_read() -> None:
             "EBBTIDE_CHECKPOINT_DIR": "checkpoints",
             "EBBTIDE_RUN_DIR": "run",
             "EBBTIDE_STEPS": "300",
+            "EBBTIDE_FROZEN_LAYERS": "7",
         }
     )
     assert environment == RankEnvironment(
@@ -44,6 +45,7 @@ def test_every_variable_of_the_contract_is_read() -> None:
         checkpoint_dir=Path("checkpoints"),
         run_dir=Path("run"),
         steps_total=300,
+        frozen_layers=7,
     )
 
 

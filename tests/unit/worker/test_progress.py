@@ -14,7 +14,9 @@ from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.notice import Action
 from scheduler.worker.progress import Progress, ProgressPoster
 
-PROGRESS = Progress(generation=4, step=7, loss=2.5, samples_per_s=30.0, checkpoint_step=5, peak_bytes=9)
+PROGRESS = Progress(
+    generation=4, step=7, loss=2.5, samples_per_s=30.0, checkpoint_step=5, peak_bytes=9, frozen_layers=4
+)
 
 
 @dataclass
@@ -72,8 +74,8 @@ def test_progress_goes_out_with_the_token_and_the_reply_brings_a_notice() -> Non
     assert (heard.action, heard.step, heard.seconds_left) == (Action.REPLAN, 9, 20.0)
     path, authorization, body = controller.got[0]
     assert (path, authorization) == ("/v1/jobs/team%2Fa/progress", "Bearer t0ken")
-    said = {"generation": 4, "step": 7, "loss": 2.5, "samples_per_s": 30.0, "checkpoint_step": 5, "peak_bytes": 9}
-    assert body == said
+    figures = {"step": 7, "loss": 2.5, "samples_per_s": 30.0, "checkpoint_step": 5}
+    assert body == {"generation": 4, **figures, "peak_bytes": 9, "frozen_layers": 4}
 
 
 def test_many_steps_in_a_second_are_one_request() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.executors.rank_status import RankPhase, read_rank_status
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.layout import data_plan
 from scheduler.worker.notice import Action
@@ -63,6 +64,20 @@ def test_a_plan_that_cannot_be_read_fails_the_rank_with_the_reason(
         Session(RankEnvironment(plan_path=path, run_dir=tmp_path))
     assert _status(tmp_path)["phase"] == "failed"
     assert message in _status(tmp_path)["reason"]
+
+
+def test_frozen_layers_begin_where_the_plan_has_them_and_never_thaw(tmp_path: Path) -> None:
+    with Session(RankEnvironment(run_dir=tmp_path, frozen_layers=4)) as session:
+        assert (session.frozen_layers, session.status.frozen_layers) == (4, None)
+        session.frozen(7)
+        session.resumed(20)
+        assert (session.frozen_layers, _status(tmp_path)["frozen_layers"]) == (7, 7)
+        with pytest.raises(ValueError, match="frozen layers: 5; it must be at least 7, which are frozen"):
+            session.frozen(5)
+        session.leave()
+    seen = read_rank_status(tmp_path / "status-0.json")
+    assert seen is not None
+    assert (seen.phase, seen.step, seen.frozen_layers) == (RankPhase.LEFT, 20, 7)
 
 
 def test_the_status_follows_a_training_that_is_told_to_leave(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_the_file_holds_the_contract_from_the_first_moment(tmp_path: Path) -> No
         "phases_s": {},
         "memory_events": str(kills.path) if kills else "",
         "oom_kills": kills.read() if kills else None,
+        "frozen_layers": None,
     }
 
 

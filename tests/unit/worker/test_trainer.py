@@ -96,6 +96,7 @@ def test_the_batch_of_the_plan_is_the_default_and_another_one_must_fit_its_micro
         (replace(SETTINGS, steps=0), "steps is 0: give --steps or EBBTIDE_STEPS"),
         (replace(SETTINGS, model="gpt-9"), "model is 'gpt-9'"),
         (replace(SETTINGS, dtype="int8"), "dtype is 'int8', allowed are float32, float64"),
+        (replace(SETTINGS, freeze=((1, 2), (3, 3))), "freeze is 3, it must be at most 2, the blocks of nano-gpt"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_the_reason_in_the_status(
@@ -171,6 +172,45 @@ def test_a_training_outlives_a_background_save_that_fails(
     status = _train(_environment(tmp_path), replace(SETTINGS, checkpoint_every=1))
     assert (status.phase, status.step, status.checkpoint_step) == ("succeeded", 4, 4)
     assert "step-00000001 could not be saved: [Errno 28] No space left on device" in caplog.text
+
+
+def test_the_control_plane_hears_of_blocks_when_they_freeze_and_after_a_checkpoint_that_knows_more(
+    tmp_path: Path,
+) -> None:
+    environment = _environment(tmp_path)
+    settings = replace(SETTINGS, freeze=((2, 1),), checkpoint_every=1)
+    assert _train(environment, replace(settings, steps=2)).frozen_layers is None
+    assert _train(environment, replace(settings, steps=3)).frozen_layers == 1
+    assert _train(environment, replace(SETTINGS, steps=5)).frozen_layers == 1
+    told = replace(environment, frozen_layers=1)
+    assert _train(told, replace(SETTINGS, steps=6)).frozen_layers is None
+
+
+def test_what_the_control_plane_knows_to_be_frozen_is_frozen_whatever_the_checkpoint_says(tmp_path: Path) -> None:
+    environment = _environment(tmp_path)
+    _train(environment, replace(SETTINGS, steps=2))
+    _train(replace(environment, frozen_layers=1), replace(SETTINGS, steps=4))
+    before, after = (_weights(tmp_path / "checkpoints", step) for step in (2, 4))
+    frozen = {name for name in before if torch.equal(before[name], after[name])}
+    assert frozen == {name for name in before if name.startswith(("embedding.", "blocks.0."))}
+    found = latest(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.position.frozen == 1
+
+
+def test_all_blocks_may_be_frozen_from_the_first_step_on_and_the_head_learns(tmp_path: Path) -> None:
+    environment = replace(_environment(tmp_path), frozen_layers=2)
+    _train(environment, replace(SETTINGS, checkpoint_every=1))
+    before, after = (_weights(tmp_path / "checkpoints", step) for step in (3, 4))
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        name for name in before if name.startswith("head.")
+    }
+
+
+def test_more_frozen_layers_than_the_model_has_blocks_are_refused(tmp_path: Path) -> None:
+    environment = replace(_environment(tmp_path), frozen_layers=3)
+    with pytest.raises(ValueError, match="EBBTIDE_FROZEN_LAYERS is 3, it must be at most 2, the blocks of nano-gpt"):
+        _train(environment)
 
 
 def _weights(root: Path, step: int) -> dict[str, torch.Tensor]:

@@ -62,6 +62,20 @@ def test_the_trainers_models_have_the_parameters_that_the_trainer_builds(name: s
     assert model.sequence_length == SIZES[name].sequence
 
 
+@pytest.mark.parametrize("name", SIZES)
+def test_a_frozen_layer_is_a_frozen_block_of_the_trainer(name: str) -> None:
+    """Both count the embedding with the first and never the head."""
+    torch = pytest.importorskip("torch")
+    parameters = dict(build_gpt(SIZES[name], seed=0, dtype=torch.float32).named_parameters())
+    for blocks in range(SIZES[name].layers + 1):
+        fronts = ("embedding.", *(f"blocks.{block}." for block in range(blocks))) if blocks else ()
+        built = sum(weight.numel() for key, weight in parameters.items() if key.startswith(fronts))
+        model = load_model(name).with_frozen(blocks)
+        frozen = sum(run.layers * run.parameters for run in model.layers if run.frozen)
+        assert frozen + (model.embedding.parameters if blocks else 0) == built
+    assert model.layer_count == SIZES[name].layers
+
+
 @pytest.mark.parametrize("name", sorted(set(PUBLISHED_PARAMETERS) - {"t5-large", "vit-huge"}))
 def test_a_forward_pass_costs_two_flops_a_weight_in_use_and_token_plus_attention(name: str) -> None:
     model = load_model(name)

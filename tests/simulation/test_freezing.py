@@ -1,0 +1,106 @@
+"""A training that freezes its layers by PipeTransformer's schedule, planned by the real solver all along."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from scheduler.domain.command import Command, CommandBody, ReportProgress, SubmitJob
+from scheduler.domain.event import EventCode
+from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.simulated import SimulatedExecutor
+from scheduler.policies.policy_set import policy_set
+from scheduler.runtime.clock import ManualClock
+from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.reconciler import tick
+from scheduler.store.memory import MemoryStore
+from tests.builders import a_node
+
+SCHEDULE = (0, 4, 7, 9, 10, 11, 11, 12)
+PROFILE = {
+    "name": "large-bert",
+    "architecture": {
+        "family": "encoder", "layers": 12, "hidden": 2048, "heads": 32, "ffn": 8192,
+        "vocabulary": 30522, "sequence_length": 512,
+    },
+}  # fmt: skip
+SPEC = JobSpec(
+    name="train",
+    min_gpus=8,
+    max_gpus=8,
+    steps=200_000,
+    profile_json=json.dumps(PROFILE, sort_keys=True),
+    global_batch=64,
+)
+
+
+class _AtOnce(Executor):
+    """A pool that has solved what it was asked for when it answers."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class _Service:
+    """Two nodes of four T4, their controller's loop and its curve builder."""
+
+    def __init__(self) -> None:
+        nodes = {name: replace(a_node(name, gpus=4), gpu="t4") for name in ("t0", "t1")}
+        self.clock = ManualClock()
+        self.codes: list[EventCode] = []
+        self._store = MemoryStore(Snapshot(pools={"training": Pool("training", PoolKind.TRAINING)}, nodes=nodes))
+        lease = self._store.acquire("test", now_s=0.0, ttl_s=float("inf"))
+        assert lease is not None
+        self._epoch, self._executor = lease.epoch, SimulatedExecutor(nodes.values())
+        self._builder = CurveBuilder(_AtOnce(), most_in_flight=4)
+        self._policies = policy_set("ebbtide")
+
+    @property
+    def job(self) -> Job:
+        return self._store.load().snapshot.jobs["train"]
+
+    def send(self, body: CommandBody) -> None:
+        self._store.send(Command(f"{self.clock.now_s()}", self.clock.now_s(), body))
+
+    def run(self, seconds: float) -> None:
+        """A tick every ten seconds."""
+        for _ in range(round(seconds / 10)):
+            now_s = self.clock.now_s() + 10.0
+            self.clock.move_to(now_s)
+            self._executor.advance_to(now_s)
+            learned = self._builder.finished(now_s)
+            report = tick(self._store, self._executor, self.clock, self._policies, epoch=self._epoch, learned=learned)
+            assert not report.violations
+            self.codes += [event.code for event in report.events]
+            self._builder.want(self._store.load().snapshot, report.wanted_shapes)
+
+
+def test_each_freeze_is_solved_for_and_planned_for_and_steps_get_shorter() -> None:
+    service = _Service()
+    service.send(SubmitJob("train", SPEC))
+    service.run(300)
+    jobs = []
+    for layers in SCHEDULE:
+        job = service.job
+        steps = job.steps_at(service.clock.now_s())
+        service.send(ReportProgress("train", job.allocation.generation, steps, frozen_layers=layers))
+        service.run(600)
+        jobs.append(service.job)
+    assert [(job.state, job.freezing.layers, job.freezing.curve_layers) for job in jobs] == [
+        (JobState.RUNNING, layers, layers) for layers in SCHEDULE
+    ]
+    plans = [job.allocation.plan for job in jobs]
+    summaries = [plan.summary() for plan in plans if plan]
+    assert summaries == ["tp2 dp4 fsdp · 1 micro-batch"] + ["dp8 · 1 micro-batch"] * 7
+    for before, after in pairwise(jobs):
+        assert after.step_time_s() <= before.step_time_s()
+    assert service.codes.count(EventCode.JOB_REARRANGED) == jobs[-1].account.resizes == len(set(plans)) - 1
+    assert jobs[-1].account.lost_gpu_s == 0.0
