@@ -12,14 +12,15 @@ from scheduler.core.apply import apply
 from scheduler.core.decide import decide
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.command import Command, CommandBody, CurveSolved, ReportProgress
-from scheduler.domain.decision import ResizeJob
+from scheduler.domain.decision import ResizeJob, StartJob
 from scheduler.domain.event import EventCode
 from scheduler.domain.freezing import Freezing
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.ledger import Ledger
-from scheduler.domain.observation import Observation, Run, RunPhase
+from scheduler.domain.memory_record import MemoryRecord
+from scheduler.domain.observation import FailureCause, Observation, Run, RunPhase
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
 from scheduler.domain.reason import ReasonCode
 from scheduler.domain.snapshot import Snapshot, Switches
@@ -57,7 +58,7 @@ def told(snapshot: Snapshot, *bodies: CommandBody, after_s: float = 0.0, runs: I
     now_s = snapshot.now_s + after_s
     seen = tuple(runs) if runs is not None else (a_run(),)
     commands = [Command(f"c{number}", now_s, body) for number, body in enumerate(bodies)]
-    return absorb(replace(snapshot, now_s=now_s), Observation(now_s, 7, seen), commands)
+    return absorb(replace(snapshot, now_s=now_s), Observation(now_s, snapshot.generation, seen), commands)
 
 
 def a_run(phase: RunPhase = RunPhase.RUNNING, **more: float) -> Run:
@@ -213,3 +214,63 @@ def test_a_job_without_a_model_has_no_other_curve_but_learns_its_speed_anew() ->
     frozen = job_of(heard.snapshot)
     assert (frozen.freezing, frozen.progress.corrections) == (Freezing(99, 99, FREE_S), ())
     assert decided(heard.snapshot).decisions == ()
+
+
+def died(snapshot: Snapshot, **more: float) -> Snapshot:
+    """Its workers died of memory under a plan that was predicted to fill 80 of a GPU's 85.9 GB."""
+    run = replace(a_run(RunPhase.FAILED, **more), cause=FailureCause.OUT_OF_MEMORY)
+    dead = told(snapshot, runs=[replace(run, generation=job_of(snapshot).allocation.generation)]).snapshot
+    return replace(dead, generation=snapshot.generation + 1)
+
+
+def filling(snapshot: Snapshot) -> Snapshot:
+    job = job_of(snapshot)
+    assert job.allocation.plan is not None
+    plan = replace(job.allocation.plan, peak_bytes_per_gpu=80_000_000_000)
+    return replace(snapshot, jobs={"j": replace(job, allocation=replace(job.allocation, plan=plan))})
+
+
+def test_a_partly_frozen_job_that_dies_of_memory_asks_for_one_curve_with_both() -> None:
+    dead = died(told(filling(pipelined()), froze(7)).snapshot)
+    both = f"{KEY}/memory-110/frozen-7"
+    assert (job_of(dead).state, job_of(dead).curve_key, job_of(dead).next_curve_key) == (JobState.PLANNING, both, both)
+    assert [(one.memory_percent, one.frozen_layers) for one in job_of(dead).curve_requests] == [(110, 7)]
+    assert {wanted.curve_key for wanted in decided(dead).wanted_shapes} == {both}
+    pausing = told(dead, CurveSolved(both, SHAPE, a_plan(2, 0.7)), after_s=5.0, runs=()).snapshot
+    assert decided(pausing).waiting["j"].code is ReasonCode.BACKING_OFF
+    rested = told(pausing, after_s=5.0, runs=()).snapshot
+    [start] = decided(rested).decisions
+    assert isinstance(start, StartJob)
+    assert start.plan == a_plan(2, 0.7)
+    assert job_of(apply(rested, [start])).freezing == Freezing(7, 7, FREE_S)
+
+
+def test_that_a_death_rules_out_all_plans_of_the_unfrozen_model_is_not_the_end() -> None:
+    dead = died(told(filling(pipelined()), froze(7)).snapshot)
+    unfrozen = CurveSolved(f"{KEY}/memory-110", SHAPE, None, "needs 94.1 GB")
+    frozen = CurveSolved(f"{KEY}/memory-110/frozen-7", SHAPE, a_plan(2, 0.7))
+    rested = told(dead, unfrozen, frozen, after_s=10.0, runs=()).snapshot
+    assert [type(decision) for decision in decided(rested).decisions] == [StartJob]
+
+
+def test_a_corrected_job_that_freezes_more_layers_goes_on_until_the_curve_with_both_is_solved() -> None:
+    job = replace(job_of(pipelined()), memory=MemoryRecord(110))
+    corrected = replace(pipelined(), jobs={"j": job}, curves={f"{KEY}/memory-110": pipelined().curves[KEY]})
+    heard = told(corrected, froze(7)).snapshot
+    assert job_of(heard).curve_key == f"{KEY}/memory-110"
+    assert decided(heard).wanted_shapes == (WantedShape(f"{KEY}/memory-110/frozen-7", SHAPE),)
+    bare = told(heard, solved(7, a_plan(2, 0.7)), after_s=100.0).snapshot
+    assert decided(bare).decisions == (), "a curve of the uncorrected model is not its own"
+    both = told(bare, CurveSolved(f"{KEY}/memory-110/frozen-7", SHAPE, a_plan(2, 0.7))).snapshot
+    assert [type(decision) for decision in decided(both).decisions] == [ResizeJob]
+
+
+def test_a_second_death_before_the_first_curve_is_there_leaves_nothing_half_waited_for() -> None:
+    job = replace(job_of(pipelined()), memory=MemoryRecord(110), freezing=Freezing(4, 4, FREE_S))
+    running = filling(replace(pipelined(), jobs={"j": job}))
+    dead = died(told(running, froze(9)).snapshot, peak_bytes=92_000_000_000)
+    assert job_of(dead).curve_key == job_of(dead).next_curve_key == f"{KEY}/memory-115/frozen-9"
+    assert job_of(dead).freezing.awaits_plan
+    assert {wanted.curve_key for wanted in decided(dead).wanted_shapes} == {f"{KEY}/memory-115/frozen-9"}
+    late = told(dead, froze(11), runs=()).snapshot
+    assert job_of(late).freezing.layers == 9, "the dead workers' word comes too late"

@@ -1,12 +1,16 @@
-"""What a curve knows about GPUs that are wasted on its job."""
+"""What a curve is called, and what it knows about GPUs that are wasted on its job."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from scheduler.domain.freezing import Freezing
 from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.scaling_curve import LINEAR_CURVE, ScalingCurve, data_parallel_plan
-from tests.builders import GPU, a_curve
+from scheduler.domain.memory_record import MemoryRecord
+from scheduler.domain.scaling_curve import LINEAR_CURVE, CurveRequest, ScalingCurve, curve_key, data_parallel_plan
+from tests.builders import GPU, a_curve, a_job
 
 OTHER = "l40s"
 ONE_NODE = GpuShape.packed(GPU, 8, 8)
@@ -47,3 +51,20 @@ def test_a_shape_without_a_plan_has_no_better_part() -> None:
     assert curve.better_part(TWO_NODES) is None
     assert ScalingCurve().better_part(TWO_NODES) is None
     assert a_curve({TWO_NODES: 9.0}).plan(TWO_NODES) == replace(data_parallel_plan(GPU, 16), iteration_time_s=9.0)
+
+
+@pytest.mark.parametrize(
+    ("percent", "frozen", "suffix"),
+    [(100, 0, ""), (115, 0, "/memory-115"), (100, 4, "/frozen-4"), (115, 4, "/memory-115/frozen-4")],
+)
+def test_a_key_names_what_a_job_has_learned_and_is_bare_where_that_is_nothing(
+    percent: int, frozen: int, suffix: str
+) -> None:
+    key = f"gpt2/batch-64/seq-0{suffix}"
+    request = CurveRequest("gpt2", "", 64, 0, memory_percent=percent, frozen_layers=frozen)
+    assert request.key == curve_key("gpt2", "", 64, 0, memory_percent=percent, frozen_layers=frozen) == key
+    spec = a_job("j", 1, model="gpt2", global_batch=64).spec
+    job = replace(a_job("j", 1), spec=spec, memory=MemoryRecord(percent), freezing=Freezing(frozen, frozen))
+    assert (job.curve_key, job.next_curve_key, job.curve_requests) == (key, key, (request,))
+    plain = replace(job, spec=a_job("j", 1).spec)
+    assert (plain.curve_key, plain.next_curve_key, plain.curve_requests) == ("linear", "linear", ())
