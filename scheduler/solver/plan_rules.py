@@ -8,7 +8,7 @@ from dataclasses import replace
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, ScheduleName, Stage
 from scheduler.solver.costs.chain import Layer, chain
 from scheduler.solver.costs.setting import Setting
-from scheduler.solver.costs.spreads import Limits
+from scheduler.solver.costs.spreads import Limits, token_multiple
 from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.request import DeviceGroup, SolveRequest
 
@@ -58,8 +58,8 @@ def strategy_fault(strategy: LayerStrategy, limits: Limits, setting: Setting, ba
 
 
 def _faults(one: LayerStrategy, limits: Limits, setting: Setting, batch: int) -> Iterator[tuple[bool, str]]:
-    replicas, context, node = one.dp * one.ulysses * one.ring, one.ulysses * one.ring, setting.node_gpus
-    in_node = node // one.tp
+    context, node = one.ulysses * one.ring, setting.node_gpus
+    replicas, in_node, shares = one.dp * context, node // one.tp, token_multiple(one.ulysses, one.ring)
     yield one.gpus != setting.gpus, f"tp x dp x ulysses x ring is {one.gpus}; the stage has {setting.gpus} GPUs"
     yield node % one.tp > 0, f"tp is {one.tp}; it must divide the {node} GPUs of the stage that share a node"
     yield limits.heads % one.tp > 0, f"tp is {one.tp}; it must divide the {limits.heads} heads"
@@ -72,7 +72,14 @@ def _faults(one: LayerStrategy, limits: Limits, setting: Setting, batch: int) ->
         limits.attention_heads % (one.tp * one.ulysses) > 0,
         f"tp x ulysses is {one.tp * one.ulysses}; it must divide the {limits.attention_heads} attention heads",
     )
-    yield limits.tokens % context > 0, f"ulysses x ring is {context}; it must divide the {limits.tokens} tokens"
+    yield (
+        limits.tokens % shares > 0,
+        f"ulysses {one.ulysses} x ring {one.ring} needs a multiple of {shares} tokens; there are {limits.tokens}",
+    )
+    yield (
+        one.sequence_sharding and limits.tokens % (one.tp * context) > 0,
+        f"sequence_sharding is true; tp x ulysses x ring, {one.tp * context}, must divide the {limits.tokens} tokens",
+    )
     yield batch % one.dp > 0, f"dp is {one.dp}; it must divide the micro-batch of {batch} samples"
     yield replicas % one.ep > 0, f"ep is {one.ep}; it must divide the {replicas} replicas"
     yield limits.experts % one.ep > 0, f"ep is {one.ep}; it must divide the {limits.experts} experts"

@@ -101,6 +101,12 @@ def be_killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def freeze() -> None:
+    """Freezes one layer more than are frozen already."""
+    say("running", step=5, frozen_layers=int(os.environ["EBBTIDE_FROZEN_LAYERS"]) + 1)
+    wait_for(notice)
+
+
 def childful() -> None:
     """Starts a child in its group and one in a group of its own."""
     for own_group in (False, True):
@@ -122,7 +128,7 @@ def mute_and_done() -> None:
     print("all done")
 
 
-BEHAVIOURS = (obey, stubborn, finish, crash, fail, run_out, be_killed, childful, mother, mute, mute_and_done)
+BEHAVIOURS = (obey, stubborn, finish, crash, fail, run_out, be_killed, freeze, childful, mother, mute, mute_and_done)
 
 if __name__ == "__main__":
     HELD = hold_slots()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.domain.freezing import Freezing
 from scheduler.domain.observation import FailureCause, RunPhase
 from scheduler.domain.worker_token import issue_token
 from scheduler.executors.local import LocalExecutor
@@ -144,6 +145,14 @@ def test_a_rank_that_ran_out_of_memory_is_what_the_run_has_died_of(executor: Loc
     state = desired(1, rank_job("a", "run_out", {"t0": (0, 1)}, tmp_path))
     run = run_of(drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"}), "a")
     assert (run.cause, run.peak_bytes) == (FailureCause.OUT_OF_MEMORY, 900)
+
+
+def test_ranks_start_with_the_layers_frozen_that_are_known_and_tell_of_more(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
+    job = replace(rank_job("a", "freeze", {"t0": (0, 1)}, tmp_path), freezing=Freezing(layers=4))
+    seen = drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    assert run_of(seen, "a").frozen_layers == 5
 
 
 @pytest.mark.parametrize("risen", [True, False])

@@ -161,15 +161,24 @@ def _spreads(
             and all(degree == 1 or has(dimension) for dimension, degree in split.items())
             and gcd(group.node_gpus, gpus) % tp == 0
             and samples % dp == 0
-            and all(run.heads % tp == 0 and run.tokens_per_sample % (ulysses * ring) == 0 for run in runs)
+            and all(run.heads % tp == 0 for run in runs)
+            and all(_shares_alike(run.tokens_per_sample, ulysses, ring) for run in runs)
             and all((run.attention_heads or run.heads) % (tp * ulysses) == 0 for run in runs)
             and all(not run.measured_degrees or tp in run.measured_degrees for run in runs)
         ):
             spread_experts = experts and has(Dimension.EXPERT)
             expert_degrees = _divisors(gcd(experts, gpus // tp)) if spread_experts else [1]
-            shardings = (False, True) if tp > 1 and has(Dimension.SEQUENCE_SHARDING) else (False,)
+            may_shard = tp > 1 and has(Dimension.SEQUENCE_SHARDING)
+            even = all(run.tokens_per_sample % (tp * ulysses * ring) == 0 for run in runs)
+            shardings = (False, True) if may_shard and even else (False,)
             for sharded, ep in product(shardings, expert_degrees):
                 yield tp, sharded, dp, ulysses, ring, ep
+
+
+def _shares_alike(tokens: int, ulysses: int, ring: int) -> bool:
+    """A ring rank has one chunk of the front half and one of the back half, and each Ulysses rank a part of both."""
+    chunks = 2 * ring if ring > 1 else 1
+    return tokens % chunks == 0 and tokens // chunks * (2 if ring > 1 else 1) % ulysses == 0
 
 
 def _schedules(

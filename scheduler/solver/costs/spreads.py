@@ -3,21 +3,26 @@
 tp x dp x ulysses x ring = GPUs of the stage. Ranks are numbered with tp varying fastest, then ulysses, ring, dp. The
 dp x ulysses x ring ranks that share a tensor rank are *replicas*: they hold the same weights, or shards of them.
 
+All ranks of a sequence hold as many of its tokens. A rank of a ring holds two equal chunks of them, one from the front
+and one from the back (zigzag), so that the causal mask leaves all ranks as much to do; its Ulysses ranks share both
+alike.
+
 Left out are spreads that cannot win (each lemma has a property test):
 
 * Sequences are split only where samples cannot be. With R replicas and micro-batches of b samples, dp = gcd(b, R).
   A smaller dp leaves a factor f of ulysses x ring that also divides b / dp. Moving f over to dp changes neither
-  rows, weights, replicas nor memory, and shortens the groups that ulysses and ring talk in.
-* Tensor parallelism shards the sequence wherever the worker can. A reduce-scatter and an all-gather take the time of
-  the all-reduce that they replace (the group is inside a node), element-wise work and kept activations shrink, and
-  a border needs no gather (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+  rows, weights, replicas nor memory, and shortens the groups that ulysses and ring talk in; tokens that divided before
+  still do.
+* Tensor parallelism shards the sequence wherever the worker can and the tokens divide. A reduce-scatter and all-gather
+  take the time of the all-reduce that they replace (the group is inside a node), element-wise work and kept activations
+  shrink, and a border needs no gather (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
+from math import gcd, lcm
 
 import numpy as np
 
@@ -32,8 +37,8 @@ class Limits:
     """What the layers of a model allow, all together.
 
     Attributes:
-        heads, attention_heads, tokens: every tensor degree divides the first, tensor x Ulysses the second,
-            Ulysses x ring the third (greatest common divisors over the layers).
+        heads, attention_heads, tokens: every tensor degree divides the first, tensor x Ulysses the second, the
+            `token_multiple` of Ulysses x ring the third (greatest common divisors over the layers).
         experts: every expert degree divides it; 0 for a model without experts.
         measured: tensor degrees with measured times in all layers that have some; empty where none has.
     """
@@ -88,13 +93,19 @@ def spreads(limits: Limits, dimensions: frozenset[Dimension], node_gpus: int, gp
         for tp in tensor_degrees:
             replicas = gpus // tp
             dp = gcd(batch, replicas)
-            sharded = int(tp > 1 and Dimension.SEQUENCE_SHARDING in dimensions)
+            may_shard = tp > 1 and Dimension.SEQUENCE_SHARDING in dimensions
             for ulysses, ring in _context_degrees(limits, dimensions, tp, replicas // dp):
+                sharded = int(may_shard and limits.tokens % (tp * ulysses * ring) == 0)
                 rows += [
                     (micro_batches, batch // dp, tp, sharded, dp, ulysses, ring, ep)
                     for ep in _expert_degrees(limits, dimensions, replicas)
                 ]
     return Spreads(*np.array(rows, dtype=np.int64).reshape(-1, 8).T)
+
+
+def token_multiple(ulysses: int, ring: int) -> int:
+    """What the tokens of a sequence must be a multiple of, so that all ranks that share it hold as many."""
+    return ring * lcm(2, ulysses) if ring > 1 else ulysses
 
 
 def _tensor_degrees(limits: Limits, dimensions: frozenset[Dimension], node_gpus: int) -> list[int]:
@@ -105,13 +116,12 @@ def _tensor_degrees(limits: Limits, dimensions: frozenset[Dimension], node_gpus:
 
 def _context_degrees(limits: Limits, dimensions: frozenset[Dimension], tp: int, context: int) -> list[tuple[int, int]]:
     """Pairs (ulysses, ring) with product `context`; heads limit the first alone (USP, arXiv 2405.07719)."""
-    if limits.tokens % context:
-        return []
     pairs = [(ulysses, context // ulysses) for ulysses in divisors(context)]
     return [
         (ulysses, ring)
         for ulysses, ring in pairs
-        if (ulysses == 1 or (Dimension.ULYSSES in dimensions and limits.attention_heads % (tp * ulysses) == 0))
+        if limits.tokens % token_multiple(ulysses, ring) == 0
+        and (ulysses == 1 or (Dimension.ULYSSES in dimensions and limits.attention_heads % (tp * ulysses) == 0))
         and (ring == 1 or Dimension.RING in dimensions)
     ]
 

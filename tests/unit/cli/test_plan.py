@@ -109,7 +109,7 @@ def test_no_plan_is_a_failure_that_names_what_binds(run: Run, form: str, printed
 
 
 def test_a_batch_that_cannot_be_split_is_named(run: Run) -> None:
-    result = run("plan", "--model", "gpt2", "--gpu", "cpu", "--gpus", "3", "--global-batch", "8")
+    result = run("plan", "--model", "tiny-gpt", "--gpu", "cpu", "--gpus", "7", "--global-batch", "8")
     assert result.exit_code == 1
     assert "global batch of 8" in result.stderr
 

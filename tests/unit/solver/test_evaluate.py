@@ -180,6 +180,13 @@ def test_degrees_must_divide_what_they_split() -> None:
     assert evaluate(three, mixtral).iteration_time_s > 0
     with pytest.raises(PlanError, match="ep is 4; it must divide the 2 replicas"):
         evaluate(_plan(LayerStrategy(layers=32, tp=2, dp=2, ep=4)), mixtral)
+    odd = replace(_request(), model=load_model("llama-2-7b", 4090))
+    for tokens, ulysses, ring in ((4, 2, 2), (8, 1, 4)):
+        pair = _plan(LayerStrategy(layers=32, tp=4 // (ulysses * ring), ulysses=ulysses, ring=ring))
+        with pytest.raises(PlanError, match=f"ulysses {ulysses} x ring {ring} needs a multiple of {tokens} tokens"):
+            evaluate(pair, odd)
+    with pytest.raises(PlanError, match="tp x ulysses x ring, 4, must divide the 4090 tokens"):
+        evaluate(_plan(LayerStrategy(layers=32, tp=4, sequence_sharding=True)), odd)
     thin = replace(_request(), shape=GpuShape.packed("a100-80g", 4, 1))
     with pytest.raises(PlanError, match="tp is 2; it must divide the 1 GPUs"):
         evaluate(_plan(), thin)

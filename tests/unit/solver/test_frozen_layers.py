@@ -85,7 +85,7 @@ def test_only_layers_that_there_are_can_be_frozen(layers: int) -> None:
 def test_frozen_layers_are_another_type_and_another_curve() -> None:
     kinds = chain(GPT2.with_frozen(6), Precision.BF16, stages=2).kinds
     assert [(kind.trained, kind.backward) for kind in kinds] == [(False, False)] * 2 + [(True, True)] * 2
-    requests = [CurveRequest("tiny-gpt", "", 8, 0, layers) for layers in (0, 2)]
+    requests = [CurveRequest("tiny-gpt", "", 8, 0, frozen_layers=layers) for layers in (0, 2)]
     assert [request.key for request in requests] == ["tiny-gpt/batch-8/seq-0", "tiny-gpt/batch-8/seq-0/frozen-2"]
     points = [solve_point(request, GpuShape.packed("t4", 2, 8)) for request in requests]
     assert isinstance(points[0], ParallelPlan)

@@ -30,7 +30,7 @@ ROUNDING = 1 + 1e-9
 WORLDS = [(gpus, node) for gpus in (1, 2, 4, 6, 8, 12) for node in divisors(gpus) if node != 3]
 
 
-def _substitute(strategy: LayerStrategy, setting: Setting, batch: int) -> LayerStrategy:
+def _substitute(strategy: LayerStrategy, setting: Setting, batch: int, tokens: int) -> LayerStrategy:
     """What the lemmas say to take instead."""
     replicas = setting.gpus // strategy.tp
     dp = gcd(batch, replicas)
@@ -45,7 +45,9 @@ def _substitute(strategy: LayerStrategy, setting: Setting, batch: int) -> LayerS
         dp=dp,
         ulysses=strategy.ulysses // out_of_ulysses,
         ring=strategy.ring // (factor // out_of_ulysses),
-        sequence_sharding=strategy.tp > 1 and hardware.supports(Dimension.SEQUENCE_SHARDING),
+        sequence_sharding=strategy.tp > 1
+        and hardware.supports(Dimension.SEQUENCE_SHARDING)
+        and tokens % (strategy.tp * (replicas // dp)) == 0,
         zero=zero,
     )
 
@@ -89,7 +91,7 @@ def test_every_strategy_left_out_is_matched_by_one_kept(gpus: int, node: int) ->
         if not gone:
             continue
         left_out += len(gone)
-        instead = [_substitute(one, setting, batch) for one in gone]
+        instead = [_substitute(one, setting, batch, limits.tokens) for one in gone]
         assert set(instead) <= kept
         for own, other in zip(
             _columns(gone, kinds, setting, batch), _columns(instead, kinds, setting, batch), strict=True

@@ -49,9 +49,9 @@ def test_no_gpu_reaches_more_than_its_datasheet_says() -> None:
         assert gpu.inter_bandwidth_bytes_per_s < gpu.intra_bandwidth_bytes_per_s, name
 
 
-def test_the_cpu_worker_spreads_over_data_alone_and_trains_in_fp32() -> None:
+def test_the_cpu_worker_has_every_dimension_but_a_host_to_offload_to_and_trains_in_fp32() -> None:
     cpu = load_gpu("cpu")
-    assert cpu.dimensions == {Dimension.DATA, Dimension.FSDP, Dimension.RECOMPUTE}
+    assert cpu.dimensions == set(Dimension) - {Dimension.OFFLOAD}
     assert cpu.precision is Precision.FP32
 
 
