@@ -7,9 +7,7 @@ import secrets
 import signal
 import socket
 import threading
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 
 from scheduler.executors.local import LocalExecutor
 from scheduler.executors.local_run import Patience
@@ -21,6 +19,7 @@ from scheduler.runtime.controller import Controller, Pace
 from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_watch import DemandWatch
 from scheduler.runtime.reconciler import Hook, no_hook
+from scheduler.runtime.solver_pool import solver_pool
 from scheduler.settings import Settings, token_secret
 from scheduler.store.sql import SqlStore
 from scheduler.telemetry.logs import configure_logs
@@ -52,14 +51,13 @@ def build_controller(settings: Settings, store: SqlStore, *, at: Hook = no_hook)
         settings.run_dir, now=clock.now_s, url=settings.worker_url, secret=secret, patience=patience, at=at
     )
     forecaster = partial(SeasonalForecaster, season_s=settings.season_s)
-    solvers = ProcessPoolExecutor(settings.solver_processes, mp_context=get_context("spawn"))
     return Controller(
         holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
         store=store,
         executor=executor,
         clock=clock,
         policies=policies_of(settings),
-        curves=CurveBuilder(solvers, most_in_flight=4 * settings.solver_processes),
+        curves=CurveBuilder(solver_pool(settings.solver_processes), most_in_flight=4 * settings.solver_processes),
         demand=DemandWatch(store, forecaster, memory_s=HISTORY_SEASONS * settings.season_s),
         on_report=TickRecorder().record,
         has_news=executor.has_news,
