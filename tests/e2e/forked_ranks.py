@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +38,14 @@ class Training:
         return [sys.executable, "-m", "scheduler.worker.train", *named, *self.options]
 
     def lines(self, pattern: str) -> list[dict[str, Any]]:
-        files = sorted((self.root / "ledger").glob(pattern))
+        """Those of a later generation come later."""
+        files = sorted((self.root / "ledger").glob(pattern), key=_generation)
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    def first_steps(self) -> dict[int, int]:
+        """By generation, the first step that it made."""
+        files = (self.root / "ledger").glob("losses-*")
+        return {_generation(file): json.loads(file.read_text().partition("\n")[0])["step"] for file in files}
 
     def losses(self) -> dict[int, float]:
         return {line["step"]: line["loss"] for line in self.lines("losses-*")}
@@ -48,7 +56,7 @@ class Training:
         for file in (self.root / "ledger").glob("states-g*"):
             for line in map(json.loads, file.read_text().splitlines()):
                 if line["event"] == event:
-                    found[int(file.stem.partition("-g")[2]), line["step"]] = line["digest"]
+                    found[_generation(file), line["step"]] = line["digest"]
         return found
 
 
@@ -60,16 +68,13 @@ class Farm:
         self._port = port
         self._generation = 0
 
+    @property
+    def generation(self) -> int:
+        return self._generation
+
     def run(self, training: Training, plan: ParallelPlan, *, until: int = 0) -> list[Status]:
         """One generation to its end: to step `until` (0: the last). The last statuses of its ranks."""
-        self._generation += 1
-        run_dir = training.root / f"run-{self._generation}"
-        run_dir.mkdir(parents=True)
-        (run_dir / "plan.json").write_text(json.dumps(plan_to_json(plan)))
-        if until:
-            (run_dir / "notice.json").write_text(json.dumps({"action": "leave", "step": until, "seconds_left": 60.0}))
-        for rank in range(plan.world_size):
-            self._order(training, plan, run_dir, rank)
+        run_dir = self._begin(training, plan, until)
         left = set(range(plan.world_size))
         while left:
             report = self._report()
@@ -80,6 +85,29 @@ class Farm:
         assert {status["phase"] for status in statuses} <= {"left", "succeeded"}, _logs(run_dir)
         return statuses
 
+    def kill_one(
+        self, training: Training, plan: ParallelPlan, rank: int, *, when: Callable[[], bool], until: int = 0
+    ) -> set[int]:
+        """One generation of which a rank is killed with SIGKILL as soon as `when`; the ranks that outlive it for
+        `PATIENCE_S`, which are killed then."""
+        run_dir = self._begin(training, plan, until)
+        limit_s = time.monotonic() + PATIENCE_S
+        while not when():
+            assert time.monotonic() < limit_s, _logs(run_dir)
+            time.sleep(0.001)
+        generation = {"generation": self._generation}
+        self._send({"signal": {**generation, "rank": rank, "number": int(signal.SIGKILL)}})
+        left, outlived = set(range(plan.world_size)), set[int]()
+        limit_s = time.monotonic() + PATIENCE_S
+        while left:
+            if time.monotonic() > limit_s and not outlived:
+                outlived = set(left)
+                for one in left:
+                    self._send({"signal": {**generation, "rank": one, "number": int(signal.SIGKILL)}})
+            if ended := self._report(within_s=1.0).get("ended"):
+                left.discard(ended["rank"])
+        return outlived
+
     def fail(self, training: Training, plan: ParallelPlan) -> str:
         """One generation that must not go well: the reason that rank 0 gives."""
         try:
@@ -89,6 +117,17 @@ class Farm:
             assert status["phase"] == "failed"
             return str(status["reason"])
         raise AssertionError("it went well")
+
+    def _begin(self, training: Training, plan: ParallelPlan, until: int) -> Path:
+        self._generation += 1
+        run_dir = training.root / f"run-{self._generation}"
+        run_dir.mkdir(parents=True)
+        (run_dir / "plan.json").write_text(json.dumps(plan_to_json(plan)))
+        if until:
+            (run_dir / "notice.json").write_text(json.dumps({"action": "leave", "step": until, "seconds_left": 60.0}))
+        for rank in range(plan.world_size):
+            self._order(training, plan, run_dir, rank)
+        return run_dir
 
     def _order(self, training: Training, plan: ParallelPlan, run_dir: Path, rank: int) -> None:
         env = {
@@ -108,13 +147,18 @@ class Farm:
         }
         log = str(run_dir / f"rank-{rank}.log")
         number = {"generation": self._generation, "rank": rank}
-        order = {"start": {**number, "argv": training.argv(), "env": env, "log": log, "warm": True}}
+        self._send({"start": {**number, "argv": training.argv(), "env": env, "log": log, "warm": True}})
+
+    def _send(self, order: dict[str, Any]) -> None:
         assert self._agent.stdin is not None
         self._agent.stdin.write(json.dumps(order).encode() + b"\n")
         self._agent.stdin.flush()
 
-    def _report(self) -> dict[str, Any]:
+    def _report(self, *, within_s: float | None = None) -> dict[str, Any]:
+        """The next one; nothing where none has come in time."""
         assert self._agent.stdout is not None
+        if within_s is not None and not select.select([self._agent.stdout], [], [], within_s)[0]:
+            return {}
         report: dict[str, Any] = json.loads(self._agent.stdout.readline())
         return report
 
@@ -128,7 +172,8 @@ def farm(folder: Path) -> Iterator[Farm]:
     with (folder / "log").open("ab") as log:
         store = subprocess.Popen([*_module("rendezvous"), "--port-file", str(port_file)], stderr=log, **common)
         preload = ["--preload", "scheduler.worker.warm"]
-        agent = subprocess.Popen([*_module("agent"), *preload], stdout=subprocess.PIPE, stderr=log, **common)
+        # Without a buffer here: whether there is a report is asked of the pipe.
+        agent = subprocess.Popen([*_module("agent"), *preload], stdout=subprocess.PIPE, stderr=log, bufsize=0, **common)
     try:
         limit_s = time.monotonic() + PATIENCE_S
         while not port_file.exists():
@@ -156,6 +201,10 @@ def a_plan(*stages: tuple[LayerStrategy, ...], batch: int, micro_batches: int = 
     name = ScheduleName.INTERLEAVED if interleave > 1 else ScheduleName.ONE_F_ONE_B
     schedule = Schedule(name, interleave)
     return ParallelPlan(schedule, micro_batches, batch // micro_batches, 1.0, 1.0, 1, tuple(made))
+
+
+def _generation(ledger_file: Path) -> int:
+    return int(ledger_file.stem.partition("-g")[2].partition("-")[0])
 
 
 def _module(name: str) -> list[str]:

@@ -1,0 +1,42 @@
+"""A script that torchrun starts, under a real controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.command import ResumeJob, SuspendJob
+from scheduler.domain.job import JobSpec
+from scheduler.domain.job_state import JobState
+from tests.e2e.training_play import Play
+
+STEPS = 100
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Play]:
+    made = Play(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.e2e
+def test_a_script_that_torchrun_starts_trains_saves_and_leaves_when_told(play: Play) -> None:
+    """torchrun is the rank's process, the script its child; its store and its membership are its own business."""
+    torchrun = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
+    trainer = ("-m", "scheduler.worker.train", "--global-batch", "12", "--steps", str(STEPS))
+    command = (*torchrun, *trainer, "--ledger", str(play.ledger))
+    play.open(
+        JobSpec(name="train", min_gpus=1, max_gpus=1, model="tiny-gpt", global_batch=12, steps=STEPS, command=command)
+    )
+    play.wait(lambda: play.steps_made(play.generation()) >= 10)
+    first = play.generation()
+    play.send(SuspendJob("train"))
+    play.wait(lambda: play.job().state is JobState.SUSPENDED and not play.job().allocation.held)
+    assert play.status(first)["phase"] == "left"
+    play.send(ResumeJob("train"))
+    play.wait(lambda: play.job().state is JobState.SUCCEEDED)
+    assert play.job().account.lost_gpu_s == 0.0
+    assert sorted(play.losses()) == list(range(1, STEPS + 1))

@@ -1,0 +1,241 @@
+"""One real training under a real controller, whose processes can be killed: played by tests, watched through files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
+from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.domain.job import Job, JobSpec
+from scheduler.executors.local_processes import marked_processes
+from scheduler.store.migrate import migrate
+from scheduler.store.sql import SqlStore
+from scheduler.worker.manifest import MANIFEST_NAME, checkpoint_path, checkpoint_steps, latest
+from tests.builders import a_node
+from tests.e2e.killable_controller import settings
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 240.0
+_LOOK_PERIOD_S = 0.001
+_CHECK_PERIOD_S = 0.1
+
+
+class Play:
+    """A job `train` on two nodes of two slots and one. `resumed_from` tells of each generation from which complete
+    checkpoint it had to go on; it is filled while something is waited for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ledger = folder / "ledger"
+        self.checkpoints = folder / "run/jobs/train/checkpoints"
+        self.resumed_from: dict[int, int] = {}
+        self._born: dict[int, psutil.Process] = {}
+        url = settings(folder).database_url
+        migrate(url)
+        self.store = SqlStore(url)
+        self.start_controller()
+
+    def open(self, spec: JobSpec) -> None:
+        self.send(CreatePool(Pool("training", PoolKind.TRAINING)))
+        self.send(AddNode(a_node("t0", gpus=2, gpu="cpu")))
+        self.send(AddNode(a_node("t1", gpus=1, gpu="cpu")))
+        self.send(SubmitJob("train", spec))
+        self.wait(lambda: self._job() is not None)
+
+    def send(self, body: CommandBody) -> None:
+        self.store.send(Command(f"test-{time.time_ns()}", time.time(), body))
+
+    def resize(self, gpus: int) -> None:
+        self.send(ScaleJob("train", gpus, gpus))
+
+    def job(self) -> Job:
+        job = self._job()
+        assert job is not None, "it is submitted by open()"
+        return job
+
+    def wait(self, reached: Callable[[], bool], *, nudge: Callable[[], None] = lambda: None) -> None:
+        """Until `reached`, which is looked at every millisecond. `nudge` is called now and then."""
+        limit_s = time.monotonic() + PATIENCE_S
+        check_at_s = 0.0
+        while not reached():
+            self._note_generation()
+            if time.monotonic() >= check_at_s:
+                self._check(limit_s)
+                nudge()
+                check_at_s = time.monotonic() + _CHECK_PERIOD_S
+            time.sleep(_LOOK_PERIOD_S)
+
+    # What the files say.
+
+    def generation(self) -> int:
+        """The latest one that was begun; 0 before the first."""
+        return max(self._generations(), default=0)
+
+    def generation_before(self, generation: int) -> int:
+        """0 where that was the first."""
+        return max((one for one in self._generations() if one < generation), default=0)
+
+    def run_dir(self, generation: int) -> Path:
+        return self.folder / f"run/jobs/train/gen-{generation}"
+
+    def gpus(self, generation: int) -> dict[str, list[int]]:
+        """Slots by node."""
+        found: dict[str, list[int]] = json.loads((self.run_dir(generation) / "started.json").read_text())["gpus"]
+        return found
+
+    def status(self, generation: int, rank: int = 0) -> dict[str, Any]:
+        """What a rank says of itself; its phase is empty while it says nothing."""
+        path = self.run_dir(generation) / f"status-{rank}.json"
+        said: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"phase": ""}
+        return said
+
+    def steps_made(self, generation: int) -> int:
+        path = self.ledger / f"losses-g{generation}.jsonl"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def is_noticed(self, generation: int) -> bool:
+        return (self.run_dir(generation) / "notice.json").exists()
+
+    def is_loading(self, generation: int) -> bool:
+        """A checkpoint is there, and a rank has tried whether the folder can be written, which it does right before."""
+        begun_ns = (self.run_dir(generation) / "started.json").stat().st_mtime_ns
+        touched = self.checkpoints.stat().st_mtime_ns > begun_ns
+        return touched and self.status(generation)["phase"] == "starting" and bool(self.resumed_from.get(generation))
+
+    def is_saving(self, generation: int) -> bool:
+        return has_half_a_checkpoint(self.checkpoints, newer_than=self.run_dir(generation) / "started.json")
+
+    def losses(self) -> dict[int, float]:
+        """The loss of each step; of a step that was done again, the later generation's."""
+        return losses(self.ledger)
+
+    def digests(self, event: str) -> dict[tuple[int, int], str]:
+        """Of all states that were "saved" or "loaded", by generation and step."""
+        return {
+            (generation, line["step"]): line["digest"]
+            for generation, line in lines(self.ledger, "states-g*.jsonl")
+            if line["event"] == event
+        }
+
+    # Who is killed.
+
+    def kill_rank(self, rank: int) -> bool:
+        """Whether the latest generation had such a rank."""
+        pid = self.status(self.generation(), rank).get("pid")
+        if pid is None:
+            return False
+        self._remember()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return True
+        return False
+
+    def kill_agent(self, node: str) -> bool:
+        """Whether the node had one."""
+        self._remember()
+        for process in psutil.Process(self.controller.pid).children():
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                if Path(f"/proc/{process.pid}/fd/2").readlink().name == f"agent-{node}.log":
+                    process.kill()
+                    return True
+        return False
+
+    def kill_controller(self) -> bool:
+        """And the next one starts."""
+        self._remember()
+        self.controller.kill()
+        self.controller.wait()
+        self.start_controller()
+        return True
+
+    def start_controller(self) -> None:
+        command = [sys.executable, "-m", "tests.e2e.killable_controller", str(self.folder), "never", "1", "60"]
+        with (self.folder / "controller.log").open("ab") as log:
+            self.controller = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def end(self) -> None:
+        """The controller is told to end; nothing that ever descended from one is left."""
+        self._remember()
+        self.controller.send_signal(signal.SIGTERM)
+        assert self.controller.wait(PATIENCE_S) == 0
+        limit_s = time.monotonic() + PATIENCE_S
+        while left := [process for process in self._born.values() if _lives(process)]:
+            assert time.monotonic() < limit_s, left
+            time.sleep(_CHECK_PERIOD_S)
+        assert not marked_processes(self.folder / "run")
+
+    def close(self) -> None:
+        self._remember()
+        self.controller.kill()
+        self.controller.wait()
+        for left in (*self._born.values(), *marked_processes(self.folder / "run")):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
+        self.store.close()
+
+    def _generations(self) -> list[int]:
+        return [int(path.name.removeprefix("gen-")) for path in self.folder.glob("run/jobs/train/gen-*")]
+
+    def _job(self) -> Job | None:
+        return self.store.load().snapshot.jobs.get("train") or self.store.ended_job("train")
+
+    def _check(self, limit_s: float) -> None:
+        assert self.controller.poll() is None, self._log()
+        assert time.monotonic() < limit_s, self._log()
+
+    def _note_generation(self) -> None:
+        """When a generation begins nobody of an earlier one is left, and it saves nothing for some steps to come."""
+        generation = self.generation()
+        if generation and generation not in self.resumed_from:
+            found = latest(self.checkpoints)
+            self.resumed_from[generation] = found.position.step if found else 0
+
+    def _remember(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.controller.pid).children(recursive=True):
+                self._born.setdefault(process.pid, process)
+
+    def _log(self) -> str:
+        return (self.folder / "controller.log").read_text()[-5000:]
+
+
+def has_half_a_checkpoint(root: Path, *, newer_than: Path) -> bool:
+    """Whether the newest checkpoint was begun after that file was written, and is not complete."""
+    newest = next(iter(checkpoint_steps(root)), 0)
+    directory = checkpoint_path(root, newest)
+    with contextlib.suppress(FileNotFoundError):
+        if newest and directory.stat().st_mtime_ns > newer_than.stat().st_mtime_ns:
+            return not (directory / MANIFEST_NAME).exists()
+    return False
+
+
+def lines(ledger: Path, pattern: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each line with its generation, in the order of generations."""
+    paths = [(int(path.stem.partition("-g")[2].partition("-")[0]), path) for path in ledger.glob(pattern)]
+    for generation, path in sorted(paths):
+        for line in path.read_text().splitlines():
+            yield generation, json.loads(line)
+
+
+def losses(ledger: Path) -> dict[int, float]:
+    """The loss of each step; of a step that was done again, the later generation's."""
+    return {int(line["step"]): float(line["loss"]) for _, line in lines(ledger, "losses-g*.jsonl")}
+
+
+def _lives(process: psutil.Process) -> bool:
+    """A process that has ended and that nobody reaps is gone all the same."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
