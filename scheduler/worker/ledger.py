@@ -36,10 +36,10 @@ class Ledger:
         if self._rank == 0:
             self._append(f"losses-g{self._generation}", {"step": step, "loss": loss})
 
-    def state(self, step: int, event: str, *, entries: Mapping[str, Any]) -> None:
-        """A digest of all model and optimizer entries: equal digests are equal to the last bit."""
+    def state(self, step: int, event: str, *, digest: str) -> None:
+        """Of all model and optimizer entries: equal digests are equal to the last bit."""
         if self._rank == 0:
-            self._append(f"states-g{self._generation}", {"step": step, "event": event, "digest": state_digest(entries)})
+            self._append(f"states-g{self._generation}", {"step": step, "event": event, "digest": digest})
 
     def _append(self, name: str, line: Mapping[str, object]) -> None:
         if self._directory is None:
@@ -49,14 +49,20 @@ class Ledger:
 
 
 def state_digest(entries: Mapping[str, Any]) -> str:
-    """SHA-256 over names, shapes, precisions and bytes, in the order of names."""
-    digest = hashlib.sha256()
-    for name in sorted(entries):
-        value = entries[name]
-        digest.update(name.encode())
-        if isinstance(value, torch.Tensor):
-            digest.update(f"{tuple(value.shape)} {value.dtype}".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            digest.update(repr(value).encode())
+    """SHA-256 over names, shapes, precisions and bytes of all entries, in the order of names."""
+    return combined_digest({name: entry_digest(name, value) for name, value in entries.items()})
+
+
+def combined_digest(digests: Mapping[str, str]) -> str:
+    """The digest of a state from those of its entries."""
+    return hashlib.sha256("".join(digests[name] for name in sorted(digests)).encode()).hexdigest()
+
+
+def entry_digest(name: str, value: object) -> str:
+    digest = hashlib.sha256(name.encode())
+    if isinstance(value, torch.Tensor):
+        digest.update(f"{tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    else:
+        digest.update(repr(value).encode())
     return digest.hexdigest()

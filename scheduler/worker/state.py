@@ -5,6 +5,7 @@ Ranks of a pipeline hold unlike parts; each gives what it has, and a checkpoint 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
+
+from scheduler.worker.ledger import combined_digest, entry_digest
 
 # Optimizer entries by parameter name, not by number: names stay the same however parameters are grouped.
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -49,18 +52,22 @@ def set_state(parts: Sequence[Trained], values: Mapping[str, Any]) -> None:
     set_random_state(values["random"])
 
 
-def full_state(parts: Sequence[Trained]) -> dict[str, Any]:
-    """Every model and optimizer entry by name, tensors whole; empty but on rank 0. Collective."""
+def whole_state_digest(parts: Sequence[Trained]) -> str:
+    """The digest of all model and optimizer entries, tensors whole, however they are spread: the same on every rank.
+    Each entry is hashed by one of the ranks that hold it. Collective."""
     model, optimizer = _gathered(parts, _WHOLE)
     here = model | optimizer
     held: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(held, list(here))
-    # Of all that have an entry the first gives it.
-    others = {name for names in held[: dist.get_rank()] for name in names}
-    given = {name: _on_host(value) for name, value in here.items() if name not in others}
-    found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(given, found)
-    return {name: value for each in found or [] for name, value in each.items()}
+    holders: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, names in enumerate(held):
+        for name in names:
+            holders[name].append(rank)
+    own = dist.get_rank()
+    mine = [name for k, name in enumerate(sorted(holders)) if holders[name][k % len(holders[name])] == own]
+    found: list[dict[str, str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(found, {name: entry_digest(name, here[name]) for name in mine})
+    return combined_digest({name: digest for each in found for name, digest in each.items()})
 
 
 def _gathered(parts: Sequence[Trained], options: StateDictOptions) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -71,10 +78,6 @@ def _gathered(parts: Sequence[Trained], options: StateDictOptions) -> tuple[dict
         model |= of_model
         optimizer |= of_optimizer
     return model, optimizer
-
-
-def _on_host(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
 def _random_state() -> dict[str, Tensor]:

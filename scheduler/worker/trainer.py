@@ -27,7 +27,7 @@ from scheduler.worker.optimizer import build_optimizers
 from scheduler.worker.parallel import Build, build_parts
 from scheduler.worker.pipeline import forward_backward
 from scheduler.worker.session import Session
-from scheduler.worker.state import Trained, full_state, set_state, state
+from scheduler.worker.state import Trained, set_state, state, whole_state_digest
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _DEFAULT_GLOBAL_BATCH = 12
 class TrainerSettings:
     """Zeros mean: `steps` the job's, `global_batch` the plan's, `checkpoint_every` only at the end. `freeze` holds
     pairs (step, blocks): from that step on so many blocks at the front no longer learn. With `ledger_digests` the
-    ledger holds a digest of the whole state at each save and load too, for which all of it goes to rank 0."""
+    ledger holds a digest of the whole state at each save and load too, for which each rank needs room for it."""
 
     model: str = "tiny-gpt"
     steps: int = 0
@@ -290,7 +290,7 @@ class Trainer:
 
     def _record_state(self, event: str) -> None:
         if self._ledger.is_kept and self._settings.ledger_digests:
-            self._ledger.state(self.position.step, event, entries=full_state(self._trained))
+            self._ledger.state(self.position.step, event, digest=whole_state_digest(self._trained))
 
 
 def _check_frozen(session: Session, settings: TrainerSettings, blocks: int) -> None:

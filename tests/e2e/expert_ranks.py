@@ -22,10 +22,9 @@ from torch.optim import AdamW
 from scheduler.domain.parallel_plan import Recompute
 from scheduler.worker import checkpoint
 from scheduler.worker.experts import MixtureOfExperts, spread_experts
-from scheduler.worker.ledger import state_digest
 from scheduler.worker.manifest import Manifest, Position
 from scheduler.worker.model import SIZES, Block, Gpt, build_gpt
-from scheduler.worker.state import Trained, full_state
+from scheduler.worker.state import Trained, whole_state_digest
 
 RANKS = 4
 HIDDEN, EXPERTS, UNUSED = 8, 4, 1
@@ -187,7 +186,7 @@ def resharding(folder: Path) -> dict[str, float | str]:
 
 
 def digest(model: Gpt, optimizer: AdamW) -> str:
-    return state_digest(full_state([Trained(model, [optimizer])]))
+    return whole_state_digest([Trained(model, [optimizer])])
 
 
 def cases(folder: Path) -> Found:

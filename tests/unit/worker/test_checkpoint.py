@@ -18,7 +18,7 @@ from scheduler.worker.ledger import state_digest
 from scheduler.worker.manifest import MANIFEST_NAME, CheckpointError, Manifest, Position, checkpoint_path, latest
 from scheduler.worker.model import SIZES, GptSize, build_gpt
 from scheduler.worker.session import Session
-from scheduler.worker.state import Trained, full_state
+from scheduler.worker.state import Trained, whole_state_digest
 
 SETTINGS: dict[str, str | int | float] = {"model": "nano-gpt", "seed": 1}
 
@@ -61,7 +61,7 @@ def _load(root: Path, training: Trained, *, settings: Mapping[str, str | int | f
 
 
 def _digest(training: Trained) -> str:
-    return state_digest(full_state([training]))
+    return whole_state_digest([training])
 
 
 def test_model_optimizer_position_and_random_state_come_back_bit_by_bit(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def test_each_rank_writes_its_samples_and_rank_0_the_losses(tmp_path: Path) -> N
         ledger = Ledger(tmp_path / "ledger", generation=3, rank=rank)
         ledger.step(1, samples=[rank, rank + 2], loss=4.5)
         ledger.step(2, samples=[rank + 4, rank + 6], loss=4.25)
-        ledger.state(2, "saved", entries={"a": 1})
+        ledger.state(2, "saved", digest="d1")
     assert _lines(tmp_path / "ledger" / "samples-g3-r1.jsonl") == [
         {"step": 1, "samples": [1, 3]},
         {"step": 2, "samples": [5, 7]},
