@@ -27,14 +27,10 @@ class Experts(nn.Module):
     """Feed-forward networks in stacks: dimension 0 of each parameter counts experts, those of this rank once spread.
 
     A module of its own, so that `fully_shard` can spread it over other ranks than the router beside it.
-
-    Attributes:
-        gradient_scale: what the gradients of these parameters are multiplied by; see `spread_experts`.
     """
 
     def __init__(self, experts: int, hidden: int) -> None:
         super().__init__()
-        self.gradient_scale = 1.0
         self.up = nn.Parameter(0.02 * torch.randn(experts, hidden, 4 * hidden))
         self.up_bias = nn.Parameter(torch.zeros(experts, 4 * hidden))
         self.down = nn.Parameter(0.02 * torch.randn(experts, 4 * hidden, hidden))
@@ -42,7 +38,7 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Rows of shape (rows, hidden), sorted by expert, `counts` of them for each expert held here; so the result."""
-        weights = (self._held(weight).unbind() for weight in (self.up, self.up_bias, self.down, self.down_bias))
+        weights = (_held(weight).unbind() for weight in (self.up, self.up_bias, self.down, self.down_bias))
         # An expert without rows is computed too: its gradient is then zero and not missing, as FSDP needs it, and
         # recomputation sees the same operations on each rank.
         outputs = [
@@ -50,16 +46,6 @@ class Experts(nn.Module):
             for part, up, up_bias, down, down_bias in zip(torch.split(rows, list(counts)), *weights, strict=True)
         ]
         return torch.cat(outputs)
-
-    def _held(self, weight: Tensor) -> Tensor:
-        """The part of a weight that this rank computes with."""
-        if not isinstance(weight, DTensor):
-            return weight
-        local: Tensor = weight.to_local()
-        if local.requires_grad and self.gradient_scale != 1.0:
-            scale = self.gradient_scale
-            local.register_hook(lambda gradient: gradient * scale)  # type: ignore[no-untyped-call]  # torch has no types here
-        return local
 
 
 class MixtureOfExperts(nn.Module):
@@ -122,20 +108,18 @@ class MixtureOfExperts(nn.Module):
         return _exchange(outputs.index_select(0, by_expert.argsort()), received, sent, self.group)
 
 
-def spread_experts(module: MixtureOfExperts, mesh: DeviceMesh, *, gradient_scale: float = 1.0) -> None:
+def spread_experts(module: MixtureOfExperts, mesh: DeviceMesh) -> None:
     """Leaves each rank of a mesh of one dimension its share of the experts, as DTensors; checkpoints keep them whole.
 
     All ranks must hold the same weights before: nothing is sent. What shards the module further comes after this:
 
         mesh = init_device_mesh(device, (dp, ep), mesh_dim_names=("dp", "ep"))
-        spread_experts(moe, mesh["ep"], gradient_scale=1 / ep)
+        spread_experts(moe, mesh["ep"])
         fully_shard(moe.experts, mesh=mesh["dp"])
         fully_shard(block, mesh=every_rank)                 # the router and the rest, over all dp x ep ranks
 
-    On its rank an expert gets the sum of the gradients from all ranks of `mesh`. That is right for a loss summed over
-    ranks. Where the ranks' losses are averaged, `gradient_scale` is 1 / ep: FSDP averages over dp alone. FSDP's own
-    `set_gradient_divide_factor` does not serve: gloo lacks the operation that it takes for float32, and torch 2.13
-    divides twice where dp is 1 and the gradients are float64.
+    On its rank an expert gets the sum of the gradients from all ranks of `mesh`. FSDP on top has to sum as well: its
+    average would be over dp alone.
 
     Raises:
         ValueError: the ranks do not divide the experts.
@@ -150,8 +134,13 @@ def spread_experts(module: MixtureOfExperts, mesh: DeviceMesh, *, gradient_scale
         part = weight.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
         spread = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
         setattr(module.experts, name, nn.Parameter(spread, requires_grad=weight.requires_grad))
-    module.experts.gradient_scale = gradient_scale
     module.group = mesh.get_group()
+
+
+def _held(weight: Tensor) -> Tensor:
+    """The part of a weight that this rank computes with."""
+    local: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
+    return local
 
 
 class _AllToAll(Function):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -75,10 +75,7 @@ def whole(tensor: Tensor | None) -> Tensor:
 
 
 def agreement(ep: int, experts_per_token: int, dtype: torch.dtype, *, sharded: bool) -> dict[str, float | str]:
-    """How far a spread module is off one that has all experts and all tokens; with `sharded` FSDP lies on top.
-
-    FSDP averages over ranks, so its gradients are a fourth of those of the sum.
-    """
+    """How far a spread module is off one that has all experts and all tokens; with `sharded` FSDP lies on top."""
     rank, of_all = dist.get_rank(), inputs(dtype)
     alone = mixture(experts_per_token, dtype)
     batch = torch.cat(of_all, dim=1).requires_grad_()
@@ -89,10 +86,10 @@ def agreement(ep: int, experts_per_token: int, dtype: torch.dtype, *, sharded: b
     mine = slice(begin, begin + TOKENS[rank])
 
     spread, mesh = mixture(experts_per_token, dtype), dp_ep_mesh(ep)
-    spread_experts(spread, mesh["ep"], gradient_scale=1 / ep if sharded else 1.0)
+    spread_experts(spread, mesh["ep"])
     if sharded:
-        fully_shard(spread.experts, mesh=mesh["dp"])
-        fully_shard(spread, mesh=init_device_mesh("cpu", (RANKS,)))
+        shard(spread.experts, mesh["dp"])
+        shard(spread, init_device_mesh("cpu", (RANKS,)))
     part = of_all[rank].requires_grad_()
     outputs = spread(part)
     torch.autograd.backward(loss(outputs))
@@ -102,8 +99,7 @@ def agreement(ep: int, experts_per_token: int, dtype: torch.dtype, *, sharded: b
             dist.all_reduce(weight.grad.to_local(), group=mesh.get_group("dp"))
         dist.all_reduce(whole(spread.router.weight.grad))
     assert part.grad is not None
-    times = RANKS if sharded else 1
-    gradients = {name: times * whole(weight.grad) for name, weight in spread.named_parameters()}
+    gradients = {name: whole(weight.grad) for name, weight in spread.named_parameters()}
     differences = {name: off(gradients[name], whole(weight.grad)) for name, weight in alone.named_parameters()}
     if experts_per_token == 1:
         # A softmax over one logit is constant.
@@ -123,11 +119,18 @@ def spread_gpt(ep: int, *, seed: int, recompute: Recompute = Recompute.NONE) -> 
     for block in model.blocks.values():
         assert isinstance(block, Block)
         assert isinstance(block.feed_forward, MixtureOfExperts)
-        spread_experts(block.feed_forward, mesh["ep"], gradient_scale=1 / ep)
-        fully_shard(block.feed_forward.experts, mesh=mesh["dp"])
-        fully_shard(block, mesh=everyone)
-    fully_shard(model, mesh=everyone)
+        spread_experts(block.feed_forward, mesh["ep"])
+        shard(block.feed_forward.experts, mesh["dp"])
+        shard(block, everyone)
+    shard(model, everyone)
     return model, optimizer(model)
+
+
+def shard(module: nn.Module, mesh: DeviceMesh) -> None:
+    """FSDP that sums gradients."""
+    sharded = fully_shard(module, mesh=mesh)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)
 
 
 def build(seed: int, recompute: Recompute = Recompute.NONE) -> Gpt:
@@ -143,11 +146,12 @@ def optimizer(model: Gpt) -> AdamW:
 
 
 def train(model: Gpt, optimizer: AdamW, samples: slice) -> None:
-    """STEPS steps on the mean loss over these samples of a batch of 8."""
+    """STEPS steps on these samples' share of the mean loss over a batch of 8."""
     generator = torch.Generator().manual_seed(5)
     for _ in range(STEPS):
         tokens = torch.randint(0, 256, (8, 16), generator=generator)[samples]
-        torch.autograd.backward(functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()))
+        total = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten(), reduction="sum")
+        torch.autograd.backward(total / (8 * 16))
         optimizer.step()
         optimizer.zero_grad()
 
