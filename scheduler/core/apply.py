@@ -22,7 +22,7 @@ from scheduler.domain.decision import (
     StopJob,
     SuspendRun,
 )
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.gpus import Gpus, Seats
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import Loan, LoanState
@@ -97,8 +97,9 @@ def _decided(draft: Draft, job: Job, decision: JobDecision) -> Job:
             leave_by_s = now_s if leaving is None else leaving
             allocation = _retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
             return job.moved(JobState.STARTING, now_s, allocation=allocation).on_new_plan()
-        case ResizeJob(gpus=gpus, plan=plan, leave_by_s=leave_by_s):
-            allocation = _retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
+        case ResizeJob(gpus=gpus, plan=plan, leave_by_s=leave_by_s, seats=seats):
+            kept = job.allocation
+            allocation = _retarget(kept, gpus, plan, generation=generation, leave_by_s=leave_by_s, seats=seats)
             return job.moved(JobState.RESIZING, now_s, allocation=allocation, resizes=1).on_new_plan()
         case PreemptJob(leave_by_s=by_s):
             state = JobState.PREEMPTED
@@ -112,7 +113,13 @@ def _decided(draft: Draft, job: Job, decision: JobDecision) -> Job:
 
 
 def _retarget(
-    allocation: Allocation, gpus: Gpus, plan: ParallelPlan | None, *, generation: int, leave_by_s: float
+    allocation: Allocation,
+    gpus: Gpus,
+    plan: ParallelPlan | None,
+    *,
+    generation: int,
+    leave_by_s: float,
+    seats: Seats = (),
 ) -> Allocation:
     left = gpu_sets.minus(allocation.target, gpus)
     return Allocation(
@@ -122,6 +129,7 @@ def _retarget(
         plan=plan,
         leave_by_s=leave_by_s,
         asked_at_generation=generation,
+        seats=seats,
     )
 
 

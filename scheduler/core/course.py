@@ -10,8 +10,9 @@ from math import floor, inf
 from scheduler.core.apply import take
 from scheduler.core.draft import Draft
 from scheduler.core.legal import illegal
+from scheduler.core.seating import seated
 from scheduler.core.wanted import wanted_shapes
-from scheduler.domain.decision import Decision
+from scheduler.domain.decision import Decision, ResizeJob
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
@@ -99,14 +100,15 @@ class Course:
         return [room for room in self.draft.rooms if room.node not in self.kept_nodes]
 
     def take(self, decision: Decision) -> None:
-        """Record a decision and apply it, so that the next stage sees it.
+        """Record a decision and apply it, so that the next stage sees it. A resize is completed by the order of ranks.
 
         A decision that breaks a law is a bug of a policy: it is still reported as decided, so that the tick
         drops it under its name, but it is not applied here.
         """
-        self.decisions.append(decision)
         if illegal(self.draft, decision) is None:
+            decision = seated(self.draft, decision) if isinstance(decision, ResizeJob) else decision
             take(self.draft, decision)
+        self.decisions.append(decision)
 
     def plan_for(self, job: Job, gpus: Gpus) -> ParallelPlan | None:
         """The curve's plan for exact GPUs; a shape that is not solved yet is wanted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.gpus import Gpus, Seats
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.reason import Reason
 
@@ -21,7 +21,8 @@ class StartJob:
 class ResizeJob:
     """Move the job to exactly `gpus` under `plan`. Workers that must go have until `leave_by_s`.
 
-    Also a rearrangement (same GPUs, other plan) and a move (as many GPUs elsewhere).
+    Also a rearrangement (same GPUs, other plan) and a move (as many GPUs elsewhere). `seats`: the GPU of each rank,
+    empty where the default order does.
     """
 
     job_id: str
@@ -29,6 +30,7 @@ class ResizeJob:
     plan: ParallelPlan
     leave_by_s: float
     reason: Reason
+    seats: Seats = ()
 
 
 @dataclass(frozen=True, slots=True)

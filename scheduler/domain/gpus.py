@@ -1,13 +1,15 @@
 """Sets of exact GPUs, as node name -> ascending GPU indices, and the little algebra on them.
 
 Plain mappings, because they travel into JSON, SQL and logs unchanged. A node without GPUs has no entry.
+Where the order counts they are `Seats`: one (node, GPU index) for each rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 Gpus = Mapping[str, tuple[int, ...]]
+Seats = tuple[tuple[str, int], ...]
 
 NO_GPUS: Gpus = {}
 
@@ -37,6 +39,12 @@ def common(left: Gpus, right: Gpus) -> Gpus:
 def without_nodes(gpus: Gpus, nodes: Iterable[str]) -> Gpus:
     gone = frozenset(nodes)
     return {node: indices for node, indices in gpus.items() if node not in gone}
+
+
+def seats(gpus: Gpus, *, first: Collection[str]) -> Seats:
+    """All GPUs, node by node: the nodes of `first` before the others, both by name."""
+    nodes = sorted(gpus, key=lambda node: (node not in first, node))
+    return tuple((node, index) for node in nodes for index in gpus[node])
 
 
 def text(gpus: Gpus) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.domain.fleet import DemandReading, Node, Pool
+from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.allocation import Allocation
+from scheduler.domain.fleet import DemandReading, Node, Pool, PoolKind
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.gpus import Gpus, Seats
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.ledger import Kind, Ledger, must_be_left, serves_training
@@ -62,6 +64,17 @@ class Snapshot:
     def shape_of(self, gpus: Gpus) -> GpuShape:
         """The shape of exact GPUs. Raises KeyError for a node that does not exist."""
         return GpuShape.of_counts((self.nodes[node].gpu, len(indices)) for node, indices in gpus.items())
+
+    def default_seats(self, gpus: Gpus) -> Seats:
+        """The GPU of each rank where nothing speaks for another order: training's own nodes first, by name, so that
+        rank 0 sits on one where there is one."""
+        known = ((name, self.nodes.get(name)) for name in gpus)
+        owned = {name for name, node in known if node and self.pools[node.pool].kind is PoolKind.TRAINING}
+        return gpu_sets.seats(gpus, first=owned)
+
+    def seats_of(self, allocation: Allocation) -> Seats:
+        """The GPU of each rank of the allocation's generation."""
+        return allocation.seats or self.default_seats(allocation.target)
 
     @property
     def ledger(self) -> Ledger:

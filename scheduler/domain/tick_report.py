@@ -32,6 +32,7 @@ class Law(StrEnum):
     OUT_OF_RANGE = "gpus-out-of-range"
     WRONG_GPU_MODEL = "wrong-gpu-model"
     PLAN_MISFITS = "plan-world-size"
+    SEATS_MISFIT = "seats-are-not-the-gpus"
     OUT_OF_MEMORY = "peak-bytes-above-gpu-memory"
     NODE_STILL_USED = "node-still-used"
     DEADLINE_PASSED = "deadline-in-the-past"

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 
-from scheduler.domain.fleet import PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_token
@@ -44,7 +43,7 @@ class Launcher:
         folder = self._root.folder(job.id, generation)
         command = render.argv(job.spec.command, python=sys.executable)
         briefing = self._briefing(job)
-        for place in render.rank_places(job.allocation.target, owned_nodes=_owned_nodes(desired)):
+        for place in render.rank_places(desired.seats_of(job.allocation)):
             yield AgentRank.start(
                 place,
                 self._agents.of(job.id, place.node),
@@ -77,8 +76,3 @@ class Launcher:
             frozen_layers=job.freezing.layers,
             env=job.spec.env,
         )
-
-
-def _owned_nodes(desired: Snapshot) -> frozenset[str]:
-    pools = desired.pools
-    return frozenset(node.name for node in desired.nodes.values() if pools[node.pool].kind is PoolKind.TRAINING)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.gpus import Seats
 
 RUN_ROOT_VARIABLE = "EBBTIDE_RUN_ROOT"
 RUN_DIR_VARIABLE = "EBBTIDE_RUN_DIR"
@@ -47,11 +48,13 @@ class Briefing:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def rank_places(target: Gpus, *, owned_nodes: Collection[str]) -> tuple[RankPlace, ...]:
-    """The place of each rank: training's own nodes first, by name, so that rank 0 sits on one where there is one."""
-    nodes = sorted(target, key=lambda node: (node not in owned_nodes, node))
-    seats = ((node, local, gpu) for node in nodes for local, gpu in enumerate(target[node]))
-    return tuple(RankPlace(rank, local, node, gpu) for rank, (node, local, gpu) in enumerate(seats))
+def rank_places(seats: Seats) -> tuple[RankPlace, ...]:
+    """The place of each rank. The ranks of a node are counted in their order."""
+    counted, places = Counter[str](), list[RankPlace]()
+    for rank, (node, gpu) in enumerate(seats):
+        places.append(RankPlace(rank, counted[node], node, gpu))
+        counted[node] += 1
+    return tuple(places)
 
 
 def argv(command: Sequence[str], *, python: str) -> tuple[str, ...]:

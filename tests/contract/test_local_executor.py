@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.domain.freezing import Freezing
-from scheduler.domain.observation import FailureCause, RunPhase
+from scheduler.domain.observation import FailureCause, Observation, RunPhase
 from scheduler.domain.worker_token import issue_token
 from scheduler.executors.local import LocalExecutor
 from scheduler.executors.local_processes import marked_processes
@@ -218,9 +218,14 @@ def test_a_script_that_never_says_anything_is_judged_by_its_exit_code(
     state = desired(1, quiet, rank_job("done", "mute_and_done", {"t0": (1,)}, tmp_path))
     expected = {("quiet", 1): "starting", ("done", 1): "succeeded"}
     drive(executor, state, lambda seen: phases(seen) == expected)
-    clock.move_to(1000.0 + Patience().status_s)
-    assert run_of(executor.observe(), "quiet").phase is RunPhase.RUNNING
-    away = desired(2, moved(quiet, {}, leave_by_s=2000.0, folder=tmp_path))
+
+    def has_patience_ended(seen: Observation) -> bool:
+        # Patience counts from when the agent says that the script has started, which may be later than this.
+        clock.move_to(clock.now_s() + Patience().status_s)
+        return run_of(seen, "quiet").phase is RunPhase.RUNNING
+
+    drive(executor, state, has_patience_ended)
+    away = desired(2, moved(quiet, {}, leave_by_s=clock.now_s() + 1e6, folder=tmp_path))
     run = run_of(drive(executor, away, lambda seen: phases(seen).get(("quiet", 1)) == "lost"), "quiet")
     assert "SIGTERM" in run.reason
 

@@ -63,6 +63,7 @@ def _job(number: int, state: JobState) -> Job:
     plan = data_parallel_plan("a100-80g", 2)
     spec = JobSpec(f"j{number}", 1, 4, env={"SEED": str(number)}, command=("python", "train.py"))
     allocation = Allocation(3, {"t0": (0, 1)}, {"i0": (2,)}, plan, leave_by_s=90.5, asked_at_generation=7)
+    allocation = replace(allocation, seats=(("t0", 1), ("t0", 0)))
     account = JobAccount(waited_s=5.0, first_started_at_s=None, failures=1)
     return Job(
         f"job-{number}", spec, state, 1.5, 2.5, Progress(3.5, loss=0.25), account, allocation, Intent.SUSPEND, "so"

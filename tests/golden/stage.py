@@ -74,6 +74,7 @@ class Stage:
             "submit": self._submit,
             "burst": self._burst,
             "solve": self._solve,
+            "solve-tensor": self._solve_tensor,
             "scale": lambda w: self._send(ScaleJob(w[0], *(int(n) for n in w[1].split("..")))),
             "cancel": lambda w: self._send(CancelJob(w[0])),
             "suspend": lambda w: self._send(SuspendJob(w[0])),
@@ -88,6 +89,7 @@ class Stage:
             "crash": lambda w: self._expect(self._executor.crash(w[0])),
             "slow-save": lambda w: self._expect(self._executor.slow_save(w[0], float(w[1]))),
             "freeze": self._freeze,
+            "ranks": self._tell_ranks,
             "run": self._run,
         }
         verbs[verb](words)
@@ -148,6 +150,20 @@ class Stage:
             self._send(CurveSolved(words[0], shape, None, f"needs 94.1 GB of 80.0 GB per GPU on {gpus} GPUs"))
         else:
             self._send(CurveSolved(words[0], shape, _plan(gpus, dict(word.split("=") for word in words[2:]))))
+
+    def _solve_tensor(self, words: Words) -> None:
+        """`solve-tensor KEY GPUS DEGREE`: a plan of 8 layers, tensor parallel to a degree and else data parallel; GPUs
+        of several nodes are `3+1`."""
+        parts, degree = [int(part) for part in words[1].split("+")], int(words[2])
+        shape, plan = GpuShape.of_counts((GPU, part) for part in parts), data_parallel_plan(GPU, sum(parts))
+        runs = (LayerStrategy(8, tp=degree, dp=shape.gpus // degree),)
+        self._send(CurveSolved(words[0], shape, replace(plan, stages=(PipelineStage(0, 7, GPU, shape.gpus, runs),))))
+
+    def _tell_ranks(self, words: Words) -> None:
+        snapshot = self._store.load().snapshot
+        seats = snapshot.seats_of(snapshot.jobs[words[0]].allocation)
+        told = ", ".join(f"{rank} on {node}[{gpu}]" for rank, (node, gpu) in enumerate(seats))
+        self.told.append(f"{self._clock.now_s():6.0f}  {'(ranks)':<20} {words[0]:<10} {told}")
 
     def _die_of_memory(self, words: Words) -> None:
         """`die-of-memory JOB GB`: its workers had so much when they asked for more."""

@@ -47,6 +47,16 @@ def test_a_resize_releases_exactly_what_the_job_leaves() -> None:
     assert job.allocation.held_gpus == 5
 
 
+def test_the_seats_of_a_resize_hold_until_the_next_change() -> None:
+    snapshot = a_snapshot(FLEET, [a_job("j", 2, 4, state=JobState.RUNNING, on=FOUR)])
+    seats = (("t0", 1), ("t0", 0))
+    resize = ResizeJob("j", {"t0": (0, 1)}, data_parallel_plan(GPU, 2), 60.0, WHY, seats)
+    resized = apply(snapshot, [resize])
+    assert resized.jobs["j"].allocation.seats == seats
+    assert resized.seats_of(resized.jobs["j"].allocation) == seats
+    assert apply(resized, [PreemptJob("j", 60.0, WHY)]).jobs["j"].allocation.seats == ()
+
+
 @pytest.mark.parametrize(
     ("decision", "state"),
     [

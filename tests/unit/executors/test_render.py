@@ -74,19 +74,12 @@ def test_a_token_does_not_show_where_a_briefing_is_printed() -> None:
     assert "ebt_secret" not in repr(BRIEFING)
 
 
-def test_ranks_are_dealt_to_trainings_own_nodes_first_and_by_name() -> None:
-    target = {"a-lent": (0,), "t1": (1, 3), "t0": (2,)}
-    assert rank_places(target, owned_nodes={"t0", "t1", "t9"}) == (
-        RankPlace(0, 0, "t0", 2),
-        RankPlace(1, 0, "t1", 1),
-        RankPlace(2, 1, "t1", 3),
-        RankPlace(3, 0, "a-lent", 0),
+def test_ranks_sit_where_their_seats_are_and_count_on_each_node_in_their_order() -> None:
+    assert rank_places((("t1", 3), ("t0", 2), ("t1", 1))) == (
+        RankPlace(0, 0, "t1", 3),
+        RankPlace(1, 0, "t0", 2),
+        RankPlace(2, 1, "t1", 1),
     )
-
-
-def test_on_lent_nodes_alone_ranks_go_by_name() -> None:
-    places = rank_places({"i1": (0,), "i0": (0,)}, owned_nodes=())
-    assert [(place.rank, place.node) for place in places] == [(0, "i0"), (1, "i1")]
 
 
 @pytest.mark.parametrize(
