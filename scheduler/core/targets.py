@@ -6,8 +6,8 @@ from collections.abc import Collection
 from math import inf
 
 from scheduler.core.course import Course
+from scheduler.core.keeping import cheapest_part, part_of, part_of_shape
 from scheduler.domain import gpus as gpu_sets
-from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
@@ -62,9 +62,10 @@ def reduced(course: Course, job: Job, kept: Gpus, most: int) -> Target | None:
     """A part of `kept`: `most` GPUs of it, or the largest count down to the job's minimum that has a plan, less what
     would only slow the job down."""
     for count in range(min(most, gpu_sets.count(kept)), job.spec.min_gpus - 1, -1):
-        target = thrifty(course, job, _part(course, kept, count))
+        target = thrifty(course, job, part_of(course, kept, count))
         if target is not None:
-            return target
+            gpus, plan = target
+            return cheapest_part(course, job, kept, gpus, plan), plan
     return None
 
 
@@ -95,7 +96,7 @@ def thrifty(course: Course, job: Job, gpus: Gpus, *, asks: bool = True) -> Targe
     better = course.draft.base.curve(job).better_part(shape, job.spec.min_gpus)
     if better is None or (faster := course.plan_on(job, better)) is None:
         return gpus, plan
-    return _part_of_shape(course, gpus, better), faster
+    return cheapest_part(course, job, gpus, part_of_shape(course, gpus, better), faster), faster
 
 
 def _time_to_beat_s(course: Course, job: Job) -> float:
@@ -104,31 +105,3 @@ def _time_to_beat_s(course: Course, job: Job) -> float:
         return inf
     present = course.plan_for(job, job.allocation.target) or job.allocation.plan
     return present.iteration_time_s if present else inf
-
-
-def _part(course: Course, kept: Gpus, count: int) -> Gpus:
-    part: dict[str, tuple[int, ...]] = {}
-    for name in _dearest_first(course, kept):
-        if count > 0:
-            part[name] = kept[name][:count]
-            count -= len(part[name])
-    return part
-
-
-def _part_of_shape(course: Course, gpus: Gpus, shape: GpuShape) -> Gpus:
-    """Large shares first: whichever nodes they take, the smaller ones still find theirs."""
-    nodes, part = course.draft.base.nodes, dict[str, tuple[int, ...]]()
-    for group in sorted(shape.groups, key=lambda group: -group.gpus_per_node):
-        fitting = [
-            name
-            for name in _dearest_first(course, gpus)
-            if name not in part and nodes[name].gpu == group.gpu and len(gpus[name]) >= group.gpus_per_node
-        ]
-        part.update({name: gpus[name][: group.gpus_per_node] for name in fitting[: group.nodes]})
-    return part
-
-
-def _dearest_first(course: Course, gpus: Gpus) -> list[str]:
-    """Lent nodes are given up first, then the nodes with the fewest of the job's GPUs."""
-    nodes, view = course.draft.base.nodes, course.view
-    return sorted(gpus, key=lambda name: (view.is_lent(nodes[name]), -len(gpus[name]), name))

@@ -56,10 +56,16 @@ def rank_mapping(
         ValueError: a plan contradicts itself, the plans have unlike numbers of layers, the tensors belong to other
             layers, or `new_seats` are not one for each rank of `new_plan`, all different.
     """
+    return best_order(overlap(old, new_plan, tensors), old, new_plan, new_seats, any_order=any_order)
+
+
+def best_order(
+    both: Overlap, old: Placement, new_plan: ParallelPlan, new_seats: Sequence[Seat], *, any_order: bool = False
+) -> Mapping:
+    """`rank_mapping` where the overlap of both plans is known already: it is the same for all choices of seats."""
     given = tuple(new_seats)
     check_seats(new_plan, given)
-    both = overlap(old, new_plan, tensors)
-    kept, near = _by_seat(both, old, given)
+    kept, near = by_seat(both, old, given)
     order = list(range(len(given)))
     if any_order:
         _exchange(alike_ranks(new_plan), order, kept, near)
@@ -78,7 +84,7 @@ def rank_mapping(
     )
 
 
-def _by_seat(both: Overlap, old: Placement, seats: Sequence[Seat]) -> tuple[Floats, Floats]:
+def by_seat(both: Overlap, old: Placement, seats: Sequence[Seat]) -> tuple[Floats, Floats]:
     """[ranks, seats] twice: what the GPU of that seat held of what the rank needs, and what its node held."""
     none = np.zeros((len(both.needed), 1))
     ranks = {seat: rank for rank, seat in enumerate(old.seats)}

@@ -1,0 +1,126 @@
+"""keeping: which GPUs a job keeps that gets fewer, where the rules of placement leave a choice.
+
+The rules come first: a job gives up lent nodes before its own, then the nodes of which it has the fewest GPUs, and what
+stays has the shape that its plan is for. Between nodes that are alike in all of that, and between the GPUs of one
+node, bytes decide: those stay that hold most of what the new ranks need. Without a difference the first by name do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+
+from scheduler.core.course import Course
+from scheduler.core.seating import alike, is_shard_known, mapped, overlapping
+from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.gpus import Gpus, Seats
+from scheduler.domain.job import Job
+from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.resharding.keeping import seats_to_keep
+from scheduler.resharding.placement import Placement, Seat
+
+Sites = tuple[tuple[Seat, ...], ...]
+
+
+def part_of(course: Course, pool: Gpus, count: int) -> Gpus:
+    """The first `count` GPUs of `pool` by the rules of placement."""
+    part: dict[str, tuple[int, ...]] = {}
+    for name in _dearest_first(course, pool):
+        if count > 0:
+            part[name] = pool[name][:count]
+            count -= len(part[name])
+    return part
+
+
+def part_of_shape(course: Course, pool: Gpus, shape: GpuShape) -> Gpus:
+    """Large shares first: whichever nodes they take, the smaller ones still find theirs."""
+    nodes, part = course.draft.base.nodes, dict[str, tuple[int, ...]]()
+    for group in sorted(shape.groups, key=lambda group: -group.gpus_per_node):
+        fitting = [
+            name
+            for name in _dearest_first(course, pool)
+            if name not in part and nodes[name].gpu == group.gpu and len(pool[name]) >= group.gpus_per_node
+        ]
+        part.update({name: pool[name][: group.gpus_per_node] for name in fitting[: group.nodes]})
+    return part
+
+
+def cheapest_part(course: Course, job: Job, pool: Gpus, part: Gpus, plan: ParallelPlan) -> Gpus:
+    """Of the parts of `pool` that the rules of placement like as much as `part`, the one from which `plan` needs the
+    fewest bytes moved, and of equals the one that needs the fewest over the network; `part` where it is one of them."""
+    if len(pool) == len(part) and gpu_sets.count(pool) == gpu_sets.count(part):
+        return part
+    if pool.keys().isdisjoint(job.allocation.target) or not is_shard_known(job, plan):
+        return part
+    view, old_plan = course.view, job.allocation.plan
+    assert old_plan is not None
+    old, given = view.seats_of(job.allocation), view.default_seats(part)
+    seats = view.default_seats(_chosen(old_plan, old, plan, given, _alike_sites(course, pool, part)))
+    if _widths(seats) != _widths(given):
+        seats = view.default_seats(_chosen(old_plan, old, plan, given, [[_site(pool, name)] for name in part]))
+    usual, other = (_moved(old_plan, old, plan, option) for option in (given, seats))
+    return _by_node(seats) if other < usual else part
+
+
+def _alike_sites(course: Course, pool: Gpus, part: Gpus) -> list[list[Seats]]:
+    """The GPUs of each node of `pool`, those together of which the rules prefer none but by name."""
+    nodes, view = course.draft.base.nodes, course.view
+    groups = defaultdict[tuple[str, bool, int], list[str]](list)
+    for name in sorted(pool):
+        groups[nodes[name].gpu, view.is_lent(nodes[name]), len(pool[name])].append(name)
+    return [[_site(pool, name) for name in names] for names in groups.values() if not part.keys().isdisjoint(names)]
+
+
+def _site(pool: Gpus, name: str) -> Seats:
+    return tuple((name, index) for index in pool[name])
+
+
+def _chosen(
+    old_plan: ParallelPlan, old: Seats, plan: ParallelPlan, given: Seats, groups: Sequence[Sequence[Seats]]
+) -> Gpus:
+    pool = tuple(seat for sites in groups for site in sites for seat in site)
+    old_alike, given_alike, pool_alike = alike(old, given, pool)
+    to_alike = dict(zip(pool, pool_alike, strict=True))
+    sites_alike = tuple(tuple(tuple(to_alike[seat] for seat in site) for site in sites) for sites in groups)
+    kept = frozenset(_kept(old_plan, old_alike, plan, given_alike, sites_alike))
+    return _by_node(tuple(seat for seat in pool if to_alike[seat] in kept))
+
+
+def _moved(old_plan: ParallelPlan, old: Seats, plan: ParallelPlan, seats: Seats) -> tuple[float, float]:
+    """Bytes that move in the best order of these seats, and those of them that pass the network."""
+    old_alike, seats_alike = alike(old, seats)
+    mapping = mapped(old_plan, old_alike, plan, seats_alike)
+    return mapping.moved_bytes, mapping.network_bytes
+
+
+@lru_cache(maxsize=1024)
+def _kept(
+    old_plan: ParallelPlan,
+    old: tuple[Seat, ...],
+    plan: ParallelPlan,
+    given: tuple[Seat, ...],
+    sites: tuple[Sites, ...],
+) -> tuple[Seat, ...]:
+    both = overlapping(old_plan, old, plan)
+    return seats_to_keep(both, Placement(old_plan, old), plan, given, sites)
+
+
+def _by_node(seats: Seats) -> Gpus:
+    nodes = sorted({node for node, _ in seats})
+    return {node: tuple(sorted(index for name, index in seats if name == node)) for node in nodes}
+
+
+def _widths(seats: Seats) -> list[int]:
+    """GPUs of each node in the order of ranks: a plan's groups fit nodes in this order only."""
+    widths: dict[str, int] = {}
+    for node, _ in seats:
+        widths[node] = widths.get(node, 0) + 1
+    return list(widths.values())
+
+
+def _dearest_first(course: Course, gpus: Gpus) -> list[str]:
+    """Lent nodes are given up first, then the nodes with the fewest of the job's GPUs."""
+    nodes, view = course.draft.base.nodes, course.view
+    return sorted(gpus, key=lambda name: (view.is_lent(nodes[name]), -len(gpus[name]), name))
