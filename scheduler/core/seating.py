@@ -15,11 +15,7 @@ from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.resharding.mapping import Mapping, best_order
 from scheduler.resharding.overlap import Overlap, overlap
 from scheduler.resharding.placement import Placement, Seat, Spread, layer_places
-from scheduler.resharding.tensors import layer_tensors
-
-_LAYER_BYTES = 5040.0 * 2**18
-"""Layers count as equally large, because an order depends on ratios alone. The figure is near a real layer's, so that
-rounding to whole bytes tells nothing apart, and all usual degrees divide it."""
+from scheduler.resharding.tensors import equal_layers
 
 
 def seated(draft: Draft, resize: ResizeJob) -> ResizeJob:
@@ -64,15 +60,14 @@ def alike(*orders: Seats) -> tuple[tuple[Seat, ...], ...]:
 def mapped(
     old_plan: ParallelPlan, old_seats: tuple[Seat, ...], new_plan: ParallelPlan, new_seats: tuple[Seat, ...]
 ) -> Mapping:
-    """The order of `new_seats` that moves least; its bytes are those of layers of equal size."""
+    """The order of `new_seats` that moves least. Layers count as equally large: an order depends on ratios alone."""
     both = overlapping(old_plan, old_seats, new_plan)
     return best_order(both, Placement(old_plan, old_seats), new_plan, new_seats)
 
 
 @lru_cache(maxsize=256)
 def overlapping(old_plan: ParallelPlan, old_seats: tuple[Seat, ...], new_plan: ParallelPlan) -> Overlap:
-    tensors = layer_tensors([_LAYER_BYTES] * len(_spreads(old_plan)))
-    return overlap(Placement(old_plan, old_seats), new_plan, tensors)
+    return overlap(Placement(old_plan, old_seats), new_plan, equal_layers(len(_spreads(old_plan))))
 
 
 @lru_cache(maxsize=1024)

@@ -45,7 +45,8 @@ class Tenant:
 class RecallCost:
     """`tenants`: in the order in which they look for room. `idle`: of each node, the kind and number of its free GPUs,
     which are no room once it leaves. `free`: the free GPUs by kind on nodes that stay in any case. `refills`: tenants
-    take free GPUs for all that they lose, not only to keep their least number."""
+    take free GPUs for all that they lose, not only to keep their least number. `carried_gpu_s`: of each node, what it
+    costs besides to carry off what its tenants hold on it alone."""
 
     def __init__(
         self,
@@ -54,7 +55,9 @@ class RecallCost:
         free: Mapping[str, int],
         *,
         refills: bool = False,
+        carried_gpu_s: Sequence[float] = (),
     ) -> None:
+        self.carried_gpu_s = carried_gpu_s or [0.0] * len(idle)
         self.tenants, self.nodes, self._refills = tenants, range(len(idle)), refills
         self._idle, self._room = idle, defaultdict[str, int](int, free)
         for kind, gpus in idle:
@@ -78,6 +81,10 @@ class RecallCost:
             for number, gpus in self.users[node]:
                 lost[number] += gpus
         return lost
+
+    def carried(self, leaving: Iterable[int]) -> float:
+        """What it costs to carry off what these nodes alone hold, without any other loss."""
+        return sum([self.carried_gpu_s[node] for node in leaving])
 
     def of_tenant(self, tenant: Tenant, lost: int, room_gpu_s: float, *, bare: bool = False) -> float:
         """What a tenant costs, if it pays `room_gpu_s` for each free GPU that it cannot do without. `bare`: it takes no
@@ -127,11 +134,12 @@ class RecallCost:
             for number, gpus in self._taken(leaving).items():
                 left[self.tenants[number].kind or ""] -= 0 if number in column else gpus
             self._find_room(costs, lost, tenants, self._by_set(left, nodes, sets))
-        return {nodes[at] for at in np.flatnonzero(sets[costs.sum(axis=1).argmin()]).tolist()}
+        totals = costs.sum(axis=1) + sets @ np.array([self.carried_gpu_s[node] for node in nodes], np.float64)
+        return {nodes[at] for at in np.flatnonzero(sets[totals.argmin()]).tolist()}
 
     def _outcome(self, leaving: Iterable[int]) -> tuple[float, Mapping[int, int]]:
         """The cost, and the free GPUs that each tenant takes."""
-        left, cost, takes = self._room_without(leaving), 0.0, dict[int, int]()
+        left, cost, takes = self._room_without(leaving), self.carried(leaving), dict[int, int]()
         for number, lost in sorted(self.losses(leaving).items()):
             tenant, taken = self.tenants[number], 0
             if tenant.kind is not None and (over := lost - tenant.spare) <= left[tenant.kind]:

@@ -69,7 +69,8 @@ class _Search:
 
     def hoped(self, leaving: Set[int]) -> float:
         """The cost at this price of room."""
-        return sum(self._costs[number][lost] for number, lost in self._cost.losses(leaving).items())
+        of_tenants = sum(self._costs[number][lost] for number, lost in self._cost.losses(leaving).items())
+        return self._cost.carried(leaving) + of_tenants
 
     def walked(self) -> set[int]:
         """The cheapest of what the greedy walks find."""
@@ -78,9 +79,9 @@ class _Search:
         return min((self._walk(self.ranked[:breadth]) for breadth in breadths), key=self._cost.of)
 
     def _shares(self) -> list[float]:
-        """By node, the least that emptying it may add for each of its tenants, whichever other nodes of theirs leave:
-        no set of nodes costs less than its shares together."""
-        shares, price = [0.0] * len(self._cost.nodes), partial(self._cost.of_tenant, bare=True)
+        """By node, what is carried off it, and the least that emptying it may add for each of its tenants, whichever
+        other nodes of theirs leave: no set of nodes costs less than its shares together."""
+        shares, price = list(self._cost.carried_gpu_s), partial(self._cost.of_tenant, bare=True)
         room_gpu_s = self._room_gpu_s
         for tenant in self._cost.tenants:
             even = price(tenant, sum(tenant.gpus.values()), room_gpu_s) / len(tenant.gpus)
@@ -148,7 +149,7 @@ class _Search:
         changes: Iterable[tuple[int, int]] = self._cost.users[part[0]]
         if len(part) > 1:
             changes = self._cost.losses(part).items()
-        added = 0.0
+        added = sign * self._cost.carried(part)
         for user, gpus in changes:
             before, costs = lost[user], self._costs[user]
             added += costs[before + sign * gpus] - costs[before]

@@ -9,6 +9,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import LoanState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.carrying import carrying_by_node_s
 from scheduler.policies.recall_cost import RecallCost, Tenant
 from scheduler.policies.recall_search import cheapest_to_empty
 from scheduler.policies.settings import PolicySettings
@@ -36,7 +37,8 @@ def recall_cost(snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettin
 
     That a job may move to free GPUs counts, because evacuation does it: a fleet with room preempts nobody whom the
     room can hold, and nodes whose jobs fit into it are the cheap ones. Jobs look for room in order of submission; while
-    others wait for GPUs they take only what keeps them at their minimum.
+    others wait for GPUs they take only what keeps them at their minimum. Besides, all GPUs of a job stand still while
+    what only the leaving ones hold is carried off.
     """
     ledger = snapshot.ledger
     idle = [(snapshot.nodes[node].gpu, len(room.free) if (room := ledger.rooms.get(node)) else 0) for node in nodes]
@@ -45,11 +47,16 @@ def recall_cost(snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettin
         free[gpu] += gpus
     for gpu, gpus in idle:
         free[gpu] -= gpus
-    return RecallCost(_tenants(snapshot, nodes, settings), idle, free, refills=not ledger.waiting)
+    tenants, carried_gpu_s = _tenants(snapshot, nodes, settings)
+    return RecallCost(tenants, idle, free, refills=not ledger.waiting, carried_gpu_s=carried_gpu_s)
 
 
-def _tenants(snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettings) -> list[Tenant]:
-    """The jobs on these nodes, but for those that only release GPUs there or must go for other nodes' sake."""
+def _tenants(
+    snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettings
+) -> tuple[list[Tenant], Sequence[float]]:
+    """The jobs on these nodes, but for those that only release GPUs there or must go for other nodes' sake; and by node
+    the GPU-seconds that carrying off takes what they hold there alone."""
+    carried_gpu_s = [0.0] * len(nodes)
     ledger, sizes, tenants = snapshot.ledger, node_sizes(snapshot), list[Tenant]()
     numbers, gone = {node: number for number, node in enumerate(nodes)}, ledger.leaving.difference(nodes)
     for job in ledger.ordered({job_id for node in nodes for job_id in ledger.holders.get(node, {}).values()}):
@@ -67,7 +74,10 @@ def _tenants(snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettings)
         may_move = job.spec.fungible and (least == job.spec.min_gpus or not ledger.waiting)
         preempt_gpu_s = (restart_s + _unsaved_s(snapshot, job)) * held
         tenants.append(Tenant(here, held, held - least, restart_s, preempt_gpu_s, gpu if may_move else None))
-    return tenants
+        for node, carrying_s in carrying_by_node_s(snapshot, job).items():
+            if node in numbers:
+                carried_gpu_s[numbers[node]] += carrying_s * held
+    return tenants, carried_gpu_s
 
 
 def _unsaved_s(snapshot: Snapshot, job: Job) -> float:

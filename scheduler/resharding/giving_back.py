@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
 import numpy as np
 
+from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.resharding.overlap import Flags, held_somewhere
 from scheduler.resharding.placement import LayerPlace, Placement, Seat, check_layers, layer_places
 from scheduler.resharding.shards import cut
@@ -27,15 +28,34 @@ def cost_of_giving_back(
     places = layer_places(placement.plan)
     check_layers(places, tensors)
     stays = _staying(placement, candidates)
-    alike: defaultdict[tuple[LayerPlace, Extent], float] = defaultdict(float)
-    for tensor in tensors:
-        alike[places[tensor.layer], tensor.extent] += tensor.element_bytes
     cost, cut_once = np.zeros(len(candidates)), cache(cut)
-    for (place, extent), element_bytes in alike.items():
+    for (place, extent), element_bytes in _alike(places, tensors).items():
         cutting = cut_once(place.spread, extent)
         lost = ~held_somewhere(cutting, stays[place.ranks])
         cost += element_bytes * (cutting.elements @ lost)
     return tuple(np.rint(cost).tolist())
+
+
+def held_bytes(plan: ParallelPlan, tensors: Sequence[TensorFacts]) -> tuple[float, ...]:
+    """Of each rank, the bytes of model and optimizer state on its GPU.
+
+    Raises:
+        ValueError: the plan contradicts itself, or the tensors belong to other layers than it has.
+    """
+    places, held = layer_places(plan), np.zeros(plan.world_size)
+    check_layers(places, tensors)
+    for (place, extent), element_bytes in _alike(places, tensors).items():
+        cutting = cut(place.spread, extent)
+        held[place.ranks] += element_bytes * cutting.elements[cutting.holds]
+    return tuple(np.rint(held).tolist())
+
+
+def _alike(places: Sequence[LayerPlace], tensors: Sequence[TensorFacts]) -> Mapping[tuple[LayerPlace, Extent], float]:
+    """Equal tensors of layers that lie alike, with the sum of their `element_bytes`."""
+    alike: defaultdict[tuple[LayerPlace, Extent], float] = defaultdict(float)
+    for tensor in tensors:
+        alike[places[tensor.layer], tensor.extent] += tensor.element_bytes
+    return alike
 
 
 def _staying(placement: Placement, candidates: Sequence[Collection[Seat]]) -> Flags:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from math import isfinite
+
+_LAYER_BYTES = 5040.0 * 2**18
+"""Near a real layer's, so that rounding to whole bytes tells nothing apart; all usual degrees divide it."""
 
 _COARSE_SIDE = 2**12 * 3**2 * 5 * 7
 """Rows and columns of tensors whose shape is not known: all usual degrees divide it, so that cuts are equal."""
@@ -78,3 +82,9 @@ def layer_tensors(layer_bytes: Sequence[float]) -> tuple[TensorFacts, ...]:
         for layer, size_bytes in enumerate(layer_bytes)
         for split in (Split.ROWS, Split.COLUMNS)
     )
+
+
+@lru_cache(maxsize=256)
+def equal_layers(layers: int) -> tuple[TensorFacts, ...]:
+    """Coarse tensors of layers of one size, for who needs ratios alone."""
+    return layer_tensors([_LAYER_BYTES] * layers)

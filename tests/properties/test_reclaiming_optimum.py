@@ -22,6 +22,7 @@ from scheduler.domain.loan import LoanState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies import recall_search
 from scheduler.policies.policy_set import policy_set
+from scheduler.policies.recall_cost import RecallCost
 from scheduler.policies.reclaiming import least_preemption_cost, recall_cost
 from scheduler.policies.settings import PolicySettings
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
@@ -138,6 +139,30 @@ def test_the_price_of_a_choice_is_what_evacuation_costs() -> None:
         price = recall_cost(snapshot, used, SETTINGS).of(leaving)
         assert price == pytest.approx(pricing(snapshot)(names))
         assert price == pytest.approx(evacuated_gpu_s(snapshot, names))
+
+
+@pytest.mark.parametrize("cells_max", [0, recall_search.CELLS_MAX])
+def test_what_is_carried_off_a_node_counts_in_every_way_of_search(
+    cells_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A figure a node, drawn at random, on top of what the tenants lose: all sets of the nodes priced one by one."""
+    monkeypatch.setattr(recall_search, "CELLS_MAX", cells_max)
+    random, found, least = Random(17), list[float](), list[float]()
+    for _ in range(40):
+        snapshot = a_lent_fleet(random, 9, crowded=random.random() < 0.5)
+        plain = recall_cost(snapshot, sorted(name for name in snapshot.loans if is_usable(snapshot, name)), SETTINGS)
+        carried = [random.choice((0.0, 100.0, 400.0)) for _ in plain.nodes]
+        idle = [(snapshot.nodes[name].gpu, 0) for name in sorted(snapshot.loans) if is_usable(snapshot, name)]
+        cost = RecallCost(plain.tenants, idle, {}, carried_gpu_s=carried)
+        bare = RecallCost(plain.tenants, idle, {})
+        count = random.randint(1, len(idle) - 1)
+        prices = {few: bare.of(few) + sum(carried[node] for node in few) for few in combinations(cost.nodes, count)}
+        assert all(cost.of(few) == pytest.approx(price) for few, price in prices.items())
+        found.append(cost.of(recall_search.cheapest_to_empty(cost, count)))
+        least.append(min(prices.values()))
+    if cells_max:
+        assert found == pytest.approx(least)
+    assert sum(found) <= 1.05 * sum(least)
 
 
 @pytest.mark.parametrize("crowded", [True, False])

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import LoanState
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.carrying import carrying_by_node_s
 from scheduler.policies.reclaiming import least_preemption_cost, recall_cost
 from scheduler.policies.settings import PolicySettings
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_loan, a_snapshot
+from tests.builders_resharding import a_plan
 
 SETTINGS = PolicySettings(reconfiguration_s=30.0)
 WAITS = a_job("waits", 99)
@@ -134,6 +139,58 @@ def test_the_models_own_reconfiguration_time_counts() -> None:
         world(1, [slow, WAITS], owned=1), curves={slow.spec.curve_key: a_curve({GpuShape.packed(GPU, 4, 8): 1.0})}
     )
     assert recall_cost(snapshot, ["i0"], settings).of([0]) == 90.0 * 4
+
+
+def modelled(job: Job, plan: ParallelPlan, peak_gb: float = 80.0) -> Job:
+    return replace(job, allocation=replace(job.allocation, plan=replace(plan, peak_bytes_per_gpu=round(peak_gb * 1e9))))
+
+
+def test_of_two_jobs_that_shrink_the_one_gives_up_its_node_that_has_all_of_it_elsewhere_too() -> None:
+    """`staged` has half of its layers on t0, half on i0; `copied` has all of them on each GPU."""
+    halves = a_plan([[LayerStrategy(4, dp=8)]] * 2)
+    copies = a_plan([[LayerStrategy(8, dp=16)]])
+    staged = modelled(runs("staged", 8, {"t0": EIGHT, "i0": EIGHT}), halves)
+    copied = modelled(runs("copied", 8, {"t1": EIGHT, "i1": EIGHT}), copies)
+    snapshot = world(2, [staged, copied, WAITS], owned=2)
+    assert chosen(snapshot, 1) == ("i1",)
+    cost = recall_cost(snapshot, ["i0", "i1"], SETTINGS)
+    # Each GPU of i0 holds half of the model, and so does each other: one copy of it is sent by eight ports of 10 GB/s.
+    assert cost.of([0]) == pytest.approx(30.0 * 8 + 80e9 / (8 * 10e9) * 16)
+    assert cost.of([1]) == 30.0 * 8
+
+
+def test_only_a_running_job_with_a_plan_of_layers_and_memory_has_anything_to_carry_off() -> None:
+    plan, on = a_plan([[LayerStrategy(4, dp=8)]] * 2), {"t0": EIGHT, "i0": EIGHT}
+    job = modelled(runs("j", 8, on), plan)
+    contradictory = replace(
+        plan, stages=tuple(replace(stage, last_layer=stage.last_layer + 1) for stage in plan.stages)
+    )
+    one_layer = a_plan([[LayerStrategy(1, tp=8, dp=2)]])
+    known, *unknown = (
+        sum(carrying_by_node_s(world(1, [one], owned=1), one).values())
+        for one in (
+            job,
+            modelled(job, plan, peak_gb=0.0),
+            modelled(job, one_layer),
+            modelled(job, contradictory),
+            replace(job, state=JobState.STARTING),
+            runs("j", 8, on),
+        )
+    )
+    assert known == pytest.approx(2.0)
+    assert unknown == [0.0] * 5
+
+
+def test_the_ranks_that_a_job_has_now_say_what_a_node_holds() -> None:
+    """Two replicas of two stages, a replica on each node instead of a stage."""
+    seats = (("t0", 0), ("i0", 0), ("t0", 1), ("i0", 1))
+    job = modelled(runs("j", 2, {"t0": (0, 1), "i0": (0, 1)}), a_plan([[LayerStrategy(4, dp=2)]] * 2))
+    by_stage, by_replica = (
+        carrying_by_node_s(world(1, [one], owned=1), one)
+        for one in (job, replace(job, allocation=replace(job.allocation, seats=seats)))
+    )
+    assert by_stage == {"t0": pytest.approx(4.0), "i0": pytest.approx(4.0)}
+    assert by_replica == {"t0": 0.0, "i0": 0.0}
 
 
 def test_a_large_fleet_is_searched_and_its_single_tenants_go_by_cost() -> None:

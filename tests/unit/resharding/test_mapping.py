@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.resharding.assignment import best_assignment
-from scheduler.resharding.giving_back import cost_of_giving_back
+from scheduler.resharding.giving_back import cost_of_giving_back, held_bytes
 from scheduler.resharding.mapping import rank_mapping
 from scheduler.resharding.overlap import overlap
 from scheduler.resharding.placement import Placement, Seat
@@ -253,6 +253,22 @@ def test_what_a_set_of_gpus_takes_with_it_is_what_nobody_else_holds(seed: int) -
         inside = set[Atom]().union(*(held[seat] for seat in candidate))
         outside = set[Atom]().union(*(atoms for seat, atoms in held.items() if seat not in candidate))
         assert cost == _bytes(inside - outside)
+
+
+@DRAWN
+@given(SEEDS)
+def test_giving_back_is_free_just_where_others_hold_everything_and_dearest_together(seed: int) -> None:
+    seeded = random.Random(seed)
+    gpus = seeded.choice([2, 4, 6, 8, 16])
+    placement = Placement(a_random_plan(seeded, gpus, LAYERS, experts=4), seats_on({0: gpus}))
+    held = dict(zip(placement.seats, _atoms(placement.plan), strict=True))
+    one = seeded.sample(placement.seats, seeded.randint(1, gpus))
+    other = [seat for seat in seeded.sample(placement.seats, seeded.randint(1, gpus)) if seat not in one]
+    alone, beside, together = cost_of_giving_back(placement, TENSORS, [one, other, [*one, *other]])
+    elsewhere = set[Atom]().union(*(atoms for seat, atoms in held.items() if seat not in one))
+    assert (alone == 0) == all(held[seat] <= elsewhere for seat in one)
+    assert together >= alone + beside
+    assert held_bytes(placement.plan, TENSORS) == tuple(map(_bytes, held.values()))
 
 
 def test_a_copy_costs_nothing_to_give_back_and_the_last_one_all() -> None:
