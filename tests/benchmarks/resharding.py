@@ -58,7 +58,7 @@ class Case:
 
 def rows() -> Iterator[tuple[str, str, str]]:
     """Ratios, infinite where we move something and the yardstick nothing; how many others move nothing at all."""
-    curves = [_curve(name) for name in MODELS]
+    curves = [curve_of(name, GPU) for name in MODELS]
     yield from _rows("solver's plans", [_solved(seed, curves) for seed in range(TRANSITIONS)])
     yield from _rows("random plans", [_random(seed) for seed in range(TRANSITIONS)])
     yield from _rows("same degrees", [_rescaled(seed) for seed in range(TRANSITIONS)])
@@ -79,20 +79,24 @@ def _rows(kind: str, cases: list[Case]) -> Iterator[tuple[str, str, str]]:
     yield f"{kind}: time of one mapping with its overlap", "", took
 
 
-def _curve(name: str) -> tuple[ModelProfile, list[ParallelPlan]]:
+def curve_of(name: str, gpu: str) -> tuple[ModelProfile, list[ParallelPlan]]:
     request = CurveRequest(model=name, profile_json="", global_batch=GLOBAL_BATCH, sequence_length=0)
-    points = solve_curve(request, canonical_shapes(GPU, gpus_per_node=NODE_GPUS, gpus_max=64)).values()
+    points = solve_curve(request, canonical_shapes(gpu, gpus_per_node=NODE_GPUS, gpus_max=64)).values()
     return load_model(name), [point for point in points if isinstance(point, ParallelPlan)]
 
 
 def _solved(seed: int, curves: Sequence[tuple[ModelProfile, list[ParallelPlan]]]) -> Case:
     seeded = random.Random(f"resharding, solved {seed}")
     model, plans = seeded.choice(curves)
+    return _case(a_move(seeded, *seeded.choices(plans, k=2)), state_tensors(model))
+
+
+def state_tensors(model: ModelProfile) -> tuple[TensorFacts, ...]:
+    """What the layers of the model weigh, embedding and head with the first and the last."""
     sizes = [float(run.parameters) for run in model.layers for _ in range(run.layers)]
     sizes[0] += model.embedding.parameters
     sizes[-1] += model.head.parameters
-    tensors = layer_tensors([STATE_BYTES * size for size in sizes])
-    return _case(a_move(seeded, *seeded.choices(plans, k=2)), tensors)
+    return layer_tensors([STATE_BYTES * size for size in sizes])
 
 
 def _random(seed: int) -> Case:
