@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from scheduler.core.intake import Intake
 from scheduler.domain.event import EventCode
@@ -29,6 +29,11 @@ def note_first_step(intake: Intake, job: Job, run: Run) -> Job:
         phases_s = {**job.replan.left_s, **came_s}
         parts = ", ".join(f"{phase.replace('_', ' ')} {seconds:.1f} s" for phase, seconds in phases_s.items())
         message = f"the re-plan took its workers {sum(phases_s.values()):.1f} s: {parts}"
-        intake.tell(EventCode.JOB_REPLANNED, job.id, message, {f"{phase}_s": s for phase, s in phases_s.items()})
+        numbers = {f"{phase}_s": seconds for phase, seconds in phases_s.items()}
+        if run.traffic is not None:
+            read_mb, moved_mb = run.traffic.read_bytes / 1e6, run.traffic.moved_bytes / 1e6
+            message += f"; they read {read_mb:.1f} MB, of which other nodes had written {moved_mb:.1f} MB"
+            numbers |= {name: float(count) for name, count in asdict(run.traffic).items()}
+        intake.tell(EventCode.JOB_REPLANNED, job.id, message, numbers)
     intake.jobs[job.id] = noted = replace(job, replan=Replan(run.generation))
     return noted

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler.domain.gpus import Gpus
+from scheduler.domain.replan import LoadTraffic
 
 
 class RunPhase(StrEnum):
@@ -35,7 +36,8 @@ class Run:
     deadline, or gone with its node or its controller. `gpus` are those its processes still occupy: none once
     they are gone. `checkpoint_steps` is the last complete checkpoint, None where it has none. `peak_bytes` is the most
     memory that a rank has had at once, `phases_s` the seconds of its parts of re-plans by `ReplanPhase`, the longest of
-    its ranks'. `frozen_layers`: so many of the first layers are frozen, None where it does not say.
+    its ranks'. `frozen_layers`: so many of the first layers are frozen, None where it does not say. `traffic`: what its
+    ranks together read of a checkpoint, None where they read none or do not say.
     """
 
     job_id: str
@@ -51,6 +53,7 @@ class Run:
     peak_bytes: int | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
     frozen_layers: int | None = None
+    traffic: LoadTraffic | None = None
 
 
 @dataclass(frozen=True, slots=True)

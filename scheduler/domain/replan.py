@@ -25,6 +25,23 @@ COMING_PHASES = (ReplanPhase.START, ReplanPhase.LOAD, ReplanPhase.FIRST_STEP)
 
 
 @dataclass(frozen=True, slots=True)
+class LoadTraffic:
+    """Bytes that a load fills (`needed_bytes`), those that it read from pieces of the checkpoint to do so, and of the
+    latter those that were written on another node than they were read on. Ranks that need the same bytes count each."""
+
+    needed_bytes: int = 0
+    read_bytes: int = 0
+    moved_bytes: int = 0
+
+    def __add__(self, other: LoadTraffic) -> LoadTraffic:
+        return LoadTraffic(
+            self.needed_bytes + other.needed_bytes,
+            self.read_bytes + other.read_bytes,
+            self.moved_bytes + other.moved_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Replan:
     """What is known of the re-plan under way. `generation` is the last one whose first step was seen, `left_s` the
     seconds by phase that the workers of that generation or of a later one took to leave."""

@@ -237,6 +237,7 @@ class LocalRun:
             peak_bytes=run_verdict.peak_bytes(self._statuses.values()),
             phases_s=run_verdict.phases_s(self._statuses.values()),
             frozen_layers=known.frozen_layers if known else None,
+            traffic=run_verdict.traffic(self._statuses.values()),
         )
 
     def _read_statuses(self) -> None:

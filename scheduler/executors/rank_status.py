@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from scheduler.domain.observation import FailureCause
-from scheduler.domain.replan import ReplanPhase
+from scheduler.domain.replan import LoadTraffic, ReplanPhase
 
 
 class RankPhase(StrEnum):
@@ -27,7 +27,8 @@ class RankPhase(StrEnum):
 class RankStatus:
     """`written_at_ns` is the file's own time, good for telling which of two ranks spoke first. `memory_events` is the
     file in which the kernel counts whom it kills for memory in this rank's control group, `oom_kills` that count when
-    the rank last wrote. `frozen_layers` is None where the script says nothing of them."""
+    the rank last wrote. `frozen_layers` is None where the script says nothing of them, `traffic` where it says
+    nothing of what it read of a checkpoint."""
 
     phase: RankPhase
     step: int = 0
@@ -42,6 +43,7 @@ class RankStatus:
     memory_events: str = ""
     oom_kills: int | None = None
     frozen_layers: int | None = None
+    traffic: LoadTraffic | None = None
 
     @property
     def is_good_end(self) -> bool:
@@ -100,6 +102,7 @@ def _status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
         memory_events=str(document.get("memory_events") or ""),
         oom_kills=_number(document, "oom_kills", int),
         frozen_layers=_number(document, "frozen_layers", int),
+        traffic=_traffic(document),
     )
 
 
@@ -108,6 +111,16 @@ def _phases_s(document: Mapping[str, Any]) -> Mapping[str, float]:
     if not isinstance(phases_s, Mapping) or not phases_s.keys() <= set(ReplanPhase):
         raise ValueError(f"phases_s is {phases_s!r}, allowed are seconds by {', '.join(ReplanPhase)}")
     return {phase: float(_number(phases_s, phase, int, float) or 0.0) for phase in phases_s}
+
+
+def _traffic(document: Mapping[str, Any]) -> LoadTraffic | None:
+    counts = document.get("traffic")
+    if counts is None:
+        return None
+    names = [field.name for field in fields(LoadTraffic)]
+    if not isinstance(counts, Mapping) or not counts.keys() <= set(names):
+        raise ValueError(f"traffic is {counts!r}, allowed are bytes by {', '.join(names)}")
+    return LoadTraffic(**{name: _number(counts, name, int) or 0 for name in names})
 
 
 def _number(document: Mapping[str, Any], name: str, *kinds: type) -> Any:

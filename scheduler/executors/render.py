@@ -98,6 +98,7 @@ def rank_environment(briefing: Briefing, place: RankPlace, *, inherited: Mapping
         "MASTER_ADDR": briefing.store_host,
         "MASTER_PORT": str(briefing.store_port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "EBBTIDE_NODE": place.node,
         "EBBTIDE_JOB_ID": briefing.job_id,
         "EBBTIDE_GENERATION": str(briefing.generation),
         "EBBTIDE_URL": briefing.url,

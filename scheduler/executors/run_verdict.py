@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.domain.observation import FailureCause, RunPhase
+from scheduler.domain.replan import LoadTraffic
 from scheduler.executors.rank_status import RankPhase, RankStatus
 
 _ENDED_BY_SIGKILL = (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -96,6 +97,12 @@ def phases_s(statuses: Iterable[RankStatus]) -> Mapping[str, float]:
         for phase, seconds in status.phases_s.items():
             longest[phase] = max(seconds, longest.get(phase, 0.0))
     return longest
+
+
+def traffic(statuses: Iterable[RankStatus]) -> LoadTraffic | None:
+    """What all ranks together have read of a checkpoint; None where none of them says so."""
+    told = [status.traffic for status in statuses if status.traffic is not None]
+    return sum(told, start=LoadTraffic()) if told else None
 
 
 def fault_text(view: RankView, log_tail: str) -> str:

@@ -45,6 +45,12 @@ REPLAN_PHASE = Histogram(
     registry=REGISTRY,
     buckets=_REPLAN_BUCKETS_S,
 )
+REPLAN_BYTES = Counter(
+    "ebbtide_replan_bytes_total",
+    "Bytes of state that loads of re-plans needed, read, and read of what another node had written.",
+    ["kind"],
+    registry=REGISTRY,
+)
 RESIZES = Counter("ebbtide_resizes_total", "Running jobs moved to other GPUs.", ["direction"], registry=REGISTRY)
 PREEMPTIONS = Counter("ebbtide_preemptions_total", "Jobs whose GPUs were all taken back.", registry=REGISTRY)
 PENDING_JOBS = Gauge(
@@ -111,6 +117,8 @@ def _record_replan(event: Event) -> None:
     for phase in ReplanPhase:
         if (seconds := event.numbers.get(f"{phase}_s")) is not None:
             REPLAN_PHASE.labels(phase.value).observe(seconds)
+    for kind in ("needed", "read", "moved"):
+        REPLAN_BYTES.labels(kind).inc(event.numbers.get(f"{kind}_bytes", 0.0))
 
 
 def record_request(*, method: str, route: str, status: int, seconds: float) -> None:

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
+from scheduler.domain.replan import LoadTraffic
 from scheduler.worker.manifest import (
     MANIFEST_NAME,
     CheckpointError,
@@ -38,6 +38,8 @@ from scheduler.worker.manifest import (
     stored_files,
     write_manifest,
 )
+from scheduler.worker.pieces import PieceWriter
+from scheduler.worker.slice_reader import SliceReader
 from scheduler.worker.state import Trained, set_random_state, state
 
 logger = logging.getLogger(__name__)
@@ -67,9 +69,10 @@ class Saving:
     """
 
     def __init__(
-        self, root: Path, parts: Sequence[Trained], facts: Manifest, *, keep: int, group: dist.ProcessGroup
+        self, root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, keep: int, group: dist.ProcessGroup
     ) -> None:
         """Copies the state and goes on. Collective; `group` is used by nobody else, and needs a backend for the host.
+        `node` is the one that this rank is on.
 
         Raises:
             CheckpointError: the directory cannot be made, or no step was made yet.
@@ -78,7 +81,8 @@ class Saving:
         self._directory = _begin(root, facts)
         self._written: Future[Any] | None = None
         if self._directory is not None:
-            written = async_save(state(parts), checkpoint_id=self._directory, process_group=group)
+            writer = PieceWriter(self._directory, rank=dist.get_rank(), node=node)
+            written = async_save(state(parts), storage_writer=writer, process_group=group)
             assert isinstance(written, Future), "this is what it returns without a stager of our own"
             self._written = written
 
@@ -103,7 +107,7 @@ class Saving:
             _complete(self._root, self._directory, self._facts, self._keep)
 
 
-def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, keep: int = 2) -> None:
+def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, keep: int = 2) -> None:
     """As `Saving`, at once: when it returns the checkpoint is complete. Collective.
 
     Raises:
@@ -113,7 +117,7 @@ def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, keep: int = 2
     if directory is None:
         return
     with _told(directory):
-        save_state(state(parts), checkpoint_id=directory)
+        save_state(state(parts), storage_writer=PieceWriter(directory, rank=dist.get_rank(), node=node))
         _complete(root, directory, facts, keep)
     dist.barrier()
 
@@ -128,9 +132,15 @@ def find_latest(root: Path) -> Manifest | None:
 
 
 def load(
-    root: Path, manifest: Manifest, parts: Sequence[Trained], *, settings: Mapping[str, str | int | float]
-) -> None:
-    """Fills model, optimizers and random state from a complete checkpoint, on any number of ranks. Collective.
+    root: Path,
+    manifest: Manifest,
+    parts: Sequence[Trained],
+    *,
+    settings: Mapping[str, str | int | float],
+    node: str,
+) -> LoadTraffic:
+    """Fills model, optimizers and random state from a complete checkpoint, on any number of ranks, and says what this
+    one read, which is on `node`. Collective.
 
     Raises:
         CheckpointError: it is of another training or another model, nothing was changed then; or a file of it
@@ -138,15 +148,16 @@ def load(
     """
     directory = checkpoint_path(root, manifest.position.step)
     _check_settings(directory, manifest.settings, settings)
-    values = state(parts)
+    values, reader = state(parts), SliceReader(directory, node=node)
     try:
-        _check_tensors(directory, FileSystemReader(directory).read_metadata(), values["model"])
-        load_state(values, checkpoint_id=directory)
+        _check_tensors(directory, reader.read_metadata(), values["model"])
+        load_state(values, storage_reader=reader)
     except (OSError, CheckpointException) as failure:
         raise CheckpointError(f"checkpoint {directory} could not be loaded: {_cause(failure)}") from failure
     # The tensors are those of the model and its optimizers themselves: they are filled in place.
     set_random_state(values["random"])
-    logger.info("loaded %s, saved by %d ranks", directory, manifest.world_size)
+    logger.info("loaded %s, saved by %d ranks: %s", directory, manifest.world_size, reader.traffic)
+    return reader.traffic
 
 
 def _begin(root: Path, facts: Manifest) -> Path | None:

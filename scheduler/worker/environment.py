@@ -14,6 +14,7 @@ class RankEnvironment:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    node: str = ""
     store_host: str = ""
     store_port: int = 0
     agent_store: bool = False
@@ -55,6 +56,7 @@ def rank_environment(variables: Mapping[str, str]) -> RankEnvironment:
         rank=rank,
         world_size=world_size,
         local_rank=_count(variables, "LOCAL_RANK", default=0),
+        node=variables.get("EBBTIDE_NODE", ""),
         store_host=store_host,
         store_port=store_port,
         agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",

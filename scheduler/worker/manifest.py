@@ -12,7 +12,7 @@ from typing import Any
 from scheduler.worker.status import write_json_atomically
 
 MANIFEST_NAME = "manifest.json"
-_FORMAT = 2
+_FORMAT = 3
 _DIRECTORY = re.compile(r"step-(\d{8,})")
 
 

@@ -43,7 +43,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
-from scheduler.domain.replan import ReplanPhase
+from scheduler.domain.replan import LoadTraffic, ReplanPhase
 from scheduler.worker.agreement import agree
 from scheduler.worker.environment import RankEnvironment, rank_environment
 from scheduler.worker.memory import OUT_OF_MEMORY, is_out_of_memory, peak_bytes
@@ -114,6 +114,11 @@ class Session:
         return self._environment.world_size
 
     @property
+    def node(self) -> str:
+        """On which it runs, by the executor's name for it, else by the host's own."""
+        return self._environment.node or os.uname().nodename
+
+    @property
     def checkpoint_dir(self) -> Path | None:
         return self._environment.checkpoint_dir
 
@@ -149,10 +154,11 @@ class Session:
         self._owns_group = True
         self._watch.end(ReplanPhase.START)
 
-    def resumed(self, step: int) -> None:
-        """The state after `step` steps is in place (0: a new start), read from a complete checkpoint if not 0."""
+    def resumed(self, step: int, traffic: LoadTraffic | None = None) -> None:
+        """The state after `step` steps is in place (0: a new start), read from a complete checkpoint if not 0.
+        `traffic`: what this rank read of it, where that was counted."""
         self._watch.end(ReplanPhase.LOAD if self._watch.has(ReplanPhase.START) else ReplanPhase.START)
-        self._say(phase=Phase.RUNNING, step=step, checkpoint_step=step or None)
+        self._say(phase=Phase.RUNNING, step=step, checkpoint_step=step or None, traffic=traffic)
         self._tell()
 
     def report(self, *, step: int, loss: float | None = None, samples_per_s: float | None = None) -> None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from scheduler.domain.replan import LoadTraffic
 from scheduler.worker.memory import OomKillCount
 
 # A reader looks a few times a second; writing each of a thousand short steps would only wear the disk.
@@ -36,7 +37,8 @@ class RankStatus:
     `out-of-memory` or empty. `peak_bytes`: the most memory that this process has had at once. `phases_s`: seconds by
     `ReplanPhase`. `memory_events`, `oom_kills`: where the kernel counts whom it kills for memory in this process's
     control group, and that count when this was written, so that whoever sees it dead can tell what killed it.
-    `frozen_layers`: so many of the first layers are frozen; None until the script says so."""
+    `frozen_layers`: so many of the first layers are frozen; None until the script says so. `traffic`: what this rank
+    has read of a checkpoint; None where it read none or did not count."""
 
     rank: int
     pid: int
@@ -52,6 +54,7 @@ class RankStatus:
     memory_events: str = ""
     oom_kills: int | None = None
     frozen_layers: int | None = None
+    traffic: LoadTraffic | None = None
 
 
 class StatusFile:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.replan import LoadTraffic
 from scheduler.worker import checkpoint
 from scheduler.worker.batches import Batches
 from scheduler.worker.layout import Layout, data_plan, layout
@@ -125,12 +126,13 @@ class Trainer:
             checkpoint.require_writable(self._root)
             found = checkpoint.find_latest(self._root)
         if self._root is not None and found is not None:
-            self._load(self._root, found)
+            traffic = self._load(self._root, found)
             self._record_state("loaded")
         else:
+            traffic = None
             self._build(frozen=self.position.frozen)
         self._tell_frozen()
-        self._session.resumed(self.position.step)
+        self._session.resumed(self.position.step, traffic)
 
     def one_step(self) -> None:
         """Forward and backward over this rank's share, one update, and a report of the global batch's mean loss."""
@@ -154,7 +156,12 @@ class Trainer:
         began_s = time.perf_counter()
         self._finish_save()
         self._saving = checkpoint.Saving(
-            self._root, self._trained, self._facts(), keep=self._settings.keep, group=self._save_group
+            self._root,
+            self._trained,
+            self._facts(),
+            node=self._session.node,
+            keep=self._settings.keep,
+            group=self._save_group,
         )
         held_up_s = time.perf_counter() - began_s
         logger.info("the save after step %d held the training up for %.3f s", self.position.step, held_up_s)
@@ -166,7 +173,7 @@ class Trainer:
         if self._root is None or not self._is_unsaved():
             return
         with self._session.saving(self.position.step):
-            checkpoint.save(self._root, self._trained, self._facts(), keep=self._settings.keep)
+            checkpoint.save(self._root, self._trained, self._facts(), node=self._session.node, keep=self._settings.keep)
         self._record_state("saved")
 
     def _finish_save(self) -> None:
@@ -203,15 +210,17 @@ class Trainer:
         )
         self._forward_backward = forward_backward(self._layout, self._meshes, parts, build)
 
-    def _load(self, root: Path, found: Manifest) -> None:
+    def _load(self, root: Path, found: Manifest) -> LoadTraffic:
         frozen = max(found.position.frozen, self.position.frozen)
         self._build(frozen=frozen, is_blank=True)
         batch = int(found.settings["global_batch"])
         changes = found.batch_changes + self._batch_change(found.position.step, batch)
-        checkpoint.load(root, found, self._trained, settings={**self._identity(), "global_batch": batch})
+        identity = {**self._identity(), "global_batch": batch}
+        traffic = checkpoint.load(root, found, self._trained, settings=identity, node=self._session.node)
         self.position, self._batch_changes = replace(found.position, frozen=frozen), changes
         # A load fills tensors; this number of the optimizers follows from the position, as it did before the save.
         self._set_learning_rate(found.position.step - 1)
+        return traffic
 
     def _batch_change(self, step: int, before: int) -> tuple[BatchChange, ...]:
         """

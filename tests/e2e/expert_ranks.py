@@ -176,12 +176,12 @@ def resharding(folder: Path) -> dict[str, float | str]:
     model, its_optimizer = spread_gpt(4, seed=1)
     train(model, its_optimizer, my_samples())
     facts = Manifest(Position(STEPS, 8 * STEPS), dist.get_world_size(), {}, ())
-    checkpoint.save(root, [Trained(model, [its_optimizer])], facts)
+    checkpoint.save(root, [Trained(model, [its_optimizer])], facts, node="t0")
     manifest = checkpoint.find_latest(root)
     assert manifest is not None
     other, other_optimizer = spread_gpt(2, seed=2)
     before = digest(other, other_optimizer)
-    checkpoint.load(root, manifest, [Trained(other, [other_optimizer])], settings={})
+    checkpoint.load(root, manifest, [Trained(other, [other_optimizer])], settings={}, node="t0")
     return {
         "saved": digest(model, its_optimizer),
         "before": before,

@@ -9,6 +9,7 @@ from scheduler.domain.event import Event, EventCode
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation, Run, RunPhase
+from scheduler.domain.replan import LoadTraffic
 from scheduler.domain.snapshot import Snapshot
 from tests.builders import a_fleet, a_job, a_snapshot
 
@@ -48,6 +49,15 @@ def test_the_phases_of_both_generations_are_told_with_the_first_step_and_only_th
         "notice_s": 0.25, "save_s": 2.0, "teardown_s": 0.125, "start_s": 7.0, "load_s": 1.0, "first_step_s": 0.5,
     }  # fmt: skip
     assert event.message.startswith("the re-plan took its workers 10.9 s: notice 0.2 s, save 2.0 s")
+
+
+def test_what_the_workers_read_to_come_back_is_told_beside_the_times() -> None:
+    left = seen(resizing(), run(1, RunPhase.LEFT, **LEFT_S))
+    back = replace(run(2, RunPhase.RUNNING, **CAME_S), traffic=LoadTraffic(3_000_000, 3_100_000, 2_000_000))
+    (event,) = told(seen(left.snapshot, back))
+    assert event.message.endswith("; they read 3.1 MB, of which other nodes had written 2.0 MB")
+    bytes_told = {name: count for name, count in event.numbers.items() if name.endswith("_bytes")}
+    assert bytes_told == {"needed_bytes": 3e6, "read_bytes": 3.1e6, "moved_bytes": 2e6}
 
 
 def test_a_start_that_follows_no_notice_is_no_replan() -> None:

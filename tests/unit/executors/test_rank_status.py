@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.domain.observation import FailureCause
+from scheduler.domain.replan import LoadTraffic
 from scheduler.executors.rank_status import RankPhase, read_rank_status
 
 
@@ -37,6 +38,7 @@ def test_a_status_brings_its_cause_its_memory_and_its_times(path: Path) -> None:
                 "peak_bytes": 700,
                 "samples_per_s": 8,
                 "phases_s": {"start": 4, "load": 0.5},
+                "traffic": {"needed_bytes": 7, "read_bytes": 9, "moved_bytes": 8},
                 "memory_events": "/sys/x",
                 "oom_kills": 2,
             }
@@ -46,6 +48,7 @@ def test_a_status_brings_its_cause_its_memory_and_its_times(path: Path) -> None:
     assert status is not None
     assert (status.cause, status.peak_bytes, status.samples_per_s) == (FailureCause.OUT_OF_MEMORY, 700, 8)
     assert status.phases_s == {"start": 4.0, "load": 0.5}
+    assert status.traffic == LoadTraffic(needed_bytes=7, read_bytes=9, moved_bytes=8)
     assert (status.memory_events, status.oom_kills) == ("/sys/x", 2)
 
 
@@ -79,6 +82,8 @@ def test_a_step_counts_once_the_state_was_in_place(path: Path, phase: str, step:
         ('{"phase": "running", "phases_s": [1]}', "phases_s is [1]"),
         ('{"phase": "running", "phases_s": {"save": "1"}}', "save is '1', it must be a number"),
         ('{"phase": "running", "peak_bytes": 1.5}', "peak_bytes is 1.5"),
+        ('{"phase": "running", "traffic": {"lost_bytes": 1}}', "allowed are bytes by needed_bytes, read_bytes, moved"),
+        ('{"phase": "running", "traffic": {"read_bytes": "1"}}', "read_bytes is '1', it must be a number"),
     ],
 )
 def test_a_malformed_status_is_refused_by_file_and_field(path: Path, text: str, message: str) -> None:

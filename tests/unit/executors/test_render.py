@@ -46,6 +46,7 @@ def test_the_environment_of_a_rank_is_this() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "EBBTIDE_NODE": "i0",
         "EBBTIDE_JOB_ID": "gpt-7f3a",
         "EBBTIDE_GENERATION": "4",
         "EBBTIDE_URL": "http://127.0.0.1:8787",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.observation import FailureCause, RunPhase
+from scheduler.domain.replan import LoadTraffic
 from scheduler.executors.rank_status import RankPhase, RankStatus
 from scheduler.executors.run_verdict import (
     RankView,
@@ -19,6 +20,7 @@ from scheduler.executors.run_verdict import (
     outcome,
     peak_bytes,
     phases_s,
+    traffic,
 )
 
 KILLED = -signal.SIGKILL
@@ -172,3 +174,10 @@ def test_of_the_ranks_the_highest_memory_and_the_longest_times_count() -> None:
     assert peak_bytes([status, *others]) == 9
     assert phases_s([status, *others]) == {"save": 2.0, "notice": 0.5, "teardown": 3.0}
     assert (peak_bytes([]), phases_s([])) == (None, {})
+
+
+def test_what_the_ranks_have_read_is_summed_and_unknown_where_none_says_so() -> None:
+    quiet = RankStatus(RankPhase.RUNNING)
+    first, second = (replace(quiet, traffic=LoadTraffic(100, 110, moved)) for moved in (110, 0))
+    assert traffic([first, quiet, second]) == LoadTraffic(200, 220, 110)
+    assert traffic([quiet]) is None

@@ -70,6 +70,14 @@ def test_a_replan_counts_once_in_each_phase_that_it_had() -> None:
     assert told("teardown") == before[ReplanPhase.TEARDOWN]
 
 
+def test_what_replans_read_is_counted_by_kind() -> None:
+    before = {kind: value("ebbtide_replan_bytes_total", kind=kind) for kind in ("needed", "read", "moved")}
+    numbers = {"start_s": 4.0, "needed_bytes": 100.0, "read_bytes": 110.0, "moved_bytes": 60.0}
+    TickRecorder().record(replace(QUIET, events=(Event(0.0, EventCode.JOB_REPLANNED, "a", "took 4 s", numbers),)))
+    grown = {kind: value("ebbtide_replan_bytes_total", kind=kind) - known for kind, known in before.items()}
+    assert grown == {"needed": 100.0, "read": 110.0, "moved": 60.0}
+
+
 def test_a_tick_that_was_not_committed_counts_no_decision() -> None:
     before = value("ebbtide_preemptions_total")
     preempted = PreemptJob("a", 10.0, Reason(ReasonCode.NODE_RECALLED, "its node goes home"))

@@ -50,13 +50,13 @@ def _facts(step: int) -> Manifest:
 
 
 def _save(root: Path, training: Trained, step: int, *, keep: int = 2) -> None:
-    checkpoint.save(root, [training], _facts(step), keep=keep)
+    checkpoint.save(root, [training], _facts(step), node="t0", keep=keep)
 
 
 def _load(root: Path, training: Trained, *, settings: Mapping[str, str | int | float] = SETTINGS) -> Manifest:
     found = latest(root)
     assert found is not None
-    checkpoint.load(root, found, [training], settings=settings)
+    checkpoint.load(root, found, [training], settings=settings, node="t0")
     return found
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
 def test_the_manifest_says_what_is_stored(tmp_path: Path) -> None:
     _save(tmp_path, _training(), 7)
     document = json.loads((checkpoint_path(tmp_path, 7) / MANIFEST_NAME).read_text())
-    assert document["format"] == 2
+    assert document["format"] == 3
     assert document["position"] == {"step": 7, "samples": 84, "frozen": 0}
     assert (document["world_size"], document["settings"]) == (1, SETTINGS)
     assert {file["name"] for file in document["files"]} == {".metadata", "__0_0.distcp"}
@@ -216,7 +216,8 @@ def test_a_save_in_the_background_holds_the_state_of_its_step_though_the_trainin
     training = _training()
     _step(training)
     saved = _digest(training)
-    saving = checkpoint.Saving(tmp_path, [training], _facts(1), keep=2, group=dist.new_group(backend="gloo"))
+    group = dist.new_group(backend="gloo")
+    saving = checkpoint.Saving(tmp_path, [training], _facts(1), node="t0", keep=2, group=group)
     _step(training)
     assert latest(tmp_path) is None, "it does not count before it is finished"
     saving.finish()
@@ -234,7 +235,8 @@ def test_a_background_save_that_fails_is_told_when_it_is_finished(
         return failed
 
     monkeypatch.setattr(checkpoint, "async_save", full_disk)
-    saving = checkpoint.Saving(tmp_path, [_training()], _facts(2), keep=2, group=dist.new_group(backend="gloo"))
+    group = dist.new_group(backend="gloo")
+    saving = checkpoint.Saving(tmp_path, [_training()], _facts(2), node="t0", keep=2, group=group)
     assert saving.is_written
     with pytest.raises(CheckpointError, match=r"step-00000002 could not be saved: .*No space left on device$"):
         saving.finish()

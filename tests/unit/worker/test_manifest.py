@@ -63,9 +63,9 @@ def test_a_checkpoint_with_a_missing_or_shortened_file_does_not_count(tmp_path: 
     ("text", "message"),
     [
         ("{", "manifest.json: Expecting"),
-        (json.dumps({"format": 9}), "format is 9, this version reads 2"),
-        (json.dumps({"format": 2}), "field 'position' is missing"),
-        (json.dumps({"format": 2, "position": {"step": 1, "colour": 2}}), "colour"),
+        (json.dumps({"format": 9}), "format is 9, this version reads 3"),
+        (json.dumps({"format": 3}), "field 'position' is missing"),
+        (json.dumps({"format": 3, "position": {"step": 1, "colour": 2}}), "colour"),
     ],
 )
 def test_a_malformed_manifest_is_reported_not_overlooked(tmp_path: Path, text: str, message: str) -> None:

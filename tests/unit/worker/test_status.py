@@ -30,6 +30,7 @@ def test_the_file_holds_the_contract_from_the_first_moment(tmp_path: Path) -> No
         "memory_events": str(kills.path) if kills else "",
         "oom_kills": kills.read() if kills else None,
         "frozen_layers": None,
+        "traffic": None,
     }
 
 

@@ -16,6 +16,7 @@ from scheduler.worker.learning_rate import BatchRule
 from scheduler.worker.manifest import BatchChange, Position, checkpoint_path, checkpoint_steps, latest
 from scheduler.worker.model import SIZES, build_gpt
 from scheduler.worker.session import Session
+from scheduler.worker.slice_reader import SliceReader
 from scheduler.worker.status import RankStatus
 from scheduler.worker.trainer import TrainerSettings, train
 
@@ -218,6 +219,6 @@ def _weights(root: Path, step: int) -> dict[str, torch.Tensor]:
     state = {"model": model.state_dict()}
     with Session(RankEnvironment()) as session:
         session.init_process_group()
-        load(state, checkpoint_id=checkpoint_path(root, step))
+        load(state, storage_reader=SliceReader(checkpoint_path(root, step), node="t0"))
         session.succeed()
     return state["model"]
