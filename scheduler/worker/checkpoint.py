@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
@@ -62,29 +63,48 @@ def require_writable(root: Path) -> None:
         raise CheckpointError(f"checkpoint directory {root} cannot be written: {failure.strerror}") from None
 
 
+class Background:
+    """What the saves in the background of one training share, so that each holds it up less: a group that nobody else
+    uses, so that a save never comes between two messages of the training, and the host memory that the state is copied
+    into, for memory that is new takes twice the time of the copy itself; and the thread that completes them, for to
+    remove an old checkpoint takes as long as to copy a new one. Collective."""
+
+    def __init__(self) -> None:
+        self.group = dist.new_group(backend="gloo")
+        self.completing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint completion")
+        self.stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+            )
+        )
+
+
 class Saving:
-    """A checkpoint that is being written in the background. It counts once `finish` has returned on rank 0.
+    """A checkpoint that is being written in the background. On rank 0 it counts, and old ones go, as soon as all files
+    are there; `finish` waits for that.
 
     One that is complete already is left as it is: the same step of the same training holds the same state.
     """
 
     def __init__(
-        self, root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, keep: int, group: dist.ProcessGroup
+        self, root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, keep: int, background: Background
     ) -> None:
-        """Copies the state and goes on. Collective; `group` is used by nobody else, and needs a backend for the host.
-        `node` is the one that this rank is on.
+        """Copies the state and goes on. Collective. `node` is the one that this rank is on. What was saved before with
+        this `background` must be finished.
 
         Raises:
             CheckpointError: the directory cannot be made, or no step was made yet.
         """
         self._root, self._facts, self._keep = root, facts, keep
         self._directory = _begin(root, facts)
-        self._written: Future[Any] | None = None
+        self._completed: Future[None] | None = None
         if self._directory is not None:
             writer = PieceWriter(self._directory, rank=dist.get_rank(), node=node)
-            written = async_save(state(parts), storage_writer=writer, process_group=group)
-            assert isinstance(written, Future), "this is what it returns without a stager of our own"
-            self._written = written
+            written = async_save(
+                state(parts), storage_writer=writer, process_group=background.group, async_stager=background.stager
+            )
+            assert isinstance(written, Future), "this is what it returns where the stager copies at once"
+            self._completed = background.completing.submit(self._complete, self._directory, written)
 
     @property
     def step(self) -> int:
@@ -92,19 +112,22 @@ class Saving:
 
     @property
     def is_written(self) -> bool:
-        return self._written is None or self._written.done()
+        return self._completed is None or self._completed.done()
 
     def finish(self) -> None:
-        """Waits for the files, then completes the checkpoint and removes all but the newest complete ones.
+        """Waits until the checkpoint is complete and all but the newest complete ones are removed.
 
         Raises:
             CheckpointError: a file could not be written, what was complete before stays so.
         """
-        if self._written is None or self._directory is None:
+        if self._completed is None or self._directory is None:
             return
         with _told(self._directory):
-            self._written.result()
-            _complete(self._root, self._directory, self._facts, self._keep)
+            self._completed.result()
+
+    def _complete(self, directory: Path, written: Future[Any]) -> None:
+        written.result()
+        _complete(self._root, directory, self._facts, self._keep)
 
 
 def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, keep: int = 2) -> None:
@@ -166,11 +189,9 @@ def _begin(root: Path, facts: Manifest) -> Path | None:
         # To have something to store torch would make an empty first step, and Adam counts its steps.
         raise CheckpointError("step 0 is not saved: it holds nothing that a new start does not give")
     directory = checkpoint_path(root, facts.position.step)
-    if _from_rank_0(lambda: read_manifest(directory) is not None):
-        return None
     with _told(directory):
-        _from_rank_0(lambda: _make_empty(directory))
-    return directory
+        is_needed = _from_rank_0(lambda: _make_empty_unless_complete(directory))
+    return directory if is_needed else None
 
 
 def _complete(root: Path, directory: Path, facts: Manifest, keep: int) -> None:
@@ -212,9 +233,13 @@ def _cause(failure: OSError | CheckpointException) -> str:
     return f"rank {rank}: {error}"
 
 
-def _make_empty(directory: Path) -> None:
+def _make_empty_unless_complete(directory: Path) -> bool:
+    """Whether it was not complete and is empty now."""
+    if read_manifest(directory) is not None:
+        return False
     _clear(directory)
     directory.mkdir(parents=True)
+    return True
 
 
 def _check_settings(

@@ -109,8 +109,7 @@ class Trainer:
         self._rate = LearningRate(settings.learning_rate, settings.steps, settings.warmup_steps, settings.decay)
         self._batch_changes: tuple[BatchChange, ...] = ()
         self._meshes = build_meshes(planned, device=session.device)
-        # Of its own: a save in the background must not come between two messages of the training.
-        self._save_group = dist.new_group(backend="gloo")
+        self._background = checkpoint.Background()
         self._saving: checkpoint.Saving | None = None
         size = model_size(settings.model)
         self._batches = Batches(planned, size=size, rank=session.rank, seed=settings.seed, device=session.device)
@@ -161,7 +160,7 @@ class Trainer:
             self._facts(),
             node=self._session.node,
             keep=self._settings.keep,
-            group=self._save_group,
+            background=self._background,
         )
         held_up_s = time.perf_counter() - began_s
         logger.info("the save after step %d held the training up for %.3f s", self.position.step, held_up_s)

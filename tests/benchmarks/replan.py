@@ -3,8 +3,8 @@
 A controller in a process of its own, two nodes of two slots, the reference trainer with 20 million parameters. The job
 is scaled up and down; each time the clock runs from the moment at which the last step of the old generation stands in
 the ledger to the moment at which the first of the new one does. `cold` is the same with a command that only a new
-interpreter can run. Bars: 3 s warm, 25 s cold, for 4 processes on 2 cores. The last row is how long a save in the
-background holds the training up.
+interpreter can run. Bars: 3 s warm, 25 s cold, for 4 processes on 2 cores. Beside them: what the ranks read to come
+back (`replan_bytes`), and how long a save in the background holds the training up.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, 
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
+from scheduler.domain.replan import LoadTraffic
+from scheduler.resharding.placement import Placement
 from scheduler.settings import Settings
 from scheduler.store.migrate import migrate
 from scheduler.store.sql import SqlStore
 from scheduler.wiring import build_controller
+from tests.benchmarks import replan_bytes
 from tests.builders import a_node
 
 MODEL = "wide-gpt"
@@ -48,9 +51,13 @@ Row = tuple[str, str, str]
 def rows() -> Iterator[Row]:
     """(name, bar, measured) for warm and for cold processes, with where the time goes."""
     held_up_s: list[float] = []
+    loads: list[LoadTraffic] = []
+    placements: list[Placement] = []
     for kind, bar_s in BARS_S.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(Path(folder), kind)
+            found, told, seated = measure(Path(folder), kind)
+            if kind == "warm":
+                loads, placements = told, seated
             held_up_s += _held_up_s(Path(folder))
         spans = {name: median(each[name] for each in found) for name in found[0]}
         each = ", ".join(f"{one['total']:.2f}" for one in found)
@@ -62,12 +69,14 @@ def rows() -> Iterator[Row]:
             f"{bar_s:g} s",
             f"median {spans['total']:.2f} s, worst {worst_s:.2f} s (each: {each}; median of {where})",
         )
-    told = f"median {median(held_up_s):.3f} s, worst {max(held_up_s):.3f} s of {len(held_up_s)}"
-    yield f"training held up by a save in the background, {MODEL}", "0.2 s", told
+    yield from replan_bytes.rows(MODEL, loads, placements)
+    held_up = f"median {median(held_up_s):.3f} s, worst {max(held_up_s):.3f} s of {len(held_up_s)}"
+    yield f"training held up by a save in the background, {MODEL}", "0.2 s", held_up
 
 
-def measure(folder: Path, kind: str) -> list[dict[str, float]]:
-    """Seconds from last step to first step of each re-plan, in all and by part."""
+def measure(folder: Path, kind: str) -> tuple[list[dict[str, float]], list[LoadTraffic], list[Placement]]:
+    """Seconds from last step to first step of each re-plan, in all and by part; what each read; where the ranks sat
+    before the first and after each."""
     settings = _settings(folder)
     migrate(settings.database_url)
     store = SqlStore(settings.database_url)
@@ -75,14 +84,16 @@ def measure(folder: Path, kind: str) -> list[dict[str, float]]:
         command = [sys.executable, "-m", "tests.benchmarks.replan", str(folder)]
         controller = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        return list(_replans(folder, store, kind))
+        placements: list[Placement] = []
+        spans = list(_replans(folder, store, kind, placements))
+        return spans, replan_bytes.loads(store), placements
     finally:
         controller.send_signal(signal.SIGTERM)
         controller.wait(60)
         store.close()
 
 
-def _replans(folder: Path, store: SqlStore, kind: str) -> Iterator[dict[str, float]]:
+def _replans(folder: Path, store: SqlStore, kind: str, placements: list[Placement]) -> Iterator[dict[str, float]]:
     _send(store, CreatePool(Pool("training", PoolKind.TRAINING)))
     for name in ("t0", "t1"):
         _send(store, AddNode(a_node(name, gpus=2, gpu="cpu")))
@@ -94,13 +105,16 @@ def _replans(folder: Path, store: SqlStore, kind: str) -> Iterator[dict[str, flo
     )  # fmt: skip
     _send(store, SubmitJob("job", spec))
     generation, since = _first_step(folder, after=0)
-    for width in WIDTHS[kind]:
+    placements.append(replan_bytes.placement(store))
+    for number, width in enumerate(WIDTHS[kind], 1):
         _wait(partial(_has_reached, folder, generation, since + STEPS_BETWEEN))
         _wait(partial(_is_running, store))
         _send(store, ScaleJob("job", width, width))
         old = generation
         generation, since = _first_step(folder, after=old)
         yield _spans(folder, old, generation)
+        placements.append(replan_bytes.placement(store))
+        _wait(partial(_has_told, store, number))
     _send(store, ScaleJob("job", 1, 1))
 
 
@@ -140,6 +154,10 @@ def _first_step(folder: Path, *, after: int) -> tuple[int, int]:
 
 def _has_reached(folder: Path, generation: int, step: int) -> bool:
     return _last_step(folder, generation) >= step
+
+
+def _has_told(store: SqlStore, replans: int) -> bool:
+    return len(replan_bytes.loads(store)) >= replans
 
 
 def _last_step(folder: Path, generation: int) -> int:

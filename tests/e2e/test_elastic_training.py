@@ -93,8 +93,9 @@ def _check_story(store: SqlStore, ledger: Path) -> None:
     replans = [e.event.numbers for e in told if e.event.code is EventCode.JOB_REPLANNED]
     assert replans, "some generation made its first step after another one had left"
     for numbers in replans:
-        assert list(numbers) == [f"{phase}_s" for phase in ReplanPhase]
-        assert all(seconds >= 0.0 for seconds in numbers.values())
+        assert list(numbers) == [*(f"{phase}_s" for phase in ReplanPhase), "needed_bytes", "read_bytes", "moved_bytes"]
+        assert all(number >= 0.0 for number in numbers.values())
+        assert numbers["moved_bytes"] <= numbers["read_bytes"] <= 1.05 * numbers["needed_bytes"]
     assert (_job(store).progress.peak_bytes or 0) > 10**7
     seen: dict[int, list[int]] = {}
     for line in _lines(ledger, "samples-*.jsonl"):

@@ -7,7 +7,6 @@ from traceback import StackSummary
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.nn import functional
 from torch.optim import AdamW
@@ -15,7 +14,15 @@ from torch.optim import AdamW
 from scheduler.worker import checkpoint
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.ledger import state_digest
-from scheduler.worker.manifest import MANIFEST_NAME, CheckpointError, Manifest, Position, checkpoint_path, latest
+from scheduler.worker.manifest import (
+    MANIFEST_NAME,
+    CheckpointError,
+    Manifest,
+    Position,
+    checkpoint_path,
+    latest,
+    read_manifest,
+)
 from scheduler.worker.model import SIZES, GptSize, build_gpt
 from scheduler.worker.session import Session
 from scheduler.worker.state import Trained, whole_state_digest
@@ -216,14 +223,29 @@ def test_a_save_in_the_background_holds_the_state_of_its_step_though_the_trainin
     training = _training()
     _step(training)
     saved = _digest(training)
-    group = dist.new_group(backend="gloo")
-    saving = checkpoint.Saving(tmp_path, [training], _facts(1), node="t0", keep=2, group=group)
+    saving = checkpoint.Saving(tmp_path, [training], _facts(1), node="t0", keep=2, background=checkpoint.Background())
     _step(training)
-    assert latest(tmp_path) is None, "it does not count before it is finished"
     saving.finish()
+    assert saving.is_written
     fresh = _training(seed=2)
     assert _load(tmp_path, fresh).position.step == 1
     assert _digest(fresh) == saved
+
+
+def test_the_next_save_in_the_background_takes_over_the_memory_and_not_the_state_of_the_former(tmp_path: Path) -> None:
+    training, background = _training(), checkpoint.Background()
+    saved = []
+    for step in (1, 2):
+        _step(training)
+        saved.append(_digest(training))
+        saving = checkpoint.Saving(tmp_path, [training], _facts(step), node="t0", keep=2, background=background)
+        _step(training)
+        saving.finish()
+    for step, digest in zip((1, 2), saved, strict=True):
+        manifest, fresh = read_manifest(checkpoint_path(tmp_path, step)), _training(seed=2)
+        assert manifest is not None
+        checkpoint.load(tmp_path, manifest, [fresh], settings=SETTINGS, node="t0")
+        assert _digest(fresh) == digest
 
 
 def test_a_background_save_that_fails_is_told_when_it_is_finished(
@@ -235,9 +257,9 @@ def test_a_background_save_that_fails_is_told_when_it_is_finished(
         return failed
 
     monkeypatch.setattr(checkpoint, "async_save", full_disk)
-    group = dist.new_group(backend="gloo")
-    saving = checkpoint.Saving(tmp_path, [_training()], _facts(2), node="t0", keep=2, group=group)
-    assert saving.is_written
+    saving = checkpoint.Saving(
+        tmp_path, [_training()], _facts(2), node="t0", keep=2, background=checkpoint.Background()
+    )
     with pytest.raises(CheckpointError, match=r"step-00000002 could not be saved: .*No space left on device$"):
         saving.finish()
     assert latest(tmp_path) is None

@@ -1,0 +1,57 @@
+"""Bytes that the ranks of real re-plans read of their checkpoint, over what they needed and over the floor.
+
+The floor is the mapping's: what the new ranks need that the GPUs could not have kept, in whatever order the ranks sit
+(see `resharding`). Ranks are new processes and keep nothing, so "moved" is counted by nodes: what they read of pieces
+that another node has written. Of replicas one writes, wherever it sits, so that this may lie above the floor or below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from scheduler.domain.event import EventCode
+from scheduler.domain.replan import LoadTraffic
+from scheduler.resharding.mapping import rank_mapping
+from scheduler.resharding.placement import Placement, Seat
+from scheduler.resharding.tensors import layer_tensors
+from scheduler.solver.profiles.shipped import load_model
+from scheduler.store.protocol import Page
+from scheduler.store.sql import SqlStore
+
+STATE_BYTES = 12.0
+"""A parameter under AdamW in fp32."""
+
+
+def rows(model: str, loads: Sequence[LoadTraffic], placements: Sequence[Placement]) -> Iterator[tuple[str, str, str]]:
+    """Of re-plans one after the other: what each load read, and the placements before, between and after them."""
+    needed, read, moved = ([getattr(load, f"{kind}_bytes") for load in loads] for kind in ("needed", "read", "moved"))
+    ratios = [of_read / of_needed for of_read, of_needed in zip(read, needed, strict=True)]
+    told = f"{sum(read) / sum(needed):.3f}, worst {max(ratios):.3f} of {len(loads)}, {sum(needed) / 1e6:.0f} MB needed"
+    yield f"read of checkpoints over needed, {model}", "1.05", told
+    floor = sum(_floor_bytes(model, old, new) for old, new in pairwise(placements))
+    told = f"{sum(moved) / floor:.3f}; {sum(moved) / 1e6:.0f} MB, the floor {floor / 1e6:.0f} MB"
+    yield f"read of other nodes' pieces over the mapping's floor, {model}", "1.05", told
+
+
+def placement(store: SqlStore) -> Placement:
+    """Where the ranks of the job sit now."""
+    snapshot = store.load().snapshot
+    allocation = snapshot.jobs["job"].allocation
+    assert allocation.plan is not None
+    return Placement(allocation.plan, tuple(Seat(*seat) for seat in snapshot.seats_of(allocation)))
+
+
+def loads(store: SqlStore) -> list[LoadTraffic]:
+    """Of the re-plans that were told so far."""
+    events = [stored.event for stored in store.events(Page(limit=1000), subject="job")]
+    told = [event.numbers for event in events if event.code is EventCode.JOB_REPLANNED]
+    return [LoadTraffic(*(int(one[f"{kind}_bytes"]) for kind in ("needed", "read", "moved"))) for one in told]
+
+
+def _floor_bytes(model: str, old: Placement, new: Placement) -> float:
+    profile = load_model(model)
+    sizes = [STATE_BYTES * run.parameters for run in profile.layers for _ in range(run.layers)]
+    sizes[0] += STATE_BYTES * profile.embedding.parameters
+    sizes[-1] += STATE_BYTES * profile.head.parameters
+    return rank_mapping(old, new.plan, new.seats, layer_tensors(sizes)).floor_bytes
