@@ -6,6 +6,10 @@ balances the experts: what a token gets depends on that token only, so every lay
 
 With expert parallelism each rank of a group holds equally many consecutive experts. Tokens travel to the ranks of their
 experts and back by all-to-all (GShard, arXiv 2006.16668, section 3.2).
+
+With tensor parallelism each expert is split like a dense feed-forward part, by columns and then by rows (Megatron-LM,
+arXiv 1909.08053, section 3). All tensor-parallel ranks have the same tokens and route them alike; what they compute are
+terms of a sum. Where tokens also travel, each of them sends its part of a token's values alone.
 """
 
 from __future__ import annotations
@@ -19,8 +23,39 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
+
+_SPLITS = {"up": 2, "up_bias": 1, "down": 1, "down_bias": 1}
+"""The dimension in which tensor-parallel ranks share a weight of the experts. Of the last bias each has a part, so that
+the sum over ranks has it once."""
+
+
+class Columns:
+    """A rank's equal share of the values of each row, among the ranks of a mesh of one dimension."""
+
+    def __init__(self, mesh: DeviceMesh, width: int) -> None:
+        self._mesh = mesh
+        self._width = width
+        self._share = width // mesh.size()
+        self._begin = mesh.get_local_rank() * self._share
+
+    def own(self, rows: Tensor) -> Tensor:
+        return rows.narrow(1, self._begin, self._share)
+
+    def padded(self, part: Tensor) -> Tensor:
+        """This rank's columns between zeros: a term of the sum that has all columns."""
+        return functional.pad(part, (self._begin, self._width - self._begin - self._share))
+
+    def gathered(self, part: Tensor) -> Tensor:
+        """All columns from each rank's own. Collective."""
+        whole = DTensor.from_local(part, self._mesh, [Shard(1)], run_check=False).redistribute(placements=[Replicate()])
+        return whole.to_local(grad_placements=[Partial()])
+
+    def summed(self, term: Tensor) -> Tensor:
+        """This rank's own columns of the sum of each rank's term. Collective."""
+        total = DTensor.from_local(term, self._mesh, [Partial()], run_check=False)
+        return total.redistribute(placements=[Shard(1)]).to_local()
 
 
 class Experts(nn.Module):
@@ -31,19 +66,25 @@ class Experts(nn.Module):
 
     def __init__(self, experts: int, hidden: int) -> None:
         super().__init__()
+        self.columns: Columns | None = None
         self.up = nn.Parameter(0.02 * torch.randn(experts, hidden, 4 * hidden))
         self.up_bias = nn.Parameter(torch.zeros(experts, 4 * hidden))
         self.down = nn.Parameter(0.02 * torch.randn(experts, 4 * hidden, hidden))
         self.down_bias = nn.Parameter(torch.zeros(experts, hidden))
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Rows of shape (rows, hidden), sorted by expert, `counts` of them for each expert held here; so the result."""
-        weights = (_held(weight).unbind() for weight in (self.up, self.up_bias, self.down, self.down_bias))
+        """Rows of shape (rows, hidden), sorted by expert, `counts` of them for each expert held here; so the result, or
+        where the experts are split this rank's term of it."""
+        up, up_bias, down, down_bias = (_held(weight) for weight in (self.up, self.up_bias, self.down, self.down_bias))
+        down_bias = down_bias if self.columns is None else self.columns.padded(down_bias)
+        weights = (weight.unbind() for weight in (up, up_bias, down, down_bias))
         # An expert without rows is computed too: its gradient is then zero and not missing, as FSDP needs it, and
         # recomputation sees the same operations on each rank.
         outputs = [
-            torch.addmm(down_bias, functional.gelu(torch.addmm(up_bias, part, up)), down)
-            for part, up, up_bias, down, down_bias in zip(torch.split(rows, list(counts)), *weights, strict=True)
+            torch.addmm(bias_out, functional.gelu(torch.addmm(bias_in, part, weight_in)), weight_out)
+            for part, weight_in, bias_in, weight_out, bias_out in zip(
+                torch.split(rows, list(counts)), *weights, strict=True
+            )
         ]
         return torch.cat(outputs)
 
@@ -52,6 +93,9 @@ class MixtureOfExperts(nn.Module):
     """Inputs of shape (..., hidden) to outputs of the same shape. Of equal logits the first expert's comes first.
 
     With one expert per token the softmax is over one logit, so the router gets a gradient of zero.
+
+    Where the experts are split over tensor-parallel ranks the inputs are a DTensor, and the same on all of them; each
+    gives back its term of the outputs, as a plain tensor.
 
     Attributes:
         group: over whose ranks the experts are spread; None where this rank has all. Set by `spread_experts`. All its
@@ -72,7 +116,8 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(experts, hidden)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        tokens = inputs.reshape(-1, inputs.shape[-1])
+        here = _held(inputs)
+        tokens = here.reshape(-1, here.shape[-1])
         shares, chosen = self._route(tokens)
         by_expert = chosen.flatten().argsort(stable=True)
         # Copied first and sorted then: no row is taken twice, so the backward pass adds in the same order each time.
@@ -80,67 +125,95 @@ class MixtureOfExperts(nn.Module):
         counts = torch.bincount(chosen.flatten(), minlength=self.router.out_features)
         computed = self._compute(copies.index_select(0, by_expert), counts)
         outputs = computed.index_select(0, by_expert.argsort()).view(*chosen.shape, tokens.shape[1])
-        return (outputs * shares.unsqueeze(-1)).sum(dim=1).view(inputs.shape)
+        return (outputs * shares.unsqueeze(-1)).sum(dim=1).view(here.shape)
 
     def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of each token's experts, both of shape (tokens, experts_per_token)."""
         # topk does not say which of two equal logits it takes; a stable sort does.
-        logits, experts = self.router(tokens).sort(dim=-1, descending=True, stable=True)
+        logits, experts = functional.linear(tokens, _held(self.router.weight)).sort(
+            dim=-1, descending=True, stable=True
+        )
         return logits[:, : self.experts_per_token].softmax(dim=-1), experts[:, : self.experts_per_token]
 
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Rows sorted by expert, `counts` of them for each, to their outputs, wherever the experts are."""
         if self.group is None:
-            here: Tensor = self.experts(rows, counts.tolist())
-            return here
+            outputs: Tensor = self.experts(rows, counts.tolist())
+            return outputs
+        columns = self.experts.columns
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self.group)
         ranks, held = self.group.size(), counts.numel() // self.group.size()
         # The host needs all of these numbers, and each copy to it waits for the device: one copy.
         leave, arrive = torch.stack([counts, arriving]).view(2, ranks, held).tolist()
         sent, received = [sum(row) for row in leave], [sum(row) for row in arrive]
-        rows = _exchange(rows, sent, received, self.group)
+        rows = _exchange(rows if columns is None else columns.own(rows), sent, received, self.group)
+        rows = rows if columns is None else columns.gathered(rows)
         # What arrived is sorted by rank and then by expert.
         number = torch.arange(held, device=rows.device).repeat(ranks)
         number = number.repeat_interleave(arriving, output_size=sum(received))
         by_expert = number.argsort(stable=True)
         outputs = self.experts(rows.index_select(0, by_expert), [sum(column) for column in zip(*arrive, strict=True)])
-        return _exchange(outputs.index_select(0, by_expert.argsort()), received, sent, self.group)
+        outputs = outputs.index_select(0, by_expert.argsort())
+        outputs = _exchange(outputs if columns is None else columns.summed(outputs), received, sent, self.group)
+        return outputs if columns is None else columns.padded(outputs)
 
 
-def spread_experts(module: MixtureOfExperts, mesh: DeviceMesh) -> None:
-    """Leaves each rank of a mesh of one dimension its share of the experts, as DTensors; checkpoints keep them whole.
+def spread_experts(module: MixtureOfExperts, mesh: DeviceMesh, tensor: DeviceMesh) -> None:
+    """Leaves each rank its share of the experts, as DTensors; checkpoints keep them whole.
 
-    All ranks must hold the same weights before: nothing is sent. What shards the module further comes after this:
+    `mesh` has two dimensions: ranks that hold unlike experts, and those that share each expert. `tensor` are the latter
+    in the mesh of everything else, whose router they all hold. All ranks must hold the same weights before: nothing is
+    sent. What shards the module further comes after this:
 
-        mesh = init_device_mesh(device, (dp, ep), mesh_dim_names=("dp", "ep"))
-        spread_experts(moe, mesh["ep"])
+        mesh = init_device_mesh(device, (dp, ep, tp), mesh_dim_names=("dp", "ep", "tp"))
+        others = init_device_mesh(device, (dp * ep, tp), mesh_dim_names=("dp", "tp"))
+        spread_experts(moe, mesh["ep", "tp"], others["tp"])
         fully_shard(moe.experts, mesh=mesh["dp"])
-        fully_shard(block, mesh=every_rank)                 # the router and the rest, over all dp x ep ranks
+        fully_shard(block, mesh=others["dp"])               # the router and the rest, over all dp x ep ranks
 
-    On its rank an expert gets the sum of the gradients from all ranks of `mesh`. FSDP on top has to sum as well: its
+    On its ranks an expert gets the sum of the gradients from all ranks of `mesh`. FSDP on top has to sum as well: its
     average would be over dp alone.
 
     Raises:
-        ValueError: the ranks do not divide the experts.
+        ValueError: the ranks do not divide the experts or their width.
     """
-    count = module.router.out_features
-    if count % mesh.size():
-        raise ValueError(f"ep is {mesh.size()}, it must divide the {count} experts")
-    assert mesh.ndim == 1
+    count, width = module.router.out_features, module.router.in_features
+    apart, split = mesh.size(0), mesh.size(1)
+    if count % apart:
+        raise ValueError(f"ep is {apart}, it must divide the {count} experts")
+    if width % split:
+        raise ValueError(f"tp is {split}, it must divide the experts' width of {width}")
     assert module.group is None, "the experts are spread already"
     for name, weight in list(module.experts.named_parameters()):
+        part = weight.detach().chunk(apart)[mesh.get_local_rank(0)]
+        part = part.chunk(split, _SPLITS[name])[mesh.get_local_rank(1)]
         # A view of its part would keep the whole in memory.
-        part = weight.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
-        spread = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
-        setattr(module.experts, name, nn.Parameter(spread, requires_grad=weight.requires_grad))
-    module.group = mesh.get_group()
+        _replace(
+            module.experts,
+            name,
+            part.clone(memory_format=torch.contiguous_format),
+            mesh,
+            [Shard(0), Shard(_SPLITS[name])],
+        )
+    if apart > 1:
+        module.group = mesh.get_group(0)
+    if split > 1:
+        module.experts.columns = Columns(tensor, width)
+        _replace(module.router, "weight", module.router.weight.detach(), tensor, [Replicate()])
 
 
-def _held(weight: Tensor) -> Tensor:
-    """The part of a weight that this rank computes with."""
-    local: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
-    return local
+def _replace(module: nn.Module, name: str, part: Tensor, mesh: DeviceMesh, placements: list[Placement]) -> None:
+    learns = module.get_parameter(name).requires_grad
+    spread = DTensor.from_local(part, mesh, placements, run_check=False)
+    setattr(module, name, nn.Parameter(spread, requires_grad=learns))
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank computes with. Where ranks hold it alike, its gradient is a sum over them."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.to_local(grad_placements=[Partial() if one.is_replicate() else one for one in tensor.placements])
 
 
 class _AllToAll(Function):

@@ -18,8 +18,9 @@ from scheduler.worker.layout import Layout, data_replicas, shards
 class LayerMesh:
     """The meshes of one strategy, around this rank.
 
-    `data` has two dimensions: the ranks that hold equal copies of a layer's shards, and those that share one copy. With
-    experts, `expert_data` and `expert` are the same for the parameters of the experts.
+    `data` has two dimensions: the ranks that hold equal copies of a layer's shards, and those that share one copy.
+    `expert_data` is the same for the parameters of experts; `expert` has the ranks that hold unlike experts, and those
+    that share each of them.
     """
 
     data: DeviceMesh
@@ -77,7 +78,7 @@ def _layer_mesh(layout: Layout, strategy: LayerStrategy, kind: str) -> LayerMesh
         ulysses=places.get_group("ulysses"),
         ring=places.get_group("ring"),
         expert_data=experts["replicate", "shard"],
-        expert=experts["ep"],
+        expert=experts["ep", "tp"],
     )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # see above
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -180,10 +180,9 @@ def _spread(model: Gpt, layout: Layout, meshes: Meshes) -> nn.Module:
 
 
 def _spread_experts(experts: MixtureOfExperts, strategy: LayerStrategy, mesh: LayerMesh) -> None:
-    """Over the ranks of ep; what is left of the replicas holds copies or shards of each. Tensor-parallel ranks compute
-    the same experts each."""
-    if strategy.ep > 1:
-        spread_experts(experts, mesh.expert)
+    """Over the ranks of ep and tp; what is left of the replicas holds copies or shards of each."""
+    if strategy.ep > 1 or strategy.tp > 1:
+        spread_experts(experts, mesh.expert, mesh.tensor)
         _shard(experts.experts, strategy, mesh.expert_data, dimension=1)
 
 
@@ -232,18 +231,18 @@ def _block_styles(*, dense: bool, sequence_sharding: bool) -> Mapping[str, Paral
         "attention.project_in": ColwiseParallel(),
         "attention.project_out": RowwiseParallel(output_layouts=between),
     }
-    if dense:
-        styles |= {"feed_forward.0": ColwiseParallel(), "feed_forward.2": RowwiseParallel(output_layouts=between)}
+    gathered = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
     if sequence_sharding:
-        gathered = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
-        # Experts know no tensor parallelism: they take all tokens as a plain tensor, and give back this rank's.
-        around = PrepareModuleInputOutput(
+        styles |= {name: SequenceParallel() for name in ("attention_norm", "feed_forward_norm")}
+        styles["attention"] = gathered
+    if not dense:
+        # Experts are split by `spread_experts`: each rank gives its term of their sum.
+        styles["feed_forward"] = PrepareModuleInputOutput(
             input_layouts=(between,),
             desired_input_layouts=(Replicate(),),
-            use_local_input=True,
-            output_layouts=(Replicate(),),
+            output_layouts=(Partial(),),
             desired_output_layouts=(between,),
         )
-        norms = {name: SequenceParallel() for name in ("attention_norm", "feed_forward_norm")}
-        styles |= {**norms, "attention": gathered, "feed_forward": gathered if dense else around}
-    return styles
+        return styles
+    styles |= {"feed_forward.0": ColwiseParallel(), "feed_forward.2": RowwiseParallel(output_layouts=between)}
+    return styles | ({"feed_forward": gathered} if sequence_sharding else {})

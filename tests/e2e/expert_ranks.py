@@ -1,6 +1,7 @@
 """One of four gloo ranks that compare spread experts with the same experts on one rank.
 
-`python -m tests.e2e.expert_ranks FOLDER RANK` runs all cases and writes what it found to `FOLDER/found-RANK.json`.
+`python -m tests.e2e.expert_ranks FOLDER RANK RANKS` runs all cases, and writes what it found to
+`FOLDER/found-RANK.json`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ Found = dict[str, dict[str, float | str]]
 
 
 def dp_ep_mesh(ep: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (RANKS // ep, ep), mesh_dim_names=("dp", "ep"))
+    """With experts that no ranks share: those are in test_plan_gradients."""
+    return init_device_mesh("cpu", (RANKS // ep, ep, 1), mesh_dim_names=("dp", "ep", "tp"))
 
 
 def mixture(experts_per_token: int, dtype: torch.dtype) -> MixtureOfExperts:
@@ -86,7 +88,7 @@ def agreement(ep: int, experts_per_token: int, dtype: torch.dtype, *, sharded: b
     mine = slice(begin, begin + TOKENS[rank])
 
     spread, mesh = mixture(experts_per_token, dtype), dp_ep_mesh(ep)
-    spread_experts(spread, mesh["ep"])
+    spread_experts(spread, mesh["ep", "tp"], mesh["tp"])
     if sharded:
         shard(spread.experts, mesh["dp"])
         shard(spread, init_device_mesh("cpu", (RANKS,)))
@@ -119,7 +121,7 @@ def spread_gpt(ep: int, *, seed: int, recompute: Recompute = Recompute.NONE) -> 
     for block in model.blocks.values():
         assert isinstance(block, Block)
         assert isinstance(block.feed_forward, MixtureOfExperts)
-        spread_experts(block.feed_forward, mesh["ep"])
+        spread_experts(block.feed_forward, mesh["ep", "tp"], mesh["tp"])
         shard(block.feed_forward.experts, mesh["dp"])
         shard(block, everyone)
     shard(model, everyone)
@@ -207,11 +209,11 @@ def cases(folder: Path) -> Found:
     return found
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     # That a gather takes two steps where two dimensions are sharded is known and of no interest here.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     found = cases(folder)
     part = folder / f"found-{rank}.part"
     part.write_text(json.dumps(found))
@@ -221,4 +223,4 @@ def main(folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,11 +14,10 @@ from scheduler.worker.manifest import latest
 from scheduler.worker.session import Session
 from scheduler.worker.state import Trained
 from tests.e2e.expert_ranks import RANKS, SAVED_AS, Found, build, digest, optimizer
+from tests.e2e.rank_programs import found_by_ranks
 
 pytestmark = pytest.mark.e2e
 
-REPOSITORY = Path(__file__).parents[2]
-PATIENCE_S = 240.0
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12}
 
 
@@ -33,29 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[Found]:
-    """What each rank found; one start for all cases. What counts is the file that a rank wrote, not how it ended."""
-    ranks = [_start(folder, rank) for rank in range(RANKS)]
-    try:
-        for process in ranks:
-            process.wait(timeout=PATIENCE_S)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    files = [folder / f"found-{rank}.json" for rank in range(RANKS)]
-    assert all(file.exists() for file in files), (folder / "log").read_text()[-3000:]
-    return [json.loads(file.read_text()) for file in files]
-
-
-def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
-    with (folder / "log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.expert_ranks", str(folder), str(rank)],
-            cwd=REPOSITORY,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=log,
-            stderr=log,
-        )
+    """What each rank found; one start for all cases."""
+    return found_by_ranks("tests.e2e.expert_ranks", folder, ranks=RANKS)
 
 
 @pytest.mark.parametrize("experts_per_token", [1, 2], ids="top{}".format)

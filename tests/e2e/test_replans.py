@@ -86,7 +86,9 @@ def test_from_two_by_two_to_rarer_plans_and_back(ranks: Farm, tmp_path: Path) ->
 def test_experts_move_between_ranks_like_everything_else(ranks: Farm, tmp_path: Path) -> None:
     spread = [
         plan((L(2, dp=3),)),
+        plan((L(2, tp=2),)),
         plan((L(2, dp=2, ep=2, tp=2, sequence_sharding=True),)),
+        plan((L(2, dp=2, ep=2, tp=2, zero=3, shard_group=2, recompute=Recompute.SELECTIVE),), micro_batches=3),
         plan((L(1, dp=2, ep=2),), (L(1, dp=2, ep=2, zero=3, shard_group=2),), micro_batches=3),
         plan((L(2, ulysses=2, ep=2, recompute=Recompute.FULL),)),
     ]

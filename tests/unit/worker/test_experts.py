@@ -112,7 +112,11 @@ def test_a_token_cannot_choose_more_experts_than_there_are(experts_per_token: in
         MixtureOfExperts(hidden=HIDDEN, experts=EXPERTS, experts_per_token=experts_per_token)
 
 
-def test_ranks_that_do_not_divide_the_experts_are_refused() -> None:
-    two_ranks: Any = SimpleNamespace(size=lambda: 2)
-    with pytest.raises(ValueError, match="ep is 2, it must divide the 5 experts"):
-        spread_experts(_mixture(2), cast(DeviceMesh, two_ranks))
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [((2, 1), "ep is 2, it must divide the 5 experts"), ((5, 3), "tp is 3, it must divide the experts' width of 8")],
+)
+def test_ranks_that_do_not_divide_the_experts_are_refused(ranks: tuple[int, int], message: str) -> None:
+    mesh: Any = SimpleNamespace(size=lambda dimension: ranks[dimension])
+    with pytest.raises(ValueError, match=message):
+        spread_experts(_mixture(2), cast(DeviceMesh, mesh), cast(DeviceMesh, mesh))

@@ -1,0 +1,127 @@
+"""One of several gloo ranks that make one step under each of many plans, beside the same step on one rank.
+
+`python -m tests.e2e.plan_ranks FOLDER RANK RANKS` follows all plans of so many ranks, and writes to
+`FOLDER/found-RANK.json` how far the loss and each gradient are off.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute
+from scheduler.worker.batches import Batches
+from scheduler.worker.layout import layout
+from scheduler.worker.mesh import build_meshes
+from scheduler.worker.model import SIZES, build_gpt
+from scheduler.worker.parallel import Build, build_parts
+from scheduler.worker.pipeline import forward_backward
+from scheduler.worker.text import TextData
+from tests.e2e.forked_ranks import a_plan
+
+BATCH = 12
+SEED = 1
+L = LayerStrategy
+
+Found = dict[str, dict[str, float]]
+
+
+def plan(*stages: tuple[LayerStrategy, ...], micro_batches: int = 1) -> ParallelPlan:
+    return a_plan(*stages, batch=BATCH, micro_batches=micro_batches)
+
+
+EXPERTS = {
+    "experts: tp2": plan((L(2, tp=2),)),
+    "experts: tp2 by tokens": plan((L(2, tp=2, sequence_sharding=True),), micro_batches=2),
+    "experts: tp2 x dp2": plan((L(2, tp=2, dp=2),), micro_batches=2),
+    "experts: tp2 x dp2 sharded": plan((L(2, tp=2, dp=2, zero=3, shard_group=2),)),
+    "experts: ep2 x tp2": plan((L(2, tp=2, dp=2, ep=2),)),
+    "experts: ep2 x tp2 by tokens, again": plan(
+        (L(2, tp=2, dp=2, ep=2, sequence_sharding=True, recompute=Recompute.FULL),), micro_batches=2
+    ),
+    "experts: ep2 x tp2 sharded": plan((L(2, tp=2, dp=2, ep=2, zero=3, shard_group=2, sequence_sharding=True),)),
+    "experts: ep2 over a ring, x tp2": plan((L(2, tp=2, ring=2, ep=2, zero=2, shard_group=2),)),
+    "experts: layers unlike": plan((L(1, tp=2, dp=2, ep=2), L(1, dp=4, ep=4)), micro_batches=3),
+}
+
+
+def model_of(case: str) -> str:
+    return "nano-moe" if case.startswith("experts") else "nano-gpt"
+
+
+def cases(ranks: int) -> dict[str, ParallelPlan]:
+    return {name: each for name, each in EXPERTS.items() if each.world_size == ranks}
+
+
+def names(model: str) -> set[str]:
+    """Of all weights."""
+    return {name for name, _ in build_gpt(SIZES[model], seed=None, dtype=torch.float32).named_parameters()}
+
+
+def alone(model: str) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the first batch of the text, from one rank."""
+    size = SIZES[model]
+    gpt = build_gpt(size, seed=SEED, dtype=torch.float64)
+    inputs, targets = TextData(sequence=size.sequence, seed=SEED).batch(range(BATCH))
+    loss = functional.cross_entropy(gpt(inputs).flatten(0, 1), targets.flatten())
+    torch.autograd.backward(loss)
+    return loss.item(), {name: whole(weight.grad) for name, weight in gpt.named_parameters()}
+
+
+def differences(chosen: ParallelPlan, model: str) -> dict[str, float]:
+    """Of this rank's gradients and of the loss, as shares of the largest value; and "held", which share of the first
+    block's experts a rank has, where there are some."""
+    size = SIZES[model]
+    planned = layout(chosen, world_size=dist.get_world_size(), blocks=size.layers)
+    meshes = build_meshes(planned, device="cpu")
+    build = Build(size, dist.get_rank(), "cpu", SEED, torch.float64)
+    parts = build_parts(planned, meshes, build)
+    batches = Batches(planned, size=size, rank=dist.get_rank(), seed=SEED, device="cpu")
+    share = forward_backward(planned, meshes, parts, build)(*batches.at(0))
+    loss = share if batches.counts_loss else torch.zeros_like(share)
+    dist.all_reduce(loss)
+    expected_loss, expected = alone(model)
+    found = {"loss": abs(loss.item() - expected_loss)}
+    for part in parts:
+        for name, weight in part.model.named_parameters():
+            found[name] = off(whole(weight.grad), expected[name])
+            if name == "blocks.0.feed_forward.experts.up":
+                found["held"] = local(weight).numel() / weight.numel()
+    return found
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+def whole(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def main(folder: Path, rank: int, ranks: int) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    found: Found = {name: differences(chosen, model_of(name)) for name, chosen in cases(ranks).items()}
+    part = folder / f"found-{rank}.part"
+    part.write_text(json.dumps(found))
+    part.rename(folder / f"found-{rank}.json")
+    # No rank leaves while another still talks to it.
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,27 @@
+"""Real processes make one step under plans of many kinds: loss and gradients are those of one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler.worker.layout import shards
+from tests.e2e.plan_ranks import Found, cases, model_of, names
+from tests.e2e.rank_programs import found_by_ranks
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.parametrize("ranks", [2, 4], ids="{} ranks".format)
+def test_a_step_under_a_plan_is_the_step_of_one_rank(tmp_path: Path, ranks: int) -> None:
+    found: list[Found] = found_by_ranks("tests.e2e.plan_ranks", tmp_path, ranks=ranks)
+    for case, chosen in cases(ranks).items():
+        told = {name for of_rank in found for name in of_rank[case]}
+        assert told - {"loss", "held"} == names(model_of(case)), case
+        first = chosen.stages[0].strategies[0]
+        for of_rank in found:
+            held = of_rank[case].pop("held", None)
+            if held is not None:
+                assert held == 1 / (first.tp * first.ep * max(1, shards(first) // first.ep)), case
+            assert max(of_rank[case].values()) < 1e-12, (case, of_rank[case])
