@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from scheduler.domain.parallel_plan import LayerStrategy
@@ -16,8 +17,9 @@ class Batches:
 
     def __init__(self, layout: Layout, *, size: GptSize, rank: int, seed: int, device: str) -> None:
         self._layout = layout
-        self._rank = rank % layout.group_ranks
-        self._group = rank // layout.group_ranks
+        self._rank = layout.number_in_group(rank)
+        self._has_first = 0 in layout.stages_of(rank)
+        self._has_last = len(layout.stages) - 1 in layout.stages_of(rank)
         self._size = size
         self._device = device
         self._data = TextData(sequence=size.sequence, seed=seed)
@@ -29,18 +31,21 @@ class Batches:
     @property
     def counts_loss(self) -> bool:
         """Whether this rank's share of the loss is counted: of tensor-parallel copies, one is."""
-        return place(self._layout.last, self._rank).tp == 0
+        return self._has_last and place(self._layout.last, self._rank).tp == 0
 
     def at(self, position: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of all micro-batches of the step that begins with sample number `position`, each of shape
-        (micro-batches x samples of this rank, its tokens)."""
-        first, last = self._layout.first, self._layout.last
-        return self._part(first, position, which=0), self._part(last, position, which=1)
+        (micro-batches x samples of this rank, its tokens): none where the first or the last layer is elsewhere."""
+        nothing = torch.empty(0, self._size.sequence, dtype=torch.int64, device=self._device)
+        inputs = self._part(self._layout.first, position, which=0) if self._has_first else nothing
+        return inputs, self._part(self._layout.last, position, which=1) if self._has_last else nothing
 
     def counted(self, position: int) -> list[int]:
         """The sample numbers that this rank answers for in a step, so that all ranks together name each once."""
+        if not self._has_first:
+            return []
         here = place(self._layout.first, self._rank)
-        if self._group or here.tp or here.ring or here.ulysses:
+        if here.tp or here.ring or here.ulysses:
             return []
         return self._samples(self._layout.first, position)
 

@@ -6,8 +6,11 @@ then Ulysses, then ring, and data parallel slowest; the groups follow one anothe
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, ScheduleName, Stage
 
@@ -34,25 +37,32 @@ def place(strategy: LayerStrategy, rank: int) -> Place:
     return Place(dp, ring, ulysses, tp)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """A plan that fits a model and a number of ranks.
 
     `layers` holds one strategy for the embedding, for each block, and for the head; stage k holds the layers
-    `stages[k]` and runs on group k modulo `groups`. Every group has `group_ranks` ranks.
+    `stages[k]` and runs on group k modulo their number. `widths` are the ranks of each group.
     """
 
     schedule: Schedule
     micro_batches: int
     micro_batch_size: int
-    groups: int
-    group_ranks: int
+    widths: tuple[int, ...]
     stages: tuple[range, ...]
     layers: tuple[LayerStrategy, ...]
 
     @property
+    def groups(self) -> int:
+        return len(self.widths)
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(accumulate(self.widths))
+
+    @property
     def world_size(self) -> int:
-        return self.groups * self.group_ranks
+        return self._ends[-1]
 
     @property
     def global_batch(self) -> int:
@@ -73,9 +83,19 @@ class Layout:
         one = self.first
         return alike and self.groups == 1 and one.tp == 1 and one.zero == 0 and one.ep == 1
 
+    def group_of(self, rank: int) -> int:
+        """The group of the rank with number `rank` of all."""
+        return bisect_right(self._ends, rank)
+
+    def ranks_of(self, group: int) -> range:
+        return range(self._ends[group] - self.widths[group], self._ends[group])
+
+    def number_in_group(self, rank: int) -> int:
+        return rank - self.ranks_of(self.group_of(rank)).start
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that run on the group of the rank with number `rank` of all."""
-        return tuple(range(rank // self.group_ranks, len(self.stages), self.groups))
+        return tuple(range(self.group_of(rank), len(self.stages), self.groups))
 
     def samples(self, strategy: LayerStrategy, rank: int) -> range:
         """Which samples of a micro-batch a rank of a group works on."""
@@ -107,15 +127,12 @@ def layout(plan: ParallelPlan, *, world_size: int, blocks: int) -> Layout:
     """
     if plan.world_size != world_size:
         raise ValueError(f"the plan is for {plan.world_size} ranks, this generation has {world_size}")
-    group_ranks = plan.stages[0].gpus
-    if any(stage.gpus != group_ranks for stage in plan.stages):
-        widths = ", ".join(str(stage.gpus) for stage in plan.stages)
-        raise ValueError(f"the plan's stages have {widths} GPUs; this worker runs stages of equal width")
     stages, layers = _layers(plan, blocks)
     for strategy in layers:
         _check(strategy, plan)
     _check_schedule(plan)
-    return Layout(plan.schedule, plan.micro_batches, plan.micro_batch_size, plan.devices, group_ranks, stages, layers)
+    widths = tuple(stage.gpus for stage in plan.stages[: plan.devices])
+    return Layout(plan.schedule, plan.micro_batches, plan.micro_batch_size, widths, stages, layers)
 
 
 def data_replicas(strategy: LayerStrategy) -> int:
@@ -180,6 +197,9 @@ def _check_schedule(plan: ParallelPlan) -> None:
         raise ValueError(f"the plan has {len(plan.stages)} stages, it must be a multiple of interleave {chunks}")
     if (chunks > 1) != (plan.schedule.name is ScheduleName.INTERLEAVED):
         raise ValueError(f"interleave is {chunks} beside the schedule {plan.schedule.name}")
+    if chunks > 1 and len({stage.gpus for stage in plan.stages}) > 1:
+        widths = ", ".join(str(stage.gpus) for stage in plan.stages)
+        raise ValueError(f"the plan's stages have {widths} GPUs, in an interleaved pipeline all must have as many")
     rounds = max(1, plan.micro_batches // plan.devices)
     if chunks > 1 and plan.micro_batches % rounds:
         raise ValueError(

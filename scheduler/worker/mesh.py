@@ -1,16 +1,20 @@
 """The ranks of a layout as meshes: who shares a layer's parameters, who sums its gradients, who exchanges what.
 
-Every distinct strategy of a plan has meshes of its own over all ranks. All ranks build them in the same order.
+Every distinct strategy of a group of ranks has meshes of its own over that group. All ranks build all meshes, in the
+same order, and keep those that they are in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
-from scheduler.domain.parallel_plan import LayerStrategy
+from scheduler.domain.parallel_plan import LayerStrategy, ScheduleName
 from scheduler.worker.layout import Layout, data_replicas, shards
 
 
@@ -33,54 +37,81 @@ class LayerMesh:
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
-    """`pipeline`: the ranks with this rank's number in the groups, in their order; `group`: this rank's own group."""
+    """`layers`: by number, those of this rank's group. `group`: its ranks.
 
-    layers: tuple[LayerMesh, ...]
-    pipeline: dist.ProcessGroup
+    Of a pipeline, `back` are all ranks, for gradients on their way to the stage before: on a GPU messages that cross
+    must not wait for each other. If it is interleaved, `column` are the ranks with this rank's number in their groups.
+    """
+
+    layers: dict[int, LayerMesh]
     group: dist.ProcessGroup
+    back: dist.ProcessGroup | None
+    column: dist.ProcessGroup | None
 
 
 def build_meshes(layout: Layout, *, device: str) -> Meshes:
     """Collective over all ranks of the default process group."""
-    kind = device.partition(":")[0]
-    across = init_device_mesh(kind, (layout.groups, layout.group_ranks), mesh_dim_names=("pipeline", "group"))
-    known: dict[tuple[int, ...], LayerMesh] = {}
-    layers = []
-    for strategy in layout.layers:
-        one = strategy
-        key = (one.tp, one.dp, one.ulysses, one.ring, one.ep, one.zero, one.shard_group)
-        if key not in known:
-            known[key] = _layer_mesh(layout, strategy, kind)
-        layers.append(known[key])
-    return Meshes(tuple(layers), across.get_group("pipeline"), across.get_group("group"))
+    kind, own = device.partition(":")[0], layout.group_of(dist.get_rank())
+    layers: dict[int, LayerMesh] = {}
+    groups = []
+    for group in range(layout.groups):
+        ranks = layout.ranks_of(group)
+        groups.append(_mesh(kind, ranks, group=len(ranks)))
+        known: dict[tuple[int, ...], _Made] = {}
+        for number in (layer for stage in layout.stages[group :: layout.groups] for layer in stage):
+            one = layout.layers[number]
+            key = (one.tp, one.dp, one.ulysses, one.ring, one.ep, one.zero, one.shard_group)
+            if key not in known:
+                known[key] = _made(one, kind, ranks)
+            if group == own:
+                layers[number] = _around_this_rank(known[key])
+    is_interleaved = layout.schedule.name is ScheduleName.INTERLEAVED
+    return Meshes(
+        layers,
+        groups[own].get_group(),
+        back=dist.new_group() if layout.groups > 1 and not is_interleaved else None,
+        column=_column(layout, kind) if is_interleaved else None,
+    )
 
 
-def _layer_mesh(layout: Layout, strategy: LayerStrategy, kind: str) -> LayerMesh:
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The three meshes of one strategy over all ranks of a group."""
+
+    data: DeviceMesh
+    places: DeviceMesh
+    experts: DeviceMesh
+
+
+def _made(strategy: LayerStrategy, kind: str, ranks: Sequence[int]) -> _Made:
     split, replicas = shards(strategy), data_replicas(strategy)
-    data = _mesh(kind, layout, pp=layout.groups, replicate=replicas // split, shard=split, tp=strategy.tp)
-    places = _mesh(
-        kind, layout, pp=layout.groups, dp=strategy.dp, ring=strategy.ring, ulysses=strategy.ulysses, tp=strategy.tp
-    )
+    one = strategy
     # Experts that are spread over some replicas have the others for copies or shards.
-    apart = max(1, split // strategy.ep)
-    experts = _mesh(
-        kind,
-        layout,
-        pp=layout.groups,
-        replicate=replicas // strategy.ep // apart,
-        shard=apart,
-        ep=strategy.ep,
-        tp=strategy.tp,
+    apart = max(1, split // one.ep)
+    return _Made(
+        data=_mesh(kind, ranks, replicate=replicas // split, shard=split, tp=one.tp),
+        places=_mesh(kind, ranks, dp=one.dp, ring=one.ring, ulysses=one.ulysses, tp=one.tp),
+        experts=_mesh(kind, ranks, replicate=replicas // one.ep // apart, shard=apart, ep=one.ep, tp=one.tp),
     )
+
+
+def _around_this_rank(made: _Made) -> LayerMesh:
     return LayerMesh(
-        data=data["replicate", "shard"],
-        tensor=data["tp"],
-        ulysses=places.get_group("ulysses"),
-        ring=places.get_group("ring"),
-        expert_data=experts["replicate", "shard"],
-        expert=experts["ep", "tp"],
+        data=made.data["replicate", "shard"],
+        tensor=made.data["tp"],
+        ulysses=made.places.get_group("ulysses"),
+        ring=made.places.get_group("ring"),
+        expert_data=made.experts["replicate", "shard"],
+        expert=made.experts["ep", "tp"],
     )
 
 
-def _mesh(kind: str, layout: Layout, **dimensions: int) -> DeviceMesh:
-    return init_device_mesh(kind, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
+def _column(layout: Layout, kind: str) -> dist.ProcessGroup:
+    across = _mesh(kind, range(layout.world_size), pipeline=layout.groups, rank=layout.widths[0])
+    return across.get_group("pipeline")
+
+
+def _mesh(kind: str, ranks: Sequence[int], **dimensions: int) -> DeviceMesh:
+    assert prod(dimensions.values()) == len(ranks)
+    numbers = torch.tensor(ranks).view(*dimensions.values())
+    return DeviceMesh(kind, numbers, mesh_dim_names=tuple(dimensions))

@@ -35,6 +35,7 @@ from scheduler.worker.layout import Layout, place
 from scheduler.worker.mesh import LayerMesh, Meshes
 from scheduler.worker.model import Block, Embedding, Gpt, GptSize, build_gpt
 from scheduler.worker.relayout import Relayout, Spread
+from scheduler.worker.spreads import borders, spreads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +85,6 @@ def build_parts(layout: Layout, meshes: Meshes, build: Build) -> tuple[Part, ...
     return tuple(parts)
 
 
-def spreads_of(layout: Layout, tokens: int) -> tuple[Spread, ...]:
-    """Which cells of a micro-batch each rank of a group works on, layer by layer; alike where it is the same object."""
-    known: dict[tuple[int, ...], Spread] = {}
-    found = []
-    for number, one in enumerate(layout.layers):
-        # Embedding and head have whole sequences on each tensor-parallel rank: their own split is by vocabulary.
-        by_tokens = one.sequence_sharding and 0 < number < len(layout.layers) - 1
-        key = (one.tp, one.dp, one.ulysses, one.ring, by_tokens)
-        if key not in known:
-            known[key] = _spread_cells(layout, one, tokens, by_tokens=by_tokens)
-        found.append(known[key])
-    return tuple(found)
-
-
 @contextmanager
 def gradient_sync(module: nn.Module, *, wanted: bool) -> Iterator[None]:
     """Gradients are summed over the ranks inside only where wanted: once a step, in its last micro-batch."""
@@ -120,27 +107,12 @@ def _check_divides(layout: Layout, size: GptSize) -> None:
             raise ValueError(f"tp is {strategy.tp}, with sequence_sharding it must divide a rank's {share} tokens")
 
 
-def _spread_cells(layout: Layout, strategy: LayerStrategy, tokens: int, *, by_tokens: bool) -> Spread:
-    cells = []
-    shape = (0, 0)
-    for rank in range(layout.group_ranks):
-        here, samples = place(strategy, rank), layout.samples(strategy, rank)
-        places = token_positions(
-            tokens=tokens, ulysses=strategy.ulysses, ring=strategy.ring, index=here.context(strategy)
-        )
-        if by_tokens:
-            places = places.chunk(strategy.tp)[here.tp]
-        cells.append((torch.tensor(samples)[:, None] * tokens + places[None, :]).flatten())
-        shape = (len(samples), len(places))
-    return Spread(tuple(cells), shape, copies=1 if by_tokens else strategy.tp)
-
-
 def _connect(model: Gpt, layout: Layout, spreads: tuple[Spread, ...], meshes: Meshes, build: Build) -> None:
     """Each layer gets its own cells from the one before, and attends over its own context ranks."""
-    rank = build.rank % layout.group_ranks
-    for number in (*model.held, model.held.stop):
-        if 0 < number < len(spreads) and number != model.held.start and spreads[number] is not spreads[number - 1]:
-            model.before[number] = Relayout(spreads[number - 1], spreads[number], rank=rank, group=meshes.group)
+    rank = layout.number_in_group(build.rank)
+    for number, have, want in borders(model.held, layout, spreads):
+        if have is not want:
+            model.before[number] = Relayout(have, want, rank=rank, group=meshes.group)
     for number, piece in model.pieces():
         strategy, mesh = layout.layers[number], meshes.layers[number]
         if isinstance(piece, Embedding):

@@ -23,9 +23,13 @@ class Spread:
     them; of the ranks that hold a cell, `copies` consecutive ones hold equal copies of all their cells."""
 
     cells: tuple[Tensor, ...]
-    shape: tuple[int, int]
-    """Samples and tokens of one rank's part."""
+    samples: int
+    """Of each rank's part, which has as many tokens of each."""
     copies: int
+
+    def shape(self, rank: int) -> tuple[int, int]:
+        """Samples and tokens of the part of a rank."""
+        return self.samples, len(self.cells[rank]) // self.samples
 
     @cached_property
     def holders(self) -> Tensor:
@@ -53,7 +57,7 @@ def route(have: Spread, want: Spread, *, rank: int) -> Route:
     sources = [have.holders[other % have.copies, cells] for other, cells in enumerate(want.cells)]
     sends = [source[source[:, 0] == rank, 1] for source in sources]
     receives = [torch.nonzero(sources[rank][:, 0] == other).flatten() for other in range(len(have.cells))]
-    return Route(torch.cat(sends), _lengths(sends), torch.cat(receives), _lengths(receives), want.shape)
+    return Route(torch.cat(sends), _lengths(sends), torch.cat(receives), _lengths(receives), want.shape(rank))
 
 
 class Relayout:
@@ -90,7 +94,7 @@ def _move(inputs: Tensor, route: Route, group: dist.ProcessGroup) -> Tensor:
     dist.all_to_all_single(got, sent, route.receive_counts, route.send_counts, group=group)
     outputs = torch.empty_like(got)
     outputs[route.receive.to(inputs.device)] = got
-    return outputs.view(*route.shape, -1)
+    return outputs.view(*route.shape, inputs.shape[-1])
 
 
 def _lengths(parts: Sequence[Tensor]) -> list[int]:

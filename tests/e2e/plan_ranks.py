@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, ScheduleName
 from scheduler.worker.batches import Batches
 from scheduler.worker.layout import layout
 from scheduler.worker.mesh import build_meshes
@@ -51,6 +52,20 @@ EXPERTS = {
     "experts: ep2 over a ring, x tp2": plan((L(2, tp=2, ring=2, ep=2, zero=2, shard_group=2),)),
     "experts: layers unlike": plan((L(1, tp=2, dp=2, ep=2), L(1, dp=4, ep=4)), micro_batches=3),
 }
+GPIPE = Schedule(ScheduleName.GPIPE)
+STAGES = {
+    "pp2": plan((L(1),), (L(1),), micro_batches=4),
+    "pp2, GPipe": replace(plan((L(1),), (L(1),), micro_batches=3), schedule=GPIPE),
+    "pp2 interleaved": a_plan((L(1),), (L(1),), (L(1),), (L(1),), batch=BATCH, micro_batches=2, interleave=2),
+    "one to dp2": plan((L(1),), (L(1, dp=2),), micro_batches=3),
+    "one to tp2 by tokens": plan((L(1),), (L(1, tp=2, sequence_sharding=True, recompute=Recompute.FULL),)),
+    "tp2 to one, GPipe": replace(plan((L(1, tp=2),), (L(1),), micro_batches=3), schedule=GPIPE),
+    "sharded ring2 to one": plan((L(1, ring=2, zero=3, shard_group=2),), (L(1),), micro_batches=2),
+    "experts: ep2 to one": plan((L(1, dp=2, ep=2),), (L(1),), micro_batches=3),
+    "dp2 to tp2": plan((L(1, dp=2),), (L(1, tp=2),), micro_batches=3),
+    "dp3 to one": plan((L(1, dp=3),), (L(1),), micro_batches=2),
+    "experts: one to tp2 x ep1 to one": plan((L(1),), (L(2, tp=2),), (L(1),), micro_batches=4),
+}
 
 
 def model_of(case: str) -> str:
@@ -58,7 +73,7 @@ def model_of(case: str) -> str:
 
 
 def cases(ranks: int) -> dict[str, ParallelPlan]:
-    return {name: each for name, each in EXPERTS.items() if each.world_size == ranks}
+    return {name: each for name, each in (EXPERTS | STAGES).items() if each.world_size == ranks}
 
 
 def names(model: str) -> set[str]:

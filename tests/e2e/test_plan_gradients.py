@@ -6,20 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.worker.layout import shards
+from scheduler.worker.layout import layout, shards
+from scheduler.worker.model import SIZES
 from tests.e2e.plan_ranks import Found, cases, model_of, names
 from tests.e2e.rank_programs import found_by_ranks
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("ranks", [2, 4], ids="{} ranks".format)
+@pytest.mark.parametrize("ranks", [2, 3, 4], ids="{} ranks".format)
 def test_a_step_under_a_plan_is_the_step_of_one_rank(tmp_path: Path, ranks: int) -> None:
     found: list[Found] = found_by_ranks("tests.e2e.plan_ranks", tmp_path, ranks=ranks)
     for case, chosen in cases(ranks).items():
         told = {name for of_rank in found for name in of_rank[case]}
         assert told - {"loss", "held"} == names(model_of(case)), case
-        first = chosen.stages[0].strategies[0]
+        first = layout(chosen, world_size=ranks, blocks=SIZES[model_of(case)].layers).layers[1]
         for of_rank in found:
             held = of_rank[case].pop("held", None)
             if held is not None:

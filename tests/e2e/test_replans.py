@@ -33,6 +33,7 @@ PLANS = {
     "cp2, Ulysses": plan((L(LAYERS, ulysses=2, recompute=Recompute.SELECTIVE),)),
     "cp2, ring": plan((L(LAYERS, ring=2, zero=3, shard_group=2, offload=True),)),
     "one": plan((L(LAYERS),)),
+    "one, then dp2": plan((L(1),), (L(3, dp=2),), micro_batches=3),
 }
 MORE = {
     "tp2 x dp2 sharded": plan((L(LAYERS, tp=2, dp=2, zero=3, shard_group=2),)),
@@ -41,6 +42,7 @@ MORE = {
     "pp2 interleaved": plan((L(1),), (L(1),), (L(1),), (L(1),), micro_batches=6, interleave=2),
     "layers unlike": plan((L(2, tp=2), L(1, dp=2), L(1, tp=2, sequence_sharding=True))),
     "pp2 of unlike stages": plan((L(2, tp=2),), (L(2, dp=2),), micro_batches=3),
+    "tp2 by tokens, then one": plan((L(3, tp=2, sequence_sharding=True),), (L(1),), micro_batches=2),
     "ring x Ulysses": plan((L(LAYERS, ring=2, ulysses=2),)),
 }
 

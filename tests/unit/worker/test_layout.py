@@ -61,6 +61,14 @@ def test_stages_take_their_layers_in_turn_and_go_round_the_groups() -> None:
     assert [made.stages_of(rank) for rank in range(4)] == [(0, 2), (0, 2), (1, 3), (1, 3)]
 
 
+def test_groups_of_unlike_width_follow_one_another() -> None:
+    plan = plan_of((LayerStrategy(1, tp=2),), (LayerStrategy(2),), (LayerStrategy(1, dp=3),))
+    made = layout(plan, world_size=6, blocks=4)
+    assert [made.ranks_of(group) for group in range(made.groups)] == [range(2), range(2, 3), range(3, 6)]
+    assert [made.stages_of(rank) for rank in range(6)] == [(0,), (0,), (1,), (2,), (2,), (2,)]
+    assert [made.number_in_group(rank) for rank in range(6)] == [0, 1, 0, 0, 1, 2]
+
+
 def test_a_shard_group_splits_the_replicas_and_the_default_takes_them_all() -> None:
     assert shards(LayerStrategy(1, dp=4, zero=3, shard_group=2)) == 2
     assert shards(LayerStrategy(1, dp=4, ring=2, zero=3)) == 8
@@ -104,8 +112,12 @@ def test_a_run_that_nobody_planned_is_data_parallel_in_one_micro_batch() -> None
         (plan_of((LayerStrategy(4, dp=4, ep=3),)), "ep is 3, it must divide the 4"),
         (plan_of((LayerStrategy(4, dp=4, sequence_sharding=True),)), "sequence_sharding is true, it needs tp above 1"),
         (
-            plan_of((LayerStrategy(2, dp=3),), (LayerStrategy(2, dp=1),)),
-            "the plan's stages have 3, 1 GPUs; this worker runs stages of equal width",
+            plan_of(
+                *((LayerStrategy(1, dp=width),) for width in (3, 1, 3, 1)),
+                schedule=Schedule(ScheduleName.INTERLEAVED, 2),
+                micro_batches=2,
+            ),
+            "the plan's stages have 3, 1, 3, 1 GPUs, in an interleaved pipeline all must have as many",
         ),
         (
             plan_of((LayerStrategy(2, dp=2),), (LayerStrategy(2, dp=2),), schedule=Schedule(ScheduleName.GPIPE, 2)),

@@ -1,14 +1,17 @@
 """Routes between spreads, followed by hand: what each rank sends and where it lands is what an all-to-all does."""
 
+from math import prod
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.domain.parallel_plan import LayerStrategy
-from scheduler.worker.parallel import spreads_of
+from scheduler.worker.layout import layout
 from scheduler.worker.relayout import Spread, route
-from tests.unit.worker.test_layout import layout_of
+from scheduler.worker.spreads import hand_over, spreads_of
+from tests.unit.worker.test_layout import layout_of, plan_of
 
 TOKENS = 16
 FOUR_RANKS = [
@@ -56,4 +59,29 @@ def test_all_ranks_together_hold_each_cell_as_often_as_there_are_copies(strategy
     held = torch.cat(spread.cells).bincount()
     assert len(held) == 12 * TOKENS
     assert (held == spread.copies).all()
-    assert all(len(cells) == spread.shape[0] * spread.shape[1] for cells in spread.cells)
+    assert all(prod(spread.shape(rank)) == len(cells) for rank, cells in enumerate(spread.cells))
+
+
+STAGES = [
+    LayerStrategy(1),
+    LayerStrategy(1, dp=2),
+    LayerStrategy(1, dp=3),
+    LayerStrategy(1, tp=2, dp=2),
+    LayerStrategy(1, ring=2, tp=2, sequence_sharding=True),
+]
+
+
+@given(st.sampled_from(STAGES), st.sampled_from(STAGES))
+def test_stages_of_any_two_widths_hand_each_cell_over_once(before: LayerStrategy, after: LayerStrategy) -> None:
+    made = layout(plan_of((before,), (after,)), world_size=before.gpus + after.gpus, blocks=2)
+    spreads = spreads_of(made, TOKENS)
+    leaving, arriving = hand_over(made, spreads, 0)
+    assert (len(leaving.cells), len(arriving.cells)) == (before.gpus, after.gpus)
+    pairs = list(zip(leaving.cells, arriving.cells, strict=False))
+    assert all(torch.equal(sent, received) for sent, received in pairs)
+    assert not any(len(rest) for rest in (*leaving.cells[len(pairs) :], *arriving.cells[len(pairs) :]))
+    if before.gpus != after.gpus:
+        assert torch.cat([sent for sent, _ in pairs]).tolist() == list(range(12 * TOKENS))
+    for have, want in ((spreads[1], leaving), (arriving, spreads[2])):
+        for got, wanted in zip(carried(have, want), want.cells, strict=True):
+            assert torch.equal(got, wanted)
