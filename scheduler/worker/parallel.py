@@ -71,7 +71,7 @@ def build_parts(layout: Layout, meshes: Meshes, build: Build) -> tuple[Part, ...
     Raises:
         ValueError: the model's heads or its sequence do not divide as the layout asks.
     """
-    _check_divides(layout, build.size)
+    check_divides(layout, build.size)
     # Nothing changes the outputs of a layer in place, which is what FSDP warns of where they are views (DTensor's).
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     spreads = spreads_of(layout, build.size.sequence)
@@ -85,6 +85,20 @@ def build_parts(layout: Layout, meshes: Meshes, build: Build) -> tuple[Part, ...
     return tuple(parts)
 
 
+def check_divides(layout: Layout, size: GptSize) -> None:
+    """
+    Raises:
+        ValueError: the model's heads or its sequence do not divide as the layout asks.
+    """
+    for strategy in layout.layers:
+        split = strategy.tp * strategy.ulysses
+        if size.heads % split:
+            raise ValueError(f"tp x ulysses is {split}, it must divide the model's {size.heads} heads")
+        share = size.sequence // (strategy.ulysses * strategy.ring)
+        if strategy.sequence_sharding and share % strategy.tp:
+            raise ValueError(f"tp is {strategy.tp}, with sequence_sharding it must divide a rank's {share} tokens")
+
+
 @contextmanager
 def gradient_sync(module: nn.Module, *, wanted: bool) -> Iterator[None]:
     """Gradients are summed over the ranks inside only where wanted: once a step, in its last micro-batch."""
@@ -95,16 +109,6 @@ def gradient_sync(module: nn.Module, *, wanted: bool) -> Iterator[None]:
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(wanted)
     yield
-
-
-def _check_divides(layout: Layout, size: GptSize) -> None:
-    for strategy in layout.layers:
-        split = strategy.tp * strategy.ulysses
-        if size.heads % split:
-            raise ValueError(f"tp x ulysses is {split}, it must divide the model's {size.heads} heads")
-        share = size.sequence // (strategy.ulysses * strategy.ring)
-        if strategy.sequence_sharding and share % strategy.tp:
-            raise ValueError(f"tp is {strategy.tp}, with sequence_sharding it must divide a rank's {share} tokens")
 
 
 def _connect(model: Gpt, layout: Layout, spreads: tuple[Spread, ...], meshes: Meshes, build: Build) -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 
-from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
+from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
 from scheduler.solver.costs.chain import chain
 from scheduler.solver.costs.setting import Setting
 from scheduler.solver.costs.stage_costs import stage_costs
-from scheduler.solver.profiles.hardware_profile import Precision
+from scheduler.solver.profiles.hardware_profile import Dimension, Precision
 from scheduler.solver.profiles.shipped import load_gpu, load_model
 from scheduler.solver.request import SolveRequest
 from scheduler.solver.search.search import search
 from scheduler.worker.context_attention import token_positions
 from scheduler.worker.layout import layout
 from scheduler.worker.model import SIZES
+from scheduler.worker.parallel import check_divides
+from scheduler.worker.spreads import hand_over, spreads_of
+from tests.properties.plan_space import Pipe, every_pipe
 
 CPU = load_gpu("cpu")
 COUNTS = (1, 2, 3, 4, 6, 8)
@@ -53,3 +58,60 @@ def test_every_plan_for_a_reference_model_fits_it() -> None:
             for strategy in run.layers:
                 splits_tokens(strategy, SIZES[name].sequence)
     assert found > 150
+
+
+def plans_with_every_strategy(pipe: Pipe) -> Iterator[ParallelPlan]:
+    """Plans of one pipeline, with its stages in the order of the groups and its cuts as even as they can be, in which
+    every strategy of every group appears; its layers have one each."""
+    layers, order = pipe.request.model.layer_count, [g for g, count in enumerate(pipe.counts) for _ in range(count)]
+    borders = pipe.borders or tuple(layers * stage // len(order) for stage in range(len(order) + 1))
+    groups = [
+        order[chunk % len(order)] for chunk, (first, end) in enumerate(pairwise(borders)) for _ in range(first, end)
+    ]
+    left = [iter(options) for options in pipe.options]
+    while True:
+        fresh = [next(left[group], None) for group in groups]
+        if not any(fresh):
+            return
+        chosen = [one or pipe.options[group][0] for one, group in zip(fresh, groups, strict=True)]
+        stages = tuple(
+            Stage(
+                first,
+                end - 1,
+                pipe.request.groups[groups[first]].hardware.gpu,
+                pipe.widths[groups[first]],
+                tuple(chosen[first:end]),
+            )
+            for first, end in pairwise(borders)
+        )
+        yield ParallelPlan(pipe.schedule, pipe.micro_batches, pipe.samples, 1.0, 1.0, 1, stages)
+
+
+ABLE = replace(
+    CPU,
+    dimensions=frozenset(Dimension),
+    host_bandwidth_bytes_per_s=CPU.memory_bandwidth_bytes_per_s,
+    host_optimizer_s_per_parameter=1e-9,
+)
+"""Its worker does all that a profile may say, offload too."""
+SHAPES = {"1": (1,), "2": (2,), "3": (3,), "4": (4,), "1 + 2": (1, 2), "3 + 1": (3, 1)}
+"""GPUs of one model, or of two."""
+
+
+@pytest.mark.parametrize("gpus", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", ["nano-gpt", "mini-gpt", "wide-gpt", "nano-moe", "mini-moe"])
+def test_the_worker_accepts_every_plan_that_the_solver_may_choose(name: str, gpus: tuple[int, ...]) -> None:
+    size = SIZES[name]
+    hardware = tuple(replace(ABLE, gpu=f"gpu{number}") for number in range(len(gpus)))
+    shape = GpuShape(tuple(GpuGroup(one.gpu, 1, count) for one, count in zip(hardware, gpus, strict=True)))
+    strategies = set[LayerStrategy]()
+    for pipe in every_pipe(SolveRequest(load_model(name), hardware, shape, global_batch=12)):
+        for plan in plans_with_every_strategy(pipe):
+            run = layout(plan, world_size=plan.world_size, blocks=size.layers)
+            check_divides(run, size)
+            spreads = spreads_of(run, size.sequence)
+            for stage in range(len(run.stages) - 1):
+                hand_over(run, spreads, stage)
+            strategies.update(run.layers)
+    assert len(strategies) >= 3 * sum(gpus)
+    assert any(one.offload for one in strategies)
