@@ -14,7 +14,7 @@ from scheduler.executors.local_run import Patience
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.policies.policy_set import PolicySet, policy_set
 from scheduler.policies.settings import PolicySettings
-from scheduler.runtime.clock import RealClock
+from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, Pace
 from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_watch import DemandWatch
@@ -41,10 +41,12 @@ def policies_of(settings: Settings) -> PolicySet:
     )
 
 
-def build_controller(settings: Settings, store: SqlStore, *, at: Hook = no_hook) -> Controller:
-    """A controller with its executor, curve builder and forecasters, not yet running."""
-    clock = RealClock()
-
+def build_controller(
+    settings: Settings, store: SqlStore, *, clock: Clock | None = None, at: Hook = no_hook
+) -> Controller:
+    """A controller with its executor, curve builder and forecasters, not yet running. It lives by real time unless
+    another clock is given."""
+    clock = clock or RealClock()
     secret = token_secret(settings.secret_path)
     patience = Patience(close_s=settings.leave_grace_s)
     executor = LocalExecutor(

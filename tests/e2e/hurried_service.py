@@ -1,0 +1,80 @@
+"""A whole service, controller and API in one process, by a clock that runs `RATE` times as fast as ours, so that the
+minute after a freeze and the pauses after deaths by memory pass in seconds.
+
+`python -m tests.e2e.hurried_service FOLDER PORT`, to its end by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import uvicorn
+
+from api.app import create_app
+from scheduler.runtime.clock import RealClock
+from scheduler.settings import Settings, token_secret
+from scheduler.store.sql import SqlStore
+from scheduler.wiring import build_controller, policies_of
+
+RATE = 12.0
+"""What the service gives up on after 900 s must not take a slow machine more than 75 s: above all a start."""
+
+
+class HurriedClock:
+    """`RATE` seconds pass in each of ours, from the moment at which it is made."""
+
+    def __init__(self) -> None:
+        self._real = RealClock()
+        self._began_s = self._real.now_s()
+
+    def now_s(self) -> float:
+        return self._began_s + RATE * (self._real.now_s() - self._began_s)
+
+    def elapsed_s(self) -> float:
+        return self._real.elapsed_s()
+
+
+def settings(folder: Path, port: int) -> Settings:
+    """Seconds are the hurried clock's."""
+    return Settings(
+        database_url=f"sqlite:///{folder / 'ebbtide.sqlite'}",
+        run_dir=folder / "run",
+        port=port,
+        full_pass_period_s=10.0,
+        reconfiguration_s=1.0,
+        resize_pause_s=1.0,
+        leave_grace_s=60.0 * RATE,
+        tick_s_max=0.1 * RATE,
+        lease_s=10.0 * RATE,
+    )
+
+
+def main(folder: Path, port: int) -> None:
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    chosen, clock = settings(folder, port), HurriedClock()
+    store = SqlStore(chosen.database_url)
+    app = create_app(
+        store,
+        chosen,
+        clock=clock,
+        policies=policies_of(chosen),
+        lease=store.lease,
+        token_secret=token_secret(chosen.secret_path),
+    )
+    server = uvicorn.Server(uvicorn.Config(app, host=chosen.host, port=port, log_config=None, access_log=False))
+    answering = threading.Thread(target=server.run)
+    answering.start()
+    try:
+        build_controller(chosen, store, clock=clock).run(stop)
+    finally:
+        server.should_exit = True
+        answering.join()
+        store.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
