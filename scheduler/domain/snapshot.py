@@ -15,7 +15,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.ledger import Kind, Ledger, must_be_left, serves_training
 from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, ScalingCurve
+from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, CurveRequest, ScalingCurve
 
 UNSOLVED = ScalingCurve()
 
@@ -60,6 +60,11 @@ class Snapshot:
     def profile_curve(self, job: Job) -> ScalingCurve:
         """The curve of a job that has a model; an empty one where nothing is solved yet."""
         return self.curves.get(job.curve_key, UNSOLVED)
+
+    def curve_requests(self) -> Mapping[str, CurveRequest]:
+        """What the curves of all live jobs are solved for, by key: for what is known of a job's memory and frozen
+        layers now, not as it was submitted."""
+        return {request.key: request for job in self.jobs.values() for request in job.curve_requests}
 
     def shape_of(self, gpus: Gpus) -> GpuShape:
         """The shape of exact GPUs. Raises KeyError for a node that does not exist."""

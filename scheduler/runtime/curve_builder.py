@@ -31,7 +31,7 @@ class CurveBuilder:
 
     def want(self, snapshot: Snapshot, wanted_shapes: Iterable[WantedShape]) -> None:
         """Start solving; what does not fit now is wanted again at the next tick."""
-        requests = {request.key: request for job in snapshot.jobs.values() for request in job.curve_requests}
+        requests = snapshot.curve_requests()
         for wanted in wanted_shapes:
             if len(self._in_flight) >= self._most_in_flight:
                 return

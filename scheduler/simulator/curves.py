@@ -15,14 +15,13 @@ from scheduler.solver.curve import curve_solved, solve_point
 
 
 class CurveBook:
-    """Points by curve key and shape. A curve key has to be made known before its points can be asked for.
+    """Points by curve key and shape.
 
     `profiles`: files of measurements. A model that they have is never solved.
     """
 
     def __init__(self, profiles: Iterable[Measured] = ()) -> None:
         self._measured = measured_curves(profiles)
-        self._requests: dict[str, CurveRequest] = {}
         self._points: dict[WantedShape, CurveSolved] = {}
 
     def measured(self, model: str, global_batch: int) -> MeasuredCurves | None:
@@ -33,25 +32,17 @@ class CurveBook:
         """Some model was measured on GPUs of this model."""
         return any(gpu in curves.gpus for curves in self._measured)
 
-    def register(self, spec: JobSpec) -> None:
-        """Make the curve of a job with a model known; any other job has the linear one."""
-        request = spec.curve_request
-        if request is not None:
-            self._requests[request.key] = request
-
     def point(self, spec: JobSpec, shape: GpuShape) -> CurveSolved:
-        """The solved point of a job with a model."""
-        self.register(spec)
-        return self.solved(WantedShape(spec.curve_key, shape))
+        """The solved point of a job with a model, as it was submitted."""
+        request = spec.curve_request
+        assert request is not None, "any other job has the linear curve"
+        return self.solved(request, shape)
 
-    def solved(self, wanted: WantedShape) -> CurveSolved:
-        """A plan, or why none can work on that shape.
-
-        Raises:
-            KeyError: the curve was never made known.
-        """
+    def solved(self, request: CurveRequest, shape: GpuShape) -> CurveSolved:
+        """A plan, or why none can work on that shape."""
+        wanted = WantedShape(request.key, shape)
         if wanted not in self._points:
-            self._points[wanted] = self._solve(self._requests[wanted.curve_key], wanted)
+            self._points[wanted] = self._solve(request, wanted)
         return self._points[wanted]
 
     def _solve(self, request: CurveRequest, wanted: WantedShape) -> CurveSolved:

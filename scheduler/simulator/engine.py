@@ -17,7 +17,6 @@ from scheduler.domain.command import (
     CommandBody,
     CreatePool,
     CreateQueue,
-    CurveSolved,
     ReportDemand,
     SubmitJob,
 )
@@ -194,7 +193,7 @@ class Simulation:
             return self.memory.load().snapshot
         wall_s = self.clock.elapsed_s() - started_s
         after = self.memory.load().snapshot
-        self._learned = self._solved(report)
+        self._learned = self._solved(after, report)
         self._standing = report.breaches
         self._wake_s = self.clock.now_s() if self._learned else report.next_wake_s
         seen = Ticked(before, after, report, self.executor.occupied_gpus, wall_s)
@@ -209,9 +208,13 @@ class Simulation:
             return ()
         return tuple(self._command(body) for body in self._forecasts.made_at(now_s))
 
-    def _solved(self, report: TickReport) -> tuple[Command, ...]:
-        solved: list[CurveSolved] = [self._curves.solved(wanted) for wanted in report.wanted_shapes]
-        return tuple(self._command(body) for body in solved)
+    def _solved(self, snapshot: Snapshot, report: TickReport) -> tuple[Command, ...]:
+        """All points that the tick missed, of jobs that it has not ended itself."""
+        if not report.wanted_shapes:
+            return ()
+        requests = snapshot.curve_requests()
+        wanted = [(requests[one.curve_key], one.shape) for one in report.wanted_shapes if one.curve_key in requests]
+        return tuple(self._command(self._curves.solved(*one)) for one in wanted)
 
     def _change_demand(self, change: DemandChange) -> None:
         self.executor.set_demand(change.pool, change.gpus)
