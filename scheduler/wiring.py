@@ -18,8 +18,8 @@ from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, Pace
 from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import Hook, no_hook
-from scheduler.runtime.solver_pool import solver_pool
 from scheduler.settings import Settings, token_secret
 from scheduler.store.sql import SqlStore
 from scheduler.telemetry.logs import configure_logs
@@ -59,7 +59,7 @@ def build_controller(
         executor=executor,
         clock=clock,
         policies=policies_of(settings),
-        curves=CurveBuilder(solver_pool(settings.solver_processes), most_in_flight=4 * settings.solver_processes),
+        curves=CurveBuilder(ProcessPool(settings.solver_processes), most_in_flight=4 * settings.solver_processes),
         demand=DemandWatch(store, forecaster, memory_s=HISTORY_SEASONS * settings.season_s),
         on_report=TickRecorder().record,
         has_news=executor.has_news,

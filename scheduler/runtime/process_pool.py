@@ -1,28 +1,53 @@
-"""The processes that solve scaling curves. They end with the controller, however that ends."""
+"""ProcessPool: processes for work that takes long, which never outlive the one that started them."""
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
 
 
-def solver_pool(processes: int) -> ProcessPoolExecutor:
-    """Processes that are started as work comes, with nothing of this one in them."""
-    return ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent)
+def _nothing() -> None:
+    """What most processes have to settle in."""
 
 
-def end_with_parent() -> None:
-    """Let this process of a pool end as soon as its parent has.
+class ProcessPool(ProcessPoolExecutor):
+    """Processes that are started as work comes, with nothing of this one in them; each calls `settle_in(*arguments)`
+    first.
 
-    By itself it would wait for work for ever after the parent was killed: it holds the writing end of its own queue.
+    They end when this process has ended, however that ends: each waits for the end of a pipe whose other end only this
+    process holds. By themselves they would wait for work for ever, because each holds the writing end of its own queue.
+    A `with` that is left by an error, Ctrl-C among them, ends them in the middle of their work.
     """
-    threading.Thread(target=_wait_and_end, name="end-with-parent", daemon=True).start()
+
+    def __init__(
+        self, processes: int, settle_in: Callable[..., None] = _nothing, arguments: tuple[Any, ...] = ()
+    ) -> None:
+        context = get_context("spawn")
+        end, self._held = context.Pipe(duplex=False)
+        super().__init__(processes, context, _begin, (end, settle_in, arguments))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._held.close()
+        self.shutdown(cancel_futures=kind is not None)
 
 
-def _wait_and_end() -> None:
-    parent = parent_process()
-    assert parent is not None, "a pool's process was started by another one"
-    parent.join()
+def _begin(end: Connection, settle_in: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    # Ctrl-C in a terminal reaches every process of it; what follows from it the first one decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(end,), name="end-with-parent", daemon=True).start()
+    settle_in(*arguments)
+
+
+def _end_with(end: Connection) -> None:
+    end.poll(None)
     os._exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from scheduler.policies.policy_set import PolicySet
+from scheduler.runtime.process_pool import ProcessPool
 from scheduler.simulator.curves import CurveBook
 from scheduler.simulator.report import Played, SimulationReport
 from scheduler.simulator.simulate import DEFAULTS, Inputs, Options, Policies, Progress, play, policy_sets, scenario
@@ -157,10 +158,8 @@ def _played(
         return
     for _, policies in tasks:
         _refuse_closures(policies)
-    context = get_context("spawn")
-    ended = context.Array("q", len(tasks))
-    pool = ProcessPoolExecutor(processes, context, _settle_in, (bench, ended))
-    try:
+    ended = get_context("spawn").Array("q", len(tasks))
+    with ProcessPool(processes, _settle_in, (bench, ended)) as pool:
         waiting = futures = [pool.submit(_play_here, number, *task) for number, task in enumerate(tasks)]
         while waiting:
             done, still = wait(waiting, timeout=_LOOK_S, return_when=FIRST_EXCEPTION)
@@ -169,8 +168,6 @@ def _played(
             for future in done:
                 future.result()
         yield from (future.result() for future in futures)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _refuse_closures(policies: PolicySet) -> None:

@@ -1,41 +1,94 @@
-"""The processes of the solver pool end with the controller that started them."""
+"""The processes of a pool end with the one that started them, however that ends, at work or without any."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 PATIENCE_S = 60.0
-PARENT = """
-import os, time
-from scheduler.runtime.solver_pool import solver_pool
-if __name__ == "__main__":
-    pool = solver_pool(1)
-    print(pool.submit(os.getpid).result(), flush=True)
+POOL = """
+import os, signal, sys, time
+from pathlib import Path
+from scheduler.runtime.process_pool import ProcessPool
+
+def work(folder):
+    (folder / str(os.getpid())).touch()
     time.sleep(600)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with ProcessPool(2) as pool:
+        pool.submit(work, Path(sys.argv[1])).result()
 """
+SWEEP = """
+import os, signal, sys, time
+from dataclasses import replace
+from pathlib import Path
+from scheduler.policies.policy_set import policy_set
+from scheduler.simulator.sweep import simulate_seeds
+from tests.unit.simulator.test_sweep import INPUTS
+
+def never(snapshot, settings):
+    (Path(sys.argv[1]) / str(os.getpid())).touch()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    simulate_seeds(INPUTS, [replace(policy_set("fifo"), order=never)], (1, 2), processes=2)
+"""
+IDLE = """
+import os, signal, sys, time
+from pathlib import Path
+from scheduler.runtime.process_pool import ProcessPool
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with ProcessPool(1) as pool:
+        (Path(sys.argv[1]) / str(pool.submit(os.getpid).result())).touch()
+        time.sleep(600)
+"""
+PARENTS = {"a pool at work": (POOL, 1), "a pool without work": (IDLE, 1), "a sweep": (SWEEP, 2)}
 
 
-def test_the_processes_of_a_killed_controller_do_not_wait_for_its_work_for_ever(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("name", PARENTS)
+def test_no_process_of_a_pool_outlives_its_parent(tmp_path: Path, name: str, number: signal.Signals) -> None:
+    script, count = PARENTS[name]
+    path, folder = tmp_path / "parent.py", tmp_path / "pids"
+    path.write_text(script)
+    folder.mkdir()
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    with subprocess.Popen([sys.executable, str(script)], env=env, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        solver = psutil.Process(int(parent.stdout.readline()))
-        assert solver.ppid() == parent.pid
-        parent.kill()
-    try:
-        assert _ends(solver)
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            solver.kill()
+    with subprocess.Popen([sys.executable, str(path), str(folder)], env=env, stderr=subprocess.PIPE) as parent:
+        begun = _children(parent, folder, count)
+        parent.send_signal(number)
+        try:
+            assert parent.wait(PATIENCE_S) == -number
+            assert all(_ends(child) for child in begun)
+        finally:
+            parent.kill()
+            for child in begun:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+
+def _children(parent: subprocess.Popen[bytes], folder: Path, count: int) -> list[psutil.Process]:
+    """All processes that the parent has started, once `count` of them have told that they are at work."""
+    limit_s = time.monotonic() + PATIENCE_S
+    while len(list(folder.iterdir())) < count:
+        assert parent.poll() is None, parent.communicate()[1]
+        assert time.monotonic() < limit_s
+        time.sleep(0.02)
+    begun = psutil.Process(parent.pid).children(recursive=True)
+    assert {int(path.name) for path in folder.iterdir()} <= {child.pid for child in begun}
+    return begun
 
 
 def _ends(process: psutil.Process) -> bool:
