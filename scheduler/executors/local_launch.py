@@ -74,5 +74,6 @@ class Launcher:
             url=self._url,
             token=issue_token(self._secret, job.id, generation) if self._secret else "",
             frozen_layers=job.freezing.layers,
+            checkpoint_step=int(job.progress.checkpoint_steps),
             env=job.spec.env,
         )

@@ -45,6 +45,7 @@ class Briefing:
     url: str = ""
     token: str = field(default="", repr=False)
     frozen_layers: int = 0
+    checkpoint_step: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -108,6 +109,7 @@ def rank_environment(briefing: Briefing, place: RankPlace, *, inherited: Mapping
         RUN_DIR_VARIABLE: briefing.run_dir,
         "EBBTIDE_STEPS": str(briefing.steps),
         "EBBTIDE_FROZEN_LAYERS": str(briefing.frozen_layers),
+        "EBBTIDE_CHECKPOINT_STEP": str(briefing.checkpoint_step),
         RUN_ROOT_VARIABLE: briefing.run_root,
     }
     return {**_ONE_THREAD, **passed_on(inherited), **briefing.env, **contract}

@@ -63,6 +63,20 @@ def require_writable(root: Path) -> None:
         raise CheckpointError(f"checkpoint directory {root} cannot be written: {failure.strerror}") from None
 
 
+def refuse_beginning_again(root: Path, *, step: int) -> None:
+    """No complete checkpoint was found: well for a job that has told of none (`step` 0), not for another one.
+
+    Raises:
+        CheckpointError: what the job has saved is gone; a new start would overwrite all that is known of it.
+    """
+    if step:
+        state = "holds no complete checkpoint" if root.is_dir() else "does not exist"
+        raise CheckpointError(
+            f"checkpoint directory {root} {state}, but this job has saved step {step} there; "
+            "bring it back, or submit a new job to begin again"
+        )
+
+
 class Background:
     """What the saves in the background of one training share, so that each holds it up less: a group that nobody else
     uses, so that a save never comes between two messages of the training, and the host memory that the state is copied
@@ -227,10 +241,17 @@ def _from_rank_0(look: Callable[[], T]) -> T:
 
 def _cause(failure: OSError | CheckpointException) -> str:
     """Of a failure on several ranks the first, without the traces that torch puts into its message."""
-    if not isinstance(failure, CheckpointException):
-        return str(failure)
-    rank, (error, _) = min(failure.failures.items())
-    return f"rank {rank}: {error}"
+    if isinstance(failure, CheckpointException):
+        rank, (error, _) = min(failure.failures.items())
+        return f"rank {rank}: {_in_words(error)}"
+    return _in_words(failure)
+
+
+def _in_words(error: BaseException) -> str:
+    """Without the number of a system's error, which only programmers know."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
 
 
 def _make_empty_unless_complete(directory: Path) -> bool:

@@ -27,6 +27,7 @@ class RankEnvironment:
     run_dir: Path | None = None
     steps_total: int = 0
     frozen_layers: int = 0
+    checkpoint_step: int = 0
 
     @property
     def has_store(self) -> bool:
@@ -69,6 +70,7 @@ def rank_environment(variables: Mapping[str, str]) -> RankEnvironment:
         run_dir=_path(variables, "EBBTIDE_RUN_DIR"),
         steps_total=_count(variables, "EBBTIDE_STEPS", default=0),
         frozen_layers=_count(variables, "EBBTIDE_FROZEN_LAYERS", default=0),
+        checkpoint_step=_count(variables, "EBBTIDE_CHECKPOINT_STEP", default=0),
     )
 
 

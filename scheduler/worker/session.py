@@ -106,6 +106,11 @@ class Session:
         return self._frozen_layers
 
     @property
+    def checkpoint_step(self) -> int:
+        """The step of the newest checkpoint that this job has told of; 0 where it has told of none."""
+        return self._environment.checkpoint_step
+
+    @property
     def rank(self) -> int:
         return self._environment.rank
 

@@ -122,8 +122,11 @@ class Trainer:
         where that is more."""
         found = None
         if self._root is not None:
-            checkpoint.require_writable(self._root)
+            # Looked at before anything is made there: a folder that has vanished must not come back empty.
             found = checkpoint.find_latest(self._root)
+            if found is None:
+                checkpoint.refuse_beginning_again(self._root, step=self._session.checkpoint_step)
+            checkpoint.require_writable(self._root)
         if self._root is not None and found is not None:
             traffic = self._load(self._root, found)
             self._record_state("loaded")

@@ -26,16 +26,23 @@ Status = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What all generations of one training have in common. It keeps its checkpoints and its ledger under `root`."""
+    """What all generations of one training have in common. It keeps its ledger and, where `checkpoint_dir` names no
+    other folder, its checkpoints under `root`. `checkpoint_step`: that of the last checkpoint that it has told of."""
 
     root: Path
     model: str
     steps: int
     options: tuple[str, ...] = ()
+    checkpoint_dir: Path | None = None
+    checkpoint_step: int = 0
 
     def argv(self) -> list[str]:
         named = ["--model", self.model, "--ledger", str(self.root / "ledger"), "--ledger-digests"]
         return [sys.executable, "-m", "scheduler.worker.train", *named, *self.options]
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.checkpoint_dir or self.root / "checkpoints"
 
     def lines(self, pattern: str) -> list[dict[str, Any]]:
         """Those of a later generation come later."""
@@ -75,12 +82,7 @@ class Farm:
     def run(self, training: Training, plan: ParallelPlan, *, until: int = 0) -> list[Status]:
         """One generation to its end: to step `until` (0: the last). The last statuses of its ranks."""
         run_dir = self._begin(training, plan, until)
-        left = set(range(plan.world_size))
-        while left:
-            report = self._report()
-            assert "failed" not in report, report
-            if ended := report.get("ended"):
-                left.discard(ended["rank"])
+        self._wait_for_all(plan.world_size)
         statuses = [json.loads((run_dir / f"status-{rank}.json").read_text()) for rank in range(plan.world_size)]
         assert {status["phase"] for status in statuses} <= {"left", "succeeded"}, _logs(run_dir)
         return statuses
@@ -108,32 +110,40 @@ class Farm:
                 left.discard(ended["rank"])
         return outlived
 
-    def fail(self, training: Training, plan: ParallelPlan) -> str:
-        """One generation that must not go well: the reason that rank 0 gives."""
-        try:
-            self.run(training, plan)
-        except AssertionError:
-            status = json.loads((training.root / f"run-{self._generation}/status-0.json").read_text())
-            assert status["phase"] == "failed"
-            return str(status["reason"])
-        raise AssertionError("it went well")
+    def fail(self, training: Training, plan: ParallelPlan, *, ranks: int = 0) -> str:
+        """One generation that must not go well: the reason that rank 0 gives. `ranks`: another number of them than the
+        plan is for."""
+        run_dir = self._begin(training, plan, until=0, ranks=ranks)
+        self._wait_for_all(ranks or plan.world_size)
+        status = json.loads((run_dir / "status-0.json").read_text())
+        assert status["phase"] == "failed", "it went well"
+        return str(status["reason"])
 
-    def _begin(self, training: Training, plan: ParallelPlan, until: int) -> Path:
+    def _wait_for_all(self, ranks: int) -> None:
+        left = set(range(ranks))
+        while left:
+            report = self._report()
+            assert "failed" not in report, report
+            if ended := report.get("ended"):
+                left.discard(ended["rank"])
+
+    def _begin(self, training: Training, plan: ParallelPlan, until: int, ranks: int = 0) -> Path:
         self._generation += 1
         run_dir = training.root / f"run-{self._generation}"
         run_dir.mkdir(parents=True)
         (run_dir / "plan.json").write_text(json.dumps(plan_to_json(plan)))
         if until:
             (run_dir / "notice.json").write_text(json.dumps({"action": "leave", "step": until, "seconds_left": 60.0}))
-        for rank in range(plan.world_size):
-            self._order(training, plan, run_dir, rank)
+        world_size = ranks or plan.world_size
+        for rank in range(world_size):
+            self._order(training, run_dir, rank, world_size)
         return run_dir
 
-    def _order(self, training: Training, plan: ParallelPlan, run_dir: Path, rank: int) -> None:
+    def _order(self, training: Training, run_dir: Path, rank: int, world_size: int) -> None:
         env = {
             **{name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
             "RANK": str(rank),
-            "WORLD_SIZE": str(plan.world_size),
+            "WORLD_SIZE": str(world_size),
             "LOCAL_RANK": str(rank),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._port),
@@ -141,7 +151,8 @@ class Farm:
             "EBBTIDE_JOB_ID": training.root.name,
             "EBBTIDE_GENERATION": str(self._generation),
             "EBBTIDE_PLAN": str(run_dir / "plan.json"),
-            "EBBTIDE_CHECKPOINT_DIR": str(training.root / "checkpoints"),
+            "EBBTIDE_CHECKPOINT_DIR": str(training.checkpoints),
+            "EBBTIDE_CHECKPOINT_STEP": str(training.checkpoint_step),
             "EBBTIDE_RUN_DIR": str(run_dir),
             "EBBTIDE_STEPS": str(training.steps),
         }

@@ -22,6 +22,7 @@ BRIEFING = Briefing(
     url="http://127.0.0.1:8787",
     token="ebt_secret",
     frozen_layers=9,
+    checkpoint_step=120,
     env={"LR": "0.01", "WORLD_SIZE": "99"},
 )
 INHERITED = {
@@ -56,6 +57,7 @@ def test_the_environment_of_a_rank_is_this() -> None:
         "EBBTIDE_RUN_DIR": "/var/ebbtide/run/jobs/gpt-7f3a/gen-4",
         "EBBTIDE_STEPS": "200",
         "EBBTIDE_FROZEN_LAYERS": "9",
+        "EBBTIDE_CHECKPOINT_STEP": "120",
         "EBBTIDE_RUN_ROOT": "/var/ebbtide/run",
     }
 

@@ -29,6 +29,7 @@ def test_every_variable_of_the_contract_is_read() -> None:
             "EBBTIDE_RUN_DIR": "run",
             "EBBTIDE_STEPS": "300",
             "EBBTIDE_FROZEN_LAYERS": "7",
+            "EBBTIDE_CHECKPOINT_STEP": "120",
         }
     )
     assert environment == RankEnvironment(
@@ -48,6 +49,7 @@ def test_every_variable_of_the_contract_is_read() -> None:
         run_dir=Path("run"),
         steps_total=300,
         frozen_layers=7,
+        checkpoint_step=120,
     )
 
 
