@@ -49,8 +49,10 @@ def part_of_shape(course: Course, pool: Gpus, shape: GpuShape) -> Gpus:
 
 def cheapest_part(course: Course, job: Job, pool: Gpus, part: Gpus, plan: ParallelPlan) -> Gpus:
     """Of the parts of `pool` that the rules of placement like as much as `part`, the one from which `plan` needs the
-    fewest bytes moved, and of equals the one that needs the fewest over the network; `part` where it is one of them."""
-    if len(pool) == len(part) and gpu_sets.count(pool) == gpu_sets.count(part):
+    fewest bytes moved, and of equals the one that needs the fewest over the network; `part` where it is one of them,
+    and where the plan is for other GPUs, which the law then tells."""
+    count = gpu_sets.count(part)
+    if count == gpu_sets.count(pool) or count != plan.world_size:
         return part
     if pool.keys().isdisjoint(job.allocation.target) or not is_shard_known(job, plan):
         return part

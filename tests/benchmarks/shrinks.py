@@ -199,7 +199,7 @@ def _rows(kind: str, found: list[Moved]) -> Iterator[tuple[str, str, str]]:
     yield f"{kind}: saved against rank order", "median 40%", _saved(found, lambda one: one.moved)
     yield f"{kind}: the most that any choice in any order could save", "", _saved(found, lambda one: one.least)
     counted = median(one.gpus / one.old_gpus for one in found)
-    yield f"{kind}: m of n GPUs kept", "", f"median {counted:.1%}: no shrink of a state without copies saves more"
+    yield f"{kind}: m of n GPUs kept", "", f"median {counted:.1%}: nothing in equal parts without copies saves more"
     yield f"{kind}, at least half kept: saved", "", _saved(half, lambda one: one.moved)
     yield f"{kind}, at least half kept: could save", "", _saved(half, lambda one: one.least)
     yield f"{kind}: over equal choices, groups together", "at most 1.05", _over(found, lambda one: one.least_together)

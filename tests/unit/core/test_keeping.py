@@ -87,6 +87,12 @@ def test_a_job_that_has_not_loaded_yet_and_one_whose_ranks_hold_all_keep_the_fir
     assert kept({"t0": FOUR}, staged(1, 4), 2, staged(1, 2)) == {"t0": (0, 1)}
 
 
+def test_a_plan_for_other_gpus_is_left_to_the_law() -> None:
+    """Three GPUs that share a plan for two: no choice of them is better, and none fails."""
+    course, job = running({"t0": FOUR}, staged(2, 2), {})
+    assert cheapest_part(course, job, {"t0": FOUR}, {"t0": FOUR[:3]}, staged(2, 1)) == {"t0": FOUR[:3]}
+
+
 def test_a_part_of_a_node_stays_behind_the_whole_ones_in_the_order_of_ranks() -> None:
     """Stages of 8 on t0, t1, t2; all of the second and half of the first and last would be best, but a narrow node in
     front would shift every group of ranks."""
