@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # see above
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -159,10 +159,27 @@ def _spread_experts(experts: MixtureOfExperts, strategy: LayerStrategy, mesh: La
     """Over the ranks of ep and tp; what is left of the replicas holds copies or shards of each."""
     if strategy.ep > 1 or strategy.tp > 1:
         spread_experts(experts, mesh.expert, mesh.tensor)
-        _shard(experts.experts, strategy, mesh.expert_data, dimension=1)
+        data = mesh.expert_data
+        _shard(experts.experts, strategy, data, placement=_within_experts(data["shard"].size()))
 
 
-def _shard(piece: nn.Module, strategy: LayerStrategy, mesh: DeviceMesh, *, dimension: int = 0) -> None:
+def _within_experts(ranks: int) -> Callable[[nn.Parameter], Shard]:
+    """Shards cut each expert where they come out equal, else the stack of them: only there FSDP2 has unequal ones."""
+
+    def placement(weight: nn.Parameter) -> Shard:
+        assert isinstance(weight, DTensor)
+        return Shard(1 if weight.to_local().shape[1] % ranks == 0 else 0)
+
+    return placement
+
+
+def _shard(
+    piece: nn.Module,
+    strategy: LayerStrategy,
+    mesh: DeviceMesh,
+    *,
+    placement: Callable[[nn.Parameter], Shard] = lambda _: Shard(0),
+) -> None:
     """FSDP2; plain replication is a shard group of one. ZeRO 1 and 2 keep parameters whole between forward and
     backward; gradients are scattered once a step, so that the two are the same here."""
     among = mesh if mesh["replicate"].size() > 1 else mesh["shard"]
@@ -170,7 +187,7 @@ def _shard(piece: nn.Module, strategy: LayerStrategy, mesh: DeviceMesh, *, dimen
         piece,
         mesh=among,
         reshard_after_forward=strategy.zero == 3,
-        shard_placement_fn=lambda _: Shard(dimension),
+        shard_placement_fn=placement,
     )
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)

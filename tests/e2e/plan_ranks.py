@@ -50,6 +50,7 @@ EXPERTS = {
     ),
     "experts: ep2 x tp2 sharded": plan((L(2, tp=2, dp=2, ep=2, zero=3, shard_group=2, sequence_sharding=True),)),
     "experts: ep2 over a ring, x tp2": plan((L(2, tp=2, ring=2, ep=2, zero=2, shard_group=2),)),
+    "experts: ep2, unequal shards": plan((L(2, dp=6, ep=2, zero=3, shard_group=6),)),
     "experts: layers unlike": plan((L(1, tp=2, dp=2, ep=2), L(1, dp=4, ep=4)), micro_batches=3),
 }
 GPIPE = Schedule(ScheduleName.GPIPE)

@@ -14,7 +14,7 @@ from tests.e2e.rank_programs import found_by_ranks
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4], ids="{} ranks".format)
+@pytest.mark.parametrize("ranks", [2, 3, 4, pytest.param(6, marks=pytest.mark.full)], ids="{} ranks".format)
 def test_a_step_under_a_plan_is_the_step_of_one_rank(tmp_path: Path, ranks: int) -> None:
     found: list[Found] = found_by_ranks("tests.e2e.plan_ranks", tmp_path, ranks=ranks)
     for case, chosen in cases(ranks).items():
@@ -23,6 +23,6 @@ def test_a_step_under_a_plan_is_the_step_of_one_rank(tmp_path: Path, ranks: int)
         first = layout(chosen, world_size=ranks, blocks=SIZES[model_of(case)].layers).layers[1]
         for of_rank in found:
             held = of_rank[case].pop("held", None)
-            if held is not None:
+            if held is not None and "unequal" not in case:
                 assert held == 1 / (first.tp * first.ep * max(1, shards(first) // first.ep)), case
             assert max(of_rank[case].values()) < 1e-12, (case, of_rank[case])
