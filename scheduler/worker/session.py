@@ -220,6 +220,9 @@ class Session:
 
     def leave(self) -> None:
         """The state is saved and this rank exits, because a notice asked for it. Written before any teardown."""
+        if self._watch.has(ReplanPhase.NOTICE):
+            # A step that is saved already, or was being saved in the background, is not saved once more.
+            self._watch.end(ReplanPhase.SAVE)
         self._watch.begin()
         self._say(phase=Phase.LEFT)
 

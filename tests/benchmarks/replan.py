@@ -3,8 +3,13 @@
 A controller in a process of its own, two nodes of two slots, the reference trainer with 20 million parameters. The job
 is scaled up and down; each time the clock runs from the moment at which the last step of the old generation stands in
 the ledger to the moment at which the first of the new one does. `cold` is the same with a command that only a new
-interpreter can run. Bars: 3 s warm, 25 s cold, for 4 processes on 2 cores. Beside them: what the ranks read to come
-back (`replan_bytes`), and how long a save in the background holds the training up.
+interpreter can run. Bars: 3 s warm, 25 s cold, for 4 processes on 2 cores.
+
+Below each, a row a phase: what the ranks themselves tell (`ebbtide_replan_phase_seconds`, the slowest rank's), and
+`between`, which is in none of them: exits that are seen, the tick, orders to the agents. While the ranks wait for the
+step boundary at which they follow a notice they still make that step, so that a re-plan as a whole is that `notice` and
+the time without a step. The last rows are what the ranks read to come back (`replan_bytes`), and how long a save in the
+background holds the training up.
 """
 
 from __future__ import annotations
@@ -17,9 +22,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -27,7 +31,9 @@ from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, 
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.domain.replan import LoadTraffic
+from scheduler.domain.replan import COMING_PHASES, LEAVING_PHASES, LoadTraffic, ReplanPhase
+from scheduler.executors.rank_status import RankStatus, read_rank_status
+from scheduler.executors.run_verdict import phases_s
 from scheduler.resharding.placement import Placement
 from scheduler.settings import Settings
 from scheduler.store.migrate import migrate
@@ -45,11 +51,13 @@ PATIENCE_S = 180.0
 BARS_S = {"warm": 3.0, "cold": 25.0}
 INTERPRETERS = {"warm": ("python",), "cold": ("python", "-X", "utf8")}
 
+PAUSE, BETWEEN = "pause", "between"
+
 Row = tuple[str, str, str]
 
 
 def rows() -> Iterator[Row]:
-    """(name, bar, measured) for warm and for cold processes, with where the time goes."""
+    """(name, bar, measured) for warm and for cold processes, each with where the time goes."""
     held_up_s: list[float] = []
     loads: list[LoadTraffic] = []
     placements: list[Placement] = []
@@ -59,19 +67,27 @@ def rows() -> Iterator[Row]:
             if kind == "warm":
                 loads, placements = told, seated
             held_up_s += _held_up_s(Path(folder))
-        spans = {name: median(each[name] for each in found) for name in found[0]}
-        each = ", ".join(f"{one['total']:.2f}" for one in found)
-        where = ", ".join(f"{name} {spent:.2f}" for name, spent in spans.items() if name != "total")
+        totals = [one[PAUSE] for one in found]
         widths = "->".join(map(str, (4, *WIDTHS[kind])))
-        worst_s = max(one["total"] for one in found)
         yield (
             f"re-plan {kind}, {MODEL}, {widths} processes",
             f"{bar_s:g} s",
-            f"median {spans['total']:.2f} s, worst {worst_s:.2f} s (each: {each}; median of {where})",
+            f"median {median(totals):.2f} s, worst {max(totals):.2f} s (each: {', '.join(f'{s:.2f}' for s in totals)})",
         )
+        yield from _phase_rows(kind, found)
     yield from replan_bytes.rows(MODEL, loads, placements)
     held_up = f"median {median(held_up_s):.3f} s, worst {max(held_up_s):.3f} s of {len(held_up_s)}"
     yield f"training held up by a save in the background, {MODEL}", "0.2 s", held_up
+
+
+def _phase_rows(kind: str, found: Sequence[Mapping[str, float]]) -> Iterator[Row]:
+    """One a phase. Shares are of all re-plans' seconds together, so that they add up to the whole."""
+    whole_s = sum(one[ReplanPhase.NOTICE] + one[PAUSE] for one in found)
+    for phase in (*ReplanPhase, BETWEEN):
+        spent = [one[phase] for one in found]
+        share = sum(spent) / whole_s
+        name = f"re-plan {kind}: {phase.replace('_', ' ')}"
+        yield name, "", f"median {median(spent):.2f} s, worst {max(spent):.2f} s, {share:.1%} of the whole"
 
 
 def measure(folder: Path, kind: str) -> tuple[list[dict[str, float]], list[LoadTraffic], list[Placement]]:
@@ -119,17 +135,19 @@ def _replans(folder: Path, store: SqlStore, kind: str, placements: list[Placemen
 
 
 def _spans(folder: Path, old: int, new: int) -> dict[str, float]:
-    runs = folder / "run/jobs/job"
-    checkpoint = max((runs / "checkpoints").glob("step-*/manifest.json"), key=lambda path: path.stat().st_mtime)
-    moments = [
-        ("", _time(folder / f"ledger/losses-g{old}.jsonl")),
-        ("save", _time(checkpoint)),
-        ("leave", _time(runs / f"gen-{old}/status-0.json")),
-        ("end and begin", _time(runs / f"gen-{new}/started.json")),
-        ("start, load, step", _time(folder / f"ledger/losses-g{new}.jsonl")),
-    ]
-    spans = {name: at_s - before_s for (_, before_s), (name, at_s) in pairwise(moments)}
-    return {**spans, "total": moments[-1][1] - moments[0][1]}
+    """Seconds of one re-plan whose first step has just been made: of each phase, between them, and without a step."""
+    ledger, runs = folder / "ledger", folder / "run/jobs/job"
+    pause_s = _time(ledger / f"losses-g{new}.jsonl") - _time(ledger / f"losses-g{old}.jsonl")
+    # A rank writes down what its first step took a moment after the step stands in the ledger.
+    _wait(lambda: all(ReplanPhase.FIRST_STEP in status.phases_s for status in _statuses(runs / f"gen-{new}")))
+    left, came = phases_s(_statuses(runs / f"gen-{old}")), phases_s(_statuses(runs / f"gen-{new}"))
+    told = {str(phase): left[phase] for phase in LEAVING_PHASES} | {str(phase): came[phase] for phase in COMING_PHASES}
+    return {**told, BETWEEN: pause_s - sum(told.values()) + told[ReplanPhase.NOTICE], PAUSE: pause_s}
+
+
+def _statuses(run_dir: Path) -> list[RankStatus]:
+    found = (read_rank_status(path) for path in run_dir.glob("status-*.json"))
+    return [status for status in found if status is not None]
 
 
 def _held_up_s(folder: Path) -> list[float]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.domain.replan import ReplanPhase
 from scheduler.executors.rank_status import RankPhase, read_rank_status
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.layout import data_plan
@@ -197,6 +198,19 @@ def test_a_rank_that_is_asked_to_leave_tells_how_long_each_part_took(tmp_path: P
     assert phases_s["notice"] >= 0.05
     assert phases_s["save"] >= 0.05
     assert min(phases_s.values()) >= 0.0
+
+
+def test_a_rank_that_leaves_at_a_step_that_is_saved_already_tells_every_phase_all_the_same(tmp_path: Path) -> None:
+    with Session(RankEnvironment(run_dir=tmp_path)) as session:
+        session.init_process_group()
+        session.resumed(20)
+        session.report(step=21)
+        session.saved(21)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+        assert session.notice() is not None
+        session.leave()
+    assert set(_status(tmp_path)["phases_s"]) == set(ReplanPhase)
 
 
 def test_a_process_that_was_there_before_counts_from_when_it_began_to_be_this_rank() -> None:
