@@ -32,8 +32,9 @@ LAYOUTS = {
     "1f1b": pipelined(ScheduleName.ONE_F_ONE_B, 2),
     "interleaved": pipelined(ScheduleName.INTERLEAVED, 4),
     "experts": plan(LayerStrategy(2, dp=2, ep=2)),
+    "experts, by columns": plan(LayerStrategy(2, tp=2, sequence_sharding=True)),
 }
-MODELS = {"experts": "nano-moe"}
+MODELS = {"experts": "nano-moe", "experts, by columns": "nano-moe"}
 """Where it is not the dense one."""
 
 
