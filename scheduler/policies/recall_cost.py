@@ -58,6 +58,7 @@ class RecallCost:
         carried_gpu_s: Sequence[float] = (),
     ) -> None:
         self.carried_gpu_s = carried_gpu_s or [0.0] * len(idle)
+        self.carries = any(self.carried_gpu_s)
         self.tenants, self.nodes, self._refills = tenants, range(len(idle)), refills
         self._idle, self._room = idle, defaultdict[str, int](int, free)
         for kind, gpus in idle:
@@ -84,7 +85,7 @@ class RecallCost:
 
     def carried(self, leaving: Iterable[int]) -> float:
         """What it costs to carry off what these nodes alone hold, without any other loss."""
-        return sum([self.carried_gpu_s[node] for node in leaving])
+        return sum([self.carried_gpu_s[node] for node in leaving]) if self.carries else 0.0
 
     def of_tenant(self, tenant: Tenant, lost: int, room_gpu_s: float, *, bare: bool = False) -> float:
         """What a tenant costs, if it pays `room_gpu_s` for each free GPU that it cannot do without. `bare`: it takes no

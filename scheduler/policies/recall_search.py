@@ -149,7 +149,7 @@ class _Search:
         changes: Iterable[tuple[int, int]] = self._cost.users[part[0]]
         if len(part) > 1:
             changes = self._cost.losses(part).items()
-        added = sign * self._cost.carried(part)
+        added = sign * self._cost.carried(part) if self._cost.carries else 0.0
         for user, gpus in changes:
             before, costs = lost[user], self._costs[user]
             added += costs[before + sign * gpus] - costs[before]
