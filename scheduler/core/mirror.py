@@ -33,17 +33,20 @@ def mirror_nodes(intake: Intake, observation: Observation) -> None:
         return
     for name, facts in observation.nodes.items():
         node = nodes.get(name)
-        if node is not None and (
-            node.inference_gpus != facts.inference_gpus or (node.state is NodeState.UP) != facts.up
-        ):
+        if node is not None and not _is_known(node, facts):
             _mirror_node(intake, node, facts)
     if not intake.nodes.written:
         ledger.heard_nodes = (observation.nodes, nodes)
 
 
+def _is_known(node: Node, facts: NodeFacts) -> bool:
+    same_use = node.inference_gpus == facts.inference_gpus and node.other_gpus == facts.other_gpus
+    return same_use and (node.state is NodeState.UP) == facts.up
+
+
 def _mirror_node(intake: Intake, node: Node, facts: NodeFacts) -> None:
     state, name = NodeState.UP if facts.up else NodeState.DOWN, node.name
-    intake.nodes[name] = replace(node, state=state, inference_gpus=facts.inference_gpus)
+    intake.nodes[name] = replace(node, state=state, inference_gpus=facts.inference_gpus, other_gpus=facts.other_gpus)
     if state is not node.state:
         intake.tell(EventCode.NODE_CHANGED, name, f"{name} went {state}")
     loan = intake.loans.get(name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from scheduler.documents.document import Document, read
+from scheduler.documents.pod_template import check_template, template_command, template_image
 from scheduler.documents.refusal import Refusal, RefusedError, refused_field, shown
 from scheduler.documents.units import PositiveDuration
 from scheduler.domain.job import CheckpointSpec, JobSpec
@@ -55,6 +56,11 @@ def finite_json(profile: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError):
         raise PydanticCustomError("profile", "Input should be a JSON object of finite numbers") from None
     return profile
+
+
+def _pod_template(template: dict[str, Any]) -> dict[str, Any]:
+    check_template(finite_json(template))
+    return template
 
 
 Text = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
@@ -114,6 +120,12 @@ class JobDocument(Document):
     env: dict[EnvName, Text] = Field(default_factory=dict)
     checkpoint: CheckpointDocument = Field(default_factory=CheckpointDocument)
     fungible: Annotated[bool, Field(strict=True)] = True
+    namespace: Label | Literal[""] = Field(
+        default="", description="Kubernetes namespace of its pods; empty: the default."
+    )
+    template: Annotated[dict[str, Any], AfterValidator(_pod_template)] | None = Field(
+        default=None, description="Pod template on Kubernetes; its first container runs `command`, or else its own."
+    )
 
     @model_validator(mode="after")
     def _model_is_whole(self) -> Self:
@@ -130,7 +142,9 @@ def job_spec(document: JobDocument) -> JobSpec:
     Raises:
         RefusedError: the domain refuses what the form let through.
     """
-    profile = document.profile
+    template = document.template
+    command = tuple(document.command) or (template_command(template) if template is not None else ())
+    image = document.image or (template_image(template) if template is not None else "")
     try:
         return JobSpec(
             name=document.name,
@@ -140,7 +154,7 @@ def job_spec(document: JobDocument) -> JobSpec:
             priority=document.priority,
             gpu=document.gpu,
             model=document.model,
-            profile_json="" if profile is None else json.dumps(profile, sort_keys=True, separators=(",", ":")),
+            profile_json=_canonical(document.profile),
             global_batch=document.global_batch or 0,
             sequence_length=document.sequence_length or 0,
             steps=document.steps or 0,
@@ -148,14 +162,20 @@ def job_spec(document: JobDocument) -> JobSpec:
             deadline_s=document.deadline,
             run_time_s_max=document.max_run_time,
             retries=document.retries,
-            command=tuple(document.command),
-            image=document.image,
+            command=command,
+            image=image,
             env=dict(document.env),
             checkpoint=CheckpointSpec(document.checkpoint.dir, document.checkpoint.interval, document.checkpoint.keep),
             fungible=document.fungible,
+            namespace=document.namespace,
+            template_json=_canonical(template),
         )
     except ValueError as refused:
         raise RefusedError(Refusal("document", shown(document.name), str(refused))) from None
+
+
+def _canonical(document: dict[str, Any] | None) -> str:
+    return "" if document is None else json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
 def read_job(document: object) -> JobSpec:
@@ -193,5 +213,7 @@ def job_document(spec: JobSpec) -> dict[str, Any]:
             "keep": spec.checkpoint.keep,
         },
         "fungible": spec.fungible,
+        "namespace": spec.namespace or None,
+        "template": json.loads(spec.template_json) if spec.template_json else None,
     }
     return {name: value for name, value in document.items() if value is not None}

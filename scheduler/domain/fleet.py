@@ -78,8 +78,9 @@ class Pool:
 class Node:
     """A host with `gpus` GPUs of one model. `pool` is its home for life, lent or not.
 
-    `inference_gpus` is what inference uses on it, as last observed. A cordoned node takes nothing new;
-    a draining one is cordoned and its jobs are moved away.
+    `inference_gpus` is what inference uses on it, as last observed; `other_gpus` what others use who are neither
+    inference nor jobs of ours, such as the pods of another scheduler: training does without those. A cordoned node
+    takes nothing new; a draining one is cordoned and its jobs are moved away.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Node:
     cordoned: bool = False
     draining: bool = False
     inference_gpus: int = 0
+    other_gpus: int = 0
 
     def __post_init__(self) -> None:
         if self.gpus < 1:

@@ -47,7 +47,11 @@ class CheckpointSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a user asked for. `steps` 0 means that the length is unknown; `gpu` empty means any model of GPU."""
+    """What a user asked for. `steps` 0 means that the length is unknown; `gpu` empty means any model of GPU.
+
+    On Kubernetes its pods live in `namespace` (empty: the operator's default) and are made from the pod template
+    `template_json`, where there is one; `resource_uid` is the uid of the custom resource that asked for the job.
+    """
 
     name: str
     min_gpus: int
@@ -69,6 +73,9 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     fungible: bool = True
+    namespace: str = ""
+    template_json: str = ""
+    resource_uid: str = ""
 
     def __post_init__(self) -> None:
         if self.min_gpus < 1:

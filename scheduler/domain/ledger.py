@@ -223,7 +223,7 @@ class Ledger:
 
     def _count_serving(self, node: Node, loan: Loan | None, sign: int) -> None:
         if serves_training(node, self.pools, loan):
-            _add(self.serving, (node.gpu, _lent(loan)), sign * node.gpus)
+            _add(self.serving, (node.gpu, _lent(loan)), sign * max(0, node.gpus - node.other_gpus))
 
     def _rehold(self, job_id: str, before: Gpus, after: Gpus) -> None:
         """What the job holds has changed on some nodes. GPUs that it is only releasing it still holds."""
@@ -256,6 +256,8 @@ class Ledger:
         if not serves_training(node, self.pools, loan):
             return
         free = tuple(range(node.gpus)) if held is None else tuple(i for i in range(node.gpus) if i not in held)
+        # Which of them others use is not known and does not matter: an index only tells one GPU from the next.
+        free = free[: len(free) - node.other_gpus] if node.other_gpus < len(free) else ()
         if free:
             self.rooms[name] = Room(name, node.gpu, _lent(loan), free)
             self.usable_gpus += len(free)

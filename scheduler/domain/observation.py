@@ -58,8 +58,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
+    """`inference_gpus` and `other_gpus`: as in `Node`."""
+
     up: bool = True
     inference_gpus: int = 0
+    other_gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)

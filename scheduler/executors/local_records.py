@@ -29,7 +29,8 @@ from scheduler.domain.codec import decode, encode
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.observation import Run
 from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
-from scheduler.executors.rank_status import RankStatus, read_rank_status
+from scheduler.domain.rank_status import RankStatus
+from scheduler.executors.rank_status import read_rank_status
 
 _TAIL_BYTES = 4096
 _TAIL_LINES = 5

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.observation import Run, RunPhase
+from scheduler.domain.rank_status import RankStatus
 from scheduler.executors import run_verdict
 from scheduler.executors.local_agent import AgentRank
 from scheduler.executors.local_processes import kill_strays
 from scheduler.executors.local_records import GenerationFolder, StartedRecord, tail
 from scheduler.executors.memory_events import oom_kills
-from scheduler.executors.rank_status import RankStatus
 from scheduler.executors.run_verdict import RankView
 
 logger = logging.getLogger(__name__)

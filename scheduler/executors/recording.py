@@ -27,6 +27,7 @@ class RecordingExecutor:
             node.name: NodeFacts(
                 up=node.state is NodeState.UP,
                 inference_gpus=0 if _is_on_loan(world, node.name) else node.inference_gpus,
+                other_gpus=node.other_gpus,
             )
             for node in world.nodes.values()
         }

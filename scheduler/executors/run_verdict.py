@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.domain.observation import FailureCause, RunPhase
+from scheduler.domain.rank_status import RankPhase, RankStatus
 from scheduler.domain.replan import LoadTraffic
-from scheduler.executors.rank_status import RankPhase, RankStatus
 
 _ENDED_BY_SIGKILL = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)

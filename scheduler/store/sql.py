@@ -23,6 +23,7 @@ from scheduler.store import history, leadership, live_state
 from scheduler.store.engine import StoreError, for_reading, open_engine
 from scheduler.store.migrate import require_head
 from scheduler.store.protocol import Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
+from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.tables import ENDED_JOBS, ENDED_LOANS, INBOX
 
 _WAITING = select(INBOX).where(INBOX.c.consumed_at_generation.is_(None)).order_by(INBOX.c.number)
@@ -50,6 +51,7 @@ class SqlStore:
             raise
         self._reading = for_reading(self._engine)
         self._tombstones_kept = tombstones_kept
+        self.run_log = SqlRunLog(self._engine)
         self._lock = threading.Lock()
         self._newest = Snapshot()  # guarded by the lock: the newest snapshot that this process read or wrote
 

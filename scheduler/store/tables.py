@@ -92,6 +92,22 @@ class ReadingColumns(TypedColumns):
     asked_gpus: Named[float] = Column(Double)
 
 
+class BegunRunColumns(TypedColumns):
+    job_id: Named[str] = Column(String, primary_key=True)
+    generation: Named[int] = Column(BigInteger, primary_key=True, autoincrement=False)
+    body: Named[Any] = Column(JSON, nullable=False)
+
+
+class AgentReportColumns(TypedColumns):
+    """One row an agent: its newest report."""
+
+    job_id: Named[str] = Column(String, primary_key=True)
+    node: Named[str] = Column(String, primary_key=True)
+    at_s: Named[float] = Column(Double)
+    generation: Named[int] = Column(BigInteger)
+    body: Named[Any] = Column(JSON, nullable=False)
+
+
 STATE = Table("state", METADATA, StateColumns)
 LEASE = Table("lease", METADATA, LeaseColumns)
 
@@ -110,6 +126,9 @@ DECISIONS = Table("decisions", METADATA, DecisionColumns)
 ENDED_JOBS = Table("ended_jobs", METADATA, EndedColumns)
 ENDED_LOANS = Table("ended_loans", METADATA, EndedColumns)
 READINGS = Table("readings", METADATA, ReadingColumns)
+
+BEGUN_RUNS = Table("begun_runs", METADATA, BegunRunColumns)
+AGENT_REPORTS = Table("agent_reports", METADATA, AgentReportColumns)
 
 Index(None, EVENTS.c.subject, EVENTS.c.number)
 Index(None, READINGS.c.pool, READINGS.c.at_s)

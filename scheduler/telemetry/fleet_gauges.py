@@ -114,7 +114,8 @@ def _gpu_states(node: Node, held: int) -> dict[str, int]:
     if node.state is NodeState.DOWN:
         return {"down": node.gpus}
     inference = min(node.inference_gpus, node.gpus - held)
-    return {"training": held, "inference": inference, "idle": node.gpus - held - inference}
+    other = min(node.other_gpus, node.gpus - held - inference)
+    return {"training": held, "inference": inference, "other": other, "idle": node.gpus - held - inference - other}
 
 
 def _by_job(name: str, text: str, values: Mapping[str, float | None]) -> Metric:

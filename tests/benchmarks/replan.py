@@ -31,8 +31,9 @@ from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, 
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
+from scheduler.domain.rank_status import RankStatus
 from scheduler.domain.replan import COMING_PHASES, LEAVING_PHASES, LoadTraffic, ReplanPhase
-from scheduler.executors.rank_status import RankStatus, read_rank_status
+from scheduler.executors.rank_status import read_rank_status
 from scheduler.executors.run_verdict import phases_s
 from scheduler.resharding.placement import Placement
 from scheduler.settings import Settings

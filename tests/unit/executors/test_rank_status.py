@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from scheduler.domain.observation import FailureCause
+from scheduler.domain.rank_status import RankPhase
 from scheduler.domain.replan import LoadTraffic
-from scheduler.executors.rank_status import RankPhase, read_rank_status
+from scheduler.executors.rank_status import read_rank_status
 
 
 @pytest.fixture

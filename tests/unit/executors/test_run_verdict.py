@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.observation import FailureCause, RunPhase
+from scheduler.domain.rank_status import RankPhase, RankStatus
 from scheduler.domain.replan import LoadTraffic
-from scheduler.executors.rank_status import RankPhase, RankStatus
 from scheduler.executors.run_verdict import (
     RankView,
     Verdict,

@@ -107,7 +107,7 @@ def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:
     engine.dispose()
     with pytest.raises(StoreError, match="is at 9999, which only a newer version knows"):
         migrate(url)
-    with pytest.raises(StoreError, match="is at revision 9999, this version needs 0003"):
+    with pytest.raises(StoreError, match=r"is at revision 9999, this version needs \d+"):
         SqlStore(url)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.domain.rank_status import RankPhase
 from scheduler.domain.replan import ReplanPhase
-from scheduler.executors.rank_status import RankPhase, read_rank_status
+from scheduler.executors.rank_status import read_rank_status
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.layout import data_plan
 from scheduler.worker.notice import Action

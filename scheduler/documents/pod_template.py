@@ -1,0 +1,60 @@
+"""The pod template of a job on Kubernetes: what of it has to be there, and what Ebbtide sets itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scheduler.documents.refusal import refused_field
+
+GPU_RESOURCE = "nvidia.com/gpu"
+_OURS = ("schedulerName", "nodeName", "restartPolicy", "hostname", "subdomain")
+
+
+def check_template(template: Mapping[str, Any]) -> None:
+    """A pod template as Kubernetes has it: `metadata` and `spec`. Its first container runs the job.
+
+    GPUs are requested by Ebbtide, as many on each node as the plan has ranks there, and so are nodes and scheduler.
+
+    Raises:
+        PydanticCustomError: what is missing, or what Ebbtide sets itself.
+    """
+    for name in template:
+        if name not in ("metadata", "spec"):
+            raise refused_field(name, template[name], "metadata or spec")
+    spec = template.get("spec")
+    if not isinstance(spec, Mapping):
+        raise refused_field("spec", spec, "an object, the spec of a pod")
+    containers = spec.get("containers")
+    if not isinstance(containers, Sequence) or isinstance(containers, str) or not containers:
+        raise refused_field("spec.containers", containers, "a list whose first container runs the job")
+    for name in _OURS:
+        if name in spec:
+            raise refused_field(f"spec.{name}", spec[name], "nothing: Ebbtide sets it")
+    for number, container in enumerate(containers):
+        _check_container(f"spec.containers[{number}]", container)
+
+
+def template_command(template: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the template's first container runs: its command with its arguments."""
+    first = template["spec"]["containers"][0]
+    return (*first.get("command", ()), *first.get("args", ()))
+
+
+def template_image(template: Mapping[str, Any]) -> str:
+    return str(template["spec"]["containers"][0].get("image", ""))
+
+
+def _check_container(place: str, container: object) -> None:
+    if not isinstance(container, Mapping):
+        raise refused_field(place, container, "an object, a container")
+    for name in ("command", "args"):
+        words = container.get(name, [])
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise refused_field(f"{place}.{name}", words, "a list of words")
+    resources = container.get("resources") or {}
+    for kind in ("requests", "limits"):
+        asked = resources.get(kind) if isinstance(resources, Mapping) else None
+        if isinstance(asked, Mapping) and GPU_RESOURCE in asked:
+            allowed = "nothing: Ebbtide asks for as many GPUs as the plan has ranks on the node (gpus.min, gpus.max)"
+            raise refused_field(f"{place}.resources.{kind}[{GPU_RESOURCE}]", asked[GPU_RESOURCE], allowed)

@@ -1,0 +1,81 @@
+"""What both run logs keep to: a generation begins once, by the leader alone; an agent's newest word counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.agent_report import AgentReport, BegunRun, RankReport
+from scheduler.domain.observation import FailureCause
+from scheduler.domain.rank_status import RankPhase, RankStatus
+from scheduler.store.migrate import migrate
+from scheduler.store.protocol import FencedError
+from scheduler.store.run_log import MemoryRunLog, RunLog
+from scheduler.store.sql import SqlStore
+
+RUN = BegunRun("a", 3, {"n0": (0, 1), "n1": (0,)}, (("n0", 0), ("n0", 1), ("n1", 0)), 5.0)
+STATUS = RankStatus(RankPhase.FAILED, step=7, loss=0.5, cause=FailureCause.OUT_OF_MEMORY, phases_s={"load": 0.5})
+REPORT = AgentReport("a", "n0", "pod-1", 6.0, 3, (RankReport(0, -9, STATUS, "Killed"), RankReport(1)))
+NEVER = 99
+
+
+def _in_memory(_folder: Path) -> Iterator[tuple[RunLog, int]]:
+    yield MemoryRunLog(epoch=4), 4
+
+
+def _in_sqlite(folder: Path) -> Iterator[tuple[RunLog, int]]:
+    url = f"sqlite:///{folder}/run-log.sqlite"
+    migrate(url)
+    store = SqlStore(url)
+    lease = store.acquire("leader", now_s=0.0, ttl_s=60.0)
+    assert lease is not None
+    yield store.run_log, lease.epoch
+    store.close()
+
+
+@pytest.fixture(params=[_in_memory, _in_sqlite])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RunLog, int]]:
+    made: Callable[[Path], Iterator[tuple[RunLog, int]]] = request.param
+    yield from made(tmp_path)
+
+
+def test_a_generation_begins_once(log: tuple[RunLog, int]) -> None:
+    runs, epoch = log
+    assert runs.begin(RUN, epoch=epoch)
+    assert not runs.begin(replace(RUN, begun_at_s=9.0), epoch=epoch)
+    assert runs.begun() == runs.begun_of("a") == (RUN,)
+    assert runs.begun_of("b") == ()
+
+
+def test_who_does_not_lead_any_more_begins_nothing(log: tuple[RunLog, int]) -> None:
+    runs, _ = log
+    with pytest.raises(FencedError, match=str(NEVER)):
+        runs.begin(RUN, epoch=NEVER)
+    assert runs.begun() == ()
+
+
+def test_the_newest_word_of_an_agent_counts_whenever_it_comes(log: tuple[RunLog, int]) -> None:
+    runs, _ = log
+    runs.report(REPORT)
+    runs.report(replace(REPORT, at_s=5.0, ranks=()))
+    assert runs.reports() == (REPORT,)
+    newer = replace(REPORT, at_s=8.0, pod="pod-2", generation=0, ranks=(), failure="no such program")
+    other = replace(REPORT, node="n1")
+    runs.report(newer)
+    runs.report(other)
+    assert runs.reports() == (newer, other)
+
+
+def test_what_is_forgotten_is_gone_and_what_is_newer_stays(log: tuple[RunLog, int]) -> None:
+    runs, epoch = log
+    newer, foreign = replace(RUN, generation=4), replace(RUN, job_id="b")
+    for run in (RUN, newer, foreign):
+        runs.begin(run, epoch=epoch)
+    runs.report(REPORT)
+    runs.report(replace(REPORT, node="n1", generation=4))
+    runs.forget("a", up_to_generation=3)
+    assert runs.begun() == (newer, foreign)
+    assert [report.node for report in runs.reports()] == ["n1"]
