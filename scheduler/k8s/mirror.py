@@ -1,0 +1,181 @@
+"""Mirror: what the API server holds of one kind, as far as we have heard, and what we have just written to it.
+
+Two streams meet here: a watch, which tells every change in order but late, and the answers to our own writes, which
+come at once but in any order. `version` is the newest version up to which the watch has told everything. An answer that
+is not newer has nothing to add, not even where the object is missing here: then it has been deleted since. An answer
+that is newer goes in ahead of the watch. What we know to be gone is remembered by its uid, which never comes back, until
+the watch has told of its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from scheduler.k8s.client import Listed
+from scheduler.k8s.kinds import Kind
+from scheduler.k8s.objects import Key, Object, key_of, labels_of, uid_of, version_of
+from scheduler.k8s.watch_stream import BOOKMARK, DELETED, WatchEvent
+
+
+class Mirror:
+    """Thread-safe. Objects are shared between all who ask, so nobody changes them. `indexed` names the labels that
+    `labelled` may be asked for. `on_change` is called without the lock, by the thread that brought the change."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        labels: str = "",
+        fields: str = "",
+        indexed: Iterable[str] = (),
+        on_change: Callable[[Key], None] = lambda key: None,
+    ) -> None:
+        self.kind = kind
+        self.namespace = namespace
+        self.labels = labels
+        self.fields = fields
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._synced = threading.Event()
+        self._objects: dict[Key, Object] = {}
+        self._index: dict[str, dict[str, set[Key]]] = {label: {} for label in indexed}
+        self._gone_uids: set[str] = set()
+        self._version = 0
+        self._changes = 0
+        self._snapshot: Mapping[Key, Object] | None = None
+
+    @property
+    def is_synced(self) -> bool:
+        """A whole list has been taken in."""
+        return self._synced.is_set()
+
+    @property
+    def version(self) -> int:
+        """Everything up to this version has been told."""
+        with self._lock:
+            return self._version
+
+    @property
+    def changes(self) -> int:
+        """Grows with every change of what is held here."""
+        with self._lock:
+            return self._changes
+
+    def wait_synced(self, timeout_s: float) -> bool:
+        return self._synced.wait(timeout_s)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._objects)
+
+    def get(self, name: str, namespace: str = "") -> Object | None:
+        with self._lock:
+            return self._objects.get((namespace, name))
+
+    def snapshot(self) -> Mapping[Key, Object]:
+        """All objects at one moment. Costs a copy of the dict once per change, nothing while nothing changes."""
+        with self._lock:
+            if self._snapshot is None:
+                self._snapshot = MappingProxyType(dict(self._objects))
+            return self._snapshot
+
+    def labelled(self, label: str, value: str) -> tuple[Object, ...]:
+        """Those whose `label`, one of `indexed`, has this value, in the order of their keys."""
+        with self._lock:
+            return tuple(self._objects[key] for key in sorted(self._index[label].get(value, ())))
+
+    def replace(self, listed: Listed) -> None:
+        """Take in a whole list: what it lacks is gone, unless it was written after the list was made. A list is read
+        from a quorum, so one that is older than what we were told is of another history: a back-up was restored."""
+        version = int(listed.resource_version)
+        uids = {uid_of(item) for item in listed.items}
+        with self._lock:
+            is_restored = version < self._version
+            missing = [
+                key
+                for key, held in self._objects.items()
+                if is_restored or (uid_of(held) not in uids and version_of(held) <= version)
+            ]
+            for key in missing:
+                self._drop(key)
+            changed = [key_of(item) for item in listed.items if self._put(item)]
+            self._version = version
+            self._gone_uids &= uids
+        self._synced.set()
+        self._tell([*missing, *changed])
+
+    def take(self, event: WatchEvent) -> None:
+        """Take in what the watch tells."""
+        version = version_of(event.object)
+        key, changed = ("", ""), False
+        with self._lock:
+            if event.type != BOOKMARK:
+                key = key_of(event.object)
+                changed = self._end(event.object, version) if event.type == DELETED else self._put(event.object)
+            self._version = max(self._version, version)
+        if changed:
+            self._tell([key])
+
+    def put_ahead(self, item: Object) -> None:
+        """Take in the answer to a write of ours, so that it is seen at once."""
+        with self._lock:
+            changed = version_of(item) > self._version and self._put(item)
+        if changed:
+            self._tell([key_of(item)])
+
+    def remove_ahead(self, item: Object) -> None:
+        """Forget this very object (its uid), which we know to be gone. Whatever the watch still has to tell of it
+        does not bring it back."""
+        key, uid = key_of(item), uid_of(item)
+        with self._lock:
+            held = self._objects.get(key)
+            changed = held is not None and uid_of(held) == uid
+            if changed:
+                self._drop(key)
+                self._gone_uids.add(uid)
+        if changed:
+            self._tell([key])
+
+    def _put(self, item: Object) -> bool:
+        key = key_of(item)
+        held = self._objects.get(key)
+        if uid_of(item) in self._gone_uids or (held is not None and version_of(held) >= version_of(item)):
+            return False
+        if held is not None:
+            self._drop(key)
+        self._objects[key] = item
+        for label, keys_by_value in self._index.items():
+            value = labels_of(item).get(label)
+            if value is not None:
+                keys_by_value.setdefault(value, set()).add(key)
+        self._note_change()
+        return True
+
+    def _end(self, item: Object, version: int) -> bool:
+        """The watch says that it is gone: by deletion, or because the selection no longer fits it."""
+        self._gone_uids.discard(uid_of(item))
+        held = self._objects.get(key_of(item))
+        if held is None or version_of(held) > version:
+            return False
+        self._drop(key_of(item))
+        return True
+
+    def _drop(self, key: Key) -> None:
+        item = self._objects.pop(key)
+        for label, keys_by_value in self._index.items():
+            value = labels_of(item).get(label)
+            if value is not None:
+                keys_by_value[value].discard(key)
+                if not keys_by_value[value]:
+                    del keys_by_value[value]
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._changes += 1
+        self._snapshot = None
+
+    def _tell(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._on_change(key)

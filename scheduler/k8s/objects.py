@@ -1,0 +1,42 @@
+"""What every object at the API server has: a key, a uid, a version. Objects are JSON dicts, never changed in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Object = dict[str, Any]
+Key = tuple[str, str]
+"""(namespace, name); the namespace of cluster-wide kinds is empty."""
+
+
+def name_of(item: Object) -> str:
+    return str(item["metadata"]["name"])
+
+
+def namespace_of(item: Object) -> str:
+    return str(item["metadata"].get("namespace", ""))
+
+
+def key_of(item: Object) -> Key:
+    return namespace_of(item), name_of(item)
+
+
+def uid_of(item: Object) -> str:
+    return str(item["metadata"]["uid"])
+
+
+def version_of(item: Object) -> int:
+    """The resourceVersion as a number. Those of one kind grow with every write, so they can be compared (KEP-5504)."""
+    return int(item["metadata"]["resourceVersion"])
+
+
+def labels_of(item: Object) -> dict[str, str]:
+    return item["metadata"].get("labels") or {}
+
+
+def annotations_of(item: Object) -> dict[str, str]:
+    return item["metadata"].get("annotations") or {}
+
+
+def is_terminating(item: Object) -> bool:
+    return "deletionTimestamp" in item["metadata"]

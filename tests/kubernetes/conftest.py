@@ -1,0 +1,63 @@
+"""One control plane for each test process; a fresh namespace for each test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.k8s.asking import Limits
+from scheduler.k8s.client import Cluster, connect
+from tests.kubernetes.control_plane import ASSETS, ControlPlane, missing_binaries
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.objects import NAMESPACE
+
+HERE = Path(__file__).parent
+UNHURRIED = Limits(rate_per_s=1000.0, burst=1000)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = missing_binaries()
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.kubernetes)
+            if missing:
+                reason = f"no {' and no '.join(missing)} in {ASSETS} (KUBEBUILDER_ASSETS)"
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Not shared between xdist's workers: a test that freezes the API server would freeze theirs."""
+    plane = ControlPlane(tmp_path_factory.mktemp("control-plane"))
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.close()
+
+
+@pytest.fixture
+def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
+    """As admin."""
+    opened = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> str:
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.create(NAMESPACE, {"metadata": {"name": name}})
+    return name
+
+
+@pytest.fixture
+def kubelet(cluster: Cluster) -> Iterator[FakeKubelet]:
+    """Its nodes, and all pods on them, are gone after the test."""
+    started = FakeKubelet(cluster)
+    started.start()
+    yield started
+    started.close()

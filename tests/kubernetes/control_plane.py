@@ -1,0 +1,225 @@
+"""A real etcd and kube-apiserver on loopback, for one test session; the API server can be killed, restarted, frozen."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scheduler.k8s.client import Cluster, connect
+from scheduler.k8s.kinds import Kind
+from tests.kubernetes.certificates import Authority
+
+ASSETS = Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
+BINARIES = ("etcd", "kube-apiserver")
+START_S = 240.0
+STOP_S = 30.0
+ADMIN = "admin"
+SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+
+
+def missing_binaries() -> list[str]:
+    return [name for name in BINARIES if not os.access(ASSETS / name, os.X_OK)]
+
+
+class ControlPlane:
+    """`start` before use, `close` after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority(folder / "pki")
+        self.authority.sign_server("apiserver", "DNS:localhost", "IP:127.0.0.1", "IP:10.0.0.1")
+        self.authority.sign_user(ADMIN, groups=("system:masters",))
+        self.authority.make_signing_key("tokens")
+        self.etcd_port, self.api_port, peer_port = _free_ports(3)
+        self._etcd_peer = f"http://127.0.0.1:{peer_port}"
+        self._etcd: subprocess.Popen[bytes] | None = None
+        self._api: subprocess.Popen[bytes] | None = None
+        self.admin_kubeconfig = self._write_kubeconfig(ADMIN, self._certified(ADMIN))
+
+    def start(self) -> None:
+        client = f"http://127.0.0.1:{self.etcd_port}"
+        self._etcd = self._spawn(
+            "etcd",
+            "--name=test",
+            f"--data-dir={self.folder / 'etcd'}",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={self._etcd_peer}",
+            f"--initial-advertise-peer-urls={self._etcd_peer}",
+            f"--initial-cluster=test={self._etcd_peer}",
+            "--log-level=warn",
+        )
+        self._await(self._etcd, self._etcd_is_healthy)
+        self.start_api()
+
+    def close(self) -> None:
+        self.resume_api()
+        for process in (self._api, self._etcd):
+            if process is not None:
+                _end(process, signal.SIGKILL)
+
+    def start_api(self) -> None:
+        """Returns when it is ready."""
+        issuer = "https://kubernetes.default.svc"
+        self._api = self._spawn(
+            "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={self.api_port}",
+            f"--tls-cert-file={self.authority.certificate('apiserver')}",
+            f"--tls-private-key-file={self.authority.key('apiserver')}",
+            f"--client-ca-file={self.authority.certificate('ca')}",
+            "--authorization-mode=RBAC",
+            f"--service-account-issuer={issuer}",
+            f"--api-audiences={issuer}",
+            f"--service-account-key-file={self.authority.certificate('tokens')}",
+            f"--service-account-signing-key-file={self.authority.key('tokens')}",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--endpoint-reconciler-type=none",
+            # No controller makes the default service accounts here, and pods do not wait for them.
+            "--disable-admission-plugins=ServiceAccount",
+            "--profiling=false",
+        )
+        self._await(self._api, self._api_is_ready)
+
+    def stop_api(self) -> None:
+        """As at an upgrade: it says goodbye to its watches."""
+        assert self._api is not None
+        _end(self._api, signal.SIGTERM)
+
+    def kill_api(self) -> None:
+        assert self._api is not None
+        _end(self._api, signal.SIGKILL)
+
+    def pause_api(self) -> None:
+        """Its connections stay open, and nothing comes out of them."""
+        assert self._api is not None
+        self._api.send_signal(signal.SIGSTOP)
+
+    def resume_api(self) -> None:
+        if self._api is not None and self._api.poll() is None:
+            self._api.send_signal(signal.SIGCONT)
+
+    def kubeconfig_of_user(self, name: str, *groups: str) -> Path:
+        self.authority.sign_user(name, groups=groups)
+        return self._write_kubeconfig(name, self._certified(name))
+
+    def kubeconfig_of_service_account(self, name: str, namespace: str) -> Path:
+        """With a token of an hour for a ServiceAccount that exists."""
+        admin = self.connect()
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+        answer = admin.request(SERVICE_ACCOUNT, name, namespace, subresource="token", body=body)
+        admin.close()
+        return self._write_kubeconfig(f"{namespace}-{name}", {"token": answer["status"]["token"]})
+
+    def connect(self) -> Cluster:
+        """As admin."""
+        return connect(self.admin_kubeconfig)
+
+    def etcd(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """One call of etcd's JSON gateway."""
+        url = f"http://127.0.0.1:{self.etcd_port}/v3/{path}"
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=10) as answer:
+            said: dict[str, Any] = json.load(answer)
+        return said
+
+    def api_memory_bytes(self) -> int:
+        """Resident memory of the API server."""
+        assert self._api is not None
+        pages = Path(f"/proc/{self._api.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def _spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        # Not even a killed test session leaves a server behind.
+        leash = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen([*leash, str(ASSETS / name), *arguments], stdout=log, stderr=log)
+
+    def _await(self, process: subprocess.Popen[bytes], is_up: Callable[[], bool]) -> None:
+        limit_s = time.monotonic() + START_S
+        while not is_up():
+            assert process.poll() is None, f"it ended with {process.returncode}: see the logs in {self.folder}"
+            assert time.monotonic() < limit_s, f"not up within {START_S} s: see the logs in {self.folder}"
+            time.sleep(0.1)
+
+    def _etcd_is_healthy(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.etcd_port, timeout=5)
+        return _answers(connection, "/health")
+
+    def _api_is_ready(self) -> bool:
+        trust = ssl.create_default_context(cafile=str(self.authority.certificate("ca")))
+        trust.load_cert_chain(self.authority.certificate(ADMIN), self.authority.key(ADMIN))
+        connection = http.client.HTTPSConnection("127.0.0.1", self.api_port, timeout=5, context=trust)
+        return _answers(connection, "/readyz")
+
+    def _certified(self, name: str) -> dict[str, str]:
+        return {
+            "client-certificate-data": _base64(self.authority.certificate(name)),
+            "client-key-data": _base64(self.authority.key(name)),
+        }
+
+    def _write_kubeconfig(self, name: str, user: dict[str, str]) -> Path:
+        server = {
+            "server": f"https://127.0.0.1:{self.api_port}",
+            "certificate-authority-data": _base64(self.authority.certificate("ca")),
+        }
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": server}],
+            "users": [{"name": name, "user": user}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
+            "current-context": "test",
+        }
+        path = self.folder / f"{name}.kubeconfig"
+        path.write_text(json.dumps(document))
+        path.chmod(0o600)
+        return path
+
+
+def _answers(connection: http.client.HTTPConnection, path: str) -> bool:
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    process.send_signal(how)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _base64(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

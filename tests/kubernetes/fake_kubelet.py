@@ -1,0 +1,239 @@
+"""A kubelet for many nodes that runs no containers: it says of bound pods what a kubelet would say.
+
+It talks to the real API server, and is therefore itself a user of Cluster, Mirror, Watcher and WorkQueue."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from itertools import count
+
+from scheduler.k8s.api_error import ApiError
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.kinds import GPU_RESOURCE, LEASE, NODE, POD
+from scheduler.k8s.mirror import Mirror
+from scheduler.k8s.objects import Key, Object, is_terminating, key_of, name_of, namespace_of, uid_of
+from scheduler.k8s.watching import Watcher
+from scheduler.k8s.work_queue import WorkQueue
+
+LEASE_NAMESPACE = "kube-node-lease"
+KILLED = 137
+
+log = logging.getLogger(__name__)
+
+
+class FakeKubelet:
+    """`stop_s` says how long a pod takes to stop once it is told to (cut short by its grace, exit code 137 then, else
+    0). `on_start` is called when a pod begins to run, `on_stop` when it is told to stop, both in the kubelet's thread;
+    whatever they start is their own."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        stop_s: Callable[[Object], float] = lambda pod: 0.0,
+        on_start: Callable[[Object], None] = lambda pod: None,
+        on_stop: Callable[[Object], None] = lambda pod: None,
+        lease_period_s: float = 5.0,
+        silence_s: float = 10.0,
+    ) -> None:
+        self.stop_s = stop_s
+        self.on_start = on_start
+        self.on_stop = on_stop
+        self._cluster = cluster
+        self._lease_period_s = lease_period_s
+        self._queue: WorkQueue[Key] = WorkQueue(base_s=0.1, cap_s=2.0)
+        self.pods = Mirror(POD, fields="spec.nodeName!=", on_change=self._queue.add)
+        self._watcher = Watcher(cluster, self.pods, silence_s=silence_s)
+        self._addresses = _addresses()
+        self._nodes: set[str] = set()
+        self._silent: set[str] = set()
+        self._exits: dict[str, int] = {}
+        self._stopping_since_s: dict[str, float] = {}
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name="kubelet-pods", daemon=True),
+            threading.Thread(target=self._renew, name="kubelet-leases", daemon=True),
+        ]
+
+    def start(self) -> None:
+        self._watcher.start()
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop, and take away the nodes and what was bound to them."""
+        self._stop.set()
+        self._queue.close()
+        self._watcher.stop()
+        for thread in self._threads:
+            thread.join()
+        for pod in self._cluster.list(POD, fields="spec.nodeName!=").items:
+            if pod["spec"]["nodeName"] in self._nodes:
+                self._remove(pod)
+        for name in tuple(self._nodes):
+            self.remove_node(name)
+
+    def add_node(self, name: str, *, gpus: int = 8, labels: dict[str, str] | None = None) -> Object:
+        """A Ready node with this GPU capacity."""
+        self._cluster.create(NODE, {"metadata": {"name": name, "labels": labels or {}}})
+        self._cluster.apply(
+            LEASE,
+            {
+                "metadata": {"name": name, "namespace": LEASE_NAMESPACE},
+                "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": _now()},
+            },
+        )
+        capacity = {GPU_RESOURCE: str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"}
+        status = {"capacity": capacity, "allocatable": capacity, "conditions": [_condition("Ready", "True")]}
+        self._nodes.add(name)
+        return self._cluster.patch_status(NODE, name, change={"status": status})
+
+    def fail_node(self, name: str) -> None:
+        """The node falls silent; what the node lifecycle controller would do about it is done at once. Its pods stay
+        as they were last seen, also those that are deleted."""
+        self._silent.add(name)
+        self._set_ready(name, "Unknown")
+
+    def heal_node(self, name: str) -> None:
+        self._silent.discard(name)
+        self._set_ready(name, "True")
+        for key in self.pods.snapshot():
+            self._queue.add(key)
+
+    def remove_node(self, name: str) -> None:
+        """As by kubectl delete node. What is bound to it stays until somebody deletes it with no grace."""
+        self._nodes.discard(name)
+        self._cluster.delete(NODE, name)
+        self._cluster.delete(LEASE, name, LEASE_NAMESPACE)
+
+    def finish(self, pod: Object, exit_code: int) -> None:
+        """The pod's container exits by itself."""
+        self._exits[uid_of(pod)] = exit_code
+        self._queue.add(key_of(pod))
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            key = self._queue.take(1.0)
+            if key is None:
+                continue
+            try:
+                self._look_at(key)
+                self._queue.forget(key)
+            except ApiError as error:
+                log.info("pod %s comes again: %s", key, error)
+                self._queue.add_failed(key)
+            finally:
+                self._queue.done(key)
+
+    def _look_at(self, key: Key) -> None:
+        namespace, name = key
+        pod = self.pods.get(name, namespace)
+        if pod is None or pod["spec"]["nodeName"] not in self._nodes - self._silent:
+            return
+        phase = pod["status"].get("phase", "Pending")
+        if is_terminating(pod):
+            self._end(pod, phase)
+        elif uid_of(pod) in self._exits and phase != "Pending":
+            if phase == "Running":
+                self._report_exit(pod, self._exits[uid_of(pod)])
+        elif phase == "Pending":
+            self._report(pod, _running(next(self._addresses)))
+            self.on_start(pod)
+
+    def _end(self, pod: Object, phase: str) -> None:
+        uid, now_s = uid_of(pod), time.monotonic()
+        if uid not in self._stopping_since_s:
+            self._stopping_since_s[uid] = now_s
+            self.on_stop(pod)
+        grace_s = float(pod["metadata"]["deletionGracePeriodSeconds"])
+        needs_s = self.stop_s(pod) if phase == "Running" else 0.0
+        left_s = self._stopping_since_s[uid] + min(needs_s, grace_s) - now_s
+        if left_s > 0:
+            self._queue.add_after(key_of(pod), left_s)
+            return
+        if phase == "Running":
+            self._report_exit(pod, self._exits.get(uid, KILLED if needs_s > grace_s else 0))
+        self._remove(pod)
+
+    def _report_exit(self, pod: Object, exit_code: int) -> None:
+        self._report(pod, _exited(pod, exit_code))
+
+    def _report(self, pod: Object, status: Object) -> None:
+        try:
+            written = self._cluster.patch_status(POD, name_of(pod), namespace_of(pod), change={"status": status})
+        except ApiError as error:
+            if not error.is_missing:
+                raise
+            return
+        self.pods.put_ahead(written)
+
+    def _remove(self, pod: Object) -> None:
+        left = self._cluster.delete(POD, name_of(pod), namespace_of(pod), uid=uid_of(pod), grace_s=0)
+        if left is None:
+            self.pods.remove_ahead(pod)
+
+    def _set_ready(self, name: str, status: str) -> None:
+        self._cluster.patch_status(NODE, name, change={"status": {"conditions": [_condition("Ready", status)]}})
+
+    def _renew(self) -> None:
+        while not self._stop.wait(self._lease_period_s):
+            for name in self._nodes - self._silent:
+                try:
+                    self._cluster.patch(LEASE, name, LEASE_NAMESPACE, change={"spec": {"renewTime": _now()}})
+                except ApiError as error:
+                    log.info("the lease of %s was not renewed: %s", name, error)
+
+
+def _running(address: str) -> Object:
+    now = _now()
+    ready = {"name": "main", "image": "none", "imageID": "", "restartCount": 0, "ready": True, "started": True}
+    return {
+        "phase": "Running",
+        "podIP": address,
+        "podIPs": [{"ip": address}],
+        "startTime": now[:19] + "Z",
+        "conditions": [
+            _condition(each, "True") for each in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ],
+        "containerStatuses": [{**ready, "state": {"running": {"startedAt": now[:19] + "Z"}}}],
+    }
+
+
+def _exited(pod: Object, exit_code: int) -> Object:
+    ended = {
+        "exitCode": exit_code,
+        "reason": "Completed" if exit_code == 0 else "Error",
+        "finishedAt": _now()[:19] + "Z",
+    }
+    (container,) = pod["status"]["containerStatuses"]
+    return {
+        "phase": "Failed" if exit_code else "Succeeded",
+        "conditions": [
+            *(_condition(each, "True") for each in ("PodScheduled", "Initialized")),
+            *(_condition(each, "False") for each in ("ContainersReady", "Ready")),
+        ],
+        "containerStatuses": [{**container, "ready": False, "started": False, "state": {"terminated": ended}}],
+    }
+
+
+def _condition(type_: str, status: str) -> Object:
+    return {
+        "type": type_,
+        "status": status,
+        "reason": "FakeKubelet",
+        "message": "",
+        "lastTransitionTime": _now()[:19] + "Z",
+    }
+
+
+def _addresses() -> Iterator[str]:
+    for number in count(2):
+        yield f"10.{1 + number // 65536}.{number // 256 % 256}.{number % 256}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
