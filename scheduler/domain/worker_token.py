@@ -1,7 +1,8 @@
-"""Worker tokens: they let the workers of one generation of one job speak for it, and for nothing else.
+"""Tokens of workers and agents: they let them speak for one job, and for nothing else.
 
-A token is a keyed digest of `job_id:generation`, so nothing has to be stored, and it dies with its generation:
-the API takes it only beside that job id and that generation.
+A token is a keyed digest, so nothing has to be stored. A worker's is bound to job and generation and dies with its
+generation: the API takes it only beside that job id and that generation. An agent's is bound to the job alone, because
+an agent outlives generations; it is made with another key, so that neither can stand for the other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import hmac
 from hashlib import sha256
 
 PREFIX = "ebt_"
+AGENT_PREFIX = "eba_"
+_AGENT_KEY = b"ebbtide agent tokens"
 
 
 def issue_token(secret: bytes, job_id: str, generation: int) -> str:
@@ -19,13 +22,39 @@ def issue_token(secret: bytes, job_id: str, generation: int) -> str:
     Raises:
         ValueError: the secret is shorter than 16 bytes.
     """
-    if len(secret) < 16:
-        raise ValueError(f"a token secret needs at least 16 bytes, got {len(secret)}")
-    digest = hmac.new(secret, f"{job_id}:{generation}".encode(), sha256).digest()
-    return PREFIX + base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    return PREFIX + _digest(_checked(secret), f"{job_id}:{generation}")
 
 
 def check_token(secret: bytes, token: str, job_id: str, generation: int) -> bool:
     """Whether `token` was issued for this job and generation; takes equally long for each wrong token."""
-    expected = issue_token(secret, job_id, generation)
+    return _is(token, issue_token(secret, job_id, generation))
+
+
+def issue_agent_token(secret: bytes, job_id: str) -> str:
+    """The token of a job's node agents.
+
+    Raises:
+        ValueError: the secret is shorter than 16 bytes.
+    """
+    key = hmac.new(_checked(secret), _AGENT_KEY, sha256).digest()
+    return AGENT_PREFIX + _digest(key, job_id)
+
+
+def check_agent_token(secret: bytes, token: str, job_id: str) -> bool:
+    """Whether `token` was issued for the agents of this job; takes equally long for each wrong token."""
+    return _is(token, issue_agent_token(secret, job_id))
+
+
+def _checked(secret: bytes) -> bytes:
+    if len(secret) < 16:
+        raise ValueError(f"a token secret needs at least 16 bytes, got {len(secret)}")
+    return secret
+
+
+def _digest(key: bytes, text: str) -> str:
+    digest = hmac.new(key, text.encode(), sha256).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _is(token: str, expected: str) -> bool:
     return hmac.compare_digest(token.encode("utf-8", "replace"), expected.encode())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Protocol
 
-from scheduler.domain.agent_report import AgentReport, BegunRun
+from scheduler.domain.agent_report import AgentReport, BegunRun, Doom
+from scheduler.domain.observation import Run
 from scheduler.store.protocol import FencedError
 
 
@@ -19,14 +21,31 @@ class RunLog(Protocol):
             FencedError: the lease has another epoch; nothing was written.
         """
 
+    def doom(self, job_id: str, generation: int, doom: Doom, *, epoch: int) -> None:
+        """From now on this stands for the run's doom, in place of an earlier one. Nothing where it is not known.
+
+        Raises:
+            FencedError: as `begin`.
+        """
+
+    def end(self, run: Run, *, epoch: int) -> None:
+        """Keep how a begun run ended, once for all: what is said later changes nothing. Nothing where it is not known.
+
+        Raises:
+            FencedError: as `begin`.
+        """
+
     def begun(self) -> tuple[BegunRun, ...]:
         """All runs that were begun and not forgotten, by job and generation."""
 
     def begun_of(self, job_id: str) -> tuple[BegunRun, ...]:
         """Those of one job, by generation."""
 
-    def report(self, report: AgentReport) -> None:
-        """Take the place of the agent's report before; one that is older than that says nothing."""
+    def report(self, *reports: AgentReport) -> None:
+        """Each takes the place of its agent's report before; one that is older than that says nothing."""
+
+    def report_of(self, job_id: str, node: str) -> AgentReport | None:
+        """The newest report of the job's agent on that node."""
 
     def reports(self) -> tuple[AgentReport, ...]:
         """The newest report of each agent, by job and node."""
@@ -50,10 +69,22 @@ class MemoryRunLog:
 
     def begin(self, run: BegunRun, *, epoch: int) -> bool:
         with self._lock:
-            if epoch != self._epoch:
-                raise FencedError(f"epoch {epoch} no longer leads; nothing was written")
+            self._fence(epoch)
             key = (run.job_id, run.generation)
             return self._begun.setdefault(key, run) is run
+
+    def doom(self, job_id: str, generation: int, doom: Doom, *, epoch: int) -> None:
+        with self._lock:
+            self._fence(epoch)
+            if known := self._begun.get((job_id, generation)):
+                self._begun[job_id, generation] = replace(known, doom=doom)
+
+    def end(self, run: Run, *, epoch: int) -> None:
+        with self._lock:
+            self._fence(epoch)
+            known = self._begun.get((run.job_id, run.generation))
+            if known is not None and known.end is None:
+                self._begun[run.job_id, run.generation] = replace(known, end=run)
 
     def begun(self) -> tuple[BegunRun, ...]:
         with self._lock:
@@ -62,12 +93,16 @@ class MemoryRunLog:
     def begun_of(self, job_id: str) -> tuple[BegunRun, ...]:
         return tuple(run for run in self.begun() if run.job_id == job_id)
 
-    def report(self, report: AgentReport) -> None:
+    def report(self, *reports: AgentReport) -> None:
         with self._lock:
-            key = (report.job_id, report.node)
-            known = self._reports.get(key)
-            if known is None or known.at_s <= report.at_s:
-                self._reports[key] = report
+            for report in reports:
+                known = self._reports.setdefault((report.job_id, report.node), report)
+                if known.at_s <= report.at_s:
+                    self._reports[report.job_id, report.node] = report
+
+    def report_of(self, job_id: str, node: str) -> AgentReport | None:
+        with self._lock:
+            return self._reports.get((job_id, node))
 
     def reports(self) -> tuple[AgentReport, ...]:
         with self._lock:
@@ -80,3 +115,7 @@ class MemoryRunLog:
             for name, known in list(self._reports.items()):
                 if known.job_id == job_id and known.generation <= up_to_generation:
                     del self._reports[name]
+
+    def _fence(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise FencedError(f"epoch {epoch} no longer leads; nothing was written")

@@ -93,9 +93,13 @@ class ReadingColumns(TypedColumns):
 
 
 class BegunRunColumns(TypedColumns):
+    """`body` is the run as it was begun; what became of it since stands beside it."""
+
     job_id: Named[str] = Column(String, primary_key=True)
     generation: Named[int] = Column(BigInteger, primary_key=True, autoincrement=False)
     body: Named[Any] = Column(JSON, nullable=False)
+    doom: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+    ended: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
 
 
 class AgentReportColumns(TypedColumns):

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.agent_report import AgentReport, BegunRun, RankReport
-from scheduler.domain.observation import FailureCause
+from scheduler.domain.agent_report import AgentReport, BegunRun, Doom, RankReport
+from scheduler.domain.observation import FailureCause, Run, RunPhase
 from scheduler.domain.rank_status import RankPhase, RankStatus
+from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.store.migrate import migrate
 from scheduler.store.protocol import FencedError
 from scheduler.store.run_log import MemoryRunLog, RunLog
 from scheduler.store.sql import SqlStore
 
-RUN = BegunRun("a", 3, {"n0": (0, 1), "n1": (0,)}, (("n0", 0), ("n0", 1), ("n1", 0)), 5.0)
+SEATS = (("n0", 0), ("n0", 1), ("n1", 0))
+PODS = {"n0": "pod-1", "n1": "pod-2"}
+RUN = BegunRun("a", 3, {"n0": (0, 1), "n1": (0,)}, SEATS, 5.0, PODS, data_parallel_plan("cpu", 3), frozen_layers=2)
+END = Run("a", 3, RunPhase.LEFT, steps=12.0, checkpoint_steps=12.0, phases_s={"save": 0.5})
 STATUS = RankStatus(RankPhase.FAILED, step=7, loss=0.5, cause=FailureCause.OUT_OF_MEMORY, phases_s={"load": 0.5})
-REPORT = AgentReport("a", "n0", "pod-1", 6.0, 3, (RankReport(0, -9, STATUS, "Killed"), RankReport(1)))
+RANKS = (RankReport(0, -9, STATUS, "Killed", oom_kills=1), RankReport(1))
+REPORT = AgentReport("a", "n0", "pod-1", 6.0, 3, RANKS, terminated=True, since_s=4.0)
 NEVER = 99
 
 
@@ -57,6 +62,33 @@ def test_who_does_not_lead_any_more_begins_nothing(log: tuple[RunLog, int]) -> N
     assert runs.begun() == ()
 
 
+def test_the_doom_of_a_run_is_what_was_said_last_and_another_runs_is_untouched(log: tuple[RunLog, int]) -> None:
+    runs, epoch = log
+    other = replace(RUN, generation=4)
+    runs.begin(RUN, epoch=epoch)
+    runs.begin(other, epoch=epoch)
+    for doom in (Doom(20.0), Doom(15.0, fault="rank 1 was ended by SIGSEGV", is_hearsay=True)):
+        runs.doom("a", 3, doom, epoch=epoch)
+        assert runs.begun() == (replace(RUN, doom=doom), other)
+    runs.doom("a", 99, Doom(1.0), epoch=epoch)
+    with pytest.raises(FencedError):
+        runs.doom("a", 4, Doom(1.0), epoch=NEVER)
+    assert runs.begun_of("a")[1] == other
+
+
+def test_a_run_ends_once(log: tuple[RunLog, int]) -> None:
+    runs, epoch = log
+    runs.begin(RUN, epoch=epoch)
+    with pytest.raises(FencedError):
+        runs.end(END, epoch=NEVER)
+    assert runs.begun() == (RUN,)
+    runs.end(END, epoch=epoch)
+    runs.end(replace(END, phase=RunPhase.LOST), epoch=epoch)
+    runs.end(replace(END, job_id="b"), epoch=epoch)
+    assert runs.begun() == (replace(RUN, end=END),)
+    assert not runs.begin(RUN, epoch=epoch)
+
+
 def test_the_newest_word_of_an_agent_counts_whenever_it_comes(log: tuple[RunLog, int]) -> None:
     runs, _ = log
     runs.report(REPORT)
@@ -64,9 +96,11 @@ def test_the_newest_word_of_an_agent_counts_whenever_it_comes(log: tuple[RunLog,
     assert runs.reports() == (REPORT,)
     newer = replace(REPORT, at_s=8.0, pod="pod-2", generation=0, ranks=(), failure="no such program")
     other = replace(REPORT, node="n1")
-    runs.report(newer)
-    runs.report(other)
+    runs.report(newer, other)
+    runs.report()
     assert runs.reports() == (newer, other)
+    assert runs.report_of("a", "n1") == other
+    assert runs.report_of("a", "n2") is None
 
 
 def test_what_is_forgotten_is_gone_and_what_is_newer_stays(log: tuple[RunLog, int]) -> None:

@@ -17,6 +17,8 @@ def upgrade() -> None:
         sa.Column("job_id", sa.String, primary_key=True),
         sa.Column("generation", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("body", sa.JSON, nullable=False),
+        sa.Column("doom", sa.JSON, nullable=True),
+        sa.Column("ended", sa.JSON, nullable=True),
     )
     op.create_table(
         "agent_reports",
