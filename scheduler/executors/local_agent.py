@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from scheduler.domain.job import Job
-from scheduler.executors.local_records import RunRoot, tail
+from scheduler.executors.local_records import RunRoot
+from scheduler.executors.log_tail import tail
 from scheduler.executors.render import RankPlace, agent_environment, can_be_warm
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,40 @@ class NodeAgent:
         self._orders_fd, self._reports_fd = process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(self._orders_fd, False)
         os.set_blocking(self._reports_fd, False)
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        node: str,
+        generation: int,
+        started_at_s: float,
+        log: Path,
+    ) -> NodeAgent:
+        """Raises OSError or ValueError where it cannot be started, or not with these variables."""
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                bufsize=0,
+                start_new_session=True,  # an interrupt from the keyboard is for the controller alone
+            )
+        return cls(process, node=node, generation=generation, started_at_s=started_at_s, log=log)
+
+    @property
+    def reports_fd(self) -> int:
+        """Readable when it has reported something, or has closed its reports."""
+        return self._reports_fd
+
+    @property
+    def is_silent(self) -> bool:
+        """It has closed its reports: it has ended, or is about to."""
+        return self._is_silent
 
     @property
     def is_ending(self) -> bool:
@@ -288,14 +323,11 @@ class Agents:
         environment = agent_environment(
             job.spec.env if is_warm else {}, run_root=str(self._root.path), inherited=os.environ
         )
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                [*self._command, *preload],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                bufsize=0,
-                start_new_session=True,  # an interrupt from the keyboard is for the controller alone
-            )
-        return NodeAgent(process, node=node, generation=job.allocation.generation, started_at_s=now_s, log=log)
+        return NodeAgent.start(
+            [*self._command, *preload],
+            environment,
+            node=node,
+            generation=job.allocation.generation,
+            started_at_s=now_s,
+            log=log,
+        )

@@ -32,9 +32,6 @@ from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
 from scheduler.domain.rank_status import RankStatus
 from scheduler.executors.rank_status import read_rank_status
 
-_TAIL_BYTES = 4096
-_TAIL_LINES = 5
-
 
 class RunRootTakenError(ValueError):
     """Another living controller works in this run root."""
@@ -175,16 +172,6 @@ def write_atomically(path: Path, document: object) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(document), encoding="utf-8")
     part.replace(path)
-
-
-def tail(log: Path) -> str:
-    """The last lines of a log as one line for people; empty where there is nothing."""
-    if not log.exists():
-        return ""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        lines = file.read().decode("utf-8", "replace").splitlines()
-    return " | ".join([line.strip() for line in lines if line.strip()][-_TAIL_LINES:])
 
 
 def _read(path: Path) -> Any:

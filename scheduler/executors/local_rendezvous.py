@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler.executors.local_records import tail
+from scheduler.executors.log_tail import tail
 from scheduler.executors.render import RUN_ROOT_VARIABLE, passed_on
 
 logger = logging.getLogger(__name__)

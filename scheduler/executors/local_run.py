@@ -8,19 +8,18 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.gpus import NO_GPUS, Gpus
 from scheduler.domain.observation import Run, RunPhase
 from scheduler.domain.rank_status import RankStatus
 from scheduler.executors import run_verdict
 from scheduler.executors.local_agent import AgentRank
 from scheduler.executors.local_processes import kill_strays
-from scheduler.executors.local_records import GenerationFolder, StartedRecord, tail
+from scheduler.executors.local_records import GenerationFolder, StartedRecord
+from scheduler.executors.log_tail import tail
 from scheduler.executors.memory_events import oom_kills
-from scheduler.executors.run_verdict import RankView
+from scheduler.executors.run_verdict import RankView, Verdict, run_as_told
 
 logger = logging.getLogger(__name__)
-
-_REASON_LENGTH_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ class LocalRun:
         if self.end is not None:
             return self.end
         phase = run_verdict.live_phase(self._ranks, asked=self.is_asked, patient=self._patient)
-        return self._run(phase, gpus=self.occupied)
+        return self._run(Verdict(phase), gpus=self.occupied)
 
     def settle(self) -> None:
         self._folder.settle()
@@ -215,30 +214,15 @@ class LocalRun:
         verdict = run_verdict.outcome(
             self._ranks, fault=self._fault, killed_because=self._killed_because, terminated=self._terminated
         )
-        end = self._run(verdict.phase, reason=verdict.reason[:_REASON_LENGTH_MAX])
+        end = self._run(verdict)
         self._folder.write_ended(end)
         logger.info("%s generation %d %s %s", end.job_id, end.generation, end.phase, end.reason)
         return end
 
-    def _run(self, phase: RunPhase, *, gpus: Gpus | None = None, reason: str = "") -> Run:
-        first = self._statuses.get(0)
-        known = first if first is not None and first.has_begun else None
-        return Run(
-            job_id=self.record.job_id,
-            generation=self.record.generation,
-            phase=phase,
-            gpus=gpus or {},
-            steps=float(known.step) if known else None,
-            checkpoint_steps=None if not known or known.checkpoint_step is None else float(known.checkpoint_step),
-            loss=known.loss if known else None,
-            reason=reason,
-            cause=run_verdict.cause(self._ranks, oom_kills=oom_kills) if phase is RunPhase.FAILED else None,
-            samples_per_s=known.samples_per_s if known else None,
-            peak_bytes=run_verdict.peak_bytes(self._statuses.values()),
-            phases_s=run_verdict.phases_s(self._statuses.values()),
-            frozen_layers=known.frozen_layers if known else None,
-            traffic=run_verdict.traffic(self._statuses.values()),
-        )
+    def _run(self, verdict: Verdict, *, gpus: Gpus = NO_GPUS) -> Run:
+        cause = run_verdict.cause(self._ranks, oom_kills=_oom_kills) if verdict.phase is RunPhase.FAILED else None
+        record = self.record
+        return run_as_told(record.job_id, record.generation, verdict, self._statuses, gpus=gpus, cause=cause)
 
     def _read_statuses(self) -> None:
         for rank in range(self.record.world_size):
@@ -256,3 +240,7 @@ class LocalRun:
         self._is_doomed = self._is_doomed or number is signal.SIGKILL
         for process in self._processes:
             process.send(number)
+
+
+def _oom_kills(view: RankView) -> int | None:
+    return None if view.status is None else oom_kills(view.status.memory_events)

@@ -1,4 +1,4 @@
-"""The file in which one rank says how it stands, as the executor reads it."""
+"""What one rank says of itself, as executors read it: its file, or the same document that came over the network."""
 
 from __future__ import annotations
 
@@ -31,12 +31,17 @@ def read_rank_status(path: Path) -> RankStatus | None:
     if not isinstance(document, Mapping):
         raise ValueError(f"{path}: an object is needed, got {type(document).__name__}")
     try:
-        return _status(document, written_at_ns)
+        return rank_status(document, written_at_ns)
     except ValueError as wrong:
         raise ValueError(f"{path}: {wrong}") from None
 
 
-def _status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
+def rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
+    """The status in a document that was written then.
+
+    Raises:
+        ValueError: it is not what a status may be; the message names the field.
+    """
     phase = document.get("phase")
     if phase not in list(RankPhase):
         raise ValueError(f"phase is {phase!r}, allowed are {', '.join(RankPhase)}")

@@ -115,6 +115,13 @@ def rank_environment(briefing: Briefing, place: RankPlace, *, inherited: Mapping
     return {**_ONE_THREAD, **passed_on(inherited), **briefing.env, **contract}
 
 
+def on_node(env: Mapping[str, str], *, inherited: Mapping[str, str], folders: Mapping[str, str]) -> dict[str, str]:
+    """All variables of one rank where its agent starts it: `env` as the API made it, of which the agent alone knows the
+    folders, above what the agent has itself."""
+    threads = {name: inherited[name] for name in _ONE_THREAD if name in inherited}
+    return {**passed_on(inherited), **env, **threads, **folders}
+
+
 def passed_on(inherited: Mapping[str, str]) -> dict[str, str]:
     """The controller's variables that its children may see."""
     return {

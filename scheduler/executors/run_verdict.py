@@ -6,12 +6,17 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler.domain.observation import FailureCause, RunPhase
+from scheduler.domain.gpus import NO_GPUS, Gpus
+from scheduler.domain.observation import FailureCause, Run, RunPhase
 from scheduler.domain.rank_status import RankPhase, RankStatus
 from scheduler.domain.replan import LoadTraffic
 
 _ENDED_BY_SIGKILL = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+_REASON_LENGTH_MAX = 500
+
+ENDS = frozenset({RunPhase.LEFT, RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.LOST})
+"""The phases of a run whose processes are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +70,9 @@ def faulty(ranks: Sequence[RankView], *, terminated: bool) -> tuple[RankView, ..
     return tuple(sorted(found, key=_blame))
 
 
-def cause(ranks: Sequence[RankView], *, oom_kills: Callable[[str], int | None]) -> FailureCause | None:
+def cause(ranks: Sequence[RankView], *, oom_kills: Callable[[RankView], int | None]) -> FailureCause | None:
     """What a failed run has died of, where there is proof. `oom_kills` counts those whom the kernel has killed for
-    memory by now, by a status' `memory_events`.
+    memory by now in a rank's control group.
 
     A rank says so itself; or it was killed by SIGKILL in a group in which the kernel has killed somebody for memory
     since that rank last wrote. The latter is no proof where a rank died in another way: then it was we who killed the
@@ -78,11 +83,42 @@ def cause(ranks: Sequence[RankView], *, oom_kills: Callable[[str], int | None]) 
     wordless = [view for view in ranks if view.exit_code is not None and not (view.status and view.status.is_end)]
     if any(view.exit_code not in _ENDED_BY_SIGKILL for view in wordless):
         return None
-    for status in [view.status for view in wordless if view.status is not None]:
-        now = oom_kills(status.memory_events) if status.oom_kills is not None else None
-        if now is not None and status.oom_kills is not None and now > status.oom_kills:
+    for view in wordless:
+        before = None if view.status is None else view.status.oom_kills
+        now = None if before is None else oom_kills(view)
+        if before is not None and now is not None and now > before:
             return FailureCause.OUT_OF_MEMORY
     return None
+
+
+def run_as_told(
+    job_id: str,
+    generation: int,
+    verdict: Verdict,
+    statuses: Mapping[int, RankStatus],
+    *,
+    gpus: Gpus = NO_GPUS,
+    cause: FailureCause | None = None,
+) -> Run:
+    """The run of which its ranks told this: progress is rank 0's, memory and times are the worst of all."""
+    first = statuses.get(0)
+    known = first if first is not None and first.has_begun else None
+    return Run(
+        job_id=job_id,
+        generation=generation,
+        phase=verdict.phase,
+        gpus=gpus,
+        steps=float(known.step) if known else None,
+        checkpoint_steps=None if not known or known.checkpoint_step is None else float(known.checkpoint_step),
+        loss=known.loss if known else None,
+        reason=verdict.reason[:_REASON_LENGTH_MAX],
+        cause=cause,
+        samples_per_s=known.samples_per_s if known else None,
+        peak_bytes=peak_bytes(statuses.values()),
+        phases_s=phases_s(statuses.values()),
+        frozen_layers=known.frozen_layers if known else None,
+        traffic=traffic(statuses.values()),
+    )
 
 
 def peak_bytes(statuses: Iterable[RankStatus]) -> int | None:

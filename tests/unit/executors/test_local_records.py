@@ -10,7 +10,8 @@ import pytest
 
 from scheduler.domain.observation import Run, RunPhase
 from scheduler.domain.scaling_curve import data_parallel_plan
-from scheduler.executors.local_records import GenerationFolder, RunRoot, StartedRecord, tail
+from scheduler.executors.local_records import GenerationFolder, RunRoot, StartedRecord
+from scheduler.executors.log_tail import tail
 
 PLAN = data_parallel_plan("cpu", 2)
 

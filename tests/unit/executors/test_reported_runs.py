@@ -1,0 +1,286 @@
+"""How runs are judged by agents' reports alone, and when the next one may begin."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from scheduler.domain.agent_report import AgentReport, BegunRun, Doom, RankReport
+from scheduler.domain.job import Job
+from scheduler.domain.observation import FailureCause, Run, RunPhase
+from scheduler.domain.rank_status import RankPhase, RankStatus
+from scheduler.executors.reported_runs import (
+    HANDED_OUT_S,
+    STATUS_S,
+    TEARDOWN_S,
+    AgentEnd,
+    ReportedRun,
+    begun_run,
+    may_begin,
+    reported_runs,
+)
+from tests.builders import a_job
+
+NOW_S = 1000.0
+KILLED = -signal.SIGKILL
+THERE = {("a", "n0"): "p0", ("a", "n1"): "p1"}
+N1_GONE = {("a", "n0"): "p0"}
+JOB = a_job("a", 1, 8, on={"n0": (2,), "n1": (5,)})
+RUN = begun_run(JOB, (("n0", 2), ("n1", 5)), THERE, NOW_S - 60.0)
+
+
+def status(phase: str, **more: object) -> RankStatus:
+    return replace(RankStatus(RankPhase(phase)), **more)  # type: ignore[arg-type]  # each field by its name
+
+
+def rank(number: int, phase: str = "", code: int | None = None, **more: object) -> RankReport:
+    """A rank that said `phase` (nothing where that is empty)."""
+    return RankReport(number, code, status(phase, **more) if phase else None)
+
+
+def report(number: int, told: RankReport | None, **more: object) -> AgentReport:
+    """What the agent of node n<number> says of its one rank, since a minute."""
+    ranks = () if told is None else (told,)
+    base = AgentReport("a", f"n{number}", f"p{number}", NOW_S, 1 if ranks else 0, ranks, since_s=NOW_S - 60.0)
+    return replace(base, **more)  # type: ignore[arg-type]  # each field by its name
+
+
+def look(
+    *ranks: RankReport | None,
+    run: BegunRun = RUN,
+    agents: Mapping[tuple[str, str], str] = THERE,
+    job: Job | None = JOB,
+    now_s: float = NOW_S,
+    ends: Mapping[str, AgentEnd] | None = None,
+) -> ReportedRun:
+    """The run by what the agents of n0 and n1 say of their ranks (None: nothing of this generation yet)."""
+    reports = [report(number, told) for number, told in enumerate(ranks)]
+    jobs = {} if job is None else {"a": job}
+    (seen,) = reported_runs([run], reports, agents, jobs, now_s, ends=ends or {})
+    return seen
+
+
+def moving(*, leave_by_s: float) -> Job:
+    """The job once the next generation is wanted."""
+    return replace(JOB, allocation=replace(JOB.allocation, generation=2, leave_by_s=leave_by_s))
+
+
+BOTH = {"n0": (2,), "n1": (5,)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "phase", "gpus"),
+    [
+        ((None, None), "starting", BOTH),
+        ((rank(0), None), "starting", BOTH),
+        ((rank(0, "starting"), rank(1, "starting")), "starting", BOTH),
+        ((rank(0, "running"), rank(1, "starting")), "running", BOTH),
+        ((rank(0, "saving"), rank(1, "saving")), "running", BOTH),
+        ((rank(0, "left"), rank(1, "left", 0)), "running", {"n0": (2,)}),
+        ((rank(0, "left", 0), rank(1, "left", 0)), "left", {}),
+        ((rank(0, "left", -signal.SIGABRT), rank(1, "saving", KILLED)), "left", {}),
+        ((rank(0, "succeeded", 0), rank(1, "running", 0)), "succeeded", {}),
+        ((rank(0, code=0), rank(1, code=0)), "succeeded", {}),
+    ],
+)
+def test_a_run_stands_as_its_ranks_say(
+    ranks: tuple[RankReport | None, ...], phase: str, gpus: dict[str, tuple[int, ...]]
+) -> None:
+    seen = look(*ranks).run
+    assert (seen.phase.value, seen.gpus) == (phase, gpus)
+
+
+def test_progress_is_rank_0s_and_times_and_memory_are_the_worst() -> None:
+    seen = look(
+        rank(0, "running", step=12, checkpoint_step=10, loss=0.5, samples_per_s=8.0, peak_bytes=5, frozen_layers=2),
+        rank(1, "running", step=13, peak_bytes=9, phases_s={"load": 0.5}),
+    ).run
+    assert (seen.steps, seen.checkpoint_steps, seen.loss, seen.samples_per_s) == (12.0, 10.0, 0.5, 8.0)
+    assert (seen.peak_bytes, seen.phases_s, seen.frozen_layers) == (9, {"load": 0.5}, 2)
+
+
+def test_a_script_that_says_nothing_runs_once_nobody_is_patient_any_more() -> None:
+    reports = [report(0, rank(0), since_s=NOW_S - STATUS_S), report(1, rank(1), since_s=NOW_S - STATUS_S + 1.0)]
+    for now_s, phase in ((NOW_S, RunPhase.STARTING), (NOW_S + 1.0, RunPhase.RUNNING)):
+        (seen,) = reported_runs([RUN], reports, THERE, {"a": JOB}, now_s)
+        assert seen.run.phase is phase
+
+
+def test_who_moves_leaves_and_is_killed_at_the_deadline_but_not_before() -> None:
+    both = rank(0, "running", step=3), rank(1, "running")
+    early = look(*both, job=moving(leave_by_s=NOW_S + 1.0))
+    assert (early.run.phase, early.doom) == (RunPhase.LEAVING, None)
+    late = look(*both, job=moving(leave_by_s=NOW_S))
+    assert late.doom == Doom(NOW_S, loss="it was killed at its deadline")
+    doomed = replace(RUN, doom=late.doom)
+    dead = look(rank(0, "running", KILLED, step=3), rank(1, "saving", KILLED), run=doomed)
+    assert (dead.run.phase, dead.run.reason, dead.run.steps) == (RunPhase.LOST, "it was killed at its deadline", 3.0)
+    assert dead.has_just_ended
+
+
+def test_a_run_without_a_job_is_killed() -> None:
+    assert look(rank(0, "running"), rank(1, "running"), job=None).doom == Doom(NOW_S, loss="its job is gone")
+
+
+def test_a_rank_that_died_dooms_the_others_and_is_blamed_whatever_they_say_then() -> None:
+    first = look(rank(0, "running"), RankReport(1, -signal.SIGSEGV, status("running"), tail="oh"))
+    assert first.doom == Doom(NOW_S, fault="rank 1 was ended by SIGSEGV: oh")
+    assert first.run.phase is RunPhase.RUNNING
+    doomed = replace(RUN, doom=first.doom)
+    then = look(rank(0, "failed", 1, reason="peer"), rank(1, "running", -signal.SIGSEGV), run=doomed)
+    assert (then.run.phase, then.run.reason) == (RunPhase.FAILED, "rank 1 was ended by SIGSEGV: oh")
+
+
+def test_a_rank_that_says_it_failed_has_time_to_end() -> None:
+    said = look(rank(0, "failed", reason="ValueError: no"), rank(1, "running"))
+    doom = Doom(NOW_S + TEARDOWN_S, fault="rank 0: ValueError: no", is_hearsay=True)
+    assert said.doom == doom
+    ended = look(rank(0, "failed", 1), rank(1, "running"), run=replace(RUN, doom=doom), now_s=NOW_S + 1.0)
+    assert ended.doom == replace(doom, by_s=NOW_S + 1.0)
+
+
+def test_ranks_that_outstay_the_last_word_are_killed_and_the_word_counts() -> None:
+    said = look(rank(0, "succeeded"), rank(1, "running"))
+    assert said.doom == Doom(NOW_S + TEARDOWN_S)
+    later = look(
+        rank(0, "succeeded", 0), rank(1, "running"), run=replace(RUN, doom=said.doom), now_s=NOW_S + TEARDOWN_S
+    )
+    assert later.doom == said.doom
+    assert look(rank(0, "succeeded", 0), rank(1, "running", KILLED), run=replace(RUN, doom=said.doom)).run.phase is (
+        RunPhase.SUCCEEDED
+    )
+
+
+def test_an_agent_that_is_gone_without_its_ranks_last_word_loses_the_run() -> None:
+    seen = look(rank(0, "running"), rank(1, "running"), agents=N1_GONE)
+    assert seen.doom == Doom(NOW_S, loss="the agent of node n1 is gone")
+    assert seen.run.gpus == {"n0": (2,)}
+    dead = look(rank(0, "failed", KILLED), rank(1, "running"), agents=N1_GONE, run=replace(RUN, doom=seen.doom)).run
+    assert (dead.phase, dead.reason, dead.gpus) == (RunPhase.LOST, "the agent of node n1 is gone", {})
+
+
+@pytest.mark.parametrize("told", [rank(1, "left"), rank(1, "left", 0), rank(1, code=0)])
+def test_an_agent_that_goes_after_its_ranks_last_word_takes_nothing_with_it(told: RankReport) -> None:
+    seen = look(rank(0, "left", 0) if told.status else rank(0, code=0), told, agents={})
+    assert seen.run.phase is (RunPhase.LEFT if told.status else RunPhase.SUCCEEDED)
+
+
+def test_another_agent_on_the_node_does_not_speak_for_the_one_before() -> None:
+    reports = [report(0, rank(0, "running")), replace(report(1, None), pod="p9")]
+    agents = {**THERE, ("a", "n1"): "p9"}
+    (seen,) = reported_runs([RUN], reports, agents, {"a": JOB}, NOW_S)
+    assert seen.doom == Doom(NOW_S, loss="the agent of node n1 is gone")
+
+
+def test_who_failed_because_an_agent_was_gone_is_not_to_blame_though_that_was_seen_first() -> None:
+    said = look(rank(0, "failed", 1, reason="connection closed by peer"), rank(1, "running"))
+    assert said.doom is not None
+    assert said.doom.is_hearsay
+    seen = look(rank(0, "failed", 1), rank(1, "running"), run=replace(RUN, doom=said.doom), agents=N1_GONE).run
+    assert (seen.phase, seen.reason) == (RunPhase.LOST, "the agent of node n1 is gone")
+    died = look(rank(0, "running", -signal.SIGSEGV), rank(1, "running"))
+    own = look(
+        rank(0, "running", -signal.SIGSEGV), rank(1, "running"), run=replace(RUN, doom=died.doom), agents=N1_GONE
+    )
+    assert own.run.phase is RunPhase.FAILED, "that a rank died by itself is no hearsay"
+
+
+def test_an_agent_that_ended_by_itself_is_its_jobs_fault() -> None:
+    ends = {"p1": AgentEnd("node n1: the container ran out of memory", True, FailureCause.OUT_OF_MEMORY)}
+    seen = look(rank(0, "running", KILLED), rank(1, "running"), agents=N1_GONE, ends=ends).run
+    assert (seen.phase, seen.reason, seen.cause) == (
+        RunPhase.FAILED,
+        "node n1: the container ran out of memory",
+        FailureCause.OUT_OF_MEMORY,
+    )
+
+
+def test_an_agent_that_cannot_start_its_ranks_fails_the_run() -> None:
+    failure = "rank 1 cannot be started: no such program"
+    reports = [report(0, rank(0, "starting")), report(1, rank(1, code=127), failure=failure)]
+    (seen,) = reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
+    assert seen.doom == Doom(NOW_S, fault=failure)
+
+
+def test_a_run_whose_agent_had_to_kill_its_ranks_is_lost() -> None:
+    reports = [report(0, rank(0, "running")), report(1, rank(1, "saving", KILLED), killed="the pod was deleted")]
+    (seen,) = reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
+    assert seen.doom == Doom(NOW_S, loss="the pod was deleted")
+
+
+@pytest.mark.parametrize(("counted", "cause"), [(4, FailureCause.OUT_OF_MEMORY), (3, None), (None, None)])
+def test_a_kill_was_for_memory_where_the_agents_count_proves_it(
+    counted: int | None, cause: FailureCause | None
+) -> None:
+    before = status("running", oom_kills=3, memory_events="/sys/fs/cgroup/memory.events")
+    seen = look(RankReport(0, KILLED, before, oom_kills=3), RankReport(1, KILLED, before, oom_kills=counted))
+    assert (seen.run.phase, seen.run.cause) == (RunPhase.FAILED, cause)
+
+
+def test_ranks_that_were_never_started_are_waited_for_until_the_doom_is_old() -> None:
+    doomed = replace(RUN, doom=Doom(NOW_S, loss="it was killed at its deadline"))
+    for now_s, phase in ((NOW_S, RunPhase.STARTING), (NOW_S + HANDED_OUT_S, RunPhase.LOST)):
+        assert look(rank(0, "starting", KILLED), None, run=doomed, now_s=now_s).run.phase is phase
+
+
+@pytest.mark.parametrize(("terminated", "phase"), [(True, RunPhase.LEFT), (False, RunPhase.SUCCEEDED)])
+def test_a_mute_script_that_was_sent_sigterm_has_left(terminated: bool, phase: RunPhase) -> None:
+    reports = [report(0, rank(0, code=0), terminated=terminated), report(1, rank(1, code=0))]
+    (seen,) = reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
+    assert seen.run.phase is phase
+
+
+def test_how_a_run_ended_stays_whatever_is_reported_later() -> None:
+    end = Run("a", 1, RunPhase.LEFT, steps=7.0)
+    seen = look(rank(0, "running"), None, run=replace(RUN, end=end), agents={})
+    assert seen.run is end
+    assert not seen.has_just_ended
+
+
+ENDED = replace(RUN, end=Run("a", 1, RunPhase.LEFT))
+IDLE = (report(0, None), report(1, None))
+LIVING = report(1, rank(1, "saving"))
+ELSEWHERE = replace(LIVING, node="n2")
+NEXT = replace(JOB, allocation=replace(JOB.allocation, generation=2))
+
+
+@pytest.mark.parametrize(
+    ("why", "begun", "reports", "agents", "may"),
+    [
+        ("the first one", (), IDLE, THERE, True),
+        ("the one before has ended", (ENDED,), IDLE, THERE, True),
+        ("another job's runs", (replace(RUN, job_id="b"),), IDLE, THERE, True),
+        ("its end is not written down", (RUN,), IDLE, THERE, False),
+        ("it was begun", (ENDED, replace(RUN, generation=2)), IDLE, THERE, False),
+        ("a newer one was begun", (replace(ENDED, generation=3),), IDLE, THERE, False),
+        ("the job was finished", (replace(RUN, end=Run("a", 1, RunPhase.SUCCEEDED)),), IDLE, THERE, False),
+        ("an agent is missing", (), IDLE, N1_GONE, False),
+        ("an agent has not reported", (), IDLE[:1], THERE, False),
+        ("only the agent before it has", (), IDLE, {**THERE, ("a", "n1"): "p9"}, False),
+        ("an old rank lives", (ENDED,), (IDLE[0], LIVING), THERE, False),
+        ("an old rank has ended", (ENDED,), (IDLE[0], report(1, rank(1, "saving", 0))), THERE, True),
+        ("it lives elsewhere", (), (*IDLE, ELSEWHERE), {**THERE, ("a", "n2"): "p1"}, False),
+        ("it died with its agent", (), (*IDLE, ELSEWHERE), THERE, True),
+        ("another job's rank lives", (), (*IDLE, replace(LIVING, job_id="b")), {**THERE, ("b", "n1"): "p1"}, True),
+    ],
+)  # fmt: skip
+def test_when_a_generation_may_begin(
+    why: str,
+    begun: tuple[BegunRun, ...],
+    reports: tuple[AgentReport, ...],
+    agents: Mapping[tuple[str, str], str],
+    may: bool,
+) -> None:
+    assert may_begin(NEXT, begun, reports, agents) is may, why
+
+
+def test_without_a_target_nothing_begins() -> None:
+    assert not may_begin(a_job("a"), (), IDLE, THERE)
+
+
+def test_a_run_is_begun_for_the_agents_that_are_there() -> None:
+    assert RUN.pods == {"n0": "p0", "n1": "p1"}
+    assert (RUN.generation, RUN.gpus, RUN.plan) == (1, JOB.allocation.target, JOB.allocation.plan)
