@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from fastapi import FastAPI
 
+from api.agent_desk import AgentDesk
 from api.dependencies import Service
 from api.errors import add_error_handlers
 from api.request_timing import RequestTiming
 from api.routers import (
+    agents,
     demand,
     events,
     health,
@@ -27,9 +29,12 @@ from scheduler.policies.policy_set import PolicySet
 from scheduler.runtime.clock import Clock
 from scheduler.settings import Settings
 from scheduler.store.protocol import Lease, Store
+from scheduler.store.run_log import RunLog
 from scheduler.telemetry.fleet_gauges import package_version
 
-_ROUTED = (jobs, job_reports, progress, pools, nodes, queues, demand, lending, events, snapshots, plans, health)
+_ROUTED = (
+    *(jobs, job_reports, progress, agents, pools, nodes, queues, demand, lending, events, snapshots, plans, health),
+)
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests never change the state: they put commands into an inbox, and the next "
     "tick of the controller acts on them. Errors are always application/problem+json (RFC 9457)."
@@ -44,8 +49,10 @@ def create_app(
     policies: PolicySet,
     lease: Callable[[], Lease | None],
     token_secret: bytes,
+    run_log: RunLog,
 ) -> FastAPI:
-    """The application on these parts. `lease` reads who leads, `token_secret` signs worker tokens."""
+    """The application on these parts. `lease` reads who leads, `token_secret` signs the tokens of workers and agents,
+    `run_log` takes what agents report."""
     app = FastAPI(
         title="Ebbtide",
         version=package_version(),
@@ -54,7 +61,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.service = Service(store, settings, clock, policies, lease, token_secret)
+    app.state.service = Service(store, settings, clock, policies, lease, token_secret, AgentDesk(store, run_log))
     add_error_handlers(app)
     for noun in _ROUTED:
         app.include_router(noun.router)

@@ -9,9 +9,10 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
+from api.agent_desk import AgentDesk
 from api.errors import ProblemError
 from api.world import World, load_world
-from scheduler.domain.worker_token import check_token
+from scheduler.domain.worker_token import check_agent_token, check_token
 from scheduler.policies.policy_set import PolicySet
 from scheduler.runtime.clock import Clock
 from scheduler.settings import Settings
@@ -25,7 +26,8 @@ SEARCHES_MAX = 2
 class Service:
     """The parts that `create_app` was given. `lease` tells who leads, without taking part.
 
-    `searches` bounds how many plans are solved at once: a large one takes a core for many seconds.
+    `agents` is what requests of node agents share. `searches` bounds how many plans are solved at once: a large one
+    takes a core for many seconds.
     """
 
     store: Store
@@ -34,6 +36,7 @@ class Service:
     policies: PolicySet
     lease: Callable[[], Lease | None]
     token_secret: bytes
+    agents: AgentDesk
     searches: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(SEARCHES_MAX))
 
     @property
@@ -42,7 +45,7 @@ class Service:
         return lease is not None and lease.expires_at_s > self.clock.now_s()
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:  # async: it need not wait for a thread
     service = request.app.state.service
     assert isinstance(service, Service)
     return service
@@ -60,9 +63,20 @@ After = Annotated[int, Query(ge=0, lt=2**63, description="Only items with a high
 
 def require_worker(service: Service, request: Request, *, job_id: str, generation: int) -> None:
     """Lets only the workers of this generation of this job pass: 401 without a token, 403 with another's."""
+    token = _token(request, "a worker reports with the token of its job and generation: Authorization: Bearer ebt_...")
+    if not check_token(service.token_secret, token, job_id, generation):
+        raise ProblemError(403, "forbidden", f"the token is not that of job {job_id}, generation {generation}")
+
+
+def require_agent(service: Service, request: Request, *, job_id: str) -> None:
+    """Lets only the node agents of this job pass: 401 without a token, 403 with another's."""
+    token = _token(request, "a node agent reports with the token of its job's agents: Authorization: Bearer eba_...")
+    if not check_agent_token(service.token_secret, token, job_id):
+        raise ProblemError(403, "forbidden", f"the token is not that of the agents of job {job_id}")
+
+
+def _token(request: Request, needed: str) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        detail = "a worker reports with the token of its job and generation: Authorization: Bearer ebt_..."
-        raise ProblemError(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
-    if not check_token(service.token_secret, token.strip(), job_id, generation):
-        raise ProblemError(403, "forbidden", f"the token is not that of job {job_id}, generation {generation}")
+        raise ProblemError(401, "unauthenticated", needed, headers={"WWW-Authenticate": "Bearer"})
+    return token.strip()

@@ -49,6 +49,11 @@ class Settings(BaseSettings):
     lease_s: Seconds = Field(default=10.0, description="A leader that is silent for so long is replaced.")
     season_s: Seconds = Field(default=86_400.0, description="Length of one season of the inference demand.")
     solver_processes: int = Field(default=1, ge=1, le=256, description="Processes that solve scaling curves.")
+    store_host: str = Field(
+        default="127.0.0.1",
+        description="Where ranks that node agents start over the network find the rendezvous store.",
+    )
+    store_port: int = Field(default=29400, ge=1, le=65535, description="Port of that rendezvous store.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least level that is logged."
     )

@@ -97,6 +97,7 @@ def run_api(settings: Settings) -> None:
             policies=policies_of(settings),
             lease=store.lease,
             token_secret=token_secret(settings.secret_path),
+            run_log=store.run_log,
         )
         uvicorn.run(app, host=settings.host, port=settings.port, log_config=None, access_log=False)
     finally:

@@ -14,6 +14,7 @@ from scheduler.policies.policy_set import policy_set
 from scheduler.runtime.clock import ManualClock
 from scheduler.settings import Settings
 from scheduler.store.memory import MemoryStore
+from scheduler.store.run_log import MemoryRunLog
 from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import REGISTRY
 from scheduler.worker import session
@@ -60,5 +61,6 @@ def test_every_route_stands_in_a_table_of_the_readme() -> None:
         policies=policy_set("ebbtide"),
         lease=lambda: None,
         token_secret=b"a secret of this test alone, 32+",
+        run_log=MemoryRunLog(),
     )
     assert _undocumented(set(app.openapi()["paths"])) == []

@@ -21,6 +21,7 @@ from scheduler.runtime.reconciler import tick
 from scheduler.settings import Settings
 from scheduler.store.memory import MemoryStore
 from scheduler.store.protocol import Lease
+from scheduler.store.run_log import MemoryRunLog
 
 NOW_S = 1_760_000_000.0
 Problem = Callable[[httpx.Response, int], dict[str, Any]]
@@ -48,6 +49,7 @@ class ApiService:
 
     def __init__(self) -> None:
         self.store = MemoryStore()
+        self.run_log = MemoryRunLog()
         self.clock = ManualClock(NOW_S)
         self.policies = policy_set("ebbtide")
         self.executor = RecordingExecutor()
@@ -59,6 +61,7 @@ class ApiService:
             policies=self.policies,
             lease=lambda: self.leader,
             token_secret=SECRET,
+            run_log=self.run_log,
         )
         self.transport = AppTransport(self.app)
         self.http = httpx.Client(transport=self.transport, base_url="http://service")

@@ -23,6 +23,7 @@ from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.settings import Settings
 from scheduler.store.memory import MemoryStore
+from scheduler.store.run_log import MemoryRunLog
 
 Run = Callable[..., Result]
 START_S = 1_790_000_000.0
@@ -44,6 +45,7 @@ class Town:
             policies=self.policies,
             lease=lambda: self.lease,
             token_secret=b"0" * 32,
+            run_log=MemoryRunLog(),
         )
 
     def client(self) -> Client:

@@ -1,0 +1,124 @@
+"""AgentDesk: what the requests of node agents share in one process, so that a thousand of them do not hurt the store.
+
+Agents ask every 2 s, and mostly nothing has changed. What they are told may be FRESH_S old, and of what they tell only
+what is new is written at once, and a sign of life every HEARTBEAT_S, those of a second together.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from scheduler.domain.agent_report import AgentReport, BegunRun
+from scheduler.domain.job import Job
+from scheduler.domain.rank_status import RankStatus
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.protocol import Store
+from scheduler.store.run_log import RunLog
+
+FRESH_S = 0.5
+HEARTBEAT_S = 10.0
+_TOGETHER_S = 1.0
+
+
+class AgentDesk:
+    """Safe to use from several threads. Two processes side by side write no wrong report, only one more of the same."""
+
+    def __init__(self, store: Store, run_log: RunLog) -> None:
+        self._store = store
+        self._run_log = run_log
+        self._lock = threading.Lock()
+        self._snapshot = Snapshot()
+        self._read_at_s = float("-inf")
+        self._begun: dict[str, tuple[float, tuple[BegunRun, ...]]] = {}
+        self._written: dict[tuple[str, str], _Written] = {}
+        self._waiting: dict[tuple[str, str], AgentReport] = {}
+        self._written_at_s = float("-inf")
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """The newest committed one, or one that is a moment older."""
+        with self._lock:
+            if not _is_fresh(self._read_at_s, now_s):
+                self._snapshot, self._read_at_s = self._store.load().snapshot, now_s
+                self._forget_all_but(self._snapshot)
+            return self._snapshot
+
+    def job(self, job_id: str, now_s: float) -> Job | None:
+        """A live job, or one that has ended."""
+        return self.snapshot(now_s).jobs.get(job_id) or self._store.ended_job(job_id)
+
+    def begun_of(self, job_id: str, now_s: float) -> tuple[BegunRun, ...]:
+        """The job's begun runs, by generation."""
+        with self._lock:
+            read_at_s, runs = self._begun.get(job_id, (float("-inf"), ()))
+        if not _is_fresh(read_at_s, now_s):
+            runs = self._run_log.begun_of(job_id)
+            with self._lock:
+                self._begun[job_id] = now_s, runs
+        return runs
+
+    def take(self, report: AgentReport) -> None:
+        """Write the report down where it says something new, or where the one before is old."""
+        key = (report.job_id, report.node)
+        with self._lock:
+            written = self._written.get(key)
+        if written is None and (written := _Written.of(self._run_log.report_of(*key))) is not None:
+            with self._lock:
+                self._written[key] = written
+        if written is not None and (written.report.pod, written.report.generation) == (report.pod, report.generation):
+            report = replace(report, since_s=written.report.since_s)
+            if written.essence == _essence(report):
+                if _is_fresh(written.report.at_s, report.at_s, for_s=HEARTBEAT_S):
+                    return
+                self._write(report, written.essence, at_once=False)
+                return
+        self._write(report, _essence(report), at_once=True)
+
+    def _write(self, report: AgentReport, essence: AgentReport, *, at_once: bool) -> None:
+        with self._lock:
+            key = (report.job_id, report.node)
+            self._written[key], self._waiting[key] = _Written(report, essence), report
+            if not at_once and _is_fresh(self._written_at_s, report.at_s, for_s=_TOGETHER_S):
+                return
+            self._written_at_s = report.at_s
+            waiting, self._waiting = self._waiting, {}
+        try:
+            self._run_log.report(*waiting.values())
+        except BaseException:
+            with self._lock:  # nothing of it is known to be written: what comes next is news again
+                for each in waiting:
+                    self._written.pop(each, None)
+            raise
+
+    def _forget_all_but(self, live: Snapshot) -> None:
+        for job_id in self._begun.keys() - live.jobs.keys():
+            del self._begun[job_id]
+        for key in [key for key in self._written if key[0] not in live.jobs]:
+            del self._written[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    report: AgentReport
+    essence: AgentReport
+
+    @classmethod
+    def of(cls, report: AgentReport | None) -> _Written | None:
+        return None if report is None else cls(report, _essence(report))
+
+
+def _is_fresh(read_at_s: float, now_s: float, *, for_s: float = FRESH_S) -> bool:
+    return 0.0 <= now_s - read_at_s < for_s
+
+
+def _essence(report: AgentReport) -> AgentReport:
+    """What of a report has to be known at once: all but how far and how fast its ranks are."""
+    ranks = tuple(
+        replace(rank, status=None if rank.status is None else _standing(rank.status)) for rank in report.ranks
+    )
+    return replace(report, at_s=0.0, ranks=ranks)
+
+
+def _standing(status: RankStatus) -> RankStatus:
+    step = int(status.has_begun)
+    return replace(status, step=step, loss=None, samples_per_s=None, written_at_ns=0, peak_bytes=None, oom_kills=None)

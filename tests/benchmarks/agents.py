@@ -1,0 +1,152 @@
+"""How many reports of node agents one API process answers: 1,000 agents of 125 jobs, on a SQLite store.
+
+Each runs 8 ranks whose steps go on. All of them together ask 500 times a second (every 2 s); here they ask as fast as
+they are answered, over 50 connections that stay open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from scheduler.domain.allocation import Allocation
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.worker_token import issue_agent_token
+from scheduler.executors.reported_runs import begun_run
+from scheduler.settings import token_secret
+from scheduler.store.migrate import migrate
+from scheduler.store.protocol import Commit
+from scheduler.store.sql import SqlStore
+from tests.builders import a_job, a_node
+
+JOBS, NODES_PER_JOB, RANKS = 125, 8, 8
+CONNECTIONS = 50
+SECONDS = 10.0
+WANTED_PER_S = 500.0
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        times_s, seconds, cpu_s = _measured(Path(folder))
+    per_s = len(times_s) / seconds
+    slow_s = statistics.quantiles(times_s, n=100)[98]
+    what = f"{JOBS * NODES_PER_JOB:,} agents of {RANKS} ranks: reports answered a second"
+    yield what, f"over {WANTED_PER_S:g}", f"{per_s:,.0f}"
+    reply = f"{1e3 * statistics.median(times_s):.0f} and {1e3 * slow_s:.0f} ms"
+    yield "the API's processor time for one report", "", f"{1e3 * cpu_s / len(times_s):.2f} ms"
+    yield "the same, as fast as it goes: time to the reply, p50 and p99", "", reply
+
+
+def _measured(folder: Path) -> tuple[list[float], float, float]:
+    """Seconds of each exchange, of all of it, and of the API's processor."""
+    url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
+    migrate(url)
+    _fill(url)
+    secret = token_secret(folder / "token.secret")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    env = {
+        **os.environ,
+        "EBBTIDE_DATABASE_URL": url,
+        "EBBTIDE_RUN_DIR": str(folder),
+        "EBBTIDE_PORT": str(port),
+        "EBBTIDE_LOG_LEVEL": "WARNING",
+    }
+    api = subprocess.Popen([sys.executable, "-m", "scheduler.cli", "api"], env=env, stdin=subprocess.PIPE)
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/healthz")
+        asyncio.run(_ask_all(port, secret, until_s=time.monotonic()))  # each agent's first word is written
+        started_s, used_s = time.monotonic(), _cpu_s(api.pid)
+        times_s = asyncio.run(_ask_all(port, secret, until_s=started_s + SECONDS))
+        return times_s, time.monotonic() - started_s, _cpu_s(api.pid) - used_s
+    finally:
+        api.terminate()
+        api.communicate()
+
+
+def _fill(url: str) -> None:
+    """Running jobs, each begun on its nodes."""
+    store = SqlStore(url)
+    lease = store.acquire("bench", now_s=time.time(), ttl_s=1e6)
+    assert lease is not None
+    jobs = {name: _job(name, number) for number, name in enumerate(f"job-{at}" for at in range(JOBS))}
+    nodes = {node: a_node(node, gpus=RANKS) for job in jobs.values() for node in job.allocation.target}
+    store.commit(Commit(Snapshot(), Snapshot(generation=1, nodes=nodes, jobs=jobs), epoch=lease.epoch))
+    for job in jobs.values():
+        agents = {(job.id, node): "pod" for node in job.allocation.target}
+        seats = tuple((node, gpu) for node, gpus in job.allocation.target.items() for gpu in gpus)
+        store.run_log.begin(begun_run(job, seats, agents, time.time()), epoch=lease.epoch)
+    store.close()
+
+
+def _job(name: str, number: int) -> Job:
+    target = {f"n{number * NODES_PER_JOB + at}": tuple(range(RANKS)) for at in range(NODES_PER_JOB)}
+    plan = data_parallel_plan("a100-80g", NODES_PER_JOB * RANKS)
+    return replace(a_job(name, 1, 64, state=JobState.RUNNING), allocation=Allocation(1, target, plan=plan))
+
+
+async def _ask_all(port: int, secret: bytes, *, until_s: float) -> list[float]:
+    agents = [(number, f"job-{number // NODES_PER_JOB}") for number in range(JOBS * NODES_PER_JOB)]
+    tokens = {job: issue_agent_token(secret, job) for _, job in agents}
+    shares = [agents[at::CONNECTIONS] for at in range(CONNECTIONS)]
+    found = await asyncio.gather(*(_ask(port, share, tokens, until_s) for share in shares))
+    return [seconds for times in found for seconds in times]
+
+
+async def _ask(port: int, agents: list[tuple[int, str]], tokens: dict[str, str], until_s: float) -> list[float]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    times_s, step = list[float](), 0
+    while not step or time.monotonic() < until_s:
+        step += 1
+        for number, job in agents:
+            asked_s = time.monotonic()
+            writer.write(_request(number, job, tokens[job], step))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(int(length.partition(b":")[2]))
+            times_s.append(time.monotonic() - asked_s)
+    writer.close()
+    return times_s
+
+
+def _request(number: int, job: str, token: str, step: int) -> bytes:
+    status = {"phase": "running", "step": step, "loss": 2.5, "samples_per_s": 80.0, "peak_bytes": 10**10}
+    ranks = [{"rank": rank, "exit_code": None, "status": status, "written_at_ns": step} for rank in range(RANKS)]
+    body = json.dumps({"pod": "pod", "generation": 1, "ranks": ranks}).encode()
+    head = (
+        f"POST /v1/jobs/{job}/agents/n{number} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def _wait_for(url: str) -> None:
+    while True:
+        try:
+            urllib.request.urlopen(url).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
