@@ -19,7 +19,8 @@ Reports, on standard output:
     {"ended": {"generation", "rank", "code"}}                        and nothing is left of it in its group
 
 The agent ends by SIGTERM at once, and its ranks die with it. When its input closes, its controller is dead: it asks
-its ranks to leave (SIGTERM), kills after GRACE_S what is left, and ends.
+its ranks to leave (SIGTERM), kills after GRACE_S what is left, and ends. With --die-with-parent it is killed at once
+when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scheduler.worker.rank_process import EnvironmentMark, Program, RankProcess, execute, fork, run
+from scheduler.worker.rank_process import EnvironmentMark, Program, RankProcess, execute, fork, kill_with_parent, run
 
 logger = logging.getLogger("scheduler.worker.agent")
 
@@ -47,6 +48,8 @@ _CHUNK_BYTES = 65536
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.die_with_parent:
+        kill_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
     mark = EnvironmentMark()
     # What a module prints must not be taken for a report, and no rank may read orders.
@@ -175,6 +178,7 @@ class Agent:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scheduler.worker.agent", description="Start a job's ranks.")
     parser.add_argument("--preload", action="append", default=[], metavar="MODULE", help="imported before any rank")
+    parser.add_argument("--die-with-parent", action="store_true", help="do not outlive who has started it")
     return parser.parse_args()
 
 

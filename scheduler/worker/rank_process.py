@@ -164,9 +164,14 @@ class EnvironmentMark:
         return write
 
 
+def kill_with_parent() -> None:
+    """From now on the kernel kills this process when the thread that started it ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _die_with(agent_pid: int) -> None:
     """Be killed when the agent ends, however that ends; where it has ended already, at once."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    kill_with_parent()
     if os.getppid() != agent_pid:
         os._exit(128 + signal.SIGKILL)
 

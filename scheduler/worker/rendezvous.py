@@ -1,8 +1,11 @@
-"""The rendezvous store of one job generation, in a process of its own.
+"""The rendezvous store, in a process of its own: generations keep apart in it by the names of their keys.
 
 `python -m scheduler.worker.rendezvous --port-file PATH` serves a torch TCPStore until its standard input closes, its
 parent dies or it gets SIGTERM. It runs beside the controller, never in a rank: a rank may stand on a node that is
 about to be handed back, and the store must not go with it.
+
+`python -m scheduler.worker.rendezvous --port PORT [--host ADDRESS]` serves it on that port until SIGTERM: a service of
+its own, for ranks on many nodes.
 """
 
 from __future__ import annotations
@@ -31,14 +34,17 @@ def main() -> None:
     arguments = _arguments()
     parent_pid = os.getppid()
     with _told_to_stop() as stop_fd:
-        with contextlib.closing(_listener(arguments.host)) as listener:
+        with contextlib.closing(_listener(arguments.host, arguments.port)) as listener:
             port = listener.getsockname()[1]
             # The store closes the descriptor that it gets, hence a copy.
             listener_fd = os.dup(listener.fileno())
             store = serve_store(arguments.host, port=port, listener_fd=listener_fd, timeout_s=_STORE_TIMEOUT_S)
-            _publish(port, arguments.port_file)
             logger.info("serving %s:%d", arguments.host, store.port)
-            _wait_for_end(stop_fd, parent_pid)
+            if arguments.port_file is None:
+                select.select([stop_fd], [], [])
+            else:
+                _publish(port, arguments.port_file)
+                _wait_for_end(stop_fd, parent_pid)
         # The store owns copies of the socket and of threads that nobody needs to see end one by one.
         logging.shutdown()
         os._exit(0)
@@ -46,15 +52,25 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scheduler.worker.rendezvous", description="Serve a TCPStore.")
-    parser.add_argument("--port-file", type=Path, required=True, help="file that will hold the port")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--port-file", type=Path, help="file for a free port; serve while the parent lives")
+    how.add_argument("--port", type=_port, default=0, help="port to listen on; serve until SIGTERM")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     return parser.parse_args()
 
 
-def _listener(host: str) -> socket.socket:
-    """A socket bound to this address alone: by itself TCPStore would listen on every interface."""
+def _port(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 1 to 65535")
+    return int(text)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket bound to this address alone, while TCPStore by itself would listen on every interface."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind((host, 0))
+    # A service that starts anew must not wait until the connections of the one before have timed out.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
     listener.listen(128)
     return listener
 

@@ -85,3 +85,31 @@ def test_it_ends_with_its_parent_even_if_its_input_stays_open(tmp_path: Path) ->
         if not ended:
             os.kill(child_pid, signal.SIGKILL)
         assert ended
+
+
+def test_as_a_service_it_serves_its_port_until_sigterm_whatever_becomes_of_its_input() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*COMMAND[:-1], "--port", str(port), "--host", "127.0.0.1"]
+    for _ in range(2):  # the second one takes the port over from the first
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            for _ in range(1500):
+                if _answers("127.0.0.1", port):
+                    break
+                time.sleep(0.02)
+            assert _answers("127.0.0.1", port)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=10) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("words", [[], ["--port", "0"], ["--port", "http"], ["--port", "80", "--port-file", "x"]])
+def test_it_wants_one_port_or_a_file_for_it(words: list[str]) -> None:
+    refused = subprocess.run([*COMMAND[:-1], *words], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "--port" in refused.stderr

@@ -1,0 +1,231 @@
+"""The ranks of one generation on one node: started by the node agent, told what to do, and reported."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scheduler.domain.codec import encode
+from scheduler.domain.parallel_plan import plan_from_json
+from scheduler.domain.rank_status import RankStatus
+from scheduler.executors.local_agent import AgentRank, NodeAgent
+from scheduler.executors.local_processes import kill_strays
+from scheduler.executors.local_records import GenerationFolder, RunRoot, StartedRecord
+from scheduler.executors.log_tail import tail
+from scheduler.executors.memory_events import oom_kills
+from scheduler.executors.render import RUN_DIR_VARIABLE, RUN_ROOT_VARIABLE, RankPlace, argv, can_be_warm, on_node
+from scheduler.worker.pod_environment import PodEnvironment
+
+logger = logging.getLogger(__name__)
+
+_STATUS_S = 10.0
+_SAME_DEADLINE_S = 1.0
+_TAIL_LENGTH_MAX = 4000
+_KILLED = -signal.SIGKILL
+
+
+class NodeRun:
+    """Mutable on purpose: it stands for processes."""
+
+    def __init__(self, generation: int, numbers: Sequence[int], folder: GenerationFolder) -> None:
+        self.generation = generation
+        self._folder = folder
+        self._numbers = tuple(numbers)
+        self._ranks: dict[int, AgentRank] = {}
+        self._codes: dict[int, int | None] = dict.fromkeys(self._numbers)
+        self._statuses: dict[int, RankStatus] = {}
+        self._oom_kills: dict[int, int | None] = {}
+        self._tails: dict[int, str] = {}
+        self._complaints: set[str] = set()
+        self._failure = ""
+        self._killed = ""
+        self._is_killed = self._is_terminated = False
+        self._asked = ""
+        self._leave_by_s = math.inf
+        self._started_at_s = time.monotonic()
+
+    @classmethod
+    def start(cls, order: Mapping[str, Any], inner: NodeAgent, root: RunRoot, environment: PodEnvironment) -> NodeRun:
+        """Have the agent start the ranks of an assignment. Where that cannot be done they have ended."""
+        generation = int(order["generation"])
+        folder = root.folder(environment.job_id, generation)
+        run = cls(generation, [int(rank["rank"]) for rank in order["ranks"]], folder)
+        if folder.exists:
+            run.kill(f"generation {generation} was begun on node {environment.node} once before")
+            return run
+        try:
+            run._begin(order, root, environment)
+            for rank in order["ranks"]:
+                run._start_rank(order, rank, inner, root, environment)
+        except (OSError, ValueError, KeyError, TypeError) as failure:
+            logger.exception("generation %d cannot be started", generation)
+            run._failure = f"node {environment.node} cannot start its ranks: {failure}"
+            run.kill()
+        return run
+
+    @property
+    def is_over(self) -> bool:
+        return None not in self._codes.values()
+
+    @property
+    def leave_by_s(self) -> float:
+        """By when its ranks have to have left, on the monotonic clock; infinite while nobody says so."""
+        return self._leave_by_s
+
+    @property
+    def standing(self) -> object:
+        """What of its report should be told at once."""
+        said = [
+            (rank, status.phase, status.checkpoint_step, status.frozen_layers)
+            for rank, status in sorted(self._statuses.items())
+        ]
+        return self.generation, tuple(self._codes.values()), tuple(said), self._failure, self._killed
+
+    def look(self, inner: NodeAgent) -> None:
+        """Take in what the agent reported and what the ranks say of themselves."""
+        if self.is_over:
+            return
+        codes: dict[int, int | None] = {}
+        # Exit codes first: what a rank wrote before it ended is then always seen with its end.
+        while codes != (codes := self._polled()):
+            self._read_statuses()
+            inner.look()
+        if None not in codes.values() and kill_strays(self._folder.path):
+            return  # nothing of it may be left when it is said to have ended
+        for rank, code in codes.items():
+            if code is not None and rank not in self._tails:
+                self._note_end(rank, code)
+        self._codes = codes
+        self._note_failures(inner)
+        self._urge()
+
+    def ask(self, action: str, *, leave_by_s: float = math.inf) -> None:
+        """Have the ranks save and go by then; asking again changes that."""
+        same = abs(leave_by_s - self._leave_by_s) < _SAME_DEADLINE_S or leave_by_s == self._leave_by_s
+        if self.is_over or (self._asked == action and same):
+            return
+        logger.info("generation %d is asked to %s within %.0f s", self.generation, action, leave_by_s - _now_s())
+        self._asked, self._leave_by_s = action, leave_by_s
+        self._folder.write_notice(action, seconds_left=max(0.0, leave_by_s - _now_s()))
+
+    def kill(self, because: str = "") -> None:
+        """End all ranks now. `because` is for what nobody but this agent has decided."""
+        if self.is_over or self._is_killed:
+            return
+        logger.warning("generation %d is killed: %s", self.generation, because or self._failure or "as it was told")
+        self._is_killed, self._killed = True, self._killed or because
+        self._send(signal.SIGKILL)
+        for rank in self._numbers:
+            if rank not in self._ranks:
+                self._codes[rank] = _KILLED
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "ranks": [self._rank_report(rank) for rank in self._numbers],
+            "failure": self._failure,
+            "killed": self._killed,
+            "terminated": self._is_terminated,
+        }
+
+    def _begin(self, order: Mapping[str, Any], root: RunRoot, environment: PodEnvironment) -> None:
+        record = StartedRecord(
+            job_id=environment.job_id,
+            generation=self.generation,
+            gpus={environment.node: tuple(sorted(int(rank["gpu"]) for rank in order["ranks"]))},
+            world_size=int(order["world_size"]),
+            snapshot_generation=0,  # which state asked for it is known to the control plane alone
+            started_at_s=time.time(),
+        )
+        root.begin(record, plan_from_json(order["plan"]))
+
+    def _start_rank(
+        self,
+        order: Mapping[str, Any],
+        rank: Mapping[str, Any],
+        inner: NodeAgent,
+        root: RunRoot,
+        environment: PodEnvironment,
+    ) -> None:
+        job_id = environment.job_id
+        checkpoints = environment.checkpoint_dir or order["checkpoint_dir"] or str(root.checkpoint_dir(job_id))
+        folders = {
+            RUN_ROOT_VARIABLE: str(root.path),
+            RUN_DIR_VARIABLE: str(self._folder.path),
+            "EBBTIDE_PLAN": str(self._folder.plan_path),
+            "EBBTIDE_CHECKPOINT_DIR": checkpoints,
+        }
+        place = RankPlace(int(rank["rank"]), int(rank["local_rank"]), environment.node, int(rank["gpu"]))
+        self._ranks[place.rank] = AgentRank.start(
+            place,
+            inner,
+            generation=self.generation,
+            argv=argv(order["command"], python=sys.executable),
+            env=on_node(rank["env"], inherited=os.environ, folders=folders),
+            log=self._folder.log_path(place.rank),
+            warm=can_be_warm(order["command"]),
+        )
+
+    def _polled(self) -> dict[int, int | None]:
+        return {n: self._ranks[n].poll() if n in self._ranks else self._codes[n] for n in self._numbers}
+
+    def _read_statuses(self) -> None:
+        for rank in self._numbers:
+            try:
+                status = self._folder.status(rank)
+            except ValueError as wrong:
+                if str(wrong) not in self._complaints:
+                    self._complaints.add(str(wrong))
+                    logger.warning("a rank's status is not understood: %s", wrong)
+                continue
+            if status is not None:
+                self._statuses[rank] = status
+
+    def _note_end(self, rank: int, code: int) -> None:
+        status = self._statuses.get(rank)
+        ended_well = code == 0 if status is None else status.is_good_end
+        self._tails[rank] = "" if ended_well else tail(self._folder.log_path(rank))[-_TAIL_LENGTH_MAX:]
+        self._oom_kills[rank] = None if status is None else oom_kills(status.memory_events)
+
+    def _note_failures(self, inner: NodeAgent) -> None:
+        for number, rank in self._ranks.items():
+            if rank.failure:
+                self._failure = self._failure or f"rank {number} cannot be started: {rank.failure}"
+        if inner.exit_code is None or self._is_killed or all(rank.has_code for rank in self._ranks.values()):
+            return
+        if inner.is_lost:
+            self._killed = self._killed or inner.end_text()
+        else:
+            self._failure = self._failure or inner.end_text()
+
+    def _urge(self) -> None:
+        """A script that has said nothing for a while does not read notices: it gets SIGTERM, once."""
+        is_mute = not self._statuses and _now_s() >= self._started_at_s + _STATUS_S
+        if self._asked and is_mute and not self._is_terminated:
+            self._is_terminated = True
+            self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        for rank in self._ranks.values():
+            rank.send(number)
+
+    def _rank_report(self, rank: int) -> dict[str, Any]:
+        status = self._statuses.get(rank)
+        return {
+            "rank": rank,
+            "exit_code": self._codes[rank],
+            "status": None if status is None else encode(status),
+            "written_at_ns": 0 if status is None else status.written_at_ns,
+            "tail": self._tails.get(rank, ""),
+            "oom_kills": self._oom_kills.get(rank),
+        }
+
+
+def _now_s() -> float:
+    return time.monotonic()
