@@ -3,8 +3,8 @@
 Two streams meet here: a watch, which tells every change in order but late, and the answers to our own writes, which
 come at once but in any order. `version` is the newest version up to which the watch has told everything. An answer that
 is not newer has nothing to add, not even where the object is missing here: then it has been deleted since. An answer
-that is newer goes in ahead of the watch. What we know to be gone is remembered by its uid, which never comes back, until
-the watch has told of its end."""
+that is newer goes in ahead of the watch. What we know to be gone is remembered by its uid, which never comes back,
+until the watch has told of its end."""
 
 from __future__ import annotations
 

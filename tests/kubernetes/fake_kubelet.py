@@ -141,7 +141,7 @@ class FakeKubelet:
             if phase == "Running":
                 self._report_exit(pod, self._exits[uid_of(pod)])
         elif phase == "Pending":
-            self._report(pod, _running(next(self._addresses)))
+            self._report(pod, _running(pod, next(self._addresses)))
             self.on_start(pod)
 
     def _end(self, pod: Object, phase: str) -> None:
@@ -188,46 +188,38 @@ class FakeKubelet:
                     log.info("the lease of %s was not renewed: %s", name, error)
 
 
-def _running(address: str) -> Object:
-    now = _now()
-    ready = {"name": "main", "image": "none", "imageID": "", "restartCount": 0, "ready": True, "started": True}
+def _running(pod: Object, address: str) -> Object:
+    conditions = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
     return {
         "phase": "Running",
         "podIP": address,
         "podIPs": [{"ip": address}],
-        "startTime": now[:19] + "Z",
-        "conditions": [
-            _condition(each, "True") for each in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
-        ],
-        "containerStatuses": [{**ready, "state": {"running": {"startedAt": now[:19] + "Z"}}}],
+        "startTime": _now_s(),
+        "conditions": [_condition(each, "True") for each in conditions],
+        "containerStatuses": _containers(pod, is_ready=True, state={"running": {"startedAt": _now_s()}}),
     }
 
 
 def _exited(pod: Object, exit_code: int) -> Object:
-    ended = {
-        "exitCode": exit_code,
-        "reason": "Completed" if exit_code == 0 else "Error",
-        "finishedAt": _now()[:19] + "Z",
-    }
-    (container,) = pod["status"]["containerStatuses"]
+    """All its containers exit with this code."""
+    ended = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "finishedAt": _now_s()}
     return {
         "phase": "Failed" if exit_code else "Succeeded",
         "conditions": [
             *(_condition(each, "True") for each in ("PodScheduled", "Initialized")),
             *(_condition(each, "False") for each in ("ContainersReady", "Ready")),
         ],
-        "containerStatuses": [{**container, "ready": False, "started": False, "state": {"terminated": ended}}],
+        "containerStatuses": _containers(pod, is_ready=False, state={"terminated": ended}),
     }
 
 
-def _condition(type_: str, status: str) -> Object:
-    return {
-        "type": type_,
-        "status": status,
-        "reason": "FakeKubelet",
-        "message": "",
-        "lastTransitionTime": _now()[:19] + "Z",
-    }
+def _containers(pod: Object, *, is_ready: bool, state: Object) -> list[Object]:
+    said = {"imageID": "", "restartCount": 0, "ready": is_ready, "started": is_ready, "state": state}
+    return [{"name": each["name"], "image": each["image"], **said} for each in pod["spec"]["containers"]]
+
+
+def _condition(what: str, status: str) -> Object:
+    return {"type": what, "status": status, "reason": "FakeKubelet", "message": "", "lastTransitionTime": _now_s()}
 
 
 def _addresses() -> Iterator[str]:
@@ -237,3 +229,8 @@ def _addresses() -> Iterator[str]:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _now_s() -> str:
+    """To the second, as all times but a Lease's are."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,115 @@
+"""What is sent, and what may be sent twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.k8s import calls
+from scheduler.k8s.api_error import error_of, error_of_status
+from scheduler.k8s.kinds import ELASTIC_JOB, LEASE, NODE, POD
+from scheduler.k8s.objects import Object
+
+SENT: Object = {
+    "metadata": {"name": "p", "namespace": "ns", "labels": {"a": "1"}, "annotations": {"epoch": "4"}},
+    "spec": {},
+}
+
+
+def as_found(**changes: object) -> Object:
+    metadata = {
+        **SENT["metadata"],
+        "labels": {"a": "1", "added-by-a-webhook": "x"},
+        "managedFields": [{"manager": "ebbtide"}],
+        **changes,
+    }
+    return {"metadata": metadata, "spec": {}}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (calls.path_of(POD), "/api/v1/pods"),
+        (calls.path_of(POD, "ns", "p", "status"), "/api/v1/namespaces/ns/pods/p/status"),
+        (calls.path_of(NODE, "", "n"), "/api/v1/nodes/n"),
+        (calls.path_of(LEASE, "ns"), "/apis/coordination.k8s.io/v1/namespaces/ns/leases"),
+        (calls.path_of(ELASTIC_JOB, "ns", "j"), "/apis/ebbtide.dev/v1alpha1/namespaces/ns/elasticjobs/j"),
+    ],
+)
+def test_paths(path: str, expected: str) -> None:
+    assert path == expected
+
+
+def test_a_version_guards_a_merge_patch_without_losing_its_metadata() -> None:
+    change = {"metadata": {"labels": {"a": None}}, "spec": {"x": 1}}
+    call = calls.merging(NODE, "/api/v1/nodes/n", change, "7")
+    assert call.body == {"metadata": {"labels": {"a": None}, "resourceVersion": "7"}, "spec": {"x": 1}}
+    assert change["metadata"] == {"labels": {"a": None}}
+
+
+def test_only_a_guarded_json_patch_may_be_repeated() -> None:
+    steps = [{"op": "add", "path": "/spec/taints/-", "value": {}}]
+    assert not calls.editing(NODE, "/n", steps, "").repeatable
+    guarded = calls.editing(NODE, "/n", steps, "7")
+    assert guarded.repeatable
+    assert guarded.body[0] == {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
+
+
+def test_a_name_that_the_server_makes_up_is_asked_for_once() -> None:
+    assert calls.creating(POD, SENT).repeatable
+    assert not calls.creating(POD, {"metadata": {"generateName": "p-", "namespace": "ns"}}).repeatable
+
+
+def test_a_deletion_names_only_the_preconditions_given() -> None:
+    bare = calls.deleting(POD, "/p", uid=None, resource_version=None, grace_s=None).body
+    assert bare["preconditions"] == {}
+    assert "gracePeriodSeconds" not in bare
+    full = calls.deleting(POD, "/p", uid="u", resource_version="7", grace_s=0).body
+    assert full["preconditions"] == {"uid": "u", "resourceVersion": "7"}
+    assert full["gracePeriodSeconds"] == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "is_ours"),
+    [
+        (as_found(), True),
+        (as_found(annotations={"epoch": "5"}), False),
+        (as_found(labels={}), False),
+        (as_found(managedFields=[{"manager": "kubectl"}]), False),
+        (as_found(deletionTimestamp="2026-01-01T00:00:00Z"), False),
+    ],
+)
+def test_what_exists_is_ours_if_it_bears_all_that_we_sent(found: Object, is_ours: bool) -> None:
+    assert calls.is_made_by(SENT, found) is is_ours
+
+
+@pytest.mark.parametrize(
+    ("left", "is_ending"),
+    [
+        ({"kind": "Status", "status": "Success"}, False),
+        ({"metadata": {"deletionGracePeriodSeconds": 0}}, False),
+        ({"metadata": {"deletionGracePeriodSeconds": 30}}, True),
+        ({"metadata": {"deletionGracePeriodSeconds": 0, "finalizers": ["x"]}}, True),
+    ],
+)
+def test_a_deletions_answer_tells_whether_the_object_is_still_there(left: Object, is_ending: bool) -> None:
+    assert calls.is_ending(left) is is_ending
+
+
+def test_a_budgets_refusal_is_an_answer_and_overload_is_not() -> None:
+    refused = error_of_status(
+        {"code": 429, "reason": "TooManyRequests", "details": {"causes": [{"reason": "DisruptionBudget"}]}}
+    )
+    assert refused.is_budget_refusal
+    assert not refused.is_passing
+    overload = error_of(429, {"Retry-After": "1"}, b"Too many requests, please try again later.\n")
+    assert overload.is_passing
+    assert not overload.may_have_happened
+    assert overload.retry_after_s == 1.0
+    assert overload.message == "Too many requests, please try again later."
+
+
+def test_a_conflict_is_told_from_an_object_that_exists_already() -> None:
+    exists = error_of_status({"code": 409, "reason": "AlreadyExists", "message": "pods p already exists"})
+    conflict = error_of_status({"code": 409, "reason": "Conflict"})
+    assert (exists.exists_already, exists.is_conflict) == (True, False)
+    assert (conflict.exists_already, conflict.is_conflict) == (False, True)
