@@ -75,7 +75,7 @@ def watching(kind: Kind, *, namespace: str, labels: str, fields: str, since: str
         "watch": "true",
         "allowWatchBookmarks": "true",
         "resourceVersion": since,
-        "timeoutSeconds": str(max(1, round(timeout_s))),
+        "timeoutSeconds": str(max(1, int(timeout_s))),
     }
     return Call("watch", kind.plural, "GET", path_of(kind, namespace), _said(query))
 

@@ -194,7 +194,8 @@ class Cluster:
                 raise
 
     def evict(self, pod: Object, *, grace_s: int | None = None) -> Eviction:
-        """Ask this very pod (its uid) to leave, as its PodDisruptionBudgets allow."""
+        """Ask this very pod (its uid) to leave, as its PodDisruptionBudgets allow. Where another pod has its name, the
+        API server takes 10 s to say so (it repeats the attempt in vain)."""
         try:
             self._asker.ask(calls.evicting(pod, grace_s=grace_s))
         except ApiError as error:

@@ -25,8 +25,8 @@ class Watcher:
     """One thread: list, then watch from the list's version, again from where it broke off, and list anew only where
     the server no longer keeps that version.
 
-    A connection can die without a word. The server is asked to end each watch before `silence_s` are over, and sends a
-    bookmark before it does; so silence for that long means that nobody is there, and the watch begins again.
+    A connection can die without a word, and a server sends no bookmarks of a kind that never changed. So it is asked to
+    end each watch before `silence_s` are over: silence for longer means that nobody is there, and we connect again.
     `is_stale` after twice that time without contact: nobody should decide anything new on such a mirror."""
 
     def __init__(
@@ -95,9 +95,9 @@ class Watcher:
         self._note_contact()
 
     def _follow(self) -> None:
-        """Until the server ends the watch. One that ends without a word counts as a failure: a server that closes
-        each watch at once is not asked in a hurry."""
-        heard = 0
+        """Until the server ends the watch, which is a sign of life in itself. One that ends early and without a word
+        counts as a failure: a server that closes each watch at once is not asked in a hurry."""
+        began_s, heard = self._monotonic_s(), 0
         watch = self._open()
         try:
             for event in watch:
@@ -108,7 +108,9 @@ class Watcher:
         finally:
             with self._lock:
                 self._watch = None
-        if not heard:
+        if heard or self._monotonic_s() - began_s > self._silence_s / 2:
+            self._note_contact()
+        else:
             self._failures += 1
 
     def _open(self) -> Watch:
@@ -123,6 +125,7 @@ class Watcher:
             timeout_s=0.8 * self._silence_s,
             silence_s=self._silence_s,
         )
+        self._contact_at_s = self._monotonic_s()
         with self._lock:
             self._watch = watch
             if self._stop.is_set():

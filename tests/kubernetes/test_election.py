@@ -1,0 +1,175 @@
+"""Who leads: on a real Lease, with clocks moved by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from scheduler.k8s.client import Cluster, connect
+from scheduler.k8s.election import LIMITS, Election, Terms
+from scheduler.k8s.kinds import LEASE
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.waiting import eventually
+
+TERMS = Terms(lease_s=10, renew_s=7.0, retry_s=1.5, margin_s=0.5)
+Candidate = Callable[..., Election]
+
+
+class Hand:
+    """A clock moved by hand."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def candidate(cluster: Cluster, namespace: str) -> Candidate:
+    def make(identity: str, clock: Hand, *, born_s: float = 1.8e9) -> Election:
+        return Election(
+            cluster,
+            name="operator",
+            namespace=namespace,
+            identity=identity,
+            terms=TERMS,
+            monotonic_s=clock,
+            wall_s=lambda: born_s + clock.now_s,
+        )
+
+    return make
+
+
+def test_one_leads_and_the_other_waits(candidate: Candidate) -> None:
+    a, b = candidate("a", Hand(0.0)), candidate("b", Hand(0.0))
+    assert [a.step(), b.step(), a.step()] == [True, False, True]
+    assert b.holder == "a"
+
+
+def test_a_silent_leader_stops_before_the_other_begins(candidate: Candidate) -> None:
+    clock = Hand(0.0)
+    a, b = candidate("a", clock), candidate("b", clock)
+    a.step()
+    b.step()
+    led: list[tuple[bool, bool]] = []
+    while not b.is_leading:
+        clock.now_s += 0.5
+        b.step()
+        led.append((a.is_leading, b.is_leading))
+    assert (True, True) not in led
+    assert clock.now_s == pytest.approx(TERMS.lease_s)
+    assert not a.step()
+    assert a.holder == "b"
+
+
+def test_a_leader_that_renews_keeps_it_however_long_the_other_waits(candidate: Candidate) -> None:
+    clock = Hand(0.0)
+    a, b = candidate("a", clock), candidate("b", clock)
+    for _ in range(20):
+        clock.now_s += 1.5
+        assert a.step()
+        assert not b.step()
+
+
+def test_clocks_that_differ_by_years_do_no_harm(candidate: Candidate) -> None:
+    """Neither zero of the monotonic clocks nor wall time counts: only how long the Lease stood still."""
+    a_clock, b_clock = Hand(1e6), Hand(3.0)
+    a, b = candidate("a", a_clock, born_s=1e9), candidate("b", b_clock, born_s=2e9)
+    assert a.step()
+    for _ in range(20):
+        a_clock.now_s += 1.5
+        b_clock.now_s += 1.5
+        assert a.step()
+        assert not b.step()
+    b_clock.now_s += TERMS.lease_s
+    assert b.step()
+
+
+def test_a_lease_that_was_released_is_taken_at_once(candidate: Candidate, cluster: Cluster, namespace: str) -> None:
+    clock = Hand(0.0)
+    a, b = candidate("a", clock), candidate("b", clock)
+    a.step()
+    b.step()
+    a.release()
+    assert not a.is_leading
+    assert cluster.get(LEASE, "operator", namespace)["spec"]["holderIdentity"] == ""
+    assert b.step()
+    assert cluster.get(LEASE, "operator", namespace)["spec"]["leaseTransitions"] == 1
+    assert not a.step()
+
+
+def test_who_no_longer_holds_it_does_not_release_it(candidate: Candidate) -> None:
+    clock = Hand(0.0)
+    a, b = candidate("a", clock), candidate("b", clock)
+    a.step()
+    b.step()
+    clock.now_s += TERMS.lease_s
+    assert b.step()
+    a.release()
+    assert b.step()
+
+
+def test_many_at_once_make_one_leader(candidate: Candidate) -> None:
+    candidates = [candidate(f"c{number}", Hand(0.0)) for number in range(6)]
+    threads = [threading.Thread(target=each.step) for each in candidates]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(each.is_leading for each in candidates) == 1
+
+
+def test_a_lease_that_somebody_deleted_is_made_again(candidate: Candidate, cluster: Cluster, namespace: str) -> None:
+    a = candidate("a", Hand(0.0))
+    a.step()
+    cluster.delete(LEASE, "operator", namespace)
+    assert a.step()
+    assert cluster.get(LEASE, "operator", namespace)["spec"]["holderIdentity"] == "a"
+
+
+def test_who_cannot_reach_the_server_leads_until_the_deadline_only(control_plane: ControlPlane, namespace: str) -> None:
+    clock = Hand(0.0)
+    own = connect(control_plane.admin_kubeconfig, limits=LIMITS)
+    a = Election(own, name="operator", namespace=namespace, identity="a", terms=TERMS, monotonic_s=clock)
+    assert a.step()
+    control_plane.pause_api()
+    try:
+        clock.now_s += 6.0
+        assert a.step()
+        clock.now_s += 1.0
+        assert not a.step()
+    finally:
+        control_plane.resume_api()
+    assert a.step()
+    own.close()
+
+
+def test_it_runs_by_itself_and_hands_over(control_plane: ControlPlane, namespace: str) -> None:
+    stops = [threading.Event(), threading.Event()]
+    clusters = [connect(control_plane.admin_kubeconfig, limits=LIMITS) for _ in stops]
+    candidates = [
+        Election(each, name="operator", namespace=namespace, identity=f"c{number}")
+        for number, each in enumerate(clusters)
+    ]
+    threads = [threading.Thread(target=each.run, args=(stop,)) for each, stop in zip(candidates, stops, strict=True)]
+    threads[0].start()
+    eventually(lambda: candidates[0].is_leading, what="the first leads")
+    threads[1].start()
+    eventually(lambda: candidates[1].holder == "c0", what="the second has seen it")
+    stops[0].set()
+    threads[0].join()
+    candidates[0].release()
+    eventually(lambda: candidates[1].is_leading, what="the second leads", timeout_s=5.0)
+    stops[1].set()
+    threads[1].join()
+    for each in clusters:
+        each.close()
+
+
+@pytest.mark.parametrize("terms", [{"lease_s": 7}, {"margin_s": 6.0}, {"retry_s": 6.0}])
+def test_terms_under_which_two_could_lead_or_none_are_refused(terms: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="terms need lease_s > renew_s"):
+        Terms(**terms)

@@ -1,0 +1,196 @@
+"""A mirror stays like the API server through restarts, silence and forgotten history."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from scheduler.k8s.api_error import ApiError
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.kinds import CONFIG_MAP
+from scheduler.k8s.mirror import Mirror
+from scheduler.k8s.objects import Key, name_of, uid_of, version_of
+from scheduler.k8s.watch_stream import ADDED, BOOKMARK, DELETED, MODIFIED, WatchEvent
+from scheduler.k8s.watching import Watcher
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.objects import a_config_map
+from tests.kubernetes.waiting import eventually
+
+SILENCE_S = 3.0
+Start = Callable[..., Watcher]
+
+
+@pytest.fixture
+def start(cluster: Cluster, namespace: str) -> Iterator[Start]:
+    started: list[Watcher] = []
+
+    def begin(*, silence_s: float = SILENCE_S, on_change: Callable[[Key], None] = lambda key: None) -> Watcher:
+        mirror = Mirror(CONFIG_MAP, namespace=namespace, indexed=["job"], on_change=on_change)
+        watcher = Watcher(cluster, mirror, silence_s=silence_s)
+        watcher.start()
+        started.append(watcher)
+        assert mirror.wait_synced(30)
+        return watcher
+
+    yield begin
+    for each in started:
+        each.stop()
+
+
+def names(watcher: Watcher) -> set[str]:
+    return {name for _, name in watcher.mirror.snapshot()}
+
+
+def is_like(watcher: Watcher, cluster: Cluster) -> bool:
+    mirror = watcher.mirror
+    truth = cluster.list(CONFIG_MAP, namespace=mirror.namespace).items
+    held = mirror.snapshot()
+    return {(name_of(item), version_of(item)) for item in truth} == {
+        (name_of(item), version_of(item)) for item in held.values()
+    }
+
+
+def test_every_change_is_told_in_order_with_bookmarks(cluster: Cluster, namespace: str) -> None:
+    since = cluster.list(CONFIG_MAP, namespace=namespace).resource_version
+    watch = cluster.watch(CONFIG_MAP, since=since, namespace=namespace, timeout_s=5.0)
+    made = cluster.create(CONFIG_MAP, a_config_map("a", namespace))
+    cluster.patch(CONFIG_MAP, "a", namespace, change={"data": {"k": "v"}})
+    cluster.delete(CONFIG_MAP, "a", namespace)
+    events = list(watch)
+    assert [event.type for event in events[:3]] == [ADDED, MODIFIED, DELETED]
+    assert events[0].object == made
+    assert {event.type for event in events[3:]} == {BOOKMARK}
+    versions = [version_of(event.object) for event in events]
+    assert versions == sorted(versions)
+
+
+def test_a_watch_is_ended_by_another_thread(cluster: Cluster, namespace: str) -> None:
+    watch = cluster.watch(CONFIG_MAP, since=cluster.list(CONFIG_MAP).resource_version, namespace=namespace)
+    events: list[WatchEvent] = []
+    reading = threading.Thread(target=lambda: events.extend(watch))
+    reading.start()
+    time.sleep(0.3)
+    watch.close()
+    reading.join(5)
+    assert not reading.is_alive()
+    watch.close()
+
+
+def test_a_version_that_is_forgotten_is_gone(control_plane: ControlPlane, cluster: Cluster, namespace: str) -> None:
+    cluster.create(CONFIG_MAP, a_config_map("a", namespace))
+    control_plane.forget_past()
+    with pytest.raises(ApiError) as caught:
+        list(cluster.watch(CONFIG_MAP, since="1", timeout_s=4.0))
+    assert caught.value.is_gone
+
+
+def test_the_mirror_follows_and_tells(cluster: Cluster, namespace: str, start: Start) -> None:
+    told: list[Key] = []
+    watcher = start(on_change=told.append)
+    cluster.create(CONFIG_MAP, a_config_map("a", namespace, labels={"job": "x"}))
+    cluster.create(CONFIG_MAP, a_config_map("b", namespace))
+    cluster.delete(CONFIG_MAP, "b", namespace)
+    eventually(lambda: told == [(namespace, each) for each in ("a", "b", "b")], what=f"three changes, {told}")
+    assert [name_of(item) for item in watcher.mirror.labelled("job", "x")] == ["a"]
+    assert watcher.lists == 1
+
+
+def test_a_write_that_is_put_ahead_is_not_told_twice(cluster: Cluster, namespace: str, start: Start) -> None:
+    told: list[Key] = []
+    watcher = start(on_change=told.append)
+    watcher.mirror.put_ahead(cluster.create(CONFIG_MAP, a_config_map("a", namespace)))
+    assert names(watcher) == {"a"}
+    cluster.create(CONFIG_MAP, a_config_map("z", namespace))
+    eventually(lambda: "z" in names(watcher), what="the watch is past it")
+    assert told == [(namespace, "a"), (namespace, "z")]
+
+
+def test_watches_that_end_in_time_are_taken_up_where_they_ended(cluster: Cluster, namespace: str, start: Start) -> None:
+    watcher = start(silence_s=2.0)
+    for number in range(8):
+        cluster.create(CONFIG_MAP, a_config_map(f"c{number}", namespace))
+        time.sleep(0.5)
+    eventually(lambda: len(watcher.mirror) == 8, what="all are seen")
+    assert watcher.watches >= 3
+    assert watcher.lists == 1
+    assert not watcher.is_stale
+
+
+@pytest.mark.parametrize("end", [ControlPlane.kill_api, ControlPlane.stop_api])
+def test_the_api_server_is_restarted(
+    control_plane: ControlPlane, cluster: Cluster, namespace: str, start: Start, end: Callable[[ControlPlane], None]
+) -> None:
+    watcher = start()
+    cluster.create(CONFIG_MAP, a_config_map("before", namespace))
+    cluster.create(CONFIG_MAP, a_config_map("doomed", namespace))
+    eventually(lambda: "doomed" in names(watcher), what="both are seen")
+    end(control_plane)
+    control_plane.start_api()
+    cluster.delete(CONFIG_MAP, "doomed", namespace)
+    cluster.create(CONFIG_MAP, a_config_map("after", namespace))
+    eventually(lambda: names(watcher) == {"before", "after"}, what="it hears again")
+    eventually(lambda: is_like(watcher, cluster), what="the mirror is like the server")
+    assert not watcher.is_stale
+
+
+def test_history_that_was_forgotten_while_we_were_away_is_listed_anew(
+    control_plane: ControlPlane, cluster: Cluster, namespace: str, start: Start
+) -> None:
+    watcher = start()
+    cluster.create(CONFIG_MAP, a_config_map("doomed", namespace))
+    eventually(lambda: "doomed" in names(watcher), what="it is seen")
+    control_plane.forget_past()
+    cluster.delete(CONFIG_MAP, "doomed", namespace)
+    control_plane.forget_past()
+    eventually(lambda: "doomed" not in names(watcher), what="its end is known")
+    eventually(lambda: is_like(watcher, cluster), what="the mirror is like the server")
+
+
+def test_a_frozen_server_makes_the_mirror_stale_and_a_thawed_one_heals_it(
+    control_plane: ControlPlane, cluster: Cluster, namespace: str, start: Start
+) -> None:
+    watcher = start(silence_s=2.0)
+    assert not watcher.is_stale
+    control_plane.pause_api()
+    try:
+        eventually(lambda: watcher.is_stale, what="silence is noticed")
+    finally:
+        control_plane.resume_api()
+    cluster.create(CONFIG_MAP, a_config_map("after", namespace))
+    eventually(lambda: "after" in names(watcher) and not watcher.is_stale, what="it hears again")
+
+
+def test_it_stops_quickly_also_while_the_server_is_frozen(control_plane: ControlPlane, start: Start) -> None:
+    quiet, frozen = start(silence_s=60.0), start(silence_s=60.0)
+    began_s = time.monotonic()
+    quiet.stop()
+    control_plane.pause_api()
+    try:
+        frozen.stop()
+    finally:
+        control_plane.resume_api()
+    assert time.monotonic() - began_s < 5.0
+
+
+def test_a_storm_of_changes_leaves_the_mirror_like_the_server(cluster: Cluster, namespace: str, start: Start) -> None:
+    watcher = start()
+
+    def write(worker: int) -> None:
+        for number in range(40):
+            name = f"c{number % 5}"
+            item = a_config_map(name, namespace, n=f"{worker}.{number}")
+            watcher.mirror.put_ahead(cluster.apply(CONFIG_MAP, item))
+            held = watcher.mirror.get(name, namespace)
+            if held and number % 3 == worker % 3:
+                assert cluster.delete(CONFIG_MAP, name, namespace, uid=uid_of(held)) is None
+                watcher.mirror.remove_ahead(held)
+
+    writers = [threading.Thread(target=write, args=(worker,)) for worker in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    eventually(lambda: is_like(watcher, cluster), what="the mirror is like the server")
