@@ -33,7 +33,9 @@ class Pace:
 
 class Controller:
     """One thread, one loop. Hints merge: however many commands wait, they cost one tick. `has_news` tells, at each
-    poll and cheaply, that the executor's world has changed in a way that a tick should not come late for."""
+    poll and cheaply, that the executor's world has changed in a way that a tick should not come late for. `may_lead`
+    is asked at each step: where another election stands before the store's lease, who has lost that one gives the
+    lease up."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class Controller:
         demand: DemandWatch,
         on_report: Callable[[TickReport], None],
         has_news: Callable[[], bool] = lambda: False,
+        may_lead: Callable[[], bool] = lambda: True,
         pace: Pace | None = None,
         at: Hook = no_hook,
     ) -> None:
@@ -59,6 +62,7 @@ class Controller:
         self._demand = demand
         self._on_report = on_report
         self._has_news = has_news
+        self._may_lead = may_lead
         self._pace = pace or Pace()
         self._at = at
         self._lease: Lease | None = None
@@ -110,6 +114,11 @@ class Controller:
     def _lead(self, now_s: float) -> bool:
         """Hold the lease. A new leader first puts the stored state into effect: that heals what an earlier one
         committed and never did."""
+        if not self._may_lead():
+            if self._lease is not None:
+                self._store.release(self._holder)
+                self._lease = None
+            return False
         if self._lease is not None and now_s < self._renew_at_s:
             return True
         before = self._lease

@@ -27,6 +27,7 @@ class Rig:
         self.executor = RecordingExecutor()
         self.reports: list[TickReport] = []
         self.news = False
+        self.elected = True
         self.pool: Executor = ThreadPoolExecutor(1)
         self.controller = Controller(
             holder=holder,
@@ -38,6 +39,7 @@ class Rig:
             demand=DemandWatch(self.store, SeasonalForecaster, memory_s=1000.0),
             on_report=self.reports.append,
             has_news=lambda: self.news,
+            may_lead=lambda: self.elected,
             pace=Pace(poll_s=0.001, tick_s_max=50.0, lease_s=9.0),
         )
 
@@ -102,6 +104,20 @@ def test_a_leader_that_lost_its_lease_writes_nothing_more_and_may_lead_again() -
     assert first.step(1.0) is None
     effects = len(first.executor.converged)
     assert first.step(30.0) is not None
+    assert len(first.executor.converged) == effects + 2
+
+
+def test_who_is_not_elected_gives_the_lease_up_for_the_one_who_is() -> None:
+    first = Rig()
+    first.step()
+    second = Rig(first.store, holder="two")
+    first.elected = False
+    assert first.step(1.0) is None
+    assert second.step(1.0) is not None
+    first.elected, second.elected = True, False
+    assert second.step(1.0) is None
+    effects = len(first.executor.converged)
+    assert first.step(60.0) is not None
     assert len(first.executor.converged) == effects + 2
 
 
