@@ -14,12 +14,12 @@ from types import MappingProxyType
 
 from scheduler.k8s.client import Listed
 from scheduler.k8s.kinds import Kind
-from scheduler.k8s.objects import Key, Object, key_of, labels_of, uid_of, version_of
+from scheduler.k8s.objects import Key, Object, key_of, labels_of, lean, uid_of, version_of
 from scheduler.k8s.watch_stream import BOOKMARK, DELETED, WatchEvent
 
 
 class Mirror:
-    """Thread-safe. Objects are shared between all who ask, so nobody changes them. `indexed` names the labels that
+    """Thread-safe. Objects are shared between all who ask, so nobody changes them, and lack managedFields. `indexed` names the labels that
     `labelled` may be asked for. `on_change` is called without the lock, by the thread that brought the change."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Mirror:
             return False
         if held is not None:
             self._drop(key)
-        self._objects[key] = item
+        self._objects[key] = lean(item)
         for label, keys_by_value in self._index.items():
             value = labels_of(item).get(label)
             if value is not None:

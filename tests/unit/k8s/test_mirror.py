@@ -133,6 +133,13 @@ def test_each_change_is_counted_and_told_once() -> None:
     assert mirror.changes == changes
 
 
+def test_it_keeps_no_record_of_who_wrote_which_field() -> None:
+    item = a_thing("a", 3, job="x")
+    item["metadata"]["managedFields"] = [{"manager": "ebbtide"}]
+    assert synced(5, item).get("a", "ns") == a_thing("a", 3, job="x")
+    assert "managedFields" in item["metadata"]
+
+
 STEPS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["write", "delete"])), max_size=12)
 
 
