@@ -6,6 +6,8 @@ it out (no answer, 5xx), it depends on what a second time would do:
 * get, list, watch change nothing.
 * apply, a merge patch and delete come to the same end twice. With a resourceVersion as precondition the second time
   may conflict with our own first: the caller reads anew, as it does at any conflict. A replacement always has one.
+  (A first attempt that got stuck on its way may arrive after all, even after what we did next. An apply without a
+  resourceVersion could then bring back what was deleted meanwhile; the next look at the whole takes it away again.)
 * create with a name: the second time the object exists already. If it bears all labels and annotations that we sent
   (they name job, generation and epoch) and our field manager wrote it, it is ours, and counts as made.
 * bind: the second time the pod is bound already; if it is this pod (uid) and this node, it counts as bound.

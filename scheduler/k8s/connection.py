@@ -87,7 +87,10 @@ class Connection:
             raise _no_answer(error) from error
         if not 200 <= answer.status < 300:
             raise error_of(answer.status, answer.headers, body)
-        return json.loads(body)
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise _no_answer(error) from error
 
     def stream(self, call: Call, *, silence_s: float) -> Lines:
         """Lines until the server ends them; silence longer than `silence_s` is an error. Raises ApiError."""

@@ -19,8 +19,9 @@ from scheduler.k8s.watch_stream import BOOKMARK, DELETED, WatchEvent
 
 
 class Mirror:
-    """Thread-safe. Objects are shared between all who ask, so nobody changes them, and lack managedFields. `indexed` names the labels that
-    `labelled` may be asked for. `on_change` is called without the lock, by the thread that brought the change."""
+    """Thread-safe. Objects are shared between all who ask, so nobody changes them; they lack managedFields. `indexed`
+    names the labels that `labelled` may be asked for. `on_change` is called without the lock, by the thread that
+    brought the change."""
 
     def __init__(
         self,

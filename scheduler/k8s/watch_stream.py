@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduler.k8s.api_error import error_of_status
+from scheduler.k8s.api_error import NO_ANSWER, ApiError, error_of_status
 from scheduler.k8s.objects import Object
 
 ADDED, MODIFIED, DELETED, BOOKMARK = "ADDED", "MODIFIED", "DELETED", "BOOKMARK"
@@ -44,7 +44,10 @@ class Watch:
 
 def _events(lines: Iterable[bytes]) -> Iterator[WatchEvent]:
     for line in lines:
-        said = json.loads(line)
+        try:
+            said = json.loads(line)
+        except ValueError as error:
+            raise ApiError(NO_ANSWER, type(error).__name__, f"not a line of a watch: {line[:80]!r}") from error
         if said["type"] == "ERROR":
             raise error_of_status(said["object"])
         yield WatchEvent(said["type"], said["object"])

@@ -148,6 +148,18 @@ def test_an_overloaded_server_is_asked_to_evict_again_and_a_budget_is_not(script
     assert len(server.heard) == 2
 
 
+def test_an_answer_that_is_not_json_is_no_answer(script: Script) -> None:
+    cluster, _, asked = script(Answer(body="<html>a proxy's greeting</html>"), Answer(body=MADE))
+    assert cluster.get(CONFIG_MAP, "c", "ns") == MADE
+    assert [each.status for each in asked] == [0, 200]
+
+
+def test_a_watch_that_is_not_one_is_an_error(script: Script) -> None:
+    cluster, _, _ = script(Answer(body="<html>a proxy's greeting</html>\n"))
+    with pytest.raises(ApiError, match="not a line of a watch"):
+        list(cluster.watch(CONFIG_MAP, since="1"))
+
+
 def test_nobody_there_is_no_answer_and_certainly_nothing_done(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,0 +1,133 @@
+"""A proxy before the real API server that loses, delays and refuses what it is told to."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tests.kubernetes.control_plane import ADMIN, ControlPlane
+
+PASSED_ON = ("Content-Type", "Accept", "Authorization")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`status` is answered without asking the API server; otherwise the server does the work, and its answer comes
+    `delay_s` late or, if `swallow`, never."""
+
+    status: int = 0
+    delay_s: float = 0.0
+    swallow: bool = False
+
+
+FAULTLESS = Fault()
+
+
+class FaultProxy:
+    """Speaks plain HTTP. Who brings a bearer token is who it says, everybody else is admin. `fault` is asked for each
+    request, with its method and path."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.fault: Callable[[str, str], Fault] = lambda method, path: FAULTLESS
+        self._plane = plane
+        self._trust = ssl.create_default_context(cafile=str(plane.authority.certificate("ca")))
+        self._admin = ssl.create_default_context(cafile=str(plane.authority.certificate("ca")))
+        self._admin.load_cert_chain(plane.authority.certificate(ADMIN), plane.authority.key(ADMIN))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+
+    def kubeconfig(self, folder: Path, **user: str) -> Path:
+        document = {
+            "clusters": [{"name": "proxy", "cluster": {"server": f"http://127.0.0.1:{self._server.server_port}"}}],
+            "users": [{"name": "user", "user": user}],
+            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "user"}}],
+            "current-context": "proxy",
+        }
+        path = folder / "proxy.kubeconfig"
+        path.write_text(json.dumps(document))
+        return path
+
+    @contextmanager
+    def running(self) -> Iterator[FaultProxy]:
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            thread.join()
+            self._server.server_close()
+
+    def ask(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
+        context = self._trust if "Authorization" in headers else self._admin
+        upstream = http.client.HTTPSConnection("127.0.0.1", self._plane.api_port, timeout=60, context=context)
+        upstream.request(method, path, body or None, headers)
+        return upstream, upstream.getresponse()
+
+
+def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _relay(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            fault = proxy.fault(self.command, self.path)
+            if fault.status:
+                status = {"kind": "Status", "code": fault.status, "reason": "Fault", "message": "as the test wants"}
+                self._answer(fault.status, json.dumps(status).encode())
+                return
+            headers = {name: self.headers[name] for name in PASSED_ON if name in self.headers}
+            try:
+                upstream, answer = proxy.ask(self.command, self.path, body, headers)
+            except (OSError, http.client.HTTPException):
+                self.close_connection = True
+                return
+            time.sleep(fault.delay_s)
+            if fault.swallow:
+                answer.read()
+                self.close_connection = True
+            elif "watch=true" in self.path and answer.status == 200:
+                self._stream(answer)
+            else:
+                self._answer(answer.status, answer.read(), answer.headers.get("Retry-After"))
+            upstream.close()
+
+        def _answer(self, status: int, body: bytes, retry_after: str | None = None) -> None:
+            self.send_response(status)
+            if retry_after:
+                self.send_header("Retry-After", retry_after)
+            self.send_header("Content-Length", str(len(body)))
+            try:
+                self.end_headers()
+                self.wfile.write(body)
+            except OSError:
+                self.close_connection = True  # who asked has given up waiting
+
+        def _stream(self, answer: http.client.HTTPResponse) -> None:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.close_connection = True
+            try:
+                while chunk := answer.read1(1 << 16):
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+                self.wfile.write(b"0\r\n\r\n")
+            except (OSError, http.client.HTTPException):
+                return  # one of the two ends is gone
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _relay  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Say nothing."""
+
+    return Handler

@@ -1,0 +1,89 @@
+"""Answers that are lost, late or refused: everything is done once, and the mirror is like the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from scheduler.k8s.asking import Limits
+from scheduler.k8s.client import Cluster, connect
+from scheduler.k8s.kinds import CONFIG_MAP, POD
+from scheduler.k8s.mirror import Mirror
+from scheduler.k8s.objects import name_of, uid_of, version_of
+from scheduler.k8s.watching import Watcher
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.fault_proxy import FAULTLESS, Fault, FaultProxy
+from tests.kubernetes.objects import a_config_map, a_pod
+from tests.kubernetes.waiting import eventually
+
+FAULTS = (Fault(429), Fault(503), Fault(swallow=True), Fault(delay_s=2.0))
+STUBBORN = Limits(rate_per_s=1000.0, burst=1000, read_s=1.0, patience_s=60.0)
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
+    with FaultProxy(control_plane).running() as started:
+        yield started
+
+
+@pytest.fixture
+def through(proxy: FaultProxy, tmp_path: Path) -> Iterator[Cluster]:
+    cluster = connect(proxy.kubeconfig(tmp_path), limits=STUBBORN, rng=Random(3))
+    yield cluster
+    cluster.close()
+
+
+def test_what_is_made_while_answers_are_lost_is_made_once(
+    cluster: Cluster, through: Cluster, proxy: FaultProxy, namespace: str
+) -> None:
+    rng = Random(7)
+    hits: list[Fault] = []
+
+    def fault(method: str, path: str) -> Fault:
+        chosen = rng.choice(FAULTS) if rng.random() < 0.4 else FAULTLESS
+        hits.append(chosen)
+        return chosen
+
+    mirror = Mirror(CONFIG_MAP, namespace=namespace)
+    watcher = Watcher(through, mirror, silence_s=3.0, rng=Random(4))
+    watcher.start()
+    proxy.fault = fault
+    for number in range(12):
+        made = through.create(CONFIG_MAP, a_config_map(f"c{number}", namespace, labels={"n": str(number)}))
+        mirror.put_ahead(made)
+        through.apply(CONFIG_MAP, a_config_map(f"c{number}", namespace, k="v"))
+        if number % 3 == 0:
+            assert through.delete(CONFIG_MAP, name_of(made), namespace, uid=uid_of(made)) is None
+    assert set(FAULTS) <= set(hits)
+    proxy.fault = lambda method, path: FAULTLESS
+    items = cluster.list(CONFIG_MAP, namespace=namespace).items
+    assert {name_of(item) for item in items} == {f"c{number}" for number in range(12) if number % 3}
+    truth = {(namespace, name_of(item)): version_of(item) for item in items}
+    eventually(
+        lambda: {key: version_of(item) for key, item in mirror.snapshot().items()} == truth,
+        what="the mirror is like the server",
+    )
+    watcher.stop()
+
+
+def test_a_binding_whose_answer_is_lost_is_a_binding(
+    cluster: Cluster, through: Cluster, proxy: FaultProxy, kubelet: FakeKubelet, namespace: str
+) -> None:
+    node = name_of(kubelet.add_node(f"n-{namespace}"))
+    pod = cluster.create(POD, a_pod("p", namespace))
+    lost: list[str] = []
+
+    def lose_one(method: str, path: str) -> Fault:
+        if path.partition("?")[0].endswith("/binding") and not lost:
+            lost.append(path)
+            return Fault(swallow=True)
+        return FAULTLESS
+
+    proxy.fault = lose_one
+    through.bind(pod, node)
+    assert lost
+    assert cluster.get(POD, "p", namespace)["spec"]["nodeName"] == node
