@@ -43,7 +43,7 @@ def lend_or_recall(course: Course) -> None:
             _recall(course, pool, target, standing - target.nodes)
         elif target.may_grow:
             _cancel_recalls(course, pool, target, target.nodes - standing)
-            spare = target.nodes - ledger.away.get(pool.name, 0)  # those on their way home are not home yet
+            spare = target.lasting_nodes - ledger.away.get(pool.name, 0)  # those on their way home are not home yet
             if course.full_pass and spare > 0:
                 wanted = training_wants(course.view, course.settings, grows=course.policies.scales)
                 _lend(course, pool, target, spare, wanted)

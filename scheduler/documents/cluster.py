@@ -44,6 +44,7 @@ class LendingDocument(Document):
     cold_start_s: Duration = 300.0
     kept_nodes_min: Annotated[int, Field(strict=True, ge=0)] = 0
     lent_nodes_max: Annotated[int, Field(strict=True, ge=0)] | None = None
+    loan_s_min: Duration = 0.0
     blackouts: list[BlackoutDocument] = Field(default=[])
 
     def policy(self) -> LendingPolicy:

@@ -56,6 +56,7 @@ class LendingDocument(Document):
     cold_start_s: Duration = _DEFAULT.cold_start_s
     kept_nodes_min: NodeCount = _DEFAULT.kept_nodes_min
     lent_nodes_max: NodeCount | None = _DEFAULT.lent_nodes_max
+    loan_s_min: Duration = _DEFAULT.loan_s_min
     blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(default_factory=list)
 
 

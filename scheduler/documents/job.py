@@ -53,7 +53,7 @@ def _env_name(name: str) -> str:
 def finite_json(profile: dict[str, Any]) -> dict[str, Any]:
     try:
         json.dumps(profile, allow_nan=False).encode()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise PydanticCustomError("profile", "Input should be a JSON object of finite numbers") from None
     return profile
 

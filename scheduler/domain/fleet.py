@@ -38,7 +38,8 @@ class LendingPolicy:
 
     `quantile` is the forecast level that has to fit beside the loans, `headroom` the share of the pool's GPUs
     kept free on top. A recalled node is home within `return_deadline_s`, and serves `cold_start_s` later; the
-    forecast looks ahead over the sum of both, so no loan is made that would be recalled sooner than that.
+    forecast looks ahead over the sum of both, so no loan is made that would be recalled sooner than that. Nor is one
+    made that is expected to be shorter than `loan_s_min`.
     """
 
     enabled: bool = True
@@ -48,6 +49,7 @@ class LendingPolicy:
     cold_start_s: float = 300.0
     kept_nodes_min: int = 0
     lent_nodes_max: int | None = None
+    loan_s_min: float = 0.0
     blackouts: tuple[Blackout, ...] = ()
 
     def __post_init__(self) -> None:
@@ -55,7 +57,7 @@ class LendingPolicy:
             raise ValueError(f"lending.quantile must be above 0 and below 1, got {self.quantile}")
         if not 0.0 <= self.headroom < 1.0:
             raise ValueError(f"lending.headroom must be at least 0 and below 1, got {self.headroom}")
-        for name in ("return_deadline_s", "cold_start_s", "kept_nodes_min"):
+        for name in ("return_deadline_s", "cold_start_s", "kept_nodes_min", "loan_s_min"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"lending.{name} must be at least 0, got {getattr(self, name)}")
         if self.lent_nodes_max is not None and self.lent_nodes_max < 0:

@@ -13,11 +13,13 @@ from scheduler.policies.settings import PolicySettings
 
 @dataclass(frozen=True, slots=True)
 class LendingTarget:
-    """`nodes`: how many loans the pool can bear. `may_grow`: new ones are allowed, not only the ones that run."""
+    """`nodes`: how many loans the pool can bear. `may_grow`: new ones are allowed, not only the ones that run, up to
+    `lasting_nodes`: what it can bear for as long as a loan has to last at least."""
 
     nodes: int
     may_grow: bool
     reason: Reason
+    lasting_nodes: int = 0
 
 
 def lend_nothing(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> LendingTarget:
@@ -30,7 +32,8 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
 
     floor((capacity - max(observed, forecast quantile) - headroom) / node), as Lyra (EuroSys'23, section 4) does
     with its LSTM; the quantile and the bounds of the pool's owner are ours. Without a demand reading nothing is
-    lent; while the reading is stale or the forecast missing, nothing new is.
+    lent; while the reading is stale or the forecast missing, nothing new is. A new loan has to fit beside the demand
+    of the shortest loan that is worth making too; one that runs is not recalled for that.
     """
     rules = pool.lending
     reading = snapshot.demand.get(pool.name)
@@ -41,6 +44,7 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     forecast = snapshot.forecasts.get(pool.name)
     needed = max(reading.gpus, forecast.at(rules.quantile)) if forecast else reading.gpus
     stale = snapshot.now_s - reading.at_s > settings.demand_stale_s
+    lasting = max(needed, forecast.lasting_at(rules.quantile)) if forecast else needed
     nodes = _spare_nodes(snapshot, pool, needed)
     may_grow = not (stale or forecast is None or snapshot.switches.lending_paused or _in_blackout(rules, snapshot))
     numbers = {"capacity_gpus": float(snapshot.capacity(pool.name)), "observed_gpus": reading.gpus}
@@ -49,7 +53,8 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
         f"{pool.name} uses {reading.gpus:.2f} of {numbers['capacity_gpus']:.0f} GPUs and needs at most {needed:.2f} "
         f"within {rules.horizon_s:.0f} s: it can lend {'1 node' if nodes == 1 else f'{nodes} nodes'}"
     )
-    return LendingTarget(nodes, may_grow, Reason(ReasonCode.INFERENCE_IDLE, detail, numbers))
+    reason = Reason(ReasonCode.INFERENCE_IDLE, detail, numbers)
+    return LendingTarget(nodes, may_grow, reason, lasting_nodes=_spare_nodes(snapshot, pool, lasting))
 
 
 def training_wants(snapshot: Snapshot, settings: PolicySettings, *, grows: bool) -> float:

@@ -42,7 +42,10 @@ class DemandWatch:
         if forecaster is None:
             forecaster = self._forecasters[pool.name] = self._new_forecaster()
         self._catch_up(forecaster, pool.name, now_s)
-        forecast = forecaster.forecast(now_s, pool.lending.horizon_s, quantiles=_levels(pool))
+        rules, levels = pool.lending, _levels(pool)
+        forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
+        if rules.loan_s_min > rules.horizon_s:
+            forecast = forecast.lasting(forecaster.forecast(now_s, rules.loan_s_min, quantiles=levels))
         return Command(f"forecast/{pool.name}/{now_s}", now_s, ForecastMade(pool.name, forecast), actor="forecast")
 
     def _catch_up(self, forecaster: Forecaster, pool: str, now_s: float) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from scheduler.domain.command import ForecastMade
-from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
 from scheduler.domain.forecast import Forecast
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.simulator.pending import Pending
@@ -45,7 +45,9 @@ class OracleForecaster:
             self._known.append(self._coming.take())
         while len(self._known) > 1 and self._known[1].at_s <= now_s:
             self._known.popleft()
-        return Forecast(now_s, horizon_s, (0.999,), (max(change.gpus for change in self._known),), "oracle")
+        end_s = max(now_s, self._known[0].at_s) + horizon_s + self._period_s
+        largest = max(change.gpus for change in self._known if change.at_s <= end_s)
+        return Forecast(now_s, horizon_s, (0.999,), (largest,), "oracle")
 
 
 MakeForecaster = Callable[[DemandTrace, int, float], Forecaster]
@@ -83,7 +85,14 @@ class Forecasts:
     def made_at(self, now_s: float) -> tuple[ForecastMade, ...]:
         """A forecast for every pool that lends and whose demand has begun."""
         return tuple(
-            ForecastMade(pool.name, self._forecasters[pool.name].forecast(now_s, pool.lending.horizon_s))
+            ForecastMade(pool.name, _forecast(self._forecasters[pool.name], pool.lending, now_s))
             for pool in self._pools
             if pool.name in self._heard_of
         )
+
+
+def _forecast(forecaster: Forecaster, rules: LendingPolicy, now_s: float) -> Forecast:
+    forecast = forecaster.forecast(now_s, rules.horizon_s)
+    if rules.loan_s_min <= rules.horizon_s:
+        return forecast
+    return forecast.lasting(forecaster.forecast(now_s, rules.loan_s_min))

@@ -95,3 +95,11 @@ def test_the_switches_pause_lending_or_call_everything_home() -> None:
 def test_a_set_that_does_not_lend_calls_everything_home() -> None:
     snapshot = world(0, 0)
     assert lend_nothing(snapshot, snapshot.pools["inference"], SETTINGS).nodes == 0
+
+
+def test_a_new_loan_has_to_fit_beside_the_demand_of_the_shortest_one_worth_making() -> None:
+    snapshot = world(0, 8, LendingPolicy(headroom=0.0, loan_s_min=3600.0))
+    soon = snapshot.forecasts["inference"]
+    later = replace(snapshot, forecasts={"inference": soon.lasting(replace(soon, gpus=(0.0, 20.0)))})
+    assert (target(snapshot).nodes, target(snapshot).lasting_nodes) == (3, 3)
+    assert (target(later).nodes, target(later).lasting_nodes) == (3, 1)

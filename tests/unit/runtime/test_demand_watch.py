@@ -84,3 +84,11 @@ def test_nothing_is_forecast_for_pools_that_do_not_lend_or_say_nothing() -> None
     closed = Rig(LendingPolicy(enabled=False))
     closed.record(1.0, 2.0)
     assert closed.watch.forecasts(closed.snapshot, 10.0) == ()
+
+
+def test_a_pool_that_lends_for_long_alone_gets_a_second_look_that_far_ahead() -> None:
+    rig = Rig(LendingPolicy(loan_s_min=3600.0))
+    rig.record(100.0, 9.0)
+    (made,) = rig.watch.forecasts(rig.snapshot, 200.0)
+    assert isinstance(made.body, ForecastMade)
+    assert (made.body.forecast.horizon_s, len(made.body.forecast.lasting_gpus)) == (600.0, 5)

@@ -38,3 +38,13 @@ def test_an_oracle_knows_the_repetitions_of_the_seed() -> None:
     seen = [change for change, _ in zip(trace.changes(7), range(20), strict=False)]
     oracle = OracleForecaster(trace, seed=7, period_s=0.0)
     assert [oracle.forecast(change.at_s, 1.0).at(0.999) for change in seen] == [change.gpus for change in seen]
+
+
+def test_an_oracle_that_looked_far_ahead_for_a_long_loan_still_tells_what_comes_soon() -> None:
+    lends = Pool("chat", PoolKind.INFERENCE, LendingPolicy(return_deadline_s=100.0, cold_start_s=0.0, loan_s_min=1000.0))
+    trace = DemandTrace("chat", (0.0, 600.0, 5000.0), (4.0, 9.0, 2.0))
+    forecasts = Forecasts([lends], [trace], lambda trace: OracleForecaster(trace, seed=1, period_s=0.0))
+    forecasts.observe(DemandChange(0.0, "chat", 4.0))
+    for now_s in (0.0, 10.0):
+        (made,) = forecasts.made_at(now_s)
+        assert (made.forecast.at(0.999), made.forecast.lasting_at(0.999)) == (4.0, 9.0)
