@@ -10,8 +10,8 @@ class Forecast:
     """Quantiles of the largest GPU demand of one pool within the next `horizon_s` seconds.
 
     `quantiles` are ascending levels in (0, 1); `gpus[i]` is the demand that stays unexceeded with probability
-    `quantiles[i]`. `method` names the forecaster, for people. `lasting_gpus` are the same over the shortest loan that is
-    worth making, empty where the horizon covers it.
+    `quantiles[i]`. `method` names the forecaster, for people. `lasting_gpus` are the same over the shortest loan that
+    is worth making, empty where the horizon covers it.
     """
 
     made_at_s: float

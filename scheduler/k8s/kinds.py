@@ -43,6 +43,8 @@ SCHEDULER_NAME = "ebbtide"
 MANAGED_BY = f"{GROUP}/operator"
 """The value of an ElasticJob's `managedBy` that means us; an empty one does too."""
 JOB_FINALIZER = f"{GROUP}/job"
+POOL_FINALIZER = f"{GROUP}/pool"
+QUEUE_FINALIZER = f"{GROUP}/queue"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -59,6 +61,9 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 EPOCH_ANNOTATION = f"{GROUP}/epoch"
 GPUS_ANNOTATION = f"{GROUP}/gpus"
 GENERATION_ANNOTATION = f"{GROUP}/generation"
+ORIGIN_ANNOTATION = f"{GROUP}/origin"
+"""Of an ElasticJob that we made for a job which somebody else asked for: its name is the job's id."""
+FROM_API = "api"
 
 LOANED_TAINT_KEY = f"{GROUP}/loaned"
 LOANED_TAINT = {"key": LOANED_TAINT_KEY, "value": "training", "effect": "NoSchedule"}

@@ -41,7 +41,8 @@ def test_an_oracle_knows_the_repetitions_of_the_seed() -> None:
 
 
 def test_an_oracle_that_looked_far_ahead_for_a_long_loan_still_tells_what_comes_soon() -> None:
-    lends = Pool("chat", PoolKind.INFERENCE, LendingPolicy(return_deadline_s=100.0, cold_start_s=0.0, loan_s_min=1000.0))
+    rules = LendingPolicy(return_deadline_s=100.0, cold_start_s=0.0, loan_s_min=1000.0)
+    lends = Pool("chat", PoolKind.INFERENCE, rules)
     trace = DemandTrace("chat", (0.0, 600.0, 5000.0), (4.0, 9.0, 2.0))
     forecasts = Forecasts([lends], [trace], lambda trace: OracleForecaster(trace, seed=1, period_s=0.0))
     forecasts.observe(DemandChange(0.0, "chat", 4.0))

@@ -1,0 +1,148 @@
+"""The specs of Pools and Queues on Kubernetes, as their owners write them there."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from scheduler.documents.document import Document, read
+from scheduler.documents.fleet import LendingDocument, NodeCount, lending_policy
+from scheduler.documents.job import CAMEL, GPUS_MAX, Label, Text
+from scheduler.documents.job_queue import QueueDocument, job_queue
+from scheduler.documents.refusal import refused_field
+from scheduler.documents.units import Duration, Size
+from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
+from scheduler.domain.job_queue import JobQueue
+
+AHEAD_S_MAX = 86_400.0
+_DEFAULT = LendingPolicy()
+_Labels = Annotated[dict[Text, Text], Field(min_length=1, max_length=16)]
+_Gpus = Annotated[int, Field(strict=True, ge=0, le=GPUS_MAX)]
+
+
+class _Named(Document):
+    name: Label
+
+
+class BlackoutSpec(Document):
+    start: Duration
+    end: Duration
+
+
+class LendingSpec(Document):
+    """Absent fields keep the default. No demand is forecast further ahead than a day."""
+
+    model_config = CAMEL
+    enabled: Annotated[bool, Field(strict=True)] = _DEFAULT.enabled
+    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = _DEFAULT.quantile
+    headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = _DEFAULT.headroom
+    max_lent_nodes: NodeCount | None = _DEFAULT.lent_nodes_max
+    min_kept_nodes: NodeCount = _DEFAULT.kept_nodes_min
+    min_loan: Duration = _DEFAULT.loan_s_min
+    return_deadline: Duration = _DEFAULT.return_deadline_s
+    cold_start: Duration = _DEFAULT.cold_start_s
+    blackouts: Annotated[list[BlackoutSpec], Field(max_length=100)] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _can_be_foreseen(self) -> Self:
+        for field, value_s in (
+            ("minLoan", self.min_loan),
+            ("returnDeadline", self.return_deadline),
+            ("coldStart", self.cold_start),
+        ):
+            if value_s > AHEAD_S_MAX:
+                raise refused_field(field, value_s, f"at most {AHEAD_S_MAX:.0f} s")
+        return self
+
+
+class DemandSpec(Document):
+    """Where it is known from how many GPUs a pool's inference needs."""
+
+    model_config = CAMEL
+    source: Literal["deployments", "prometheus", "push"]
+    selector: _Labels | None = None
+    query: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    stale_after: Duration | None = None
+
+    @model_validator(mode="after")
+    def _source_is_whole(self) -> Self:
+        for field, value, source in (
+            ("selector", self.selector, "deployments"),
+            ("query", self.query, "prometheus"),
+        ):
+            if (value is not None) != (self.source == source):
+                wanted = "a value; the source needs it" if value is None else f"nothing, unless the source is {source}"
+                raise refused_field(field, value, wanted)
+        return self
+
+
+class PoolSpec(Document):
+    """Nodes that bear all labels of `nodeSelector`. Where `gpu` is absent, each node's labels say its GPU model."""
+
+    model_config = CAMEL
+    kind: PoolKind
+    node_selector: _Labels
+    gpu: Text = ""
+    gpu_memory: Size | None = None
+    lending: LendingSpec | None = None
+    demand: DemandSpec | None = None
+
+    @model_validator(mode="after")
+    def _training_serves_nobody(self) -> Self:
+        for field, value in (("lending", self.lending), ("demand", self.demand)):
+            if self.kind is PoolKind.TRAINING and value is not None:
+                raise refused_field(field, "given", f"nothing: only a pool of kind inference has {field}")
+        return self
+
+
+class QueueSpec(Document):
+    """Absent fields keep the default: nothing guaranteed, no limit, weight 1."""
+
+    model_config = CAMEL
+    guaranteed: _Gpus = 0
+    limit: _Gpus | None = None
+    weight: Annotated[float, Field(strict=True, gt=0, le=1e6)] = 1.0
+
+    @model_validator(mode="after")
+    def _limit_holds_the_guarantee(self) -> Self:
+        if self.limit is not None and self.limit < self.guaranteed:
+            raise refused_field("limit", self.limit, f"nothing, or at least guaranteed, which is {self.guaranteed}")
+        return self
+
+
+def pool_of(name: str, spec: PoolSpec) -> Pool:
+    """The domain's form of a Pool.
+
+    Raises:
+        RefusedError: the name, or what the domain refuses though the form let it through.
+    """
+    read(_Named, {"name": name})
+    return Pool(name, spec.kind, _lending_policy(spec.lending))
+
+
+def queue_of(name: str, spec: QueueSpec) -> JobQueue:
+    """The domain's form of a Queue.
+
+    Raises:
+        RefusedError: the name.
+    """
+    quota = {"guaranteed_gpus": spec.guaranteed, "limit_gpus": spec.limit, "weight": spec.weight}
+    return job_queue(read(QueueDocument, {"name": name, **quota}))
+
+
+def _lending_policy(spec: LendingSpec | None) -> LendingPolicy:
+    if spec is None:
+        return LendingPolicy()
+    document = {
+        "enabled": spec.enabled,
+        "quantile": spec.quantile,
+        "headroom": spec.headroom,
+        "return_deadline_s": spec.return_deadline,
+        "cold_start_s": spec.cold_start,
+        "kept_nodes_min": spec.min_kept_nodes,
+        "lent_nodes_max": spec.max_lent_nodes,
+        "loan_s_min": spec.min_loan,
+        "blackouts": [{"start_s": each.start, "end_s": each.end} for each in spec.blackouts],
+    }
+    return lending_policy(read(LendingDocument, document))
