@@ -26,7 +26,7 @@ from scheduler.k8s.resources.elastic_job import (
     read_elastic_job,
     taken_generation,
 )
-from scheduler.k8s.resources.elastic_job_status import END_PHASES
+from scheduler.k8s.resources.elastic_job_status import has_ended
 from scheduler.k8s.resources.metadata import Metadata, Resource, metadata, part, time_s
 from scheduler.store.protocol import Loaded
 
@@ -85,7 +85,9 @@ def _job(resource: Resource, meta: Metadata, snapshot: Snapshot) -> tuple[dict[s
     if meta.is_deleting:
         return ({f"cancel-{meta.uid}": CancelJob(job.id)} if job is not None and _is_wanted(job) else {}), None
     status = part(resource, "status")
-    if (job is None or job.is_ended) and status.get("phase") in END_PHASES:
+    if (job is None or job.is_ended) and has_ended(status):
+        return {}, None
+    if job is None and is_from_api(meta):
         return {}, None
     before = claimed_before(status.get("conditions"), ACCEPTED)
     is_accepted = not before or before[0].holds
@@ -105,9 +107,6 @@ def _job(resource: Resource, meta: Metadata, snapshot: Snapshot) -> tuple[dict[s
 def _submit(wanted: ElasticJob, meta: Metadata) -> tuple[dict[str, CommandBody], Claim]:
     """Submitted once and never again, whatever becomes of the resource: the id holds no generation."""
     job_id = job_id_of(meta)
-    if is_from_api(meta):
-        why = f"Ebbtide made this for its job {job_id}, which does not exist here; create one without the annotations"
-        return {}, Claim(ACCEPTED, False, "NoSuchJob", why)
     bodies: dict[str, CommandBody] = {f"submit-{meta.uid}": SubmitJob(job_id, wanted.spec)}
     if wanted.suspend:
         bodies[f"suspend-{meta.uid}-{meta.generation}"] = SuspendJob(job_id)

@@ -24,9 +24,9 @@ from scheduler.k8s.resources.elastic_job import (
     job_id_of,
     taken_generation,
 )
-from scheduler.k8s.resources.elastic_job_status import END_PHASES, REFUSED, job_status, refused_status, stamped
+from scheduler.k8s.resources.elastic_job_status import REFUSED, has_ended, job_status, refused_status, stamped
 from scheduler.k8s.resources.metadata import Metadata, Resource, metadata, part
-from scheduler.k8s.steps import Create, Delete, Patch, Steps, patched
+from scheduler.k8s.steps import Create, Delete, Steps, patched, status_patched
 from scheduler.k8s.writing import World, keep, let_go, status_steps
 
 
@@ -45,8 +45,8 @@ def unknown_jobs(resources: Resources, snapshot: Snapshot) -> tuple[str, ...]:
     """Ids of jobs that are not in the snapshot and whose resources do not say yet how they ended."""
     ids = []
     for resource in resources.elastic_jobs:
-        phase = part(resource, "status").get("phase")
-        is_told = phase == REFUSED or phase in END_PHASES if isinstance(phase, str) else False
+        status = part(resource, "status")
+        is_told = status.get("phase") == REFUSED or has_ended(status)
         job_id = job_id_of(metadata(resource))
         if not is_told and is_managed_by_us(resource) and job_id not in snapshot.jobs:
             ids.append(job_id)
@@ -91,15 +91,21 @@ def _without_job(subject: _Subject, world: World) -> Steps:
     """Refused, or on its way into the store, or long ended."""
     resource, meta = subject.resource, subject.meta
     before = part(resource, "status")
-    if subject.claims and subject.is_refused:
-        refused = refused_status(subject.claims)
-        status = stamped(refused, meta, before=before, observed=meta.generation, now_s=world.now_s)
-        return status_steps(ELASTIC_JOB, resource, status, world)
     if _is_over(subject, world):
         return _deleted(meta)
-    if not subject.claims:
+    claims = (_no_such_job(meta),) if is_from_api(meta) and not has_ended(before) else subject.claims
+    if any(not claim.holds for claim in claims):
+        refused = refused_status(claims)
+        status = stamped(refused, meta, before=before, observed=meta.generation, now_s=world.now_s)
+        return status_steps(ELASTIC_JOB, resource, status, world)
+    if not claims:
         return ()
     return keep(ELASTIC_JOB, meta, JOB_FINALIZER, world.stamp, labels={JOB_LABEL: job_id_of(meta)})
+
+
+def _no_such_job(meta: Metadata) -> Claim:
+    why = f"Ebbtide made this for its job {meta.name}, which does not exist here; create one without the annotations"
+    return Claim(ACCEPTED, False, "NoSuchJob", why)
 
 
 def _follow(subject: _Subject, job: Job, world: World) -> tuple[int, Steps]:
@@ -118,7 +124,7 @@ def _follow(subject: _Subject, job: Job, world: World) -> tuple[int, Steps]:
     if is_same or is_settled or observed != meta.generation:
         return observed, ()
     body = {
-        "metadata": {"resourceVersion": meta.resource_version, "annotations": world.stamp},
+        "metadata": {"annotations": world.stamp},
         "spec": {"gpus": wanted["gpus"], "suspend": wanted["suspend"]},
     }
     return meta.generation + 1, (patched(ELASTIC_JOB, meta, body),)
@@ -138,7 +144,7 @@ def _has_left(job: Job | None, job_id: str, world: World) -> bool:
 def _is_over(subject: _Subject, world: World) -> bool:
     """A job from HTTP that has ended long ago. Resources that users wrote are theirs to delete."""
     status = part(subject.resource, "status")
-    ended = status.get("phase") in END_PHASES and world.is_older(status.get("endedAt"), world.retention.jobs_s)
+    ended = has_ended(status) and world.is_older(status.get("endedAt"), world.retention.jobs_s)
     return ended and is_from_api(subject.meta) and not subject.meta.is_deleting
 
 
@@ -157,8 +163,7 @@ def _new_resources(world: World) -> Iterator[Steps]:
         body = _resource(job, namespace, world.stamp)
         meta = metadata(body)
         status = _status(job, {}, _Subject(body, meta, job, ()), 1, world)
-        written = Patch(ELASTIC_JOB, namespace, job.id, {"status": status}, status=True)
-        yield Create(ELASTIC_JOB, body), written
+        yield Create(ELASTIC_JOB, body), status_patched(ELASTIC_JOB, meta, status)
 
 
 def _from_api(snapshot: Snapshot) -> Iterable[Job]:

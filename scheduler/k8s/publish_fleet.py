@@ -14,7 +14,7 @@ from scheduler.k8s.resources.job_queue import queue_status
 from scheduler.k8s.resources.loan import loan_resource, loan_status
 from scheduler.k8s.resources.metadata import Resource, metadata, part
 from scheduler.k8s.resources.pool import pool_status
-from scheduler.k8s.steps import Create, Delete, Patch, Steps
+from scheduler.k8s.steps import Create, Delete, Steps, status_patched
 from scheduler.k8s.writing import World, keep, let_go, status_steps
 from scheduler.policies.quota import queue_uses
 
@@ -45,9 +45,8 @@ def publish_loans(world: World) -> Iterator[Steps]:
     present = {metadata(resource).name: resource for resource in world.resources.loans}
     for name, loan in loans.items():
         if name not in present:
-            status = {"status": loan_status(loan, world.snapshot)}
             made = loan_resource(loan, world.stamp)
-            yield Create(LOAN, made), Patch(LOAN, "", name, status, status=True)
+            yield Create(LOAN, made), status_patched(LOAN, metadata(made), loan_status(loan, world.snapshot))
     for name, resource in present.items():
         known = loans.get(name) or world.ended_loans.get(name)
         yield _loan(resource, known, world)

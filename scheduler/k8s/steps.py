@@ -19,13 +19,14 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A JSON merge patch (RFC 7386) of an object, or of its status. A resourceVersion in the metadata of `body` is a
-    condition: where somebody else was first, it is decided anew."""
+    """A JSON merge patch (RFC 7386) of an object, or of its status. A conflict where a `resource_version` is given and
+    somebody else was first: it is decided anew."""
 
     kind: Kind
     namespace: str
     name: str
-    body: dict[str, Any]
+    change: dict[str, Any]
+    resource_version: str = ""
     status: bool = False
 
 
@@ -42,8 +43,13 @@ Steps = tuple[Step, ...]
 """What concerns one object, in order: nothing of it is done after a step that fails."""
 
 
-def patched(kind: Kind, meta: Metadata, body: dict[str, Any], *, status: bool = False) -> Patch:
-    return Patch(kind, meta.namespace, meta.name, body, status)
+def patched(kind: Kind, meta: Metadata, change: dict[str, Any]) -> Patch:
+    """If it is still as it was when this was decided."""
+    return Patch(kind, meta.namespace, meta.name, change, meta.resource_version)
+
+
+def status_patched(kind: Kind, meta: Metadata, status: dict[str, Any]) -> Patch:
+    return Patch(kind, meta.namespace, meta.name, {"status": status}, status=True)
 
 
 def merge_patch(before: object, after: dict[str, Any]) -> dict[str, Any]:

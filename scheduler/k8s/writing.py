@@ -13,7 +13,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.k8s.intake import Resources, Taken
 from scheduler.k8s.kinds import EPOCH_ANNOTATION, Kind
 from scheduler.k8s.resources.metadata import Metadata, Resource, metadata, part, time_s
-from scheduler.k8s.steps import Steps, merge_patch, patched
+from scheduler.k8s.steps import Steps, merge_patch, patched, status_patched
 from scheduler.store.protocol import FencedError
 
 SLOW_S = 60.0
@@ -86,26 +86,26 @@ def let_go(kind: Kind, meta: Metadata, finalizer: str) -> Steps:
 
 
 def _finalize(kind: Kind, meta: Metadata, finalizers: list[str], more: Mapping[str, Any]) -> Steps:
-    body = {"resourceVersion": meta.resource_version, "finalizers": finalizers, **more}
-    return (patched(kind, meta, {"metadata": body}),)
+    return (patched(kind, meta, {"metadata": {"finalizers": finalizers, **more}}),)
 
 
 def status_steps(kind: Kind, resource: Resource, status: dict[str, Any], world: World) -> Steps:
     """Write the status, if it says anything new: at once if it is more than what changes all the time."""
     before = part(resource, "status")
-    if _apart(before, ()) == _apart(status, ()):
+    change = merge_patch(before, status)
+    if change.keys() <= {"asOf"}:
         return ()
-    is_urgent = _apart(before, _SLOW) != _apart(status, _SLOW)
+    is_urgent = merge_patch(_apart(before), _apart(status)) != {}
     if not is_urgent and time_s(before.get("asOf")) is not None and not world.is_older(before.get("asOf"), SLOW_S):
         return ()
-    return (patched(kind, metadata(resource), {"status": merge_patch(before, status)}, status=True),)
+    return (status_patched(kind, metadata(resource), change),)
 
 
-def _apart(status: Mapping[str, Any], slow: tuple[str, ...]) -> dict[str, Any]:
-    """The status without its time and without what is `slow`, messages of conditions among it."""
-    rest = {name: value for name, value in status.items() if name != "asOf" and name not in slow}
+def _apart(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The status without what changes all the time, messages of conditions among it."""
+    rest = {name: value for name, value in status.items() if name not in _SLOW}
     found = rest.get("conditions")
-    if slow and isinstance(found, list):
+    if isinstance(found, list):
         keys = ("type", "status", "reason", "observedGeneration")
         rest["conditions"] = [[each.get(key) for key in keys] for each in found if isinstance(each, Mapping)]
     return rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,8 +27,14 @@ from scheduler.k8s.resources.conditions import (
 from scheduler.k8s.resources.metadata import Metadata, time_text
 
 REFUSED = "Refused"
-END_PHASES = frozenset(state.capitalize() for state in ENDED)
+_END_PHASES = frozenset(state.capitalize() for state in ENDED)
 _TAKEN = Claim(ACCEPTED, True, "Accepted", "")
+
+
+def has_ended(status: Mapping[str, Any]) -> bool:
+    """Whether the status tells how the job ended. It may hold anything."""
+    phase = status.get("phase")
+    return isinstance(phase, str) and phase in _END_PHASES
 
 
 def job_status(
@@ -51,7 +58,7 @@ def job_status(
         "startedAt": None if account.first_started_at_s is None else time_text(account.first_started_at_s),
         "endedAt": time_text(job.state_since_s) if job.is_ended else None,
         "allocation": _allocation(job, snapshot),
-        "plan": plan_to_json(allocation.plan) if allocation.plan else None,
+        "plan": json.loads(json.dumps(plan_to_json(allocation.plan))) if allocation.plan else None,
         "progress": _progress(job, snapshot.now_s),
         "conditions": (*claims, *_claims(job, waiting)),
     }

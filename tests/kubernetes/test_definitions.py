@@ -1,0 +1,234 @@
+"""What the real API server takes of ElasticJobs, Pools, Queues and Loans, what it refuses, and what kubectl shows."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from scheduler.k8s.api_error import ApiError
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL, QUEUE, Kind
+from tests.kubernetes.control_plane import ASSETS, ControlPlane
+from tests.kubernetes.custom_resources import install, remove_all
+
+JOB = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
+LENDS = {"kind": "inference", "nodeSelector": {"role": "serve"}}
+CONTAINER = {"name": "main", "image": "trainer", "resources": {"limits": {"cpu": 4, "memory": "16Gi"}}}
+
+
+@pytest.fixture(autouse=True)
+def _served(cluster: Cluster) -> Iterator[None]:
+    install(cluster)
+    yield
+    remove_all(cluster)
+
+
+def resource(kind: Kind, name: str, namespace: str, spec: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace} if kind.namespaced else {"name": name}
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "spec": spec}
+
+
+def refusal(cluster: Cluster, body: dict[str, Any], kind: Kind) -> str:
+    with pytest.raises(ApiError) as refused:
+        cluster.create(kind, body)
+    assert refused.value.status == 422
+    return str(refused.value)
+
+
+def change_refusal(cluster: Cluster, kind: Kind, name: str, namespace: str, spec: dict[str, Any]) -> str:
+    with pytest.raises(ApiError) as refused:
+        cluster.patch(kind, name, namespace, change={"spec": spec})
+    assert refused.value.status == 422
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        JOB,
+        {**JOB, "suspend": True, "managedBy": "kueue.x-k8s.io/multikueue", "name": "other"},
+        {**JOB, "model": "llama-2-7b", "globalBatch": 64, "sequenceLength": 4096, "steps": 10**15},
+        {**JOB, "profile": {"layers": [{"flops": 1e12}]}, "globalBatch": 1},
+        {**JOB, "deadline": "5h30m", "durationEstimate": 90, "maxRunTime": "0.5s", "checkpoint": {"interval": "90"}},
+        {**JOB, "env": {"A_1": "x", "_b": ""}, "fungible": False, "retries": 0, "priority": -1000, "gpu": "h200"},
+        {
+            "gpus": {"min": 1, "max": 1},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [CONTAINER]}},
+        },
+    ],
+)
+def test_good_jobs_are_taken(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:
+    made = cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, spec))
+    assert made["spec"] == {"suspend": False, "queue": "default", "priority": 0, **spec}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gpus": {"min": 9, "max": 8}}, "spec.gpus.min: Invalid value: gpus.min must be at most gpus.max"),
+        ({"gpus": {"min": 0, "max": 8}}, "spec.gpus.min"),
+        ({"gpus": {"min": 1}}, "spec.gpus.max: Required"),
+        ({"gpus": None}, "spec.gpus: Required"),
+        ({"model": "a", "profile": {}, "globalBatch": 1}, "spec.profile: Invalid value: give either model or profile"),
+        ({"model": "gpt2"}, "spec.globalBatch: Invalid value: globalBatch is required"),
+        ({"command": None}, "spec.command: Invalid value: command or template is required"),
+        ({"env": {"1A": "x"}}, "spec.env: Invalid value: names in env must be letters"),
+        ({"env": {"EBBTIDE_X": "x"}}, "spec.env: Invalid value: names in env must not be those that Ebbtide sets"),
+        ({"env": {"RANK": "x"}}, "spec.env: Invalid value: names in env must not be those that Ebbtide sets"),
+        ({"deadline": "soon"}, "spec.deadline"),
+        ({"deadline": 0}, "spec.deadline"),
+        ({"checkpoint": {"keep": 0}}, "spec.checkpoint.keep"),
+        ({"queue": "Rich"}, "spec.queue"),
+        ({"priority": 1001}, "spec.priority"),
+        ({"template": {"spec": {}}}, "spec.template.spec.containers: Required"),
+        (
+            {"template": {"spec": {"containers": [{"resources": {"requests": {"nvidia.com/gpu": 4}}}]}}},
+            "spec.template.spec.containers[0].resources.requests: Invalid value: template must not ask for nvidia.com",
+        ),
+    ],
+)
+def test_a_bad_job_is_refused_with_the_name_of_the_field(
+    cluster: Cluster, namespace: str, change: dict[str, Any], words: str
+) -> None:
+    spec = {name: value for name, value in {**JOB, **change}.items() if value is not None}
+    assert words in refusal(cluster, resource(ELASTIC_JOB, "job", namespace, spec), ELASTIC_JOB)
+
+
+@pytest.mark.parametrize("name", ["a" * 53, "a.b"])
+def test_a_name_that_no_job_id_can_be_made_of_is_refused(cluster: Cluster, namespace: str, name: str) -> None:
+    assert "metadata.name" in refusal(cluster, resource(ELASTIC_JOB, name, namespace, JOB), ELASTIC_JOB)
+
+
+WHOLE: dict[str, Any] = {
+    "gpus": {"min": 2, "max": 8},
+    "managedBy": "",
+    "model": "gpt2",
+    "globalBatch": 8,
+    "sequenceLength": 128,
+    "steps": 9,
+    "retries": 1,
+    "gpu": "t4",
+    "command": ["x"],
+    "image": "i",
+    "env": {"A": "1"},
+    "checkpoint": {"dir": "/a"},
+    "fungible": True,
+    "durationEstimate": 1,
+    "deadline": 5,
+    "maxRunTime": "5m",
+    "template": {"spec": {"containers": [CONTAINER]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("name", "other"), ("managedBy", "else"), ("queue", "rich"), ("priority", 1), ("gpu", "l40s")],
+        *[("model", "bert-large"), ("model", None), ("globalBatch", 16), ("sequenceLength", 256), ("steps", 10)],
+        *[("durationEstimate", 2), ("deadline", "6s"), ("deadline", None), ("maxRunTime", 7), ("retries", 2)],
+        *[("command", ["y"]), ("image", "j"), ("env", {"A": "2"}), ("checkpoint", {"dir": "/b"}), ("fungible", False)],
+        ("template", {"metadata": {"labels": {"a": "b"}}}),
+    ],
+)
+def test_what_a_job_is_made_of_cannot_be_changed(cluster: Cluster, namespace: str, field: str, value: object) -> None:
+    cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, WHOLE))
+    said = change_refusal(cluster, ELASTIC_JOB, "job", namespace, {field: value})
+    assert f"spec.{field}: Invalid value: {field} cannot be changed" in said
+
+
+def test_range_and_suspend_can_be_changed(cluster: Cluster, namespace: str) -> None:
+    cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, WHOLE))
+    change = {"gpus": {"min": 1, "max": 16}, "suspend": True}
+    changed = cluster.patch(ELASTIC_JOB, "job", namespace, change={"spec": change})
+    assert changed["metadata"]["generation"] == 2
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"kind": "training", "nodeSelector": {"a": "b"}, "gpu": "a100-80g", "gpuMemory": "80GiB"},
+        {**LENDS, "lending": {"enabled": True, "quantile": 0.999, "headroom": 0, "maxLentNodes": 3, "minLoan": "1h"}},
+        {**LENDS, "lending": {"blackouts": [{"start": "22h", "end": 3600}]}, "demand": {"source": "push"}},
+        {**LENDS, "demand": {"source": "deployments", "selector": {"app": "chat"}, "staleAfter": "2m"}},
+        {**LENDS, "demand": {"source": "prometheus", "query": "sum(gpus)"}},
+    ],
+)
+def test_good_pools_are_taken(cluster: Cluster, spec: dict[str, Any]) -> None:
+    assert cluster.create(POOL, resource(POOL, "pool", "", spec))["spec"] == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"kind": "idle", "nodeSelector": {"a": "b"}}, "spec.kind"),
+        ({"kind": "training", "nodeSelector": {}}, "spec.nodeSelector"),
+        ({"kind": "training"}, "spec.nodeSelector: Required"),
+        (
+            {"kind": "training", "nodeSelector": {"a": "b"}, "lending": {}},
+            "spec.lending: Invalid value: lending must be",
+        ),
+        (
+            {"kind": "training", "nodeSelector": {"a": "b"}, "demand": {"source": "push"}},
+            "spec.demand: Invalid value: demand must be",
+        ),
+        ({**LENDS, "gpuMemory": "much"}, "spec.gpuMemory"),
+        ({**LENDS, "lending": {"quantile": 1}}, "spec.lending.quantile"),
+        ({**LENDS, "lending": {"headroom": 1}}, "spec.lending.headroom"),
+        ({**LENDS, "lending": {"maxLentNodes": -1}}, "spec.lending.maxLentNodes"),
+        ({**LENDS, "demand": {"source": "deployments"}}, "spec.demand.selector: Invalid value: selector is required"),
+        ({**LENDS, "demand": {"source": "prometheus"}}, "spec.demand.query: Invalid value: query is required"),
+        ({**LENDS, "demand": {"source": "push", "query": "x"}}, "spec.demand.query: Invalid value: query goes with"),
+        (
+            {**LENDS, "demand": {"source": "push", "selector": {"a": "b"}}},
+            "spec.demand.selector: Invalid value: selector goes with",
+        ),
+    ],
+)
+def test_a_bad_pool_is_refused_with_the_name_of_the_field(cluster: Cluster, spec: dict[str, Any], words: str) -> None:
+    assert words in refusal(cluster, resource(POOL, "pool", "", spec), POOL)
+
+
+def test_the_kind_of_a_pool_and_the_subject_of_a_loan_cannot_be_changed(cluster: Cluster) -> None:
+    cluster.create(POOL, resource(POOL, "pool", "", LENDS))
+    said = change_refusal(cluster, POOL, "pool", "", {"kind": "training"})
+    assert 'spec.kind: Invalid value: "training": kind cannot be changed' in said
+    cluster.create(LOAN, resource(LOAN, "n1-7", "", {"node": "n1", "pool": "pool"}))
+    assert "spec: Invalid value: spec cannot be changed" in change_refusal(cluster, LOAN, "n1-7", "", {"node": "n2"})
+
+
+def test_queues_are_taken_or_refused(cluster: Cluster) -> None:
+    made = cluster.create(QUEUE, resource(QUEUE, "research", "", {"guaranteed": 8, "limit": 8}))
+    assert made["spec"] == {"guaranteed": 8, "limit": 8, "weight": 1}
+    said = refusal(cluster, resource(QUEUE, "poor", "", {"guaranteed": 9, "limit": 8}), QUEUE)
+    assert "spec.limit: Invalid value: limit must be at least guaranteed" in said
+    assert "spec.weight" in refusal(cluster, resource(QUEUE, "poor", "", {"weight": 0}), QUEUE)
+
+
+@pytest.fixture
+def kubectl(control_plane: ControlPlane) -> Any:
+    program = shutil.which("kubectl", path=str(ASSETS)) or shutil.which("kubectl")
+    if program is None:
+        pytest.skip(f"no kubectl in {ASSETS} or on the path")
+
+    def run(*arguments: str) -> str:
+        command = [program, "--kubeconfig", str(control_plane.admin_kubeconfig), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    return run
+
+
+def test_kubectl_scale_sets_the_most_gpus(cluster: Cluster, namespace: str, kubectl: Any) -> None:
+    cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, JOB))
+    kubectl("scale", "-n", namespace, "ej/job", "--replicas", "16")
+    assert cluster.get(ELASTIC_JOB, "job", namespace)["spec"]["gpus"] == {"min": 2, "max": 16}
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        kubectl("scale", "-n", namespace, "ej/job", "--replicas", "1")
+    assert "gpus.min must be at most gpus.max" in refused.value.stderr
+
+
+def test_kubectl_explains_the_fields(kubectl: Any) -> None:
+    assert "at least min and at most max GPUs" in kubectl("explain", "elasticjob.spec.gpus")

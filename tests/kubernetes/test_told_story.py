@@ -1,0 +1,170 @@
+"""Rounds of intake and publish against the real API server: nothing that we write is pruned, refused or taken for a
+wish, and kubectl tells the story."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.job import Progress
+from scheduler.domain.job_state import JobState
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.event_log import EventLog, record, subjects
+from scheduler.k8s.intake import Resources
+from scheduler.k8s.kinds import ELASTIC_JOB, EVENT, GPU_PRODUCT_LABEL, LOAN, NODE, POOL, QUEUE, Kind
+from scheduler.k8s.steps import Steps
+from scheduler.store.protocol import StoredEvent
+from tests.builders import a_job, a_loan
+from tests.kubernetes.control_plane import ASSETS, ControlPlane
+from tests.kubernetes.custom_resources import carry_out, install, remove_all
+from tests.unit.k8s import operating
+from tests.unit.k8s.operating import Operating
+
+PRODUCT = "NVIDIA-A100-SXM4-80GB"
+
+
+class RealServer:
+    """As the pretended one: all objects of ours, and steps. ElasticJobs of one namespace alone."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+
+    def add(self, kind: Kind, name: str, spec: object, **labels: str) -> dict[str, Any]:
+        namespace = {"namespace": self.namespace} if kind.namespaced else {}
+        metadata = {"name": name, "labels": labels, **namespace}
+        return self.cluster.create(
+            kind, {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "spec": spec}
+        )
+
+    def add_node(self, name: str, **labels: str) -> None:
+        self.add(NODE, name, {}, **labels, **{GPU_PRODUCT_LABEL: PRODUCT})
+        resources = {"nvidia.com/gpu": "8"}
+        self.cluster.patch_status(NODE, name, change={"status": {"capacity": resources, "allocatable": resources}})
+
+    def resources(self) -> Resources:
+        jobs = self.cluster.list(ELASTIC_JOB, namespace=self.namespace).items
+        return Resources(jobs, *(self.cluster.list(kind).items for kind in (POOL, QUEUE, LOAN, NODE)))
+
+    def do(self, every: Iterable[Steps]) -> None:
+        carry_out(self.cluster, every)
+
+
+@pytest.fixture
+def rig(cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operating]:
+    """Two Pools of a node each, taken in."""
+    install(cluster)
+    monkeypatch.setattr(operating, "NAMESPACE", namespace)
+    server = RealServer(cluster, namespace)
+    server.add(POOL, "training", {"kind": "training", "nodeSelector": {"role": "train"}})
+    server.add(POOL, "inference", {"kind": "inference", "nodeSelector": {"role": "serve"}})
+    server.add_node("t0", role="train")
+    server.add_node("i0", role="serve")
+    made = Operating(server=server)  # type: ignore[arg-type]
+    made.settle()
+    yield made
+    for item in cluster.list(ELASTIC_JOB, namespace=namespace).items:
+        name = item["metadata"]["name"]
+        cluster.patch(ELASTIC_JOB, name, namespace, change={"metadata": {"finalizers": None}})
+    remove_all(cluster)
+
+
+@pytest.fixture
+def get(control_plane: ControlPlane, namespace: str) -> Any:
+    """What `kubectl get` prints, as rows of columns that two blanks part."""
+    program = shutil.which("kubectl", path=str(ASSETS)) or shutil.which("kubectl")
+    if program is None:
+        pytest.skip(f"no kubectl in {ASSETS} or on the path")
+
+    def run(*what: str) -> list[list[str]]:
+        command = [program, "--kubeconfig", str(control_plane.admin_kubeconfig), "-n", namespace, "get", *what]
+        out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in out.splitlines()]
+
+    return run
+
+
+def with_a_running_job(rig: Operating) -> None:
+    """Job `llama-abc123`, from HTTP, on a node of its own and a lent one."""
+    now_s = rig.snapshot.now_s
+    job = a_job("llama-abc123", 2, 8, state=JobState.RUNNING, on={"t0": (0, 1), "i0": (0, 1, 2, 3)}, now_s=now_s)
+    job = replace(job, progress=Progress(at_s=now_s, steps=900.0, loss=2.5))
+    rig.snapshot = replace(rig.snapshot, jobs={job.id: job}, loans={"i0": a_loan("i0")})
+    rig.settle()
+
+
+def test_nodes_join_their_pools_and_what_we_wrote_is_quiet(rig: Operating) -> None:
+    assert {node.name: node.pool for node in rig.snapshot.nodes.values()} == {"t0": "training", "i0": "inference"}
+    assert rig.take().commands == ()
+    assert rig.steps() == ()
+
+
+def test_a_job_from_http_and_its_loan_are_seen_in_columns(rig: Operating, get: Any) -> None:
+    with_a_running_job(rig)
+    head, job = get("ej")
+    assert head == ["NAME", "STATE", "GPUS", "QUEUE", "PRIORITY", "PROGRESS %", "REASON", "AGE"]
+    assert job[:6] == ["llama-abc123", "Running", "6/8", "default", "0", "25"]
+    assert "dp6" in " ".join(get("ej", "-o", "wide")[1])
+    assert get("loans")[1][:3] == ["i0-1", "i0", "inference"]
+    assert "active" in get("loans")[1]
+    assert get("pools")[1][:5] == ["inference", "inference", "1", "8", "1"]
+
+
+def test_jobs_of_kubectl_and_of_http_are_told_alike(rig: Operating, get: Any) -> None:
+    with_a_running_job(rig)
+    rig.server.add(ELASTIC_JOB, "mine", {"gpus": {"min": 4, "max": 4}, "command": ["x"]})
+    rig.settle()
+    (mine,) = (job for job in rig.snapshot.jobs.values() if job.spec.name == "mine")
+    assert mine.spec.namespace == operating.NAMESPACE
+    waits = Reason(ReasonCode.INSUFFICIENT_GPUS, "needs 4 GPUs, 2 are free")
+    rig.publish(waiting={mine.id: waits})
+    assert [row[0] for row in get("ej")] == ["NAME", "llama-abc123", "mine"]
+    assert get("ej")[2][1:6] == ["Submitted", "0/4", "default", "0", "InsufficientGpus"]
+
+
+def test_a_change_over_http_reaches_the_resource_and_one_by_kubectl_the_job(rig: Operating) -> None:
+    with_a_running_job(rig)
+    job = rig.snapshot.jobs["llama-abc123"]
+    scaled = replace(job, spec=replace(job.spec, max_gpus=16))
+    rig.snapshot = replace(rig.snapshot, jobs={job.id: scaled})
+    rig.settle()
+    assert isinstance(rig.server, RealServer)
+    resource = rig.server.cluster.get(ELASTIC_JOB, job.id, rig.server.namespace)
+    assert (resource["spec"]["gpus"]["max"], resource["status"]["observedGeneration"]) == (16, 2)
+    change = {"spec": {"gpus": {"max": 6}}}
+    rig.server.cluster.patch(ELASTIC_JOB, job.id, rig.server.namespace, change=change)
+    rig.settle()
+    assert rig.snapshot.jobs[job.id].spec.max_gpus == 6
+
+
+def test_a_deleted_resource_goes_once_its_job_has_ended(rig: Operating) -> None:
+    with_a_running_job(rig)
+    assert isinstance(rig.server, RealServer)
+    rig.server.cluster.delete(ELASTIC_JOB, "llama-abc123", rig.server.namespace)
+    assert rig.round() == ["CancelJob"]
+    assert rig.server.resources().elastic_jobs
+    rig.snapshot = replace(rig.snapshot, jobs={})
+    rig.publish()
+    assert rig.server.resources().elastic_jobs == ()
+
+
+def test_events_are_taken_and_counted(rig: Operating, get: Any) -> None:
+    with_a_running_job(rig)
+    assert isinstance(rig.server, RealServer)
+    known = subjects(rig.server.resources(), rig.snapshot)
+    now_s = rig.snapshot.now_s
+    told = [StoredEvent(at, 1, Event(now_s + at, EventCode.JOB_GROWN, "llama-abc123", "to 6 GPUs")) for at in range(3)]
+    lent = StoredEvent(9, 1, Event(now_s, EventCode.NODE_LENT, "i0", "idle"))
+    log, steps = record(EventLog(), [told[0], lent], known, reporter="operator-0")
+    rig.server.do(steps)
+    _, steps = record(log, told[1:], known, reporter="operator-0")
+    rig.server.do(steps)
+    (event,) = rig.server.cluster.list(EVENT, namespace=rig.server.namespace).items
+    assert (event["reason"], event["series"]["count"]) == ("JobGrown", 3)
