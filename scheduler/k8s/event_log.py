@@ -12,8 +12,8 @@ from scheduler.domain.event import EventCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.k8s.intake import Resources
 from scheduler.k8s.kinds import ELASTIC_JOB, EVENT, LOAN, MANAGED_BY, NODE, POOL, QUEUE, Kind
-from scheduler.k8s.resources.elastic_job import is_managed_by_us, job_id_of
-from scheduler.k8s.resources.metadata import Metadata, metadata
+from scheduler.k8s.resources.elastic_job import is_managed_by_us, job_id_of, job_of
+from scheduler.k8s.resources.metadata import Metadata, metadata, part
 from scheduler.k8s.steps import Create, Patch, Steps
 from scheduler.store.protocol import StoredEvent
 
@@ -65,16 +65,23 @@ class EventLog:
     series: Mapping[str, Series] = field(default_factory=dict)
 
 
-def subjects(resources: Resources, snapshot: Snapshot) -> dict[str, Regarding]:
+def subjects(resources: Resources, snapshot: Snapshot, *, job_namespace: str) -> dict[str, Regarding]:
     """The objects of the cluster by what the store's events call them. Where names are shared, a job comes before a
-    node, a node before a loan, a pool and a queue."""
-    jobs = [each for each in resources.elastic_jobs if is_managed_by_us(each)]
+    node, a node before a loan, a pool and a queue. That a job which has ended is a resource's own is known by the
+    status that we wrote."""
+    metas = [(metadata(each), each) for each in resources.elastic_jobs if is_managed_by_us(each)]
+    jobs = [
+        meta
+        for meta, each in metas
+        if job_of(meta, snapshot.jobs, job_namespace) is not None
+        or part(each, "status").get("jobId") == job_id_of(meta)
+    ]
     found: dict[str, Regarding] = {}
     for kind, group in ((QUEUE, resources.queues), (POOL, resources.pools), (LOAN, resources.loans)):
         found |= {metadata(each).name: _regarding(kind, metadata(each)) for each in group}
     nodes = (metadata(each) for each in resources.nodes)
     found |= {node.name: _regarding(NODE, node) for node in nodes if node.name in snapshot.nodes}
-    return found | {job_id_of(metadata(each)): _regarding(ELASTIC_JOB, metadata(each)) for each in jobs}
+    return found | {job_id_of(meta): _regarding(ELASTIC_JOB, meta) for meta in jobs}
 
 
 def record(

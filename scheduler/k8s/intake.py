@@ -23,6 +23,7 @@ from scheduler.k8s.resources.elastic_job import (
     is_from_api,
     is_managed_by_us,
     job_id_of,
+    job_of,
     read_elastic_job,
     taken_generation,
 )
@@ -56,9 +57,10 @@ class Taken:
     fleet: FleetIntake = field(default_factory=FleetIntake)
 
 
-def take_in(resources: Resources, loaded: Loaded, now_s: float) -> Taken:
+def take_in(resources: Resources, loaded: Loaded, now_s: float, *, job_namespace: str) -> Taken:
     """Commands for what differs, and a verdict for each resource that was read. Whatever a spec holds, nothing is
-    raised: what cannot be taken in is a claim that does not hold."""
+    raised: what cannot be taken in is a claim that does not hold. Jobs from HTTP that name no namespace have their
+    resources in `job_namespace`."""
     snapshot = loaded.snapshot
     fleet = take_in_fleet(resources.pools, resources.queues, resources.nodes, loaded)
     bodies = {f"{name}-{snapshot.generation}": body for name, body in fleet.bodies.items()}
@@ -68,7 +70,7 @@ def take_in(resources: Resources, loaded: Loaded, now_s: float) -> Taken:
         if not is_managed_by_us(resource):
             continue
         meta = metadata(resource)
-        wishes, verdict = _job(resource, meta, snapshot)
+        wishes, verdict = _job(resource, meta, job_of(meta, snapshot.jobs, job_namespace))
         bodies |= wishes
         asked[meta.uid] = tuple(wishes)
         if verdict is not None:
@@ -79,9 +81,8 @@ def take_in(resources: Resources, loaded: Loaded, now_s: float) -> Taken:
     return Taken(tuple(commands), claims, asked, fleet)
 
 
-def _job(resource: Resource, meta: Metadata, snapshot: Snapshot) -> tuple[dict[str, CommandBody], Claim | None]:
+def _job(resource: Resource, meta: Metadata, job: Job | None) -> tuple[dict[str, CommandBody], Claim | None]:
     """What an ElasticJob asks for by command id, and the verdict on its spec if that had to be read."""
-    job = snapshot.jobs.get(job_id_of(meta))
     if meta.is_deleting:
         return ({f"cancel-{meta.uid}": CancelJob(job.id)} if job is not None and _is_wanted(job) else {}), None
     status = part(resource, "status")

@@ -22,6 +22,7 @@ from scheduler.k8s.resources.elastic_job import (
     is_from_api,
     is_managed_by_us,
     job_id_of,
+    job_of,
     taken_generation,
 )
 from scheduler.k8s.resources.elastic_job_status import REFUSED, has_ended, job_status, refused_status, stamped
@@ -34,7 +35,7 @@ def publish(world: World) -> tuple[Steps, ...]:
     """What has to be written, object by object; nothing where all resources say what is.
 
     Raises:
-        FencedError: a later leader has written one of them.
+        FencedError: a later leader has written a Pool, a Queue or a Loan.
     """
     jobs = (_publish_job(each, world) for each in world.resources.elastic_jobs if is_managed_by_us(each))
     fleet = (*publish_pools(world), *publish_queues(world), *publish_loans(world))
@@ -69,9 +70,14 @@ class _Subject:
 
 
 def _publish_job(resource: Resource, world: World) -> Steps:
-    meta = world.meta(resource)
+    """Nothing where it bears a later leader's epoch. That is no proof that there is one: the annotations of an
+    ElasticJob are its user's to write."""
+    meta = metadata(resource)
+    if meta.epoch > world.epoch:
+        return ()
     job_id = job_id_of(meta)
-    job = world.snapshot.jobs.get(job_id) or world.ended_jobs.get(job_id)
+    lives = job_of(meta, world.snapshot.jobs, world.job_namespace)
+    job = lives or job_of(meta, world.ended_jobs, world.job_namespace)
     subject = _Subject(resource, meta, job, world.taken.claims.get(meta.uid, ()))
     if meta.is_deleting and _has_left(job, job_id, world):
         return let_go(ELASTIC_JOB, meta, JOB_FINALIZER)

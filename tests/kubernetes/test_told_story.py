@@ -158,7 +158,7 @@ def test_a_deleted_resource_goes_once_its_job_has_ended(rig: Operating) -> None:
 def test_events_are_taken_and_counted(rig: Operating, get: Any) -> None:
     with_a_running_job(rig)
     assert isinstance(rig.server, RealServer)
-    known = subjects(rig.server.resources(), rig.snapshot)
+    known = subjects(rig.server.resources(), rig.snapshot, job_namespace=rig.server.namespace)
     now_s = rig.snapshot.now_s
     told = [StoredEvent(at, 1, Event(now_s + at, EventCode.JOB_GROWN, "llama-abc123", "to 6 GPUs")) for at in range(3)]
     lent = StoredEvent(9, 1, Event(now_s, EventCode.NODE_LENT, "i0", "idle"))

@@ -47,6 +47,19 @@ def job_id_of(meta: Metadata) -> str:
     return f"{meta.name}-{base64.b32encode(sha256(meta.uid.encode()).digest()).decode().lower()[:6]}"
 
 
+def job_of(meta: Metadata, jobs: Mapping[str, Job], job_namespace: str) -> Job | None:
+    """The job of an ElasticJob, if it is among `jobs`. Names and annotations are the user's to write: a resource that
+    claims a job of another namespace, or of another resource, has none."""
+    job = jobs.get(job_id_of(meta))
+    if job is None:
+        return None
+    if is_from_api(meta):
+        is_its = not job.spec.resource_uid and (job.spec.namespace or job_namespace) == meta.namespace
+    else:
+        is_its = job.spec.resource_uid == meta.uid
+    return job if is_its else None
+
+
 def taken_generation(resource: Resource, meta: Metadata) -> int:
     """The generation of the spec that the job was last made to follow, or that was made to follow the job; the first
     of a resource of ours was. -1 where there is none yet."""

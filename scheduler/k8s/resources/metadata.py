@@ -9,6 +9,8 @@ from typing import Any
 
 from scheduler.k8s.kinds import EPOCH_ANNOTATION
 
+_DIGITS_MAX = 18
+
 Resource = Mapping[str, Any]
 """An object as the API server gives it. Its metadata has the right form; spec and status may be any JSON."""
 
@@ -32,7 +34,7 @@ class Metadata:
     def epoch(self) -> int:
         """The epoch of who wrote it last; 0 where that was none of us."""
         text = self.annotations.get(EPOCH_ANNOTATION, "")
-        return int(text) if text.isascii() and text.isdigit() else 0
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else 0
 
 
 def metadata(resource: Resource) -> Metadata:

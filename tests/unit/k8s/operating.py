@@ -30,7 +30,8 @@ class Operating:
     more: dict[str, Any] = field(default_factory=dict)
 
     def take(self) -> Taken:
-        return take_in(self.server.resources(), Loaded(self.snapshot, self.inbox), self.snapshot.now_s)
+        loaded = Loaded(self.snapshot, self.inbox)
+        return take_in(self.server.resources(), loaded, self.snapshot.now_s, job_namespace=NAMESPACE)
 
     def send(self, *commands: Command) -> list[str]:
         """The kinds of those that were new."""

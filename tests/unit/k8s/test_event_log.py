@@ -10,7 +10,7 @@ from scheduler.k8s.event_log import EventLog, record, subjects
 from scheduler.k8s.kinds import ELASTIC_JOB, NODE, POOL
 from scheduler.k8s.steps import Create, Patch, Steps
 from scheduler.store.protocol import StoredEvent
-from tests.builders import a_fleet, a_snapshot
+from tests.builders import a_fleet, a_job, a_snapshot
 from tests.unit.k8s.pretend_server import PretendServer
 
 SPEC = {"gpus": {"min": 1, "max": 1}, "command": ["x"]}
@@ -22,7 +22,7 @@ def a_cluster() -> tuple[PretendServer, Snapshot]:
     server.add(ELASTIC_JOB, "llama-1", SPEC, namespace="team-a", annotations=annotations)
     server.add(NODE, "i0", {})
     server.add(POOL, "inference", {})
-    return server, a_snapshot(a_fleet(training=0, inference=1))
+    return server, a_snapshot(a_fleet(training=0, inference=1), [a_job("llama-1")])
 
 
 def told(number: int, at_s: float, subject: str, message: str = "m", code: str = "JobState") -> StoredEvent:
@@ -31,7 +31,7 @@ def told(number: int, at_s: float, subject: str, message: str = "m", code: str =
 
 def recorded(log: EventLog, *events: StoredEvent) -> tuple[EventLog, tuple[Steps, ...]]:
     server, snapshot = a_cluster()
-    return record(log, events, subjects(server.resources(), snapshot), reporter="operator-0")
+    return record(log, events, subjects(server.resources(), snapshot, job_namespace="team-a"), reporter="operator-0")
 
 
 def body_of(steps: Steps) -> dict[str, Any]:

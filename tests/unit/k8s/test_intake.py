@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler.domain.command import CancelJob, ScaleJob, SubmitJob, SuspendJob
 from scheduler.domain.job import Intent
 from scheduler.domain.job_state import JobState
 from scheduler.k8s.kinds import ELASTIC_JOB
 from scheduler.k8s.resources.elastic_job import job_id_of
 from scheduler.k8s.resources.metadata import metadata
+from tests.builders import a_fleet, a_job, a_snapshot
 from tests.unit.k8s.operating import NOW_S, Operating
 from tests.unit.k8s.pretend_server import BORN_S
 
@@ -144,3 +147,17 @@ def test_a_copy_of_what_we_made_for_a_job_over_http_is_no_job() -> None:
     rig.settle()
     assert accepted(rig)[:2] == ("False", "NoSuchJob")
     assert rig.snapshot.jobs == {}
+
+
+@pytest.mark.parametrize("origin", ["api", ""])
+def test_a_resource_that_claims_a_job_of_another_namespace_has_no_say_in_it(origin: str) -> None:
+    rig = Operating(snapshot=a_snapshot(a_fleet(training=1, inference=0), [a_job("llama-abc123", 2)], now_s=NOW_S))
+    rig.publish()
+    annotations = {"ebbtide.dev/origin": origin}
+    forged = {"gpus": {"min": 1, "max": 1}, "command": ["x"]}
+    rig.server.add(ELASTIC_JOB, "llama-abc123", forged, namespace="thieves", annotations=annotations)
+    rig.settle()
+    assert rig.snapshot.jobs["llama-abc123"].spec.max_gpus == 2
+    rig.server.ask_delete(ELASTIC_JOB, "llama-abc123", "thieves")
+    rig.settle()
+    assert rig.snapshot.jobs["llama-abc123"].intent is Intent.RUN

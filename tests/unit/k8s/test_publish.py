@@ -12,7 +12,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import LoanState
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.snapshot import Snapshot
-from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL
+from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL, Kind
 from scheduler.k8s.publish import unknown_jobs
 from scheduler.k8s.publish_fleet import unknown_loans
 from scheduler.k8s.steps import Create, Delete, Patch, merge_patch
@@ -219,16 +219,28 @@ def test_a_loan_that_nobody_knows_any_more_goes_at_once() -> None:
     assert rig.server.resources().loans == ()
 
 
-@pytest.mark.parametrize("kind", [ELASTIC_JOB, LOAN, POOL])
-def test_nothing_is_written_over_a_later_leader(kind: Any) -> None:
+def in_a_later_epoch(kind: Kind) -> Operating:
     rig = with_jobs(a_running_job(), loans=[a_loan("i0")])
     rig.server.add(POOL, "gpus", {"kind": "training", "nodeSelector": {"a": "b"}})
     rig.publish()
     for key, item in rig.server.objects.items():
         if key[0] == kind.name:
             item["metadata"]["annotations"]["ebbtide.dev/epoch"] = "4"
+            del item["status"]
+    return rig
+
+
+@pytest.mark.parametrize("kind", [LOAN, POOL])
+def test_nothing_is_written_over_a_later_leader(kind: Kind) -> None:
     with pytest.raises(FencedError, match="epoch 4, this leader's is 3"):
-        rig.steps()
+        in_a_later_epoch(kind).steps()
+
+
+def test_a_user_who_forges_an_epoch_stops_nobody_but_himself() -> None:
+    rig = in_a_later_epoch(ELASTIC_JOB)
+    assert rig.steps() == ()
+    rig.server.get(ELASTIC_JOB, "llama-abc123", NAMESPACE)["metadata"]["annotations"]["ebbtide.dev/epoch"] = "9" * 5000
+    assert len(rig.steps()) == 1
 
 
 def test_an_empty_world_needs_nothing() -> None:
