@@ -19,9 +19,10 @@ from scheduler.k8s.watch_stream import BOOKMARK, DELETED, WatchEvent
 
 
 class Mirror:
-    """Thread-safe. Objects are shared between all who ask, so nobody changes them; they lack managedFields. `indexed`
-    names the labels that `labelled` may be asked for. `on_change` is called without the lock, by the thread that
-    brought the change."""
+    """Thread-safe. Objects are shared between all who ask, so nobody changes them, and lack managedFields. `indexed`
+    names the labels that `labelled` may be asked for. `slim` is what is kept of an object, its metadata's name, uid,
+    version and labels at least: thousands of whole pods would take hundreds of megabytes. `on_change` is called without
+    the lock, by the thread that brought the change."""
 
     def __init__(
         self,
@@ -31,12 +32,14 @@ class Mirror:
         labels: str = "",
         fields: str = "",
         indexed: Iterable[str] = (),
+        slim: Callable[[Object], Object] = lean,
         on_change: Callable[[Key], None] = lambda key: None,
     ) -> None:
         self.kind = kind
         self.namespace = namespace
         self.labels = labels
         self.fields = fields
+        self._slim = slim
         self._on_change = on_change
         self._lock = threading.Lock()
         self._synced = threading.Event()
@@ -146,7 +149,7 @@ class Mirror:
             return False
         if held is not None:
             self._drop(key)
-        self._objects[key] = lean(item)
+        self._objects[key] = self._slim(item)
         for label, keys_by_value in self._index.items():
             value = labels_of(item).get(label)
             if value is not None:

@@ -64,6 +64,7 @@ def main(folder: Path, port: int) -> None:
         policies=policies_of(chosen),
         lease=store.lease,
         token_secret=token_secret(chosen.secret_path),
+        run_log=store.run_log,
     )
     server = uvicorn.Server(uvicorn.Config(app, host=chosen.host, port=port, log_config=None, access_log=False))
     answering = threading.Thread(target=server.run)

@@ -10,6 +10,7 @@ import pytest
 
 from scheduler.k8s.asking import Limits
 from scheduler.k8s.client import Cluster, connect
+from tests.kubernetes import custom_resources
 from tests.kubernetes.control_plane import ASSETS, ControlPlane, missing_binaries
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.objects import NAMESPACE
@@ -61,3 +62,11 @@ def kubelet(cluster: Cluster) -> Iterator[FakeKubelet]:
     started.start()
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def definitions(control_plane: ControlPlane) -> None:
+    """Ebbtide's own kinds are served."""
+    opened = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
+    custom_resources.install(opened)
+    opened.close()

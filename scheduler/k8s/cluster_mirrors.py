@@ -1,0 +1,139 @@
+"""The mirrors of a cluster that the operator keeps, and the view that the executor has of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.cluster_view import ClusterView
+from scheduler.k8s.kinds import (
+    CONFIG_MAP,
+    ELASTIC_JOB,
+    GENERATION_ANNOTATION,
+    JOB_LABEL,
+    LOAN,
+    MANAGED_BY_LABEL,
+    NODE,
+    POD,
+    POOL,
+    QUEUE,
+    SCHEDULER_NAME,
+    SERVICE,
+    Kind,
+)
+from scheduler.k8s.mirror import Mirror
+from scheduler.k8s.node_view import node_view
+from scheduler.k8s.objects import Key, Object, annotations_of, labels_of, lean
+from scheduler.k8s.pod_facts import PodFacts, pod_facts
+from scheduler.k8s.watching import Watcher
+
+_OURS = f"{MANAGED_BY_LABEL}={SCHEDULER_NAME}"
+_FACTS = "facts"
+_KEPT = ("name", "namespace", "uid", "resourceVersion", "labels", "annotations", "deletionTimestamp", "ownerReferences")
+
+
+class ClusterMirrors:
+    """Everything that the operator watches. `on_change` is called by whichever thread brings a change."""
+
+    def __init__(self, cluster: Cluster, *, on_change: Callable[[], None] = lambda: None) -> None:
+        def told(_key: Key) -> None:
+            on_change()
+
+        self.pods = Mirror(POD, slim=_slim_pod, on_change=told)
+        self.nodes = Mirror(NODE, slim=_slim_node, on_change=told)
+        self.services = Mirror(SERVICE, labels=_OURS, slim=_slim_metadata, on_change=told)
+        self.plans = Mirror(CONFIG_MAP, labels=_OURS, slim=_slim_metadata, on_change=told)
+        self.jobs = Mirror(ELASTIC_JOB, on_change=told)
+        self.pools = Mirror(POOL, on_change=told)
+        self.queues = Mirror(QUEUE, on_change=told)
+        self.loans = Mirror(LOAN, on_change=told)
+        self._by_kind = {mirror.kind: mirror for mirror in self._all()}
+        self._watchers = [Watcher(cluster, mirror) for mirror in self._all()]
+        self._lock = threading.Lock()
+        self._bound: dict[str, str] = {}
+        self._seen: tuple[object, ...] = ()
+        self._view = ClusterView()
+
+    def start(self) -> None:
+        for watcher in self._watchers:
+            watcher.start()
+
+    def stop(self) -> None:
+        for watcher in self._watchers:
+            watcher.stop()
+
+    def wait_synced(self, timeout_s: float) -> bool:
+        return all(mirror.wait_synced(timeout_s) for mirror in self._all())
+
+    @property
+    def stale(self) -> tuple[Kind, ...]:
+        """Kinds of which nothing was heard for too long."""
+        return tuple(watcher.mirror.kind for watcher in self._watchers if watcher.is_stale)
+
+    def put_ahead(self, kind: Kind, item: Object) -> None:
+        """Take in the API server's answer to a write of ours."""
+        self._by_kind[kind].put_ahead(item)
+
+    def pod_bound(self, pod: PodFacts) -> None:
+        """A binding was acknowledged: its answer shows no pod, so it is noted until the watch tells of it."""
+        with self._lock:
+            self._bound[pod.uid] = pod.wanted_node
+            self._seen = ()
+
+    def pod_gone(self, pod: PodFacts) -> None:
+        self.pods.remove_ahead({"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}})
+
+    def view(self, jobs: Callable[[Iterable[Object]], Mapping[str, Object]]) -> ClusterView:
+        """The cluster as it is known now; `jobs` names ElasticJobs by job id. Made anew only after a change."""
+        mirrors = (self.pods, self.nodes, self.services, self.plans, self.jobs)
+        seen = tuple(mirror.changes for mirror in mirrors)
+        with self._lock:
+            if seen != self._seen:
+                self._view = self._make_view(jobs)
+                self._seen = seen
+            return self._view
+
+    def _make_view(self, jobs: Callable[[Iterable[Object]], Mapping[str, Object]]) -> ClusterView:
+        facts: list[PodFacts] = [item[_FACTS] for item in self.pods.snapshot().values()]
+        unbound = {pod.uid for pod in facts if not pod.node}
+        self._bound = {uid: node for uid, node in self._bound.items() if uid in unbound}
+        pods = [self._with_binding(pod) for pod in facts]
+        return ClusterView(
+            pods=tuple(pod for pod in pods if pod.gpus or pod.is_ours),
+            nodes={item["metadata"]["name"]: node_view(item) for item in self.nodes.snapshot().values()},
+            resources=jobs(self.jobs.snapshot().values()),
+            services={key: labels_of(item).get(JOB_LABEL, "") for key, item in self.services.snapshot().items()},
+            plans={key: _generation(item) for key, item in self.plans.snapshot().items()},
+        )
+
+    def _with_binding(self, pod: PodFacts) -> PodFacts:
+        node = self._bound.get(pod.uid)
+        return replace(pod, node=node) if node is not None and not pod.node else pod
+
+    def _all(self) -> tuple[Mirror, ...]:
+        own = (self.jobs, self.pools, self.queues, self.loans)
+        return (self.pods, self.nodes, self.services, self.plans, *own)
+
+
+def _generation(item: Object) -> int:
+    told = annotations_of(item).get(GENERATION_ANNOTATION, "")
+    return int(told) if told.isdecimal() else -1
+
+
+def _slim_metadata(item: Object) -> Object:
+    return {"metadata": {name: item["metadata"][name] for name in _KEPT if name in item["metadata"]}}
+
+
+def _slim_pod(item: Object) -> Object:
+    facts = pod_facts(item)
+    slim: dict[str, Any] = _slim_metadata(item)
+    return {**slim, _FACTS: facts}
+
+
+def _slim_node(item: Object) -> Object:
+    """Without its images and the rest of what takes room and tells us nothing."""
+    status = {name: item.get("status", {}).get(name) for name in ("allocatable", "conditions")}
+    return {**lean(item), "status": status}

@@ -1,0 +1,26 @@
+"""ClusterView: the cluster as mirrors have it, in the forms that the executor works on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler.k8s.node_view import NodeView
+from scheduler.k8s.objects import Object
+from scheduler.k8s.pod_changes import by_job
+from scheduler.k8s.pod_facts import PodFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All pods that hold GPUs or are ours, nodes by name, ElasticJobs by job id, and of our own services and plans what
+    they are called: (namespace, name), plans with the generation that they are of."""
+
+    pods: tuple[PodFacts, ...] = ()
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    resources: Mapping[str, Object] = field(default_factory=dict)
+    services: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    plans: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    def pods_of(self) -> dict[str, list[PodFacts]]:
+        return by_job(self.pods)

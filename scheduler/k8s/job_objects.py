@@ -1,0 +1,148 @@
+"""The objects of jobs at the API server: made, bound as gangs, deleted, swept up."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
+from scheduler.k8s.api_error import ApiError
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.cluster_mirrors import ClusterMirrors
+from scheduler.k8s.cluster_view import ClusterView
+from scheduler.k8s.effects import Effect
+from scheduler.k8s.gangs import Gang
+from scheduler.k8s.kinds import CONFIG_MAP, POD, SECRET, SERVICE
+from scheduler.k8s.manifests import JobSite, agent_pod, objects_name, plan_map, service, token_secret
+from scheduler.k8s.objects import Object, name_of, uid_of
+from scheduler.k8s.pod_changes import NewPod, OldPod
+from scheduler.k8s.pod_facts import PodFacts
+from scheduler.store.protocol import FencedError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRules:
+    """`namespace` for jobs that name none, `url` where agents reach the API, `image` for jobs that name none."""
+
+    namespace: str
+    url: str
+    image: str
+
+
+class JobObjects:
+    """Steps for the objects of jobs. `mirrors` take in what the API server answers, ahead of the watch; `agent_token`
+    makes the token of a job's agents."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        mirrors: ClusterMirrors,
+        rules: SiteRules,
+        *,
+        epoch: Callable[[], int],
+        agent_token: Callable[[str], str],
+    ) -> None:
+        self._cluster = cluster
+        self._mirrors = mirrors
+        self._rules = rules
+        self._epoch = epoch
+        self._agent_token = agent_token
+
+    def provide(self, job: Job, missing: Sequence[NewPod], view: ClusterView) -> Iterator[Effect]:
+        """What a placed job lacks: its plan where it is of another generation, its service, its token, its pods."""
+        site = self._site(job, view)
+        key = (site.namespace, objects_name(job.id))
+        generation = job.allocation.generation
+        if missing or key not in view.services or view.plans.get(key) != generation:
+            what = f"provide for {job.id} generation {generation}"
+            yield Effect(what, partial(self._provide, job, missing, site, view))
+
+    def bind_gang(self, gang: Gang) -> Effect:
+        return Effect(f"bind the pods of {gang.job_id}", partial(self._bind_gang, gang))
+
+    def delete_pod(self, old: OldPod) -> Effect:
+        pod = old.pod
+        return Effect(f"delete pod {pod.namespace}/{pod.name}", partial(self._delete_pod, pod, old.grace_s))
+
+    def sweep(self, desired: Snapshot, view: ClusterView) -> Iterator[Effect]:
+        """Services, plans and tokens of jobs that have no pods and are not to get any."""
+        busy = {pod.job_id for pod in view.pods if pod.is_ours}
+        for (namespace, name), job_id in view.services.items():
+            job = desired.jobs.get(job_id)
+            if job_id not in busy and (job is None or job.is_ended):
+                yield Effect(f"delete the objects of {job_id}", partial(self._delete_objects, namespace, name))
+
+    def _site(self, job: Job, view: ClusterView) -> JobSite:
+        resource = view.resources.get(job.id)
+        return JobSite(
+            namespace=job.spec.namespace or self._rules.namespace,
+            epoch=self._epoch(),
+            url=self._rules.url,
+            image=self._rules.image,
+            resource_name=name_of(resource) if resource else "",
+            owner_uid=uid_of(resource) if resource else "",
+        )
+
+    def _provide(self, job: Job, missing: Sequence[NewPod], site: JobSite, view: ClusterView) -> None:
+        """In the order in which they are needed; the service last but for the pods, because it stands for all three."""
+        key = (site.namespace, objects_name(job.id))
+        if view.plans.get(key) != job.allocation.generation:
+            self._mirrors.put_ahead(CONFIG_MAP, self._cluster.apply(CONFIG_MAP, plan_map(job, site)))
+        if missing or key not in view.services:
+            self._cluster.apply(SECRET, token_secret(job, site, self._agent_token(job.id)))
+        if key not in view.services:
+            self._mirrors.put_ahead(SERVICE, self._cluster.apply(SERVICE, service(job, site)))
+        for new in missing:
+            self._make_pod(agent_pod(job, new, site))
+
+    def _make_pod(self, manifest: Object) -> None:
+        try:
+            self._mirrors.put_ahead(POD, self._cluster.create(POD, manifest))
+        except ApiError as refused:
+            if not refused.exists_already:
+                raise
+            # Made before, perhaps by an earlier leader: the watch is late, and the next converge sees it.
+
+    def _bind_gang(self, gang: Gang) -> None:
+        """All or none: where one pod cannot be bound, those bound here are deleted, and made anew at the next converge.
+
+        Nothing runs in them yet: ranks start only once all pods of their generation run.
+        """
+        bound: list[PodFacts] = []
+        for pod in gang.pods:
+            try:
+                self._bind(pod)
+            except ApiError:
+                for partner in bound:
+                    self._delete_pod(partner, 0.0)
+                raise
+            bound.append(pod)
+
+    def _bind(self, pod: PodFacts) -> None:
+        self._fence(pod)
+        self._cluster.bind(pod.as_object(), pod.wanted_node)
+        self._mirrors.pod_bound(pod)
+
+    def _delete_pod(self, pod: PodFacts, grace_s: float) -> None:
+        self._fence(pod)
+        left = self._cluster.delete(POD, pod.name, pod.namespace, uid=pod.uid, grace_s=math.ceil(grace_s))
+        if left is None:
+            self._mirrors.pod_gone(pod)
+        else:
+            self._mirrors.put_ahead(POD, left)
+
+    def _fence(self, pod: PodFacts) -> None:
+        epoch = self._epoch()
+        if pod.epoch > epoch:
+            raise FencedError(f"pod {pod.namespace}/{pod.name} bears epoch {pod.epoch}, this leader has {epoch}")
+
+    def _delete_objects(self, namespace: str, name: str) -> None:
+        """The service last: while it is there, the rest is looked for."""
+        for kind in (SECRET, CONFIG_MAP, SERVICE):
+            self._cluster.delete(kind, name, namespace)

@@ -1,0 +1,205 @@
+"""The objects of a job as manifests: agent pods, a headless service, the plan, the agents' token. Pure.
+
+A pod says where it has to be and how many GPUs it has; which ranks it runs, under which plan and in which generation,
+its agent asks the API. So a pod outlives generations, and nothing here changes while a job runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.domain.job import Job
+from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.k8s.kinds import (
+    CONFIG_MAP,
+    ELASTIC_JOB,
+    EPOCH_ANNOTATION,
+    GENERATION_ANNOTATION,
+    GPU_RESOURCE,
+    GPUS_ANNOTATION,
+    JOB_LABEL,
+    LOANED_TAINT,
+    MANAGED_BY_LABEL,
+    NODE_LABEL,
+    POD,
+    SCHEDULER_NAME,
+    SECRET,
+    SERVICE,
+    Kind,
+)
+from scheduler.k8s.pod_changes import NewPod
+
+Manifest = dict[str, Any]
+
+AGENT_COMMAND = ("python", "-m", "scheduler.worker.pod_agent")
+RUN_ROOT = "/var/run/ebbtide"
+TOKEN_DIR = "/var/run/secrets/ebbtide.dev"
+PLAN_DIR = "/etc/ebbtide"
+CHECKPOINT_DIR = "/checkpoints"
+_CONTAINER = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSite:
+    """Where a job's objects live and what all of them bear alike. `owner_uid` is the uid of its ElasticJob, empty while
+    there is none; `url` is where agents reach the API, `image` what pods run that name no image of their own."""
+
+    namespace: str
+    epoch: int
+    url: str
+    image: str
+    resource_name: str = ""
+    owner_uid: str = ""
+
+
+def objects_name(job_id: str) -> str:
+    """The name of a job's service, plan and token."""
+    return f"ebbtide-{job_id}"
+
+
+def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:
+    """The pod of the job's agent on one node, not bound yet."""
+    template = json.loads(job.spec.template_json) if job.spec.template_json else {"spec": {"containers": [{}]}}
+    spec = copy.deepcopy(template["spec"])
+    mounts_shm = _mounts_shm(spec["containers"][0])
+    spec["containers"][0] = _agent_container(spec["containers"][0], job, new, site)
+    spec["volumes"] = [*spec.get("volumes", ()), *_volumes(job, shm=not mounts_shm)]
+    spec["tolerations"] = [*spec.get("tolerations", ()), _toleration()]
+    spec["affinity"] = _with_node(spec.get("affinity") or {}, new.node)
+    spec["schedulerName"], spec["restartPolicy"] = SCHEDULER_NAME, "Never"
+    spec["hostname"], spec["subdomain"] = new.name, objects_name(job.id)
+    spec.setdefault("automountServiceAccountToken", False)
+    meta = template.get("metadata") or {}
+    ours = {
+        "name": new.name,
+        "labels": {**(meta.get("labels") or {}), **_labels(job.id), NODE_LABEL: new.node},
+        "annotations": {
+            **(meta.get("annotations") or {}),
+            GPUS_ANNOTATION: str(new.gpus),
+            GENERATION_ANNOTATION: str(job.allocation.generation),
+        },
+    }
+    return _manifest(POD, site, ours, spec=spec)
+
+
+def service(job: Job, site: JobSite) -> Manifest:
+    """Headless, and for pods that are not ready too: ranks find each other by the names of their pods."""
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB_LABEL: job.id}}
+    return _manifest(SERVICE, site, _named(job.id), spec=spec)
+
+
+def plan_map(job: Job, site: JobSite) -> Manifest:
+    """The plan that the job is to run under, for people and for scripts that are no workers of ours."""
+    assert job.allocation.plan is not None, "a target comes with its plan"
+    data = {"plan.json": json.dumps(plan_to_json(job.allocation.plan), sort_keys=True)}
+    named = _named(job.id)
+    named["annotations"] = {GENERATION_ANNOTATION: str(job.allocation.generation)}
+    return _manifest(CONFIG_MAP, site, named, data=data)
+
+
+def token_secret(job: Job, site: JobSite, token: str) -> Manifest:
+    """What the job's agents show at the API: good for this job and for nothing else."""
+    data = {"token": base64.b64encode(token.encode()).decode()}
+    return _manifest(SECRET, site, _named(job.id), type="Opaque", data=data)
+
+
+def _manifest(kind: Kind, site: JobSite, meta: Mapping[str, Any], **body: Any) -> Manifest:
+    annotations = {**meta.get("annotations", {}), EPOCH_ANNOTATION: str(site.epoch)}
+    metadata: Manifest = {**meta, "namespace": site.namespace, "annotations": annotations}
+    if site.owner_uid:
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": ELASTIC_JOB.api_version,
+                "kind": ELASTIC_JOB.name,
+                "name": site.resource_name,
+                "uid": site.owner_uid,
+                "controller": True,
+                "blockOwnerDeletion": False,
+            }
+        ]
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **body}
+
+
+def _named(job_id: str) -> Manifest:
+    return {"name": objects_name(job_id), "labels": _labels(job_id)}
+
+
+def _labels(job_id: str) -> dict[str, str]:
+    return {JOB_LABEL: job_id, MANAGED_BY_LABEL: SCHEDULER_NAME}
+
+
+def _agent_container(container: Mapping[str, Any], job: Job, new: NewPod, site: JobSite) -> Manifest:
+    """The template's first container, running an agent: the job's own command is what the agent starts."""
+    made = {"name": _CONTAINER, **container}
+    made["image"] = job.spec.image or made.get("image") or site.image
+    made["command"], made["args"] = list(AGENT_COMMAND), []
+    ours = {
+        "EBBTIDE_JOB_ID": job.id,
+        "EBBTIDE_NODE": new.node,
+        "EBBTIDE_URL": site.url,
+        "EBBTIDE_TOKEN_FILE": f"{TOKEN_DIR}/token",
+        "EBBTIDE_RUN_ROOT": RUN_ROOT,
+        "EBBTIDE_CHECKPOINT_DIR": job.spec.checkpoint.dir or CHECKPOINT_DIR,
+    }
+    own = [each for each in made.get("env", ()) if each.get("name") not in ours]
+    made["env"] = [*own, *({"name": name, "value": value} for name, value in ours.items()), _pod_name()]
+    made["volumeMounts"] = [*made.get("volumeMounts", ()), *_mounts(made)]
+    resources = copy.deepcopy(made.get("resources") or {})
+    for kind in ("requests", "limits"):
+        resources[kind] = {**(resources.get(kind) or {}), GPU_RESOURCE: str(new.gpus)}
+    made["resources"] = resources
+    return made
+
+
+def _pod_name() -> Manifest:
+    return {"name": "EBBTIDE_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+
+
+def _mounts(container: Mapping[str, Any]) -> list[Manifest]:
+    mounts: list[Manifest] = [
+        {"name": "ebbtide-run", "mountPath": RUN_ROOT},
+        {"name": "ebbtide-token", "mountPath": TOKEN_DIR, "readOnly": True},
+        {"name": "ebbtide-plan", "mountPath": PLAN_DIR, "readOnly": True},
+    ]
+    return mounts if _mounts_shm(container) else [*mounts, {"name": "ebbtide-shm", "mountPath": "/dev/shm"}]
+
+
+def _mounts_shm(container: Mapping[str, Any]) -> bool:
+    return any(mount.get("mountPath") == "/dev/shm" for mount in container.get("volumeMounts", ()))
+
+
+def _volumes(job: Job, *, shm: bool) -> list[Manifest]:
+    """`shm`: NCCL and data loaders exchange through shared memory, of which a container has 64 MiB by itself."""
+    name = objects_name(job.id)
+    volumes: list[Manifest] = [
+        {"name": "ebbtide-run", "emptyDir": {}},
+        # Readable for all in the pod: who runs in it is somebody whom the template names, often not root.
+        {"name": "ebbtide-token", "secret": {"secretName": name, "defaultMode": 0o444}},
+        {"name": "ebbtide-plan", "configMap": {"name": name, "optional": True}},
+    ]
+    return [*volumes, {"name": "ebbtide-shm", "emptyDir": {"medium": "Memory"}}] if shm else volumes
+
+
+def _toleration() -> Manifest:
+    return {**LOANED_TAINT, "operator": "Equal"}
+
+
+def _named_node(node: str) -> Manifest:
+    return {"key": "metadata.name", "operator": "In", "values": [node]}
+
+
+def _with_node(affinity: Mapping[str, Any], node: str) -> Manifest:
+    """The template's affinity with the node of the decision in each of its terms: terms are alternatives."""
+    own = affinity.get("nodeAffinity") or {}
+    required = own.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = [
+        {**term, "matchFields": [*term.get("matchFields", ()), _named_node(node)]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    node_affinity = {**own, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {**affinity, "nodeAffinity": node_affinity}

@@ -1,0 +1,108 @@
+"""Golden manifests: what a job becomes at the API server, written out.
+
+Rewrite them after an intended change with EBBTIDE_GOLDEN=write, and read the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from scheduler.domain.job import CheckpointSpec, Job
+from scheduler.domain.job_state import JobState
+from scheduler.k8s.manifests import JobSite, Manifest, agent_pod, plan_map, service, token_secret
+from scheduler.k8s.pod_changes import pod_changes
+from tests.builders import a_job
+
+FOLDER = Path(__file__).parent / "manifests"
+SITE = JobSite(
+    "harbour", 7, "http://ebbtide.ebbtide.svc:8787", "ebbtide/worker:0.1.0", resource_name="llama", owner_uid="1a2b"
+)
+TEMPLATE = {
+    "metadata": {"labels": {"team": "harbour"}, "annotations": {"cost-centre": "7"}},
+    "spec": {
+        "serviceAccountName": "trainer",
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "team", "operator": "Exists"}],
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]},
+                        {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["nvme"]}]},
+                    ]
+                }
+            }
+        },
+        "containers": [
+            {
+                "name": "train",
+                "image": "harbour/train:4",
+                "command": ["python", "train.py"],
+                "env": [{"name": "SEED", "value": "3"}, {"name": "EBBTIDE_TOKEN_FILE", "value": "theirs"}],
+                "resources": {"requests": {"cpu": "8", "memory": "64Gi"}},
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "big", "mountPath": "/dev/shm"}],
+            },
+            {"name": "log-shipper", "image": "harbour/logs:1"},
+        ],
+        "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": "corpus"}},
+            {"name": "big", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}},
+        ],
+    },
+}
+
+
+def plain_job() -> Job:
+    return a_job("llama-k3f9q1", 1, 8, state=JobState.STARTING, on={"t0": (0, 1, 2, 3), "i4": (0, 1)})
+
+
+def job_with_template() -> Job:
+    job = plain_job()
+    spec = replace(job.spec, template_json=json.dumps(TEMPLATE), checkpoint=CheckpointSpec(dir="/data/checkpoints"))
+    return replace(job, spec=replace(spec, image="harbour/train:5"))
+
+
+def pods(job: Job) -> list[Manifest]:
+    return [agent_pod(job, new, SITE) for new in pod_changes(job, [], 0.0).make]
+
+
+def objects() -> list[Manifest]:
+    job = plain_job()
+    return [service(job, SITE), plan_map(job, SITE), token_secret(job, SITE, "ebta_secret")]
+
+
+CASES: dict[str, Callable[[], list[Manifest]]] = {
+    "pods_of_a_plain_job": lambda: pods(plain_job()),
+    "pods_from_a_template": lambda: pods(job_with_template())[:1],
+    "objects_of_a_job": objects,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_manifests_are_as_written(name: str) -> None:
+    made = CASES[name]()
+    path = FOLDER / f"{name}.yaml"
+    text = yaml.safe_dump_all(made, sort_keys=False, width=120)
+    if os.environ.get("EBBTIDE_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert list(yaml.safe_load_all(path.read_text())) == made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kubernetes_would_take_them(name: str) -> None:
+    for manifest in CASES[name]():
+        kubernetes_validate.validate(manifest, "1.33", strict=True)
+
+
+def test_without_a_resource_nobody_owns_them() -> None:
+    (first, *_) = [service(plain_job(), replace(SITE, owner_uid=""))]
+    assert "ownerReferences" not in first["metadata"]

@@ -1,0 +1,81 @@
+"""Agents and ranks that compute nothing: they follow the run log as real ones would, a step each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scheduler.domain.agent_report import AgentReport, BegunRun, RankReport
+from scheduler.domain.rank_status import RankPhase, RankStatus
+from scheduler.domain.snapshot import Snapshot
+from scheduler.k8s.kinds import JOB_LABEL
+from scheduler.k8s.objects import Object, is_terminating, labels_of, uid_of
+from scheduler.store.run_log import RunLog
+from tests.kubernetes.fake_kubelet import FakeKubelet
+
+
+@dataclass
+class Work:
+    """How far the ranks of one job are, all of them alike: they save at every step."""
+
+    step: int = 0
+    finished: bool = False
+
+
+class FakeAgents:
+    """One in each of our pods that the kubelet runs. A job works until `finish`, and saves when it is told to leave."""
+
+    def __init__(self, kubelet: FakeKubelet, run_log: RunLog) -> None:
+        self._kubelet = kubelet
+        self._run_log = run_log
+        self._work: dict[str, Work] = {}
+        self._ended: dict[tuple[str, int], RankPhase] = {}
+        self._killed: set[tuple[str, int]] = set()
+        self.began: list[tuple[str, int]] = []
+
+    def finish(self, job_id: str) -> None:
+        """The job's ranks find that they are done."""
+        self._work.setdefault(job_id, Work()).finished = True
+
+    def step(self, desired: Snapshot, now_s: float) -> None:
+        """Every agent reports, after its ranks have done what the run log and their notices ask."""
+        pods = {uid_of(pod): pod for pod in self._kubelet.pods.snapshot().values() if _runs(pod)}
+        newest = {(run.job_id, run.generation): run for run in self._run_log.begun() if run.end is None}
+        for key, run in newest.items():
+            self._go_on(key, run, pods, desired)
+            if run.kill_at_s <= now_s:
+                self._killed.add(key)
+        for uid, pod in pods.items():
+            job_id, node = labels_of(pod)[JOB_LABEL], pod["spec"]["nodeName"]
+            mine = [run for run in newest.values() if run.pods.get(node) == uid]
+            self._run_log.report(self._report(job_id, node, uid, mine[-1] if mine else None, now_s))
+
+    def _go_on(self, key: tuple[str, int], run: BegunRun, pods: Mapping[str, Object], desired: Snapshot) -> None:
+        if key in self._ended:
+            return
+        if key not in self.began:
+            self.began.append(key)
+        work = self._work.setdefault(run.job_id, Work())
+        work.step += 1
+        job = desired.jobs.get(run.job_id)
+        told = job is None or job.allocation.generation != run.generation or not job.allocation.target
+        leaving = any(is_terminating(pods[uid]) for uid in run.pods.values() if uid in pods)
+        if work.finished:
+            self._ended[key] = RankPhase.SUCCEEDED
+        elif told or leaving:
+            self._ended[key] = RankPhase.LEFT
+
+    def _report(self, job_id: str, node: str, uid: str, run: BegunRun | None, now_s: float) -> AgentReport:
+        if run is None:
+            return AgentReport(job_id, node, uid, now_s)
+        key = (job_id, run.generation)
+        phase = self._ended.get(key)
+        exit_code = 0 if phase is not None else -9 if key in self._killed else None
+        step = self._work[job_id].step
+        status = RankStatus(phase or RankPhase.RUNNING, step=step, checkpoint_step=step, loss=1.0 / step)
+        ranks = tuple(RankReport(rank, exit_code, status) for rank, (where, _) in enumerate(run.seats) if where == node)
+        return AgentReport(job_id, node, uid, now_s, run.generation, ranks, since_s=run.begun_at_s)
+
+
+def _runs(pod: Object) -> bool:
+    return JOB_LABEL in labels_of(pod) and pod["status"].get("phase") == "Running"

@@ -1,0 +1,135 @@
+"""A small site on a real API server: ticks by hand, a fake kubelet, fake agents, and a watcher for double bookings."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool
+from scheduler.domain.fleet import DAY_S, LendingPolicy, Node, Pool, PoolKind
+from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
+from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.cluster_mirrors import ClusterMirrors
+from scheduler.k8s.effects import Effects
+from scheduler.k8s.executor import KubernetesExecutor
+from scheduler.k8s.job_objects import JobObjects, SiteRules
+from scheduler.k8s.kinds import JOB_LABEL, POD
+from scheduler.k8s.node_lending import NodeLending
+from scheduler.k8s.objects import Object
+from scheduler.k8s.pod_facts import gpus_asked
+from scheduler.policies.policy_set import policy_set
+from scheduler.policies.settings import PolicySettings
+from scheduler.runtime.clock import RealClock
+from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.runtime.reconciler import tick
+from scheduler.store.migrate import migrate
+from scheduler.store.sql import SqlStore
+from tests.kubernetes.fake_agents import FakeAgents
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.waiting import PATIENCE_S, PAUSE_S
+
+GPU, GPU_BYTES = "h100-80g", 80 * 2**30
+
+
+class Site:
+    """Pools `training` and `inference` of nodes with 8 GPUs. Nothing happens but in `step`."""
+
+    def __init__(self, cluster: Cluster, kubelet: FakeKubelet, namespace: str, folder: Path) -> None:
+        url = f"sqlite:///{folder}/site.sqlite"
+        migrate(url)
+        self.cluster, self.kubelet, self.namespace = cluster, kubelet, namespace
+        self.store = SqlStore(url)
+        self.clock = RealClock()
+        lease = self.store.acquire("site", now_s=self.clock.now_s(), ttl_s=3600.0)
+        assert lease is not None
+        self.epoch = lease.epoch
+        self.mirrors = ClusterMirrors(cluster)
+        self.mirrors.start()
+        assert self.mirrors.wait_synced(PATIENCE_S)
+        self.executor = self.new_executor()
+        self.agents = FakeAgents(kubelet, self.store.run_log)
+        self.policies = policy_set("ebbtide", PolicySettings(leave_grace_s=20.0, full_pass_period_s=1.0))
+        self.most_held: Counter[str] = Counter()
+        self._demand = DemandWatch(self.store, partial(SeasonalForecaster, season_s=DAY_S), memory_s=DAY_S)
+        self._sent = 0
+
+    def new_executor(self) -> KubernetesExecutor:
+        """As a new leader would have it: it knows nothing of what an earlier one did."""
+        rules = SiteRules(self.namespace, "http://127.0.0.1:1", "ebbtide/worker:test")
+        return KubernetesExecutor(
+            JobObjects(
+                self.cluster,
+                self.mirrors,
+                rules,
+                epoch=lambda: self.epoch,
+                agent_token=lambda job_id: f"token-{job_id}",
+            ),
+            NodeLending(self.cluster, self.mirrors, epoch=lambda: self.epoch),
+            view=lambda: self.mirrors.view(lambda jobs: {}),
+            run_log=self.store.run_log,
+            now=self.clock.now_s,
+            epoch=lambda: self.epoch,
+            effects=Effects(),
+        )
+
+    def close(self) -> None:
+        self.executor.close()
+        self.mirrors.stop()
+        self.store.close()
+
+    def add_pools(self, *, training: int, inference: int, lending: LendingPolicy | None = None) -> None:
+        self.send(CreatePool(Pool("training", PoolKind.TRAINING)))
+        self.send(CreatePool(Pool("inference", PoolKind.INFERENCE, lending or LendingPolicy())))
+        for pool, count in (("training", training), ("inference", inference)):
+            for number in range(count):
+                self.add_node(f"{self.namespace}-{pool[0]}{number}", pool)
+
+    def add_node(self, name: str, pool: str) -> None:
+        self.kubelet.add_node(name, gpus=8)
+        self.send(AddNode(Node(name, pool, GPU, 8, GPU_BYTES)))
+
+    def send(self, body: CommandBody) -> None:
+        self._sent += 1
+        assert self.store.send(Command(f"command-{self._sent}", self.clock.now_s(), body))
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.store.load().snapshot
+
+    def job(self, job_id: str) -> Job:
+        job = self.snapshot.jobs.get(job_id) or self.store.ended_job(job_id)
+        assert job is not None, f"no job {job_id}"
+        return job
+
+    def pods(self, job_id: str = "") -> list[Object]:
+        """Our pods, read past all mirrors."""
+        labels = f"{JOB_LABEL}={job_id}" if job_id else JOB_LABEL
+        return list(self.cluster.list(POD, namespace=self.namespace, labels=labels).items)
+
+    def step(self) -> None:
+        """One tick, one step of all agents, one look at who holds what."""
+        learned = self._demand.forecasts(self.snapshot, self.clock.now_s())
+        tick(self.store, self.executor, self.clock, self.policies, epoch=self.epoch, learned=learned)
+        self.agents.step(self.snapshot, self.clock.now_s())
+        self._look()
+
+    def until(self, reached: Callable[[], object], *, what: str) -> None:
+        limit_s = time.monotonic() + PATIENCE_S
+        while not reached():
+            assert time.monotonic() < limit_s, f"not within {PATIENCE_S:.0f} s: {what}"
+            self.step()
+            time.sleep(PAUSE_S)
+
+    def _look(self) -> None:
+        """GPUs of each node that pods hold, by the API server's own word."""
+        held: Counter[str] = Counter()
+        for pod in self.cluster.list(POD, fields="spec.nodeName!=").items:
+            if pod["status"].get("phase") not in ("Succeeded", "Failed"):
+                held[pod["spec"]["nodeName"]] += gpus_asked(pod["spec"])
+        for node, gpus in held.items():
+            self.most_held[node] = max(self.most_held[node], gpus)

@@ -1,0 +1,178 @@
+"""Jobs as pods and loans as taints, on a real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.command import CancelJob, ReportDemand, ScaleJob, SubmitJob
+from scheduler.domain.fleet import LendingPolicy
+from scheduler.domain.job import JobSpec
+from scheduler.domain.job_state import JobState
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.kinds import (
+    CONFIG_MAP,
+    EPOCH_ANNOTATION,
+    GPU_RESOURCE,
+    LOAN_LABEL,
+    LOANED_TAINT_KEY,
+    NODE,
+    POD,
+    SECRET,
+    SERVICE,
+)
+from scheduler.k8s.objects import Object, annotations_of, labels_of, name_of, uid_of
+from scheduler.store.protocol import Page
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.site import Site
+from tests.kubernetes.waiting import eventually
+
+
+@pytest.fixture
+def site(definitions: None, cluster: Cluster, kubelet: FakeKubelet, namespace: str, tmp_path: Path) -> Iterator[Site]:
+    made = Site(cluster, kubelet, namespace, tmp_path)
+    yield made
+    assert all(gpus <= 8 for gpus in made.most_held.values()), f"booked twice: {made.most_held}"
+    made.close()
+
+
+def spec(name: str, least: int, most: int | None = None) -> JobSpec:
+    return JobSpec(name, least, most or least, steps=10**9, command=("python", "train.py"))
+
+
+def is_running(site: Site, job_id: str, gpus: int) -> bool:
+    job = site.job(job_id)
+    return job.state is JobState.RUNNING and job.allocation.held_gpus == gpus
+
+
+def start(site: Site, job_id: str, least: int, most: int | None = None) -> None:
+    site.send(SubmitJob(job_id, spec(job_id, least, most)))
+    site.step()
+    site.until(lambda: is_running(site, job_id, most or least), what=f"{job_id} runs on {most or least} GPUs")
+
+
+def node_of(pod: Object) -> str:
+    return str(pod["spec"]["nodeName"])
+
+
+def test_a_job_becomes_a_gang_on_the_nodes_of_the_decision(site: Site) -> None:
+    site.add_pools(training=2, inference=0)
+    start(site, "llama-1", 12)
+    target = site.job("llama-1").allocation.target
+    pods = site.pods("llama-1")
+    assert {node_of(pod): pod["spec"]["containers"][0]["resources"]["limits"][GPU_RESOURCE] for pod in pods} == {
+        node: str(len(indices)) for node, indices in target.items()
+    }
+    assert all(pod["spec"]["schedulerName"] == "ebbtide" for pod in pods)
+    assert all(annotations_of(pod)[EPOCH_ANNOTATION] == str(site.epoch) for pod in pods)
+    for kind in (SERVICE, CONFIG_MAP, SECRET):
+        assert site.cluster.find(kind, "ebbtide-llama-1", site.namespace) is not None
+
+
+def test_a_finished_job_leaves_nothing_behind(site: Site) -> None:
+    site.add_pools(training=1, inference=0)
+    start(site, "llama-1", 4)
+    site.agents.finish("llama-1")
+    site.until(lambda: site.job("llama-1").state is JobState.SUCCEEDED, what="it has succeeded")
+    site.until(lambda: not site.pods(), what="its pods are gone")
+    site.until(lambda: not _objects(site, "llama-1"), what="its other objects are gone")
+    site.until(lambda: not site.store.run_log.begun(), what="the run log is empty")
+
+
+def _objects(site: Site, job_id: str) -> list[Object]:
+    found = (site.cluster.find(kind, f"ebbtide-{job_id}", site.namespace) for kind in (SERVICE, CONFIG_MAP, SECRET))
+    return [each for each in found if each is not None]
+
+
+def test_a_resize_makes_pods_on_new_nodes_only(site: Site) -> None:
+    site.add_pools(training=2, inference=0)
+    start(site, "llama-1", 8, 8)
+    (before,) = site.pods("llama-1")
+    site.send(ScaleJob("llama-1", 8, 16))
+    site.until(lambda: is_running(site, "llama-1", 16), what="it runs on 16 GPUs")
+    after = {node_of(pod): pod for pod in site.pods("llama-1")}
+    assert uid_of(after[node_of(before)]) == uid_of(before), "the agent on the node that stays is the same"
+    assert len(after) == 2
+    assert site.agents.began == [("llama-1", 1), ("llama-1", site.job("llama-1").allocation.generation)]
+
+
+def test_a_cancelled_job_is_gone_after_its_grace(site: Site) -> None:
+    site.add_pools(training=1, inference=0)
+    start(site, "llama-1", 4)
+    site.send(CancelJob("llama-1"))
+    site.until(lambda: site.job("llama-1").state is JobState.CANCELLED, what="it is cancelled")
+    site.until(lambda: not site.pods(), what="its pods are gone")
+
+
+def test_gpus_of_other_pods_are_left_to_them(site: Site) -> None:
+    site.add_pools(training=1, inference=0)
+    site.step()
+    foreign = _foreign_pod(site, "kueue-job", 6)
+    eventually(lambda: site.mirrors.pods.get("kueue-job", site.namespace), what="the pod of others is seen")
+    site.send(SubmitJob("llama-1", spec("llama-1", 4)))
+    for _ in range(10):
+        site.step()
+    assert site.job("llama-1").state is JobState.QUEUED
+    assert site.pods() == []
+    site.cluster.delete(POD, name_of(foreign), site.namespace, grace_s=0)
+    site.until(lambda: is_running(site, "llama-1", 4), what="it runs once the other pod is gone")
+
+
+def _foreign_pod(site: Site, name: str, gpus: int, *, node: str = "") -> Object:
+    container = {"name": "main", "image": "x", "resources": {"limits": {GPU_RESOURCE: str(gpus)}}}
+    spec = {"containers": [container], "nodeName": node or f"{site.namespace}-t0"}
+    return site.cluster.create(POD, {"metadata": {"name": name, "namespace": site.namespace}, "spec": spec})
+
+
+def test_a_new_leader_takes_over_without_starting_anything_twice(site: Site) -> None:
+    site.add_pools(training=2, inference=0)
+    start(site, "llama-1", 12)
+    before = {uid_of(pod) for pod in site.pods("llama-1")}
+    site.executor.close()
+    site.executor = site.new_executor()
+    site.executor.converge(site.snapshot)
+    for _ in range(10):
+        site.step()
+    assert {uid_of(pod) for pod in site.pods("llama-1")} == before
+    assert is_running(site, "llama-1", 12)
+    assert site.agents.began == [("llama-1", 1)]
+
+
+def test_a_pod_that_somebody_evicts_costs_no_retry_and_the_job_goes_on(site: Site) -> None:
+    site.add_pools(training=2, inference=0)
+    start(site, "llama-1", 12)
+    victim = site.pods("llama-1")[0]
+    site.cluster.delete(POD, name_of(victim), site.namespace, grace_s=0)
+    site.until(lambda: site.job("llama-1").allocation.generation > 1, what="it is decided anew")
+    site.until(lambda: is_running(site, "llama-1", 12), what="it runs again")
+    assert site.job("llama-1").account.failures == 0
+
+
+def test_a_lent_node_is_tainted_and_comes_home_in_time(site: Site) -> None:
+    lending = LendingPolicy(headroom=0.0, return_deadline_s=30.0, cold_start_s=0.0)
+    site.add_pools(training=1, inference=2, lending=lending)
+    site.send(ReportDemand("inference", 0.0))
+    start(site, "llama-1", 8, 16)
+    lent = [node for node in site.cluster.list(NODE).items if LOAN_LABEL in labels_of(node)]
+    assert all(_is_tainted(node) for node in lent)
+    used = {node_of(pod) for pod in site.pods("llama-1")} & {name_of(node) for node in lent}
+    assert used, "it grew onto a lent node"
+    site.send(ReportDemand("inference", 16.0))
+    site.until(lambda: not site.snapshot.loans, what="all nodes are home")
+    site.until(lambda: not _bears_a_loan(site), what="no node bears a loan")
+    site.until(lambda: is_running(site, "llama-1", 8), what="it goes on on its own node")
+    assert all(event.event.code.value != "RecallLate" for event in site.store.events(_all()))
+
+
+def _bears_a_loan(site: Site) -> bool:
+    return any(LOAN_LABEL in labels_of(node) or _is_tainted(node) for node in site.cluster.list(NODE).items)
+
+
+def _is_tainted(node: Object) -> bool:
+    return any(taint["key"] == LOANED_TAINT_KEY for taint in node["spec"].get("taints", ()))
+
+
+def _all() -> Page:
+    return Page(limit=10_000)

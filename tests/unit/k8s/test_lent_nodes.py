@@ -1,0 +1,85 @@
+"""Lending by taint and eviction: the next step from where the nodes stand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.domain.loan import LoanState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.k8s.kinds import LOANED_TAINT
+from scheduler.k8s.lent_nodes import EvictPod, TaintNode, Unplaceable, UntaintNode, lending_steps
+from scheduler.k8s.node_view import NodeView
+from scheduler.k8s.pod_facts import PodFacts
+from tests.builders import a_fleet, a_loan
+
+POOLS, NODES = a_fleet(training=1, inference=3)
+PLAIN = {name: NodeView(name, "7", True, False, 8) for name in NODES}
+
+
+def world(*loans: tuple[str, LoanState]) -> Snapshot:
+    return Snapshot(pools=POOLS, nodes=NODES, loans={node: a_loan(node, state) for node, state in loans})
+
+
+def lent(node: str, loan: str = "i0-1") -> NodeView:
+    return replace(PLAIN[node], loan=loan, is_tainted=True, taints=(LOANED_TAINT,))
+
+
+def pod(name: str, node: str, gpus: int, *, job: str = "", deleting: bool = False) -> PodFacts:
+    return PodFacts("default", name, name, node, gpus, "Running", deleting, job_id=job, wanted_node=node if job else "")
+
+
+def test_an_offered_node_is_tainted_once_its_pods_fit_elsewhere() -> None:
+    (step,) = lending_steps(world(("i0", LoanState.OFFERED)), PLAIN, [pod("llm", "i0", 6), pod("asr", "i1", 4)])
+    assert step == TaintNode(PLAIN["i0"], a_loan("i0", LoanState.OFFERED))
+
+
+def test_an_offered_node_whose_pods_fit_nowhere_is_left_alone() -> None:
+    pods = [pod("llm", "i0", 6), pod("asr", "i1", 4), pod("tts", "i2", 3)]
+    assert lending_steps(world(("i0", LoanState.OFFERED)), PLAIN, pods) == (Unplaceable("i0", 6),)
+
+
+def test_two_offered_nodes_are_not_promised_the_same_room() -> None:
+    offered = world(("i0", LoanState.OFFERED), ("i1", LoanState.OFFERED))
+    steps = lending_steps(offered, PLAIN, [pod("llm", "i0", 6), pod("asr", "i1", 6)])
+    assert [type(step) for step in steps] == [TaintNode, Unplaceable]
+
+
+def test_its_pods_are_evicted_after_the_taint_and_each_once() -> None:
+    nodes = {**PLAIN, "i0": lent("i0")}
+    pods = [pod("llm", "i0", 6), pod("asr", "i0", 2, deleting=True), pod("logs", "i0", 0)]
+    assert lending_steps(world(("i0", LoanState.OFFERED)), nodes, pods) == (EvictPod(pods[0]),)
+
+
+def test_a_node_that_serves_training_needs_nothing_more() -> None:
+    nodes = {**PLAIN, "i0": lent("i0")}
+    assert lending_steps(world(("i0", LoanState.ACTIVE)), nodes, [pod("a-g1-0", "i0", 8, job="a")]) == ()
+
+
+@pytest.mark.parametrize("state", [LoanState.ACTIVE, LoanState.RECALLED])
+def test_a_taint_that_somebody_took_away_comes_back(state: LoanState) -> None:
+    (step,) = lending_steps(world(("i0", state)), PLAIN, [])
+    assert isinstance(step, TaintNode)
+
+
+def test_a_returned_node_keeps_its_taint_until_our_pods_have_left() -> None:
+    nodes = {**PLAIN, "i0": lent("i0")}
+    assert lending_steps(world(), nodes, [pod("a-g1-0", "i0", 8, job="a", deleting=True)]) == ()
+    assert lending_steps(world(), nodes, []) == (UntaintNode(nodes["i0"]),)
+
+
+def test_a_loan_that_was_lost_is_cleared_when_the_node_is_back() -> None:
+    nodes = {**PLAIN, "i0": lent("i0")}
+    assert lending_steps(world(("i0", LoanState.LOST)), nodes, []) == (UntaintNode(nodes["i0"]),)
+
+
+def test_a_node_with_the_label_of_another_loan_is_labelled_anew() -> None:
+    nodes = {**PLAIN, "i0": lent("i0", "i0-older")}
+    (step,) = lending_steps(world(("i0", LoanState.ACTIVE)), nodes, [])
+    assert isinstance(step, TaintNode)
+
+
+def test_a_node_that_we_did_not_lend_is_never_touched() -> None:
+    foreign = {**PLAIN, "i1": replace(PLAIN["i1"], is_tainted=True, taints=(LOANED_TAINT,))}
+    assert lending_steps(world(), foreign, [pod("llm", "i1", 8)]) == ()
