@@ -90,3 +90,12 @@ def test_without_a_demand_reading_every_loan_goes_home() -> None:
 def test_a_missing_forecast_lends_nothing_new_and_keeps_what_is_out() -> None:
     snapshot = replace(world(0.0, [a_loan("i0")], []), forecasts={})
     assert node_decisions(snapshot) == []
+
+
+def test_demand_that_comes_within_the_shortest_loan_worth_making_keeps_a_node_home_and_recalls_none() -> None:
+    waits = a_job("waits", 8)
+    snapshot = world(0.0, [a_loan("i0")], [waits, a_job("too", 8)], inference=2)
+    assert [type(d) for d in node_decisions(snapshot)] == [LendNode]
+    soon = snapshot.forecasts["inference"]
+    later = {"inference": soon.lasting(replace(soon, gpus=(16.0,)))}
+    assert node_decisions(replace(snapshot, forecasts=later)) == []
