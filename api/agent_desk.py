@@ -28,6 +28,7 @@ class AgentDesk:
         self._store = store
         self._run_log = run_log
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._snapshot = Snapshot()
         self._read_at_s = float("-inf")
         self._begun: dict[str, tuple[float, tuple[BegunRun, ...]]] = {}
@@ -80,15 +81,17 @@ class AgentDesk:
             self._written[key], self._waiting[key] = _Written(report, essence), report
             if not at_once and _is_fresh(self._written_at_s, report.at_s, for_s=_TOGETHER_S):
                 return
-            self._written_at_s = report.at_s
-            waiting, self._waiting = self._waiting, {}
-        try:
-            self._run_log.report(*waiting.values())
-        except BaseException:
-            with self._lock:  # nothing of it is known to be written: what comes next is news again
-                for each in waiting:
-                    self._written.pop(each, None)
-            raise
+        with self._writing:  # one at a time, for all that wait: a database of one writer need not be fair to many
+            with self._lock:
+                self._written_at_s = report.at_s
+                waiting, self._waiting = self._waiting, {}
+            try:
+                self._run_log.report(*waiting.values())
+            except BaseException:
+                with self._lock:  # nothing of it is known to be written: what comes next is news again
+                    for each in waiting:
+                        self._written.pop(each, None)
+                raise
 
     def _forget_all_but(self, live: Snapshot) -> None:
         for job_id in self._begun.keys() - live.jobs.keys():

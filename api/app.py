@@ -33,7 +33,8 @@ from scheduler.store.run_log import RunLog
 from scheduler.telemetry.fleet_gauges import package_version
 
 _ROUTED = (
-    *(jobs, job_reports, progress, agents, pools, nodes, queues, demand, lending, events, snapshots, plans, health),
+    agents,  # first, because it is asked most often, and the first route that matches is taken
+    *(jobs, job_reports, progress, pools, nodes, queues, demand, lending, events, snapshots, plans, health),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests never change the state: they put commands into an inbox, and the next "

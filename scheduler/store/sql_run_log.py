@@ -64,9 +64,10 @@ class SqlRunLog:
             | {"at_s": each.at_s, "generation": each.generation, "body": encode(each)}
             for each in reports
         ]
-        with self._engine.begin() as connection:
-            for row in rows:
-                _put(connection, row)
+        if rows:
+            with self._engine.begin() as connection:
+                for row in rows:
+                    _put(connection, row)
 
     def report_of(self, job_id: str, node: str) -> AgentReport | None:
         own = _REPORTS.where(AGENT_REPORTS.c.job_id == job_id, AGENT_REPORTS.c.node == node)
