@@ -7,6 +7,7 @@ what is new is written at once, and a sign of life every HEARTBEAT_S, those of a
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from scheduler.domain.agent_report import AgentReport, BegunRun
@@ -57,6 +58,10 @@ class AgentDesk:
             with self._lock:
                 self._begun[job_id] = now_s, runs
         return runs
+
+    def have_reported(self, job_id: str, nodes: Collection[str]) -> bool:
+        """Whether an agent of the job has reported from each of these nodes."""
+        return all(self._run_log.report_of(job_id, node) is not None for node in nodes)
 
     def take(self, report: AgentReport) -> None:
         """Write the report down where it says something new, or where the one before is old."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.routers.progress import notice_view
 from api.views import View
 from scheduler.domain.agent_report import AgentReport, BegunRun
 from scheduler.domain.job import Job
@@ -19,8 +18,16 @@ SOON_S = 1.0
 """An agent asks again after so long; after SOON_S where what it runs is not what is wanted."""
 
 
-def assignment(job: Job, begun: Sequence[BegunRun], report: AgentReport, *, settings: Settings, secret: bytes) -> View:
-    """The reply to a report.
+def assignment(
+    job: Job,
+    begun: Sequence[BegunRun],
+    report: AgentReport,
+    *,
+    notice: View | None,
+    settings: Settings,
+    secret: bytes,
+) -> View:
+    """The reply to a report. `notice` is what the ranks that it tells of are to hear.
 
     `begun`: ranks of `generation` may be started; what they need is there for an agent that has not come to that
     generation. `kill`: why the ranks that it reports have to be killed now, empty where they need not. `done`: the
@@ -31,7 +38,6 @@ def assignment(job: Job, begun: Sequence[BegunRun], report: AgentReport, *, sett
         return {**_NOTHING, "done": True, "failed": failed, "notice": {**_LEAVE}, "poll_after_s": SOON_S}
     run = _startable(begun, report)
     generation = job.allocation.generation if run is None else run.generation
-    notice = notice_view(job, report.generation, report.at_s) if report.has_living_ranks else None
     kill = _kill(begun, report)
     is_settled = report.generation == job.allocation.generation and notice is None and not kill
     reply = {
@@ -99,6 +105,7 @@ def _start(job: Job, run: BegunRun, node: str, settings: Settings, secret: bytes
         url=settings.worker_url,
         token=issue_token(secret, job.id, run.generation),
         frozen_layers=run.frozen_layers,
+        checkpoint_step=int(job.progress.checkpoint_steps),
         env=job.spec.env,
     )
     places = [place for place in rank_places(run.seats) if place.node == node]

@@ -54,6 +54,19 @@ class Settings(BaseSettings):
         description="Where ranks that node agents start over the network find the rendezvous store.",
     )
     store_port: int = Field(default=29400, ge=1, le=65535, description="Port of that rendezvous store.")
+    kubeconfig: Path | None = Field(
+        default=None,
+        description="How the operator reaches Kubernetes; absent: KUBECONFIG, else its own pod.",
+    )
+    job_namespace: str = Field(
+        default="default", description="Namespace of jobs that name none, on Kubernetes.", pattern=r"^[a-z0-9-]{1,63}$"
+    )
+    lease_namespace: str = Field(
+        default="default", description="Namespace of the Lease that operators elect their leader by."
+    )
+    worker_image: str = Field(
+        default="ebbtide/worker:latest", description="Image of the pods of jobs that name none, on Kubernetes."
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least level that is logged."
     )

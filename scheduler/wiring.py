@@ -7,11 +7,24 @@ import secrets
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from functools import partial
 
+from scheduler.domain.worker_token import issue_agent_token
 from scheduler.executors.local import LocalExecutor
 from scheduler.executors.local_run import Patience
+from scheduler.executors.protocol import Executor
 from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.k8s.client import connect
+from scheduler.k8s.cluster_mirrors import ClusterMirrors
+from scheduler.k8s.effects import Effects
+from scheduler.k8s.election import LIMITS, Election
+from scheduler.k8s.executor import KubernetesExecutor
+from scheduler.k8s.job_objects import JobObjects, SiteRules
+from scheduler.k8s.node_lending import NodeLending
+from scheduler.k8s.operator import Operator
+from scheduler.k8s.story import Story
+from scheduler.k8s.writer import Writer
 from scheduler.policies.policy_set import PolicySet, policy_set
 from scheduler.policies.settings import PolicySettings
 from scheduler.runtime.clock import Clock, RealClock
@@ -52,9 +65,23 @@ def build_controller(
     executor = LocalExecutor(
         settings.run_dir, now=clock.now_s, url=settings.worker_url, secret=secret, patience=patience, at=at
     )
+    return _controller(settings, store, executor, clock, holder=_new_holder(), has_news=executor.has_news, at=at)
+
+
+def _controller(
+    settings: Settings,
+    store: SqlStore,
+    executor: Executor,
+    clock: Clock,
+    *,
+    holder: str,
+    has_news: Callable[[], bool],
+    may_lead: Callable[[], bool] = lambda: True,
+    at: Hook = no_hook,
+) -> Controller:
     forecaster = partial(SeasonalForecaster, season_s=settings.season_s)
     return Controller(
-        holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        holder=holder,
         store=store,
         executor=executor,
         clock=clock,
@@ -62,21 +89,86 @@ def build_controller(
         curves=CurveBuilder(ProcessPool(settings.solver_processes), most_in_flight=4 * settings.solver_processes),
         demand=DemandWatch(store, forecaster, memory_s=HISTORY_SEASONS * settings.season_s),
         on_report=TickRecorder().record,
-        has_news=executor.has_news,
+        has_news=has_news,
+        may_lead=may_lead,
         pace=Pace(tick_s_max=settings.tick_s_max, lease_s=settings.lease_s),
         at=at,
     )
+
+
+def _new_holder() -> str:
+    """A name for this process that none has had."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _stop_signal() -> threading.Event:
+    """Set by SIGTERM and SIGINT from now on."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
 
 
 def run_controller(settings: Settings) -> None:
     """Decide until SIGTERM or SIGINT; every local worker has ended when this returns."""
     configure_logs(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     try:
-        build_controller(settings, store).run(stop)
+        build_controller(settings, store).run(_stop_signal())
+    finally:
+        store.close()
+
+
+def build_operator(settings: Settings, store: SqlStore) -> Operator:
+    """An operator with its controller, mirrors and election, not yet running.
+
+    Raises:
+        NoClusterError: no API server of Kubernetes is named anywhere.
+    """
+    kubeconfig, clock = settings.kubeconfig or "", RealClock()
+    cluster, identity = connect(kubeconfig), _new_holder()
+    votes = connect(kubeconfig, limits=LIMITS)
+    election = Election(votes, name="ebbtide-operator", namespace=settings.lease_namespace, identity=identity)
+    effects, secret = Effects(), token_secret(settings.secret_path)
+    mirrors = ClusterMirrors(cluster)
+    executor = KubernetesExecutor(
+        JobObjects(
+            cluster,
+            mirrors,
+            SiteRules(settings.job_namespace, settings.worker_url, settings.worker_image),
+            epoch=lambda: controller.epoch,
+            agent_token=partial(issue_agent_token, secret),
+        ),
+        NodeLending(cluster, mirrors, epoch=lambda: controller.epoch),
+        view=mirrors.view,
+        run_log=store.run_log,
+        now=clock.now_s,
+        epoch=lambda: controller.epoch,
+        effects=effects,
+    )
+    controller = _controller(
+        settings, store, executor, clock, holder=identity, has_news=mirrors.has_news, may_lead=lambda: operator.may_lead
+    )
+    operator = Operator(
+        mirrors=mirrors,
+        election=election,
+        controller=controller,
+        store=store,
+        clock=clock,
+        writer=Writer(cluster, mirrors),
+        story=Story(store, reporter=identity),
+        effects=effects,
+        job_namespace=settings.job_namespace,
+    )
+    return operator
+
+
+def run_operator(settings: Settings) -> None:
+    """Lead while elected, until SIGTERM or SIGINT. Jobs go on while nobody leads."""
+    configure_logs(settings.log_level, settings.log_format)
+    store = SqlStore(settings.database_url)
+    try:
+        build_operator(settings, store).run(_stop_signal())
     finally:
         store.close()
 

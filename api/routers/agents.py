@@ -11,6 +11,7 @@ from pydantic import Field
 from api.assignment import assignment
 from api.dependencies import ServiceDep, require_agent
 from api.errors import not_found, refuse
+from api.notices import notice_for
 from api.routers.progress import ByteCount, StepNumber
 from api.views import View
 from scheduler.documents.document import Document
@@ -67,7 +68,8 @@ def report_agent(
             not_found("node", node)
         service.agents.take(report)
     begun = service.agents.begun_of(job_id, now_s)
-    reply = assignment(job, begun, report, settings=service.settings, secret=service.token_secret)
+    notice = notice_for(job, report.generation, now_s, service.agents) if report.has_living_ranks else None
+    reply = assignment(job, begun, report, notice=notice, settings=service.settings, secret=service.token_secret)
     return JSONResponse(reply)  # as it is: to look at it once more would cost more than all of the above
 
 

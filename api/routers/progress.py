@@ -9,13 +9,13 @@ from pydantic import Field
 
 from api.dependencies import ServiceDep, WorldDep, require_worker
 from api.errors import refuse
+from api.notices import notice_for
 from api.views import View, progress_view
 from api.world import new_command
 from scheduler.core.frozen_layers import frozen_layers_fault
 from scheduler.documents.document import Document
 from scheduler.documents.job import COUNT_MAX
 from scheduler.domain.command import ReportProgress
-from scheduler.domain.job import Job
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
@@ -51,7 +51,7 @@ def report_progress(
     """
     require_worker(service, request, job_id=job_id, generation=report.generation)
     job = world.job(job_id)
-    notice = notice_view(job, report.generation, world.now_s)
+    notice = notice_for(job, report.generation, world.now_s, service.agents)
     if notice is None:
         frozen = report.frozen_layers
         if frozen is not None and (fault := frozen_layers_fault(job, frozen)):
@@ -70,19 +70,6 @@ def report_progress(
         known = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}-{frozen}"
         world.store.send(new_command(body, world.now_s, command_id=known))
     return {"notice": notice}
-
-
-def notice_view(job: Job, generation: int, now_s: float) -> View | None:
-    """`leave` where the job has no place to go on, `replan` where newer workers are due, else None.
-
-    Workers act at the next step boundary, hence no step.
-    """
-    allocation = job.allocation
-    has_place = bool(allocation.target) and not job.is_ended
-    if has_place and allocation.generation <= generation:
-        return None
-    seconds_left = None if allocation.leave_by_s is None else max(0.0, allocation.leave_by_s - now_s)
-    return {"action": "replan" if has_place else "leave", "step": None, "seconds_left": seconds_left}
 
 
 def _float_or_none(step: int | None) -> float | None:

@@ -95,5 +95,5 @@ _add(FLEET, top.top, lending.loans, fleet.cordon, fleet.drain, fleet.uncordon, r
 for _group in (fleet.pools_app, fleet.nodes_app, queues.app, lending.app):
     app.add_typer(_group, rich_help_panel=FLEET)
 _add(LOCAL, plan.plan, fit.fit, simulate.simulate, replay.replay, about.demo, about.version)
-_add(SERVICE, serve.serve, serve.migrate, export_trace.export_trace)
+_add(SERVICE, serve.serve, serve.operator, serve.migrate, export_trace.export_trace)
 _add(SERVICE, serve.controller, serve.api, hidden=True)

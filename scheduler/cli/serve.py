@@ -74,6 +74,16 @@ def api() -> None:
     run_api(read_settings())
 
 
+def operator() -> None:
+    """Run jobs on Kubernetes: custom resources in and out, decisions from the same database as the API's."""
+    from scheduler.wiring import run_operator
+
+    settings = read_settings()
+    _check_policy(settings)
+    with blaming("EBBTIDE_KUBECONFIG"):
+        run_operator(settings)
+
+
 def read_settings() -> Settings:
     """The settings of the environment. Raises BadInput naming the variable that is wrong."""
     from pydantic import ValidationError

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from scheduler.k8s.client import Cluster
 from scheduler.k8s.cluster_view import ClusterView
+from scheduler.k8s.intake import Resources
 from scheduler.k8s.kinds import (
     CONFIG_MAP,
     ELASTIC_JOB,
@@ -26,8 +27,10 @@ from scheduler.k8s.kinds import (
 )
 from scheduler.k8s.mirror import Mirror
 from scheduler.k8s.node_view import node_view
-from scheduler.k8s.objects import Key, Object, annotations_of, labels_of, lean
+from scheduler.k8s.objects import Object, annotations_of, labels_of, lean
 from scheduler.k8s.pod_facts import PodFacts, pod_facts
+from scheduler.k8s.resources.elastic_job import is_managed_by_us, job_id_of
+from scheduler.k8s.resources.metadata import metadata
 from scheduler.k8s.watching import Watcher
 
 _OURS = f"{MANAGED_BY_LABEL}={SCHEDULER_NAME}"
@@ -36,26 +39,24 @@ _KEPT = ("name", "namespace", "uid", "resourceVersion", "labels", "annotations",
 
 
 class ClusterMirrors:
-    """Everything that the operator watches. `on_change` is called by whichever thread brings a change."""
+    """Everything that the operator watches."""
 
-    def __init__(self, cluster: Cluster, *, on_change: Callable[[], None] = lambda: None) -> None:
-        def told(_key: Key) -> None:
-            on_change()
-
-        self.pods = Mirror(POD, slim=_slim_pod, on_change=told)
-        self.nodes = Mirror(NODE, slim=_slim_node, on_change=told)
-        self.services = Mirror(SERVICE, labels=_OURS, slim=_slim_metadata, on_change=told)
-        self.plans = Mirror(CONFIG_MAP, labels=_OURS, slim=_slim_metadata, on_change=told)
-        self.jobs = Mirror(ELASTIC_JOB, on_change=told)
-        self.pools = Mirror(POOL, on_change=told)
-        self.queues = Mirror(QUEUE, on_change=told)
-        self.loans = Mirror(LOAN, on_change=told)
+    def __init__(self, cluster: Cluster) -> None:
+        self.pods = Mirror(POD, slim=_slim_pod)
+        self.nodes = Mirror(NODE, slim=_slim_node)
+        self.services = Mirror(SERVICE, labels=_OURS, slim=_slim_metadata)
+        self.plans = Mirror(CONFIG_MAP, labels=_OURS, slim=_slim_metadata)
+        self.jobs = Mirror(ELASTIC_JOB)
+        self.pools = Mirror(POOL)
+        self.queues = Mirror(QUEUE)
+        self.loans = Mirror(LOAN)
         self._by_kind = {mirror.kind: mirror for mirror in self._all()}
         self._watchers = [Watcher(cluster, mirror) for mirror in self._all()]
         self._lock = threading.Lock()
         self._bound: dict[str, str] = {}
         self._seen: tuple[object, ...] = ()
         self._view = ClusterView()
+        self._news_at = 0
 
     def start(self) -> None:
         for watcher in self._watchers:
@@ -73,9 +74,37 @@ class ClusterMirrors:
         """Kinds of which nothing was heard for too long."""
         return tuple(watcher.mirror.kind for watcher in self._watchers if watcher.is_stale)
 
+    @property
+    def are_synced(self) -> bool:
+        """Every mirror has taken in a whole list."""
+        return all(mirror.is_synced for mirror in self._all())
+
+    @property
+    def changes(self) -> int:
+        """Grows with every change of what is mirrored."""
+        return sum(mirror.changes for mirror in self._all())
+
+    def has_news(self) -> bool:
+        """Whether a pod or a node has changed since this was last asked. Cheap."""
+        changes = self.pods.changes + self.nodes.changes
+        had, self._news_at = self._news_at, changes
+        return changes != had
+
+    @property
+    def podded(self) -> frozenset[str]:
+        """Ids of jobs that have pods, ended ones too."""
+        return frozenset(pod.job_id for pod in self.view().pods if pod.is_ours)
+
+    def resources(self) -> Resources:
+        """What users and administrators have asked for, and the nodes."""
+        every = (self.jobs, self.pools, self.queues, self.loans, self.nodes)
+        return Resources(*(tuple(mirror.snapshot().values()) for mirror in every))
+
     def put_ahead(self, kind: Kind, item: Object) -> None:
-        """Take in the API server's answer to a write of ours."""
-        self._by_kind[kind].put_ahead(item)
+        """Take in the API server's answer to a write of ours, if it is of a kind that is mirrored."""
+        mirror = self._by_kind.get(kind)
+        if mirror is not None:
+            mirror.put_ahead(item)
 
     def pod_bound(self, pod: PodFacts) -> None:
         """A binding was acknowledged: its answer shows no pod, so it is noted until the watch tells of it."""
@@ -86,17 +115,17 @@ class ClusterMirrors:
     def pod_gone(self, pod: PodFacts) -> None:
         self.pods.remove_ahead({"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}})
 
-    def view(self, jobs: Callable[[Iterable[Object]], Mapping[str, Object]]) -> ClusterView:
-        """The cluster as it is known now; `jobs` names ElasticJobs by job id. Made anew only after a change."""
+    def view(self) -> ClusterView:
+        """The cluster as it is known now. Made anew only after a change."""
         mirrors = (self.pods, self.nodes, self.services, self.plans, self.jobs)
         seen = tuple(mirror.changes for mirror in mirrors)
         with self._lock:
             if seen != self._seen:
-                self._view = self._make_view(jobs)
+                self._view = self._make_view()
                 self._seen = seen
             return self._view
 
-    def _make_view(self, jobs: Callable[[Iterable[Object]], Mapping[str, Object]]) -> ClusterView:
+    def _make_view(self) -> ClusterView:
         facts: list[PodFacts] = [item[_FACTS] for item in self.pods.snapshot().values()]
         unbound = {pod.uid for pod in facts if not pod.node}
         self._bound = {uid: node for uid, node in self._bound.items() if uid in unbound}
@@ -104,7 +133,7 @@ class ClusterMirrors:
         return ClusterView(
             pods=tuple(pod for pod in pods if pod.gpus or pod.is_ours),
             nodes={item["metadata"]["name"]: node_view(item) for item in self.nodes.snapshot().values()},
-            resources=jobs(self.jobs.snapshot().values()),
+            resources=_by_job_id(self.jobs.snapshot().values()),
             services={key: labels_of(item).get(JOB_LABEL, "") for key, item in self.services.snapshot().items()},
             plans={key: _generation(item) for key, item in self.plans.snapshot().items()},
         )
@@ -116,6 +145,10 @@ class ClusterMirrors:
     def _all(self) -> tuple[Mirror, ...]:
         own = (self.jobs, self.pools, self.queues, self.loans)
         return (self.pods, self.nodes, self.services, self.plans, *own)
+
+
+def _by_job_id(resources: Iterable[Object]) -> dict[str, Object]:
+    return {job_id_of(metadata(each)): each for each in resources if is_managed_by_us(each)}
 
 
 def _generation(item: Object) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.k8s.node_view import NodeView
 from scheduler.k8s.objects import Object
@@ -24,3 +24,12 @@ class ClusterView:
 
     def pods_of(self) -> dict[str, list[PodFacts]]:
         return by_job(self.pods)
+
+    def trusting(self, homes: Mapping[str, str]) -> ClusterView:
+        """The same, but that a pod is a job's only in the namespace that `homes` has for the job: who may make pods in
+        another namespace can write our labels there, and such a pod is somebody else's, whatever it says."""
+        pods = tuple(
+            pod if homes.get(pod.job_id, pod.namespace) == pod.namespace else replace(pod, job_id="")
+            for pod in self.pods
+        )
+        return replace(self, pods=pods)

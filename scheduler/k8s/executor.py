@@ -62,7 +62,7 @@ class KubernetesExecutor:
         Raises:
             FencedError: a later leader has written already.
         """
-        now_s, view = self._now(), self._view()
+        now_s, view = self._now(), self._seen()
         runs = tuple(self._runs(view, self._told(view, now_s), now_s))
         return Observation(now_s, self._converged_generation, runs, node_facts(self._desired, view))
 
@@ -78,7 +78,7 @@ class KubernetesExecutor:
         self._desired = desired
         now_s = self._now()
         failures = sum(
-            self._effects.take(list(steps(desired, self._view(), now_s)))
+            self._effects.take(list(steps(desired, self._seen(), now_s)))
             for steps in (self._lending, self._leaving, self._coming, self._binding)
         )
         self._begin(desired, now_s)
@@ -89,6 +89,10 @@ class KubernetesExecutor:
     def close(self) -> None:
         """Pods stay: training goes on while nobody leads."""
         self._effects.close()
+
+    def _seen(self) -> ClusterView:
+        """The cluster, with each pod that says it is ours in the namespace of its job."""
+        return self._view().trusting({job.id: self._objects.namespace_of(job) for job in self._desired.jobs.values()})
 
     def _told(self, view: ClusterView, now_s: float) -> Mapping[str, Sequence[Run]]:
         """Begun runs by job, by what agents say."""
@@ -141,7 +145,7 @@ class KubernetesExecutor:
         waiting = [job for job in desired.jobs.values() if job.state in _TO_BEGIN and job.allocation.target]
         if not waiting:
             return
-        agents, begun, reports = live_agents(self._view().pods), self._run_log.begun(), self._run_log.reports()
+        agents, begun, reports = live_agents(self._seen().pods), self._run_log.begun(), self._run_log.reports()
         for job in waiting:
             if may_begin(job, begun, reports, agents):
                 run = begun_run(job, desired.seats_of(job.allocation), agents, now_s)

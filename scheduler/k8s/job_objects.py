@@ -21,7 +21,6 @@ from scheduler.k8s.manifests import JobSite, agent_pod, objects_name, plan_map, 
 from scheduler.k8s.objects import Object, name_of, uid_of
 from scheduler.k8s.pod_changes import NewPod, OldPod
 from scheduler.k8s.pod_facts import PodFacts
-from scheduler.store.protocol import FencedError
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +74,17 @@ class JobObjects:
         busy = {pod.job_id for pod in view.pods if pod.is_ours}
         for (namespace, name), job_id in view.services.items():
             job = desired.jobs.get(job_id)
-            if job_id not in busy and (job is None or job.is_ended):
+            is_over = job_id not in busy and (job is None or job.is_ended)
+            if is_over and name == objects_name(job_id):
                 yield Effect(f"delete the objects of {job_id}", partial(self._delete_objects, namespace, name))
+
+    def namespace_of(self, job: Job) -> str:
+        return job.spec.namespace or self._rules.namespace
 
     def _site(self, job: Job, view: ClusterView) -> JobSite:
         resource = view.resources.get(job.id)
         return JobSite(
-            namespace=job.spec.namespace or self._rules.namespace,
+            namespace=self.namespace_of(job),
             epoch=self._epoch(),
             url=self._rules.url,
             image=self._rules.image,
@@ -125,22 +128,15 @@ class JobObjects:
             bound.append(pod)
 
     def _bind(self, pod: PodFacts) -> None:
-        self._fence(pod)
         self._cluster.bind(pod.as_object(), pod.wanted_node)
         self._mirrors.pod_bound(pod)
 
     def _delete_pod(self, pod: PodFacts, grace_s: float) -> None:
-        self._fence(pod)
         left = self._cluster.delete(POD, pod.name, pod.namespace, uid=pod.uid, grace_s=math.ceil(grace_s))
         if left is None:
             self._mirrors.pod_gone(pod)
         else:
             self._mirrors.put_ahead(POD, left)
-
-    def _fence(self, pod: PodFacts) -> None:
-        epoch = self._epoch()
-        if pod.epoch > epoch:
-            raise FencedError(f"pod {pod.namespace}/{pod.name} bears epoch {pod.epoch}, this leader has {epoch}")
 
     def _delete_objects(self, namespace: str, name: str) -> None:
         """The service last: while it is there, the rest is looked for."""

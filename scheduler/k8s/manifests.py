@@ -41,6 +41,8 @@ RUN_ROOT = "/var/run/ebbtide"
 TOKEN_DIR = "/var/run/secrets/ebbtide.dev"
 PLAN_DIR = "/etc/ebbtide"
 CHECKPOINT_DIR = "/checkpoints"
+GRACE_S = 60
+"""How long an agent's ranks have to save where a pod is deleted by somebody who names no grace."""
 _CONTAINER = "worker"
 
 
@@ -74,6 +76,7 @@ def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:
     spec["schedulerName"], spec["restartPolicy"] = SCHEDULER_NAME, "Never"
     spec["hostname"], spec["subdomain"] = new.name, objects_name(job.id)
     spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("terminationGracePeriodSeconds", GRACE_S)
     meta = template.get("metadata") or {}
     ours = {
         "name": new.name,
@@ -145,9 +148,11 @@ def _agent_container(container: Mapping[str, Any], job: Job, new: NewPod, site: 
         "EBBTIDE_TOKEN_FILE": f"{TOKEN_DIR}/token",
         "EBBTIDE_RUN_ROOT": RUN_ROOT,
         "EBBTIDE_CHECKPOINT_DIR": job.spec.checkpoint.dir or CHECKPOINT_DIR,
+        "EBBTIDE_GRACE_S": str(GRACE_S),
     }
-    own = [each for each in made.get("env", ()) if each.get("name") not in ours]
-    made["env"] = [*own, *({"name": name, "value": value} for name, value in ours.items()), _pod_name()]
+    env = {**dict(job.spec.env), **ours}
+    own = [each for each in made.get("env", ()) if each.get("name") not in env]
+    made["env"] = [*own, *({"name": name, "value": value} for name, value in env.items()), _pod_name()]
     made["volumeMounts"] = [*made.get("volumeMounts", ()), *_mounts(made)]
     resources = copy.deepcopy(made.get("resources") or {})
     for kind in ("requests", "limits"):

@@ -77,17 +77,36 @@ class Controller:
                 self.step()
                 stop.wait(self._pace.poll_s)
         finally:
-            self._executor.close()
-            self._curves.close()
-            self._store.release(self._holder)
+            self.close()
+
+    def close(self) -> None:
+        """Come to rest, and let somebody else lead at once."""
+        self._executor.close()
+        self._curves.close()
+        self.stand_down()
+
+    @property
+    def leads(self) -> bool:
+        """It held the store's lease at the last step."""
+        return self._lease is not None
+
+    @property
+    def epoch(self) -> int:
+        """That of the lease, 0 without one."""
+        return 0 if self._lease is None else self._lease.epoch
+
+    def stand_down(self) -> None:
+        """Give the lease up; the next step tries for it again."""
+        self._store.release(self._holder)
+        self._lease = None
 
     def step(self) -> TickReport | None:
         """Renew the lease when it is time, tick when there is something to do."""
         now_s = self._clock.now_s()
-        if not self._lead(now_s) or not self._is_due(now_s):
-            return None
-        assert self._lease is not None
         try:
+            if not self._lead(now_s) or not self._is_due(now_s):
+                return None
+            assert self._lease is not None
             report = tick(
                 self._store,
                 self._executor,
@@ -116,8 +135,7 @@ class Controller:
         committed and never did."""
         if not self._may_lead():
             if self._lease is not None:
-                self._store.release(self._holder)
-                self._lease = None
+                self.stand_down()
             return False
         if self._lease is not None and now_s < self._renew_at_s:
             return True

@@ -70,7 +70,7 @@ class Site:
                 agent_token=lambda job_id: f"token-{job_id}",
             ),
             NodeLending(self.cluster, self.mirrors, epoch=lambda: self.epoch),
-            view=lambda: self.mirrors.view(lambda jobs: {}),
+            view=self.mirrors.view,
             run_log=self.store.run_log,
             now=self.clock.now_s,
             epoch=lambda: self.epoch,

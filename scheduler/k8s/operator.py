@@ -1,0 +1,160 @@
+"""Operator: custom resources in, ticks as ever, custom resources out. It makes no choices of its own.
+
+One loop, as a controller's: what resources and nodes ask for goes into the inbox, the controller ticks, and what the
+snapshot says then is written back. Only the holder of the Lease does any of it, and only on mirrors that are whole and
+fresh: a resource that a mirror lacks counts as deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scheduler.domain.job import Job
+from scheduler.domain.loan import Loan
+from scheduler.domain.reason import Reason
+from scheduler.domain.tick_report import TickReport
+from scheduler.k8s.cluster_mirrors import ClusterMirrors
+from scheduler.k8s.effects import Effects
+from scheduler.k8s.election import Election
+from scheduler.k8s.intake import Resources, Taken, take_in
+from scheduler.k8s.publish import publish, unknown_jobs
+from scheduler.k8s.publish_fleet import unknown_loans
+from scheduler.k8s.story import Story
+from scheduler.k8s.writer import Writer
+from scheduler.k8s.writing import World
+from scheduler.runtime.clock import Clock
+from scheduler.runtime.controller import Controller
+from scheduler.store.protocol import FencedError, Loaded, Store
+
+log = logging.getLogger(__name__)
+
+ENDED_LOANS = 1000
+"""Of those that have ended, so many are looked through for what became of a Loan."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPace:
+    """`poll_s` between two looks for something to do, `round_s` at most between two rounds of reading and writing
+    resources while nothing is heard, `sync_s` for the first lists of all mirrors."""
+
+    poll_s: float = 0.1
+    round_s: float = 5.0
+    sync_s: float = 120.0
+
+
+class Operator:
+    """Mutable on purpose: it remembers what it saw last, and nothing that it could not see again."""
+
+    def __init__(
+        self,
+        *,
+        mirrors: ClusterMirrors,
+        election: Election,
+        controller: Controller,
+        store: Store,
+        clock: Clock,
+        writer: Writer,
+        story: Story,
+        effects: Effects,
+        job_namespace: str,
+        pace: OperatorPace | None = None,
+    ) -> None:
+        self._mirrors = mirrors
+        self._election = election
+        self._controller = controller
+        self._store = store
+        self._clock = clock
+        self._writer = writer
+        self._story = story
+        self._effects = effects
+        self._job_namespace = job_namespace
+        self._pace = pace or OperatorPace()
+        self._waiting: Mapping[str, Reason] = {}
+        self._seen = -1
+        self._round_at_s = float("-inf")
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop` is set: lead while elected, wait for it otherwise. Hands over at once when it ends."""
+        self._mirrors.start()
+        voting = threading.Thread(target=self._election.run, args=(stop,), name="election", daemon=True)
+        voting.start()
+        try:
+            while not stop.is_set():
+                self.step()
+                stop.wait(self._pace.poll_s)
+        finally:
+            self._controller.close()
+            self._election.release()
+            self._mirrors.stop()
+            self._effects.close()
+
+    @property
+    def may_lead(self) -> bool:
+        """It was elected, and sees the cluster as it is."""
+        return self._election.is_leading and self._mirrors.are_synced and not self._mirrors.stale
+
+    def step(self) -> TickReport | None:
+        """One look: read what resources ask for, tick, write back what is; each only where there may be something."""
+        if not self.may_lead:
+            return self._controller.step()  # which gives up leading, if it did
+        changes = self._mirrors.changes
+        is_due = changes != self._seen or self._monotonic_s() >= self._round_at_s
+        taken, settled = self._take_in() if is_due else (None, frozenset[str]())
+        report = self._controller.step()
+        if report is not None:
+            self._waiting = report.waiting
+        if not self._controller.leads or (taken is None and report is None):
+            return report
+        if taken is None:
+            taken, settled = self._take_in()
+        self._seen, self._round_at_s = changes, self._monotonic_s() + self._pace.round_s
+        self._write(taken, settled)
+        return report
+
+    def _take_in(self) -> tuple[Taken, frozenset[str]]:
+        """Send what differs; which of those commands have gone into the snapshot already."""
+        loaded, now_s = self._store.load(), self._clock.now_s()
+        taken = take_in(self._mirrors.resources(), loaded, now_s, job_namespace=self._job_namespace)
+        waiting = {command.id for command in loaded.inbox}
+        repeated = [command.id for command in taken.commands if not self._store.send(command)]
+        return taken, frozenset(repeated) - waiting
+
+    def _write(self, taken: Taken, settled: frozenset[str]) -> None:
+        """Make resources say what the snapshot says, and tell what has happened."""
+        loaded, resources = self._store.load(), self._mirrors.resources()
+        world = World(
+            snapshot=loaded.snapshot,
+            resources=resources,
+            taken=taken,
+            now_s=self._clock.now_s(),
+            epoch=self._controller.epoch,
+            job_namespace=self._job_namespace,
+            waiting=self._waiting,
+            ended_jobs=self._ended_jobs(resources, loaded),
+            ended_loans=self._ended_loans(resources, loaded),
+            settled=settled,
+            podded=self._mirrors.podded,
+        )
+        try:
+            self._effects.take(self._writer.effects(publish(world)))
+            self._effects.take(self._writer.effects(self._story.steps(world)))
+        except FencedError as later:
+            log.warning("a later leader has written already: %s", later)
+            self._controller.stand_down()
+
+    def _ended_jobs(self, resources: Resources, loaded: Loaded) -> dict[str, Job]:
+        found = ((job_id, self._store.ended_job(job_id)) for job_id in unknown_jobs(resources, loaded.snapshot))
+        return {job_id: job for job_id, job in found if job is not None}
+
+    def _ended_loans(self, resources: Resources, loaded: Loaded) -> dict[str, Loan]:
+        unknown = set(unknown_loans(resources, loaded.snapshot))
+        if not unknown:
+            return {}
+        return {loan.id: loan for loan in self._store.ended_loans(limit=ENDED_LOANS) if loan.id in unknown}
+
+    def _monotonic_s(self) -> float:
+        return time.monotonic()

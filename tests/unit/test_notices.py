@@ -1,0 +1,58 @@
+"""Who has nothing to give back trains on while agents come up on its new nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from api.agent_desk import AgentDesk
+from api.notices import AGENTS_S_MAX, notice_for
+from scheduler.domain.agent_report import AgentReport, BegunRun
+from scheduler.domain.gpus import Gpus
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.memory import MemoryStore
+from scheduler.store.run_log import MemoryRunLog
+from tests.builders import a_job
+
+HELD: Gpus = {"t0": (0, 1)}
+NOW_S = 100.0
+
+
+def told(target: Gpus, *, agents_on: tuple[str, ...] = ("t0",), at_s: float = NOW_S) -> str | None:
+    """The notice to generation 1, which runs on t0, once generation 2 is to run on `target`."""
+    job = resized(target)
+    log = MemoryRunLog()
+    plan = a_job("a", on=HELD).allocation.plan
+    assert plan is not None
+    log.begin(BegunRun("a", 1, HELD, (("t0", 0), ("t0", 1)), 0.0, {"t0": "p"}, plan), epoch=1)
+    log.report(*(AgentReport("a", node, "p", NOW_S) for node in agents_on))
+    desk = AgentDesk(MemoryStore(Snapshot(jobs={"a": job})), log)
+    notice = notice_for(job, 1, at_s, desk)
+    return None if notice is None else str(notice["action"])
+
+
+def resized(target: Gpus) -> Job:
+    job = a_job("a", 1, 8, state=JobState.RESIZING, on=target, now_s=NOW_S)
+    return replace(job, allocation=replace(job.allocation, generation=2, leave_by_s=NOW_S + 60))
+
+
+def test_a_job_that_grows_goes_on_until_all_its_agents_are_there() -> None:
+    grown: Gpus = {**HELD, "t1": (0, 1)}
+    assert told(grown) is None
+    assert told(grown, agents_on=("t0", "t1")) == "replan"
+
+
+def test_it_waits_for_half_of_its_time_and_no_longer() -> None:
+    assert told({**HELD, "t1": (0,)}, at_s=NOW_S + 29) is None
+    assert told({**HELD, "t1": (0,)}, at_s=NOW_S + 30) == "replan"
+    assert AGENTS_S_MAX > 30
+
+
+def test_a_job_that_gives_a_gpu_back_stops_at_once() -> None:
+    assert told({"t0": (0,), "t1": (0,)}) == "replan"
+    assert told({"t1": (0, 1)}) == "replan"
+
+
+def test_a_job_without_a_place_leaves() -> None:
+    assert told({}) == "leave"
