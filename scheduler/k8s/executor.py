@@ -21,7 +21,7 @@ from scheduler.k8s.job_objects import JobObjects
 from scheduler.k8s.lent_nodes import lending_steps
 from scheduler.k8s.node_lending import NodeLending
 from scheduler.k8s.pod_changes import PodChanges, gpus_held, orphans, pod_changes
-from scheduler.k8s.pod_runs import agent_ends, live_agents, with_pods
+from scheduler.k8s.pod_runs import agent_ends, crowded_nodes, live_agents, with_pods
 from scheduler.k8s.seen_nodes import node_facts
 from scheduler.store.run_log import RunLog
 
@@ -110,11 +110,11 @@ class KubernetesExecutor:
 
     def _runs(self, view: ClusterView, told: Mapping[str, Sequence[Run]], now_s: float) -> Iterator[Run]:
         """Runs of all jobs of the desired state, by what agents say and by what pods show."""
-        pods = view.pods_of()
+        pods, crowded = view.pods_of(), crowded_nodes(self._desired, view)
         for job in self._desired.jobs.values():
             runs, own = told.get(job.id, ()), pods.get(job.id, ())
             if runs or own or job.allocation.target:
-                yield from with_pods(job, runs, own, now_s)
+                yield from with_pods(job, runs, own, now_s, crowded=crowded)
 
     def _lending(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[Effect]:
         return self._nodes.steps(lending_steps(desired, view.nodes, view.pods))

@@ -107,7 +107,8 @@ class Operator:
         report = self._controller.step()
         if report is not None:
             self._waiting = report.waiting
-        if not self._controller.leads or (taken is None and report is None):
+        has_changed = report is not None and report.committed
+        if not self._controller.leads or (taken is None and not has_changed):
             return report
         if taken is None:
             taken, settled = self._take_in()

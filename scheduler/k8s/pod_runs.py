@@ -6,14 +6,17 @@ seen of it are pods.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.observation import FailureCause, Run, RunPhase
+from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.reported_runs import AgentEnd, AgentKey
+from scheduler.k8s.cluster_view import ClusterView
 from scheduler.k8s.pod_changes import pod_changes
 from scheduler.k8s.pod_facts import PodFacts
 
@@ -29,8 +32,13 @@ HOPE_S = 120.0
 """An image that cannot be pulled, or a container that cannot be made, gets this long: registries have bad minutes."""
 
 
-def with_pods(job: Job, runs: Sequence[Run], pods: Sequence[PodFacts], now_s: float) -> tuple[Run, ...]:
-    """The job's runs with the GPUs that its pods keep: a pod that has to go keeps its GPUs until it is gone."""
+def with_pods(
+    job: Job, runs: Sequence[Run], pods: Sequence[PodFacts], now_s: float, *, crowded: Collection[str] = ()
+) -> tuple[Run, ...]:
+    """The job's runs with the GPUs that its pods keep: a pod that has to go keeps its GPUs until it is gone.
+
+    On `crowded` nodes there is no room for all that was decided: a pod that is not bound yet never will be.
+    """
     generation = job.allocation.generation
     changes = pod_changes(job, pods, now_s)
     staying = set(changes.gang or ())
@@ -41,7 +49,7 @@ def with_pods(job: Job, runs: Sequence[Run], pods: Sequence[PodFacts], now_s: fl
         oldest = min((pod.generation for pod in pods if pod.holds_gpus), default=0)
         seen = (Run(job.id, min(oldest, generation - 1), RunPhase.LEAVING, kept), *seen)
     if job.allocation.target and all(run.generation != generation for run in runs):
-        seen = (*seen, _not_begun(job, (changes.gang or {}).values(), now_s))
+        seen = (*seen, _not_begun(job, (changes.gang or {}).values(), now_s, crowded))
     return seen
 
 
@@ -56,9 +64,26 @@ def _keeping(run: Run, kept: Gpus) -> Run:
     return replace(run, gpus=gpu_sets.union(run.gpus, kept)) if kept else run
 
 
-def _not_begun(job: Job, pods: Iterable[PodFacts], now_s: float) -> Run:
+def crowded_nodes(desired: Snapshot, view: ClusterView) -> frozenset[str]:
+    """Nodes on which pods of others and all that was decided for jobs take more GPUs than there are: somebody else was
+    faster. What is decided next knows of them."""
+    wanted = Counter[str]()
+    for pod in view.pods:
+        if pod.holds_gpus and not pod.is_ours:
+            wanted[pod.node] += pod.gpus
+    if not wanted:
+        return frozenset()
+    for job in desired.jobs.values():
+        for node, indices in job.allocation.target.items():
+            wanted[node] += len(indices)
+    return frozenset(name for name, gpus in wanted.items() if name in view.nodes and gpus > view.nodes[name].gpus)
+
+
+def _not_begun(job: Job, pods: Iterable[PodFacts], now_s: float, crowded: Collection[str]) -> Run:
     """The present generation while its pods come up, or how they have failed to."""
     generation, found = job.allocation.generation, list(pods)
+    if taken := sorted(pod.wanted_node for pod in found if not pod.node and pod.wanted_node in crowded):
+        return Run(job.id, generation, RunPhase.LOST, reason=f"pods of others took GPUs of {', '.join(taken)} first")
     for pod in found:
         if pod.has_ended or _is_hopeless(pod, now_s - job.state_since_s):
             phase = RunPhase.LOST if pod.has_ended and _is_blameless(pod) else RunPhase.FAILED

@@ -1,0 +1,104 @@
+"""What pods show of runs that no agent tells of yet, and of GPUs that are still kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.domain.gpus import Gpus
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.observation import FailureCause, Run, RunPhase
+from scheduler.domain.snapshot import Snapshot
+from scheduler.k8s.cluster_view import ClusterView
+from scheduler.k8s.node_view import NodeView
+from scheduler.k8s.pod_facts import PodFacts
+from scheduler.k8s.pod_runs import HOPE_S, agent_ends, crowded_nodes, live_agents, with_pods
+from tests.builders import a_fleet, a_job
+
+NOW_S = 100.0
+POOLS, NODES = a_fleet(training=2, inference=0)
+
+
+def starting(target: Gpus, *, generation: int = 1, releasing: Gpus | None = None) -> Job:
+    job = a_job("a", 1, 16, state=JobState.STARTING, on=target, releasing=releasing, now_s=NOW_S)
+    return replace(job, allocation=replace(job.allocation, generation=generation))
+
+
+def pod(node: str, gpus: int, *, bound: bool = True, generation: int = 1, phase: str = "Pending") -> PodFacts:
+    name = f"a-g{generation}-{node}"
+    made = PodFacts("jobs", name, f"uid-{name}", node if bound else "", gpus, phase, False)
+    return replace(made, job_id="a", wanted_node=node, generation=generation)
+
+
+def test_a_generation_starts_while_its_pods_come_up() -> None:
+    job = starting({"t0": (0, 1), "t1": (0,)})
+    pods = [pod("t0", 2), pod("t1", 1, bound=False)]
+    assert with_pods(job, (), pods, NOW_S) == (Run("a", 1, RunPhase.STARTING, {"t0": (0, 1)}),)
+
+
+def test_a_pod_that_the_node_refused_is_nobodys_fault() -> None:
+    refused = replace(pod("t0", 2, phase="Failed"), reason="OutOfnvidia.com/gpu")
+    (run,) = with_pods(starting({"t0": (0, 1)}), (), [refused], NOW_S)
+    assert run.phase is RunPhase.LOST
+    assert "OutOfnvidia.com/gpu" in run.reason
+
+
+def test_a_pod_that_ended_by_itself_is_the_jobs_fault() -> None:
+    ended = replace(pod("t0", 2, phase="Failed"), fault="Error: no module named train", exit_code=1)
+    (run,) = with_pods(starting({"t0": (0, 1)}), (), [ended], NOW_S)
+    assert run.phase is RunPhase.FAILED
+    assert run.reason == "pod jobs/a-g1-t0 on t0 could not work: Error: no module named train, exit code 1"
+
+
+def test_an_image_that_cannot_be_pulled_is_given_some_time() -> None:
+    waiting = replace(pod("t0", 2), fault="ImagePullBackOff: no such image")
+    job = starting({"t0": (0, 1)})
+    assert [run.phase for run in with_pods(job, (), [waiting], NOW_S + HOPE_S - 1)] == [RunPhase.STARTING]
+    assert [run.phase for run in with_pods(job, (), [waiting], NOW_S + HOPE_S)] == [RunPhase.FAILED]
+
+
+def test_a_pod_that_has_to_go_keeps_its_gpus_until_it_is_gone() -> None:
+    job = starting({"t1": (0, 1)}, generation=2, releasing={"t0": (0, 1)})
+    left = Run("a", 1, RunPhase.LEFT)
+    leaving, coming = pod("t0", 2, phase="Running"), pod("t1", 2, generation=2, bound=False)
+    told = with_pods(job, (left,), [leaving, coming], NOW_S)
+    assert told[0] == replace(left, gpus={"t0": (0, 1)})
+    assert with_pods(job, (left,), [coming], NOW_S)[0] == left
+
+
+def test_gpus_of_a_generation_that_never_began_are_kept_by_its_pods_too() -> None:
+    job = replace(starting({}, generation=2, releasing={"t0": (0, 1)}), state=JobState.PREEMPTED)
+    (run,) = with_pods(job, (), [pod("t0", 2)], NOW_S)
+    assert (run.generation, run.gpus) == (1, {"t0": (0, 1)})
+
+
+def test_a_warm_pod_keeps_nothing_from_its_own_job() -> None:
+    job = starting({"t0": (4, 5)}, generation=2, releasing={"t0": (0, 1)})
+    left = Run("a", 1, RunPhase.LEFT)
+    assert with_pods(job, (left,), [pod("t0", 2, phase="Running")], NOW_S)[0] == left
+
+
+def test_others_were_faster() -> None:
+    job = starting({"t0": (0, 1, 2, 3)})
+    foreign = PodFacts("other", "kueue", "uid", "t0", 6, "Running", False)
+    view = ClusterView(pods=(foreign,), nodes={name: NodeView(name, "1", True, False, 8) for name in NODES})
+    crowded = crowded_nodes(Snapshot(pools=POOLS, nodes=NODES, jobs={"a": job}), view)
+    assert crowded == {"t0"}
+    (run,) = with_pods(job, (), [pod("t0", 4, bound=False)], NOW_S, crowded=crowded)
+    assert (run.phase, run.reason) == (RunPhase.LOST, "pods of others took GPUs of t0 first")
+    (run,) = with_pods(job, (), [pod("t0", 4)], NOW_S, crowded=crowded)
+    assert run.phase is RunPhase.STARTING, "what is bound has its GPUs"
+
+
+def test_agents_live_in_pods_that_hold_gpus() -> None:
+    pods = [pod("t0", 2), pod("t1", 2, phase="Failed")]
+    assert live_agents(pods) == {("a", "t0"): "uid-a-g1-t0"}
+
+
+def test_how_an_agent_ended_is_told_with_its_cause() -> None:
+    killed = replace(pod("t0", 2, phase="Failed"), fault="OOMKilled", exit_code=137)
+    evicted = replace(pod("t1", 2, phase="Failed"), reason="Evicted")
+    ends = agent_ends([killed, evicted])
+    assert ends[killed.uid].cause is FailureCause.OUT_OF_MEMORY
+    assert ends[killed.uid].is_fault
+    assert not ends[evicted.uid].is_fault
