@@ -10,10 +10,13 @@ import pytest
 
 from scheduler.k8s.asking import Limits
 from scheduler.k8s.client import Cluster, connect
+from scheduler.k8s.kinds import ELASTIC_JOB
+from scheduler.k8s.objects import name_of
 from tests.kubernetes import custom_resources
 from tests.kubernetes.control_plane import ASSETS, ControlPlane, missing_binaries
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.objects import NAMESPACE
+from tests.kubernetes.operated import Operated
 
 HERE = Path(__file__).parent
 UNHURRIED = Limits(rate_per_s=1000.0, burst=1000)
@@ -70,3 +73,22 @@ def definitions(control_plane: ControlPlane) -> None:
     opened = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
     custom_resources.install(opened)
     opened.close()
+
+
+@pytest.fixture
+def operated(
+    control_plane: ControlPlane,
+    definitions: None,
+    cluster: Cluster,
+    kubelet: FakeKubelet,
+    namespace: str,
+    tmp_path: Path,
+) -> Iterator[Operated]:
+    made = Operated(control_plane, cluster, kubelet, namespace, tmp_path)
+    yield made
+    made.close()
+    assert all(gpus <= 8 for gpus in made.most_held.values()), f"booked twice: {made.most_held}"
+    for job in cluster.list(ELASTIC_JOB).items:
+        cluster.patch(ELASTIC_JOB, name_of(job), namespace, change={"metadata": {"finalizers": None}})
+        cluster.delete(ELASTIC_JOB, name_of(job), namespace)
+    custom_resources.remove_all(cluster)

@@ -22,10 +22,16 @@ class Work:
     finished: bool = False
 
 
-class FakeAgents:
-    """One in each of our pods that the kubelet runs. A job works until `finish`, and saves when it is told to leave."""
+HEARTBEAT_S = 5.0
 
-    def __init__(self, kubelet: FakeKubelet, run_log: RunLog) -> None:
+
+class FakeAgents:
+    """One in each of our pods that the kubelet runs. A job works until `finish`, or for `steps` steps, and saves when
+    it is told to leave."""
+
+    def __init__(self, kubelet: FakeKubelet, run_log: RunLog, *, steps: int = 10**9) -> None:
+        self.steps = steps
+        self._told: dict[str, AgentReport] = {}
         self._kubelet = kubelet
         self._run_log = run_log
         self._work: dict[str, Work] = {}
@@ -48,7 +54,10 @@ class FakeAgents:
         for uid, pod in pods.items():
             job_id, node = labels_of(pod)[JOB_LABEL], pod["spec"]["nodeName"]
             mine = [run for run in newest.values() if run.pods.get(node) == uid]
-            self._run_log.report(self._report(job_id, node, uid, mine[-1] if mine else None, now_s))
+            report = self._report(job_id, node, uid, mine[-1] if mine else None, now_s)
+            if _is_news(self._told.get(uid), report):
+                self._told[uid] = report
+                self._run_log.report(report)
 
     def _go_on(self, key: tuple[str, int], run: BegunRun, pods: Mapping[str, Object], desired: Snapshot) -> None:
         if key in self._ended:
@@ -60,7 +69,7 @@ class FakeAgents:
         job = desired.jobs.get(run.job_id)
         told = job is None or job.allocation.generation != run.generation or not job.allocation.target
         leaving = any(is_terminating(pods[uid]) for uid in run.pods.values() if uid in pods)
-        if work.finished:
+        if work.finished or work.step >= self.steps:
             self._ended[key] = RankPhase.SUCCEEDED
         elif told or leaving:
             self._ended[key] = RankPhase.LEFT
@@ -75,6 +84,12 @@ class FakeAgents:
         status = RankStatus(phase or RankPhase.RUNNING, step=step, checkpoint_step=step, loss=1.0 / step)
         ranks = tuple(RankReport(rank, exit_code, status) for rank, (where, _) in enumerate(run.seats) if where == node)
         return AgentReport(job_id, node, uid, now_s, run.generation, ranks, since_s=run.begun_at_s)
+
+
+def _is_news(before: AgentReport | None, report: AgentReport) -> bool:
+    if before is None or report.at_s - before.at_s >= HEARTBEAT_S or before.generation != report.generation:
+        return True
+    return [rank.exit_code for rank in before.ranks] != [rank.exit_code for rank in report.ranks]
 
 
 def _runs(pod: Object) -> bool:
