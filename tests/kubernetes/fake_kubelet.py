@@ -66,16 +66,20 @@ class FakeKubelet:
 
     def close(self) -> None:
         """Stop, and take away the nodes and what was bound to them."""
-        self._stop.set()
-        self._queue.close()
-        self._watcher.stop()
-        for thread in self._threads:
-            thread.join()
+        self.close_quietly()
         for pod in self._cluster.list(POD, fields="spec.nodeName!=").items:
             if pod["spec"]["nodeName"] in self._nodes:
                 self._remove(pod)
         for name in tuple(self._nodes):
             self.remove_node(name)
+
+    def close_quietly(self) -> None:
+        """Stop, and leave nodes and pods as they are."""
+        self._stop.set()
+        self._queue.close()
+        self._watcher.stop()
+        for thread in self._threads:
+            thread.join()
 
     def add_node(self, name: str, *, gpus: int = 8, labels: dict[str, str] | None = None) -> Object:
         """A Ready node with this GPU capacity."""

@@ -31,10 +31,18 @@ class Operated:
     """Operators as processes on one database, and fake agents that follow the run log."""
 
     def __init__(
-        self, plane: ControlPlane, cluster: Cluster, kubelet: FakeKubelet, namespace: str, folder: Path
+        self,
+        plane: ControlPlane,
+        cluster: Cluster,
+        kubelet: FakeKubelet,
+        namespace: str,
+        folder: Path,
+        *,
+        database: str = "operator.sqlite",
+        has_agents: bool = True,
     ) -> None:
         self.cluster, self.kubelet, self.namespace, self.folder = cluster, kubelet, namespace, folder
-        self.url = f"sqlite:///{folder}/operator.sqlite"
+        self.url = f"sqlite:///{folder}/{database}"
         migrate(self.url)
         self.store = SqlStore(self.url)
         self.agents = FakeAgents(kubelet, self.store.run_log)
@@ -43,7 +51,8 @@ class Operated:
         self.most_held: Counter[str] = Counter()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._act, daemon=True)
-        self._thread.start()
+        if has_agents:
+            self._thread.start()
 
     def start_operator(self) -> subprocess.Popen[bytes]:
         number = len(self.operators)
@@ -68,7 +77,8 @@ class Operated:
         for process in self.operators:
             process.wait(timeout=60)
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self.store.close()
 
     def add_nodes(self, count: int) -> None:

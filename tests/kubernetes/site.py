@@ -118,10 +118,10 @@ class Site:
         self.agents.step(self.snapshot, self.clock.now_s())
         self._look()
 
-    def until(self, reached: Callable[[], object], *, what: str) -> None:
-        limit_s = time.monotonic() + PATIENCE_S
+    def until(self, reached: Callable[[], object], *, what: str, timeout_s: float = PATIENCE_S) -> None:
+        limit_s = time.monotonic() + timeout_s
         while not reached():
-            assert time.monotonic() < limit_s, f"not within {PATIENCE_S:.0f} s: {what}"
+            assert time.monotonic() < limit_s, f"not within {timeout_s:.0f} s: {what}"
             self.step()
             time.sleep(PAUSE_S)
 

@@ -1,0 +1,162 @@
+"""Jobs on a real API server: how soon a gang is bound, what a tick costs at 1,000 nodes, an operator at rest.
+
+etcd and kube-apiserver (KUBEBUILDER_ASSETS) run on the same cores as the operator and the fake kubelet, so that all of
+their work is in these figures.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from scheduler.domain.command import SubmitJob
+from scheduler.domain.job import JobSpec
+from scheduler.domain.job_state import JobState
+from scheduler.k8s.asking import Limits
+from scheduler.k8s.client import Cluster, connect
+from scheduler.k8s.kinds import ELASTIC_JOB
+from scheduler.runtime.reconciler import tick
+from tests.kubernetes import custom_resources
+from tests.kubernetes.control_plane import ASSETS, ControlPlane, missing_binaries
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.objects import NAMESPACE
+from tests.kubernetes.operated import Operated
+from tests.kubernetes.site import Site
+from tests.kubernetes.waiting import eventually
+
+GANG_PODS, GANGS_APPLIED = 8, 7
+NODES, SMALL_JOBS, GANGS = 1000, 950, 50
+REST_S = 30.0
+UNHURRIED = Limits(rate_per_s=2000.0, burst=2000)
+
+Row = tuple[str, str, str]
+
+
+def rows() -> Iterator[Row]:
+    if missing := missing_binaries():
+        yield "Kubernetes", "", f"not measured: no {' and no '.join(missing)} in {ASSETS}"
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        plane = ControlPlane(Path(folder))
+        plane.start()
+        cluster = connect(plane.admin_kubeconfig, limits=UNHURRIED)
+        try:
+            custom_resources.install(cluster)
+            yield from _gang_rows(plane, cluster, Path(folder))
+            yield from _big_rows(plane, cluster, Path(folder))
+        finally:
+            cluster.close()
+            plane.close()
+
+
+def _gang_rows(plane: ControlPlane, cluster: Cluster, folder: Path) -> Iterator[Row]:
+    kubelet = FakeKubelet(cluster)
+    kubelet.start()
+    operated = Operated(plane, cluster, kubelet, _namespace(cluster), _folder(folder, "gang"))
+    try:
+        operated.add_nodes(GANG_PODS)
+        operated.start_operator()
+        eventually(lambda: len(operated.store.load().snapshot.nodes) == GANG_PODS, what="the nodes are known")
+        times_s = [_bound_after_s(operated, f"gang-{number}") for number in range(GANGS_APPLIED)]
+    finally:
+        operated.close()
+        kubelet.close()
+        custom_resources.remove_all(cluster)
+    each = ", ".join(f"{seconds:.2f}" for seconds in times_s)
+    told = f"median {statistics.median(times_s):.2f}, worst {max(times_s):.2f} s ({each})"
+    yield f"apply to all {GANG_PODS} pods bound, quiet cluster", "under 3 s", told
+
+
+def _bound_after_s(operated: Operated, name: str) -> float:
+    """Seconds from the answer to `apply`; the job is gone again when this returns."""
+    operated.submit(name, 8 * GANG_PODS, 8 * GANG_PODS)
+    began_s = time.monotonic()
+    eventually(lambda: sum("nodeName" in pod["spec"] for pod in operated.pods()) == GANG_PODS, what="all are bound")
+    seconds = time.monotonic() - began_s
+    operated.cluster.delete(ELASTIC_JOB, name, operated.namespace)
+    eventually(lambda: operated.cluster.find(ELASTIC_JOB, name, operated.namespace) is None, what="it is gone")
+    eventually(lambda: not operated.pods(), what="its pods are gone")
+    return seconds
+
+
+def _big_rows(plane: ControlPlane, cluster: Cluster, folder: Path) -> Iterator[Row]:
+    kubelet = FakeKubelet(cluster, lease_period_s=600.0)
+    kubelet.start()
+    site = Site(cluster, kubelet, _namespace(cluster), _folder(folder, "big"))
+    site.add_pools(training=NODES, inference=0)
+    for number in range(SMALL_JOBS):
+        _submit(site, f"small-{number}", 4)
+    site.until(lambda: _running(site) == SMALL_JOBS, what="all small jobs run", timeout_s=900.0)
+    for number in range(GANGS):
+        _submit(site, f"gang-{number}", 64)
+    began_s = time.monotonic()
+    report = tick(site.store, site.executor, site.clock, site.policies, epoch=site.epoch)
+    seconds = time.monotonic() - began_s
+    bound = sum("nodeName" in pod["spec"] for pod in site.pods())
+    parts = ", ".join(f"{stage} {spent:.2f}" for stage, spent in report.stage_s.items() if spent >= 0.01)
+    what = f"one tick that starts {len(report.decisions)} gangs of 8 pods beside {SMALL_JOBS} jobs on {NODES:,} nodes"
+    yield what, "under 10 s", f"{seconds:.1f} s ({parts}); {bound - SMALL_JOBS} pods bound in it"
+    site.until(lambda: _running(site) == SMALL_JOBS + GANGS, what="all jobs run", timeout_s=300.0)
+    site.store.release("site")
+    site.close()
+    kubelet.close_quietly()
+    yield from _rest_rows(plane, cluster, kubelet, folder / "big", site.namespace)
+
+
+def _rest_rows(
+    plane: ControlPlane, cluster: Cluster, kubelet: FakeKubelet, folder: Path, namespace: str
+) -> Iterator[Row]:
+    """An operator takes over what runs, and then nothing happens."""
+    operated = Operated(plane, cluster, kubelet, namespace, folder, database="site.sqlite", has_agents=False)
+    operator = operated.start_operator()
+    eventually(
+        lambda: len(cluster.list(ELASTIC_JOB).items) == SMALL_JOBS + GANGS, what="all are told of", timeout_s=300.0
+    )
+    time.sleep(60.0)
+    before = _requests(plane)
+    time.sleep(REST_S)
+    per_s = (_requests(plane) - before) / REST_S
+    memory_mib = psutil.Process(operator.pid).memory_info().rss / 2**20
+    operated.close()
+    yield (
+        f"requests to the API server at rest, {NODES:,} nodes, {SMALL_JOBS + GANGS:,} jobs",
+        "50 a second",
+        f"{per_s:.1f}",
+    )
+    yield "memory of the operator there", "400 MiB", f"{memory_mib:.0f} MiB"
+
+
+def _requests(plane: ControlPlane) -> float:
+    """All that the API server has answered, to itself too."""
+    asked = ["kubectl", f"--kubeconfig={plane.admin_kubeconfig}", "get", "--raw", "/metrics"]
+    text = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    return sum(float(count) for count in re.findall(r"^apiserver_request_total\{.*\} (\S+)$", text, re.MULTILINE))
+
+
+def _submit(site: Site, job_id: str, gpus: int) -> None:
+    spec = JobSpec(job_id, gpus, gpus, steps=10**9, command=("python", "train.py"))
+    site.send(SubmitJob(job_id, spec))
+
+
+def _running(site: Site) -> int:
+    return sum(job.state is JobState.RUNNING for job in site.snapshot.jobs.values())
+
+
+def _namespace(cluster: Cluster) -> str:
+    name = f"bench-{uuid.uuid4().hex[:8]}"
+    cluster.create(NAMESPACE, {"metadata": {"name": name}})
+    return name
+
+
+def _folder(folder: Path, name: str) -> Path:
+    made = folder / name
+    made.mkdir()
+    return made
