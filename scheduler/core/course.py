@@ -16,7 +16,7 @@ from scheduler.domain.decision import Decision, ResizeJob
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
-from scheduler.domain.loan import LoanState
+from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.reason import Reason
 from scheduler.domain.room import Room
@@ -62,6 +62,10 @@ class Course:
     @property
     def now_s(self) -> float:
         return self.draft.now_s
+
+    def offer_ends_s(self, loan: Loan) -> float:
+        """By when inference has to have left a node that was offered."""
+        return loan.offered_at_s + self.draft.base.pools[loan.pool].lending.return_deadline_s
 
     @property
     def view(self) -> Snapshot:
@@ -156,9 +160,11 @@ class Course:
         ledger, jobs = self.draft.ledger, self.draft.jobs
         leaving = [jobs[job_id].allocation.leave_by_s for job_id in ledger.releasing]
         recalls = [self.draft.loans[node].return_by_s for node in ledger.recalled]
+        offers = [self.offer_ends_s(self.draft.loans[node]) for node in ledger.offered]
         limits = [run_time_ends_s(jobs[job_id]) for job_id in ledger.limited]
         retries = [jobs[job_id].memory.retry_at_s for job_id in ledger.unsettled]
-        return [at_s for at_s in (*leaving, *recalls, *limits, *retries) if at_s is not None and at_s > self.now_s]
+        times_s = (*leaving, *recalls, *offers, *limits, *retries)
+        return [at_s for at_s in times_s if at_s is not None and at_s > self.now_s]
 
 
 def next_full_pass_s(at_s: float, period_s: float) -> float:

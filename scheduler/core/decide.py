@@ -6,7 +6,7 @@ from scheduler.core.allotment_stage import settle_allotment
 from scheduler.core.course import Course
 from scheduler.core.evacuation_stage import evacuate
 from scheduler.core.flexing_stage import flex
-from scheduler.core.loans_stage import lend_or_recall, recall_drained, return_empty_nodes
+from scheduler.core.loans_stage import give_up_offers, lend_or_recall, recall_drained, return_empty_nodes
 from scheduler.core.owners_stage import honour_owners
 from scheduler.core.rearranging_stage import rearrange_frozen
 from scheduler.core.starting_stage import start_waiting
@@ -25,6 +25,7 @@ def decide(snapshot: Snapshot, policies: PolicySet) -> TickResult:
     honour_owners(course)  # 1. stop and suspend what owners asked to
     return_empty_nodes(course)  # 2. hand back recalled nodes that training has left
     recall_drained(course)  # 3. call lent nodes home that an operator drains,
+    give_up_offers(course)  #    and those that inference cannot leave,
     lend_or_recall(course)  #    and compare every inference pool's loans with what it can bear
     evacuate(course)  # 4. take jobs off nodes that must be left: shrink, else move, else preempt
     if policies.allot is not None:

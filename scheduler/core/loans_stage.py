@@ -31,6 +31,19 @@ def recall_drained(course: Course) -> None:
         _call_home(course, loan.node, deadline_s, Reason(ReasonCode.NODE_DRAINED, f"{loan.node} is being drained"))
 
 
+def give_up_offers(course: Course) -> None:
+    """Inference that has not left an offered node within the return deadline cannot leave it: its pods fit nowhere
+    else, or nobody may disrupt them. The node would be kept from both sides for nothing."""
+    for name in sorted(course.draft.ledger.offered):
+        loan = course.draft.loans[name]
+        if course.now_s >= course.offer_ends_s(loan):
+            gpus = course.draft.base.nodes[name].inference_gpus
+            waited_s = course.now_s - loan.offered_at_s
+            detail = f"inference still holds {gpus} GPUs of {name}, {waited_s:.0f} s after it was offered to training"
+            numbers = {"inference_gpus": float(gpus), "waited_s": waited_s}
+            course.take(ReturnNode(name, Reason(ReasonCode.OFFER_EXPIRED, detail, numbers)))
+
+
 def lend_or_recall(course: Course) -> None:
     """Recall, and cancel recalls, at every tick; lend at full passes only."""
     for pool in course.draft.base.pools.values():
@@ -87,8 +100,9 @@ def _may_stay(course: Course, loan: Loan) -> bool:
 
 
 def _lend(course: Course, pool: Pool, target: LendingTarget, count: int, wanted_gpus: float) -> None:
-    """Lend up to `count` more nodes, those that inference uses least, and no more than training wants GPUs."""
-    on_loan = {loan.node for loan in course.draft.loans.values() if loan.is_live}
+    """Lend up to `count` more nodes, those that inference uses least, and no more than training wants GPUs. An offer
+    that was given up in this tick is not made again in it."""
+    on_loan = {loan.node for loan in course.draft.loans.values() if loan.is_live} | course.draft.base.ledger.offered
     idle = [node for node in course.draft.base.nodes.values() if node.name not in on_loan and _lendable(node, pool)]
     idle.sort(key=lambda node: (node.inference_gpus, node.name))
     for node in idle[:count]:

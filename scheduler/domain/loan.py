@@ -16,7 +16,7 @@ class LoanState(StrEnum):
 
 LOAN_EDGES: dict[tuple[LoanState, LoanState], str] = {
     (LoanState.OFFERED, LoanState.ACTIVE): "the last inference pod left the node",
-    (LoanState.OFFERED, LoanState.RETURNED): "inference wants the node before training used it",
+    (LoanState.OFFERED, LoanState.RETURNED): "inference wants the node before training used it, or cannot leave it",
     (LoanState.OFFERED, LoanState.LOST): "the node went down before training used it",
     (LoanState.ACTIVE, LoanState.RECALLED): "inference will need the node",
     (LoanState.ACTIVE, LoanState.LOST): "the node went down while lent",

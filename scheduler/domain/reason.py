@@ -26,6 +26,7 @@ class ReasonCode(StrEnum):
     INFERENCE_NEEDS = "InferenceNeedsNode"
     OPERATOR_ASKED = "OperatorAsked"
     FORECAST_FELL = "ForecastFell"
+    OFFER_EXPIRED = "OfferExpired"
     TRAINING_LEFT = "TrainingLeft"
     # why a job waits
     WAITING_FOR_PLAN = "WaitingForPlan"

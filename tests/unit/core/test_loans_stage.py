@@ -82,6 +82,46 @@ def test_a_lent_node_that_is_drained_goes_home_and_is_not_lent_again() -> None:
     assert node_decisions(replace(snapshot, nodes=drained, loans={"i0": recalled}, jobs={"held": held})) == []
 
 
+def an_offer(offered_at_s: float) -> Loan:
+    return replace(a_loan("i0", LoanState.OFFERED), offered_at_s=offered_at_s, state_since_s=offered_at_s)
+
+
+def stuck(offered_at_s: float, *, full_pass_at_s: float = NOW_S) -> Snapshot:
+    """Node i0 is on offer, and inference holds 4 GPUs of it; a job waits for any node."""
+    snapshot = world(4.0, [an_offer(offered_at_s)], [a_job("waits", 8, state=JobState.QUEUED)], inference=1)
+    node = replace(snapshot.nodes["i0"], inference_gpus=4)
+    training = replace(snapshot.nodes["t0"], cordoned=True)
+    demand = {"inference": DemandReading(NOW_S, 0.0, 0.0)}
+    forecasts = {"inference": Forecast(NOW_S, 600.0, (0.999,), (0.0,), "scripted")}
+    return replace(
+        snapshot,
+        nodes={"i0": node, "t0": training},
+        demand=demand,
+        forecasts=forecasts,
+        full_pass_at_s=full_pass_at_s,
+    )
+
+
+def test_an_offer_that_inference_cannot_leave_within_the_return_deadline_is_given_up() -> None:
+    assert node_decisions(stuck(NOW_S - 299.0)) == []
+    (given_up,) = node_decisions(stuck(NOW_S - 300.0))
+    assert isinstance(given_up, ReturnNode)
+    assert given_up.reason.code is ReasonCode.OFFER_EXPIRED
+    assert given_up.reason.detail == "inference still holds 4 GPUs of i0, 300 s after it was offered to training"
+
+
+def test_the_end_of_an_offer_is_waited_for() -> None:
+    assert decide(stuck(NOW_S - 299.0), policy_set("ebbtide")).next_wake_s == NOW_S + 1.0
+
+
+def test_a_node_whose_offer_was_given_up_is_offered_again_at_the_next_full_pass_and_no_sooner() -> None:
+    at_a_full_pass = stuck(NOW_S - 300.0, full_pass_at_s=NOW_S - 400.0)
+    assert [type(d) for d in node_decisions(at_a_full_pass)] == [ReturnNode]
+    given_up = replace(at_a_full_pass, loans={})
+    assert node_decisions(replace(given_up, full_pass_at_s=NOW_S)) == []
+    assert [type(d) for d in node_decisions(given_up)] == [LendNode]
+
+
 def test_without_a_demand_reading_every_loan_goes_home() -> None:
     snapshot = replace(world(0.0, [a_loan("i0"), a_loan("i1")], []), demand={})
     assert [type(d) for d in node_decisions(snapshot)] == [RecallNode, RecallNode]
