@@ -7,15 +7,14 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from scheduler.documents.document import Document, read
-from scheduler.documents.fleet import LendingDocument, NodeCount, lending_policy
+from scheduler.documents.fleet import LendingDocument, NodeCount, check_spans, lending_policy
 from scheduler.documents.job import CAMEL, GPUS_MAX, Label, Text
 from scheduler.documents.job_queue import QueueDocument, job_queue
 from scheduler.documents.refusal import refused_field
-from scheduler.documents.units import Duration, Size
+from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue
 
-AHEAD_S_MAX = 86_400.0
 _DEFAULT = LendingPolicy()
 _Labels = Annotated[dict[Text, Text], Field(min_length=1, max_length=16)]
 _Gpus = Annotated[int, Field(strict=True, ge=0, le=GPUS_MAX)]
@@ -46,13 +45,7 @@ class LendingSpec(Document):
 
     @model_validator(mode="after")
     def _can_be_foreseen(self) -> Self:
-        for field, value_s in (
-            ("minLoan", self.min_loan),
-            ("returnDeadline", self.return_deadline),
-            ("coldStart", self.cold_start),
-        ):
-            if value_s > AHEAD_S_MAX:
-                raise refused_field(field, value_s, f"at most {AHEAD_S_MAX:.0f} s")
+        check_spans(minLoan=self.min_loan, returnDeadline=self.return_deadline, coldStart=self.cold_start)
         return self
 
 
@@ -63,7 +56,7 @@ class DemandSpec(Document):
     source: Literal["deployments", "prometheus", "push"]
     selector: _Labels | None = None
     query: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    stale_after: Duration | None = None
+    stale_after: PositiveDuration | None = None
 
     @model_validator(mode="after")
     def _source_is_whole(self) -> Self:

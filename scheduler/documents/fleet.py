@@ -19,6 +19,7 @@ _HOST = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 HOST_FORM = "1 to 253 of a-z, 0-9, '-' and '.', beginning and ending with a letter or digit"
 NODE_GPUS_MAX = 1024
 NODES_MAX = 1_000_000
+AHEAD_S_MAX = 86_400.0
 _DEFAULT = LendingPolicy()
 
 
@@ -30,6 +31,17 @@ def _host_name(name: str) -> str:
 
 HostName = Annotated[str, Field(description=HOST_FORM), AfterValidator(_host_name)]
 NodeCount = Annotated[int, Field(strict=True, ge=0, le=NODES_MAX)]
+
+
+def check_spans(**spans_s: float) -> None:
+    """For validators of lending rules: the minimum of a loan, the return deadline and the cold start, by field name,
+    in this order. The forecaster can look ahead over each of them, and has to look ahead at all."""
+    for field, value_s in spans_s.items():
+        if value_s > AHEAD_S_MAX:
+            raise refused_field(field, value_s, f"at most {AHEAD_S_MAX:.0f} s, which is a day")
+    _, deadline, cold_start = spans_s
+    if not spans_s[deadline] + spans_s[cold_start]:
+        raise refused_field(deadline, 0.0, f"above 0 s, where {cold_start} is 0")
 
 
 class BlackoutDocument(Document):
@@ -47,7 +59,8 @@ class BlackoutDocument(Document):
 
 
 class LendingDocument(Document):
-    """What an inference pool's owner allows; absent fields keep the default."""
+    """What an inference pool's owner allows; absent fields keep the default. No demand is forecast further ahead than
+    a day."""
 
     enabled: Annotated[bool, Field(strict=True)] = _DEFAULT.enabled
     quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = _DEFAULT.quantile
@@ -58,6 +71,13 @@ class LendingDocument(Document):
     lent_nodes_max: NodeCount | None = _DEFAULT.lent_nodes_max
     loan_s_min: Duration = _DEFAULT.loan_s_min
     blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _can_be_foreseen(self) -> Self:
+        check_spans(
+            loan_s_min=self.loan_s_min, return_deadline_s=self.return_deadline_s, cold_start_s=self.cold_start_s
+        )
+        return self
 
 
 class PoolDocument(Document):

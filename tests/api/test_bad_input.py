@@ -120,6 +120,7 @@ def test_a_body_that_is_no_job_at_all_is_a_422_problem(service: ApiService, prob
         ("lending.quantile", {"name": "p", "kind": "inference", "lending": {"quantile": 1}}),
         ("lending.headroom", {"name": "p", "kind": "inference", "lending": {"headroom": -0.1}}),
         ("lending.return_deadline_s", {"name": "p", "kind": "inference", "lending": {"return_deadline_s": -1}}),
+        ("lending.loan_s_min", {"name": "p", "kind": "inference", "lending": {"loan_s_min": "8d"}}),
         ("lending.kept_nodes_min", {"name": "p", "kind": "inference", "lending": {"kept_nodes_min": -1}}),
         ("lending.deadline", {"name": "p", "kind": "inference", "lending": {"deadline": 1}}),
         (

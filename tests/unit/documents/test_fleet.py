@@ -44,11 +44,27 @@ def test_lending_rules_write_a_document_that_reads_the_same() -> None:
         ("enabled", "yes"),
         ("lent_nodes_max", -1),
         ("cold_start_s", "soon"),
+        ("loan_s_min", "25h"),
+        ("return_deadline_s", 86_400.5),
+        ("cold_start_s", "2d"),
     ],
 )
 def test_a_lending_rule_outside_its_bounds_is_refused(field: str, value: object) -> None:
     with pytest.raises(RefusedError, match=rf"lending\.{field}: got"):
         pool_of(lending={field: value})
+
+
+def test_lending_rules_reach_no_further_ahead_than_demand_is_forecast() -> None:
+    with pytest.raises(RefusedError, match=r"loan_s_min: got 90000.0; allowed: at most 86400 s, which is a day"):
+        pool_of(lending={"loan_s_min": "25h"})
+    longest = {"loan_s_min": "24h", "return_deadline_s": "24h", "cold_start_s": "24h"}
+    assert pool_of(lending=longest).lending.horizon_s == 2 * 86_400.0
+
+
+def test_lending_rules_that_need_no_forecast_are_refused() -> None:
+    with pytest.raises(RefusedError, match=r"return_deadline_s: got 0.0; allowed: above 0 s, where cold_start_s is 0"):
+        pool_of(lending={"return_deadline_s": 0, "cold_start_s": 0})
+    assert pool_of(lending={"return_deadline_s": 0}).lending.horizon_s == 300.0
 
 
 def test_a_training_pool_has_nothing_to_lend() -> None:
