@@ -7,12 +7,27 @@ import secrets
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SECRET_BYTES = 32
+
+
+def _http_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or parts.query or parts.fragment or any(mark.isspace() for mark in text):
+        raise ValueError("allowed: http://HOST:PORT or https://HOST:PORT, perhaps with a path")
+    return text
+
+
+PrometheusUrl = Annotated[str, AfterValidator(lambda text: text and _http_url(text))]
 
 
 class Settings(BaseSettings):
@@ -66,6 +81,9 @@ class Settings(BaseSettings):
     )
     worker_image: str = Field(
         default="ebbtide/worker:latest", description="Image of the pods of jobs that name none, on Kubernetes."
+    )
+    prometheus_url: PrometheusUrl = Field(
+        default="", description="Prometheus that Pools with demand.source prometheus are asked of, on Kubernetes."
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least level that is logged."

@@ -33,6 +33,9 @@ def test_workers_are_told_the_public_url_where_there_is_one(monkeypatch: pytest.
         ("LEAVE_GRACE_S", "-1"),
         ("SOLVER_PROCESSES", "0"),
         ("EXECUTOR", "magic"),
+        ("PROMETHEUS_URL", "prometheus:9090"),
+        ("PROMETHEUS_URL", "http://:9090"),
+        ("PROMETHEUS_URL", "http://prometheus:9090/?query=up"),
         ("LOG_LEVEL", "LOUD"),
     ],
 )

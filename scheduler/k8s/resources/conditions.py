@@ -16,6 +16,7 @@ FAILED = "Failed"
 CONFLICT = "Conflict"
 MATCHED = "Matched"
 NODES_USABLE = "NodesUsable"
+DEMAND_KNOWN = "DemandKnown"
 MESSAGE_CHARACTERS = 4096
 
 

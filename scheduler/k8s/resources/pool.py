@@ -11,8 +11,8 @@ from scheduler.documents.custom_resource import DemandSpec, PoolSpec, pool_of
 from scheduler.documents.document import read
 from scheduler.domain.fleet import Pool
 from scheduler.domain.snapshot import Snapshot
-from scheduler.k8s.resources.conditions import ACCEPTED, CONFLICT, Claim
-from scheduler.k8s.resources.metadata import Resource, metadata
+from scheduler.k8s.resources.conditions import ACCEPTED, CONFLICT, DEMAND_KNOWN, Claim, claimed_before
+from scheduler.k8s.resources.metadata import Resource, metadata, part
 
 
 class DemandKind(StrEnum):
@@ -35,7 +35,8 @@ class DemandSource:
 
 @dataclass(frozen=True, slots=True)
 class PoolResource:
-    """A Pool as it was read. `gpu` empty: the nodes' labels say it; likewise their GPUs' memory."""
+    """A Pool as it was read. `gpu` empty: the nodes' labels say it; likewise their GPUs' memory. `demand_claims`: what
+    its status says of its demand."""
 
     pool: Pool
     uid: str
@@ -43,6 +44,7 @@ class PoolResource:
     gpu: str = ""
     gpu_memory_bytes: int | None = None
     demand: DemandSource = DemandSource(DemandKind.PUSH)
+    demand_claims: tuple[Claim, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         return all(labels.get(name) == value for name, value in self.selector.items())
@@ -63,6 +65,7 @@ def read_pool(resource: Resource) -> PoolResource:
         gpu=spec.gpu,
         gpu_memory_bytes=spec.gpu_memory,
         demand=_demand(spec.demand),
+        demand_claims=claimed_before(part(resource, "status").get("conditions"), DEMAND_KNOWN),
     )
 
 

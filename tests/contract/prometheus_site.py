@@ -1,0 +1,91 @@
+"""A real Prometheus on loopback that scrapes one target, whose gauges the test writes."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+
+from tests.kubernetes.waiting import eventually
+
+PROGRAM = shutil.which("prometheus")
+_CONFIG = """
+global: {{scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 1m}}
+scrape_configs:
+  - job_name: test
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+
+
+class Target:
+    """Serves `text` under /metrics until it is closed."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        target = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.end_headers()
+                self.wfile.write(target.text.encode())
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+
+
+class Prometheus:
+    def __init__(self, folder: Path, target: Target) -> None:
+        self._folder = folder
+        (folder / "prometheus.yml").write_text(_CONFIG.format(target=target.address))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.url = f"http://{self._address}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        assert PROGRAM is not None
+        leash = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+        command = [
+            PROGRAM,
+            f"--config.file={self._folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self._folder / 'data'}",
+            f"--web.listen-address={self._address}",
+            "--log.level=warn",
+        ]
+        with (self._folder / "prometheus.log").open("ab") as log:
+            self._process = subprocess.Popen([*leash, *command], stdout=log, stderr=log, cwd=self._folder)
+        eventually(self._is_ready, what=f"Prometheus is up: see {self._folder / 'prometheus.log'}")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"it ended: see {self._folder / 'prometheus.log'}"
+        try:
+            return httpx.get(f"{self.url}/-/ready", timeout=5.0).status_code == 200
+        except httpx.TransportError:
+            return False

@@ -1,0 +1,129 @@
+"""What is told of demand: when, with which time, and what a Pool says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from scheduler.domain.command import ReportDemand
+from scheduler.domain.fleet import DemandReading, Pool, PoolKind
+from scheduler.domain.snapshot import Snapshot
+from scheduler.k8s.demand import TELL_AGAIN_S, Told, tell, with_demand
+from scheduler.k8s.demand_reading import Demand, Gap, Known, Unknown
+from scheduler.k8s.intake import Taken
+from scheduler.k8s.kinds import POOL
+from scheduler.k8s.resources.conditions import Claim
+from scheduler.k8s.resources.pool import DemandKind, DemandSource, PoolResource
+from scheduler.policies.settings import PolicySettings
+from tests.unit.k8s.operating import NOW_S, Operating
+
+NONE_YET = Told()
+NO_SERIES = Unknown(Gap.NO_SERIES, "the query gives no series")
+
+
+def a_pool(**more: Any) -> PoolResource:
+    demand = DemandSource(DemandKind.PROMETHEUS, query="gpus")
+    return PoolResource(Pool("serving", PoolKind.INFERENCE), "uid-1", {"role": "serve"}, demand=demand, **more)
+
+
+def told(known: Known, before: Told = NONE_YET, **more: Any) -> Told:
+    return tell([a_pool(**more)], {"uid-1": known}, before)
+
+
+def readings(found: Told) -> list[tuple[float, float]]:
+    """Time and GPUs."""
+    return [(each.at_s, each.body.gpus) for each in found.commands if isinstance(each.body, ReportDemand)]
+
+
+def test_a_reading_bears_the_time_of_its_sample() -> None:
+    assert readings(told(Demand(5.0, NOW_S - 20.0))) == [(NOW_S - 20.0, 5.0)]
+
+
+def test_the_same_reading_is_the_same_command_whoever_tells_it() -> None:
+    assert told(Demand(5.0, NOW_S)).commands == told(Demand(5.0, NOW_S)).commands
+
+
+def test_a_demand_that_stays_is_told_again_after_a_minute_and_one_that_changes_at_once() -> None:
+    first = told(Demand(5.0, NOW_S))
+    soon = told(Demand(5.0, NOW_S + TELL_AGAIN_S - 1.0), first)
+    assert soon.commands == first.commands
+    again = told(Demand(5.0, NOW_S + TELL_AGAIN_S), soon)
+    assert readings(again) == [(NOW_S + TELL_AGAIN_S, 5.0)]
+    changed = told(Demand(6.0, NOW_S + TELL_AGAIN_S + 1.0), again)
+    back = told(Demand(5.0, NOW_S + TELL_AGAIN_S + 2.0), changed)
+    assert len({each.id for found in (first, again, changed, back) for each in found.commands}) == 4
+
+
+def test_a_demand_that_stays_never_counts_as_stale() -> None:
+    assert PolicySettings().demand_stale_s > 3 * TELL_AGAIN_S
+
+
+def test_while_nothing_is_known_nothing_is_told_and_the_pool_says_why() -> None:
+    found = told(NO_SERIES, told(Demand(5.0, NOW_S)))
+    assert found.commands == ()
+    assert found.claims == {"uid-1": (Claim("DemandKnown", False, "NoSeries", "the query gives no series"),)}
+    assert readings(told(Demand(5.0, NOW_S + 1.0), found)) == [(NOW_S + 1.0, 5.0)]
+
+
+def test_a_new_leader_lets_the_pools_condition_stand_until_it_has_asked() -> None:
+    unasked = Unknown(Gap.NOT_ASKED_YET, "being asked")
+    known = (Claim("DemandKnown", True, "Read"),)
+    assert told(unasked, demand_claims=known).claims == {"uid-1": known}
+    assert told(unasked).claims == {"uid-1": (Claim("DemandKnown", False, "NotAskedYet", "being asked"),)}
+
+
+@pytest.mark.parametrize(
+    ("reading", "is_sent"),
+    [
+        (None, True),
+        (DemandReading(NOW_S - 60.0, 5.0, 5.0), True),
+        (DemandReading(NOW_S, 4.0, 4.0), True),
+        (DemandReading(NOW_S, 4.0, 5.0), False),
+        (DemandReading(NOW_S + 1.0, 3.0, 3.0), False),
+    ],
+    ids=["first", "newer", "other number", "clamped", "overtaken"],
+)
+def test_a_reading_is_sent_until_the_snapshot_has_it_or_a_later_one(reading: DemandReading, is_sent: bool) -> None:
+    snapshot = Snapshot(now_s=NOW_S, demand={} if reading is None else {"serving": reading})
+    assert len(with_demand(Taken(), told(Demand(5.0, NOW_S)), snapshot).commands) == is_sent
+
+
+@dataclass
+class Demanding(Operating):
+    """With the demand of the Pool `serving` as it is known."""
+
+    known: Known = NO_SERIES
+    told: Told = field(default_factory=Told)
+
+    def take(self) -> Taken:
+        taken = super().take()
+        pools = [pool for pool in taken.fleet.pools if pool.demand.kind is not DemandKind.PUSH]
+        self.told = tell(pools, {pool.uid: self.known for pool in pools}, self.told)
+        return with_demand(taken, self.told, self.snapshot)
+
+    def condition(self) -> tuple[str, str, str]:
+        status = self.server.get(POOL, "serving")["status"]
+        (found,) = [each for each in status["conditions"] if each["type"] == "DemandKnown"]
+        return found["status"], found["reason"], status.get("demandGpus", "")
+
+
+def test_a_pools_demand_is_seen_in_its_status_next_to_what_else_is_said_of_it() -> None:
+    rig = Demanding()
+    demand = {"source": "prometheus", "query": "gpus", "staleAfter": "2m"}
+    rig.server.add(POOL, "serving", {"kind": "inference", "nodeSelector": {"role": "serve"}, "demand": demand})
+    rig.add_node("s0", {"role": "serve"})
+    rig.settle()
+    assert rig.condition() == ("False", "NoSeries", "")
+    assert rig.server.get(POOL, "serving")["status"]["problem"] == "NoSeries"
+    rig.known = Demand(5.0, NOW_S)
+    rig.settle()
+    assert rig.condition() == ("True", "Read", "5")
+    status = rig.server.get(POOL, "serving")["status"]
+    assert "problem" not in status
+    assert {"Accepted", "DemandKnown"} <= {each["type"] for each in status["conditions"]}
+    rig.known = replace(NO_SERIES, gap=Gap.STALE)
+    rig.settle()
+    assert rig.condition() == ("False", "Stale", "5")
+    assert rig.snapshot.demand["serving"] == DemandReading(NOW_S, 5.0, 5.0)
