@@ -17,6 +17,7 @@ from scheduler.executors.protocol import Executor
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.k8s.client import connect
 from scheduler.k8s.cluster_mirrors import ClusterMirrors
+from scheduler.k8s.demand import DemandSources
 from scheduler.k8s.effects import Effects
 from scheduler.k8s.election import LIMITS, Election
 from scheduler.k8s.executor import KubernetesExecutor
@@ -155,6 +156,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         controller=controller,
         store=store,
         clock=clock,
+        demand=DemandSources(cluster, prometheus_url=settings.prometheus_url),
         writer=Writer(cluster, mirrors),
         story=Story(store, reporter=identity),
         effects=effects,

@@ -18,6 +18,7 @@ from scheduler.domain.loan import Loan
 from scheduler.domain.reason import Reason
 from scheduler.domain.tick_report import TickReport
 from scheduler.k8s.cluster_mirrors import ClusterMirrors
+from scheduler.k8s.demand import DemandSources, with_demand
 from scheduler.k8s.effects import Effects
 from scheduler.k8s.election import Election
 from scheduler.k8s.intake import Resources, Taken, take_in
@@ -57,6 +58,7 @@ class Operator:
         controller: Controller,
         store: Store,
         clock: Clock,
+        demand: DemandSources,
         writer: Writer,
         story: Story,
         effects: Effects,
@@ -68,6 +70,7 @@ class Operator:
         self._controller = controller
         self._store = store
         self._clock = clock
+        self._demand = demand
         self._writer = writer
         self._story = story
         self._effects = effects
@@ -80,6 +83,7 @@ class Operator:
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set: lead while elected, wait for it otherwise. Hands over at once when it ends."""
         self._mirrors.start()
+        self._demand.start()
         voting = threading.Thread(target=self._election.run, args=(stop,), name="election", daemon=True)
         voting.start()
         try:
@@ -89,6 +93,7 @@ class Operator:
         finally:
             self._controller.close()
             self._election.release()
+            self._demand.stop()
             self._mirrors.stop()
             self._effects.close()
 
@@ -120,6 +125,7 @@ class Operator:
         """Send what differs; which of those commands have gone into the snapshot already."""
         loaded, now_s = self._store.load(), self._clock.now_s()
         taken = take_in(self._mirrors.resources(), loaded, now_s, job_namespace=self._job_namespace)
+        taken = with_demand(taken, self._demand.look(taken.fleet.pools, now_s), loaded.snapshot)
         waiting = {command.id for command in loaded.inbox}
         repeated = [command.id for command in taken.commands if not self._store.send(command)]
         return taken, frozenset(repeated) - waiting

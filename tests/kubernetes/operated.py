@@ -14,7 +14,16 @@ from typing import Any
 
 from scheduler.k8s.api_error import ApiError
 from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import ELASTIC_JOB, JOB_LABEL, POD, POOL
+from scheduler.k8s.kinds import (
+    DEPLOYMENT,
+    ELASTIC_JOB,
+    GPU_RESOURCE,
+    JOB_LABEL,
+    LOANED_TAINT_KEY,
+    NODE,
+    POD,
+    POOL,
+)
 from scheduler.k8s.objects import Object
 from scheduler.k8s.pod_facts import gpus_asked
 from scheduler.store.migrate import migrate
@@ -24,6 +33,7 @@ from tests.kubernetes.fake_agents import FakeAgents
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.waiting import eventually
 
+SERVING = {"app": "llm"}
 POOL_LABELS = {"ebbtide.dev/test-pool": "training"}
 
 
@@ -86,6 +96,40 @@ class Operated:
             self.kubelet.add_node(f"{self.namespace}-t{number}", gpus=8, labels=POOL_LABELS)
         spec = {"kind": "training", "nodeSelector": POOL_LABELS, "gpu": "h100-80g"}
         self.cluster.apply(POOL, {"metadata": {"name": "training"}, "spec": spec})
+
+    def add_inference(self, count: int, *, replicas: int) -> None:
+        """A pool of nodes that lends, and a Deployment that wants a whole node for each of its replicas."""
+        labels = {"ebbtide.dev/test-pool": "inference"}
+        for number in range(count):
+            self.kubelet.add_node(f"{self.namespace}-i{number}", gpus=8, labels=labels)
+        lending = {"headroom": 0, "returnDeadline": "30s", "coldStart": "0s"}
+        spec = {
+            "kind": "inference",
+            "nodeSelector": labels,
+            "gpu": "h100-80g",
+            "lending": lending,
+            "demand": {"source": "deployments", "selector": SERVING},
+        }
+        self.cluster.apply(POOL, {"metadata": {"name": "inference"}, "spec": spec})
+        container = {"name": "llm", "image": "x", "resources": {"limits": {GPU_RESOURCE: "8"}}}
+        template = {"metadata": {"labels": SERVING}, "spec": {"containers": [container]}}
+        body = {"replicas": replicas, "selector": {"matchLabels": SERVING}, "template": template}
+        meta = {"name": "llm", "namespace": self.namespace, "labels": SERVING}
+        self.cluster.apply(DEPLOYMENT, {"metadata": meta, "spec": body})
+
+    def scale_inference(self, replicas: int) -> None:
+        self.cluster.patch(DEPLOYMENT, "llm", self.namespace, change={"spec": {"replicas": replicas}})
+
+    def lent_nodes(self) -> list[str]:
+        """Nodes that bear our taint."""
+        return [
+            node["metadata"]["name"]
+            for node in self.cluster.list(NODE).items
+            if any(taint["key"] == LOANED_TAINT_KEY for taint in node["spec"].get("taints", ()))
+        ]
+
+    def held(self, name: str) -> int:
+        return int(self.job(name).get("status", {}).get("allocation", {}).get("gpus", 0))
 
     def submit(self, name: str, least: int, most: int) -> None:
         spec: dict[str, Any] = {"gpus": {"min": least, "max": most}, "steps": 10**9, "command": ["python", "train.py"]}

@@ -76,3 +76,18 @@ def test_a_node_that_is_not_of_a_pool_is_never_touched(operated: Operated) -> No
     after = operated.cluster.get(NODE, name_of(other))
     assert labels_of(after) == labels_of(other)
     assert after["spec"] == other["spec"]
+
+
+def test_a_node_is_lent_by_what_deployments_want_and_comes_home_in_time(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.add_inference(2, replicas=0)
+    operated.start_operator()
+    operated.submit("llama", 8, 16)
+    eventually(lambda: operated.held("llama") == 16, what="it has grown onto a lent node", timeout_s=120.0)
+    (lent,) = operated.lent_nodes()
+    operated.scale_inference(2)
+    eventually(lambda: not operated.lent_nodes(), what="the node is home", timeout_s=120.0)
+    assert operated.held("llama") <= 8
+    assert all(pod["spec"]["nodeName"] != lent for pod in operated.pods())
+    broken = [event for event in operated.cluster.list(EVENT).items if event["reason"] == "Breach"]
+    assert all(event["regarding"]["name"] != lent for event in broken), "it was home in time"
