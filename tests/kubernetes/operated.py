@@ -138,6 +138,9 @@ class Operated:
     def job(self, name: str) -> Object:
         return self.cluster.get(ELASTIC_JOB, name, self.namespace)
 
+    def find(self, name: str) -> Object | None:
+        return self.cluster.find(ELASTIC_JOB, name, self.namespace)
+
     def phase(self, name: str) -> str:
         return str(self.job(name).get("status", {}).get("phase", ""))
 

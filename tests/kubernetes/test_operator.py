@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import signal
 
+from scheduler.domain.command import Command, ScaleJob, SubmitJob
+from scheduler.domain.job import JobSpec
+from scheduler.domain.job_state import JobState
 from scheduler.k8s.kinds import ELASTIC_JOB, EVENT, LEASE, NODE
 from scheduler.k8s.objects import labels_of, name_of, uid_of
 from tests.kubernetes.operated import Operated
@@ -91,3 +94,21 @@ def test_a_node_is_lent_by_what_deployments_want_and_comes_home_in_time(operated
     assert all(pod["spec"]["nodeName"] != lent for pod in operated.pods())
     broken = [event for event in operated.cluster.list(EVENT).items if event["reason"] == "Breach"]
     assert all(event["regarding"]["name"] != lent for event in broken), "it was home in time"
+
+
+def test_a_job_from_http_has_a_resource_of_its_name_that_scales_and_ends_it(operated: Operated) -> None:
+    operated.add_nodes(2)
+    operated.start_operator()
+    spec = JobSpec("hello", 8, 8, steps=10**9, command=("python", "train.py"))
+    operated.store.send(Command("from-http", 0.0, SubmitJob("hello-k3f9q1", spec)))
+    eventually(lambda: operated.find("hello-k3f9q1"), what="it has an ElasticJob")
+    operated.until_phase("hello-k3f9q1", "Running")
+    operated.store.send(Command("scale-by-http", 0.0, ScaleJob("hello-k3f9q1", 8, 16)))
+    eventually(lambda: operated.job("hello-k3f9q1")["spec"]["gpus"]["max"] == 16, what="the resource follows")
+    eventually(lambda: operated.held("hello-k3f9q1") == 16, what="it runs on 16 GPUs")
+    operated.cluster.delete(ELASTIC_JOB, "hello-k3f9q1", operated.namespace)
+    eventually(lambda: operated.find("hello-k3f9q1") is None, what="the resource is gone")
+    ended = operated.store.ended_job("hello-k3f9q1")
+    assert ended is not None
+    assert ended.state is JobState.CANCELLED
+    assert operated.pods() == []
