@@ -20,7 +20,7 @@ from scheduler.k8s.gangs import Rooms, gang_to_bind
 from scheduler.k8s.job_objects import JobObjects
 from scheduler.k8s.lent_nodes import lending_steps
 from scheduler.k8s.node_lending import NodeLending
-from scheduler.k8s.pod_changes import PodChanges, gpus_held, orphans, pod_changes
+from scheduler.k8s.pod_changes import PodChanges, gpus_held, orphans, pod_changes, stranded
 from scheduler.k8s.pod_runs import agent_ends, crowded_nodes, live_agents, with_pods
 from scheduler.k8s.seen_nodes import node_facts
 from scheduler.store.run_log import RunLog
@@ -124,6 +124,7 @@ class KubernetesExecutor:
         for _, changes in _changes(desired, view, now_s):
             yield from map(self._objects.delete_pod, changes.delete)
         yield from map(self._objects.delete_pod, orphans(view.pods, desired.jobs))
+        yield from map(self._objects.delete_pod, stranded(view.pods, view.nodes))
         yield from self._objects.sweep(desired, view)
 
     def _coming(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[Effect]:

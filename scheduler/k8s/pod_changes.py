@@ -6,7 +6,7 @@ and deletes only pods of nodes that change, so that the others' agents stay warm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.domain.job import Job
@@ -76,6 +76,12 @@ def pod_changes(job: Job, pods: Iterable[PodFacts], now_s: float) -> PodChanges:
 def orphans(pods: Iterable[PodFacts], jobs: Mapping[str, Job]) -> tuple[OldPod, ...]:
     """Pods of ours whose job is gone, ended long ago or never known here."""
     return tuple(OldPod(pod, GRACE_S_MIN) for pod in pods if pod.job_id not in jobs and not pod.is_deleting)
+
+
+def stranded(pods: Iterable[PodFacts], nodes: Container[str]) -> tuple[OldPod, ...]:
+    """Pods of ours on nodes that are no more: nobody is left there to end them, so that they go without grace. A node
+    that is only silent may still run them."""
+    return tuple(OldPod(pod, 0.0) for pod in pods if pod.is_ours and pod.node and pod.node not in nodes)
 
 
 def by_job(pods: Iterable[PodFacts]) -> dict[str, list[PodFacts]]:

@@ -28,6 +28,7 @@ from scheduler.k8s.objects import Object
 from scheduler.k8s.pod_facts import gpus_asked
 from scheduler.store.migrate import migrate
 from scheduler.store.sql import SqlStore
+from tests.kubernetes import custom_resources
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_agents import FakeAgents
 from tests.kubernetes.fake_kubelet import FakeKubelet
@@ -133,7 +134,36 @@ class Operated:
 
     def submit(self, name: str, least: int, most: int) -> None:
         spec: dict[str, Any] = {"gpus": {"min": least, "max": most}, "steps": 10**9, "command": ["python", "train.py"]}
+        self.apply_job(name, spec)
+
+    def apply_job(self, name: str, spec: dict[str, Any]) -> None:
         self.cluster.apply(ELASTIC_JOB, {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec})
+
+    def can_apply(self, name: str, spec: dict[str, Any]) -> bool:
+        """Whether the API server takes it by now."""
+        try:
+            self.apply_job(name, spec)
+        except ApiError as refused:
+            if refused.is_invalid:
+                return False
+            raise
+        return True
+
+    def condition(self, name: str, kind: str) -> str:
+        found = self.job(name).get("status", {}).get("conditions", [])
+        return next((str(each["status"]) for each in found if each["type"] == kind), "")
+
+    def tear_open(self, kind: str) -> None:
+        """Have the kind's definition accept any spec whatever."""
+        definition = custom_resources.definitions()[kind]
+        for version in definition["spec"]["versions"]:
+            schema = version["schema"]["openAPIV3Schema"]
+            schema.pop("x-kubernetes-validations", None)
+            schema["properties"]["spec"] = {"x-kubernetes-preserve-unknown-fields": True}
+        self.cluster.apply(custom_resources.DEFINITION, definition)
+
+    def restore(self, kind: str) -> None:
+        self.cluster.apply(custom_resources.DEFINITION, custom_resources.definitions()[kind])
 
     def job(self, name: str) -> Object:
         return self.cluster.get(ELASTIC_JOB, name, self.namespace)

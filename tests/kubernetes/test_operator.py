@@ -112,3 +112,39 @@ def test_a_job_from_http_has_a_resource_of_its_name_that_scales_and_ends_it(oper
     assert ended is not None
     assert ended.state is JobState.CANCELLED
     assert operated.pods() == []
+
+
+def test_a_job_goes_on_elsewhere_when_its_node_is_deleted(operated: Operated) -> None:
+    operated.add_nodes(2)
+    operated.start_operator()
+    operated.submit("llama", 8, 8)
+    operated.until_phase("llama", "Running")
+    (pod,) = operated.pods()
+    lost = pod["spec"]["nodeName"]
+    operated.kubelet.remove_node(lost)
+    eventually(lambda: _nodes_of(operated) == {lost} ^ _all_nodes(operated), what="it has moved")
+    operated.until_phase("llama", "Running")
+    eventually(lambda: lost not in operated.store.load().snapshot.nodes, what="the node is forgotten")
+
+
+def _nodes_of(operated: Operated) -> set[str]:
+    return {pod["spec"].get("nodeName", "") for pod in operated.pods()}
+
+
+def _all_nodes(operated: Operated) -> set[str]:
+    return {f"{operated.namespace}-t{number}" for number in range(2)}
+
+
+def test_nonsense_is_told_and_stops_nobody(operated: Operated) -> None:
+    """The schema is torn open, as somebody might who edits a definition by hand."""
+    operated.add_nodes(1)
+    operated.start_operator()
+    operated.tear_open("ElasticJob")
+    try:
+        spec = {"gpus": "many", "command": {"a": 1}, "template": 7, "suspend": "perhaps"}
+        eventually(lambda: operated.can_apply("nonsense", spec), what="the torn schema is in use")
+        eventually(lambda: operated.condition("nonsense", "Accepted") == "False", what="it is refused")
+        operated.submit("llama", 8, 8)
+        operated.until_phase("llama", "Running")
+    finally:
+        operated.restore("ElasticJob")

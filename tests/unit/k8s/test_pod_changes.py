@@ -9,7 +9,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.k8s.gangs import Rooms, gang_to_bind
 from scheduler.k8s.node_view import NodeView
-from scheduler.k8s.pod_changes import GRACE_S_MIN, gpus_held, orphans, pod_changes
+from scheduler.k8s.pod_changes import GRACE_S_MIN, gpus_held, orphans, pod_changes, stranded
 from scheduler.k8s.pod_facts import PodFacts
 from tests.builders import a_job
 
@@ -86,6 +86,13 @@ def test_of_two_pods_for_one_node_the_bound_one_stays() -> None:
 def test_a_pod_of_a_job_that_nobody_knows_is_an_orphan() -> None:
     assert [old.pod.job_id for old in orphans([pod("t0", 1)], {})] == ["a"]
     assert orphans([pod("t0", 1)], {"a": on({})}) == ()
+
+
+def test_a_pod_on_a_node_that_is_no_more_goes_without_grace() -> None:
+    gone, unbound = pod("t0", 2), pod("t1", 2, bound=False)
+    foreign = replace(gone, job_id="")
+    assert [(old.pod, old.grace_s) for old in stranded([gone, unbound, foreign], {"t9": ()})] == [(gone, 0.0)]
+    assert stranded([gone], {"t0": ()}) == ()
 
 
 def test_a_gang_is_bound_whole_or_not_at_all() -> None:
