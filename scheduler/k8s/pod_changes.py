@@ -75,7 +75,8 @@ def pod_changes(job: Job, pods: Iterable[PodFacts], now_s: float) -> PodChanges:
 
 def orphans(pods: Iterable[PodFacts], jobs: Mapping[str, Job]) -> tuple[OldPod, ...]:
     """Pods of ours whose job is gone, ended long ago or never known here."""
-    return tuple(OldPod(pod, GRACE_S_MIN) for pod in pods if pod.job_id not in jobs and not pod.is_deleting)
+    left = (pod for pod in pods if pod.is_ours and pod.job_id not in jobs and not pod.is_deleting)
+    return tuple(OldPod(pod, GRACE_S_MIN) for pod in left)
 
 
 def stranded(pods: Iterable[PodFacts], nodes: Container[str]) -> tuple[OldPod, ...]:

@@ -141,7 +141,7 @@ def test_nonsense_is_told_and_stops_nobody(operated: Operated) -> None:
     operated.start_operator()
     operated.tear_open("ElasticJob")
     try:
-        spec = {"gpus": "many", "command": {"a": 1}, "template": 7, "suspend": "perhaps"}
+        spec = {"gpus": {"min": "few", "max": 1}, "command": {"a": 1}, "template": 7, "suspend": "perhaps"}
         eventually(lambda: operated.can_apply("nonsense", spec), what="the torn schema is in use")
         eventually(lambda: operated.condition("nonsense", "Accepted") == "False", what="it is refused")
         operated.submit("llama", 8, 8)

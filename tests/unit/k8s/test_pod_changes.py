@@ -95,6 +95,10 @@ def test_a_pod_on_a_node_that_is_no_more_goes_without_grace() -> None:
     assert stranded([gone], {"t0": ()}) == ()
 
 
+def test_pods_of_others_are_nobodys_orphans() -> None:
+    assert orphans([replace(pod("t0", 1), job_id="")], {}) == ()
+
+
 def test_a_gang_is_bound_whole_or_not_at_all() -> None:
     pods = [pod("t0", 2, bound=False), pod("t1", 2, bound=False)]
     changes = pod_changes(on({"t0": (0, 1), "t1": (0, 1)}), pods, NOW_S)
