@@ -67,6 +67,7 @@ class JobObjects:
 
     def delete_pod(self, old: OldPod) -> Effect:
         pod = old.pod
+        assert pod.is_ours, f"pod {pod.namespace}/{pod.name} is somebody else's"
         return Effect(f"delete pod {pod.namespace}/{pod.name}", partial(self._delete_pod, pod, old.grace_s))
 
     def sweep(self, desired: Snapshot, view: ClusterView) -> Iterator[Effect]:

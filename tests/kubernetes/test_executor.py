@@ -116,6 +116,7 @@ def test_gpus_of_other_pods_are_left_to_them(site: Site) -> None:
         site.step()
     assert site.job("llama-1").state is JobState.QUEUED
     assert site.pods() == []
+    assert site.cluster.get(POD, name_of(foreign), site.namespace)["metadata"].get("deletionTimestamp") is None
     site.cluster.delete(POD, name_of(foreign), site.namespace, grace_s=0)
     site.until(lambda: is_running(site, "llama-1", 4), what="it runs once the other pod is gone")
 

@@ -147,4 +147,5 @@ def test_nonsense_is_told_and_stops_nobody(operated: Operated) -> None:
         operated.submit("llama", 8, 8)
         operated.until_phase("llama", "Running")
     finally:
+        operated.cluster.delete(ELASTIC_JOB, "nonsense", operated.namespace)
         operated.restore("ElasticJob")
