@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
@@ -34,7 +36,8 @@ def readyz(service: ServiceDep) -> View:
 def metrics(service: ServiceDep) -> Response:
     """All metrics in the text format of Prometheus."""
     loaded = service.store.load()
-    gauges = FleetGauges(loaded.snapshot, has_leader=service.has_leader, inbox_size=len(loaded.inbox))
+    present = replace(loaded.snapshot, now_s=max(service.clock.now_s(), loaded.snapshot.now_s))
+    gauges = FleetGauges(present, has_leader=service.has_leader, inbox_size=len(loaded.inbox))
     return Response(exposition(gauges), media_type=CONTENT_TYPE)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -45,7 +46,12 @@ def supervise(commands: Mapping[str, Sequence[str]], *, grace_s: float = GRACE_S
 
 
 def end_with_parent() -> None:
-    """For a child of `supervise`: end this process as SIGTERM would as soon as the parent is gone."""
+    """For a child of `supervise`: end this process as SIGTERM would as soon as the parent is gone.
+
+    Who is no such child has no pipe for its standard input: in a container it is /dev/null, which ends at once.
+    """
+    if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+        return
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 4096):

@@ -26,7 +26,8 @@ def package_version() -> str:
 
 
 class FleetGauges:
-    """One scrape's worth of gauges. `has_leader`: whether some controller's lease is live."""
+    """One scrape's worth of gauges, of the moment that the snapshot gives as now. `has_leader`: whether some
+    controller's lease is live."""
 
     def __init__(self, snapshot: Snapshot, *, has_leader: bool, inbox_size: int) -> None:
         self._snapshot = snapshot
@@ -92,6 +93,12 @@ class FleetGauges:
         for pool, reading in self._snapshot.demand.items():
             demand.add_metric([pool], reading.gpus)
         yield demand
+        age = GaugeMetricFamily(
+            "ebbtide_demand_age_seconds", "Time since the demand of a pool was last heard.", labels=["pool"]
+        )
+        for pool, reading in self._snapshot.demand.items():
+            age.add_metric([pool], max(0.0, self._snapshot.now_s - reading.at_s))
+        yield age
         forecast_gpus = GaugeMetricFamily(
             "ebbtide_forecast_gpus", "Largest demand within the horizon.", labels=["pool", "quantile"]
         )

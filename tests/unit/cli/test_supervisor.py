@@ -108,3 +108,13 @@ def test_a_command_that_cannot_start_leaves_nothing_behind(tmp_path: Path) -> No
     with pytest.raises(FileNotFoundError):
         supervise({"one": good, "two": [str(tmp_path / "no such program")]}, grace_s=20.0)
     assert not (tmp_path / "one").exists() or is_gone(int((tmp_path / "one").read_text()))
+
+
+def test_a_process_that_nobody_supervises_outlives_the_end_of_its_input() -> None:
+    """As in a container, where standard input is /dev/null."""
+    program = "from scheduler.cli.supervisor import end_with_parent; end_with_parent(); import time; time.sleep(1)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdin=subprocess.DEVNULL, env=environment, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.domain.allocation import Allocation
-from scheduler.domain.fleet import Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, Node, NodeState, Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec, Progress
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import Loan, LoanState
@@ -85,3 +85,8 @@ def test_an_empty_service_shows_zeros_and_no_leader() -> None:
     assert gauges["ebbtide_loans", "active"] == 0
     assert gauges["ebbtide_leader",] == 0
     assert gauges["ebbtide_inbox_commands",] == 3
+
+
+def test_the_age_of_a_demand_is_told() -> None:
+    snapshot = Snapshot(now_s=100.0, demand={"inference": DemandReading(40.0, 8.0, 8.0)})
+    assert shown(snapshot)["ebbtide_demand_age_seconds", "inference"] == 60.0

@@ -1,0 +1,53 @@
+"""`python -m scheduler.telemetry.exporter --folder PATH --port PORT`: what processes count into a folder, over HTTP.
+
+For a process that serves no HTTP itself, such as the operator: both are given PROMETHEUS_MULTIPROC_DIR's folder, the
+exporter to read it. It never imports `metrics`, which would open files of its own there under its process id, and in
+another container of a pod that is the same id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import threading
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.multiprocess import MultiProcessCollector
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s exporter %(levelname)s %(message)s")
+    arguments = _arguments()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(arguments.folder))  # type: ignore[no-untyped-call]  # left untyped there
+    server, thread = start_http_server(arguments.port, arguments.host, registry)
+    logger.info("serving %s on %s:%d", arguments.folder, arguments.host, server.server_port)
+    stop.wait()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m scheduler.telemetry.exporter", description="Serve /metrics.")
+    parser.add_argument("--folder", type=_folder, required=True, help="folder that processes count into")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    return parser.parse_args()
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
+    return Path(text)
+
+
+if __name__ == "__main__":
+    main()
