@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test lint pytest test-full serve bench clean
+.PHONY: demo test lint pytest test-full serve bench helm clean
 
 demo: $(VENV)/installed
 	$(BIN)/ebbtide demo
@@ -28,6 +28,12 @@ serve: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python -m tests.benchmarks
+
+# Helm as a library, for the tests of the chart, which are skipped without it. Its wheel asks for a newer Python than it
+# needs, so that it cannot stand among the dependencies.
+helm: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet cffi==2.1.1
+	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python helm-sdkpy==0.1.32
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

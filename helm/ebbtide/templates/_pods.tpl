@@ -1,0 +1,152 @@
+{{- /* What all pods have alike. Takes root and component. */}}
+{{- define "ebbtide.pod" -}}
+{{- $values := index .root.Values .component | default dict -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        # A lent node is about to be handed back.
+        - matchExpressions:
+            - {key: ebbtide.dev/loan, operator: DoesNotExist}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "ebbtide.selector" . | nindent 8 }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "ebbtide.container" -}}
+image: {{ include "ebbtide.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  runAsNonRoot: true
+  capabilities: {drop: [ALL]}
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- /* A pod's own label, so that a new configuration means new pods. */}}
+{{- define "ebbtide.checksums" -}}
+checksum/settings: {{ include (print .Template.BasePath "/settings.yaml") . | sha256sum }}
+{{- end }}
+
+{{- define "ebbtide.database" -}}
+- name: EBBTIDE_DATABASE_URL
+{{- if eq .Values.database.kind "sqlite" }}
+  value: sqlite:////var/lib/ebbtide/ebbtide.sqlite
+{{- else }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.database.postgresql.existingSecret }}
+      key: {{ .Values.database.postgresql.key }}
+{{- end }}
+{{- end }}
+
+{{- define "ebbtide.environment" -}}
+envFrom:
+  - configMapRef: {name: {{ include "ebbtide.fullname" . }}}
+env:
+  {{- include "ebbtide.database" . | nindent 2 }}
+  - {name: PROMETHEUS_MULTIPROC_DIR, value: /run/metrics}
+volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+  - {name: metrics, mountPath: /run/metrics}
+  - {name: token, mountPath: /run/token, readOnly: true}
+  {{- if eq .Values.database.kind "sqlite" }}
+  - {name: database, mountPath: /var/lib/ebbtide}
+  {{- end }}
+{{- end }}
+
+{{- /* The token secret has to belong to its reader alone, which files of a Secret never do for one who is not root. */}}
+{{- define "ebbtide.tokenCopy" -}}
+- name: token
+  {{- include "ebbtide.container" . | nindent 2 }}
+  command: [install, -m, "0600", /run/given/{{ .Values.tokenSecret.key }}, /run/token/token.secret]
+  resources: {requests: {cpu: 10m, memory: 16Mi}, limits: {memory: 64Mi}}
+  volumeMounts:
+    - {name: given-token, mountPath: /run/given, readOnly: true}
+    - {name: token, mountPath: /run/token}
+{{- end }}
+
+{{- define "ebbtide.volumes" -}}
+- {name: tmp, emptyDir: {}}
+- {name: metrics, emptyDir: {}}
+- {name: token, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
+- name: given-token
+  secret: {secretName: {{ include "ebbtide.tokenSecret" . }}, defaultMode: 288}
+{{- if eq .Values.database.kind "sqlite" }}
+- name: database
+  persistentVolumeClaim: {claimName: {{ include "ebbtide.claim" . }}}
+{{- end }}
+{{- end }}
+
+{{- /* What automounting would give to every container of the pod: here the operator's alone gets it. */}}
+{{- define "ebbtide.accountVolume" -}}
+- name: account
+  projected:
+    defaultMode: 288
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3607}
+      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+      - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+{{- end }}
+
+{{- define "ebbtide.apiContainer" -}}
+- name: api
+  {{- include "ebbtide.container" . | nindent 2 }}
+  command: [ebbtide, api]
+  {{- include "ebbtide.environment" . | nindent 2 }}
+  ports:
+    - {name: http, containerPort: 8787}
+  startupProbe:
+    httpGet: {path: /healthz, port: http}
+    periodSeconds: 2
+    failureThreshold: 60
+  # Not /readyz: while nobody leads, what is asked for is still taken, and node agents are answered.
+  readinessProbe:
+    httpGet: {path: /healthz, port: http}
+    periodSeconds: 5
+  livenessProbe:
+    httpGet: {path: /healthz, port: http}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 6
+  resources:
+    {{- toYaml .Values.api.resources | nindent 4 }}
+{{- end }}
+
+{{- define "ebbtide.operatorContainer" -}}
+- name: operator
+  {{- include "ebbtide.container" . | nindent 2 }}
+  command: [ebbtide, operator]
+  {{- include "ebbtide.environment" . | nindent 2 }}
+    - {name: account, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+  resources:
+    {{- toYaml .Values.operator.resources | nindent 4 }}
+{{- end }}

@@ -1,0 +1,86 @@
+"""What the chart becomes with some values, as rendered by Helm at a real API server and written out here.
+
+tests/kubernetes/test_chart.py renders them again; EBBTIDE_GOLDEN=write has it rewrite these files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Manifest = dict[str, Any]
+
+FOLDER = Path(__file__).parent / "rendered"
+RELEASE, NAMESPACE = "ebbtide", "ebbtide"
+POSTGRESQL: Manifest = {
+    "database": {"postgresql": {"existingSecret": "ebbtide-database"}},
+    "tokenSecret": {"existingSecret": "ebbtide-token"},
+}
+SQLITE: Manifest = {"database": {"kind": "sqlite"}, "api": {"replicas": 1}, "operator": {"replicas": 1}}
+PEER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+EVERYTHING: Manifest = {
+    **POSTGRESQL,
+    "image": {"repository": "harbour.example/ebbtide", "tag": "1", "pullPolicy": "Always"},
+    "imagePullSecrets": ["harbour"],
+    "tokenSecret": {"existingSecret": "tokens"},
+    "jobNamespace": "training",
+    "settings": {"FULL_PASS_PERIOD_S": 60, "LEASE_S": 7.5, "SEASON_S": 604800},
+    "api": {"replicas": 3, "serviceType": "LoadBalancer", "nodeSelector": {"role": "system"}},
+    "operator": {"tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}]},
+    "networkPolicy": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "metricsFrom": [PEER]},
+    "monitoring": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True},
+        "dashboards": {"enabled": True},
+    },
+}
+NOTHING: Manifest = {
+    **SQLITE,
+    "crds": {"install": False},
+    "database": {"kind": "sqlite", "sqlite": {"existingClaim": "old"}},
+    "rbac": {"aggregate": False},
+    "podDisruptionBudget": {"enabled": False},
+    "networkPolicy": {"enabled": False},
+}
+CASES = {
+    "postgresql": POSTGRESQL,
+    "sqlite": SQLITE,
+    "everything": EVERYTHING,
+    "nothing": NOTHING,
+}
+DEFINITION = "CustomResourceDefinition"
+
+
+def read(case: str) -> list[Manifest]:
+    return list(yaml.safe_load_all((FOLDER / f"{case}.yaml").read_text(encoding="utf-8")))
+
+
+def write(case: str, manifests: list[Manifest]) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    text = yaml.safe_dump_all(manifests, sort_keys=False, width=120)
+    (FOLDER / f"{case}.yaml").write_text(text, encoding="utf-8")
+
+
+def comparable(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """In an order of their own, without definitions, which lie in crd-bases, and without what is drawn at random."""
+    kept = [each for each in manifests if each["kind"] != DEFINITION]
+    for each in kept:
+        if each["kind"] == "Secret":
+            each["data"] = dict.fromkeys(each["data"], "")
+    return sorted(kept, key=lambda each: (each["kind"], each["metadata"]["name"]))
+
+
+def pod_specs(manifests: Iterable[Manifest]) -> Iterator[tuple[str, Manifest]]:
+    for each in manifests:
+        spec = each.get("spec") or {}
+        if each["kind"] == "Pod":
+            yield each["metadata"]["name"], spec
+        elif "template" in spec:
+            yield each["metadata"]["name"], spec["template"]["spec"]
+
+
+def named(manifests: Iterable[Manifest], kind: str, name: str) -> Manifest:
+    (found,) = [each for each in manifests if each["kind"] == kind and each["metadata"]["name"] == name]
+    return found

@@ -1,0 +1,151 @@
+"""What holds of every manifest of the chart, whatever the values; read from the rendered files, without Helm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from scheduler.policies.policy_set import policy_set
+from scheduler.settings import Settings
+from tests.chart import manifests
+from tests.chart.manifests import Manifest, named, pod_specs, read
+
+VERSION = "1.33"
+CUSTOM = ("ServiceMonitor", "PrometheusRule")
+CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding")
+FLEET = {"pools", "queues", "loans"}
+READING = {"get", "list", "watch"}
+
+pytestmark = pytest.mark.parametrize("case", manifests.CASES)
+
+
+def containers(spec: Manifest) -> Iterator[Manifest]:
+    yield from spec.get("initContainers", ())
+    yield from spec["containers"]
+
+
+def rules(case: str) -> Iterator[tuple[str, Manifest]]:
+    for each in read(case):
+        if each["kind"] in ("Role", "ClusterRole"):
+            yield from ((each["metadata"]["name"], rule) for rule in each["rules"])
+
+
+def test_kubernetes_would_take_each_of_them(case: str) -> None:
+    for each in read(case):
+        if each["kind"] not in CUSTOM:
+            kubernetes_validate.validate(each, VERSION, strict=True)
+        assert ("namespace" in each["metadata"]) <= (each["kind"] not in CLUSTER_WIDE)
+
+
+def test_every_pod_is_restricted(case: str) -> None:
+    """By the Pod Security Standard of that name, and with a root file system that cannot be written."""
+    seen = 0
+    for name, spec in pod_specs(read(case)):
+        security = spec["securityContext"]
+        assert security["runAsNonRoot"], name
+        assert security["runAsUser"] > 0, name
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}, name
+        kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
+        assert kinds <= {"emptyDir", "secret", "projected", "persistentVolumeClaim"}, name
+        for container in containers(spec):
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False, name
+            assert own["readOnlyRootFilesystem"], name
+            assert own["capabilities"] == {"drop": ["ALL"]}, name
+            assert container["resources"].keys() == {"requests", "limits"}, name
+            seen += 1
+    assert seen >= 5
+
+
+def test_no_pod_comes_to_a_node_that_is_lent(case: str) -> None:
+    for name, spec in pod_specs(read(case)):
+        affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        wanted = {"key": "ebbtide.dev/loan", "operator": "DoesNotExist"}
+        assert [term["matchExpressions"] for term in affinity["nodeSelectorTerms"]] == [[wanted]], name
+        assert all(each.get("key") for each in spec.get("tolerations", ())), name
+
+
+def test_only_the_operator_can_speak_to_the_api_server(case: str) -> None:
+    made = read(case)
+    assert not any(each["automountServiceAccountToken"] for each in made if each["kind"] == "ServiceAccount")
+    for name, spec in pod_specs(made):
+        assert spec["automountServiceAccountToken"] is False, name
+        accounts = {volume["name"] for volume in spec["volumes"] if "projected" in volume}
+        for container in containers(spec):
+            has_account = bool(accounts & {mount["name"] for mount in container["volumeMounts"]})
+            assert has_account == (container["name"] == "operator"), (name, container["name"])
+    bindings = [each for each in made if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]
+    assert {subject["name"] for each in bindings for subject in each["subjects"]} == {"ebbtide-operator"}
+
+
+def test_no_rule_has_a_wildcard_and_no_secret_is_read(case: str) -> None:
+    for name, rule in rules(case):
+        assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}, name
+        assert "nonResourceURLs" not in rule, name
+        if "secrets" in rule["resources"]:
+            assert not READING & set(rule["verbs"]), name
+        assert rule["apiGroups"] != ["rbac.authorization.k8s.io"], name
+
+
+def test_users_never_change_pools_queues_or_loans(case: str) -> None:
+    for name, rule in rules(case):
+        if not name.endswith("-operator") and FLEET & set(rule["resources"]):
+            assert set(rule["verbs"]) <= READING, name
+
+
+def test_services_policies_and_budgets_select_pods_that_are_there(case: str) -> None:
+    made = read(case)
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in made if each["kind"] == "Deployment"]
+    for each in made:
+        selector = _selector(each)
+        if selector is not None:
+            assert any(selector.items() <= own.items() for own in labels), (each["kind"], each["metadata"]["name"])
+
+
+def _selector(each: Manifest) -> dict[str, str] | None:
+    spec: dict[str, Any] = each.get("spec") or {}
+    match each["kind"]:
+        case "Service":
+            return dict(spec["selector"])
+        case "NetworkPolicy":
+            return dict(spec["podSelector"]["matchLabels"])
+        case "PodDisruptionBudget":
+            return dict(spec["selector"]["matchLabels"])
+    return None
+
+
+def test_ports_that_are_named_are_open(case: str) -> None:
+    made = read(case)
+    deployments = [each["spec"]["template"] for each in made if each["kind"] == "Deployment"]
+    for each in made:
+        if each["kind"] != "Service":
+            continue
+        selector = each["spec"]["selector"].items()
+        (pod,) = [pod for pod in deployments if selector <= pod["metadata"]["labels"].items()]
+        opened = {port["name"] for part in pod["spec"]["containers"] for port in part.get("ports", ())}
+        assert {port["targetPort"] for port in each["spec"]["ports"]} <= opened
+
+
+def test_the_service_takes_the_settings(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in named(read(case), "ConfigMap", "ebbtide")["data"].items():
+        monkeypatch.setenv(name, value)
+    settings = Settings()
+    policy_set(settings.policy)
+    assert (settings.host, settings.port, settings.log_format) == ("0.0.0.0", 8787, "json")
+    assert str(settings.secret_path) == "/run/token/token.secret"
+
+
+def test_the_settings_lead_to_the_services(case: str) -> None:
+    made = read(case)
+    settings = named(made, "ConfigMap", "ebbtide")["data"]
+    services = {
+        each["metadata"]["name"]: each["spec"]["ports"][0]["port"] for each in made if each["kind"] == "Service"
+    }
+    host = f"ebbtide-api.{manifests.NAMESPACE}.svc"
+    assert settings["EBBTIDE_PUBLIC_URL"] == f"http://{host}:{services['ebbtide-api']}"
+    assert settings["EBBTIDE_STORE_HOST"] == f"ebbtide-rendezvous.{manifests.NAMESPACE}.svc"
+    assert settings["EBBTIDE_STORE_PORT"] == str(services["ebbtide-rendezvous"])

@@ -1,0 +1,160 @@
+"""The chart on a real API server, by Helm itself: rendered, installed, upgraded, uninstalled, refused."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from scheduler.k8s.api_error import ApiError
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.kinds import CONFIG_MAP, DEPLOYMENT, ELASTIC_JOB, SECRET, Kind
+from tests.chart import helm, manifests
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.custom_resources import DEFINITION, OURS
+from tests.kubernetes.objects import NAMESPACE
+from tests.kubernetes.releases import JOB, finished_jobs, rendered
+from tests.kubernetes.waiting import eventually
+
+pytestmark = helm.needed
+
+CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+BINDING = Kind("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False)
+DEFINITIONS = {f"{kind.plural}.{kind.group}" for kind in OURS}
+
+
+class Chart:
+    """One release of the chart in a namespace."""
+
+    def __init__(self, plane: ControlPlane, cluster: Cluster, namespace: str) -> None:
+        self._cluster = cluster
+        self._at = (plane.admin_kubeconfig, manifests.RELEASE, namespace)
+        self.namespace = namespace
+
+    def install(self, values: dict[str, Any], *, takes_over: bool = True) -> None:
+        """`takes_over`: definitions that other tests of this session have applied by hand."""
+        with finished_jobs(self._cluster, self.namespace):
+            helm.install(*self._at, values, takes_over=takes_over)
+
+    def upgrade(self, values: dict[str, Any]) -> None:
+        with finished_jobs(self._cluster, self.namespace):
+            helm.upgrade(*self._at, values)
+
+    def uninstall(self) -> None:
+        helm.uninstall(*self._at)
+
+    def refusal(self, values: dict[str, Any]) -> str:
+        with pytest.raises(helm.HelmError) as refused:
+            helm.install(*self._at, values)
+        return str(refused.value)
+
+
+@pytest.fixture
+def chart(control_plane: ControlPlane, cluster: Cluster) -> Iterator[Chart]:
+    """Its namespace has one name for all tests, because names of it are in what is rendered."""
+    if cluster.find(NAMESPACE, manifests.NAMESPACE) is None:
+        cluster.create(NAMESPACE, {"metadata": {"name": manifests.NAMESPACE}})
+    yield Chart(control_plane, cluster, manifests.NAMESPACE)
+    for kind in (SECRET, CLAIM):
+        for item in cluster.list(kind, namespace=manifests.NAMESPACE).items:
+            cluster.delete(kind, item["metadata"]["name"], manifests.NAMESPACE)
+
+
+def _serve_prometheus_kinds(cluster: Cluster) -> None:
+    """As the Prometheus operator would define them, with no more of a schema than that they are objects."""
+    for kind, plural in (("ServiceMonitor", "servicemonitors"), ("PrometheusRule", "prometheusrules")):
+        group = "monitoring.coreos.com"
+        schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+        version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+        names = {"kind": kind, "plural": plural, "singular": kind.lower()}
+        spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
+        cluster.apply(DEFINITION, {"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
+        served = Kind(group, "v1", kind, plural)
+        eventually(partial(_is_served, cluster, served), what=f"{kind} is served")
+
+
+def _is_served(cluster: Cluster, kind: Kind) -> bool:
+    try:
+        cluster.list(kind)
+    except ApiError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("case", manifests.CASES)
+def test_it_renders_what_is_written_down(chart: Chart, cluster: Cluster, case: str) -> None:
+    if case == "everything":
+        _serve_prometheus_kinds(cluster)
+    chart.install(manifests.CASES[case])
+    made = manifests.comparable(rendered(cluster, manifests.RELEASE, chart.namespace))
+    chart.uninstall()
+    if os.environ.get("EBBTIDE_GOLDEN") == "write":
+        manifests.write(case, made)
+    assert made == manifests.read(case)
+
+
+def test_what_people_made_outlives_the_release_and_is_taken_over_by_the_next(chart: Chart, cluster: Cluster) -> None:
+    chart.install(manifests.SQLITE)
+    secret = cluster.get(SECRET, "ebbtide-token", chart.namespace)["data"]["token.secret"]
+    assert len(base64.b64decode(secret)) == 32
+    spec = {"gpus": {"min": 1, "max": 2}, "command": ["true"]}
+    eventually(lambda: _is_served(cluster, ELASTIC_JOB), what="ElasticJobs are served")
+    cluster.create(ELASTIC_JOB, {"metadata": {"name": "job", "namespace": chart.namespace}, "spec": spec})
+
+    chart.upgrade({**manifests.SQLITE, "settings": {"LOG_LEVEL": "DEBUG"}})
+    assert cluster.get(SECRET, "ebbtide-token", chart.namespace)["data"]["token.secret"] == secret
+    assert cluster.get(CONFIG_MAP, "ebbtide", chart.namespace)["data"]["EBBTIDE_LOG_LEVEL"] == "DEBUG"
+
+    chart.uninstall()
+    assert {name for name in DEFINITIONS if cluster.find(DEFINITION, name)} == DEFINITIONS
+    assert cluster.find(DEPLOYMENT, "ebbtide-operator", chart.namespace) is None
+    assert cluster.find(BINDING, "ebbtide-operator") is None
+    assert cluster.get(ELASTIC_JOB, "job", chart.namespace)["spec"]["gpus"] == {"min": 1, "max": 2}
+    assert cluster.find(CLAIM, "ebbtide-database", chart.namespace) is not None
+
+    chart.install(manifests.SQLITE, takes_over=False)
+    assert cluster.get(SECRET, "ebbtide-token", chart.namespace)["data"]["token.secret"] == secret
+    assert cluster.get(ELASTIC_JOB, "job", chart.namespace)["spec"]["gpus"] == {"min": 1, "max": 2}
+    chart.uninstall()
+
+
+def test_a_new_configuration_means_new_pods_and_the_same_one_does_not(chart: Chart, cluster: Cluster) -> None:
+    def sums() -> list[str]:
+        names = ("ebbtide-api", "ebbtide-operator")
+        found = [cluster.get(DEPLOYMENT, name, chart.namespace)["spec"]["template"] for name in names]
+        return [each["metadata"]["annotations"]["checksum/settings"] for each in found]
+
+    chart.install(manifests.POSTGRESQL)
+    before = sums()
+    chart.upgrade(manifests.POSTGRESQL)
+    assert sums() == before
+    chart.upgrade({**manifests.POSTGRESQL, "settings": {"LOG_LEVEL": "DEBUG"}})
+    after = sums()
+    assert before[0] == before[1] != after[0] == after[1]
+    assert not cluster.list(JOB, namespace=chart.namespace).items, "a migration that succeeded is cleared away"
+    chart.uninstall()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "database.postgresql.existingSecret: name the Secret that holds the URL of the database"),
+        ({"replicas": 2}, "additional properties 'replicas' not allowed"),
+        ({"api": {"replica": 2}}, "at '/api': additional properties 'replica' not allowed"),
+        ({"api": {"replicas": "2"}}, "at '/api/replicas': got string, want integer"),
+        (
+            {"settings": {"HOST": "::"}},
+            "at '/settings': additional properties 'HOST' not allowed",
+        ),
+        ({"settings": {"LEASE_S": 0}}, "at '/settings/LEASE_S': exclusiveMinimum: got 0, want 0"),
+        ({"database": {"kind": "mysql"}}, "at '/database/kind': value must be one of 'postgresql', 'sqlite'"),
+        ({"database": {"kind": "sqlite"}}, "at '/operator/replicas': value must be 1"),
+        ({**manifests.SQLITE, "api": {"replicas": 2}}, "at '/api/replicas': value must be 1"),
+    ],
+)
+def test_wrong_values_are_refused_with_the_name_of_the_value(chart: Chart, values: dict[str, Any], words: str) -> None:
+    assert words in chart.refusal(values)

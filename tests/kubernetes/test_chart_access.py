@@ -1,0 +1,298 @@
+"""Who may do what, on a real API server: the operator with exactly the account that the chart gives it, and users.
+
+The roles are those that tests/chart/manifests holds, which test_chart.py finds the chart to render."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.command import CancelJob, ReportDemand, SubmitJob
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.fleet import LendingPolicy
+from scheduler.domain.job import JobSpec
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import LoanState
+from scheduler.k8s.api_error import ApiError
+from scheduler.k8s.client import Cluster, Eviction, connect
+from scheduler.k8s.election import Election
+from scheduler.k8s.event_log import EventLog, record, subjects
+from scheduler.k8s.intake import Resources
+from scheduler.k8s.kinds import (
+    AUTOSCALER,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ELASTIC_JOB,
+    EVENT,
+    LEASE,
+    LOAN,
+    LOAN_LABEL,
+    NODE,
+    POD,
+    POOL,
+    QUEUE,
+    SECRET,
+    SERVICE,
+    Kind,
+)
+from scheduler.k8s.objects import labels_of
+from scheduler.k8s.steps import Steps
+from scheduler.store.protocol import StoredEvent
+from tests.builders import a_job, a_loan
+from tests.chart import manifests
+from tests.kubernetes.conftest import UNHURRIED
+from tests.kubernetes.control_plane import SERVICE_ACCOUNT, ControlPlane
+from tests.kubernetes.custom_resources import carry_out, remove_all
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.objects import BUDGET, NAMESPACE, a_config_map, a_pod
+from tests.kubernetes.site import Site
+from tests.kubernetes.test_told_story import RealServer
+from tests.kubernetes.waiting import eventually
+from tests.unit.k8s import operating
+from tests.unit.k8s.operating import Operating
+
+RBAC = "rbac.authorization.k8s.io"
+ROLE = Kind(RBAC, "v1", "Role", "roles")
+ROLE_BINDING = Kind(RBAC, "v1", "RoleBinding", "rolebindings")
+CLUSTER_ROLE = Kind(RBAC, "v1", "ClusterRole", "clusterroles", namespaced=False)
+CLUSTER_ROLE_BINDING = Kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False)
+ACCESS = (SERVICE_ACCOUNT, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, ROLE, ROLE_BINDING)
+HOME = manifests.NAMESPACE
+JOB = {"gpus": {"min": 1, "max": 2}, "command": ["true"]}
+
+
+@pytest.fixture(scope="session")
+def granted(control_plane: ControlPlane, definitions: None) -> None:
+    """Accounts and roles as the chart has them."""
+    admin = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
+    if admin.find(NAMESPACE, HOME) is None:
+        admin.create(NAMESPACE, {"metadata": {"name": HOME}})
+    for kind in ACCESS:
+        for each in manifests.read("postgresql"):
+            if each["kind"] == kind.name:
+                place = {"namespace": HOME} if kind.namespaced else {}
+                admin.apply(kind, {**each, "metadata": {**each["metadata"], **place}})
+    admin.close()
+
+
+def account(plane: ControlPlane, component: str) -> Cluster:
+    return connect(plane.kubeconfig_of_service_account(f"ebbtide-{component}", HOME), limits=UNHURRIED)
+
+
+@pytest.fixture
+def operator(control_plane: ControlPlane, granted: None) -> Iterator[Cluster]:
+    """With a token of the operator's account."""
+    opened = account(control_plane, "operator")
+    yield opened
+    opened.close()
+
+
+def user(plane: ControlPlane, admin: Cluster, name: str, role: str, namespace: str) -> Cluster:
+    """Somebody who has one of the chart's roles in one namespace."""
+    binding = {
+        "metadata": {"name": name, "namespace": namespace},
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": RBAC, "kind": "User", "name": name}],
+    }
+    admin.apply(ROLE_BINDING, binding)
+    return connect(plane.kubeconfig_of_user(name), limits=UNHURRIED)
+
+
+def is_forbidden(call: Callable[[], object]) -> bool:
+    with pytest.raises(ApiError) as refused:
+        call()
+    return refused.value.status == 403
+
+
+def test_jobs_run_and_nodes_are_lent_and_recalled(
+    operator: Cluster, kubelet: FakeKubelet, namespace: str, tmp_path: Path
+) -> None:
+    site = Site(operator, kubelet, namespace, tmp_path)
+    site.add_pools(training=1, inference=2, lending=LendingPolicy(headroom=0.0, return_deadline_s=30, cold_start_s=0))
+    site.send(ReportDemand("inference", 0.0))
+    site.send(SubmitJob("llama-1", JobSpec("llama-1", 8, 16, steps=10**9, command=("python", "train.py"))))
+    site.step()
+    site.until(lambda: _runs_on(site, 16), what="it runs on a node of its own and a lent one")
+    assert any(LOAN_LABEL in labels_of(node) for node in operator.list(NODE).items)
+    site.send(ReportDemand("inference", 16.0))
+    site.until(lambda: not site.snapshot.loans and _runs_on(site, 8), what="lent nodes are home, and it goes on")
+    site.send(CancelJob("llama-1"))
+    site.until(lambda: site.job("llama-1").state is JobState.CANCELLED, what="it is cancelled")
+    site.until(lambda: not site.pods(), what="its pods are gone")
+    site.until(lambda: not operator.list(SERVICE, namespace=namespace).items, what="its service is gone")
+    site.close()
+
+
+def _runs_on(site: Site, gpus: int) -> bool:
+    job = site.snapshot.jobs.get("llama-1")
+    return job is not None and job.state is JobState.RUNNING and job.allocation.held_gpus == gpus
+
+
+class ByOperator(RealServer):
+    """Resources are made by an administrator, and read and written by the operator."""
+
+    def __init__(self, admin: Cluster, operator: Cluster, namespace: str) -> None:
+        super().__init__(admin, namespace)
+        self._operator = operator
+
+    def resources(self) -> Resources:
+        jobs = self._operator.list(ELASTIC_JOB, namespace=self.namespace).items
+        return Resources(jobs, *(self._operator.list(kind).items for kind in (POOL, QUEUE, LOAN, NODE)))
+
+    def do(self, every: Iterable[Steps]) -> None:
+        carry_out(self._operator, every)
+
+
+def test_resources_are_read_told_and_let_go(
+    cluster: Cluster, operator: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operating, "NAMESPACE", namespace)
+    server = ByOperator(cluster, operator, namespace)
+    server.add(POOL, "training", {"kind": "training", "nodeSelector": {"role": "train"}})
+    server.add(POOL, "inference", {"kind": "inference", "nodeSelector": {"role": "serve"}})
+    server.add(QUEUE, "research", {"guaranteed": 8})
+    server.add_node("access-t0", role="train")
+    server.add_node("access-i0", role="serve")
+    rig = Operating(server=server)  # type: ignore[arg-type]
+    rig.settle()
+    job = a_job("llama-abc123", 2, 8, state=JobState.RUNNING, on={"access-t0": (0, 1)}, now_s=rig.snapshot.now_s)
+    loan = a_loan("access-i0")
+    rig.snapshot = replace(rig.snapshot, jobs={job.id: job}, loans={"access-i0": loan})
+    rig.settle()
+    assert operator.get(ELASTIC_JOB, job.id, namespace)["status"]["phase"] == "Running"
+    assert operator.get(LOAN, loan.id)["status"]["state"] == "active"
+    assert all(pool["status"]["conditions"] for pool in operator.list(POOL).items)
+
+    known = subjects(server.resources(), rig.snapshot, job_namespace=namespace)
+    events = [
+        StoredEvent(at, 1, Event(rig.snapshot.now_s + at, EventCode.JOB_GROWN, job.id, "to 6 GPUs")) for at in (0, 1)
+    ]
+    log, steps = record(EventLog(), events[:1], known, reporter="operator-0")
+    server.do(steps)
+    server.do(record(log, events[1:], known, reporter="operator-0")[1])
+    (told,) = cluster.list(EVENT, namespace=namespace).items
+    assert told["series"]["count"] == 2
+
+    operator.delete(ELASTIC_JOB, job.id, namespace)
+    cluster.delete(POOL, "training")
+    pools = {name: pool for name, pool in rig.snapshot.pools.items() if name != "training"}
+    rig.snapshot = replace(rig.snapshot, jobs={}, loans={}, nodes={}, pools=pools)
+    rig.publish(ended_loans={loan.id: replace(loan, state=LoanState.RETURNED)})
+    assert server.resources().elastic_jobs == ()
+    assert operator.get(LOAN, loan.id)["status"]["state"] == "returned"
+    rig.snapshot = replace(rig.snapshot, now_s=rig.snapshot.now_s + 86_400.0)
+    rig.publish()
+    assert operator.list(LOAN).items == ()
+    remove_all(cluster)
+
+
+def test_an_inference_pod_is_evicted_as_its_budget_allows(
+    cluster: Cluster, operator: Cluster, kubelet: FakeKubelet, namespace: str
+) -> None:
+    kubelet.add_node(f"{namespace}-n0")
+    pod = cluster.create(POD, a_pod("chat", namespace, gpus=1, labels={"app": "chat"}))
+    operator.bind(pod, f"{namespace}-n0")
+    running = partial(_running, cluster, namespace)
+    eventually(running, what="it runs: one that waits is protected by no budget")
+    selector = {"matchLabels": {"app": "chat"}}
+    budget = {"metadata": {"name": "chat", "namespace": namespace}, "spec": {"minAvailable": 1, "selector": selector}}
+    cluster.create(BUDGET, budget)
+    assert operator.evict(pod) is Eviction.REFUSED
+    cluster.delete(BUDGET, "chat", namespace)
+    assert operator.evict(pod) is Eviction.DONE
+    gone = {"metadata": {"name": "gone", "namespace": namespace, "uid": "0"}}
+    assert operator.evict(gone) is Eviction.MISSING
+
+
+def _running(cluster: Cluster, namespace: str) -> bool:
+    return bool(cluster.get(POD, "chat", namespace)["status"]["phase"] == "Running")
+
+
+def test_it_leads_by_a_lease_in_its_own_namespace_and_in_no_other(operator: Cluster, namespace: str) -> None:
+    election = Election(operator, name="access", namespace=HOME, identity="a")
+    assert election.step()
+    assert election.step()
+    election.release()
+    assert not Election(operator, name="access", namespace=namespace, identity="a").step()
+
+
+def test_demand_can_be_read_of_deployments_and_autoscalers(operator: Cluster) -> None:
+    for kind in (DEPLOYMENT, AUTOSCALER):
+        since = operator.list(kind).resource_version
+        operator.watch(kind, since=since, timeout_s=1.0).close()
+
+
+ROLE_OF_ALL = {"metadata": {"name": "all"}, "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}
+BEYOND: dict[str, Callable[[Cluster, str], object]] = {
+    "read a secret": lambda at, space: at.get(SECRET, "ebbtide-token", HOME),
+    "list secrets": lambda at, space: at.list(SECRET, namespace=space),
+    "make a node": lambda at, space: at.create(NODE, {"metadata": {"name": "mine"}}),
+    "delete a node": lambda at, space: at.delete(NODE, "any"),
+    "change a node's status": lambda at, space: at.patch_status(NODE, "any", change={"status": {}}),
+    "make a role": lambda at, space: at.create(CLUSTER_ROLE, ROLE_OF_ALL),
+    "change its own role": lambda at, space: at.patch(CLUSTER_ROLE, "ebbtide-operator", change={"rules": []}),
+    "make a pool": lambda at, space: at.create(POOL, {"metadata": {"name": "mine"}, "spec": {}}),
+    "delete a pool": lambda at, space: at.delete(POOL, "any"),
+    "delete a queue": lambda at, space: at.delete(QUEUE, "any"),
+    "change what a loan is of": lambda at, space: at.patch(LOAN, "any", change={"spec": {"node": "other"}}),
+    "change a pod": lambda at, space: at.patch(POD, "any", space, change={"metadata": {"labels": {"a": "b"}}}),
+    "run in a pod": lambda at, space: at.request(POD, "any", space, subresource="exec", body={}),
+    "change a deployment": lambda at, space: at.patch(DEPLOYMENT, "any", space, change={"spec": {"replicas": 0}}),
+    "make a namespace": lambda at, space: at.create(NAMESPACE, {"metadata": {"name": "mine"}}),
+    "be another account": lambda at, space: at.request(SERVICE_ACCOUNT, "any", space, subresource="token", body={}),
+}
+
+
+@pytest.mark.parametrize("what", BEYOND)
+def test_the_operator_may_not(operator: Cluster, namespace: str, what: str) -> None:
+    assert is_forbidden(lambda: BEYOND[what](operator, namespace))
+
+
+@pytest.mark.parametrize("component", ["api", "rendezvous"])
+def test_api_and_rendezvous_may_do_nothing_at_all(control_plane: ControlPlane, granted: None, component: str) -> None:
+    opened = account(control_plane, component)
+    for kind in (POD, NODE, SECRET, CONFIG_MAP, ELASTIC_JOB, POOL, LOAN, LEASE):
+        assert is_forbidden(partial(opened.list, kind, namespace=HOME)), kind
+        assert is_forbidden(partial(opened.create, kind, a_config_map("mine", HOME))), kind
+    opened.close()
+
+
+def test_an_editor_has_the_jobs_of_the_namespace_and_nothing_else(
+    control_plane: ControlPlane, granted: None, cluster: Cluster, namespace: str
+) -> None:
+    cluster.create(NAMESPACE, {"metadata": {"name": f"{namespace}-else"}})
+    for space in (namespace, f"{namespace}-else"):
+        cluster.create(ELASTIC_JOB, {"metadata": {"name": "job", "namespace": space}, "spec": JOB})
+    ada = user(control_plane, cluster, "ada", "ebbtide-editor", namespace)
+    ada.create(ELASTIC_JOB, {"metadata": {"name": "mine", "namespace": namespace}, "spec": JOB})
+    ada.patch(ELASTIC_JOB, "job", namespace, change={"spec": {"suspend": True}})
+    ada.patch(ELASTIC_JOB, "job", namespace, change={"spec": {"replicas": 2}}, subresource="scale")
+    ada.delete(ELASTIC_JOB, "mine", namespace)
+    beyond = {
+        "write a status": lambda: ada.patch_status(ELASTIC_JOB, "job", namespace, change={"status": {}}),
+        "read others' jobs": lambda: ada.get(ELASTIC_JOB, "job", f"{namespace}-else"),
+        "list all jobs": lambda: ada.list(ELASTIC_JOB),
+        "delete others' jobs": lambda: ada.delete(ELASTIC_JOB, "job", f"{namespace}-else"),
+        "read pools": lambda: ada.list(POOL),
+        "make a pool": lambda: ada.create(POOL, {"metadata": {"name": "mine"}, "spec": {}}),
+        "delete a loan": lambda: ada.delete(LOAN, "any"),
+        "make a queue": lambda: ada.create(QUEUE, {"metadata": {"name": "mine"}, "spec": {}}),
+        "lend a node": lambda: ada.patch(NODE, "any", change={"metadata": {"labels": {LOAN_LABEL: "mine"}}}),
+    }
+    assert [what for what, call in beyond.items() if not is_forbidden(call)] == []
+    ada.close()
+
+
+def test_a_viewer_reads_and_writes_nothing(
+    control_plane: ControlPlane, granted: None, cluster: Cluster, namespace: str
+) -> None:
+    cluster.create(ELASTIC_JOB, {"metadata": {"name": "job", "namespace": namespace}, "spec": JOB})
+    bob = user(control_plane, cluster, "bob", "ebbtide-viewer", namespace)
+    assert bob.get(ELASTIC_JOB, "job", namespace)["spec"]["gpus"] == JOB["gpus"]
+    assert is_forbidden(lambda: bob.patch(ELASTIC_JOB, "job", namespace, change={"spec": {"suspend": True}}))
+    assert is_forbidden(lambda: bob.delete(ELASTIC_JOB, "job", namespace))
+    bob.close()
