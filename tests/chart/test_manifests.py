@@ -118,6 +118,16 @@ def _selector(each: Manifest) -> dict[str, str] | None:
     return None
 
 
+def test_each_monitor_selects_a_service_and_a_port_of_it(case: str) -> None:
+    made = read(case)
+    for monitor in (each for each in made if each["kind"] == "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        (service,) = [
+            each for each in made if each["kind"] == "Service" and wanted <= each["metadata"]["labels"].items()
+        ]
+        assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
 def test_ports_that_are_named_are_open(case: str) -> None:
     made = read(case)
     deployments = [each["spec"]["template"] for each in made if each["kind"] == "Deployment"]

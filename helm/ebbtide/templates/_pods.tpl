@@ -1,4 +1,5 @@
-{{- /* What all pods have alike. Takes root and component. */}}
+{{- /* What all pods have alike. Takes root and component. Labels of pods are those of their selector alone: a version in
+       them would replace the rendezvous store at each upgrade of the chart. */}}
 {{- define "ebbtide.pod" -}}
 {{- $values := index .root.Values .component | default dict -}}
 automountServiceAccountToken: false
