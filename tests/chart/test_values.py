@@ -16,7 +16,7 @@ from tests.chart import helm, manifests
 SCHEMA = helm.CHART / "values.schema.json"
 SET_BY_THE_CHART = {
     "DATABASE_URL", "HOST", "PORT", "PUBLIC_URL", "RUN_DIR", "STORE_HOST", "STORE_PORT", "TOKEN_SECRET_FILE",
-    "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE", "EXECUTOR",
+    "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE", "EXECUTOR", "KUBECONFIG",
 }  # fmt: skip
 
 

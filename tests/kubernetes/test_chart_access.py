@@ -212,12 +212,13 @@ def _running(cluster: Cluster, namespace: str) -> bool:
     return bool(cluster.get(POD, "chat", namespace)["status"]["phase"] == "Running")
 
 
-def test_it_leads_by_a_lease_in_its_own_namespace_and_in_no_other(operator: Cluster, namespace: str) -> None:
-    election = Election(operator, name="access", namespace=HOME, identity="a")
+def test_it_leads_by_its_lease_and_by_no_other_and_nowhere_else(operator: Cluster, namespace: str) -> None:
+    election = Election(operator, name="ebbtide-operator", namespace=HOME, identity="a")
     assert election.step()
     assert election.step()
     election.release()
-    assert not Election(operator, name="access", namespace=namespace, identity="a").step()
+    assert not Election(operator, name="other", namespace=HOME, identity="a").step()
+    assert not Election(operator, name="ebbtide-operator", namespace=namespace, identity="a").step()
 
 
 def test_demand_can_be_read_of_deployments_and_autoscalers(operator: Cluster) -> None:
