@@ -58,7 +58,8 @@ class Operated:
         self.store = SqlStore(self.url)
         self.agents = FakeAgents(kubelet, self.store.run_log)
         self.operators: list[subprocess.Popen[bytes]] = []
-        self._kubeconfig = plane.admin_kubeconfig
+        self.kubeconfig = plane.admin_kubeconfig
+        self.lease_namespace = namespace
         self.most_held: Counter[str] = Counter()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._act, daemon=True)
@@ -69,9 +70,9 @@ class Operated:
         number = len(self.operators)
         own = {
             "EBBTIDE_DATABASE_URL": self.url,
-            "EBBTIDE_KUBECONFIG": str(self._kubeconfig),
+            "EBBTIDE_KUBECONFIG": str(self.kubeconfig),
             "EBBTIDE_JOB_NAMESPACE": self.namespace,
-            "EBBTIDE_LEASE_NAMESPACE": self.namespace,
+            "EBBTIDE_LEASE_NAMESPACE": self.lease_namespace,
             "EBBTIDE_RUN_DIR": str(self.folder / "run"),
             "EBBTIDE_FULL_PASS_PERIOD_S": "2",
         }

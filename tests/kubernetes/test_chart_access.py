@@ -49,6 +49,7 @@ from tests.kubernetes.control_plane import SERVICE_ACCOUNT, ControlPlane
 from tests.kubernetes.custom_resources import carry_out, remove_all
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.objects import BUDGET, NAMESPACE, a_config_map, a_pod
+from tests.kubernetes.operated import Operated
 from tests.kubernetes.site import Site
 from tests.kubernetes.test_told_story import RealServer
 from tests.kubernetes.waiting import eventually
@@ -297,3 +298,20 @@ def test_a_viewer_reads_and_writes_nothing(
     assert is_forbidden(lambda: bob.patch(ELASTIC_JOB, "job", namespace, change={"spec": {"suspend": True}}))
     assert is_forbidden(lambda: bob.delete(ELASTIC_JOB, "job", namespace))
     bob.close()
+
+
+def test_the_operator_itself_needs_no_more(control_plane: ControlPlane, granted: None, operated: Operated) -> None:
+    """From start to hand-over under the chart's account: leads, binds, tells, lends, and frees the Lease."""
+    operated.kubeconfig = control_plane.kubeconfig_of_service_account("ebbtide-operator", HOME)
+    operated.lease_namespace = HOME
+    operated.add_nodes(1)
+    operated.add_inference(2, replicas=0)
+    process = operated.start_operator()
+    operated.submit("llama", 8, 16)
+    eventually(lambda: operated.held("llama") == 16, what="it runs on its own node and a lent one", timeout_s=120.0)
+    operated.cluster.delete(ELASTIC_JOB, "llama", operated.namespace)
+    eventually(lambda: operated.find("llama") is None, what="it is gone")
+    process.terminate()
+    assert process.wait(timeout=60) == 0
+    said = (operated.folder / "operator-0.log").read_text()
+    assert "forbidden" not in said.lower()
