@@ -7,6 +7,7 @@ their work is in these figures.
 from __future__ import annotations
 
 import re
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -35,6 +36,7 @@ from tests.kubernetes.waiting import eventually
 GANG_PODS, GANGS_APPLIED = 8, 7
 NODES, SMALL_JOBS, GANGS = 1000, 950, 50
 REST_S = 30.0
+HANDOVERS = 3
 UNHURRIED = Limits(rate_per_s=2000.0, burst=2000)
 
 Row = tuple[str, str, str]
@@ -51,6 +53,7 @@ def rows() -> Iterator[Row]:
         try:
             custom_resources.install(cluster)
             yield from _gang_rows(plane, cluster, Path(folder))
+            yield from _handover_rows(plane, cluster, Path(folder))
             yield from _big_rows(plane, cluster, Path(folder))
         finally:
             cluster.close()
@@ -84,6 +87,65 @@ def _bound_after_s(operated: Operated, name: str) -> float:
     operated.cluster.delete(ELASTIC_JOB, name, operated.namespace)
     eventually(lambda: operated.cluster.find(ELASTIC_JOB, name, operated.namespace) is None, what="it is gone")
     eventually(lambda: not operated.pods(), what="its pods are gone")
+    return seconds
+
+
+def _handover_rows(plane: ControlPlane, cluster: Cluster, folder: Path) -> Iterator[Row]:
+    """A second operator waits while the first one is killed, and later while it is told to stop; then a lent node is
+    called home."""
+    kubelet = FakeKubelet(cluster)
+    kubelet.start()
+    operated = Operated(plane, cluster, kubelet, _namespace(cluster), _folder(folder, "handover"))
+    try:
+        operated.add_nodes(1)
+        operated.add_inference(2, replicas=0)
+        killed = [_taken_over_after_s(operated, signal.SIGKILL) for _ in range(HANDOVERS)]
+        asked = [_taken_over_after_s(operated, signal.SIGTERM) for _ in range(HANDOVERS)]
+        recalled = [_home_after_s(operated, f"tenant-{number}") for number in range(HANDOVERS)]
+    finally:
+        operated.close()
+        kubelet.close()
+        custom_resources.remove_all(cluster)
+    yield "second operator leads after SIGKILL of the first", "15 s", _told(killed)
+    yield "the same after SIGTERM", "at once", _told(asked)
+    what = "demand rises to lent node free of pods and taint, ranks that save at once"
+    yield what, "save + 5 s", _told(recalled)
+
+
+def _told(times_s: list[float]) -> str:
+    each = ", ".join(f"{seconds:.1f}" for seconds in times_s)
+    return f"median {statistics.median(times_s):.1f}, worst {max(times_s):.1f} s ({each})"
+
+
+def _taken_over_after_s(operated: Operated, number: signal.Signals) -> float:
+    """From the signal to the leader to another one's epoch in the store."""
+    while len(operated.operators) < 2:
+        operated.start_operator()
+    first = operated.leader()
+    eventually(lambda: len(operated.waiting_operators()) >= 1, what="another one waits")
+    time.sleep(5.0)
+    epoch = operated.epoch()
+    began_s = time.monotonic()
+    first.send_signal(number)
+    eventually(lambda: operated.leads_since(epoch), what="another one leads")
+    seconds = time.monotonic() - began_s
+    first.wait()
+    operated.operators.remove(first)
+    return seconds
+
+
+def _home_after_s(operated: Operated, name: str) -> float:
+    if not operated.operators:
+        operated.start_operator()
+    operated.scale_inference(0)
+    operated.submit(name, 8, 16)
+    eventually(lambda: operated.held(name) == 16, what="it has grown onto a lent node", timeout_s=180.0)
+    began_s = time.monotonic()
+    operated.scale_inference(2)
+    eventually(lambda: not operated.lent_nodes(), what="the node is home", timeout_s=180.0)
+    seconds = time.monotonic() - began_s
+    operated.cluster.delete(ELASTIC_JOB, name, operated.namespace)
+    eventually(lambda: operated.find(name) is None, what="it is gone", timeout_s=120.0)
     return seconds
 
 

@@ -82,6 +82,28 @@ class Operated:
         self.operators.append(process)
         return process
 
+    def epoch(self) -> int:
+        lease = self.store.lease()
+        return 0 if lease is None else lease.epoch
+
+    def leads_since(self, epoch: int) -> bool:
+        """Whether somebody leads in a later epoch."""
+        lease = self.store.lease()
+        return lease is not None and lease.epoch > epoch
+
+    def leader(self) -> subprocess.Popen[bytes]:
+        """The operator that holds the store's lease: a holder's name ends in its process id and a random part."""
+        return eventually(self._find_leader, what="somebody leads")
+
+    def waiting_operators(self) -> list[subprocess.Popen[bytes]]:
+        leader = self.leader()
+        return [each for each in self.operators if each is not leader and each.poll() is None]
+
+    def _find_leader(self) -> subprocess.Popen[bytes] | None:
+        lease = self.store.lease()
+        pid = "" if lease is None else lease.holder.split("-")[-2]
+        return next((each for each in self.operators if str(each.pid) == pid and each.poll() is None), None)
+
     def close(self) -> None:
         for process in self.operators:
             if process.poll() is None:
