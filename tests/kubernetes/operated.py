@@ -93,7 +93,9 @@ class Operated:
 
     def leader(self) -> subprocess.Popen[bytes]:
         """The operator that holds the store's lease: a holder's name ends in its process id and a random part."""
-        return eventually(self._find_leader, what="somebody leads")
+        found = eventually(self._find_leader, what="somebody leads")
+        assert found is not None
+        return found
 
     def waiting_operators(self) -> list[subprocess.Popen[bytes]]:
         leader = self.leader()
