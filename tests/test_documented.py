@@ -14,10 +14,10 @@ from scheduler.policies.policy_set import policy_set
 from scheduler.runtime.clock import ManualClock
 from scheduler.settings import Settings
 from scheduler.store.memory import MemoryStore
-from scheduler.store.run_log import MemoryRunLog
 from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import REGISTRY
 from scheduler.worker import session
+from tests.memory_run_log import MemoryRunLog
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 

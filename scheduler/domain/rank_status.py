@@ -18,6 +18,14 @@ class RankPhase(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
 
+    @property
+    def is_good_end(self) -> bool:
+        return self in (RankPhase.LEFT, RankPhase.SUCCEEDED)
+
+    @property
+    def is_end(self) -> bool:
+        return self.is_good_end or self is RankPhase.FAILED
+
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
@@ -43,11 +51,11 @@ class RankStatus:
 
     @property
     def is_good_end(self) -> bool:
-        return self.phase in (RankPhase.LEFT, RankPhase.SUCCEEDED)
+        return self.phase.is_good_end
 
     @property
     def is_end(self) -> bool:
-        return self.is_good_end or self.phase is RankPhase.FAILED
+        return self.phase.is_end
 
     @property
     def has_begun(self) -> bool:

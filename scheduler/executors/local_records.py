@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from scheduler.domain.observation import Run
 from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
 from scheduler.domain.rank_status import RankStatus
 from scheduler.executors.rank_status import read_rank_status
+
+logger = logging.getLogger(__name__)
 
 
 class RunRootTakenError(ValueError):
@@ -97,6 +100,29 @@ class GenerationFolder:
 
     def settle(self) -> None:
         (self.path / "settled").touch()
+
+
+class RankStatuses:
+    """What ranks of one generation have said of themselves so far: `known`, by rank."""
+
+    def __init__(self, folder: GenerationFolder, ranks: Iterable[int]) -> None:
+        self.known: dict[int, RankStatus] = {}
+        self._folder = folder
+        self._ranks = tuple(ranks)
+        self._complaints: set[str] = set()
+
+    def read(self) -> None:
+        """Take in their files anew. One that is not understood is complained of once, and what was known stays."""
+        for rank in self._ranks:
+            try:
+                status = self._folder.status(rank)
+            except ValueError as wrong:
+                if str(wrong) not in self._complaints:
+                    self._complaints.add(str(wrong))
+                    logger.warning("a rank's status is not understood: %s", wrong)
+                continue
+            if status is not None:
+                self.known[rank] = status
 
 
 class RunRoot:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from scheduler.domain.gpus import NO_GPUS, Gpus
 from scheduler.domain.observation import Run, RunPhase
-from scheduler.domain.rank_status import RankStatus
 from scheduler.executors import run_verdict
 from scheduler.executors.local_agent import AgentRank
 from scheduler.executors.local_processes import kill_strays
-from scheduler.executors.local_records import GenerationFolder, StartedRecord
+from scheduler.executors.local_records import GenerationFolder, RankStatuses, StartedRecord
 from scheduler.executors.log_tail import tail
 from scheduler.executors.memory_events import oom_kills
 from scheduler.executors.run_verdict import RankView, Verdict, run_as_told
@@ -56,9 +55,8 @@ class LocalRun:
         self._patience = patience or Patience()
         self._at = at
         self._processes: list[AgentRank] = []
-        self._statuses: dict[int, RankStatus] = {}
+        self._statuses = RankStatuses(folder, range(record.world_size))
         self._ranks: list[RankView] = []
-        self._complaints: set[str] = set()
         self._asked: tuple[str, float] | None = None
         self._terminated = False
         self._killed_because = ""
@@ -74,8 +72,8 @@ class LocalRun:
         """A run that was begun earlier and has no processes (any more): how it ended, by what is on disk."""
         run = cls(folder.record(), folder)
         run._killed_because = reason
-        run._read_statuses()
-        run._ranks = [RankView(rank, run._statuses.get(rank)) for rank in range(run.record.world_size)]
+        run._statuses.read()
+        run._ranks = [RankView(rank, run._statuses.known.get(rank)) for rank in range(run.record.world_size)]
         run.end = folder.ended() or run._conclude()
         return run
 
@@ -121,11 +119,11 @@ class LocalRun:
         codes: list[int | None] | None = None
         while codes != (codes := [process.poll() for process in self._processes]):
             # Exit codes first: what a rank wrote before it ended is then always seen with its end.
-            self._read_statuses()
+            self._statuses.read()
             if self._is_an_agent_ending():
                 return
         self._ranks = [
-            RankView(process.place.rank, self._statuses.get(process.place.rank), code)
+            RankView(process.place.rank, self._statuses.known.get(process.place.rank), code)
             for process, code in zip(self._processes, codes, strict=True)
         ]
         if all(process.is_started for process in self._processes):
@@ -222,19 +220,7 @@ class LocalRun:
     def _run(self, verdict: Verdict, *, gpus: Gpus = NO_GPUS) -> Run:
         cause = run_verdict.cause(self._ranks, oom_kills=_oom_kills) if verdict.phase is RunPhase.FAILED else None
         record = self.record
-        return run_as_told(record.job_id, record.generation, verdict, self._statuses, gpus=gpus, cause=cause)
-
-    def _read_statuses(self) -> None:
-        for rank in range(self.record.world_size):
-            try:
-                status = self._folder.status(rank)
-            except ValueError as wrong:
-                if str(wrong) not in self._complaints:
-                    self._complaints.add(str(wrong))
-                    logger.warning("a rank's status is not understood: %s", wrong)
-                continue
-            if status is not None:
-                self._statuses[rank] = status
+        return run_as_told(record.job_id, record.generation, verdict, self._statuses.known, gpus=gpus, cause=cause)
 
     def _send(self, number: signal.Signals) -> None:
         self._is_doomed = self._is_doomed or number is signal.SIGKILL

@@ -63,10 +63,6 @@ class ApiError(Exception):
         return self.status in (401, 403)
 
     @property
-    def is_throttled(self) -> bool:
-        return self.status == 429
-
-    @property
     def is_budget_refusal(self) -> bool:
         """A PodDisruptionBudget says no: an answer, where any other 429 is a request to come later."""
         return self.status == 429 and BUDGET_CAUSE in self.causes

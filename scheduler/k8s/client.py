@@ -46,9 +46,6 @@ class Cluster:
         """Wake whoever waits between two attempts, and drop the connections."""
         self._asker.close()
 
-    def server_version(self) -> str:
-        return str(self._asker.ask(Call("get", "version", "GET", "/version", {}))["gitVersion"])
-
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
         found: Object = self._asker.ask(calls.getting(kind, name, namespace))
         return found
@@ -124,9 +121,6 @@ class Cluster:
         precondition. Without `force`, fields that another manager owns are a conflict."""
         applied: Object = self._asker.ask(calls.applying(kind, item, force=force, subresource=subresource))
         return applied
-
-    def apply_status(self, kind: Kind, item: Object, *, force: bool = True) -> Object:
-        return self.apply(kind, item, force=force, subresource="status")
 
     def patch(
         self,

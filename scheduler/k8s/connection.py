@@ -132,10 +132,11 @@ def configuration_of(kubeconfig: str | Path = "") -> Configuration:
     named = str(kubeconfig) or os.environ.get("KUBECONFIG", "")
     try:
         if named:
-            load_kube_config(  # type: ignore[no-untyped-call]
+            load_kube_config(  # type: ignore[no-untyped-call]  # left untyped there
                 named, client_configuration=configuration, persist_config=False
             )
         else:
+            # left untyped there, as above
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError, TypeError, ValueError, yaml.YAMLError) as error:
         if named:

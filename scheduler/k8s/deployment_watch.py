@@ -24,10 +24,6 @@ class DeploymentWatch:
         self._on_change = on_change
         self._watchers: tuple[Watcher, ...] = ()
 
-    @property
-    def is_open(self) -> bool:
-        return bool(self._watchers)
-
     def open(self) -> None:
         if self._watchers:
             return

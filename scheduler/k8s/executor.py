@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from scheduler.domain.agent_report import BegunRun
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation, Run
@@ -81,8 +82,9 @@ class KubernetesExecutor:
             self._effects.take(list(steps(desired, self._seen(), now_s)))
             for steps in (self._lending, self._leaving, self._coming, self._binding)
         )
-        self._begin(desired, now_s)
-        self._forget(desired)
+        begun = self._run_log.begun()
+        self._begin(desired, begun, now_s)
+        self._forget(desired, begun)
         if not failures:
             self._converged_generation = desired.generation
 
@@ -141,21 +143,21 @@ class KubernetesExecutor:
             if gang is not None:
                 yield self._objects.bind_gang(gang)
 
-    def _begin(self, desired: Snapshot, now_s: float) -> None:
+    def _begin(self, desired: Snapshot, begun: Sequence[BegunRun], now_s: float) -> None:
         """Let the ranks of each generation start whose agents are all there and whose older ranks are all gone."""
         waiting = [job for job in desired.jobs.values() if job.state in _TO_BEGIN and job.allocation.target]
         if not waiting:
             return
-        agents, begun, reports = live_agents(self._seen().pods), self._run_log.begun(), self._run_log.reports()
+        agents, reports = live_agents(self._seen().pods), self._run_log.reports()
         for job in waiting:
             if may_begin(job, begun, reports, agents):
                 run = begun_run(job, desired.seats_of(job.allocation), agents, now_s)
                 if self._run_log.begin(run, epoch=self._epoch()):
                     logger.info("%s generation %d may start its ranks", job.id, run.generation)
 
-    def _forget(self, desired: Snapshot) -> None:
+    def _forget(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
         """Drop what the run log has of jobs that are gone, and of generations before one that runs."""
-        for run in self._run_log.begun():
+        for run in begun:
             job = desired.jobs.get(run.job_id)
             runs = job is not None and job.state is JobState.RUNNING
             if job is None or (runs and run.generation < job.allocation.generation):

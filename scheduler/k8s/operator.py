@@ -40,11 +40,10 @@ ENDED_LOANS = 1000
 @dataclass(frozen=True, slots=True)
 class OperatorPace:
     """`poll_s` between two looks for something to do, `round_s` at most between two rounds of reading and writing
-    resources while nothing is heard, `sync_s` for the first lists of all mirrors."""
+    resources while nothing is heard."""
 
     poll_s: float = 0.1
     round_s: float = 5.0
-    sync_s: float = 120.0
 
 
 class Operator:

@@ -29,6 +29,7 @@ class SqlRunLog:
         self._engine = engine
         self._reading = for_reading(engine)
         self._decoded: dict[tuple[str, int], BegunRun] = {}  # as they were begun, which never changes
+        self._told: dict[tuple[str, str], tuple[Any, AgentReport]] = {}  # rows of the last look, decoded
 
     def begin(self, run: BegunRun, *, epoch: int) -> bool:
         row = {"job_id": run.job_id, "generation": run.generation, "body": encode(run)}
@@ -74,7 +75,13 @@ class SqlRunLog:
         return next((decode(AgentReport, row.body) for row in self._rows(own)), None)
 
     def reports(self) -> tuple[AgentReport, ...]:
-        return tuple(decode(AgentReport, row.body) for row in self._rows(_REPORTS))
+        """Read at each look of an executor, and most are what they were: only others are decoded."""
+        before, self._told = self._told, {}
+        for row in self._rows(_REPORTS):
+            key, body = (row.job_id, row.node), row.body
+            known = before.get(key)
+            self._told[key] = known if known and known[0] == body else (body, decode(AgentReport, body))
+        return tuple(report for _, report in self._told.values())
 
     def forget(self, job_id: str, *, up_to_generation: int) -> None:
         with self._engine.begin() as connection:

@@ -13,10 +13,9 @@ from typing import Any
 
 from scheduler.domain.codec import encode
 from scheduler.domain.parallel_plan import plan_from_json
-from scheduler.domain.rank_status import RankStatus
 from scheduler.executors.local_agent import AgentRank, NodeAgent
 from scheduler.executors.local_processes import kill_strays
-from scheduler.executors.local_records import GenerationFolder, RunRoot, StartedRecord
+from scheduler.executors.local_records import GenerationFolder, RankStatuses, RunRoot, StartedRecord
 from scheduler.executors.log_tail import tail
 from scheduler.executors.memory_events import oom_kills
 from scheduler.executors.render import RUN_DIR_VARIABLE, RUN_ROOT_VARIABLE, RankPlace, argv, can_be_warm, on_node
@@ -39,10 +38,9 @@ class NodeRun:
         self._numbers = tuple(numbers)
         self._ranks: dict[int, AgentRank] = {}
         self._codes: dict[int, int | None] = dict.fromkeys(self._numbers)
-        self._statuses: dict[int, RankStatus] = {}
+        self._statuses = RankStatuses(folder, numbers)
         self._oom_kills: dict[int, int | None] = {}
         self._tails: dict[int, str] = {}
-        self._complaints: set[str] = set()
         self._failure = ""
         self._killed = ""
         self._is_killed = self._is_terminated = False
@@ -83,7 +81,7 @@ class NodeRun:
         """What of its report should be told at once."""
         said = [
             (rank, status.phase, status.checkpoint_step, status.frozen_layers)
-            for rank, status in sorted(self._statuses.items())
+            for rank, status in sorted(self._statuses.known.items())
         ]
         return self.generation, tuple(self._codes.values()), tuple(said), self._failure, self._killed
 
@@ -94,7 +92,7 @@ class NodeRun:
         codes: dict[int, int | None] = {}
         # Exit codes first: what a rank wrote before it ended is then always seen with its end.
         while codes != (codes := self._polled()):
-            self._read_statuses()
+            self._statuses.read()
             inner.look()
         if None not in codes.values() and kill_strays(self._folder.path):
             return  # nothing of it may be left when it is said to have ended
@@ -175,20 +173,8 @@ class NodeRun:
     def _polled(self) -> dict[int, int | None]:
         return {n: self._ranks[n].poll() if n in self._ranks else self._codes[n] for n in self._numbers}
 
-    def _read_statuses(self) -> None:
-        for rank in self._numbers:
-            try:
-                status = self._folder.status(rank)
-            except ValueError as wrong:
-                if str(wrong) not in self._complaints:
-                    self._complaints.add(str(wrong))
-                    logger.warning("a rank's status is not understood: %s", wrong)
-                continue
-            if status is not None:
-                self._statuses[rank] = status
-
     def _note_end(self, rank: int, code: int) -> None:
-        status = self._statuses.get(rank)
+        status = self._statuses.known.get(rank)
         ended_well = code == 0 if status is None else status.is_good_end
         self._tails[rank] = "" if ended_well else tail(self._folder.log_path(rank))[-_TAIL_LENGTH_MAX:]
         self._oom_kills[rank] = None if status is None else oom_kills(status.memory_events)
@@ -206,7 +192,7 @@ class NodeRun:
 
     def _urge(self) -> None:
         """A script that has said nothing for a while does not read notices: it gets SIGTERM, once."""
-        is_mute = not self._statuses and _now_s() >= self._started_at_s + _STATUS_S
+        is_mute = not self._statuses.known and _now_s() >= self._started_at_s + _STATUS_S
         if self._asked and is_mute and not self._is_terminated:
             self._is_terminated = True
             self._send(signal.SIGTERM)
@@ -216,7 +202,7 @@ class NodeRun:
             rank.send(number)
 
     def _rank_report(self, rank: int) -> dict[str, Any]:
-        status = self._statuses.get(rank)
+        status = self._statuses.known.get(rank)
         return {
             "rank": rank,
             "exit_code": self._codes[rank],

@@ -43,6 +43,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
+from scheduler.domain.rank_status import RankPhase
 from scheduler.domain.replan import LoadTraffic, ReplanPhase
 from scheduler.worker.agreement import agree
 from scheduler.worker.environment import RankEnvironment, rank_environment
@@ -50,7 +51,7 @@ from scheduler.worker.memory import OUT_OF_MEMORY, is_out_of_memory, peak_bytes
 from scheduler.worker.notice import Action, Notice, NoticeBoard, NoticeFile, NoticeSource, TerminationSignal
 from scheduler.worker.phase_watch import PhaseWatch
 from scheduler.worker.progress import Progress, ProgressPoster
-from scheduler.worker.status import Phase, RankStatus, StatusFile
+from scheduler.worker.status import RankStatus, StatusFile
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Session:
         try:
             self.plan = _read_plan(environment)
         except ValueError as wrong:
-            self._file.update(phase=Phase.FAILED, reason=_reason(wrong))
+            self._file.update(phase=RankPhase.FAILED, reason=_reason(wrong))
             raise
         self._termination = TerminationSignal() if environment.run_dir is not None else None
         posts = environment.rank == 0 and bool(environment.url)
@@ -163,7 +164,7 @@ class Session:
         """The state after `step` steps is in place (0: a new start), read from a complete checkpoint if not 0.
         `traffic`: what this rank read of it, where that was counted."""
         self._watch.end(ReplanPhase.LOAD if self._watch.has(ReplanPhase.START) else ReplanPhase.START)
-        self._say(phase=Phase.RUNNING, step=step, checkpoint_step=step or None, traffic=traffic)
+        self._say(phase=RankPhase.RUNNING, step=step, checkpoint_step=step or None, traffic=traffic)
         self._tell()
 
     def report(self, *, step: int, loss: float | None = None, samples_per_s: float | None = None) -> None:
@@ -173,7 +174,7 @@ class Session:
             loss = None
         if self._watch.has(ReplanPhase.START):
             self._watch.end(ReplanPhase.FIRST_STEP)
-        self._say(phase=Phase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
+        self._say(phase=RankPhase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
         self._tell()
 
     def frozen(self, layers: int) -> None:
@@ -186,7 +187,7 @@ class Session:
             raise ValueError(f"frozen layers: {layers}; it must be at least {self._frozen_layers}, which are frozen")
         self._frozen_layers = layers
         self._file.update(frozen_layers=layers)
-        if self.status.phase is not Phase.STARTING:
+        if self.status.phase is not RankPhase.STARTING:
             self._tell()
 
     def notice(self) -> Notice | None:
@@ -206,11 +207,11 @@ class Session:
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
         """Around the writing of a checkpoint; at its end the checkpoint of `step` counts as complete."""
-        self._say(phase=Phase.SAVING, step=step)
+        self._say(phase=RankPhase.SAVING, step=step)
         yield
         if self._watch.has(ReplanPhase.NOTICE):
             self._watch.end(ReplanPhase.SAVE)
-        self._say(phase=Phase.RUNNING, checkpoint_step=step)
+        self._say(phase=RankPhase.RUNNING, checkpoint_step=step)
         self._tell()
 
     def saved(self, step: int) -> None:
@@ -224,11 +225,11 @@ class Session:
             # A step that is saved already, or was being saved in the background, is not saved once more.
             self._watch.end(ReplanPhase.SAVE)
         self._watch.begin()
-        self._say(phase=Phase.LEFT)
+        self._say(phase=RankPhase.LEFT)
 
     def succeed(self) -> None:
         """All steps are done and saved. Written before any teardown, for gloo now and then aborts in it."""
-        self._say(phase=Phase.SUCCEEDED)
+        self._say(phase=RankPhase.SUCCEEDED)
 
     def __enter__(self) -> Self:
         return self
@@ -236,11 +237,11 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self.status.phase.is_final:
+        if not self.status.phase.is_end:
             reason = "the script ended without leave() or succeed()" if error is None else _reason(error)
-            self._say(phase=Phase.FAILED, reason=reason, cause=OUT_OF_MEMORY if is_out_of_memory(error) else "")
+            self._say(phase=RankPhase.FAILED, reason=reason, cause=OUT_OF_MEMORY if is_out_of_memory(error) else "")
         self._close()
-        if self._watch.has(ReplanPhase.NOTICE) and self.status.phase is Phase.LEFT:
+        if self._watch.has(ReplanPhase.NOTICE) and self.status.phase is RankPhase.LEFT:
             self._watch.end(ReplanPhase.TEARDOWN)
             self._say()
 

@@ -7,28 +7,15 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from scheduler.domain.rank_status import RankPhase
 from scheduler.domain.replan import LoadTraffic
 from scheduler.worker.memory import OomKillCount
 
 # A reader looks a few times a second; writing each of a thousand short steps would only wear the disk.
 _WRITE_PERIOD_S = 0.2
-
-
-class Phase(StrEnum):
-    STARTING = "starting"
-    RUNNING = "running"
-    SAVING = "saving"
-    LEFT = "left"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-
-    @property
-    def is_final(self) -> bool:
-        return self in (Phase.LEFT, Phase.SUCCEEDED, Phase.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +29,7 @@ class RankStatus:
 
     rank: int
     pid: int
-    phase: Phase = Phase.STARTING
+    phase: RankPhase = RankPhase.STARTING
     step: int = 0
     checkpoint_step: int | None = None
     loss: float | None = None
@@ -72,7 +59,7 @@ class StatusFile:
         written at once, the rest at most 5 times a second."""
         before, self.status = self.status, replace(self.status, **changes)
         told = (before.phase, before.checkpoint_step) == (self.status.phase, self.status.checkpoint_step)
-        at_once = not told or self.status.phase.is_final
+        at_once = not told or self.status.phase.is_end
         if at_once or time.monotonic() - self._written_s >= _WRITE_PERIOD_S:
             self._write()
 

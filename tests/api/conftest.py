@@ -21,7 +21,7 @@ from scheduler.runtime.reconciler import tick
 from scheduler.settings import Settings
 from scheduler.store.memory import MemoryStore
 from scheduler.store.protocol import Lease
-from scheduler.store.run_log import MemoryRunLog
+from tests.memory_run_log import MemoryRunLog
 
 NOW_S = 1_760_000_000.0
 Problem = Callable[[httpx.Response, int], dict[str, Any]]

@@ -7,10 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.executors.local_processes import marked_processes
+from tests.http_server import LoopbackServer, Quiet
 
 PATIENCE_S = 60.0
 NOTHING: dict[str, Any] = {
@@ -52,7 +52,7 @@ class Desk:
         self.connections = 0
         desk = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet, BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def setup(self) -> None:
@@ -72,22 +72,12 @@ class Desk:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *words: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
-        self.thread.start()
+        server = LoopbackServer(Handler)
+        self.url, self.close = server.url, server.close
 
     @property
     def report(self) -> dict[str, Any]:
         return self.reports[-1] if self.reports else {}
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
 
 
 class Pod:
@@ -101,7 +91,7 @@ class Pod:
             "EBBTIDE_JOB_ID": "a/b",
             "EBBTIDE_NODE": "n0",
             "EBBTIDE_POD": "p1",
-            "EBBTIDE_URL": f"http://127.0.0.1:{self.desk.server.server_port}/base/",
+            "EBBTIDE_URL": f"{self.desk.url}/base/",
             "EBBTIDE_TOKEN": "eba_secret",
             "EBBTIDE_RUN_ROOT": str(self.folder / "run"),
             "EBBTIDE_GRACE_S": "5",

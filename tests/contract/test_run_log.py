@@ -14,8 +14,9 @@ from scheduler.domain.rank_status import RankPhase, RankStatus
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.store.migrate import migrate
 from scheduler.store.protocol import FencedError
-from scheduler.store.run_log import MemoryRunLog, RunLog
+from scheduler.store.run_log import RunLog
 from scheduler.store.sql import SqlStore
+from tests.memory_run_log import MemoryRunLog
 
 SEATS = (("n0", 0), ("n0", 1), ("n1", 0))
 PODS = {"n0": "pod-1", "n1": "pod-2"}

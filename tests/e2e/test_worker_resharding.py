@@ -9,19 +9,19 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage, plan_to_json
+from tests.http_server import LoopbackServer, Quiet
 
 pytestmark = pytest.mark.e2e
 
@@ -158,7 +158,7 @@ def plan(*strategies: LayerStrategy, micro_batches: int = 1) -> ParallelPlan:
 def controller_that_says(notice: dict[str, Any]) -> Iterator[str]:
     """A control plane of which only the progress reply exists."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             answer = json.dumps({"notice": notice}).encode()
@@ -167,16 +167,8 @@ def controller_that_says(notice: dict[str, Any]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is http.server's
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with LoopbackServer(Handler) as server:
+        yield server.url
 
 
 @dataclass(frozen=True, slots=True)

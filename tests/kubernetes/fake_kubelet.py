@@ -17,7 +17,7 @@ from scheduler.k8s.kinds import GPU_RESOURCE, LEASE, NODE, POD
 from scheduler.k8s.mirror import Mirror
 from scheduler.k8s.objects import Key, Object, is_terminating, key_of, name_of, namespace_of, uid_of
 from scheduler.k8s.watching import Watcher
-from scheduler.k8s.work_queue import WorkQueue
+from tests.kubernetes.work_queue import WorkQueue
 
 LEASE_NAMESPACE = "kube-node-lease"
 KILLED = 137

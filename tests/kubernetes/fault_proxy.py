@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+from tests.http_server import LoopbackServer, Quiet
 from tests.kubernetes.control_plane import ADMIN, ControlPlane
 
 PASSED_ON = ("Content-Type", "Accept", "Authorization")
@@ -41,12 +41,11 @@ class FaultProxy:
         self._trust = ssl.create_default_context(cafile=str(plane.authority.certificate("ca")))
         self._admin = ssl.create_default_context(cafile=str(plane.authority.certificate("ca")))
         self._admin.load_cert_chain(plane.authority.certificate(ADMIN), plane.authority.key(ADMIN))
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._url = ""
 
     def kubeconfig(self, folder: Path, **user: str) -> Path:
         document = {
-            "clusters": [{"name": "proxy", "cluster": {"server": f"http://127.0.0.1:{self._server.server_port}"}}],
+            "clusters": [{"name": "proxy", "cluster": {"server": self._url}}],
             "users": [{"name": "user", "user": user}],
             "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "user"}}],
             "current-context": "proxy",
@@ -57,14 +56,9 @@ class FaultProxy:
 
     @contextmanager
     def running(self) -> Iterator[FaultProxy]:
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
+        with LoopbackServer(_handler(self)) as server:
+            self._url = server.url
             yield self
-        finally:
-            self._server.shutdown()
-            thread.join()
-            self._server.server_close()
 
     def ask(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
@@ -76,7 +70,7 @@ class FaultProxy:
 
 
 def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _relay(self) -> None:
@@ -125,9 +119,6 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             except (OSError, http.client.HTTPException):
                 return  # one of the two ends is gone
 
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _relay  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Say nothing."""
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _relay  # noqa: N815  # the names are http.server's
 
     return Handler

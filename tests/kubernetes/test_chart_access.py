@@ -46,7 +46,7 @@ from tests.builders import a_job, a_loan
 from tests.chart import manifests
 from tests.kubernetes.conftest import UNHURRIED
 from tests.kubernetes.control_plane import SERVICE_ACCOUNT, ControlPlane
-from tests.kubernetes.custom_resources import carry_out, remove_all
+from tests.kubernetes.custom_resources import carry_out
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.objects import BUDGET, NAMESPACE, a_config_map, a_pod
 from tests.kubernetes.operated import Operated
@@ -158,7 +158,7 @@ def test_resources_are_read_told_and_let_go(
     server.add(QUEUE, "research", {"guaranteed": 8})
     server.add_node("access-t0", role="train")
     server.add_node("access-i0", role="serve")
-    rig = Operating(server=server)  # type: ignore[arg-type]
+    rig = Operating(server=server)  # type: ignore[arg-type]  # it does what Operating asks of a server
     rig.settle()
     job = a_job("llama-abc123", 2, 8, state=JobState.RUNNING, on={"access-t0": (0, 1)}, now_s=rig.snapshot.now_s)
     loan = a_loan("access-i0")
@@ -188,7 +188,6 @@ def test_resources_are_read_told_and_let_go(
     rig.snapshot = replace(rig.snapshot, now_s=rig.snapshot.now_s + 86_400.0)
     rig.publish()
     assert operator.list(LOAN).items == ()
-    remove_all(cluster)
 
 
 def test_an_inference_pod_is_evicted_as_its_budget_allows(

@@ -12,8 +12,8 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.memory import MemoryStore
-from scheduler.store.run_log import MemoryRunLog
 from tests.builders import a_job
+from tests.memory_run_log import MemoryRunLog
 
 HELD: Gpus = {"t0": (0, 1)}
 NOW_S = 100.0

@@ -23,7 +23,7 @@ from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.settings import Settings
 from scheduler.store.memory import MemoryStore
-from scheduler.store.run_log import MemoryRunLog
+from tests.memory_run_log import MemoryRunLog
 
 Run = Callable[..., Result]
 START_S = 1_790_000_000.0

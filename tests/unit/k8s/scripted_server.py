@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 from scheduler.k8s.objects import Object
+from tests.http_server import LoopbackServer, Quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,31 +25,24 @@ class Answer:
 
 
 class ScriptedServer:
-    """Answers in the order of `script`; `heard` is what was asked, "METHOD path"."""
+    """Answers in the order of `script` while it is `running`; `heard` is what was asked, "METHOD path"."""
 
     def __init__(self, *script: Answer) -> None:
         self.heard: list[str] = []
         self.tokens: list[str | None] = []
+        self.url = ""
         self._script = iter(script)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     @contextmanager
     def running(self) -> Iterator[ScriptedServer]:
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
+        with LoopbackServer(self._handler()) as server:
+            self.url = server.url
             yield self
-        finally:
-            self._server.shutdown()
-            thread.join()
-            self._server.server_close()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         script = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet, BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def _answer(self) -> None:
@@ -69,9 +62,6 @@ class ScriptedServer:
                 self.end_headers()
                 self.wfile.write(body.encode())
 
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                """Say nothing."""
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815  # the names are http.server's
 
         return Handler

@@ -1,11 +1,10 @@
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.notice import Action
 from scheduler.worker.progress import Progress, ProgressPoster
+from tests.http_server import LoopbackServer, Quiet
 
 PROGRESS = Progress(
     generation=4, step=7, loss=2.5, samples_per_s=30.0, checkpoint_step=5, peak_bytes=9, frozen_layers=4
@@ -32,7 +32,7 @@ class Controller:
 def _controller(reply: dict[str, Any]) -> Iterator[Controller]:
     controller = Controller(reply)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             controller.got.append((self.path, self.headers["Authorization"], body))
@@ -42,17 +42,9 @@ def _controller(reply: dict[str, Any]) -> Iterator[Controller]:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is http.server's
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    controller.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield controller
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with LoopbackServer(Handler) as server:
+        controller.url = server.url
+        yield controller
 
 
 def _eventually(condition: Callable[[], bool]) -> bool:

@@ -3,8 +3,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from scheduler.domain.rank_status import RankPhase
 from scheduler.worker.memory import OomKillCount
-from scheduler.worker.status import Phase, StatusFile
+from scheduler.worker.status import StatusFile
 
 
 def _read(directory: Path) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def test_the_file_holds_the_contract_from_the_first_moment(tmp_path: Path) -> No
 
 def test_steps_in_quick_succession_are_not_all_written(tmp_path: Path) -> None:
     file = StatusFile(tmp_path, rank=3)
-    file.update(phase=Phase.RUNNING, step=1)
+    file.update(phase=RankPhase.RUNNING, step=1)
     written = [(tmp_path / "status-3.json").stat().st_mtime_ns]
     for step in range(2, 200):
         file.update(step=step)
@@ -47,26 +48,26 @@ def test_steps_in_quick_succession_are_not_all_written(tmp_path: Path) -> None:
 
 def test_a_change_of_phase_is_written_at_once_with_the_last_step(tmp_path: Path) -> None:
     file = StatusFile(tmp_path, rank=3)
-    file.update(phase=Phase.RUNNING, step=1)
+    file.update(phase=RankPhase.RUNNING, step=1)
     file.update(step=2)
-    file.update(phase=Phase.LEFT)
+    file.update(phase=RankPhase.LEFT)
     assert (_read(tmp_path)["phase"], _read(tmp_path)["step"]) == ("left", 2)
 
 
 def test_what_comes_after_the_last_phase_is_written_at_once(tmp_path: Path) -> None:
     file = StatusFile(tmp_path, rank=3)
-    file.update(phase=Phase.LEFT)
+    file.update(phase=RankPhase.LEFT)
     file.update(phases_s={"teardown": 0.5})
     assert _read(tmp_path)["phases_s"] == {"teardown": 0.5}
 
 
 def test_no_part_of_a_file_is_left_beside_it(tmp_path: Path) -> None:
     file = StatusFile(tmp_path, rank=3)
-    file.update(phase=Phase.RUNNING)
+    file.update(phase=RankPhase.RUNNING)
     assert [path.name for path in tmp_path.iterdir()] == ["status-3.json"]
 
 
 def test_without_a_directory_it_only_remembers() -> None:
     file = StatusFile(None, rank=0)
-    file.update(phase=Phase.SUCCEEDED, step=5)
+    file.update(phase=RankPhase.SUCCEEDED, step=5)
     assert file.status.step == 5

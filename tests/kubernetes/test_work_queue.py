@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from scheduler.k8s.work_queue import WorkQueue
+from tests.kubernetes.work_queue import WorkQueue
 
 
 class Hand:

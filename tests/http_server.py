@@ -1,0 +1,40 @@
+"""Small HTTP servers for tests: on loopback, without a word, gone when the test is."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+_LOOK_PERIOD_S = 0.01
+
+
+class Quiet:
+    """Before BaseHTTPRequestHandler among the bases of a handler: it says nothing on standard error."""
+
+    def log_message(self, *words: object) -> None:
+        """As it says."""
+
+
+class LoopbackServer:
+    """Serves from its making until `close`, which may be called again."""
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_PERIOD_S,))
+        self._thread.start()
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        self.url = f"http://{self.address}"
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+
+    def __enter__(self) -> LoopbackServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
