@@ -31,6 +31,7 @@ from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.objects import NAMESPACE
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.site import Site
+from tests.kubernetes.sweeping import sweep
 from tests.kubernetes.waiting import eventually
 
 GANG_PODS, GANGS_APPLIED = 8, 7
@@ -72,7 +73,7 @@ def _gang_rows(plane: ControlPlane, cluster: Cluster, folder: Path) -> Iterator[
     finally:
         operated.close()
         kubelet.close()
-        custom_resources.remove_all(cluster)
+        sweep(cluster)
     each = ", ".join(f"{seconds:.2f}" for seconds in times_s)
     told = f"median {statistics.median(times_s):.2f}, worst {max(times_s):.2f} s ({each})"
     yield f"apply to all {GANG_PODS} pods bound, quiet cluster", "under 3 s", told
@@ -105,7 +106,7 @@ def _handover_rows(plane: ControlPlane, cluster: Cluster, folder: Path) -> Itera
     finally:
         operated.close()
         kubelet.close()
-        custom_resources.remove_all(cluster)
+        sweep(cluster)
     yield "second operator leads after SIGKILL of the first", "15 s", _told(killed)
     yield "the same after SIGTERM", "at once", _told(asked)
     what = "demand rises to lent node free of pods and taint, ranks that save at once"

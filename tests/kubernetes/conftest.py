@@ -1,4 +1,4 @@
-"""One control plane for each test process; a fresh namespace for each test."""
+"""One control plane for each test process, swept clean after each test; a fresh namespace for each."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 
 from scheduler.k8s.asking import Limits
 from scheduler.k8s.client import Cluster, connect
-from scheduler.k8s.kinds import ELASTIC_JOB
-from scheduler.k8s.objects import name_of
 from tests.kubernetes import custom_resources
 from tests.kubernetes.control_plane import ASSETS, ControlPlane, missing_binaries
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.objects import NAMESPACE
 from tests.kubernetes.operated import Operated
+from tests.kubernetes.sweeping import sweep
 
 HERE = Path(__file__).parent
 UNHURRIED = Limits(rate_per_s=1000.0, burst=1000)
@@ -45,9 +44,11 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture
 def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
-    """As admin."""
+    """As admin. What an operator would see of the test is gone after it, whether it passed or not."""
     opened = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
     yield opened
+    control_plane.revive_api()
+    sweep(opened)
     opened.close()
 
 
@@ -88,7 +89,3 @@ def operated(
     yield made
     made.close()
     assert all(gpus <= 8 for gpus in made.most_held.values()), f"booked twice: {made.most_held}"
-    for job in cluster.list(ELASTIC_JOB).items:
-        cluster.patch(ELASTIC_JOB, name_of(job), namespace, change={"metadata": {"finalizers": None}})
-        cluster.delete(ELASTIC_JOB, name_of(job), namespace)
-    custom_resources.remove_all(cluster)

@@ -114,6 +114,12 @@ class ControlPlane:
         if self._api is not None and self._api.poll() is None:
             self._api.send_signal(signal.SIGCONT)
 
+    def revive_api(self) -> None:
+        """It answers, whatever a test has done to it and left undone."""
+        self.resume_api()
+        if self._api is None or self._api.poll() is not None:
+            self.start_api()
+
     def kubeconfig_of_user(self, name: str, *groups: str) -> Path:
         self.authority.sign_user(name, groups=groups)
         return self._write_kubeconfig(name, self._certified(name))

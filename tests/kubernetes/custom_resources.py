@@ -11,7 +11,7 @@ import yaml
 
 from scheduler.k8s.api_error import ApiError
 from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, NODE, POOL, QUEUE, Kind
+from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL, QUEUE, Kind
 from scheduler.k8s.steps import Create, Delete, Patch, Steps
 
 FOLDER = Path(__file__).parents[2] / "helm" / "ebbtide" / "crd-bases"
@@ -60,13 +60,3 @@ def carry_out(cluster: Cluster, every: Iterable[Steps]) -> None:
                     )
                 case Delete(kind=kind, namespace=namespace, name=name, uid=uid):
                     cluster.delete(kind, name, namespace, uid=uid)
-
-
-def remove_all(cluster: Cluster) -> None:
-    """All objects of our cluster-wide kinds, and all nodes."""
-    for kind in (POOL, QUEUE, LOAN, NODE):
-        for item in cluster.list(kind).items:
-            name = item["metadata"]["name"]
-            if item["metadata"].get("finalizers"):
-                cluster.patch(kind, name, change={"metadata": {"finalizers": None}})
-            cluster.delete(kind, name)

@@ -110,12 +110,12 @@ class Operated:
         for process in self.operators:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-        for process in self.operators:
-            process.wait(timeout=60)
+        stuck = [process.pid for process in self.operators if not _ends_by_itself(process)]
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
         self.store.close()
+        assert not stuck, f"operators {stuck} did not end on SIGTERM"
 
     def add_nodes(self, count: int) -> None:
         for number in range(count):
@@ -221,3 +221,13 @@ class Operated:
                 held[pod["spec"]["nodeName"]] += gpus_asked(pod["spec"])
         for node, gpus in held.items():
             self.most_held[node] = max(self.most_held[node], gpus)
+
+
+def _ends_by_itself(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True

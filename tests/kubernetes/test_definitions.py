@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from scheduler.k8s.api_error import ApiError
 from scheduler.k8s.client import Cluster
 from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL, QUEUE, Kind
 from tests.kubernetes.control_plane import ASSETS, ControlPlane
-from tests.kubernetes.custom_resources import install, remove_all
+from tests.kubernetes.custom_resources import install
 
 JOB = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
 LENDS = {"kind": "inference", "nodeSelector": {"role": "serve"}}
@@ -21,10 +20,8 @@ CONTAINER = {"name": "main", "image": "trainer", "resources": {"limits": {"cpu":
 
 
 @pytest.fixture(autouse=True)
-def _served(cluster: Cluster) -> Iterator[None]:
+def _served(cluster: Cluster) -> None:
     install(cluster)
-    yield
-    remove_all(cluster)
 
 
 def resource(kind: Kind, name: str, namespace: str, spec: Any) -> dict[str, Any]:
