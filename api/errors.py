@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from scheduler.documents.refusal import Refusal, RefusedError, refusals, shown
+from scheduler.store.engine import StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ TITLES = {
     "forbidden": "The token does not permit this",
     "busy": "The service is busy",
     "not-ready": "The service is not ready",
+    "store-unavailable": "The database does not answer",
     "internal": "The service made a mistake",
 }
 _SLUGS = {404: "not-found", 405: "method-not-allowed", 409: "conflict", 422: "invalid-input"}
@@ -66,6 +68,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(StoreUnavailableError, _unavailable)
     app.add_exception_handler(Exception, _internal)
 
 
@@ -96,6 +99,12 @@ def _http(request: Request, error: Exception) -> JSONResponse:
     where = f"{request.method} {shown(request.url.path)}"
     detail = f"{where}: {HTTPStatus(error.status_code).phrase.lower()}"
     return _answer(request, ProblemError(error.status_code, slug, detail, headers=error.headers))
+
+
+def _unavailable(request: Request, error: Exception) -> JSONResponse:
+    logger.warning("%s %s: the database does not answer: %s", request.method, request.url.path, error)
+    detail = "the database does not answer now: ask again; a job that was sent may have been taken, so look first"
+    return _answer(request, ProblemError(503, "store-unavailable", detail, headers={"Retry-After": "1"}))
 
 
 def _internal(request: Request, error: Exception) -> JSONResponse:

@@ -8,9 +8,9 @@ import time
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, OperationalError
 
 _PRAGMAS = (
     "busy_timeout = 10000",
@@ -18,6 +18,13 @@ _PRAGMAS = (
     "synchronous = FULL",
 )
 _WAL_TRIES, _WAL_RETRY_S = 200, 0.05
+_CONNECT_S = 10
+_WRITERS_LOCK = 0x7E8B71DE  # any number that nobody else in this database takes for something else
+
+
+class StoreUnavailableError(Exception):
+    """The database does not answer, or not in time. Whether what was being written is there is not known; asking again
+    does no harm, because a store takes no write twice."""
 
 
 class StoreError(ValueError):
@@ -25,18 +32,24 @@ class StoreError(ValueError):
 
 
 def open_engine(url: str, *, writes_at_once: bool = False) -> Engine:
-    """An engine for a SQLAlchemy URL. `writes_at_once` takes SQLite's write lock when a transaction begins.
+    """An engine for a SQLAlchemy URL. `writes_at_once` lets one transaction at a time begin of all that ask for it.
 
     Raises:
         StoreError: the URL is malformed, or names a database that there is no driver for.
     """
     try:
-        engine = create_engine(make_url(url), json_serializer=partial(json.dumps, separators=(",", ":")))
+        target = make_url(url)
+        # A server may have been restarted since a pooled connection was last used.
+        served = {} if target.get_backend_name() == "sqlite" else {"pool_pre_ping": True}
+        engine = create_engine(target, json_serializer=partial(json.dumps, separators=(",", ":")), **served)
     except (ArgumentError, ModuleNotFoundError) as refused:
         allowed = "a URL like sqlite:////var/lib/ebbtide/state.sqlite or postgresql+psycopg://user@host/ebbtide"
         raise StoreError(f"database url: cannot open {_masked(url)!r} ({refused}); give {allowed}") from None
+    event.listen(engine, "handle_error", _unavailable, retval=True)
     if engine.dialect.name == "sqlite":
         _set_up_sqlite(engine, "BEGIN IMMEDIATE" if writes_at_once else "BEGIN")
+    elif engine.dialect.name == "postgresql":
+        _set_up_postgresql(engine, writes_at_once=writes_at_once)
     return engine
 
 
@@ -52,6 +65,14 @@ def name_of(engine: Engine) -> str:
     return engine.url.render_as_string(hide_password=True)
 
 
+def _unavailable(failed: ExceptionContext) -> StoreUnavailableError | None:
+    """What to raise where it is the database, and not the statement, that fails. A pooled connection which turns out to
+    be dead before it is used is replaced without a word."""
+    if failed.is_pre_ping or not (failed.is_disconnect or isinstance(failed.sqlalchemy_exception, OperationalError)):
+        return None
+    return StoreUnavailableError(str(failed.original_exception).strip())
+
+
 def _set_up_sqlite(engine: Engine, begin: str) -> None:
     """Python's driver opens no transaction before a SELECT, so that two SELECTs may see two states: begin here."""
 
@@ -65,6 +86,20 @@ def _set_up_sqlite(engine: Engine, begin: str) -> None:
     @event.listens_for(engine, "begin")
     def begin_transaction(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
+
+
+def _set_up_postgresql(engine: Engine, *, writes_at_once: bool) -> None:
+    """A server that cannot be reached is told of within seconds, not when TCP gives up."""
+
+    @event.listens_for(engine, "do_connect")
+    def limit(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
+        parameters.setdefault("connect_timeout", _CONNECT_S)
+
+    if writes_at_once:
+
+        @event.listens_for(engine, "begin")
+        def queue_up(connection: Connection) -> None:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITERS_LOCK})")
 
 
 def _switch_to_wal(connection: Any) -> None:

@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from scheduler.store.engine import StoreError, name_of, open_engine
+from scheduler.store.engine import StoreError, StoreUnavailableError, name_of, open_engine
 
 # Alembic keeps the migration that runs in variables of its modules: two threads would use each other's connection.
 _ONE_AT_A_TIME = threading.Lock()
@@ -81,7 +81,7 @@ def _revisions(engine: Engine) -> frozenset[str]:
     try:
         with engine.connect() as connection:
             return frozenset(MigrationContext.configure(connection).get_current_heads())
-    except SQLAlchemyError as failed:
+    except (SQLAlchemyError, StoreUnavailableError) as failed:
         cause = getattr(failed, "orig", None) or failed
         raise StoreError(f"database {name_of(engine)} cannot be opened: {cause}") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,24 +28,21 @@ REPORT = AgentReport("a", "n0", "pod-1", 6.0, 3, RANKS, terminated=True, since_s
 NEVER = 99
 
 
-def _in_memory(_folder: Path) -> Iterator[tuple[RunLog, int]]:
-    yield MemoryRunLog(epoch=4), 4
-
-
-def _in_sqlite(folder: Path) -> Iterator[tuple[RunLog, int]]:
-    url = f"sqlite:///{folder}/run-log.sqlite"
-    migrate(url)
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RunLog, int]]:
+    if request.param == "memory":
+        yield MemoryRunLog(epoch=4), 4
+        return
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/run-log.sqlite"
+        migrate(url)
+    else:
+        url = request.getfixturevalue("postgres").new_database()
     store = SqlStore(url)
     lease = store.acquire("leader", now_s=0.0, ttl_s=60.0)
     assert lease is not None
     yield store.run_log, lease.epoch
     store.close()
-
-
-@pytest.fixture(params=[_in_memory, _in_sqlite])
-def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RunLog, int]]:
-    made: Callable[[Path], Iterator[tuple[RunLog, int]]] = request.param
-    yield from made(tmp_path)
 
 
 def test_a_generation_begins_once(log: tuple[RunLog, int]) -> None:

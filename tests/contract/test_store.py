@@ -1,4 +1,4 @@
-"""What every store promises. A third store (PostgreSQL) joins by one more branch of the `open_store` fixture."""
+"""What every store promises: in memory, in SQLite, in a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ ONE, EIGHT = (GpuShape.packed("a100-80g", gpus, 8) for gpus in (1, 8))
 REASON = Reason(ReasonCode.GAIN, "it gains 3 h", {"gain_s": 10_800.0})
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
     """Opens the same store at every call: for SQL another connection of what may be another process."""
     if request.param == "memory":
         only = MemoryStore()
         yield lambda: only
         return
-    url = f"sqlite:///{tmp_path / 'state.sqlite'}"
-    migrate(url)
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'state.sqlite'}"
+        migrate(url)
+    else:
+        url = request.getfixturevalue("postgres").new_database()
     opened: list[Store] = []
 
     def open_sql() -> Store:

@@ -23,11 +23,15 @@ from scheduler.store.migrate import migrate, script_config
 from scheduler.store.protocol import Commit
 from scheduler.store.sql import SqlStore
 from scheduler.store.tables import METADATA
+from tests.postgres_server import PostgresServer
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / '100% state.sqlite'}"
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / '100% state.sqlite'}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_database(is_migrated=False)
 
 
 def test_the_migrations_build_exactly_the_tables_of_the_code(url: str) -> None:

@@ -1,0 +1,78 @@
+"""What a store on a PostgreSQL server goes through that one in a file does not: the server goes away and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from api.app import create_app
+from scheduler.domain.command import Command, RecallAll
+from scheduler.policies.policy_set import policy_set
+from scheduler.runtime.clock import ManualClock
+from scheduler.settings import Settings
+from scheduler.store.engine import StoreError, StoreUnavailableError
+from scheduler.store.protocol import Page
+from scheduler.store.sql import SqlStore
+from tests.api.conftest import AppTransport
+from tests.postgres_server import PostgresServer
+
+COMMAND = Command("c", 1.0, RecallAll())
+
+
+@pytest.fixture
+def mortal() -> Iterator[PostgresServer]:
+    """A server for one test alone, which kills it."""
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.close()
+
+
+def test_a_store_goes_on_when_its_server_is_back(mortal: PostgresServer) -> None:
+    url = mortal.new_database()
+    store, refused = SqlStore(url), []
+    assert store.send(COMMAND)
+    mortal.kill()
+    for ask in (store.load, store.inbox_size, store.lease, lambda: store.send(COMMAND), lambda: store.events(Page())):
+        with pytest.raises(StoreUnavailableError) as caught:
+            ask()
+        refused.append(str(caught.value))
+    assert all("connection" in each for each in refused), refused
+    mortal.start()
+    assert store.load().inbox == (COMMAND,)
+    assert not store.send(COMMAND), "it had been taken"
+    store.close()
+
+
+def test_a_server_that_is_not_there_is_named(mortal: PostgresServer) -> None:
+    url = mortal.new_database()
+    mortal.kill()
+    with pytest.raises(StoreError, match=r"database postgresql\+psycopg://postgres@/test_.* cannot be opened: "):
+        SqlStore(url)
+
+
+def test_the_api_says_that_its_database_is_away(mortal: PostgresServer) -> None:
+    store = SqlStore(mortal.new_database())
+    settings = Settings()
+    app = create_app(
+        store,
+        settings,
+        clock=ManualClock(1_760_000_000.0),
+        policies=policy_set(settings.policy),
+        lease=store.lease,
+        token_secret=b"a secret that only tests know....",
+        run_log=store.run_log,
+    )
+    http = httpx.Client(transport=AppTransport(app), base_url="http://service")
+    assert http.get("/v1/jobs").status_code == 200
+    mortal.kill()
+    for path in ("/v1/jobs", "/readyz", "/metrics"):
+        answer = http.get(path)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert answer.json()["type"] == "urn:ebbtide:problem:store-unavailable"
+    assert http.get("/healthz").status_code == 200, "it would not help to start this process anew"
+    mortal.start()
+    assert http.get("/v1/jobs").status_code == 200
+    store.close()

