@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from scheduler.cli.failure import DONE, FAILED
+from scheduler.executors.signal_names import signal_name
 
 LOOK_EVERY_S = 0.1
 GRACE_S = 90.0
@@ -114,4 +115,4 @@ def _verdict(children: Children, first: str, killed: tuple[str, ...], *, asked: 
 
 def _ending(child: subprocess.Popen[bytes]) -> str:
     code = child.returncode
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return signal_name(-code) if code < 0 else f"exit code {code}"

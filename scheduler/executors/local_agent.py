@@ -21,6 +21,7 @@ from scheduler.domain.job import Job
 from scheduler.executors.local_records import RunRoot
 from scheduler.executors.log_tail import tail
 from scheduler.executors.render import RankPlace, agent_environment, can_be_warm
+from scheduler.executors.signal_names import signal_name
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class NodeAgent:
     def end_text(self) -> str:
         assert self.exit_code is not None, "it has ended"
         if self.exit_code < 0:
-            return f"the agent of node {self.node} was ended by {signal.Signals(-self.exit_code).name}"
+            return f"the agent of node {self.node} was ended by {signal_name(-self.exit_code)}"
         return f"the agent of node {self.node} ended with exit code {self.exit_code}: {tail(self._log)}"
 
     def look(self) -> None:

@@ -10,6 +10,7 @@ from scheduler.domain.gpus import NO_GPUS, Gpus
 from scheduler.domain.observation import FailureCause, Run, RunPhase
 from scheduler.domain.rank_status import RankPhase, RankStatus
 from scheduler.domain.replan import LoadTraffic
+from scheduler.executors.signal_names import signal_name
 
 _ENDED_BY_SIGKILL = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
@@ -147,7 +148,7 @@ def fault_text(view: RankView, log_tail: str) -> str:
     code = view.exit_code
     assert code is not None, "a rank without a word is to blame only once it has ended"
     if code < 0:
-        end = f"was ended by {signal.Signals(-code).name}"
+        end = f"was ended by {signal_name(-code)}"
     else:
         end = f"ended with exit code {code}" if code else "ended without a result"
     return f"rank {view.rank} {end}" + (f": {log_tail}" if log_tail else "")

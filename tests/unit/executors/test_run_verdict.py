@@ -80,6 +80,11 @@ def test_the_log_explains_an_exit_code() -> None:
     assert fault_text(RankView(1, None, 2), "usage: train") == "rank 1 ended with exit code 2: usage: train"
 
 
+@pytest.mark.parametrize(("code", "end"), [(KILLED, "SIGKILL"), (-35, "signal 35"), (-200, "signal 200")])
+def test_a_signal_ends_a_rank_also_where_python_has_no_name_for_it(code: int, end: str) -> None:
+    assert fault_text(RankView(0, None, code), "") == f"rank 0 was ended by {end}"
+
+
 def test_the_rank_that_died_is_blamed_before_those_that_missed_it() -> None:
     ranks = [
         said(RankPhase.FAILED, rank=0, at_ns=30, reason="connection closed by peer"),
