@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 from scheduler.domain.observation import FailureCause
 from scheduler.domain.rank_status import RankPhase, RankStatus
 from scheduler.domain.replan import LoadTraffic, ReplanPhase
+
+_COUNT_MAX = 2**63 - 1
+_NUMBER_MAX = sys.float_info.max
+_SHOWN_LENGTH = 60
 
 
 def read_rank_status(path: Path) -> RankStatus | None:
@@ -50,18 +55,18 @@ def rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
         raise ValueError(f"cause is {cause!r}, allowed are {', '.join(FailureCause)}")
     return RankStatus(
         phase=RankPhase(phase),
-        step=_number(document, "step", int) or 0,
-        checkpoint_step=_number(document, "checkpoint_step", int),
-        loss=_number(document, "loss", int, float),
+        step=_count(document, "step") or 0,
+        checkpoint_step=_count(document, "checkpoint_step"),
+        loss=_number(document, "loss"),
         reason=str(document.get("reason") or ""),
         written_at_ns=written_at_ns,
         cause=None if cause is None else FailureCause(cause),
-        samples_per_s=_number(document, "samples_per_s", int, float),
-        peak_bytes=_number(document, "peak_bytes", int),
+        samples_per_s=_number(document, "samples_per_s"),
+        peak_bytes=_count(document, "peak_bytes"),
         phases_s=_phases_s(document),
         memory_events=str(document.get("memory_events") or ""),
-        oom_kills=_number(document, "oom_kills", int),
-        frozen_layers=_number(document, "frozen_layers", int),
+        oom_kills=_count(document, "oom_kills"),
+        frozen_layers=_count(document, "frozen_layers"),
         traffic=_traffic(document),
     )
 
@@ -70,7 +75,7 @@ def _phases_s(document: Mapping[str, Any]) -> Mapping[str, float]:
     phases_s = document.get("phases_s") or {}
     if not isinstance(phases_s, Mapping) or not phases_s.keys() <= set(ReplanPhase):
         raise ValueError(f"phases_s is {phases_s!r}, allowed are seconds by {', '.join(ReplanPhase)}")
-    return {phase: float(_number(phases_s, phase, int, float) or 0.0) for phase in phases_s}
+    return {phase: _number(phases_s, phase) or 0.0 for phase in phases_s}
 
 
 def _traffic(document: Mapping[str, Any]) -> LoadTraffic | None:
@@ -80,11 +85,18 @@ def _traffic(document: Mapping[str, Any]) -> LoadTraffic | None:
     names = [field.name for field in fields(LoadTraffic)]
     if not isinstance(counts, Mapping) or not counts.keys() <= set(names):
         raise ValueError(f"traffic is {counts!r}, allowed are bytes by {', '.join(names)}")
-    return LoadTraffic(**{name: _number(counts, name, int) or 0 for name in names})
+    return LoadTraffic(**{name: _count(counts, name) or 0 for name in names})
 
 
-def _number(document: Mapping[str, Any], name: str, *kinds: type) -> Any:
+def _count(document: Mapping[str, Any], name: str) -> int | None:
     value = document.get(name)
-    if value is None or (isinstance(value, kinds) and not isinstance(value, bool) and value == value):
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _COUNT_MAX):
         return value
-    raise ValueError(f"{name} is {value!r}, it must be a number or null")
+    raise ValueError(f"{name} is {value!r:.{_SHOWN_LENGTH}}, it must be a whole number from 0 to {_COUNT_MAX}, or null")
+
+
+def _number(document: Mapping[str, Any], name: str) -> float | None:
+    value = document.get(name)
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _NUMBER_MAX):
+        return None if value is None else float(value)
+    raise ValueError(f"{name} is {value!r:.{_SHOWN_LENGTH}}, it must be a finite number or null")
