@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 _STATUS_S = 10.0
 _SAME_DEADLINE_S = 1.0
-_TAIL_LENGTH_MAX = 4000
+_TEXT_LENGTH_MAX = 4000
+"""The API refuses reports with much longer ones."""
 _KILLED = -signal.SIGKILL
 
 
@@ -109,8 +110,9 @@ class NodeRun:
         if self.is_over or (self._asked == action and same):
             return
         logger.info("generation %d is asked to %s within %.0f s", self.generation, action, leave_by_s - _now_s())
-        self._asked, self._leave_by_s = action, leave_by_s
+        self._leave_by_s = leave_by_s
         self._folder.write_notice(action, seconds_left=max(0.0, leave_by_s - _now_s()))
+        self._asked = action  # only now: what could not be written is tried again
 
     def kill(self, because: str = "") -> None:
         """End all ranks now. `because` is for what nobody but this agent has decided."""
@@ -127,8 +129,8 @@ class NodeRun:
         return {
             "generation": self.generation,
             "ranks": [self._rank_report(rank) for rank in self._numbers],
-            "failure": self._failure,
-            "killed": self._killed,
+            "failure": self._failure[:_TEXT_LENGTH_MAX],
+            "killed": self._killed[:_TEXT_LENGTH_MAX],
             "terminated": self._is_terminated,
         }
 
@@ -176,7 +178,7 @@ class NodeRun:
     def _note_end(self, rank: int, code: int) -> None:
         status = self._statuses.known.get(rank)
         ended_well = code == 0 if status is None else status.is_good_end
-        self._tails[rank] = "" if ended_well else tail(self._folder.log_path(rank))[-_TAIL_LENGTH_MAX:]
+        self._tails[rank] = "" if ended_well else tail(self._folder.log_path(rank))[-_TEXT_LENGTH_MAX:]
         self._oom_kills[rank] = None if status is None else oom_kills(status.memory_events)
 
     def _note_failures(self, inner: NodeAgent) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from api.routers.agents import TEXT_LENGTH_MAX
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.executors.local_processes import marked_processes
@@ -40,6 +41,13 @@ OBEY = """
     say("left", 2)
 """
 STUBBORN = OBEY.replace('(run_dir / "notice.json").exists()', "False")
+SEES_NOTHING_OF_THE_FIRST = """
+    import json, os, pathlib
+    from scheduler.executors.local_processes import marked_processes
+    first = pathlib.Path(os.environ["EBBTIDE_RUN_DIR"]).with_name("gen-1")
+    assert not marked_processes(first, variable="EBBTIDE_RUN_DIR")
+    assert [json.loads((first / f"status-{rank}.json").read_text())["phase"] for rank in (0, 1)] == ["left", "left"]
+"""
 
 
 class Desk:
@@ -176,10 +184,21 @@ def test_ranks_are_started_reported_and_told_to_leave_and_the_next_ones_follow(p
 def test_a_newer_generation_waits_until_the_older_one_has_left(pod: Pod) -> None:
     pod.order(OBEY)
     pod.wait(lambda: pod.phases() == ["running", "running"])
-    pod.order(OBEY, generation=2, ranks=1)
-    pod.wait(lambda: pod.desk.report["generation"] == 2)
-    old = [report for report in pod.desk.reports if report["generation"] == 1][-1]
-    assert [rank["exit_code"] for rank in old["ranks"]] == [0, 0]
+    pod.order(SEES_NOTHING_OF_THE_FIRST, generation=2, ranks=1)
+    pod.wait(lambda: pod.codes(2) not in ([], [None]))
+    assert pod.codes(2) == [0], pod.desk.report["ranks"][0]["tail"]
+
+
+def test_a_notice_that_could_not_be_written_is_written_once_it_can_be(pod: Pod) -> None:
+    pod.order(OBEY)
+    pod.wait(lambda: pod.phases() == ["running", "running"])
+    in_the_way = pod.folder / "run/jobs/a%2Fb/gen-1/.notice.json.part"
+    in_the_way.mkdir()
+    pod.tell(notice={"action": "leave", "step": None, "seconds_left": None})
+    pod.wait(lambda: "IsADirectoryError" in pod.log())
+    in_the_way.rmdir()
+    pod.wait(lambda: pod.codes() == [0, 0])
+    assert pod.phases() == ["left", "left"]
 
 
 def test_ranks_are_killed_when_the_reply_says_so(pod: Pod) -> None:
@@ -221,6 +240,9 @@ def test_what_cannot_be_started_is_told(pod: Pod) -> None:
     pod.order("import sys; sys.exit('out of slots')", generation=3, ranks=1)
     pod.wait(lambda: pod.codes(3) == [1])
     assert pod.desk.report["ranks"][0]["tail"] == "out of slots"
+    pod.order(OBEY, generation=4, ranks=1, command=["/" + 2 * TEXT_LENGTH_MAX * "x"])
+    pod.wait(lambda: pod.codes(4) == [127])
+    assert len(pod.desk.report["failure"]) <= TEXT_LENGTH_MAX, "or the API takes none of its reports"
 
 
 def test_a_rank_gets_its_variables_and_folders_and_no_token_of_the_agents(pod: Pod) -> None:
