@@ -101,8 +101,9 @@ class AgentDesk:
     def _forget_all_but(self, live: Snapshot) -> None:
         for job_id in self._begun.keys() - live.jobs.keys():
             del self._begun[job_id]
-        for key in [key for key in self._written if key[0] not in live.jobs]:
-            del self._written[key]
+        for reports in (self._written, self._waiting):
+            for key in [key for key in reports if key[0] not in live.jobs]:
+                del reports[key]
 
 
 @dataclass(frozen=True, slots=True)

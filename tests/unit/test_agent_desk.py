@@ -1,0 +1,31 @@
+"""What a desk writes down of reports, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from api.agent_desk import HEARTBEAT_S, AgentDesk
+from scheduler.domain.agent_report import AgentReport
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.memory import MemoryStore
+from scheduler.store.protocol import Commit
+from tests.builders import a_job
+from tests.memory_run_log import MemoryRunLog
+
+
+def test_a_sign_of_life_that_waits_is_not_written_for_a_job_that_is_gone() -> None:
+    before = Snapshot(jobs={"a": a_job("a"), "b": a_job("b")})
+    store, log = MemoryStore(before), MemoryRunLog()
+    lease = store.acquire("leader", now_s=0.0, ttl_s=60.0)
+    assert lease is not None
+    desk = AgentDesk(store, log)
+    desk.take(AgentReport("a", "t0", "pa", at_s=0.0))
+    desk.take(AgentReport("b", "t1", "pb", at_s=0.0))
+    desk.take(AgentReport("a", "t0", "pa", at_s=HEARTBEAT_S))
+    desk.take(AgentReport("b", "t1", "pb", at_s=HEARTBEAT_S + 0.5))
+    after = replace(before, jobs={"a": before.jobs["a"]}, generation=1)
+    store.commit(Commit(before, after, epoch=lease.epoch))
+    log.forget("b", up_to_generation=0)
+    desk.snapshot(HEARTBEAT_S + 1)
+    desk.take(AgentReport("a", "t0", "pa", at_s=2 * HEARTBEAT_S))
+    assert [(report.job_id, report.at_s) for report in log.reports()] == [("a", 2 * HEARTBEAT_S)]
