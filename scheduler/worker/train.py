@@ -39,8 +39,8 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scheduler.worker.train", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="tiny-gpt", help="name in the model table")
-    parser.add_argument("--steps", type=int, default=0, help="steps of the whole training (default: EBBTIDE_STEPS)")
-    parser.add_argument("--global-batch", type=int, default=0, help="samples per step (default: the plan's)")
+    parser.add_argument("--steps", type=_count, default=0, help="steps of the whole training (default: EBBTIDE_STEPS)")
+    parser.add_argument("--global-batch", type=_count, default=0, help="samples per step (default: the plan's)")
     parser.add_argument(
         "--batch-rule",
         default="keep",
@@ -48,13 +48,13 @@ def _arguments() -> argparse.Namespace:
         help="how the learning rate follows a changed global batch (default: such a change is refused)",
     )
     parser.add_argument(
-        "--checkpoint-every", type=int, default=0, help="steps between checkpoints (default: at the end)"
+        "--checkpoint-every", type=_count, default=0, help="steps between checkpoints (default: at the end)"
     )
-    parser.add_argument("--keep", type=int, default=2, help="complete checkpoints to keep")
+    parser.add_argument("--keep", type=_some, default=2, help="complete checkpoints to keep")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data order")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"], help="precision")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--warmup-steps", type=int, default=0, help="steps over which the learning rate rises")
+    parser.add_argument("--warmup-steps", type=_count, default=0, help="steps over which the learning rate rises")
     parser.add_argument(
         "--decay", default="constant", choices=["constant", "cosine"], help="how the learning rate falls"
     )
@@ -69,6 +69,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ledger", dest="ledger_dir", type=Path, help="directory for a record of samples and losses")
     parser.add_argument("--ledger-digests", action="store_true", help="put digests of the whole state there too")
     return parser.parse_args()
+
+
+def _count(text: str, least: int = 0) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return int(text)
+
+
+def _some(text: str) -> int:
+    return _count(text, least=1)
 
 
 def _freezing(text: str) -> tuple[tuple[int, int], ...]:
