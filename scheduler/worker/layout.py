@@ -79,7 +79,7 @@ class Layout:
     @property
     def is_plainly_replicated(self) -> bool:
         """Every rank holds the whole model: nothing but data and context parallelism, as DDP does it."""
-        alike = len({_kind(strategy) for strategy in self.layers}) == 1
+        alike = len({kind(strategy) for strategy in self.layers}) == 1
         one = self.first
         return alike and self.groups == 1 and one.tp == 1 and one.zero == 0 and one.ep == 1
 
@@ -148,6 +148,12 @@ def shards(strategy: LayerStrategy) -> int:
     return strategy.shard_group if strategy.shard_group > 1 else data_replicas(strategy)
 
 
+def kind(strategy: LayerStrategy) -> tuple[int, ...]:
+    """What decides who shares parameters and who exchanges what: layers that are equal in it need the same groups."""
+    one = strategy
+    return (one.tp, one.dp, one.ulysses, one.ring, one.ep, one.zero, one.shard_group)
+
+
 def _layers(plan: ParallelPlan, blocks: int) -> tuple[tuple[range, ...], tuple[LayerStrategy, ...]]:
     """Layers of each stage, and the strategy of each layer, with embedding and head. Plans count blocks alone, or those
     two as layers too; a plan of one single layer means all of them."""
@@ -206,8 +212,3 @@ def _check_schedule(plan: ParallelPlan) -> None:
             f"micro_batches is {plan.micro_batches}, it must be a multiple of {rounds}, "
             f"the rounds of interleaved 1F1B over {plan.devices} groups"
         )
-
-
-def _kind(strategy: LayerStrategy) -> tuple[int, ...]:
-    one = strategy
-    return (one.tp, one.dp, one.ulysses, one.ring, one.ep, one.zero, one.shard_group)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scheduler.domain.parallel_plan import LayerStrategy, ScheduleName
-from scheduler.worker.layout import Layout, data_replicas, shards
+from scheduler.worker.layout import Layout, data_replicas, kind, shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,18 @@ class Meshes:
 
 def build_meshes(layout: Layout, *, device: str) -> Meshes:
     """Collective over all ranks of the default process group."""
-    kind, own = device.partition(":")[0], layout.group_of(dist.get_rank())
+    device_type, own = device.partition(":")[0], layout.group_of(dist.get_rank())
     layers: dict[int, LayerMesh] = {}
     groups = []
     for group in range(layout.groups):
         ranks = layout.ranks_of(group)
-        groups.append(_mesh(kind, ranks, group=len(ranks)))
+        groups.append(_mesh(device_type, ranks, group=len(ranks)))
         known: dict[tuple[int, ...], _Made] = {}
         for number in (layer for stage in layout.stages[group :: layout.groups] for layer in stage):
-            one = layout.layers[number]
-            key = (one.tp, one.dp, one.ulysses, one.ring, one.ep, one.zero, one.shard_group)
+            strategy = layout.layers[number]
+            key = kind(strategy)
             if key not in known:
-                known[key] = _made(one, kind, ranks)
+                known[key] = _made(strategy, device_type, ranks)
             if group == own:
                 layers[number] = _around_this_rank(known[key])
     is_interleaved = layout.schedule.name is ScheduleName.INTERLEAVED
@@ -70,7 +70,7 @@ def build_meshes(layout: Layout, *, device: str) -> Meshes:
         layers,
         groups[own].get_group(),
         back=dist.new_group() if layout.groups > 1 and not is_interleaved else None,
-        column=_column(layout, kind) if is_interleaved else None,
+        column=_column(layout, device_type) if is_interleaved else None,
     )
 
 
@@ -83,15 +83,15 @@ class _Made:
     experts: DeviceMesh
 
 
-def _made(strategy: LayerStrategy, kind: str, ranks: Sequence[int]) -> _Made:
+def _made(strategy: LayerStrategy, device_type: str, ranks: Sequence[int]) -> _Made:
     split, replicas = shards(strategy), data_replicas(strategy)
-    one = strategy
+    dp, ring, ulysses, ep, tp = strategy.dp, strategy.ring, strategy.ulysses, strategy.ep, strategy.tp
     # Experts that are spread over some replicas have the others for copies or shards.
-    apart = max(1, split // one.ep)
+    apart = max(1, split // ep)
     return _Made(
-        data=_mesh(kind, ranks, replicate=replicas // split, shard=split, tp=one.tp),
-        places=_mesh(kind, ranks, dp=one.dp, ring=one.ring, ulysses=one.ulysses, tp=one.tp),
-        experts=_mesh(kind, ranks, replicate=replicas // one.ep // apart, shard=apart, ep=one.ep, tp=one.tp),
+        data=_mesh(device_type, ranks, replicate=replicas // split, shard=split, tp=tp),
+        places=_mesh(device_type, ranks, dp=dp, ring=ring, ulysses=ulysses, tp=tp),
+        experts=_mesh(device_type, ranks, replicate=replicas // ep // apart, shard=apart, ep=ep, tp=tp),
     )
 
 
@@ -106,12 +106,12 @@ def _around_this_rank(made: _Made) -> LayerMesh:
     )
 
 
-def _column(layout: Layout, kind: str) -> dist.ProcessGroup:
-    across = _mesh(kind, range(layout.world_size), pipeline=layout.groups, rank=layout.widths[0])
+def _column(layout: Layout, device_type: str) -> dist.ProcessGroup:
+    across = _mesh(device_type, range(layout.world_size), pipeline=layout.groups, rank=layout.widths[0])
     return across.get_group("pipeline")
 
 
-def _mesh(kind: str, ranks: Sequence[int], **dimensions: int) -> DeviceMesh:
+def _mesh(device_type: str, ranks: Sequence[int], **dimensions: int) -> DeviceMesh:
     assert prod(dimensions.values()) == len(ranks)
     numbers = torch.tensor(ranks).view(*dimensions.values())
-    return DeviceMesh(kind, numbers, mesh_dim_names=tuple(dimensions))
+    return DeviceMesh(device_type, numbers, mesh_dim_names=tuple(dimensions))
