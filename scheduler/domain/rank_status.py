@@ -29,10 +29,11 @@ class RankPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """`written_at_ns` is the file's own time, good for telling which of two ranks spoke first. `memory_events` is the
-    file in which the kernel counts whom it kills for memory in this rank's control group, `oom_kills` that count when
-    the rank last wrote. `frozen_layers` is None where the script says nothing of them, `traffic` where it says
-    nothing of what it read of a checkpoint."""
+    """`step` is the last finished one, `checkpoint_step` that of the last complete checkpoint. `peak_bytes`: the most
+    memory that the rank has had at once. `phases_s`: seconds by `ReplanPhase`. `written_at_ns` is the file's own time,
+    good for telling which of two ranks spoke first. `memory_events` is the file in which the kernel counts whom it has
+    killed for memory in this rank's control group, `oom_kills` that count when the rank last wrote. `frozen_layers` is
+    None where the script says nothing of them, `traffic` where it says nothing of what it read of a checkpoint."""
 
     phase: RankPhase
     step: int = 0

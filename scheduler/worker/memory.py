@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-OUT_OF_MEMORY = "out-of-memory"
-
 # RuntimeErrors of torch that have no class of their own.
 _TEXTS = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory")
 _MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024

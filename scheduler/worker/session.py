@@ -42,16 +42,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from scheduler.domain.observation import FailureCause
 from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
-from scheduler.domain.rank_status import RankPhase
+from scheduler.domain.rank_status import RankPhase, RankStatus
 from scheduler.domain.replan import LoadTraffic, ReplanPhase
 from scheduler.worker.agreement import agree
 from scheduler.worker.environment import RankEnvironment, rank_environment
-from scheduler.worker.memory import OUT_OF_MEMORY, is_out_of_memory, peak_bytes
+from scheduler.worker.memory import is_out_of_memory, peak_bytes
 from scheduler.worker.notice import Action, Notice, NoticeBoard, NoticeFile, NoticeSource, TerminationSignal
 from scheduler.worker.phase_watch import PhaseWatch
 from scheduler.worker.progress import Progress, ProgressPoster
-from scheduler.worker.status import RankStatus, StatusFile
+from scheduler.worker.status import StatusFile
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +240,8 @@ class Session:
     ) -> None:
         if not self.status.phase.is_end:
             reason = "the script ended without leave() or succeed()" if error is None else _reason(error)
-            self._say(phase=RankPhase.FAILED, reason=reason, cause=OUT_OF_MEMORY if is_out_of_memory(error) else "")
+            cause = FailureCause.OUT_OF_MEMORY if is_out_of_memory(error) else None
+            self._say(phase=RankPhase.FAILED, reason=reason, cause=cause)
         self._close()
         if self._watch.has(ReplanPhase.NOTICE) and self.status.phase is RankPhase.LEFT:
             self._watch.end(ReplanPhase.TEARDOWN)

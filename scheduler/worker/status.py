@@ -1,47 +1,19 @@
-"""RankStatus: what one rank says of itself in a file, by which the executor judges it."""
+"""StatusFile: what one rank says of itself, by which the executor judges it."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from scheduler.domain.rank_status import RankPhase
-from scheduler.domain.replan import LoadTraffic
+from scheduler.domain.rank_status import RankPhase, RankStatus
 from scheduler.worker.memory import OomKillCount
 
 # A reader looks a few times a second; writing each of a thousand short steps would only wear the disk.
 _WRITE_PERIOD_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class RankStatus:
-    """`step` is the last finished one, `checkpoint_step` that of the last complete checkpoint. `cause`: a failure's,
-    `out-of-memory` or empty. `peak_bytes`: the most memory that this process has had at once. `phases_s`: seconds by
-    `ReplanPhase`. `memory_events`, `oom_kills`: where the kernel counts whom it kills for memory in this process's
-    control group, and that count when this was written, so that whoever sees it dead can tell what killed it.
-    `frozen_layers`: so many of the first layers are frozen; None until the script says so. `traffic`: what this rank
-    has read of a checkpoint; None where it read none or did not count."""
-
-    rank: int
-    pid: int
-    phase: RankPhase = RankPhase.STARTING
-    step: int = 0
-    checkpoint_step: int | None = None
-    loss: float | None = None
-    samples_per_s: float | None = None
-    reason: str = ""
-    cause: str = ""
-    peak_bytes: int | None = None
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-    memory_events: str = ""
-    oom_kills: int | None = None
-    frozen_layers: int | None = None
-    traffic: LoadTraffic | None = None
 
 
 class StatusFile:
@@ -51,7 +23,8 @@ class StatusFile:
         self._path = None if directory is None else directory / f"status-{rank}.json"
         self._written_s = float("-inf")
         self._kills = OomKillCount.of_this_process() if directory is not None else None
-        self.status = RankStatus(rank=rank, pid=os.getpid())
+        self._rank = rank
+        self.status = RankStatus(RankPhase.STARTING)
         self._write()
 
     def update(self, **changes: Any) -> None:
@@ -68,7 +41,9 @@ class StatusFile:
             return
         if self._kills is not None:
             self.status = replace(self.status, memory_events=str(self._kills.path), oom_kills=self._kills.read())
-        write_json_atomically(self._path, asdict(self.status), durable=False)
+        document = {"rank": self._rank, "pid": os.getpid(), **asdict(self.status)}
+        del document["written_at_ns"]  # the file has a time of its own
+        write_json_atomically(self._path, document, durable=False)
         self._written_s = time.monotonic()
 
 

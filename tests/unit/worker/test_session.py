@@ -155,10 +155,10 @@ with Session(RankEnvironment(run_dir=Path(sys.argv[1]))) as session:
             "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')",
             "out-of-memory",
         ),
-        ("raise ValueError('no memory of that')", ""),
+        ("raise ValueError('no memory of that')", None),
     ],
 )
-def test_a_process_that_runs_out_of_memory_says_so(tmp_path: Path, error: str, cause: str) -> None:
+def test_a_process_that_runs_out_of_memory_says_so(tmp_path: Path, error: str, cause: str | None) -> None:
     code = RUNS_OUT.format(error=error)
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, timeout=120)
     assert ran.returncode == 1

@@ -25,7 +25,7 @@ def test_the_file_holds_the_contract_from_the_first_moment(tmp_path: Path) -> No
         "loss": None,
         "samples_per_s": None,
         "reason": "",
-        "cause": "",
+        "cause": None,
         "peak_bytes": None,
         "phases_s": {},
         "memory_events": str(kills.path) if kills else "",

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.domain.rank_status import RankStatus
 from scheduler.worker import checkpoint
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.layout import data_plan
@@ -17,7 +18,6 @@ from scheduler.worker.manifest import BatchChange, Position, checkpoint_path, ch
 from scheduler.worker.model import SIZES, build_gpt
 from scheduler.worker.session import Session
 from scheduler.worker.slice_reader import SliceReader
-from scheduler.worker.status import RankStatus
 from scheduler.worker.trainer import TrainerSettings, train
 
 SETTINGS = TrainerSettings(model="nano-gpt", steps=4, global_batch=2, seed=1)
