@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scheduler.documents.pod_shape import check_shape
 from scheduler.documents.refusal import refused_field
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -33,24 +34,27 @@ def check_template(template: Mapping[str, Any]) -> None:
             raise refused_field(f"spec.{name}", spec[name], "nothing: Ebbtide sets it")
     for number, container in enumerate(containers):
         _check_container(f"spec.containers[{number}]", container)
+    check_shape(template)
+    for number, container in enumerate(spec.get("initContainers") or ()):
+        _check_container(f"spec.initContainers[{number}]", container)
 
 
 def template_command(template: Mapping[str, Any]) -> tuple[str, ...]:
     """What the template's first container runs: its command with its arguments."""
     first = template["spec"]["containers"][0]
-    return (*first.get("command", ()), *first.get("args", ()))
+    return (*(first.get("command") or ()), *(first.get("args") or ()))
 
 
 def template_image(template: Mapping[str, Any]) -> str:
-    return str(template["spec"]["containers"][0].get("image", ""))
+    return str(template["spec"]["containers"][0].get("image") or "")
 
 
 def _check_container(place: str, container: object) -> None:
     if not isinstance(container, Mapping):
         raise refused_field(place, container, "an object, a container")
     for name in ("command", "args"):
-        words = container.get(name, [])
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        words = container.get(name)
+        if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
             raise refused_field(f"{place}.{name}", words, "a list of words")
     resources = container.get("resources") or {}
     for kind in ("requests", "limits"):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler.documents.pod_shape import without_nulls
 from scheduler.domain.job import Job
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.k8s.kinds import (
@@ -67,7 +68,8 @@ def objects_name(job_id: str) -> str:
 def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:
     """The pod of the job's agent on one node, not bound yet."""
     template = json.loads(job.spec.template_json) if job.spec.template_json else {"spec": {"containers": [{}]}}
-    spec = copy.deepcopy(template["spec"])
+    template = without_nulls(template)
+    spec = template["spec"]
     mounts_shm = _mounts_shm(spec["containers"][0])
     spec["containers"][0] = _agent_container(spec["containers"][0], job, new, site)
     spec["volumes"] = [*spec.get("volumes", ()), *_volumes(job, shm=not mounts_shm)]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from scheduler.documents.job import job_document, read_job
 from scheduler.documents.refusal import RefusedError
+from scheduler.domain.job import JobSpec
+from scheduler.domain.job_state import JobState
+from scheduler.k8s.manifests import JobSite, agent_pod
+from scheduler.k8s.pod_changes import pod_changes
+from tests.builders import a_job
 
 TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"team": "harbour"}},
@@ -41,6 +50,13 @@ def test_a_command_of_the_job_itself_counts_more() -> None:
         ({"spec": {"containers": [{}], "schedulerName": "default-scheduler"}}, "spec.schedulerName"),
         ({"spec": {"containers": [{}], "nodeName": "n7"}}, "spec.nodeName"),
         ({"kind": "Pod", "spec": {"containers": [{}]}}, "kind"),
+        ({"spec": {"containers": [{}], "volumes": "data"}}, "spec.volumes: got"),
+        ({"spec": {"containers": [{}], "tolerations": ["all"]}}, r"spec.tolerations\[0\]"),
+        ({"spec": {"containers": [{"env": {"A": "1"}}]}}, r"spec.containers\[0\].env: got"),
+        ({"spec": {"containers": [{"env": [{"name": ["A"]}]}]}}, r"spec.containers\[0\].env\[0\].name"),
+        ({"spec": {"containers": [{"resources": "many"}]}}, r"spec.containers\[0\].resources"),
+        ({"spec": {"containers": [{}], "affinity": {"nodeAffinity": 3}}}, "spec.affinity.nodeAffinity: got 3"),
+        ({"metadata": {"labels": {"team": 7}}, "spec": {"containers": [{}]}}, r"metadata.labels\[team\]: got 7"),
     ],
 )
 def test_what_is_missing_or_is_ours_to_say_is_named(template: dict[str, Any], field: str) -> None:
@@ -48,8 +64,67 @@ def test_what_is_missing_or_is_ours_to_say_is_named(template: dict[str, Any], fi
         read_job(job(template))
 
 
+def test_what_is_null_is_absent() -> None:
+    """As at the API server: `volumes:` with nothing behind it is common in YAML."""
+    container = {"command": None, "image": None, "env": None, "volumeMounts": None, "resources": None}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": None}}}
+    spec = {"containers": [container], "volumes": None, "tolerations": None, "affinity": affinity}
+    template = {"metadata": {"labels": None, "annotations": {"note": None}}, "spec": spec}
+    read = read_job(job(template, command=["python"]))
+    assert read.command == ("python",)
+    made = rendered(read)
+    assert made["spec"]["containers"][0]["image"] == "worker"
+    assert "note" not in made["metadata"]["annotations"]
+
+
+def rendered(spec: JobSpec) -> dict[str, Any]:
+    """The agent pod of a job that asks for this."""
+    running = replace(a_job("a", 1, 2, state=JobState.STARTING, on={"t0": (0,)}), spec=spec)
+    (new,) = pod_changes(running, [], 0.0).make
+    return agent_pod(running, new, JobSite("harbour", 1, "http://api", "worker"))
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["", "a", "main"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["name", "requests", "limits", "matchFields", "a"]), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+
+
+def _object(*names: str, **known: SearchStrategy[Any]) -> SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional={**dict.fromkeys(names, _JSON), **known})
+
+
+_CONTAINER = _object("command", "args", "image", "name", "env", "volumeMounts", "resources")
+_TERMS = st.lists(_JSON | _object("matchFields", "matchExpressions"), max_size=2)
+_REQUIRED = _object(requiredDuringSchedulingIgnoredDuringExecution=_JSON | _object(nodeSelectorTerms=_JSON | _TERMS))
+_SPEC = _object(
+    "volumes",
+    "tolerations",
+    "initContainers",
+    containers=st.lists(_CONTAINER, min_size=1, max_size=2),
+    affinity=_JSON | _object(nodeAffinity=_JSON | _REQUIRED),
+)
+_TEMPLATE = _object(metadata=_JSON | _object("labels", "annotations"), spec=_SPEC)
+
+
+@given(_TEMPLATE)
+def test_a_template_is_refused_or_can_be_rendered(template: dict[str, Any]) -> None:
+    """What the renderer fell over would stop the operator, again and again, and with it all jobs."""
+    try:
+        spec = read_job(job(template, command=["python"]))
+    except RefusedError:
+        return
+    assert rendered(spec)["spec"]["schedulerName"] == "ebbtide"
+
+
 @pytest.mark.parametrize("kind", ["requests", "limits"])
-def test_a_template_asks_for_no_gpus_itself(kind: str) -> None:
+@pytest.mark.parametrize("group", ["containers", "initContainers"])
+def test_a_template_asks_for_no_gpus_itself(kind: str, group: str) -> None:
     container = {"name": "train", "resources": {kind: {"nvidia.com/gpu": 8}}}
-    with pytest.raises(RefusedError, match=r"resources.*got 8; allowed: nothing: Ebbtide asks"):
-        read_job(job({"spec": {"containers": [container]}}))
+    spec = {"containers": [{}], group: [container]}
+    with pytest.raises(RefusedError, match=rf"{group}.*resources.*got 8; allowed: nothing: Ebbtide asks"):
+        read_job(job({"spec": spec}))
