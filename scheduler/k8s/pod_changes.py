@@ -37,15 +37,14 @@ class OldPod:
 
 @dataclass(frozen=True, slots=True)
 class PodChanges:
-    """`gang` are the pods of the job's target that there are, one a node, whole once nothing is to be made."""
+    """`gang` are the pods of the job's target that there are, one a node; whole once each node has one, and no other
+    pod of the job is still on the node of one that is to be bound: an agent is known by its job and its node, and two
+    of them would be taken for one."""
 
     make: tuple[NewPod, ...] = ()
     delete: tuple[OldPod, ...] = ()
     gang: Mapping[str, PodFacts] | None = None
-
-    @property
-    def is_gang_whole(self) -> bool:
-        return self.gang is not None and not self.make
+    is_gang_whole: bool = False
 
 
 def wanted_gpus(job: Job) -> dict[str, int]:
@@ -55,7 +54,7 @@ def wanted_gpus(job: Job) -> dict[str, int]:
 
 def pod_changes(job: Job, pods: Iterable[PodFacts], now_s: float) -> PodChanges:
     """What to make and what to delete for this job, whose pods these are."""
-    wanted = wanted_gpus(job)
+    wanted, pods = wanted_gpus(job), tuple(pods)
     gang: dict[str, PodFacts] = {}
     delete = []
     for pod in sorted(pods, key=_oldest_first):
@@ -70,7 +69,9 @@ def pod_changes(job: Job, pods: Iterable[PodFacts], now_s: float) -> PodChanges:
         if node not in gang
     )
     taken = {pod.name for pod in pods}
-    return PodChanges(tuple(new for new in make if new.name not in taken), tuple(delete), gang if wanted else None)
+    is_whole = bool(wanted) and not make and not _is_in_the_way(pods, gang)
+    make = tuple(new for new in make if new.name not in taken)
+    return PodChanges(make, tuple(delete), gang if wanted else None, is_whole)
 
 
 def orphans(pods: Iterable[PodFacts], jobs: Mapping[str, Job]) -> tuple[OldPod, ...]:
@@ -92,6 +93,12 @@ def by_job(pods: Iterable[PodFacts]) -> dict[str, list[PodFacts]]:
         if pod.is_ours:
             found.setdefault(pod.job_id, []).append(pod)
     return found
+
+
+def _is_in_the_way(pods: Iterable[PodFacts], gang: Mapping[str, PodFacts]) -> bool:
+    """Whether a pod of the job is still where another one of it is to be bound."""
+    to_bind = {node for node, pod in gang.items() if not pod.node}
+    return any(pod.holds_gpus and pod.node in to_bind for pod in pods)
 
 
 def _fits(pod: PodFacts, job: Job, wanted: Mapping[str, int]) -> bool:

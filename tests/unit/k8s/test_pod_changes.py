@@ -112,10 +112,26 @@ def test_a_gang_is_bound_whole_or_not_at_all() -> None:
 
 
 def test_a_node_has_room_again_only_when_the_pods_before_are_gone() -> None:
-    leaving = pod("t0", 2, generation=0, is_deleting=True)
-    changes = pod_changes(on({"t0": (0, 1)}), [pod("t0", 2, bound=False), leaving], NOW_S)
+    leaving = replace(pod("t0", 2, is_deleting=True), job_id="b")
+    changes = pod_changes(on({"t0": (0, 1)}), [pod("t0", 2, bound=False)], NOW_S)
     assert gang_to_bind("a", changes, Rooms(nodes(t0=2), gpus_held([leaving]))) is None
     assert gang_to_bind("a", changes, Rooms(nodes(t0=2), gpus_held([]))) is not None
+
+
+def test_a_pod_waits_until_the_one_before_it_has_left_the_node_though_there_is_room_for_both() -> None:
+    """An agent is known by its job and its node. Of two, one would be taken for the other, and its ranks for dead."""
+    before, after = pod("t0", 2, is_deleting=True), pod("t0", 4, generation=2, bound=False)
+    job = on({"t0": (0, 1, 2, 3)}, generation=2)
+    both = pod_changes(job, [before, after], NOW_S)
+    assert gang_to_bind("a", both, Rooms(nodes(t0=8), gpus_held([before]))) is None
+    alone = pod_changes(job, [after], NOW_S)
+    assert gang_to_bind("a", alone, Rooms(nodes(t0=8), {})) is not None
+
+
+def test_a_gang_lacks_the_pod_whose_name_is_still_taken() -> None:
+    leaving = replace(pod("t1", 1, is_deleting=True), name="a-g1-1")
+    changes = pod_changes(on({"t0": (0,), "t1": (0,)}), [pod("t0", 1, bound=False), leaving], NOW_S)
+    assert (changes.make, changes.is_gang_whole) == ((), False)
 
 
 def test_a_part_of_a_gang_is_not_bound() -> None:
