@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.k8s.client import Cluster
-from scheduler.k8s.cluster_view import ClusterView
+from scheduler.k8s.cluster_view import ClusterView, SeenPlan
 from scheduler.k8s.intake import Resources
 from scheduler.k8s.kinds import (
     CONFIG_MAP,
@@ -27,7 +27,7 @@ from scheduler.k8s.kinds import (
 )
 from scheduler.k8s.mirror import Mirror
 from scheduler.k8s.node_view import node_view
-from scheduler.k8s.objects import Object, annotations_of, labels_of, lean
+from scheduler.k8s.objects import Object, annotations_of, labels_of, lean, number_of
 from scheduler.k8s.pod_facts import PodFacts, pod_facts
 from scheduler.k8s.resources.elastic_job import is_managed_by_us, job_id_of
 from scheduler.k8s.resources.metadata import metadata
@@ -91,9 +91,9 @@ class ClusterMirrors:
         return changes != had
 
     @property
-    def podded(self) -> frozenset[str]:
-        """Ids of jobs that have pods, ended ones too."""
-        return frozenset(pod.job_id for pod in self.view().pods if pod.is_ours)
+    def podded(self) -> frozenset[tuple[str, str]]:
+        """Jobs that have pods, ended ones too, by namespace and id: a pod elsewhere can say what it likes."""
+        return frozenset((pod.namespace, pod.job_id) for pod in self.view().pods if pod.is_ours)
 
     def resources(self) -> Resources:
         """What users and administrators have asked for, and the nodes."""
@@ -135,7 +135,7 @@ class ClusterMirrors:
             nodes={item["metadata"]["name"]: node_view(item) for item in self.nodes.snapshot().values()},
             resources=_by_job_id(self.jobs.snapshot().values()),
             services={key: labels_of(item).get(JOB_LABEL, "") for key, item in self.services.snapshot().items()},
-            plans={key: _generation(item) for key, item in self.plans.snapshot().items()},
+            plans={key: _plan(item) for key, item in self.plans.snapshot().items()},
         )
 
     def _with_binding(self, pod: PodFacts) -> PodFacts:
@@ -147,13 +147,14 @@ class ClusterMirrors:
         return (self.pods, self.nodes, self.services, self.plans, *own)
 
 
-def _by_job_id(resources: Iterable[Object]) -> dict[str, Object]:
-    return {job_id_of(metadata(each)): each for each in resources if is_managed_by_us(each)}
+def _by_job_id(resources: Iterable[Object]) -> dict[tuple[str, str], Object]:
+    metas = ((metadata(each), each) for each in resources if is_managed_by_us(each))
+    return {(meta.namespace, job_id_of(meta)): each for meta, each in metas}
 
 
-def _generation(item: Object) -> int:
-    told = annotations_of(item).get(GENERATION_ANNOTATION, "")
-    return int(told) if told.isdecimal() else -1
+def _plan(item: Object) -> SeenPlan:
+    generation = number_of(annotations_of(item).get(GENERATION_ANNOTATION), otherwise=-1)
+    return SeenPlan(labels_of(item).get(JOB_LABEL, ""), generation)
 
 
 def _slim_metadata(item: Object) -> Object:

@@ -12,15 +12,23 @@ from scheduler.k8s.pod_facts import PodFacts
 
 
 @dataclass(frozen=True, slots=True)
+class SeenPlan:
+    """The ConfigMap of a job's plan, and the generation that the plan is of."""
+
+    job_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All pods that hold GPUs or are ours, nodes by name, ElasticJobs by job id, and of our own services and plans what
-    they are called: (namespace, name), plans with the generation that they are of."""
+    """All pods that ask for GPUs or are ours, nodes by name, ElasticJobs by namespace and the job id that they claim,
+    and of our own services and plans what they are called, (namespace, name): services with the id of their job."""
 
     pods: tuple[PodFacts, ...] = ()
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    resources: Mapping[str, Object] = field(default_factory=dict)
+    resources: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     services: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    plans: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    plans: Mapping[tuple[str, str], SeenPlan] = field(default_factory=dict)
 
     def pods_of(self) -> dict[str, list[PodFacts]]:
         return by_job(self.pods)

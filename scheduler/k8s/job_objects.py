@@ -21,6 +21,8 @@ from scheduler.k8s.manifests import JobSite, agent_pod, objects_name, plan_map, 
 from scheduler.k8s.objects import Object, name_of, uid_of
 from scheduler.k8s.pod_changes import NewPod, OldPod
 from scheduler.k8s.pod_facts import PodFacts
+from scheduler.k8s.resources.elastic_job import job_of
+from scheduler.k8s.resources.metadata import metadata
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class JobObjects:
         site = self._site(job, view)
         key = (site.namespace, objects_name(job.id))
         generation = job.allocation.generation
-        if missing or key not in view.services or view.plans.get(key) != generation:
+        if missing or key not in view.services or not _has_plan(view, key, generation):
             what = f"provide for {job.id} generation {generation}"
             yield Effect(what, partial(self._provide, job, missing, site, view))
 
@@ -71,9 +73,11 @@ class JobObjects:
         return Effect(f"delete pod {pod.namespace}/{pod.name}", partial(self._delete_pod, pod, old.grace_s))
 
     def sweep(self, desired: Snapshot, view: ClusterView) -> Iterator[Effect]:
-        """Services, plans and tokens of jobs that have no pods and are not to get any."""
+        """Services, plans and tokens of jobs that have no pods and are not to get any. The plan is made first and the
+        service goes last, so that one of them is there while anything is."""
         busy = {pod.job_id for pod in view.pods if pod.is_ours}
-        for (namespace, name), job_id in view.services.items():
+        left = {**{key: plan.job_id for key, plan in view.plans.items()}, **view.services}
+        for (namespace, name), job_id in left.items():
             job = desired.jobs.get(job_id)
             is_over = job_id not in busy and (job is None or job.is_ended)
             if is_over and name == objects_name(job_id):
@@ -83,7 +87,11 @@ class JobObjects:
         return job.spec.namespace or self._rules.namespace
 
     def _site(self, job: Job, view: ClusterView) -> JobSite:
-        resource = view.resources.get(job.id)
+        """With its ElasticJob as owner, if it is the job's own: one that only claims the job would have the garbage
+        collector delete its pods."""
+        resource = view.resources.get((self.namespace_of(job), job.id))
+        if resource is not None and job_of(metadata(resource), {job.id: job}, self._rules.namespace) is None:
+            resource = None
         return JobSite(
             namespace=self.namespace_of(job),
             epoch=self._epoch(),
@@ -94,9 +102,9 @@ class JobObjects:
         )
 
     def _provide(self, job: Job, missing: Sequence[NewPod], site: JobSite, view: ClusterView) -> None:
-        """In the order in which they are needed; the service last but for the pods, because it stands for all three."""
+        """In the order in which they are needed; the plan first, because `sweep` finds the rest by it."""
         key = (site.namespace, objects_name(job.id))
-        if view.plans.get(key) != job.allocation.generation:
+        if not _has_plan(view, key, job.allocation.generation):
             self._mirrors.put_ahead(CONFIG_MAP, self._cluster.apply(CONFIG_MAP, plan_map(job, site)))
         if missing or key not in view.services:
             self._cluster.apply(SECRET, token_secret(job, site, self._agent_token(job.id)))
@@ -140,6 +148,11 @@ class JobObjects:
             self._mirrors.put_ahead(POD, left)
 
     def _delete_objects(self, namespace: str, name: str) -> None:
-        """The service last: while it is there, the rest is looked for."""
+        """The service last: while it is there, `sweep` comes back for the rest."""
         for kind in (SECRET, CONFIG_MAP, SERVICE):
             self._cluster.delete(kind, name, namespace)
+
+
+def _has_plan(view: ClusterView, key: tuple[str, str], generation: int) -> bool:
+    plan = view.plans.get(key)
+    return plan is not None and plan.generation == generation

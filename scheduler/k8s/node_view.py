@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.k8s.kinds import EPOCH_ANNOTATION, GPU_RESOURCE, LOAN_LABEL, LOANED_TAINT_KEY
+from scheduler.k8s.objects import number_of
 
 Taint = Mapping[str, Any]
 
@@ -32,17 +33,15 @@ def node_view(node: Mapping[str, Any]) -> NodeView:
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     labels, taints = meta.get("labels") or {}, tuple(spec.get("taints") or ())
     conditions = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}
-    allocatable = str((status.get("allocatable") or {}).get(GPU_RESOURCE, "0"))
-    epoch = str((meta.get("annotations") or {}).get(EPOCH_ANNOTATION, "0"))
     return NodeView(
         name=meta["name"],
         resource_version=meta.get("resourceVersion", ""),
         is_ready=conditions.get("Ready") == "True" and "deletionTimestamp" not in meta,
         is_cordoned=bool(spec.get("unschedulable")),
-        gpus=int(allocatable) if allocatable.isdecimal() else 0,
+        gpus=number_of((status.get("allocatable") or {}).get(GPU_RESOURCE)),
         loan=labels.get(LOAN_LABEL, ""),
         is_tainted=any(taint.get("key") == LOANED_TAINT_KEY for taint in taints),
-        epoch=int(epoch) if epoch.isdecimal() else 0,
+        epoch=number_of((meta.get("annotations") or {}).get(EPOCH_ANNOTATION)),
         taints=taints,
         labels=labels,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from sys import intern
 from typing import Any
 
+_DIGITS_MAX = 18
+
 Object = dict[str, Any]
 Key = tuple[str, str]
 """(namespace, name); the namespace of cluster-wide kinds is empty."""
@@ -41,6 +43,13 @@ def annotations_of(item: Object) -> dict[str, str]:
 
 def is_terminating(item: Object) -> bool:
     return "deletionTimestamp" in item["metadata"]
+
+
+def number_of(text: object, *, otherwise: int = 0) -> int:
+    """The whole number that an object says somewhere as text. Anybody may have written it: a text of thousands of
+    digits is no number either, where int() would raise."""
+    said = str(text)
+    return int(said) if said.isascii() and said.isdigit() and len(said) <= _DIGITS_MAX else otherwise
 
 
 def lean(item: Object) -> Object:

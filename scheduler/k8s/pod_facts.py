@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.k8s.kinds import (
-    EPOCH_ANNOTATION,
     GENERATION_ANNOTATION,
     GPU_RESOURCE,
     JOB_LABEL,
@@ -15,6 +14,7 @@ from scheduler.k8s.kinds import (
     NODE_LABEL,
     SCHEDULER_NAME,
 )
+from scheduler.k8s.objects import number_of
 
 _ENDED = ("Succeeded", "Failed")
 
@@ -35,8 +35,6 @@ class PodFacts:
     job_id: str = ""
     wanted_node: str = ""
     generation: int = 0
-    epoch: int = 0
-    made_at: str = ""
     fault: str = ""
     exit_code: int | None = None
     reason: str = ""
@@ -58,10 +56,6 @@ class PodFacts:
         """As much of the pod as calls about this very pod need."""
         return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
 
-    @property
-    def is_running(self) -> bool:
-        return self.phase == "Running" and not self.is_deleting
-
 
 def pod_facts(pod: Mapping[str, Any]) -> PodFacts:
     """The facts of a pod as the API server gives it. Labels of ours that somebody else set make it none of ours: that
@@ -81,9 +75,7 @@ def pod_facts(pod: Mapping[str, Any]) -> PodFacts:
         is_deleting="deletionTimestamp" in meta,
         job_id=labels.get(JOB_LABEL, "") if ours else "",
         wanted_node=labels.get(NODE_LABEL, "") if ours else "",
-        generation=_number(notes.get(GENERATION_ANNOTATION)) if ours else 0,
-        epoch=_number(notes.get(EPOCH_ANNOTATION)) if ours else 0,
-        made_at=meta.get("creationTimestamp") or "",
+        generation=number_of(notes.get(GENERATION_ANNOTATION)) if ours else 0,
         fault=_fault(first, status),
         exit_code=ended.get("exitCode"),
         reason=status.get("reason") or "",
@@ -107,12 +99,7 @@ def gpus_asked(spec: Mapping[str, Any]) -> int:
 def _gpus_of(container: Mapping[str, Any]) -> int:
     resources = container.get("resources") or {}
     asked = (resources.get("limits") or {}).get(GPU_RESOURCE, (resources.get("requests") or {}).get(GPU_RESOURCE))
-    return _number(asked)
-
-
-def _number(text: object) -> int:
-    """GPUs come as whole numbers in text; anything else means none."""
-    return int(str(text)) if str(text).isdecimal() else 0
+    return number_of(asked)
 
 
 def _first_container(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -79,7 +79,7 @@ def _publish_job(resource: Resource, world: World) -> Steps:
     lives = job_of(meta, world.snapshot.jobs, world.job_namespace)
     job = lives or job_of(meta, world.ended_jobs, world.job_namespace)
     subject = _Subject(resource, meta, job, world.taken.claims.get(meta.uid, ()))
-    if meta.is_deleting and _has_left(job, job_id, world):
+    if meta.is_deleting and _has_left(job, (meta.namespace, job_id), world):
         return let_go(ELASTIC_JOB, meta, JOB_FINALIZER)
     if job is None:
         return _without_job(subject, world)
@@ -142,9 +142,9 @@ def _status(job: Job, before: Any, subject: _Subject, observed: int, world: Worl
     return stamped(status, subject.meta, before=before, observed=observed, now_s=world.now_s)
 
 
-def _has_left(job: Job | None, job_id: str, world: World) -> bool:
+def _has_left(job: Job | None, place: tuple[str, str], world: World) -> bool:
     held = job is not None and (not job.is_ended or job.allocation.held_gpus > 0)
-    return not held and job_id not in world.podded
+    return not held and place not in world.podded
 
 
 def _is_over(subject: _Subject, world: World) -> bool:

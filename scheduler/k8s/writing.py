@@ -34,8 +34,8 @@ class World:
     """All that is told of. `taken` was made of the same `resources` and of no later snapshot than `snapshot`.
 
     `waiting` is that of the tick which made the snapshot. `ended_jobs` and `ended_loans`, by id, have left it.
-    `settled` are ids of commands that went into it, `podded` ids of jobs that still have pods. ElasticJobs of jobs
-    without a namespace of their own are made in `job_namespace`.
+    `settled` are ids of commands that went into it, `podded` jobs that still have pods, by namespace and id.
+    ElasticJobs of jobs without a namespace of their own are made in `job_namespace`.
     """
 
     snapshot: Snapshot
@@ -48,7 +48,7 @@ class World:
     ended_jobs: Mapping[str, Job] = field(default_factory=dict)
     ended_loans: Mapping[str, Loan] = field(default_factory=dict)
     settled: Collection[str] = ()
-    podded: Collection[str] = ()
+    podded: Collection[tuple[str, str]] = ()
     retention: Retention = Retention()
 
     def meta(self, resource: Resource) -> Metadata:

@@ -80,10 +80,10 @@ def test_a_deleted_resource_cancels_its_job_and_stays_until_that_has_left() -> N
     rig.round()
     ended = replace(rig.snapshot.jobs[job_id], state=JobState.CANCELLED)
     rig.snapshot = replace(rig.snapshot, jobs={job_id: ended})
-    rig.publish(podded={job_id})
+    rig.publish(podded={("team-a", job_id), ("team-b", job_id)})
     assert rig.server.resources().elastic_jobs
-    rig.publish()
-    assert rig.server.resources().elastic_jobs == ()
+    rig.publish(podded={("team-b", job_id)})
+    assert rig.server.resources().elastic_jobs == (), "what a pod of another namespace says of itself keeps nothing"
 
 
 def test_a_resource_that_was_torn_away_cancels_its_job_too() -> None:
