@@ -33,6 +33,7 @@ from scheduler.k8s.kinds import (
     SERVICE,
     Kind,
 )
+from scheduler.k8s.objects import LABEL_CHARACTERS, within
 from scheduler.k8s.pod_changes import NewPod
 
 Manifest = dict[str, Any]
@@ -61,8 +62,8 @@ class JobSite:
 
 
 def objects_name(job_id: str) -> str:
-    """The name of a job's service, plan and token."""
-    return f"ebbtide-{job_id}"
+    """The name of a job's service, plan and token, for which the longest ids of jobs are too long."""
+    return within(f"ebbtide-{job_id}", LABEL_CHARACTERS)
 
 
 def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from sys import intern
 from typing import Any
 
+LABEL_CHARACTERS = 63
+"""Of a DNS label: names of Services, host names, values of labels."""
 _DIGITS_MAX = 18
 
 Object = dict[str, Any]
@@ -50,6 +53,14 @@ def number_of(text: object, *, otherwise: int = 0) -> int:
     digits is no number either, where int() would raise."""
     said = str(text)
     return int(said) if said.isascii() and said.isdigit() and len(said) <= _DIGITS_MAX else otherwise
+
+
+def within(name: str, characters: int) -> str:
+    """`name` if it is no longer than that, else its beginning with a digest of the whole."""
+    if len(name) <= characters:
+        return name
+    digest = sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: characters - 9].rstrip('-')}-{digest}"
 
 
 def lean(item: Object) -> Object:

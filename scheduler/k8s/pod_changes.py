@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.domain.job import Job
+from scheduler.k8s.objects import LABEL_CHARACTERS, within
 from scheduler.k8s.pod_facts import PodFacts
 
 GRACE_S_MIN = 1.0
@@ -64,7 +65,7 @@ def pod_changes(job: Job, pods: Iterable[PodFacts], now_s: float) -> PodChanges:
             delete.append(OldPod(pod, _grace_s(job, pod, now_s)))
     generation = job.allocation.generation
     make = tuple(
-        NewPod(job.id, f"{job.id}-g{generation}-{number}", node, gpus)
+        NewPod(job.id, _pod_name(job.id, f"-g{generation}-{number}"), node, gpus)
         for number, (node, gpus) in enumerate(wanted.items())
         if node not in gang
     )
@@ -93,6 +94,11 @@ def by_job(pods: Iterable[PodFacts]) -> dict[str, list[PodFacts]]:
         if pod.is_ours:
             found.setdefault(pod.job_id, []).append(pod)
     return found
+
+
+def _pod_name(job_id: str, end: str) -> str:
+    """It is the pod's host name too, which has to be a DNS label."""
+    return within(job_id, LABEL_CHARACTERS - len(end)) + end
 
 
 def _is_in_the_way(pods: Iterable[PodFacts], gang: Mapping[str, PodFacts]) -> bool:
