@@ -130,7 +130,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     cluster, identity = connect(kubeconfig), _new_holder()
     votes = connect(kubeconfig, limits=LIMITS)
     election = Election(votes, name="ebbtide-operator", namespace=settings.lease_namespace, identity=identity)
-    effects, secret = Effects(), token_secret(settings.secret_path)
+    effects, secret = Effects(may_act=lambda: election.is_leading), token_secret(settings.secret_path)
     mirrors = ClusterMirrors(cluster)
     executor = KubernetesExecutor(
         JobObjects(

@@ -1,7 +1,8 @@
 """Putting steps into effect at the API server: several at a time, each failure told and none of them fatal.
 
-What failed is seen again at the next converge, because steps come from what is missing. So a failure only has to keep
-the executor from saying that the state is in effect.
+What failed is seen again at the next converge, because steps come from what is missing. What was refused has changed
+nothing, so that mirrors show what there is; only what may have been done unseen keeps the executor from saying that the
+state is in effect. Otherwise one job whose pods are refused, by a quota say, would keep the GPUs of all others held.
 """
 
 from __future__ import annotations
@@ -26,33 +27,40 @@ class Effect:
 
 
 class Effects:
-    """A small pool of threads: one call takes milliseconds, and a gang has many."""
+    """A small pool of threads: one call takes milliseconds, and a gang has many. `may_act` is asked before each step:
+    many steps may take longer than a Lease lasts."""
 
-    def __init__(self, threads: int = 8) -> None:
+    def __init__(self, threads: int = 8, *, may_act: Callable[[], bool] = lambda: True) -> None:
+        self._may_act = may_act
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="effect")
 
     def take(self, steps: Iterable[Effect]) -> int:
-        """Take all steps, in no order, and wait for them. How many failed.
+        """Take all steps, in no order, and wait for them. How many failed and may have been carried out all the same.
 
         Raises:
-            FencedError: something is there that a later leader has written.
+            FencedError: something is there that a later leader has written, or one may have begun to.
         """
         listed = list(steps)
-        return self._failures(listed, [self._pool.submit(step.run) for step in listed])
+        return self._doubts(listed, [self._pool.submit(self._run, step) for step in listed])
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _failures(self, steps: Sequence[Effect], running: Sequence[Future[None]]) -> int:
-        failures, fenced = 0, None
+    def _run(self, step: Effect) -> None:
+        if not self._may_act():
+            raise FencedError(f"{step.what}: not done, the Lease has run out")
+        step.run()
+
+    def _doubts(self, steps: Sequence[Effect], running: Sequence[Future[None]]) -> int:
+        doubts, fenced = 0, None
         for step, future in zip(steps, running, strict=True):
             try:
                 future.result()
             except FencedError as later:
-                fenced = later
+                fenced = fenced or later
             except ApiError as failure:
-                failures += 1
+                doubts += failure.in_doubt or failure.may_have_happened
                 logger.warning("%s: %s", step.what, failure)
         if fenced is not None:
             raise fenced
-        return failures
+        return doubts

@@ -78,14 +78,14 @@ class KubernetesExecutor:
             return
         self._desired = desired
         now_s = self._now()
-        failures = sum(
+        doubts = sum(
             self._effects.take(list(steps(desired, self._seen(), now_s)))
             for steps in (self._lending, self._leaving, self._coming, self._binding)
         )
         begun = self._run_log.begun()
         self._begin(desired, begun, now_s)
         self._forget(desired, begun)
-        if not failures:
+        if not doubts:
             self._converged_generation = desired.generation
 
     def close(self) -> None:

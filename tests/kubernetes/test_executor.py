@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,15 @@ from scheduler.domain.job_state import JobState
 from scheduler.k8s.client import Cluster
 from scheduler.k8s.kinds import (
     CONFIG_MAP,
+    ELASTIC_JOB,
     EPOCH_ANNOTATION,
+    FROM_API,
     GPU_RESOURCE,
+    JOB_LABEL,
     LOAN_LABEL,
     LOANED_TAINT_KEY,
     NODE,
+    ORIGIN_ANNOTATION,
     POD,
     SECRET,
     SERVICE,
@@ -119,6 +124,41 @@ def test_gpus_of_other_pods_are_left_to_them(site: Site) -> None:
     assert site.cluster.get(POD, name_of(foreign), site.namespace)["metadata"].get("deletionTimestamp") is None
     site.cluster.delete(POD, name_of(foreign), site.namespace, grace_s=0)
     site.until(lambda: is_running(site, "llama-1", 4), what="it runs once the other pod is gone")
+
+
+def test_a_job_of_the_longest_name_runs(site: Site) -> None:
+    """Pods have their name as host name, and Services have names: DNS labels, of 63 characters at most."""
+    site.add_pools(training=1, inference=0)
+    job_id = f"{'x' * 52}-k3f9q1"
+    start(site, job_id, 4)
+    assert all(pod["metadata"]["name"] == pod["spec"]["hostname"] for pod in site.pods(job_id))
+    site.send(CancelJob(job_id))
+    site.until(lambda: not site.pods(), what="its pods are gone")
+    site.until(lambda: not site.cluster.list(SERVICE, namespace=site.namespace, labels=JOB_LABEL).items, what="clean")
+
+
+def test_a_job_whose_pods_are_refused_keeps_nobody_elses_gpus(site: Site) -> None:
+    """As by a quota, an admission policy, or, here, a namespace that is not there."""
+    site.add_pools(training=1, inference=0)
+    start(site, "llama-1", 4)
+    site.send(SubmitJob("homeless-1", replace(spec("homeless-1", 4), namespace="not-there")))
+    site.step()
+    site.until(lambda: site.job("homeless-1").state is JobState.STARTING, what="it has GPUs and cannot use them")
+    site.send(CancelJob("llama-1"))
+    site.until(lambda: site.job("llama-1").state is JobState.CANCELLED, what="the other one is cancelled")
+    start(site, "llama-2", 4)
+    assert site.job("homeless-1").state is JobState.STARTING
+
+
+def test_a_resource_of_another_namespace_that_claims_a_job_owns_none_of_its_objects(site: Site) -> None:
+    """The garbage collector deletes what has an owner that is not there, in its own namespace."""
+    site.add_pools(training=1, inference=0)
+    meta = {"name": "llama-1", "namespace": "default", "annotations": {ORIGIN_ANNOTATION: FROM_API}}
+    body = {"metadata": meta, "spec": {"gpus": {"min": 1, "max": 1}, "command": ["x"]}}
+    site.cluster.create(ELASTIC_JOB, body)
+    eventually(lambda: site.mirrors.jobs.get("llama-1", "default"), what="the claim is seen")
+    start(site, "llama-1", 4)
+    assert all("ownerReferences" not in pod["metadata"] for pod in site.pods("llama-1"))
 
 
 def _foreign_pod(site: Site, name: str, gpus: int, *, node: str = "") -> Object:
