@@ -33,6 +33,7 @@ class AgentDesk:
         self._snapshot = Snapshot()
         self._read_at_s = float("-inf")
         self._begun: dict[str, tuple[float, tuple[BegunRun, ...]]] = {}
+        self._reported: dict[str, tuple[float, frozenset[str], bool]] = {}
         self._written: dict[tuple[str, str], _Written] = {}
         self._waiting: dict[tuple[str, str], AgentReport] = {}
         self._written_at_s = float("-inf")
@@ -59,9 +60,17 @@ class AgentDesk:
                 self._begun[job_id] = now_s, runs
         return runs
 
-    def have_reported(self, job_id: str, nodes: Collection[str]) -> bool:
-        """Whether an agent of the job has reported from each of these nodes."""
-        return all(self._run_log.report_of(job_id, node) is not None for node in nodes)
+    def have_reported(self, job_id: str, nodes: Collection[str], now_s: float) -> bool:
+        """Whether an agent of the job has reported from each of these nodes. All agents of a job that grows ask this
+        of all its nodes, time and again: they share the answer."""
+        wanted = frozenset(nodes)
+        with self._lock:
+            read_at_s, told, answer = self._reported.get(job_id, (float("-inf"), wanted, False))
+        if told != wanted or not _is_fresh(read_at_s, now_s):
+            answer = all(self._run_log.report_of(job_id, node) is not None for node in nodes)
+            with self._lock:
+                self._reported[job_id] = now_s, wanted, answer
+        return answer
 
     def take(self, report: AgentReport) -> None:
         """Write the report down where it says something new, or where the one before is old."""
@@ -99,8 +108,9 @@ class AgentDesk:
                 raise
 
     def _forget_all_but(self, live: Snapshot) -> None:
-        for job_id in self._begun.keys() - live.jobs.keys():
-            del self._begun[job_id]
+        for known in (self._begun, self._reported):
+            for job_id in known.keys() - live.jobs.keys():
+                del known[job_id]
         for reports in (self._written, self._waiting):
             for key in [key for key in reports if key[0] not in live.jobs]:
                 del reports[key]

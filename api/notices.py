@@ -25,7 +25,7 @@ def notice_for(job: Job, generation: int, now_s: float, desk: AgentDesk) -> View
         return notice
     half_s = math.inf if leave_by_s is None else (job.state_since_s + leave_by_s) / 2
     may_wait = now_s < min(half_s, job.state_since_s + AGENTS_S_MAX)
-    return None if may_wait and not desk.have_reported(job.id, target) else notice
+    return None if may_wait and not desk.have_reported(job.id, target, now_s) else notice
 
 
 def notice_view(job: Job, generation: int, now_s: float) -> View | None:

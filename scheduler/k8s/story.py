@@ -29,13 +29,28 @@ class Story:
         return steps
 
     def _new(self, now_s: float) -> list[StoredEvent]:
-        if self._told is None:
-            found = list(self._after(0))
-            self._told = found[-1].number if found else 0
-            return [stored for stored in found if now_s - stored.event.at_s <= WINDOW_S]
-        found = list(self._after(self._told))
-        self._told = found[-1].number if found else self._told
-        return found
+        since_s = now_s - WINDOW_S if self._told is None else float("-inf")
+        begin = self._last_before(since_s) if self._told is None else self._told
+        found = self._after(begin)
+        self._told = found[-1].number if found else begin
+        return [stored for stored in found if stored.event.at_s >= since_s]
+
+    def _last_before(self, at_s: float) -> int:
+        """A number up to which all events are older, a page short of the last at most: found by halving, because a
+        store keeps the events of years."""
+        low, step = 0, _PAGE
+        while self._is_older(low + step, at_s):
+            low, step = low + step, 2 * step
+        high = low + step
+        while high - low > _PAGE:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_older(middle, at_s) else (low, middle)
+        return low
+
+    def _is_older(self, number: int, at_s: float) -> bool:
+        """Whether the event after this number is from before that time."""
+        page = self._store.events(Page(after=number, limit=1))
+        return bool(page) and page[0].event.at_s < at_s
 
     def _after(self, number: int) -> list[StoredEvent]:
         found: list[StoredEvent] = []

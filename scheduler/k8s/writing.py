@@ -31,7 +31,8 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All that is told of. `taken` was made of the same `resources` and of no later snapshot than `snapshot`.
+    """All that is told of. `taken` was made of `resources` as they are or were a moment ago, and of no later snapshot
+    than `snapshot`.
 
     `waiting` is that of the tick which made the snapshot. `ended_jobs` and `ended_loans`, by id, have left it.
     `settled` are ids of commands that went into it, `podded` jobs that still have pods, by namespace and id.

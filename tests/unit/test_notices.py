@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from api.agent_desk import AgentDesk
+from api.agent_desk import FRESH_S, AgentDesk
 from api.notices import AGENTS_S_MAX, notice_for
 from scheduler.domain.agent_report import AgentReport, BegunRun
 from scheduler.domain.gpus import Gpus
@@ -56,3 +56,21 @@ def test_a_job_that_gives_a_gpu_back_stops_at_once() -> None:
 
 def test_a_job_without_a_place_leaves() -> None:
     assert told({}) == "leave"
+
+
+class CountingRunLog(MemoryRunLog):
+    asked = 0
+
+    def report_of(self, job_id: str, node: str) -> AgentReport | None:
+        self.asked += 1
+        return super().report_of(job_id, node)
+
+
+def test_all_agents_of_a_job_share_one_look_at_who_has_reported() -> None:
+    log = CountingRunLog()
+    log.report(AgentReport("a", "t0", "p", NOW_S))
+    desk = AgentDesk(MemoryStore(Snapshot(jobs={"a": resized(HELD)})), log)
+    assert [desk.have_reported("a", ["t0", "t1"], NOW_S) for _ in range(16)] == [False] * 16
+    assert log.asked == 2
+    log.report(AgentReport("a", "t1", "p", NOW_S))
+    assert desk.have_reported("a", ["t0", "t1"], NOW_S + FRESH_S)

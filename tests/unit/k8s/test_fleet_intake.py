@@ -50,6 +50,15 @@ def test_pools_are_created_and_the_nodes_that_bear_their_labels_join_them() -> N
     assert "problem" not in status
 
 
+def test_a_pool_that_comes_while_a_tick_runs_waits_for_the_next_round() -> None:
+    rig = a_fleet_rig()
+    taken = rig.take()
+    rig.server.add(POOL, "late", {"kind": "training", "nodeSelector": {"role": "late"}})
+    assert rig.steps(taken) == ()
+    rig.settle()
+    assert condition(rig, "late", "Accepted")[0] == "True"
+
+
 def test_a_change_of_lending_is_passed_on_and_one_over_http_is_taken_back() -> None:
     rig = a_fleet_rig()
     rig.server.change(POOL, "serving", lending={"maxLentNodes": 1, "minLoan": "1h"})

@@ -73,6 +73,20 @@ def test_a_change_over_http_right_behind_one_of_the_resource_wins_and_is_not_und
     assert rig.server.get(ELASTIC_JOB, "llama", "team-a")["spec"]["gpus"] == {"min": 2, "max": 4}
 
 
+def test_a_change_that_comes_while_a_tick_runs_is_not_taken_for_one_that_was_read() -> None:
+    """It would count as taken in, and the resource would be made to follow the job: the wish would be lost."""
+    rig, job_id = with_job()
+    rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus={"min": 2, "max": 16})
+    rig.send(*rig.take().commands)
+    rig.absorb()
+    taken = rig.take()
+    rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus={"min": 2, "max": 4})
+    rig.server.do(rig.steps(taken))
+    assert rig.server.get(ELASTIC_JOB, "llama", "team-a")["spec"]["gpus"] == {"min": 2, "max": 4}
+    rig.settle()
+    assert rig.snapshot.jobs[job_id].spec.max_gpus == 4
+
+
 def test_a_deleted_resource_cancels_its_job_and_stays_until_that_has_left() -> None:
     rig, job_id = with_job()
     rig.server.ask_delete(ELASTIC_JOB, "llama", "team-a")
