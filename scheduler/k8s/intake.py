@@ -48,14 +48,14 @@ class Resources:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What the resources ask for. By the uid of a resource: `claims` are verdicts on its spec, absent for an ElasticJob
-    whose spec is the one that was judged before; `judged` is the generation of that spec, of ElasticJobs alone; `asked`
-    are the commands that it led to. `fleet` says how pools were read."""
+    whose spec is the one that was judged before; `asked` are the commands that it led to. `fleet` says how pools were
+    read. `resources` are those that were read: what is told of them later must not be told of others."""
 
     commands: tuple[Command, ...] = ()
     claims: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
-    judged: Mapping[str, int] = field(default_factory=dict)
     asked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fleet: FleetIntake = field(default_factory=FleetIntake)
+    resources: Resources = Resources()
 
 
 def take_in(resources: Resources, loaded: Loaded, now_s: float, *, job_namespace: str) -> Taken:
@@ -65,7 +65,7 @@ def take_in(resources: Resources, loaded: Loaded, now_s: float, *, job_namespace
     snapshot = loaded.snapshot
     fleet = take_in_fleet(resources.pools, resources.queues, resources.nodes, loaded)
     bodies = {f"{name}-{snapshot.generation}": body for name, body in fleet.bodies.items()}
-    claims, judged, asked = dict(fleet.claims), dict[str, int](), dict[str, tuple[str, ...]]()
+    claims, asked = dict(fleet.claims), dict[str, tuple[str, ...]]()
     submitted_at_s: dict[str, float] = {}
     for resource in resources.elastic_jobs:
         if not is_managed_by_us(resource):
@@ -75,11 +75,11 @@ def take_in(resources: Resources, loaded: Loaded, now_s: float, *, job_namespace
         bodies |= wishes
         asked[meta.uid] = tuple(wishes)
         if verdict is not None:
-            claims[meta.uid], judged[meta.uid] = (verdict,), meta.generation
+            claims[meta.uid] = (verdict,)
         submitted_at_s[f"submit-{meta.uid}"] = min(now_s, time_s(meta.created_at) or now_s)
     bodies |= _gone(resources, snapshot)
     commands = (Command(name, submitted_at_s.get(name, now_s), body, ACTOR) for name, body in bodies.items())
-    return Taken(tuple(commands), claims, judged, asked, fleet)
+    return Taken(tuple(commands), claims, asked, fleet, resources)
 
 
 def _job(resource: Resource, meta: Metadata, job: Job | None) -> tuple[dict[str, CommandBody], Claim | None]:

@@ -131,10 +131,9 @@ class Operator:
 
     def _write(self, taken: Taken, settled: frozenset[str]) -> None:
         """Make resources say what the snapshot says, and tell what has happened."""
-        loaded, resources = self._store.load(), self._mirrors.resources()
+        loaded, resources = self._store.load(), taken.resources
         world = World(
             snapshot=loaded.snapshot,
-            resources=resources,
             taken=taken,
             now_s=self._clock.now_s(),
             epoch=self._controller.epoch,

@@ -78,8 +78,7 @@ def _publish_job(resource: Resource, world: World) -> Steps:
     job_id = job_id_of(meta)
     lives = job_of(meta, world.snapshot.jobs, world.job_namespace)
     job = lives or job_of(meta, world.ended_jobs, world.job_namespace)
-    is_judged = world.taken.judged.get(meta.uid) == meta.generation  # else it has changed since it was read
-    subject = _Subject(resource, meta, job, world.taken.claims.get(meta.uid, ()) if is_judged else ())
+    subject = _Subject(resource, meta, job, world.taken.claims.get(meta.uid, ()))
     if meta.is_deleting and _has_left(job, (meta.namespace, job_id), world):
         return let_go(ELASTIC_JOB, meta, JOB_FINALIZER)
     if job is None:

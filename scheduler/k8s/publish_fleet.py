@@ -23,9 +23,7 @@ _ENDED = (LoanState.RETURNED.value, LoanState.LOST.value)
 
 def publish_pools(world: World) -> Iterator[Steps]:
     for resource in world.resources.pools:
-        claims = world.taken.claims.get(metadata(resource).uid)
-        if claims is None:
-            continue  # it came after they were read; the next round reads it
+        claims = world.taken.claims[metadata(resource).uid]
         before = part(resource, "status").get("cordonedNodes")
         names = frozenset(name for name in before if isinstance(name, str)) if isinstance(before, list) else frozenset()
         cordoned = world.taken.fleet.cordoned | names

@@ -31,8 +31,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All that is told of. `taken` was made of `resources` as they are or were a moment ago, and of no later snapshot
-    than `snapshot`.
+    """All that is told of. `taken` was made of no later snapshot than `snapshot`.
 
     `waiting` is that of the tick which made the snapshot. `ended_jobs` and `ended_loans`, by id, have left it.
     `settled` are ids of commands that went into it, `podded` jobs that still have pods, by namespace and id.
@@ -40,7 +39,6 @@ class World:
     """
 
     snapshot: Snapshot
-    resources: Resources
     taken: Taken
     now_s: float
     epoch: int
@@ -51,6 +49,11 @@ class World:
     settled: Collection[str] = ()
     podded: Collection[tuple[str, str]] = ()
     retention: Retention = Retention()
+
+    @property
+    def resources(self) -> Resources:
+        """Those that were taken in, and none that have come since: nobody has judged them yet."""
+        return self.taken.resources
 
     def meta(self, resource: Resource) -> Metadata:
         """Its metadata, if it is ours to write.

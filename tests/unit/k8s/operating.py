@@ -45,19 +45,15 @@ class Operating:
         self.inbox = ()
         self.snapshot = replace(taken, generation=self.snapshot.generation + 1)
 
-    def steps(self, taken: Taken | None = None, **more: Any) -> tuple[Steps, ...]:
-        """What has to be written; commands that were sent before and do not wait any more count as settled. `taken`:
-        what was read earlier, where that is to be written by."""
-        taken = taken or self.take()
+    def steps(self, **more: Any) -> tuple[Steps, ...]:
+        """What has to be written; commands that were sent before and do not wait any more count as settled."""
         settled = self.sent - {command.id for command in self.inbox}
         world = World(
             snapshot=self.snapshot,
-            resources=self.server.resources(),
-            taken=taken,
             now_s=self.snapshot.now_s,
             epoch=3,
             job_namespace=NAMESPACE,
-            **{"settled": settled, **self.more, **more},
+            **{"taken": self.take(), "settled": settled, **self.more, **more},
         )
         return publish(world)
 
