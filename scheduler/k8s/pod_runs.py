@@ -49,7 +49,10 @@ def with_pods(
         oldest = min((pod.generation for pod in pods if pod.holds_gpus), default=0)
         seen = (Run(job.id, min(oldest, generation - 1), RunPhase.LEAVING, kept), *seen)
     if job.allocation.target and all(run.generation != generation for run in runs):
-        seen = (*seen, _not_begun(job, (changes.gang or {}).values(), now_s, crowded))
+        coming = _not_begun(job, (changes.gang or {}).values(), now_s, crowded)
+        for run in seen:  # pods outlive generations: where one still works, its ranks have the GPUs, not those to come
+            coming = replace(coming, gpus=gpu_sets.minus(coming.gpus, run.gpus))
+        seen = (*seen, coming)
     return seen
 
 

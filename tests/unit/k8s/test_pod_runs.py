@@ -72,6 +72,14 @@ def test_gpus_of_a_generation_that_never_began_are_kept_by_its_pods_too() -> Non
     assert (run.generation, run.gpus) == (1, {"t0": (0, 1)})
 
 
+def test_a_generation_to_come_claims_no_gpu_on_which_the_one_before_still_works() -> None:
+    job = starting({"t0": (0,), "t1": (0,)}, generation=2)
+    works = Run("a", 1, RunPhase.RUNNING, {"t0": (0,)})
+    stays, comes = pod("t0", 1, phase="Running"), pod("t1", 1, generation=2)
+    told = with_pods(job, (works,), [stays, comes], NOW_S)
+    assert told == (works, Run("a", 2, RunPhase.STARTING, {"t1": (0,)}))
+
+
 def test_a_warm_pod_keeps_nothing_from_its_own_job() -> None:
     job = starting({"t0": (4, 5)}, generation=2, releasing={"t0": (0, 1)})
     left = Run("a", 1, RunPhase.LEFT)
