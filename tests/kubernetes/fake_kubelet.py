@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 class FakeKubelet:
     """`stop_s` says how long a pod takes to stop once it is told to (cut short by its grace, exit code 137 then, else
-    0). `on_start` is called when a pod begins to run, `on_stop` when it is told to stop, both in the kubelet's thread;
-    whatever they start is their own."""
+    0). `on_start` is called when a pod begins to run, `on_stop` when it is told to stop, `on_kill` when its grace is
+    over, all in the kubelet's thread; whatever they start is their own."""
 
     def __init__(
         self,
@@ -37,12 +37,14 @@ class FakeKubelet:
         stop_s: Callable[[Object], float] = lambda pod: 0.0,
         on_start: Callable[[Object], None] = lambda pod: None,
         on_stop: Callable[[Object], None] = lambda pod: None,
+        on_kill: Callable[[Object], None] = lambda pod: None,
         lease_period_s: float = 5.0,
         silence_s: float = 10.0,
     ) -> None:
         self.stop_s = stop_s
         self.on_start = on_start
         self.on_stop = on_stop
+        self.on_kill = on_kill
         self._cluster = cluster
         self._lease_period_s = lease_period_s
         self._queue: WorkQueue[Key] = WorkQueue(base_s=0.1, cap_s=2.0)
@@ -160,6 +162,8 @@ class FakeKubelet:
             self._queue.add_after(key_of(pod), left_s)
             return
         if phase == "Running":
+            if needs_s > grace_s:
+                self.on_kill(pod)
             self._report_exit(pod, self._exits.get(uid, KILLED if needs_s > grace_s else 0))
         self._remove(pod)
 

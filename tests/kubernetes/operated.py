@@ -39,7 +39,8 @@ POOL_LABELS = {"ebbtide.dev/test-pool": "training"}
 
 
 class Operated:
-    """Operators as processes on one database, and fake agents that follow the run log."""
+    """Operators as processes on one database, and fake agents that follow the run log. `settings` are more variables
+    of operators that are started from then on."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Operated:
         self.operators: list[subprocess.Popen[bytes]] = []
         self.kubeconfig = plane.admin_kubeconfig
         self.lease_namespace = namespace
+        self.settings: dict[str, str] = {}
         self.most_held: Counter[str] = Counter()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._act, daemon=True)
@@ -75,6 +77,7 @@ class Operated:
             "EBBTIDE_LEASE_NAMESPACE": self.lease_namespace,
             "EBBTIDE_RUN_DIR": str(self.folder / "run"),
             "EBBTIDE_FULL_PASS_PERIOD_S": "2",
+            **self.settings,
         }
         command = [sys.executable, "-m", "scheduler.cli", "operator"]
         with (self.folder / f"operator-{number}.log").open("wb") as log:
@@ -117,17 +120,17 @@ class Operated:
         self.store.close()
         assert not stuck, f"operators {stuck} did not end on SIGTERM"
 
-    def add_nodes(self, count: int) -> None:
+    def add_nodes(self, count: int, *, gpus: int = 8) -> None:
         for number in range(count):
-            self.kubelet.add_node(f"{self.namespace}-t{number}", gpus=8, labels=POOL_LABELS)
+            self.kubelet.add_node(f"{self.namespace}-t{number}", gpus=gpus, labels=POOL_LABELS)
         spec = {"kind": "training", "nodeSelector": POOL_LABELS, "gpu": "h100-80g"}
         self.cluster.apply(POOL, {"metadata": {"name": "training"}, "spec": spec})
 
-    def add_inference(self, count: int, *, replicas: int) -> None:
+    def add_inference(self, count: int, *, replicas: int, gpus: int = 8) -> None:
         """A pool of nodes that lends, and a Deployment that wants a whole node for each of its replicas."""
         labels = {"ebbtide.dev/test-pool": "inference"}
         for number in range(count):
-            self.kubelet.add_node(f"{self.namespace}-i{number}", gpus=8, labels=labels)
+            self.kubelet.add_node(f"{self.namespace}-i{number}", gpus=gpus, labels=labels)
         lending = {"headroom": 0, "returnDeadline": "30s", "coldStart": "0s"}
         spec = {
             "kind": "inference",
@@ -137,7 +140,7 @@ class Operated:
             "demand": {"source": "deployments", "selector": SERVING},
         }
         self.cluster.apply(POOL, {"metadata": {"name": "inference"}, "spec": spec})
-        container = {"name": "llm", "image": "x", "resources": {"limits": {GPU_RESOURCE: "8"}}}
+        container = {"name": "llm", "image": "x", "resources": {"limits": {GPU_RESOURCE: str(gpus)}}}
         template = {"metadata": {"labels": SERVING}, "spec": {"containers": [container]}}
         body = {"replicas": replicas, "selector": {"matchLabels": SERVING}, "template": template}
         meta = {"name": "llm", "namespace": self.namespace, "labels": SERVING}
@@ -177,6 +180,11 @@ class Operated:
     def condition(self, name: str, kind: str) -> str:
         found = self.job(name).get("status", {}).get("conditions", [])
         return next((str(each["status"]) for each in found if each["type"] == kind), "")
+
+    def scale(self, name: str, gpus: int) -> None:
+        """As `kubectl scale` does."""
+        change = {"spec": {"replicas": gpus}}
+        self.cluster.patch(ELASTIC_JOB, name, self.namespace, change=change, subresource="scale")
 
     def tear_open(self, kind: str) -> None:
         """Have the kind's definition accept any spec whatever."""

@@ -22,9 +22,7 @@ def test_an_applied_job_runs_is_scaled_and_leaves_nothing_behind(operated: Opera
     assert job["status"]["allocation"]["gpus"] == 8
     assert {pod["metadata"]["ownerReferences"][0]["uid"] for pod in operated.pods()} == {uid_of(job)}
     (before,) = operated.pods()
-    operated.cluster.patch(
-        ELASTIC_JOB, "llama", operated.namespace, change={"spec": {"replicas": 16}}, subresource="scale"
-    )
+    operated.scale("llama", 16)
     eventually(lambda: operated.job("llama")["status"]["allocation"]["gpus"] == 16, what="it has 16 GPUs")
     operated.until_phase("llama", "Running")
     assert uid_of(before) in {uid_of(pod) for pod in operated.pods()}

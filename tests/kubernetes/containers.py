@@ -1,0 +1,168 @@
+"""Containers of the fake kubelet's pods that really run: the first one of each, as a process of this machine.
+
+It gets what a kubelet would give it: the variables of its spec and of its image, volumes as folders, SIGTERM when the
+pod is deleted, SIGKILL when its grace is over. It has no root of its own: a variable that begins with a mount path is
+told where that folder really is."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from scheduler.executors.local_processes import marked_processes
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.kinds import CONFIG_MAP, SECRET
+from scheduler.k8s.objects import Object, name_of, namespace_of, uid_of
+from tests.kubernetes.fake_kubelet import FakeKubelet
+
+ROOT = Path(__file__).parents[2]
+IMAGE = {
+    "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+    "PYTHONPATH": str(ROOT),
+    "PYTHONUNBUFFERED": "1",
+    "HOME": "/tmp",
+}
+"""What deploy/worker.Dockerfile sets."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """`log` is what `kubectl logs` shows."""
+
+    pod: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    folder: Path
+
+
+class Containers:
+    """By the uid of their pods; those that have ended stay. `folder` holds logs and volumes."""
+
+    def __init__(self, cluster: Cluster, kubelet: FakeKubelet, folder: Path) -> None:
+        self._cluster = cluster
+        self._kubelet = kubelet
+        self._folder = folder
+        self._started: dict[str, Container] = {}
+        self._waiting: list[threading.Thread] = []
+        kubelet.on_start, kubelet.on_stop, kubelet.on_kill = self._start, self._tell_to_stop, self._kill
+        kubelet.stop_s = self._stop_s
+
+    def of(self, pod: Object) -> Container:
+        return self._started[uid_of(pod)]
+
+    def logs(self) -> dict[str, str]:
+        """By the name of the pod."""
+        return {each.pod: each.log.read_text() for each in self._started.values()}
+
+    def exit_codes(self) -> dict[str, int | None]:
+        return {each.pod: each.process.poll() for each in self._started.values()}
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of all containers, whoever started them."""
+        living = [psutil.Process(each.process.pid) for each in self._started.values() if each.process.poll() is None]
+        marked = (marked_processes(path) for each in self._started.values() for path in each.folder.iterdir())
+        return [*living, *(process for some in marked for process in some)]
+
+    def close(self) -> None:
+        for process in self.left():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for thread in self._waiting:
+            thread.join()
+
+    def _start(self, pod: Object) -> None:
+        container = pod["spec"]["containers"][0]
+        folder = self._folder / uid_of(pod)
+        mounts = dict(self._mounts(pod, container, folder))
+        env = {**IMAGE, **{each["name"]: self._value(pod, each) for each in container.get("env", ())}}
+        env = {name: _on_this_machine(value, mounts) for name, value in env.items()}
+        log = self._folder / f"{name_of(pod)}.log"
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [*container["command"], *container.get("args", ())],
+                env=env,
+                cwd="/tmp",
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        self._started[uid_of(pod)] = Container(name_of(pod), process, log, folder)
+        thread = threading.Thread(target=self._wait, args=(pod, process), daemon=True)
+        thread.start()
+        self._waiting.append(thread)
+
+    def _wait(self, pod: Object, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        self._kubelet.finish(pod, code if code >= 0 else 128 - code)
+
+    def _stop_s(self, pod: Object) -> float:
+        container = self._started.get(uid_of(pod))
+        return 0.0 if container is None or container.process.poll() is not None else float("inf")
+
+    def _tell_to_stop(self, pod: Object) -> None:
+        container = self._started.get(uid_of(pod))
+        if container is not None and container.process.poll() is None:
+            container.process.send_signal(signal.SIGTERM)
+
+    def _kill(self, pod: Object) -> None:
+        process = self._started[uid_of(pod)].process
+        process.kill()
+        process.wait()
+
+    def _mounts(self, pod: Object, container: Object, folder: Path) -> Iterator[tuple[str, Path]]:
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
+        for mount in container.get("volumeMounts", ()):
+            yield mount["mountPath"], self._volume(pod, volumes[mount["name"]], folder / mount["name"])
+
+    def _volume(self, pod: Object, volume: Object, folder: Path) -> Path:
+        if host := volume.get("hostPath"):
+            return Path(host["path"])
+        folder.mkdir(parents=True)
+        if secret := volume.get("secret"):
+            found = self._cluster.get(SECRET, secret["secretName"], namespace_of(pod))
+            for name, value in found["data"].items():
+                path = folder / name
+                path.write_bytes(base64.b64decode(value))
+                path.chmod(secret["defaultMode"])
+        elif named := volume.get("configMap"):
+            data = self._cluster.get(CONFIG_MAP, named["name"], namespace_of(pod))["data"]
+            for name, text in data.items():
+                (folder / name).write_text(text)
+        else:
+            assert "emptyDir" in volume, f"no volumes of this kind here: {volume}"
+        return folder
+
+    def _value(self, pod: Object, variable: Object) -> str:
+        if "valueFrom" not in variable:
+            return str(variable["value"])
+        ((source, chosen),) = variable["valueFrom"].items()
+        match source:
+            case "fieldRef":
+                found: Object | str = pod
+                for part in chosen["fieldPath"].split("."):
+                    assert isinstance(found, dict), chosen
+                    found = found[part]
+                return str(found)
+            case "secretKeyRef":
+                secret = self._cluster.get(SECRET, chosen["name"], namespace_of(pod))
+                return base64.b64decode(secret["data"][chosen["key"]]).decode()
+            case "configMapKeyRef":
+                return str(self._cluster.get(CONFIG_MAP, chosen["name"], namespace_of(pod))["data"][chosen["key"]])
+        raise AssertionError(f"no variables from {source} here")
+
+
+def _on_this_machine(value: str, mounts: dict[str, Path]) -> str:
+    inside = (path for path in mounts if value == path or value.startswith(f"{path}/"))
+    mount = max(inside, key=len, default=None)
+    return value if mount is None else os.fspath(mounts[mount]) + value.removeprefix(mount)

@@ -1,0 +1,68 @@
+"""Jobs on a real API server that really train: an operator, an API, agents and ranks as processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.objects import uid_of
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.trained import Trained
+from tests.kubernetes.waiting import eventually
+
+
+@pytest.fixture
+def trained(
+    control_plane: ControlPlane,
+    definitions: None,
+    cluster: Cluster,
+    kubelet: FakeKubelet,
+    namespace: str,
+    tmp_path: Path,
+) -> Iterator[Trained]:
+    made = Trained(control_plane, cluster, kubelet, namespace, tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(trained: Trained) -> None:
+    trained.add_nodes(2, gpus=1)
+    trained.train("gpt", most=1, steps=120, checkpoint_every=50, step_s=0.1)
+    (first,) = trained.until_it_runs_on("gpt", 1)
+    trained.scale("gpt", 2)
+    assert uid_of(first) in {uid_of(pod) for pod in trained.until_it_runs_on("gpt", 2)}
+    assert trained.job("gpt")["status"]["progress"]["step"] > 0
+    trained.scale("gpt", 1)
+    trained.until_it_runs_on("gpt", 1)
+    trained.until_phase("gpt", "Succeeded")
+    assert trained.job("gpt")["status"]["progress"]["step"] == 120
+    eventually(lambda: not trained.objects(), what="its objects are gone")
+    assert set(trained.containers.exit_codes().values()) == {0}
+    assert trained.containers.left() == []
+    assert sorted(trained.losses()) == list(range(1, 121))
+    assert trained.steps_made() == 120, "no step was lost"
+
+
+def test_a_recalled_node_is_given_back_and_a_killed_agent_costs_work_since_a_checkpoint(trained: Trained) -> None:
+    trained.add_nodes(1, gpus=1)
+    trained.add_inference(2, replicas=0, gpus=1)
+    trained.train("gpt", most=2, steps=150, checkpoint_every=10, step_s=0.1, says_length=False)
+    trained.until_it_runs_on("gpt", 2)
+    assert len(trained.lent_nodes()) == 1
+    trained.scale_inference(2)
+    eventually(lambda: not trained.lent_nodes(), what="the node is home")
+    (pod,) = trained.until_it_runs_on("gpt", 1)
+    made = len(trained.losses())
+    assert trained.steps_made() == made, "no step was lost"
+
+    trained.containers.of(pod).process.send_signal(signal.SIGKILL)
+    trained.until_phase("gpt", "Succeeded")
+    assert sorted(trained.losses()) == list(range(1, 151))
+    assert trained.steps_made() <= 150 + 10, "no more than since the last checkpoint"
+    eventually(lambda: not trained.objects(), what="its objects are gone")
+    assert trained.containers.left() == []

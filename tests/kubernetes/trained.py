@@ -1,0 +1,136 @@
+"""A site on which jobs really train: operator, API and rendezvous store as processes, agents in containers that run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.kinds import CONFIG_MAP, JOB_LABEL, SECRET, SERVICE
+from scheduler.k8s.objects import Object
+from tests.e2e.training_play import lines, losses
+from tests.kubernetes.containers import ROOT, Containers
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.operated import Operated
+from tests.kubernetes.waiting import eventually
+
+BATCH = 4
+
+
+def trainer(ledger: Path, *more: str, steps: int) -> list[str]:
+    """The command of a job that writes down what it learns."""
+    size = ("--model", "tiny-gpt", "--steps", str(steps), "--global-batch", str(BATCH))
+    return ["python", "-m", "scheduler.worker.train", *size, "--ledger", str(ledger), *more]
+
+
+class Trained(Operated):
+    """Nodes have one GPU each. A volume `checkpoints` is shared by all of them."""
+
+    def __init__(
+        self, plane: ControlPlane, cluster: Cluster, kubelet: FakeKubelet, namespace: str, folder: Path
+    ) -> None:
+        super().__init__(plane, cluster, kubelet, namespace, folder, has_agents=False)
+        self.containers = Containers(cluster, kubelet, folder)
+        self.ledger = folder / "ledger"
+        api_port, store_port = _free_port(), _free_port()
+        self.settings = {
+            "EBBTIDE_PORT": str(api_port),
+            "EBBTIDE_STORE_PORT": str(store_port),
+            "EBBTIDE_RECONFIGURATION_S": "1",
+            "EBBTIDE_RESIZE_PAUSE_S": "1",
+        }
+        self._services: list[subprocess.Popen[bytes]] = []
+        self._start_service("scheduler.cli", "api")
+        self._start_service("scheduler.worker.rendezvous", "--port", str(store_port))
+        self.start_operator()
+
+    def train(
+        self,
+        name: str,
+        *,
+        most: int,
+        steps: int,
+        checkpoint_every: int,
+        step_s: float,
+        says_length: bool = True,
+    ) -> None:
+        """Apply a job that trains the small reference model on 1 to `most` GPUs. For one that `says_length` and has
+        little to do left no node is lent."""
+        pace = ("--checkpoint-every", str(checkpoint_every), "--step-delay-s", str(step_s))
+        (self.folder / "checkpoints").mkdir()
+        volume = {"name": "checkpoints", "hostPath": {"path": str(self.folder / "checkpoints")}}
+        mounts = [{"name": "checkpoints", "mountPath": "/checkpoints"}]
+        container = {"name": "main", "image": "x", "volumeMounts": mounts}
+        spec: dict[str, Any] = {
+            "gpus": {"min": 1, "max": most},
+            **({"steps": steps} if says_length else {}),
+            "globalBatch": BATCH,
+            "command": trainer(self.ledger, *pace, steps=steps),
+            "template": {"spec": {"containers": [container], "volumes": [volume]}},
+        }
+        self.apply_job(name, spec)
+
+    def losses(self) -> dict[int, float]:
+        return losses(self.ledger)
+
+    def steps_made(self) -> int:
+        """Those that were made twice count twice."""
+        return sum(1 for _ in lines(self.ledger, "losses-g*.jsonl"))
+
+    def has_made(self, steps: int) -> bool:
+        return max(self.losses(), default=0) >= steps
+
+    def until_it_runs_on(self, name: str, nodes: int) -> list[Object]:
+        """The pods, once the job runs on so many nodes, and nowhere else any more, and goes on learning."""
+
+        def runs() -> bool:
+            return self.phase(name) == "Running" and self.held(name) == nodes == len(self.pods())
+
+        eventually(runs, what=f"{name} runs on {nodes} nodes\n{self.told()}")
+        made = max(self.losses(), default=0)
+        eventually(lambda: self.has_made(made + 3), what=f"{name} goes on")
+        return self.pods()
+
+    def objects(self) -> list[Object]:
+        """All that was made for jobs."""
+        kinds = (SERVICE, CONFIG_MAP, SECRET)
+        each = (self.cluster.list(kind, namespace=self.namespace, labels=JOB_LABEL).items for kind in kinds)
+        return [*self.pods(), *(item for items in each for item in items)]
+
+    def told(self) -> str:
+        return "\n".join(f"{pod}:\n{text[-3000:]}" for pod, text in self.containers.logs().items())
+
+    def close(self) -> None:
+        for service in self._services:
+            service.send_signal(signal.SIGTERM)
+        try:
+            super().close()
+        finally:
+            self.containers.close()
+            for service in self._services:
+                service.kill()
+                service.wait()
+
+    def _start_service(self, *words: str) -> None:
+        env = {
+            **os.environ,
+            "EBBTIDE_DATABASE_URL": self.url,
+            "EBBTIDE_RUN_DIR": str(self.folder / "run"),
+            **self.settings,
+        }
+        command = [sys.executable, "-m", *words]
+        with (self.folder / f"{words[-1]}.log").open("wb") as log:
+            self._services.append(
+                subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
