@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from scheduler.domain.codec import encode
@@ -55,6 +56,8 @@ class NodeRun:
         generation = int(order["generation"])
         folder = root.folder(environment.job_id, generation)
         run = cls(generation, [int(rank["rank"]) for rank in order["ranks"]], folder)
+        ranks = ", ".join(map(str, run._numbers))
+        logger.info("generation %d starts ranks %s of %d", generation, ranks, order["world_size"])
         if folder.exists:
             run.kill(f"generation {generation} was begun on node {environment.node} once before")
             return run
@@ -76,6 +79,11 @@ class NodeRun:
     def leave_by_s(self) -> float:
         """By when its ranks have to have left, on the monotonic clock; infinite while nobody says so."""
         return self._leave_by_s
+
+    @property
+    def log_paths(self) -> dict[int, Path]:
+        """What each of its ranks prints."""
+        return {rank: self._folder.log_path(rank) for rank in self._numbers}
 
     @property
     def standing(self) -> object:
@@ -102,6 +110,9 @@ class NodeRun:
                 self._note_end(rank, code)
         self._codes = codes
         self._note_failures(inner)
+        if None not in codes.values():
+            ends = ", ".join(f"rank {rank} {_told(code)}" for rank, code in codes.items())
+            logger.info("generation %d has ended: %s", self.generation, ends)
         self._urge()
 
     def ask(self, action: str, *, leave_by_s: float = math.inf) -> None:
@@ -213,6 +224,10 @@ class NodeRun:
             "tail": self._tails.get(rank, ""),
             "oom_kills": self._oom_kills.get(rank),
         }
+
+
+def _told(code: int | None) -> str:
+    return f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
 
 
 def _now_s() -> float:

@@ -7,8 +7,9 @@ generation after generation, and reports them. See pod_environment for its varia
       agent          scheduler.worker.agent, as local executors start it: one thread, torch loaded, forks ranks
         rank ...
 
-Nobody of them outlives the one above it. SIGTERM asks the ranks to leave; what is left shortly before the grace is over
-is killed, so that there is time to say so. Exit code 0; 1 where the job has failed; 2 for a wrong environment.
+Nobody of them outlives the one above it. What they print appears in the pod agent's own output, marked. SIGTERM asks
+the ranks to leave; what is left shortly before the grace is over is killed, so that there is time to say so. Exit code
+0; 1 where the job has failed; 2 for a wrong environment.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from scheduler.executors.local_agent import NodeAgent
@@ -32,6 +34,7 @@ from scheduler.worker.agent_line import AgentLine, Reply
 from scheduler.worker.node_run import NodeRun
 from scheduler.worker.notice import notice_from_json
 from scheduler.worker.pod_environment import PodEnvironment, pod_environment
+from scheduler.worker.rank_logs import RankLogs
 
 logger = logging.getLogger("scheduler.worker.pod_agent")
 
@@ -40,6 +43,7 @@ _PRELOAD = ("scheduler.worker.warm",)
 _LOOK_PERIOD_S = 0.1
 _LAST_WORD_S = 2.0
 _HEARD_WITHIN_S = 5.0
+_READ_WITHIN_S = 1.0
 _DONE_GRACE_S = 5.0
 _INNER_END_S = 5.0
 
@@ -71,6 +75,7 @@ class PodAgent:
         self._is_told_to_end = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told_to_end)
+        self._logs = RankLogs(sys.stdout.buffer, agent_log=self._agent_log)
         self._inner = self._start_inner(0)
         self._run: NodeRun | None = None
         self._exit_code: int | None = None
@@ -85,8 +90,7 @@ class PodAgent:
             self._wait()
             self._inner.look()
             if self._run is not None:
-                self._run.look(self._inner)
-                self._keep_deadline(self._run)
+                self._look_at(self._run)
             if self._is_told_to_end and self._exit_code is None:
                 self._leave(within_s=self._environment.grace_s - _LAST_WORD_S, code=0)
             if reply := self._line.take():
@@ -96,7 +100,12 @@ class PodAgent:
             logger.warning("nobody has heard how generation %d ended", self._run.generation)
         self._inner.kill()
         self._inner.close(within_s=_INNER_END_S)
+        self._logs.close(within_s=_READ_WITHIN_S)
         return self._exit_code
+
+    @property
+    def _agent_log(self) -> Path:
+        return self._root.path / "agent.log"
 
     def _wait(self) -> None:
         """Until the agent reports something, a reply or a signal has come, or it is time to look at what ranks say."""
@@ -149,6 +158,7 @@ class PodAgent:
                 self._inner.close(within_s=_INNER_END_S)
                 self._inner = self._start_inner(document["generation"])
             self._run = NodeRun.start(document, self._inner, self._root, self._environment)
+            self._logs.follow(self._run.log_paths)
 
     def _leave(self, *, within_s: float, code: int) -> None:
         """Have the ranks leave, and end when they have. A deadline that they know of already never moves out."""
@@ -157,7 +167,11 @@ class PodAgent:
             leave_by_s = min(time.monotonic() + max(0.0, within_s), self._run.leave_by_s)
             self._run.ask("leave", leave_by_s=leave_by_s)
 
-    def _keep_deadline(self, run: NodeRun) -> None:
+    def _look_at(self, run: NodeRun) -> None:
+        was_over = run.is_over
+        run.look(self._inner)
+        if run.is_over and not was_over:
+            self._logs.follow({})
         if time.monotonic() >= run.leave_by_s:
             run.kill("it was killed at its deadline")
 
@@ -168,7 +182,7 @@ class PodAgent:
             node=self._environment.node,
             generation=generation,
             started_at_s=time.time(),
-            log=self._root.path / "agent.log",
+            log=self._agent_log,
         )
 
     def _told_to_end(self, _number: int, _frame: object) -> None:

@@ -82,7 +82,7 @@ class Pod:
         self.folder, self.desk = folder, desk
         self.start()
 
-    def start(self) -> None:
+    def start(self, *, preload: str = "json") -> None:
         env = {
             **os.environ,
             "EBBTIDE_JOB_ID": "a/b",
@@ -94,7 +94,7 @@ class Pod:
             "EBBTIDE_GRACE_S": "5",
         }
         with (self.folder / "agent.log").open("ab") as log:
-            command = [sys.executable, "-m", "scheduler.worker.pod_agent", "--preload", "json"]
+            command = [sys.executable, "-m", "scheduler.worker.pod_agent", "--preload", preload]
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
     def order(self, script: str, *, generation: int = 1, ranks: int = 2, **more: Any) -> None:

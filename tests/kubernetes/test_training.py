@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.k8s.client import Cluster
-from scheduler.k8s.objects import uid_of
+from scheduler.k8s.objects import name_of, uid_of
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.trained import Trained
@@ -46,6 +46,9 @@ def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(t
     assert trained.containers.left() == []
     assert sorted(trained.losses()) == list(range(1, 121))
     assert trained.steps_made() == 120, "no step was lost"
+    told = trained.containers.logs()[name_of(first)]
+    assert "generation 1 starts ranks 0 of 1" in told
+    assert "rank 0 | " in told, "kubectl logs shows what ranks print"
 
 
 def test_a_recalled_node_is_given_back_and_a_killed_agent_costs_work_since_a_checkpoint(trained: Trained) -> None:

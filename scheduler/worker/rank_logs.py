@@ -1,0 +1,109 @@
+"""RankLogs: what ranks print, passed on line by line to the agent's own output, where people look (`kubectl logs`).
+
+    rank 3 | step 100: loss 2.31
+
+Ranks print into files, so that nobody who reads slowly holds them up, nor their agent: the thread here alone waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+logger = logging.getLogger(__name__)
+
+_LOOK_PERIOD_S = 0.2
+_CHUNK_BYTES = 262_144
+_LINE_BYTES_MAX = 16_384
+_LINE_END = re.compile(rb"[\r\n]+")  # a progress bar ends its lines with \r
+
+
+@dataclass
+class _Log:
+    """A file that grows, read up to `offset`; `part` of a line has not ended yet."""
+
+    mark: bytes
+    path: Path
+    offset: int = 0
+    part: bytes = b""
+
+
+class RankLogs:
+    """What is printed goes to `out`, beside ranks' what their agent says in `agent_log`. Its thread ends with the
+    process, or with its output."""
+
+    def __init__(self, out: BinaryIO, *, agent_log: Path) -> None:
+        self._out = out
+        self._changed = threading.Condition()
+        self._agent_log = _log("agent", agent_log)
+        self._logs: list[_Log] = []
+        self._over: list[_Log] = []
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="rank-logs", daemon=True)
+        self._thread.start()
+
+    def follow(self, paths: Mapping[int, Path]) -> None:
+        """The files of these ranks from now on, instead of those before, which grow no more."""
+        with self._changed:
+            self._over += self._logs
+            self._logs = [_log(f"rank {rank}", path) for rank, path in paths.items()]
+
+    def close(self, *, within_s: float) -> bool:
+        """Pass on what is there, and end. Whether that was done in time."""
+        with self._changed:
+            self._is_closing = True
+            self._over, self._logs = [*self._over, *self._logs, self._agent_log], []
+            self._changed.notify_all()
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    over, self._over = self._over, []
+                    logs, is_closing = (self._agent_log, *self._logs), self._is_closing
+                for log in over:
+                    self._finish(log)
+                if is_closing:
+                    return
+                may_be_more = [self._pass_on(log) for log in logs]
+                if not any(may_be_more):
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._is_closing, _LOOK_PERIOD_S)
+        except OSError as failure:
+            logger.warning("what ranks print can be read in their files only: %s", failure)
+
+    def _finish(self, log: _Log) -> None:
+        while self._pass_on(log):
+            pass
+        if log.part:
+            self._out.write(log.mark + log.part + b"\n")
+            self._out.flush()
+
+    def _pass_on(self, log: _Log) -> bool:
+        """The lines that have come, a part at a time; whether there may be more by now."""
+        try:
+            with log.path.open("rb") as file:
+                file.seek(log.offset)
+                new = file.read(_CHUNK_BYTES)
+        except FileNotFoundError:
+            return False
+        log.offset += len(new)
+        *lines, log.part = _LINE_END.split(log.part + new)
+        if len(log.part) > _LINE_BYTES_MAX:
+            lines, log.part = [*lines, log.part], b""
+        text = b"".join(log.mark + line + b"\n" for line in lines if line)
+        if text:
+            self._out.write(text)
+            self._out.flush()
+        return len(new) == _CHUNK_BYTES
+
+
+def _log(mark: str, path: Path) -> _Log:
+    return _Log(f"{mark} | ".encode(), path)

@@ -1,0 +1,60 @@
+"""What `kubectl logs` shows of an agent's pod: its own output, and there what its ranks print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.agent_pod import NOTHING, OBEY, Pod, agent_pod
+
+TALK = """
+    import os, sys
+    print("step 1", flush=True)
+    print("a warning", file=sys.stderr, flush=True)
+    print("10%\\r20%\\r30%", flush=True)
+    print("the end without a newline", end="", flush=True)
+"""
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    with agent_pod(tmp_path) as made:
+        yield made
+
+
+def lines_of(pod: Pod, rank: int) -> list[str]:
+    mark = f"rank {rank} | "
+    return [line.removeprefix(mark) for line in pod.log().splitlines() if line.startswith(mark)]
+
+
+def test_each_line_of_a_rank_appears_with_its_number(pod: Pod) -> None:
+    pod.order(TALK)
+    told = ["step 1", "a warning", "10%", "20%", "30%", "the end without a newline"]
+    pod.wait(lambda: lines_of(pod, 0) == lines_of(pod, 1) == told)
+    assert "generation 1 starts ranks 0, 1 of 2" in pod.log()
+    assert "generation 1 has ended: rank 0 exit code 0, rank 1 exit code 0" in pod.log()
+
+
+def test_what_a_rank_prints_appears_while_it_lives(pod: Pod) -> None:
+    pod.order(OBEY.replace('say("running", 1)', 'say("running", 1); print("hello", flush=True)'), ranks=1)
+    pod.wait(lambda: lines_of(pod, 0) == ["hello"])
+    assert pod.codes() == [None]
+
+
+def test_the_last_words_of_a_job_are_not_lost(pod: Pod) -> None:
+    script = OBEY.replace('say("left", 2)', 'say("left", 2); print("x" * 100_000); print("last")')
+    pod.order(script)
+    pod.wait(lambda: pod.phases() == ["running", "running"])
+    pod.desk.reply = {**NOTHING, "done": True}
+    pod.end(0)
+    assert lines_of(pod, 0)[-1] == lines_of(pod, 1)[-1] == "last"
+    assert sum(len(line) for line in lines_of(pod, 0)) == 100_004
+
+
+def test_why_the_process_that_forks_cannot_load_appears_too(pod: Pod) -> None:
+    pod.process.kill()
+    pod.process.wait()
+    pod.start(preload="no_such_module")
+    pod.wait(lambda: "agent | ModuleNotFoundError: No module named 'no_such_module'" in pod.log())
