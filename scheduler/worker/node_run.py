@@ -120,9 +120,10 @@ class NodeRun:
         same = abs(leave_by_s - self._leave_by_s) < _SAME_DEADLINE_S or leave_by_s == self._leave_by_s
         if self.is_over or (self._asked == action and same):
             return
-        logger.info("generation %d is asked to %s within %.0f s", self.generation, action, leave_by_s - _now_s())
+        left_s = max(0.0, leave_by_s - _now_s())
+        logger.info("generation %d is asked to %s within %.0f s", self.generation, action, left_s)
         self._leave_by_s = leave_by_s
-        self._folder.write_notice(action, seconds_left=max(0.0, leave_by_s - _now_s()))
+        self._folder.write_notice(action, seconds_left=left_s)
         self._asked = action  # only now: what could not be written is tried again
 
     def kill(self, because: str = "") -> None:

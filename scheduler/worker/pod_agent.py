@@ -143,10 +143,13 @@ class PodAgent:
             if document["kill"]:
                 logger.warning("generation %d: %s", run.generation, document["kill"])
                 run.kill()
-            elif document["notice"] is not None and self._exit_code is None:
+            elif document["notice"] is not None:
                 notice = notice_from_json(document["notice"])
                 left_s = math.inf if notice.seconds_left is None else notice.seconds_left
-                run.ask(notice.action, leave_by_s=time.monotonic() + left_s)
+                if self._exit_code is None:
+                    run.ask(notice.action, leave_by_s=time.monotonic() + left_s)
+                else:  # a pod may be deleted with less grace than it was made with
+                    self._leave(within_s=left_s - _LAST_WORD_S, code=self._exit_code)
         if document["begun"] and document["generation"] > run.generation and self._exit_code is None:
             run.ask("replan", leave_by_s=run.leave_by_s)
 

@@ -129,6 +129,17 @@ def test_a_rank_gets_its_variables_and_folders_and_no_token_of_the_agents(pod: P
     assert not any("eba_secret" in value for value in facts.values())
 
 
+def test_who_is_told_to_end_keeps_the_deadline_of_a_notice_that_comes_later(pod: Pod) -> None:
+    pod.order(STUBBORN, ranks=1)
+    pod.wait(lambda: pod.phases() == ["running"])
+    pod.process.send_signal(signal.SIGTERM)
+    pod.wait(lambda: "asked to leave within 3 s" in pod.log())
+    pod.tell(notice={"action": "replan", "step": None, "seconds_left": 0.0})
+    pod.end(0)
+    assert pod.desk.report["killed"] == "it was killed at its deadline"
+    assert "asked to leave within 0 s" in pod.log()
+
+
 def test_a_container_that_starts_again_does_not_start_a_generation_again(pod: Pod) -> None:
     pod.order(STUBBORN)
     pod.wait(lambda: pod.phases() == ["running", "running"])
