@@ -54,7 +54,7 @@ def test_a_pool_that_comes_while_a_tick_runs_waits_for_the_next_round() -> None:
     rig = a_fleet_rig()
     taken = rig.take()
     rig.server.add(POOL, "late", {"kind": "training", "nodeSelector": {"role": "late"}})
-    assert rig.steps(taken) == ()
+    assert rig.steps(taken=taken) == ()
     rig.settle()
     assert condition(rig, "late", "Accepted")[0] == "True"
 

@@ -81,7 +81,7 @@ def test_a_change_that_comes_while_a_tick_runs_is_not_taken_for_one_that_was_rea
     rig.absorb()
     taken = rig.take()
     rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus={"min": 2, "max": 4})
-    rig.server.do(rig.steps(taken))
+    rig.server.do(rig.steps(taken=taken))
     assert rig.server.get(ELASTIC_JOB, "llama", "team-a")["spec"]["gpus"] == {"min": 2, "max": 4}
     rig.settle()
     assert rig.snapshot.jobs[job_id].spec.max_gpus == 4

@@ -259,11 +259,3 @@ def test_a_merge_patch_holds_what_differs_alone() -> None:
     assert merge_patch(before, {"a": 1, "b": {"c": 2, "d": [1]}}) == {"b": {"c": 2}, "gone": None}
     assert merge_patch(before, before) == {}
     assert merge_patch("nonsense", {"a": 1}) == {"a": 1}
-
-
-def test_what_came_after_the_reading_waits_for_the_next() -> None:
-    rig = Operating()
-    taken = rig.take()
-    rig.server.add(POOL, "training", {"kind": "training", "nodeSelector": {"role": "train"}})
-    assert rig.steps(taken=taken) == ()
-    assert len(rig.steps()) == 1

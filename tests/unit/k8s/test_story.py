@@ -37,13 +37,15 @@ def a_world() -> tuple[World, str]:
     rig.server.add(ELASTIC_JOB, "llama", SPEC, namespace=NAMESPACE)
     rig.settle()
     (job_id,) = rig.snapshot.jobs
-    world = World(rig.snapshot, rig.server.resources(), rig.take(), NOW_S, 3, NAMESPACE)
+    world = World(rig.snapshot, rig.take(), NOW_S, 3, NAMESPACE)
     return world, job_id
 
 
 def notes(story: Story, world: World) -> list[str]:
     steps = [step for each in story.steps(world) for step in each]
-    return [step.body["note"] if isinstance(step, Create) else "again" for step in steps if isinstance(step, Create | Patch)]
+    return [
+        step.body["note"] if isinstance(step, Create) else "again" for step in steps if isinstance(step, Create | Patch)
+    ]
 
 
 def test_a_new_leader_tells_what_is_new_enough_and_reads_little_more() -> None:
