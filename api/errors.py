@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from scheduler.documents.refusal import Refusal, RefusedError, refusals, shown
-from scheduler.store.engine import StoreUnavailableError
+from scheduler.store.protocol import UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(StoreUnavailableError, _unavailable)
+    app.add_exception_handler(UnavailableError, _unavailable)
     app.add_exception_handler(Exception, _internal)
 
 
@@ -102,9 +102,9 @@ def _http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _unavailable(request: Request, error: Exception) -> JSONResponse:
-    logger.warning("%s %s: the database does not answer: %s", request.method, request.url.path, error)
+    logger.error("%s %s: the database does not answer: %s", request.method, request.url.path, error)
     detail = "the database does not answer now: ask again; a job that was sent may have been taken, so look first"
-    return _answer(request, ProblemError(503, "store-unavailable", detail, headers={"Retry-After": "1"}))
+    return _answer(request, ProblemError(503, "store-unavailable", detail, headers={"Retry-After": "5"}))
 
 
 def _internal(request: Request, error: Exception) -> JSONResponse:

@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     database_url: str = Field(
         default="sqlite:///ebbtide.sqlite", description="Where all state is kept (SQLAlchemy URL)."
     )
-    host: str = Field(default="127.0.0.1", description="Address that the API listens on.")
+    host: str = Field(default="127.0.0.1", description="Address that the API listens on, and the operator's probes.")
     port: int = Field(default=8787, ge=0, le=65535, description="Port that the API listens on; 0 takes a free one.")
     public_url: str = Field(default="", description="URL of the API as workers reach it; empty: http://host:port.")
     policy: str = Field(default="ebbtide", description="Named policy set that decides.")
@@ -72,6 +72,9 @@ class Settings(BaseSettings):
     kubeconfig: Path | None = Field(
         default=None,
         description="How the operator reaches Kubernetes; absent: KUBECONFIG, else its own pod.",
+    )
+    probe_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of the operator's /healthz and /readyz; 0 takes a free one."
     )
     job_namespace: str = Field(
         default="default", description="Namespace of jobs that name none, on Kubernetes.", pattern=r"^[a-z0-9-]{1,63}$"

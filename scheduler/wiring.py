@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -15,6 +17,7 @@ from scheduler.executors.local import LocalExecutor
 from scheduler.executors.local_run import Patience
 from scheduler.executors.protocol import Executor
 from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.k8s.asking import Asked
 from scheduler.k8s.client import connect
 from scheduler.k8s.cluster_mirrors import ClusterMirrors
 from scheduler.k8s.demand import DemandSources
@@ -23,6 +26,7 @@ from scheduler.k8s.election import LIMITS, Election
 from scheduler.k8s.executor import KubernetesExecutor
 from scheduler.k8s.job_objects import JobObjects, SiteRules
 from scheduler.k8s.node_lending import NodeLending
+from scheduler.k8s.operating import Round, Standing
 from scheduler.k8s.operator import Operator
 from scheduler.k8s.story import Story
 from scheduler.k8s.writer import Writer
@@ -32,14 +36,18 @@ from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, Pace
 from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.runtime.outage import wait_for
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import Hook, no_hook
 from scheduler.settings import Settings, token_secret
 from scheduler.store.sql import SqlStore
 from scheduler.telemetry.logs import configure_logs
-from scheduler.telemetry.metrics import TickRecorder
+from scheduler.telemetry.metrics import TickRecorder, record_asked, record_round
+from scheduler.telemetry.probes import Probes
 
 HISTORY_SEASONS = 14
+
+log = logging.getLogger(__name__)
 
 
 def policies_of(settings: Settings) -> PolicySet:
@@ -127,10 +135,11 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         NoClusterError: no API server of Kubernetes is named anywhere.
     """
     kubeconfig, clock = settings.kubeconfig or "", RealClock()
-    cluster, identity = connect(kubeconfig), _new_holder()
-    votes = connect(kubeconfig, limits=LIMITS)
+    identity = _new_holder()
+    votes = connect(kubeconfig, limits=LIMITS, on_asked=_record_asked)
     election = Election(votes, name="ebbtide-operator", namespace=settings.lease_namespace, identity=identity)
-    effects, secret = Effects(may_act=lambda: election.is_leading), token_secret(settings.secret_path)
+    cluster = connect(kubeconfig, on_asked=_record_asked, may_write=lambda: election.is_leading)
+    effects, secret = Effects(), token_secret(settings.secret_path)
     mirrors = ClusterMirrors(cluster)
     executor = KubernetesExecutor(
         JobObjects(
@@ -161,16 +170,38 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         story=Story(store, reporter=identity),
         effects=effects,
         job_namespace=settings.job_namespace,
+        on_round=_record_round,
     )
     return operator
 
 
-def run_operator(settings: Settings) -> None:
-    """Lead while elected, until SIGTERM or SIGINT. Jobs go on while nobody leads."""
+def _record_asked(asked: Asked) -> None:
+    record_asked(verb=asked.verb, resource=asked.resource, status=asked.status, took_s=asked.took_s)
+
+
+def _record_round(done: Round) -> None:
+    among = [standing.value for standing in Standing]
+    record_round(standing=done.standing.value, among=among, silent_s=done.silent_s, now_s=time.time())
+
+
+def run_operator(settings: Settings, probes: Probes) -> None:
+    """Lead while elected, until SIGTERM or SIGINT. Jobs go on while nobody leads. A database that does not answer is
+    waited for.
+
+    Raises:
+        NoClusterError: no API server of Kubernetes is named anywhere.
+        StoreError: the database cannot be used as it is.
+    """
     configure_logs(settings.log_level, settings.log_format)
-    store = SqlStore(settings.database_url)
+    stop = _stop_signal()
+    log.info("probes are answered on %s:%d", settings.host, probes.port)
+    store = wait_for(lambda: SqlStore(settings.database_url), stop, time.monotonic)
+    if store is None:
+        return
     try:
-        build_operator(settings, store).run(_stop_signal())
+        operator = build_operator(settings, store)
+        probes.unlive, probes.unready = operator.unlive, operator.unready
+        operator.run(stop)
     finally:
         store.close()
 

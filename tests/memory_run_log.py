@@ -64,8 +64,9 @@ class MemoryRunLog:
         with self._lock:
             return tuple(self._reports[key] for key in sorted(self._reports))
 
-    def forget(self, job_id: str, *, up_to_generation: int) -> None:
+    def forget(self, job_id: str, *, up_to_generation: int, epoch: int) -> None:
         with self._lock:
+            self._fence(epoch)
             for key in [key for key in self._begun if key[0] == job_id and key[1] <= up_to_generation]:
                 del self._begun[key]
             for name, known in list(self._reports.items()):

@@ -76,12 +76,15 @@ def api() -> None:
 
 def operator() -> None:
     """Run jobs on Kubernetes: custom resources in and out, decisions from the same database as the API's."""
+    from scheduler.telemetry.probes import Probes
     from scheduler.wiring import run_operator
 
     settings = read_settings()
     _check_policy(settings)
-    with blaming("EBBTIDE_KUBECONFIG"):
-        run_operator(settings)
+    with blaming("EBBTIDE_HOST, EBBTIDE_PROBE_PORT"):
+        probes = Probes(settings.host, settings.probe_port)
+    with probes, blaming("EBBTIDE_KUBECONFIG"):
+        run_operator(settings, probes)
 
 
 def read_settings() -> Settings:

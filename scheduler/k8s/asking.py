@@ -13,6 +13,7 @@ from scheduler.k8s.api_error import ApiError
 from scheduler.k8s.calls import Call
 from scheduler.k8s.connection import Connection, Lines
 from scheduler.k8s.pace import TokenBucket, backoff_s
+from scheduler.store.protocol import FencedError
 
 BACKOFF_BASE_S = 0.2
 BACKOFF_CAP_S = 5.0
@@ -42,7 +43,8 @@ class Asked:
 
 
 class Asker:
-    """Thread-safe."""
+    """Thread-safe. `may_write` is asked right before each attempt of a call that changes something: a process that was
+    stopped for a while, or a call that waited for its turn, must not write what another leader has overtaken."""
 
     def __init__(
         self,
@@ -50,12 +52,14 @@ class Asker:
         *,
         limits: Limits,
         on_asked: Callable[[Asked], None],
+        may_write: Callable[[], bool],
         rng: Random,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
         self._patience_s = limits.patience_s
         self._on_asked = on_asked
+        self._may_write = may_write
         self._rng = rng
         self._monotonic_s = monotonic_s
         self._closing = threading.Event()
@@ -69,11 +73,17 @@ class Asker:
         self._connection.close()
 
     def ask(self, call: Call, *, patience_s: float | None = None) -> Any:
-        """The answer. The ApiError raised says whether an earlier attempt left a doubt."""
+        """The answer. The ApiError raised says whether an earlier attempt left a doubt.
+
+        Raises:
+            FencedError: the call would change something, and this process may write no more.
+        """
         limit_s = self._monotonic_s() + (self._patience_s if patience_s is None else patience_s)
         failures, in_doubt = 0, False
         while True:
             self._bucket.take()
+            if call.method != "GET" and not self._may_write():
+                raise FencedError(f"no {call.verb} of {call.resource}: this process does not lead")
             try:
                 return self._counted(call, lambda: self._connection.exchange(call))
             except ApiError as error:

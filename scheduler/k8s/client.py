@@ -222,10 +222,12 @@ def connect(
     *,
     limits: Limits | None = None,
     on_asked: Callable[[Asked], None] = lambda asked: None,
+    may_write: Callable[[], bool] = lambda: True,
     rng: Random | None = None,
 ) -> Cluster:
-    """The cluster of `kubeconfig`, else of KUBECONFIG, else the one that this pod runs in. Raises NoClusterError."""
+    """The cluster of `kubeconfig`, else of KUBECONFIG, else the one that this pod runs in. Once `may_write` says no,
+    every call that would change something raises FencedError. Raises NoClusterError."""
     limits = limits or Limits()
     connection = Connection(configuration_of(kubeconfig), connect_s=limits.connect_s, read_s=limits.read_s)
-    asker = Asker(connection, limits=limits, on_asked=on_asked, rng=rng or Random())
+    asker = Asker(connection, limits=limits, on_asked=on_asked, may_write=may_write, rng=rng or Random())
     return Cluster(asker, host=connection.host)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +77,22 @@ class ClusterMirrors:
     @property
     def are_synced(self) -> bool:
         """Every mirror has taken in a whole list."""
-        return all(mirror.is_synced for mirror in self._all())
+        return not self.unlisted
+
+    @property
+    def unlisted(self) -> tuple[Kind, ...]:
+        """Kinds of which no whole list has come yet."""
+        return tuple(mirror.kind for mirror in self._all() if not mirror.is_synced)
+
+    @property
+    def silent_s(self) -> Mapping[str, float]:
+        """How long ago the API server was last heard, by resource."""
+        return {watcher.mirror.kind.plural: watcher.silent_s for watcher in self._watchers}
+
+    @property
+    def unwatched(self) -> tuple[Kind, ...]:
+        """Kinds that nobody will ever hear of again: a fault of ours has ended the thread that watched."""
+        return tuple(watcher.mirror.kind for watcher in self._watchers if watcher.has_died)
 
     @property
     def changes(self) -> int:

@@ -27,29 +27,22 @@ class Effect:
 
 
 class Effects:
-    """A small pool of threads: one call takes milliseconds, and a gang has many. `may_act` is asked before each step:
-    many steps may take longer than a Lease lasts."""
+    """A small pool of threads: one call takes milliseconds, and a gang has many."""
 
-    def __init__(self, threads: int = 8, *, may_act: Callable[[], bool] = lambda: True) -> None:
-        self._may_act = may_act
+    def __init__(self, threads: int = 8) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="effect")
 
     def take(self, steps: Iterable[Effect]) -> int:
         """Take all steps, in no order, and wait for them. How many failed and may have been carried out all the same.
 
         Raises:
-            FencedError: something is there that a later leader has written, or one may have begun to.
+            FencedError: something is there that a later leader has written, or this process leads no more.
         """
         listed = list(steps)
-        return self._doubts(listed, [self._pool.submit(self._run, step) for step in listed])
+        return self._doubts(listed, [self._pool.submit(step.run) for step in listed])
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, step: Effect) -> None:
-        if not self._may_act():
-            raise FencedError(f"{step.what}: not done, the Lease has run out")
-        step.run()
 
     def _doubts(self, steps: Sequence[Effect], running: Sequence[Future[None]]) -> int:
         doubts, fenced = 0, None

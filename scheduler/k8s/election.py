@@ -71,6 +71,7 @@ class Election:
         self._lock = threading.Lock()
         self._leading_until_s = float("-inf")
         self._released = False
+        self._stands_back_until_s = float("-inf")
         self._observed: Object | None = None
         self._observed_at_s = float("-inf")
 
@@ -94,7 +95,7 @@ class Election:
         keeps leading until the deadline, and no longer."""
         with self._lock:
             was_leading = self.is_leading
-            if not self._released:
+            if not self._released and self._monotonic_s() >= self._stands_back_until_s:
                 try:
                     self._try()
                 except ApiError as error:
@@ -107,13 +108,24 @@ class Election:
         """Stop leading, for good, and free the Lease so that another candidate need not wait for its end."""
         with self._lock:
             self._released = True
-            self._leading_until_s = float("-inf")
-            try:
-                lease = self._cluster.find(LEASE, self._name, self._namespace)
-                if lease is not None and _holder(lease) == self.identity:
-                    self._cluster.replace(LEASE, self._written(lease, holder=""))
-            except ApiError as error:
-                log.warning("the Lease %s/%s was not released: %s", self._namespace, self._name, error)
+            self._free()
+
+    def stand_back(self, for_s: float) -> None:
+        """Stop leading, and leave the Lease to others for this long: who leads could not do anything now."""
+        with self._lock:
+            self._stands_back_until_s = self._monotonic_s() + for_s
+            if self.is_leading:
+                log.info("%s stands back for %.0f s", self.identity, for_s)
+                self._free()
+
+    def _free(self) -> None:
+        self._leading_until_s = float("-inf")
+        try:
+            lease = self._cluster.find(LEASE, self._name, self._namespace)
+            if lease is not None and _holder(lease) == self.identity:
+                self._cluster.replace(LEASE, self._written(lease, holder=""))
+        except ApiError as error:
+            log.warning("the Lease %s/%s was not released: %s", self._namespace, self._name, error)
 
     def _try(self) -> None:
         asked_at_s = self._monotonic_s()
@@ -129,20 +141,20 @@ class Election:
         self._leading_until_s = asked_at_s + self._terms.renew_s - self._terms.margin_s
 
     def _observe(self, lease: Object) -> None:
-        if self._observed is None or self._observed["spec"] != lease["spec"]:
+        if self._observed is None or _spec(self._observed) != _spec(lease):
             self._observed_at_s = self._monotonic_s()
         self._observed = lease
 
     def _may_take(self, lease: Object) -> bool:
         if _holder(lease) in ("", self.identity):
             return True
-        lasts_s = lease["spec"].get("leaseDurationSeconds") or self._terms.lease_s
+        lasts_s = _spec(lease).get("leaseDurationSeconds") or self._terms.lease_s
         return self._monotonic_s() >= self._observed_at_s + lasts_s
 
     def _written(self, lease: Object | None, *, holder: str) -> Object:
         """The Lease as we want it. Its times are for people: nobody computes with them."""
         now = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        before = lease["spec"] if lease else {}
+        before = _spec(lease) if lease else {}
         spec = {
             **before,
             "holderIdentity": holder,
@@ -157,4 +169,10 @@ class Election:
 
 
 def _holder(lease: Object) -> str:
-    return str(lease["spec"].get("holderIdentity") or "")
+    return str(_spec(lease).get("holderIdentity") or "")
+
+
+def _spec(lease: Object) -> Object:
+    """Somebody may have made a Lease of this name without one."""
+    spec: Object = lease.get("spec") or {}
+    return spec

@@ -161,7 +161,7 @@ class KubernetesExecutor:
             job = desired.jobs.get(run.job_id)
             runs = job is not None and job.state is JobState.RUNNING
             if job is None or (runs and run.generation < job.allocation.generation):
-                self._run_log.forget(run.job_id, up_to_generation=run.generation)
+                self._run_log.forget(run.job_id, up_to_generation=run.generation, epoch=self._epoch())
 
 
 def _changes(desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[tuple[Job, PodChanges]]:

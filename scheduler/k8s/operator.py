@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scheduler.domain.job import Job
@@ -22,6 +22,7 @@ from scheduler.k8s.demand import DemandSources, with_demand
 from scheduler.k8s.effects import Effects
 from scheduler.k8s.election import Election
 from scheduler.k8s.intake import Resources, Taken, take_in
+from scheduler.k8s.operating import Pulse, Round, Standing
 from scheduler.k8s.publish import publish, unknown_jobs
 from scheduler.k8s.publish_fleet import unknown_loans
 from scheduler.k8s.story import Story
@@ -29,7 +30,8 @@ from scheduler.k8s.writer import Writer
 from scheduler.k8s.writing import World
 from scheduler.runtime.clock import Clock
 from scheduler.runtime.controller import Controller
-from scheduler.store.protocol import FencedError, Loaded, Store
+from scheduler.runtime.outage import Outage
+from scheduler.store.protocol import FencedError, Loaded, Store, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +42,12 @@ ENDED_LOANS = 1000
 @dataclass(frozen=True, slots=True)
 class OperatorPace:
     """`poll_s` between two looks for something to do, `round_s` at most between two rounds of reading and writing
-    resources while nothing is heard."""
+    resources while nothing is heard. Who leads and cannot reach the database for `outage_s` leaves the Lease to others
+    for as long: it may be this replica alone that cannot."""
 
     poll_s: float = 0.1
     round_s: float = 5.0
+    outage_s: float = 10.0
 
 
 class Operator:
@@ -62,6 +66,7 @@ class Operator:
         story: Story,
         effects: Effects,
         job_namespace: str,
+        on_round: Callable[[Round], None] = lambda done: None,
         pace: OperatorPace | None = None,
     ) -> None:
         self._mirrors = mirrors
@@ -74,7 +79,11 @@ class Operator:
         self._story = story
         self._effects = effects
         self._job_namespace = job_namespace
+        self._on_round = on_round
         self._pace = pace or OperatorPace()
+        self._outage = Outage(time.monotonic)
+        self._voting: threading.Thread | None = None
+        self._pulse = Pulse(self._dead)
         self._waiting: Mapping[str, Reason] = {}
         self._seen = -1
         self._round_at_s = float("-inf")
@@ -83,12 +92,11 @@ class Operator:
         """Until `stop` is set: lead while elected, wait for it otherwise. Hands over at once when it ends."""
         self._mirrors.start()
         self._demand.start()
-        voting = threading.Thread(target=self._election.run, args=(stop,), name="election", daemon=True)
-        voting.start()
+        self._voting = threading.Thread(target=self._election.run, args=(stop,), name="election", daemon=True)
+        self._voting.start()
         try:
             while not stop.is_set():
-                self.step()
-                stop.wait(self._pace.poll_s)
+                stop.wait(self._round())
         finally:
             self._controller.close()
             self._election.release()
@@ -101,12 +109,51 @@ class Operator:
         """It was elected, and sees the cluster as it is."""
         return self._election.is_leading and self._mirrors.are_synced and not self._mirrors.stale
 
+    def unlive(self) -> str:
+        """Why this process should be started anew; empty where it goes on. That the API server or the database does
+        not answer is no reason: another process would fare no better."""
+        return self._pulse.fault()
+
+    def unready(self) -> str:
+        """What it still waits for before it could lead; empty where it could."""
+        unlisted = self._mirrors.unlisted
+        return f"not listed yet: {', '.join(kind.plural for kind in unlisted)}" if unlisted else ""
+
+    def _round(self) -> float:
+        """One look, whatever the database does; how long to wait before the next, in s."""
+        pause_s = self._pace.poll_s
+        try:
+            self.step()
+        except UnavailableError as error:
+            pause_s = self._outage.note(error)
+            if self._outage.lasts_s > self._pace.outage_s:
+                self._election.stand_back(self._pace.outage_s)
+        else:
+            if self._controller.leads:
+                self._outage.end()
+        self._pulse.beat()
+        self._on_round(Round(self._standing(), self._mirrors.silent_s))
+        return pause_s
+
+    def _standing(self) -> Standing:
+        if self._outage.lasts_s:
+            return Standing.NO_DATABASE
+        if self._controller.leads:
+            return Standing.LEADING
+        return Standing.BLIND if self._election.is_leading and not self.may_lead else Standing.WAITING
+
+    def _dead(self) -> tuple[str, ...]:
+        """Threads without which this operator will never lead again."""
+        watches = tuple(f"the watch of {kind.plural}" for kind in self._mirrors.unwatched)
+        has_voted = self._voting is not None and not self._voting.is_alive()
+        return (*watches, "the election") if has_voted else watches
+
     def step(self) -> TickReport | None:
         """One look: read what resources ask for, tick, write back what is; each only where there may be something."""
         if not self.may_lead:
             return self._controller.step()  # which gives up leading, if it did
         changes = self._mirrors.changes
-        is_due = changes != self._seen or self._monotonic_s() >= self._round_at_s
+        is_due = changes != self._seen or time.monotonic() >= self._round_at_s
         taken, settled = self._take_in() if is_due else (None, frozenset[str]())
         report = self._controller.step()
         if report is not None:
@@ -116,7 +163,7 @@ class Operator:
             return report
         if taken is None:
             taken, settled = self._take_in()
-        self._seen, self._round_at_s = changes, self._monotonic_s() + self._pace.round_s
+        self._seen, self._round_at_s = changes, time.monotonic() + self._pace.round_s
         self._write(taken, settled)
         return report
 
@@ -160,6 +207,3 @@ class Operator:
         if not unknown:
             return {}
         return {loan.id: loan for loan in self._store.ended_loans(limit=ENDED_LOANS) if loan.id in unknown}
-
-    def _monotonic_s(self) -> float:
-        return time.monotonic()

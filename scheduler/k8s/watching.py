@@ -27,7 +27,8 @@ class Watcher:
 
     A connection can die without a word, and a server sends no bookmarks of a kind that never changed. So it is asked to
     end each watch before `silence_s` are over: silence for longer means that nobody is there, and we connect again.
-    `is_stale` after twice that time without contact: nobody should decide anything new on such a mirror."""
+    That next connection may be as mute, so it begins with a list. `is_stale` after twice that time without contact:
+    nobody should decide anything new on such a mirror."""
 
     def __init__(
         self,
@@ -56,7 +57,17 @@ class Watcher:
 
     @property
     def is_stale(self) -> bool:
-        return self._monotonic_s() - self._contact_at_s > 2 * self._silence_s
+        return self.silent_s > 2 * self._silence_s
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago the server was last heard."""
+        return self._monotonic_s() - self._contact_at_s
+
+    @property
+    def has_died(self) -> bool:
+        """Its thread has ended, and nobody told it to."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._stop.is_set()
 
     def start(self) -> None:
         self._thread.start()
@@ -105,6 +116,10 @@ class Watcher:
                 self._since = event.object["metadata"]["resourceVersion"]
                 self._note_contact()
                 heard += 1
+        except ApiError:
+            if self.silent_s >= self._silence_s:
+                self._since = ""
+            raise
         finally:
             with self._lock:
                 self._watch = None

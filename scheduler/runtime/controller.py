@@ -15,8 +15,9 @@ from scheduler.policies.policy_set import PolicySet
 from scheduler.runtime.clock import Clock
 from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.runtime.outage import Outage
 from scheduler.runtime.reconciler import Hook, no_hook, tick
-from scheduler.store.protocol import ConflictError, FencedError, Lease, Store
+from scheduler.store.protocol import ConflictError, FencedError, Lease, Store, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +72,18 @@ class Controller:
         self._standing: tuple[Breach, ...] = ()
 
     def run(self, stop: threading.Event) -> None:
-        """Lead while the lease is ours, wait for it otherwise; returns when `stop` is set."""
+        """Lead while the lease is ours, wait for it otherwise; returns when `stop` is set. While the database does not
+        answer, what runs goes on, and nothing is decided."""
+        outage = Outage(self._clock.elapsed_s)
         try:
             while not stop.is_set():
-                self.step()
-                stop.wait(self._pace.poll_s)
+                try:
+                    self.step()
+                except UnavailableError as error:
+                    stop.wait(outage.note(error))
+                else:
+                    outage.end()
+                    stop.wait(self._pace.poll_s)
         finally:
             self.close()
 
@@ -83,7 +91,10 @@ class Controller:
         """Come to rest, and let somebody else lead at once."""
         self._executor.close()
         self._curves.close()
-        self.stand_down()
+        try:
+            self.stand_down()
+        except UnavailableError as error:
+            log.warning("the lease was not released, others have to wait for its end: %s", error)
 
     @property
     def leads(self) -> bool:
@@ -96,12 +107,16 @@ class Controller:
         return 0 if self._lease is None else self._lease.epoch
 
     def stand_down(self) -> None:
-        """Give the lease up; the next step tries for it again."""
-        self._store.release(self._holder)
+        """Give the lease up; the next step tries for it again. Raises UnavailableError."""
         self._lease = None
+        self._store.release(self._holder)
 
     def step(self) -> TickReport | None:
-        """Renew the lease when it is time, tick when there is something to do."""
+        """Renew the lease when it is time, tick when there is something to do.
+
+        Raises:
+            UnavailableError: the database does not answer. Until it does, this controller does not count as leading.
+        """
         now_s = self._clock.now_s()
         try:
             if not self._lead(now_s) or not self._is_due(now_s):
@@ -122,8 +137,11 @@ class Controller:
             return None
         except FencedError:
             log.warning("this controller's epoch has ended; it waits for the lease again")
-            self._lease = None
+            self.stand_down()
             return None
+        except UnavailableError:
+            self._lease = None
+            raise
         self._standing = report.breaches
         self._curves.want(self._store.load().snapshot, report.wanted_shapes)
         self._wake_at_s = min(report.next_wake_s, now_s + self._pace.tick_s_max)

@@ -5,30 +5,35 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnectionError
+
+from scheduler.store.protocol import UnavailableError
 
 _PRAGMAS = (
     "busy_timeout = 10000",
     # Each commit reaches the disk before it counts: a job that was accepted survives a power failure.
     "synchronous = FULL",
 )
-_WAL_TRIES, _WAL_RETRY_S = 200, 0.05
+_WAL_LIMIT_S, _WAL_RETRY_S = 10.0, 0.05
 _CONNECT_S = 10
 _WRITERS_LOCK = 0x7E8B71DE  # any number that nobody else in this database takes for something else
-
-
-class StoreUnavailableError(Exception):
-    """The database does not answer, or not in time. Whether what was being written is there is not known; asking again
-    does no harm, because a store takes no write twice."""
+NO_ANSWER = (OperationalError, InterfaceError, NoConnectionError)
 
 
 class StoreError(ValueError):
     """The database cannot be used as it is; the message says which one, why, and what to do."""
+
+
+class UnreachableError(StoreError, UnavailableError):
+    """It does not answer now, and may do so later."""
 
 
 def open_engine(url: str, *, writes_at_once: bool = False) -> Engine:
@@ -45,7 +50,6 @@ def open_engine(url: str, *, writes_at_once: bool = False) -> Engine:
     except (ArgumentError, ModuleNotFoundError) as refused:
         allowed = "a URL like sqlite:////var/lib/ebbtide/state.sqlite or postgresql+psycopg://user@host/ebbtide"
         raise StoreError(f"database url: cannot open {_masked(url)!r} ({refused}); give {allowed}") from None
-    event.listen(engine, "handle_error", _unavailable, retval=True)
     if engine.dialect.name == "sqlite":
         _set_up_sqlite(engine, "BEGIN IMMEDIATE" if writes_at_once else "BEGIN")
     elif engine.dialect.name == "postgresql":
@@ -60,17 +64,23 @@ def for_reading(engine: Engine) -> Engine:
     return engine.execution_options(isolation_level="REPEATABLE READ")
 
 
+@contextmanager
+def transaction(engine: Engine) -> Iterator[Connection]:
+    """One transaction: committed at the end, rolled back where anything is raised.
+
+    Raises:
+        UnavailableError: the database did not answer, or not in time.
+    """
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except NO_ANSWER as failed:
+        raise UnavailableError(f"database {name_of(engine)}: {getattr(failed, 'orig', None) or failed}") from failed
+
+
 def name_of(engine: Engine) -> str:
     """The URL for people, without its password."""
     return engine.url.render_as_string(hide_password=True)
-
-
-def _unavailable(failed: ExceptionContext) -> StoreUnavailableError | None:
-    """What to raise where it is the database, and not the statement, that fails. A pooled connection which turns out to
-    be dead before it is used is replaced without a word."""
-    if failed.is_pre_ping or not (failed.is_disconnect or isinstance(failed.sqlalchemy_exception, OperationalError)):
-        return None
-    return StoreUnavailableError(str(failed.original_exception).strip())
 
 
 def _set_up_sqlite(engine: Engine, begin: str) -> None:
@@ -104,12 +114,13 @@ def _set_up_postgresql(engine: Engine, *, writes_at_once: bool) -> None:
 
 def _switch_to_wal(connection: Any) -> None:
     """The file stays in this mode. SQLite does not wait its `busy_timeout` when two switch a new file at once."""
-    for tries_left in reversed(range(_WAL_TRIES)):
+    limit_s = time.monotonic() + _WAL_LIMIT_S
+    while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as refused:
-            if refused.sqlite_errorcode != sqlite3.SQLITE_BUSY or not tries_left:
+            if refused.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > limit_s:
                 raise
         time.sleep(_WAL_RETRY_S)
 

@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from scheduler.store.engine import StoreError, StoreUnavailableError, name_of, open_engine
+from scheduler.store.engine import NO_ANSWER, StoreError, UnreachableError, name_of, open_engine
 
 # Alembic keeps the migration that runs in variables of its modules: two threads would use each other's connection.
 _ONE_AT_A_TIME = threading.Lock()
@@ -81,9 +81,10 @@ def _revisions(engine: Engine) -> frozenset[str]:
     try:
         with engine.connect() as connection:
             return frozenset(MigrationContext.configure(connection).get_current_heads())
-    except (SQLAlchemyError, StoreUnavailableError) as failed:
+    except SQLAlchemyError as failed:
         cause = getattr(failed, "orig", None) or failed
-        raise StoreError(f"database {name_of(engine)} cannot be opened: {cause}") from None
+        kind = UnreachableError if isinstance(failed, NO_ANSWER) else StoreError
+        raise kind(f"database {name_of(engine)} cannot be opened: {cause}") from None
 
 
 def _text(revisions: frozenset[str]) -> str:

@@ -22,6 +22,11 @@ class FencedError(Exception):
     """The lease's epoch is no longer this leader's: somebody else leads. Nothing was written."""
 
 
+class UnavailableError(Exception):
+    """The database does not answer: locked for too long, gone, full. What was asked may or may not have been done, and
+    may be asked again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The newest snapshot, and the inbox in order of arrival."""
@@ -84,6 +89,8 @@ class Page:
 
 
 class Store(Protocol):
+    """Everything but `close` may raise UnavailableError."""
+
     def load(self) -> Loaded:
         """The newest snapshot (an empty one of generation 0 at first) and the whole inbox."""
 

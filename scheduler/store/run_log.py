@@ -9,7 +9,8 @@ from scheduler.domain.observation import Run
 
 
 class RunLog(Protocol):
-    """Begun runs by job and generation, and the newest report of each agent. Small: ended runs are forgotten."""
+    """Begun runs by job and generation, and the newest report of each agent. Small: ended runs are forgotten.
+    Everything may raise UnavailableError."""
 
     def begin(self, run: BegunRun, *, epoch: int) -> bool:
         """From now on the ranks of this generation may be started. False where that was said before.
@@ -47,5 +48,9 @@ class RunLog(Protocol):
     def reports(self) -> tuple[AgentReport, ...]:
         """The newest report of each agent, by job and node."""
 
-    def forget(self, job_id: str, *, up_to_generation: int) -> None:
-        """Drop the begun runs of these generations, and the reports of agents that have nothing newer to tell."""
+    def forget(self, job_id: str, *, up_to_generation: int, epoch: int) -> None:
+        """Drop the begun runs of these generations, and the reports of agents that have nothing newer to tell.
+
+        Raises:
+            FencedError: as `begin`. Who led once does not know of the runs that others have begun since.
+        """

@@ -20,7 +20,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store import history, leadership, live_state
-from scheduler.store.engine import StoreError, for_reading, open_engine
+from scheduler.store.engine import StoreError, for_reading, open_engine, transaction
 from scheduler.store.migrate import require_head
 from scheduler.store.protocol import Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
 from scheduler.store.sql_run_log import SqlRunLog
@@ -57,7 +57,7 @@ class SqlStore:
 
     def load(self) -> Loaded:
         with self._lock:
-            with self._reading.begin() as connection:
+            with transaction(self._reading) as connection:
                 newer = live_state.fetch_newer(connection, self._newest)
                 waiting = connection.execute(_WAITING).all()
             self._newest = snapshot = live_state.refresh(newer)
@@ -67,7 +67,7 @@ class SqlStore:
         generation = commit.snapshot.generation
         assert generation == commit.previous.generation + 1, "a commit moves on by one generation"
         changes, appended = live_state.changes(commit.previous, commit.snapshot), history.appended(commit)
-        with self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             leadership.fence(connection, commit.epoch)
             live_state.advance(connection, commit.previous, commit.snapshot)
             for table, rows in changes:
@@ -84,27 +84,27 @@ class SqlStore:
     def send(self, command: Command) -> bool:
         row = {"id": command.id, "body": encode(command)}
         try:
-            with self._engine.begin() as connection:
+            with transaction(self._engine) as connection:
                 connection.execute(insert(INBOX), row)
         except IntegrityError:  # the only constraint that a row can break is that its id is new
             return False
         return True
 
     def inbox_size(self) -> int:
-        with self._reading.begin() as connection:
+        with transaction(self._reading) as connection:
             return connection.execute(_WAITING_COUNT).scalar_one()
 
     def acquire(self, holder: str, *, now_s: float, ttl_s: float) -> Lease | None:
         assert holder, "the lease needs a holder with a name"
-        with self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             return leadership.acquire_lease(connection, holder, now_s=now_s, expires_at_s=now_s + ttl_s)
 
     def lease(self) -> Lease | None:
-        with self._reading.begin() as connection:
+        with transaction(self._reading) as connection:
             return leadership.read_lease(connection)
 
     def release(self, holder: str) -> None:
-        with self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             leadership.release_lease(connection, holder)
 
     def events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
@@ -130,5 +130,5 @@ class SqlStore:
         self._engine.dispose()
 
     def _rows(self, query: Select[*tuple[Any, ...]]) -> Sequence[history.AnyRow]:
-        with self._reading.begin() as connection:
+        with transaction(self._reading) as connection:
             return connection.execute(query).all()

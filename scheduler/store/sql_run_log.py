@@ -13,7 +13,7 @@ from scheduler.domain.agent_report import AgentReport, BegunRun, Doom
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.observation import Run
 from scheduler.store import leadership
-from scheduler.store.engine import for_reading
+from scheduler.store.engine import for_reading, transaction
 from scheduler.store.history import AnyRow
 from scheduler.store.tables import AGENT_REPORTS, BEGUN_RUNS
 
@@ -34,7 +34,7 @@ class SqlRunLog:
     def begin(self, run: BegunRun, *, epoch: int) -> bool:
         row = {"job_id": run.job_id, "generation": run.generation, "body": encode(run)}
         try:
-            with self._engine.begin() as connection:
+            with transaction(self._engine) as connection:
                 leadership.fence(connection, epoch)
                 connection.execute(insert(BEGUN_RUNS), row)
         except IntegrityError:  # the only constraint that a row can break is that job and generation are new
@@ -43,13 +43,13 @@ class SqlRunLog:
 
     def doom(self, job_id: str, generation: int, doom: Doom, *, epoch: int) -> None:
         same = (BEGUN_RUNS.c.job_id == job_id) & (BEGUN_RUNS.c.generation == generation)
-        with self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             leadership.fence(connection, epoch)
             connection.execute(update(BEGUN_RUNS).where(same).values(doom=encode(doom)))
 
     def end(self, run: Run, *, epoch: int) -> None:
         same = (BEGUN_RUNS.c.job_id == run.job_id) & (BEGUN_RUNS.c.generation == run.generation)
-        with self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             leadership.fence(connection, epoch)
             connection.execute(update(BEGUN_RUNS).where(same, BEGUN_RUNS.c.ended.is_(None)).values(ended=encode(run)))
 
@@ -66,7 +66,7 @@ class SqlRunLog:
             for each in reports
         ]
         if rows:
-            with self._engine.begin() as connection:
+            with transaction(self._engine) as connection:
                 for row in rows:
                     _put(connection, row)
 
@@ -83,14 +83,15 @@ class SqlRunLog:
             self._told[key] = known if known and known[0] == body else (body, decode(AgentReport, body))
         return tuple(report for _, report in self._told.values())
 
-    def forget(self, job_id: str, *, up_to_generation: int) -> None:
-        with self._engine.begin() as connection:
+    def forget(self, job_id: str, *, up_to_generation: int, epoch: int) -> None:
+        with transaction(self._engine) as connection:
+            leadership.fence(connection, epoch)
             for table in (BEGUN_RUNS, AGENT_REPORTS):
                 old = (table.c.job_id == job_id) & (table.c.generation <= up_to_generation)
                 connection.execute(delete(table).where(old))
 
     def _rows(self, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:
-        with self._reading.begin() as connection:
+        with transaction(self._reading) as connection:
             return list(connection.execute(query).all())
 
     def _begun_run(self, row: AnyRow) -> BegunRun:

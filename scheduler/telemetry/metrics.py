@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter as Tally
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -23,6 +24,7 @@ from scheduler.domain.tick_report import Breach, BreachKind, TickReport
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _TICK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _REPLAN_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+_KUBERNETES_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _DIRECTIONS = {EventCode.JOB_GROWN: "grow", EventCode.JOB_SHRUNK: "shrink", EventCode.JOB_MOVED: "move"}
 
 REGISTRY = CollectorRegistry()
@@ -62,6 +64,34 @@ PENDING_JOBS = Gauge(
 )
 REQUEST_DURATION = Histogram(
     "ebbtide_api_request_duration_seconds", "Time to answer.", ["method", "route", "status"], registry=REGISTRY
+)
+
+KUBERNETES_REQUESTS = Counter(
+    "ebbtide_kubernetes_requests_total",
+    "Requests to the API server of Kubernetes as they ended; status 0: no answer.",
+    ["verb", "resource", "status"],
+    registry=REGISTRY,
+)
+KUBERNETES_REQUEST_DURATION = Histogram(
+    "ebbtide_kubernetes_request_duration_seconds",
+    "Time until the API server of Kubernetes answered, or until the wait was given up.",
+    ["verb"],
+    registry=REGISTRY,
+    buckets=_KUBERNETES_BUCKETS_S,
+)
+KUBERNETES_HEARD_AT = Gauge(
+    "ebbtide_kubernetes_heard_timestamp_seconds",
+    "When the API server was last heard of a kind that is watched, Unix time.",
+    ["resource"],
+    registry=REGISTRY,
+    multiprocess_mode="livemostrecent",
+)
+OPERATOR_STANDING = Gauge(
+    "ebbtide_operator_standing",
+    "1 for how this operator stands now, 0 for the other ways.",
+    ["standing"],
+    registry=REGISTRY,
+    multiprocess_mode="livemostrecent",
 )
 
 
@@ -124,6 +154,21 @@ def _record_replan(event: Event) -> None:
 def record_request(*, method: str, route: str, status: int, seconds: float) -> None:
     """One answered request. `route` is the template, never the path, so that its labels stay few."""
     REQUEST_DURATION.labels(method, route, str(status)).observe(seconds)
+
+
+def record_asked(*, verb: str, resource: str, status: int, took_s: float) -> None:
+    """One request. Verbs and resources are those of our own code, so that labels stay few."""
+    KUBERNETES_REQUESTS.labels(verb, resource, str(status)).inc()
+    KUBERNETES_REQUEST_DURATION.labels(verb).observe(took_s)
+
+
+def record_round(*, standing: str, among: Iterable[str], silent_s: Mapping[str, float], now_s: float) -> None:
+    """How an operator stands, and how long ago the API server was heard, by resource. Kept as a point in time: where
+    the operator hangs, nobody is left to let an age grow."""
+    for each in among:
+        OPERATOR_STANDING.labels(each).set(each == standing)
+    for resource, ago_s in silent_s.items():
+        KUBERNETES_HEARD_AT.labels(resource).set(now_s - ago_s)
 
 
 def exposition(*collectors: Collector) -> bytes:

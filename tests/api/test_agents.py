@@ -141,7 +141,7 @@ def test_ranks_that_nobody_knows_of_are_killed(agent: Agent) -> None:
     agent.log.end(Run(agent.job_id, 1, RunPhase.LOST), epoch=1)
     assert agent.hear(running())["kill"] == "the run has ended"
     agent.log.begin(replace(run, generation=2), epoch=1)
-    agent.log.forget(agent.job_id, up_to_generation=1)
+    agent.log.forget(agent.job_id, up_to_generation=1, epoch=1)
     assert agent.hear(running())["kill"] == "a newer generation was begun, and nobody knows this one any more"
 
 
@@ -177,7 +177,7 @@ def test_what_is_told_of_ranks_is_kept_and_steps_alone_are_no_news(agent: Agent)
 
 def test_what_was_forgotten_of_an_agent_comes_back_with_its_next_sign_of_life(agent: Agent) -> None:
     agent.hear(IDLE)
-    agent.log.forget(agent.job_id, up_to_generation=0)
+    agent.log.forget(agent.job_id, up_to_generation=0, epoch=1)
     agent.hear(IDLE, after_s=HEARTBEAT_S)
     assert agent.report.pod == "p1"
 

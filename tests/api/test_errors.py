@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scheduler.store.memory import MemoryStore
+from scheduler.store.protocol import UnavailableError
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
@@ -36,3 +37,16 @@ def test_a_fault_of_the_service_is_a_500_problem_that_tells_nothing_of_it(
     assert problem(answer, 500)["type"] == "urn:ebbtide:problem:internal"
     assert "hunter2" not in answer.text
     assert "/etc" not in answer.text
+
+
+def test_a_database_that_does_not_answer_is_a_503_problem_that_says_when_to_come_again(
+    service: ApiService, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_: MemoryStore) -> None:
+        raise UnavailableError("database postgresql://secret-host/ebbtide: connection refused")
+
+    monkeypatch.setattr(MemoryStore, "load", gone)
+    answer = service.http.get("/v1/jobs")
+    assert problem(answer, 503)["type"] == "urn:ebbtide:problem:store-unavailable"
+    assert answer.headers["retry-after"]
+    assert "secret-host" not in answer.text

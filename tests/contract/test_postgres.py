@@ -12,8 +12,8 @@ from scheduler.domain.command import Command, RecallAll
 from scheduler.policies.policy_set import policy_set
 from scheduler.runtime.clock import ManualClock
 from scheduler.settings import Settings
-from scheduler.store.engine import StoreError, StoreUnavailableError
-from scheduler.store.protocol import Page
+from scheduler.store.engine import StoreError
+from scheduler.store.protocol import Page, UnavailableError
 from scheduler.store.sql import SqlStore
 from tests.api.conftest import AppTransport
 from tests.postgres_server import PostgresServer
@@ -36,7 +36,7 @@ def test_a_store_goes_on_when_its_server_is_back(mortal: PostgresServer) -> None
     assert store.send(COMMAND)
     mortal.kill()
     for ask in (store.load, store.inbox_size, store.lease, lambda: store.send(COMMAND), lambda: store.events(Page())):
-        with pytest.raises(StoreUnavailableError) as caught:
+        with pytest.raises(UnavailableError) as caught:
             ask()
         refused.append(str(caught.value))
     assert all("connection" in each for each in refused), refused
@@ -70,7 +70,7 @@ def test_the_api_says_that_its_database_is_away(mortal: PostgresServer) -> None:
     mortal.kill()
     for path in ("/v1/jobs", "/readyz", "/metrics"):
         answer = http.get(path)
-        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
         assert answer.json()["type"] == "urn:ebbtide:problem:store-unavailable"
     assert http.get("/healthz").status_code == 200, "it would not help to start this process anew"
     mortal.start()

@@ -108,6 +108,8 @@ def test_what_is_forgotten_is_gone_and_what_is_newer_stays(log: tuple[RunLog, in
         runs.begin(run, epoch=epoch)
     runs.report(REPORT)
     runs.report(replace(REPORT, node="n1", generation=4))
-    runs.forget("a", up_to_generation=3)
+    runs.forget("a", up_to_generation=3, epoch=epoch)
+    with pytest.raises(FencedError):
+        runs.forget("a", up_to_generation=4, epoch=NEVER)
     assert runs.begun() == (newer, foreign)
     assert [report.node for report in runs.reports()] == ["n1"]

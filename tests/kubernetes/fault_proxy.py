@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -33,10 +34,12 @@ FAULTLESS = Fault()
 
 class FaultProxy:
     """Speaks plain HTTP. Who brings a bearer token is who it says, everybody else is admin. `fault` is asked for each
-    request, with its method and path."""
+    request, with its method and path, in the thread that answers it. While `is_mute`, watches end up open and silent:
+    what they would have told is lost, and they never speak again."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.fault: Callable[[str, str], Fault] = lambda method, path: FAULTLESS
+        self.is_mute = False
         self._plane = plane
         self._trust = ssl.create_default_context(cafile=str(plane.authority.certificate("ca")))
         self._admin = ssl.create_default_context(cafile=str(plane.authority.certificate("ca")))
@@ -114,10 +117,18 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             self.close_connection = True
             try:
                 while chunk := answer.read1(1 << 16):
+                    if proxy.is_mute:
+                        self._be_silent()
+                        return
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
                 self.wfile.write(b"0\r\n\r\n")
             except (OSError, http.client.HTTPException):
                 return  # one of the two ends is gone
+
+        def _be_silent(self) -> None:
+            """Until who asked hangs up."""
+            while not select.select([self.connection], [], [], 1.0)[0]:
+                continue
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _relay  # noqa: N815  # the names are http.server's
 

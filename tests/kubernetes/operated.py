@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from scheduler.k8s.kinds import (
 from scheduler.k8s.objects import Object
 from scheduler.k8s.pod_facts import gpus_asked
 from scheduler.store.migrate import migrate
+from scheduler.store.protocol import UnavailableError
 from scheduler.store.sql import SqlStore
 from tests.kubernetes import custom_resources
 from tests.kubernetes.control_plane import ControlPlane
@@ -68,11 +70,11 @@ class Operated:
         if has_agents:
             self._thread.start()
 
-    def start_operator(self) -> subprocess.Popen[bytes]:
+    def start_operator(self, kubeconfig: Path | None = None, *, url: str = "") -> subprocess.Popen[bytes]:
         number = len(self.operators)
         own = {
-            "EBBTIDE_DATABASE_URL": self.url,
-            "EBBTIDE_KUBECONFIG": str(self.kubeconfig),
+            "EBBTIDE_DATABASE_URL": url or self.url,
+            "EBBTIDE_KUBECONFIG": str(kubeconfig or self.kubeconfig),
             "EBBTIDE_JOB_NAMESPACE": self.namespace,
             "EBBTIDE_LEASE_NAMESPACE": self.lease_namespace,
             "EBBTIDE_RUN_DIR": str(self.folder / "run"),
@@ -80,10 +82,29 @@ class Operated:
             **self.settings,
         }
         command = [sys.executable, "-m", "scheduler.cli", "operator"]
-        with (self.folder / f"operator-{number}.log").open("wb") as log:
+        with self._log_file(number).open("wb") as log:
             process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log)
         self.operators.append(process)
         return process
+
+    def log_of(self, process: subprocess.Popen[bytes]) -> str:
+        """What it has logged so far."""
+        return self._log_file(self.operators.index(process)).read_text()
+
+    def probe(self, process: subprocess.Popen[bytes], path: str) -> tuple[int, str]:
+        """Status and text of the answer that it gives to a probe."""
+        told = "probes are answered on 127.0.0.1:"
+        log = eventually(lambda: self.log_of(process).partition(told)[2], what="it answers probes")
+        connection = http.client.HTTPConnection("127.0.0.1", int(log.split()[0]), timeout=10)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode().strip()
+        finally:
+            connection.close()
+
+    def _log_file(self, number: int) -> Path:
+        return self.folder / f"operator-{number}.log"
 
     def epoch(self) -> int:
         lease = self.store.lease()
@@ -216,11 +237,11 @@ class Operated:
     def _act(self) -> None:
         """All agents, a step at a time; and a look, past all mirrors, at who holds what."""
         while not self._stop.wait(0.1):
-            self.agents.step(self.store.load().snapshot, time.time())
             try:
+                self.agents.step(self.store.load().snapshot, time.time())
                 self._look()
-            except ApiError:
-                continue  # the test has stopped the API server: there is nothing to see
+            except (ApiError, UnavailableError):
+                continue  # the test has stopped the API server or the database: there is nothing to see
 
     def _look(self) -> None:
         held: Counter[str] = Counter()

@@ -148,6 +148,25 @@ volumeMounts:
   command: [ebbtide, operator]
   {{- include "ebbtide.environment" . | nindent 2 }}
     - {name: account, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+  ports:
+    - {name: probes, containerPort: 8788}
+  startupProbe:
+    httpGet: {path: /healthz, port: probes}
+    periodSeconds: 2
+    failureThreshold: 60
+  # Whether its loop goes round; not whether it leads, or whether the API server or the database answers.
+  livenessProbe:
+    httpGet: {path: /healthz, port: probes}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 3
+  {{- /* With SQLite the API is in the same pod, and has to be found also while the operator sees no cluster yet. */}}
+  {{- if eq .Values.database.kind "postgresql" }}
+  readinessProbe:
+    httpGet: {path: /readyz, port: probes}
+    periodSeconds: 5
+    timeoutSeconds: 5
+  {{- end }}
   resources:
     {{- toYaml .Values.operator.resources | nindent 4 }}
 {{- end }}

@@ -17,6 +17,7 @@ from scheduler.k8s.client import Cluster, Eviction, connect
 from scheduler.k8s.connection import NoClusterError
 from scheduler.k8s.kinds import CONFIG_MAP, NODE
 from scheduler.k8s.objects import Object
+from scheduler.store.protocol import FencedError
 from tests.unit.k8s.scripted_server import Answer, ScriptedServer
 
 QUICK = Limits(rate_per_s=1_000, burst=1_000, connect_s=2.0, read_s=0.5, patience_s=10.0)
@@ -47,11 +48,13 @@ def kubeconfig(folder: Path, url: str, **user: str) -> Path:
 def script(tmp_path: Path) -> Iterator[Script]:
     with ExitStack() as stack:
 
-        def start(*answers: Answer, limits: Limits = QUICK) -> tuple[Cluster, ScriptedServer, list[Asked]]:
+        def start(
+            *answers: Answer, limits: Limits = QUICK, may_write: Callable[[], bool] = lambda: True
+        ) -> tuple[Cluster, ScriptedServer, list[Asked]]:
             server = stack.enter_context(ScriptedServer(*answers).running())
             asked: list[Asked] = []
             path = kubeconfig(tmp_path, server.url, token="secret")
-            cluster = connect(path, limits=limits, on_asked=asked.append, rng=Random(1))
+            cluster = connect(path, limits=limits, on_asked=asked.append, may_write=may_write, rng=Random(1))
             stack.callback(cluster.close)
             return cluster, server, asked
 
@@ -70,6 +73,16 @@ def test_the_token_is_sent(script: Script) -> None:
     cluster, server, _ = script(Answer(body=MADE))
     cluster.get(CONFIG_MAP, "c", "ns")
     assert server.tokens == ["Bearer secret"]
+
+
+def test_who_leads_no_more_writes_nothing_not_even_again(script: Script) -> None:
+    """A converge of many steps may take longer than a Lease lasts, and its end would undo what the next leader does."""
+    leading = [True, False]
+    cluster, _, asked = script(BROKEN, Answer(body=MADE), may_write=lambda: leading.pop(0))
+    with pytest.raises(FencedError, match="no apply of configmaps: this process does not lead"):
+        cluster.apply(CONFIG_MAP, MINE)
+    assert [each.status for each in asked] == [503]
+    assert cluster.get(CONFIG_MAP, "c", "ns") == MADE, "who only reads may read on"
 
 
 def test_patience_ends(script: Script) -> None:

@@ -1,0 +1,263 @@
+"""Twenty jobs on eight nodes while somebody or something meddles: all finish, no GPU is booked twice (see `operated`),
+and nothing is left. What happens when comes from a seed; more seeds are behind the marker `full`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from scheduler.k8s.kinds import ELASTIC_JOB, GPU_RESOURCE, JOB_LABEL, LOAN_LABEL, NODE, POD, POOL_LABEL
+from scheduler.k8s.objects import Object, labels_of, name_of, uid_of
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.crowd import delete_all, phases, submit_all, wait_for_all
+from tests.kubernetes.fault_proxy import FAULTLESS, Fault, FaultProxy
+from tests.kubernetes.objects import a_pod
+from tests.kubernetes.operated import Operated
+from tests.kubernetes.waiting import eventually
+
+JOBS, NODES = 20, 8
+FAULTS = (Fault(409), Fault(429), Fault(500), Fault(503), Fault(swallow=True), Fault(delay_s=1.5))
+FOREIGN_FINALIZER = "example.com/keep"
+ON_ITS_WAY_S = 0.5
+"""What a process had passed on to its socket, or nearly, before it was stopped still arrives once it is woken."""
+
+seeds = pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3, 4))])
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
+    with FaultProxy(control_plane).running() as started:
+        yield started
+
+
+@pytest.fixture
+def other_proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
+    with FaultProxy(control_plane).running() as started:
+        yield started
+
+
+@pytest.fixture
+def stormy(operated: Operated) -> Operated:
+    operated.add_nodes(NODES)
+    operated.agents.steps = 20
+    return operated
+
+
+def settle(operated: Operated) -> None:
+    wait_for_all(operated, JOBS)
+    delete_all(operated)
+    assert all(process.poll() is None for process in operated.operators), "no operator has crashed"
+
+
+def running_pods(operated: Operated) -> list[Object]:
+    return [pod for pod in operated.pods() if pod["status"].get("phase") == "Running"]
+
+
+def is_write(method: str, path: str) -> bool:
+    return method != "GET" and "/leases" not in path
+
+
+@seeds
+def test_answers_that_are_refused_lost_and_late_lose_nothing(
+    stormy: Operated, proxy: FaultProxy, tmp_path: Path, seed: int
+) -> None:
+    rng = Random(seed)
+    met: set[Fault] = set()
+
+    def fault(method: str, path: str) -> Fault:
+        chosen = rng.choice(FAULTS) if rng.random() < 0.2 else FAULTLESS
+        met.add(chosen)
+        return chosen
+
+    proxy.fault = fault
+    stormy.start_operator(proxy.kubeconfig(tmp_path))
+    submit_all(stormy, JOBS, seed)
+    settle(stormy)
+    assert met == {FAULTLESS, *FAULTS}
+
+
+def test_watches_that_fall_silent_are_not_waited_for(stormy: Operated, proxy: FaultProxy, tmp_path: Path) -> None:
+    stormy.start_operator(proxy.kubeconfig(tmp_path))
+    submit_all(stormy, JOBS, seed=1)
+    eventually(lambda: running_pods(stormy), what="pods run")
+    proxy.is_mute = True
+    stormy.submit("unheard", 1, 1)
+    time.sleep(2.0)
+    proxy.is_mute = False
+    eventually(lambda: stormy.phase("unheard") == "Succeeded", what="what was not heard is found out", timeout_s=90.0)
+    stormy.cluster.delete(ELASTIC_JOB, "unheard", stormy.namespace)
+    settle(stormy)
+
+
+@seeds
+def test_history_that_is_forgotten_is_listed_anew(stormy: Operated, control_plane: ControlPlane, seed: int) -> None:
+    rng = Random(seed)
+    stormy.start_operator()
+    submit_all(stormy, JOBS, seed)
+    for _ in range(2):
+        time.sleep(rng.uniform(1.0, 5.0))
+        control_plane.forget_past()
+    settle(stormy)
+
+
+@seeds
+def test_pods_that_somebody_else_ends_are_made_anew(stormy: Operated, seed: int) -> None:
+    """By eviction, by deletion with grace and without, and some of them cannot even go."""
+    rng = Random(seed)
+    stormy.start_operator()
+    submit_all(stormy, JOBS, seed)
+    kept: list[str] = []
+    for number in range(12):
+        pods = eventually(lambda: running_pods(stormy), what="pods run")
+        pod = rng.choice(pods)
+        if number % 4 == 3:
+            change = {"metadata": {"finalizers": [FOREIGN_FINALIZER]}}
+            stormy.cluster.patch(POD, name_of(pod), stormy.namespace, change=change)
+            kept.append(name_of(pod))
+        if number % 2:
+            stormy.cluster.delete(POD, name_of(pod), stormy.namespace, uid=uid_of(pod), grace_s=rng.choice((0, 5)))
+        else:
+            stormy.cluster.evict(pod)
+        time.sleep(rng.uniform(0.2, 1.0))
+    eventually(lambda: phases(stormy).count("Succeeded") == JOBS, what="all jobs have succeeded", timeout_s=240.0)
+    for name in {name_of(pod) for pod in stormy.pods()} & set(kept):
+        stormy.cluster.patch(POD, name, stormy.namespace, change={"metadata": {"finalizers": None}})
+    settle(stormy)
+
+
+def test_somebody_who_is_faster_than_the_binding_keeps_what_they_took(
+    stormy: Operated, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """Pods of others land on two nodes after those were decided for jobs, and before any pod is bound there."""
+    taken: list[str] = []
+
+    def take_nodes(method: str, path: str) -> Fault:
+        if method != "POST" or not path.partition("?")[0].endswith("/pods") or taken:
+            return FAULTLESS
+        for number in range(2):
+            taken.append(f"{stormy.namespace}-t{number}")
+            other = a_pod(f"other-{number}", stormy.namespace)
+            other["spec"]["nodeName"] = taken[-1]
+            other["spec"]["containers"][0]["resources"] = {"limits": {GPU_RESOURCE: "8"}}
+            stormy.cluster.create(POD, other)
+        return Fault(delay_s=0.5)
+
+    proxy.fault = take_nodes
+    stormy.start_operator(proxy.kubeconfig(tmp_path))
+    submit_all(stormy, JOBS, seed=1)
+    wait_for_all(stormy, JOBS)
+    assert taken
+    others = [stormy.cluster.get(POD, f"other-{number}", stormy.namespace) for number in range(2)]
+    assert all(pod["status"]["phase"] == "Running" for pod in others)
+    settle(stormy)
+
+
+def test_marks_that_somebody_takes_from_a_lent_node_come_back_and_go_with_the_loan(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.add_inference(1, replicas=0)
+    operated.start_operator()
+    operated.submit("llama", 8, 16)
+    eventually(lambda: operated.held("llama") == 16, what="it has grown onto the lent node", timeout_s=120.0)
+    (name,) = operated.lent_nodes()
+    before = operated.cluster.get(NODE, name)
+    unlabelled = {label: None for label in before["metadata"]["labels"] if label in (LOAN_LABEL, POOL_LABEL)}
+    for change in ({"spec": {"taints": None}}, {"metadata": {"labels": unlabelled}}):
+        operated.cluster.patch(NODE, name, change=change)
+        eventually(lambda: _has_marks_of(before, operated.cluster.get(NODE, name)), what="taint and label are back")
+    operated.scale_inference(1)
+    operated.cluster.patch(NODE, name, change={"metadata": {"labels": unlabelled}})
+    eventually(lambda: not operated.lent_nodes(), what="the node is home", timeout_s=120.0)
+    operated.agents.finish(operated.job("llama")["metadata"]["labels"][JOB_LABEL])
+    operated.until_phase("llama", "Succeeded")
+    delete_all(operated)
+
+
+def _has_marks_of(before: Object, now: Object) -> bool:
+    return now["spec"].get("taints") == before["spec"]["taints"] and labels_of(now) == labels_of(before)
+
+
+def test_a_resource_that_somebody_else_keeps_is_not_taken_in_again(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.start_operator()
+    operated.submit("llama", 8, 8)
+    operated.until_phase("llama", "Running")
+    finalizers = operated.job("llama")["metadata"]["finalizers"]
+    change = {"metadata": {"finalizers": [*finalizers, FOREIGN_FINALIZER]}}
+    operated.cluster.patch(ELASTIC_JOB, "llama", operated.namespace, change=change)
+    operated.cluster.delete(ELASTIC_JOB, "llama", operated.namespace)
+    eventually(lambda: operated.job("llama")["metadata"]["finalizers"] == [FOREIGN_FINALIZER], what="ours is gone")
+    operated.submit("next", 8, 8)
+    operated.until_phase("next", "Running")
+    assert {pod["metadata"]["ownerReferences"][0]["name"] for pod in operated.pods()} == {"next"}
+    operated.cluster.patch(ELASTIC_JOB, "llama", operated.namespace, change={"metadata": {"finalizers": None}})
+    assert operated.find("llama") is None
+
+
+@seeds
+def test_a_leader_that_was_stopped_for_long_changes_nothing_when_it_wakes(
+    stormy: Operated, proxy: FaultProxy, other_proxy: FaultProxy, tmp_path: Path, seed: int
+) -> None:
+    """Each of two leaders in turn is stopped in the middle of a write, until the other leads and has written."""
+    rng = Random(seed)
+    sides: list[tuple[subprocess.Popen[bytes], FaultProxy]] = []
+    for number, each in enumerate((proxy, other_proxy)):
+        folder = tmp_path / f"proxy-{number}"
+        folder.mkdir()
+        sides.append((stormy.start_operator(each.kubeconfig(folder)), each))
+    leader = stormy.leader()
+    sides.sort(key=lambda side: side[0] is not leader)
+    submit_all(stormy, JOBS, seed)
+    for process, its_proxy in sides:
+        stopped = _Stopped(process, its_proxy, after=rng.randrange(1, 12))
+        epoch = stormy.epoch()
+        eventually(stopped.is_caught, what="the leader writes, and is stopped")
+        eventually(partial(stormy.leads_since, epoch), what="the other leads")
+        assert stormy.leader() is not process
+        time.sleep(rng.uniform(0.0, 2.0))
+        stopped.wake()
+        time.sleep(3.0)
+        assert stopped.written_since() == []
+    settle(stormy)
+
+
+class _Stopped:
+    """Stops the process with its n-th write from now on, which is answered with 503 once the process is woken."""
+
+    def __init__(self, process: subprocess.Popen[bytes], proxy: FaultProxy, *, after: int) -> None:
+        self._caught = threading.Event()
+        self._process = process
+        self._left = after
+        self._woken_at_s = float("inf")
+        self._late: list[tuple[float, str]] = []
+        proxy.fault = self._fault
+
+    def is_caught(self) -> bool:
+        return self._caught.is_set()
+
+    def wake(self) -> None:
+        self._woken_at_s = time.monotonic()
+        self._process.send_signal(signal.SIGCONT)
+
+    def written_since(self) -> list[str]:
+        return [what for at_s, what in self._late if at_s > self._woken_at_s + ON_ITS_WAY_S]
+
+    def _fault(self, method: str, path: str) -> Fault:
+        if not is_write(method, path):
+            return FAULTLESS
+        self._late.append((time.monotonic(), f"{method} {path}"))
+        self._left -= 1
+        if self._left:
+            return FAULTLESS
+        self._process.send_signal(signal.SIGSTOP)
+        self._caught.set()
+        while self._woken_at_s == float("inf"):
+            time.sleep(0.05)
+        return Fault(503)
