@@ -118,7 +118,7 @@ class Saving:
                 state(parts), storage_writer=writer, process_group=background.group, async_stager=background.stager
             )
             assert isinstance(written, Future), "this is what it returns where the stager copies at once"
-            self._completed = background.completing.submit(self._complete, self._directory, written)
+            self._completed = background.completing.submit(self._complete, self._directory, written, background.group)
 
     @property
     def step(self) -> int:
@@ -139,9 +139,9 @@ class Saving:
         with _told(self._directory):
             self._completed.result()
 
-    def _complete(self, directory: Path, written: Future[Any]) -> None:
+    def _complete(self, directory: Path, written: Future[Any], group: dist.ProcessGroup) -> None:
         written.result()
-        _complete(self._root, directory, self._facts, self._keep)
+        _complete(self._root, directory, self._facts, self._keep, group=group)
 
 
 def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, keep: int = 2) -> None:
@@ -156,7 +156,6 @@ def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, ke
     with _told(directory):
         save_state(state(parts), storage_writer=PieceWriter(directory, rank=dist.get_rank(), node=node))
         _complete(root, directory, facts, keep)
-    dist.barrier()
 
 
 def find_latest(root: Path) -> Manifest | None:
@@ -208,10 +207,12 @@ def _begin(root: Path, facts: Manifest) -> Path | None:
     return directory if is_needed else None
 
 
-def _complete(root: Path, directory: Path, facts: Manifest, keep: int) -> None:
-    """All files are there: now it counts."""
+def _complete(
+    root: Path, directory: Path, facts: Manifest, keep: int, *, group: dist.ProcessGroup | None = None
+) -> None:
+    """All files are there: now it counts, or fails on all ranks. Collective over the group."""
+    _from_rank_0(lambda: write_manifest(directory, replace(facts, files=stored_files(directory))), group)
     if dist.get_rank() == 0:
-        write_manifest(directory, replace(facts, files=stored_files(directory)))
         _prune(root, keep)
         logger.info("saved %s", directory)
 
@@ -224,7 +225,7 @@ def _told(directory: Path) -> Iterator[None]:
         raise CheckpointError(f"checkpoint {directory} could not be saved: {_cause(failure)}") from failure
 
 
-def _from_rank_0(look: Callable[[], T]) -> T:
+def _from_rank_0(look: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """What rank 0 finds, or the error that it met, on all ranks: on a shared disk each might see something else."""
     found: list[Any] = [None]
     if dist.get_rank() == 0:
@@ -232,7 +233,7 @@ def _from_rank_0(look: Callable[[], T]) -> T:
             found = [look()]
         except (OSError, CheckpointError) as failure:
             found = [failure]
-    dist.broadcast_object_list(found)
+    dist.broadcast_object_list(found, group=group)
     if isinstance(found[0], Exception):
         raise found[0]
     answer: T = found[0]
