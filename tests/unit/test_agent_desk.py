@@ -25,7 +25,7 @@ def test_a_sign_of_life_that_waits_is_not_written_for_a_job_that_is_gone() -> No
     desk.take(AgentReport("b", "t1", "pb", at_s=HEARTBEAT_S + 0.5))
     after = replace(before, jobs={"a": before.jobs["a"]}, generation=1)
     store.commit(Commit(before, after, epoch=lease.epoch))
-    log.forget("b", up_to_generation=0, epoch=0)
+    log.forget("b", up_to_generation=0, epoch=1)
     desk.snapshot(HEARTBEAT_S + 1)
     desk.take(AgentReport("a", "t0", "pa", at_s=2 * HEARTBEAT_S))
     assert [(report.job_id, report.at_s) for report in log.reports()] == [("a", 2 * HEARTBEAT_S)]
