@@ -103,6 +103,25 @@ def test_a_resize_makes_pods_on_new_nodes_only(site: Site) -> None:
     assert site.agents.began == [("llama-1", 1), ("llama-1", site.job("llama-1").allocation.generation)]
 
 
+def test_other_gpus_on_the_same_node_take_the_place_of_those_before(site: Site) -> None:
+    """The node has room for both pods, and its agent is known by job and node."""
+    site.add_pools(training=1, inference=0)
+    start(site, "llama-1", 2, 2)
+    (before,) = site.pods("llama-1")
+    both: list[int] = []
+    site.kubelet.stop_s = lambda pod: 4.0
+
+    def has_moved() -> bool:
+        both.append(len([pod for pod in site.pods("llama-1") if pod["spec"].get("nodeName")]))
+        return is_running(site, "llama-1", 4)
+
+    site.send(ScaleJob("llama-1", 4, 4))
+    site.until(has_moved, what="it runs on 4 GPUs")
+    assert max(both) == 1, "never two pods of a job on a node"
+    assert uid_of(before) not in {uid_of(pod) for pod in site.pods("llama-1")}
+    assert site.job("llama-1").account.failures == 0
+
+
 def test_a_cancelled_job_is_gone_after_its_grace(site: Site) -> None:
     site.add_pools(training=1, inference=0)
     start(site, "llama-1", 4)
