@@ -70,11 +70,9 @@ class _Subject:
 
 
 def _publish_job(resource: Resource, world: World) -> Steps:
-    """Nothing where it bears a later leader's epoch. That is no proof that there is one: the annotations of an
-    ElasticJob are its user's to write."""
+    """Whatever epoch it bears: that is no proof of a later leader, because the annotations of an ElasticJob are its
+    user's to write, and because a database that was restored begins with earlier epochs."""
     meta = metadata(resource)
-    if meta.epoch > world.epoch:
-        return ()
     job_id = job_id_of(meta)
     lives = job_of(meta, world.snapshot.jobs, world.job_namespace)
     job = lives or job_of(meta, world.ended_jobs, world.job_namespace)

@@ -136,7 +136,9 @@ class Controller:
             log.warning("somebody else committed first; this tick changed nothing")
             return None
         except FencedError:
-            log.warning("this controller's epoch has ended; it waits for the lease again")
+            # Where the lease is still ours, the world knows of a later epoch than the store, which was restored from a
+            # back-up: each new lease has a later one.
+            log.warning("this controller's epoch has ended; it tries for the lease again")
             self.stand_down()
             return None
         except UnavailableError:

@@ -7,7 +7,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from scheduler.domain.command import Command, PauseLending, ResumeLending
 from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
+from scheduler.executors.protocol import Executor as WorldExecutor
 from scheduler.executors.recording import RecordingExecutor
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.policies.policy_set import policy_set
@@ -17,6 +19,7 @@ from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_watch import DemandWatch
 from scheduler.solver.curve import solver_fingerprint
 from scheduler.store.memory import MemoryStore
+from scheduler.store.protocol import FencedError
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
 
 
@@ -29,10 +32,14 @@ class Rig:
         self.news = False
         self.elected = True
         self.pool: Executor = ThreadPoolExecutor(1)
-        self.controller = Controller(
-            holder=holder,
+        self.holder = holder
+        self.controller = self.new_controller(self.executor)
+
+    def new_controller(self, executor: WorldExecutor) -> Controller:
+        return Controller(
+            holder=self.holder,
             store=self.store,
-            executor=self.executor,
+            executor=executor,
             clock=self.clock,
             policies=policy_set("ebbtide"),
             curves=CurveBuilder(self.pool, most_in_flight=1),
@@ -105,6 +112,32 @@ def test_a_leader_that_lost_its_lease_writes_nothing_more_and_may_lead_again() -
     effects = len(first.executor.converged)
     assert first.step(30.0) is not None
     assert len(first.executor.converged) == effects + 2
+
+
+class LaterWorld(RecordingExecutor):
+    """Bears the epoch of a leader whose store was lost."""
+
+    def __init__(self, store: MemoryStore, *, epoch: int) -> None:
+        super().__init__()
+        self._store = store
+        self._epoch = epoch
+
+    def converge(self, desired: Snapshot) -> None:
+        lease = self._store.lease()
+        if lease is None or lease.epoch < self._epoch:
+            raise FencedError("a later leader has written this")
+        super().converge(desired)
+
+
+def test_an_epoch_that_the_world_is_ahead_of_is_followed_by_later_ones() -> None:
+    """As after a database was restored: holding on to the epoch would mean to do nothing for ever."""
+    rig = Rig()
+    rig.controller = rig.new_controller(LaterWorld(rig.store, epoch=9))
+    assert rig.step() is None
+    for _ in range(8):
+        rig.step(0.1)
+    assert rig.controller.leads
+    assert rig.controller.epoch >= 9
 
 
 def test_who_is_not_elected_gives_the_lease_up_for_the_one_who_is() -> None:
