@@ -59,6 +59,11 @@ class ApiError(Exception):
         return self.status in (400, 422)
 
     @property
+    def is_standing(self) -> bool:
+        """A refusal that stands until somebody changes something: of the object, of rights and quotas, of a place."""
+        return self.is_invalid or self.is_forbidden or self.is_missing
+
+    @property
     def is_forbidden(self) -> bool:
         return self.status in (401, 403)
 
