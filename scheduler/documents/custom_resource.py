@@ -7,8 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from scheduler.documents.document import Document, read
+from scheduler.documents.fields import CAMEL, Label, Text
 from scheduler.documents.fleet import LendingDocument, NodeCount, check_spans, lending_policy
-from scheduler.documents.job import CAMEL, GPUS_MAX, Label, Text
+from scheduler.documents.job import GPUS_MAX
 from scheduler.documents.job_queue import QueueDocument, job_queue
 from scheduler.documents.refusal import refused_field
 from scheduler.documents.units import Duration, PositiveDuration, Size

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from scheduler.documents.document import Document
-from scheduler.documents.job import Label, Text
+from scheduler.documents.fields import Label, Text
 from scheduler.documents.refusal import Refusal, RefusedError, refused_field
 from scheduler.documents.units import Duration, Size
 from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind

@@ -6,37 +6,23 @@ import json
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from scheduler.documents.checkpoint import CheckpointDocument, check_mount, checkpoint_document, checkpoint_spec
 from scheduler.documents.document import Document, read
+from scheduler.documents.fields import CAMEL, Label, Text
 from scheduler.documents.pod_template import check_template, template_command, template_image
 from scheduler.documents.refusal import Refusal, RefusedError, refused_field, shown
 from scheduler.documents.units import PositiveDuration
-from scheduler.domain.job import CheckpointSpec, JobSpec
+from scheduler.domain.job import JobSpec
 
-CAMEL = ConfigDict(alias_generator=to_camel)
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?", re.ASCII)
-LABEL_FORM = "1 to 52 of a-z, 0-9 and '-', neither beginning nor ending with '-'"
 _RESERVED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 GPUS_MAX = 100_000
 COUNT_MAX = 10**15
 BATCH_MAX = 1_000_000
 SEQUENCE_MAX = 100_000_000
-
-
-def _dns_label(name: str) -> str:
-    if not _LABEL.fullmatch(name):
-        raise PydanticCustomError("name", "Input should be {form}", {"form": LABEL_FORM})
-    return name
-
-
-def _without_nul(text: str) -> str:
-    if "\0" in text:
-        raise PydanticCustomError("text", "Input should be text without the NUL character")
-    return text
 
 
 def _env_name(name: str) -> str:
@@ -63,8 +49,6 @@ def _pod_template(template: dict[str, Any]) -> dict[str, Any]:
     return template
 
 
-Text = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
-Label = Annotated[str, Field(description=LABEL_FORM), AfterValidator(_dns_label)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Count = Annotated[int, Field(strict=True, ge=1, le=COUNT_MAX)]
 Batch = Annotated[int, Field(strict=True, ge=1, le=BATCH_MAX)]
@@ -84,15 +68,6 @@ class GpuRange(Document):
         if self.max < self.min:
             raise refused_field("max", self.max, f"at least gpus.min, which is {self.min}")
         return self
-
-
-class CheckpointDocument(Document):
-    """Where checkpoints go (empty: a folder that the executor chooses), how often, and how many are kept."""
-
-    model_config = CAMEL
-    dir: Text = ""
-    interval: PositiveDuration = 900.0
-    keep: Annotated[int, Field(strict=True, ge=1, le=1000)] = 2
 
 
 class JobDocument(Document):
@@ -135,6 +110,12 @@ class JobDocument(Document):
             raise refused_field("globalBatch", None, "at least 1: a job with a model or a profile needs it")
         return self
 
+    @model_validator(mode="after")
+    def _mounts_once(self) -> Self:
+        if self.template is not None:
+            check_mount(self.checkpoint, self.template)
+        return self
+
 
 def job_spec(document: JobDocument) -> JobSpec:
     """The domain's form of a job document.
@@ -165,7 +146,7 @@ def job_spec(document: JobDocument) -> JobSpec:
             command=command,
             image=image,
             env=dict(document.env),
-            checkpoint=CheckpointSpec(document.checkpoint.dir, document.checkpoint.interval, document.checkpoint.keep),
+            checkpoint=checkpoint_spec(document.checkpoint),
             fungible=document.fungible,
             namespace=document.namespace,
             template_json=_canonical(template),
@@ -207,11 +188,7 @@ def job_document(spec: JobSpec) -> dict[str, Any]:
         "command": list(spec.command),
         "image": spec.image or None,
         "env": dict(spec.env),
-        "checkpoint": {
-            "dir": spec.checkpoint.dir,
-            "interval": spec.checkpoint.interval_s,
-            "keep": spec.checkpoint.keep,
-        },
+        "checkpoint": checkpoint_document(spec.checkpoint),
         "fungible": spec.fungible,
         "namespace": spec.namespace or None,
         "template": json.loads(spec.template_json) if spec.template_json else None,

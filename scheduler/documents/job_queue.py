@@ -8,7 +8,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from scheduler.documents.document import Document, read
-from scheduler.documents.job import GPUS_MAX, Label
+from scheduler.documents.fields import Label
+from scheduler.documents.job import GPUS_MAX
 from scheduler.documents.refusal import refused_field
 from scheduler.domain.job_queue import JobQueue
 

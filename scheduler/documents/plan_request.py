@@ -8,7 +8,8 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from scheduler.documents.document import Document, read
-from scheduler.documents.job import CAMEL, Batch, GpuCount, SequenceLength, Text, finite_json
+from scheduler.documents.fields import CAMEL, Text
+from scheduler.documents.job import Batch, GpuCount, SequenceLength, finite_json
 from scheduler.documents.refusal import Refusal, RefusedError, refused_field, shown
 from scheduler.documents.units import Size
 from scheduler.domain.gpu_shape import GpuGroup, GpuShape

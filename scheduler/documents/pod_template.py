@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,16 @@ from scheduler.documents.pod_shape import check_shape
 from scheduler.documents.refusal import refused_field
 
 GPU_RESOURCE = "nvidia.com/gpu"
+RUN_ROOT = "/var/run/ebbtide"
+TOKEN_DIR = "/var/run/secrets/ebbtide.dev"
+PLAN_DIR = "/etc/ebbtide"
+OUR_DIRS = (RUN_ROOT, TOKEN_DIR, PLAN_DIR)
+SHM_DIR = "/dev/shm"
+"""Ours too, unless the template mounts something there."""
+CHECKPOINT_DIR = "/checkpoints"
+"""Where checkpoints go in pods of jobs that name no folder."""
+OUR_VOLUMES = "ebbtide-"
+"""Names of our volumes begin so."""
 _OURS = ("schedulerName", "nodeName", "restartPolicy", "hostname", "subdomain")
 
 
@@ -37,6 +48,24 @@ def check_template(template: Mapping[str, Any]) -> None:
     check_shape(template)
     for number, container in enumerate(spec.get("initContainers") or ()):
         _check_container(f"spec.initContainers[{number}]", container)
+    for path in first_mounts(template):
+        if path in OUR_DIRS:
+            raise refused_field("spec.containers[0].volumeMounts", path, "another path: Ebbtide mounts its own there")
+    for name in volume_sources(template):
+        if name.startswith(OUR_VOLUMES):
+            raise refused_field("spec.volumes", name, f"a name that does not begin with {OUR_VOLUMES}")
+
+
+def first_mounts(template: Mapping[str, Any]) -> dict[str, str]:
+    """What is mounted in the first container: the name of a volume by each path."""
+    mounts = template["spec"]["containers"][0].get("volumeMounts") or ()
+    return {posixpath.normpath(str(each.get("mountPath", ""))): str(each.get("name", "")) for each in mounts}
+
+
+def volume_sources(template: Mapping[str, Any]) -> dict[str, str]:
+    """The kind of each volume, such as persistentVolumeClaim, by its name."""
+    volumes = template["spec"].get("volumes") or ()
+    return {str(each.get("name", "")): next((str(key) for key in each if key != "name"), "") for each in volumes}
 
 
 def template_command(template: Mapping[str, Any]) -> tuple[str, ...]:

@@ -31,12 +31,23 @@ class Intent(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointVolume:
+    """On Kubernetes, the persistent volume claim that holds a job's checkpoints, and the folder in it; empty: one named
+    by the job's id."""
+
+    claim: str
+    sub_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSpec:
-    """Where checkpoints go (empty: a folder that the executor chooses), how often, how many are kept."""
+    """Where checkpoints go (empty: a folder that the executor chooses), how often, how many are kept. `volume` is
+    mounted there in each pod of the job."""
 
     dir: str = ""
     interval_s: float = 900.0
     keep: int = 2
+    volume: CheckpointVolume | None = None
 
     def __post_init__(self) -> None:
         if not self.interval_s > 0:

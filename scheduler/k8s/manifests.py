@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.documents.pod_shape import without_nulls
+from scheduler.documents.pod_template import CHECKPOINT_DIR, PLAN_DIR, RUN_ROOT, SHM_DIR, TOKEN_DIR
 from scheduler.domain.job import Job
 from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.k8s.kinds import (
@@ -39,10 +40,6 @@ from scheduler.k8s.pod_changes import NewPod
 Manifest = dict[str, Any]
 
 AGENT_COMMAND = ("python", "-m", "scheduler.worker.pod_agent")
-RUN_ROOT = "/var/run/ebbtide"
-TOKEN_DIR = "/var/run/secrets/ebbtide.dev"
-PLAN_DIR = "/etc/ebbtide"
-CHECKPOINT_DIR = "/checkpoints"
 GRACE_S = 60
 """How long an agent's ranks have to save where a pod is deleted by somebody who names no grace."""
 _CONTAINER = "worker"
@@ -156,7 +153,7 @@ def _agent_container(container: Mapping[str, Any], job: Job, new: NewPod, site: 
     env = {**dict(job.spec.env), **ours}
     own = [each for each in made.get("env", ()) if each.get("name") not in env]
     made["env"] = [*own, *({"name": name, "value": value} for name, value in env.items()), _pod_name()]
-    made["volumeMounts"] = [*made.get("volumeMounts", ()), *_mounts(made)]
+    made["volumeMounts"] = [*made.get("volumeMounts", ()), *_mounts(made, job)]
     resources = copy.deepcopy(made.get("resources") or {})
     for kind in ("requests", "limits"):
         resources[kind] = {**(resources.get(kind) or {}), GPU_RESOURCE: str(new.gpus)}
@@ -168,17 +165,21 @@ def _pod_name() -> Manifest:
     return {"name": "EBBTIDE_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
 
 
-def _mounts(container: Mapping[str, Any]) -> list[Manifest]:
+def _mounts(container: Mapping[str, Any], job: Job) -> list[Manifest]:
     mounts: list[Manifest] = [
         {"name": "ebbtide-run", "mountPath": RUN_ROOT},
         {"name": "ebbtide-token", "mountPath": TOKEN_DIR, "readOnly": True},
         {"name": "ebbtide-plan", "mountPath": PLAN_DIR, "readOnly": True},
     ]
-    return mounts if _mounts_shm(container) else [*mounts, {"name": "ebbtide-shm", "mountPath": "/dev/shm"}]
+    if job.spec.checkpoint.volume is not None:
+        folder = job.spec.checkpoint.volume.sub_path or job.id
+        place = job.spec.checkpoint.dir or CHECKPOINT_DIR
+        mounts.append({"name": "ebbtide-checkpoints", "mountPath": place, "subPath": folder})
+    return mounts if _mounts_shm(container) else [*mounts, {"name": "ebbtide-shm", "mountPath": SHM_DIR}]
 
 
 def _mounts_shm(container: Mapping[str, Any]) -> bool:
-    return any(mount.get("mountPath") == "/dev/shm" for mount in container.get("volumeMounts", ()))
+    return any(mount.get("mountPath") == SHM_DIR for mount in container.get("volumeMounts", ()))
 
 
 def _volumes(job: Job, *, shm: bool) -> list[Manifest]:
@@ -190,6 +191,9 @@ def _volumes(job: Job, *, shm: bool) -> list[Manifest]:
         {"name": "ebbtide-token", "secret": {"secretName": name, "defaultMode": 0o444}},
         {"name": "ebbtide-plan", "configMap": {"name": name, "optional": True}},
     ]
+    if job.spec.checkpoint.volume is not None:
+        claim = {"claimName": job.spec.checkpoint.volume.claim}
+        volumes.append({"name": "ebbtide-checkpoints", "persistentVolumeClaim": claim})
     return [*volumes, {"name": "ebbtide-shm", "emptyDir": {"medium": "Memory"}}] if shm else volumes
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from scheduler.domain.fleet import DemandReading
-from scheduler.domain.job import CheckpointSpec, Progress
+from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Progress
 from scheduler.domain.job_state import JobState
 from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL, QUEUE, Kind
 from tests.builders import a_job, a_loan
@@ -46,7 +46,7 @@ def rig() -> Operating:
         queue="research",
         deadline_s=5400.5,
         command=("python", "train.py"),
-        checkpoint=CheckpointSpec("/checkpoints", 300.0),
+        checkpoint=CheckpointSpec("/checkpoints", 300.0, volume=CheckpointVolume("shared", "llama")),
         template_json='{"spec":{"containers":[{"image":"trainer","name":"main"}]}}',
     )
     job = replace(job, progress=Progress(at_s=NOW_S, steps=900.0, loss=2.5, samples_per_s=640.0))

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from scheduler.domain.job import CheckpointSpec, Job
+from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Job
 from scheduler.domain.job_state import JobState
 from scheduler.k8s.manifests import JobSite, Manifest, agent_pod, plan_map, service, token_secret
 from scheduler.k8s.pod_changes import pod_changes
@@ -70,6 +70,11 @@ def job_with_template() -> Job:
     return replace(job, spec=replace(spec, image="harbour/train:5"))
 
 
+def job_with_volume() -> Job:
+    job = plain_job()
+    return replace(job, spec=replace(job.spec, checkpoint=CheckpointSpec("/saved", volume=CheckpointVolume("shared"))))
+
+
 def pods(job: Job) -> list[Manifest]:
     return [agent_pod(job, new, SITE) for new in pod_changes(job, [], 0.0).make]
 
@@ -82,6 +87,7 @@ def objects() -> list[Manifest]:
 CASES: dict[str, Callable[[], list[Manifest]]] = {
     "pods_of_a_plain_job": lambda: pods(plain_job()),
     "pods_from_a_template": lambda: pods(job_with_template())[:1],
+    "pods_with_a_checkpoint_volume": lambda: pods(job_with_volume()),
     "objects_of_a_job": objects,
 }
 

@@ -15,6 +15,7 @@ from tests.kubernetes.control_plane import ASSETS, ControlPlane
 from tests.kubernetes.custom_resources import install
 
 JOB = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
+CLAIM = {"persistentVolumeClaim": {"claimName": "shared"}}
 LENDS = {"kind": "inference", "nodeSelector": {"role": "serve"}}
 CONTAINER = {"name": "main", "image": "trainer", "resources": {"limits": {"cpu": 4, "memory": "16Gi"}}}
 
@@ -51,6 +52,8 @@ def change_refusal(cluster: Cluster, kind: Kind, name: str, namespace: str, spec
         {**JOB, "model": "llama-2-7b", "globalBatch": 64, "sequenceLength": 4096, "steps": 10**15},
         {**JOB, "profile": {"layers": [{"flops": 1e12}]}, "globalBatch": 1},
         {**JOB, "deadline": "5h30m", "durationEstimate": 90, "maxRunTime": "0.5s", "checkpoint": {"interval": "90"}},
+        {**JOB, "checkpoint": {"volume": CLAIM}},
+        {**JOB, "checkpoint": {"dir": "/a/..b", "volume": {**CLAIM, "subPath": "runs/..7"}}},
         {**JOB, "env": {"A_1": "x", "_b": ""}, "fungible": False, "retries": 0, "priority": -1000, "gpu": "h200"},
         {
             "gpus": {"min": 1, "max": 1},
@@ -79,6 +82,13 @@ def test_good_jobs_are_taken(cluster: Cluster, namespace: str, spec: dict[str, A
         ({"deadline": "soon"}, "spec.deadline"),
         ({"deadline": 0}, "spec.deadline"),
         ({"checkpoint": {"keep": 0}}, "spec.checkpoint.keep"),
+        ({"checkpoint": {"volume": {}}}, "spec.checkpoint.volume.persistentVolumeClaim: Required"),
+        ({"checkpoint": {"volume": {"nfs": {"path": "/"}}}}, "spec.checkpoint.volume.persistentVolumeClaim: Required"),
+        ({"checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "No"}}}}, "persistentVolumeClaim.claimName"),
+        ({"checkpoint": {"volume": {**CLAIM, "subPath": "/a"}}}, "subPath: Invalid value"),
+        ({"checkpoint": {"volume": {**CLAIM, "subPath": "a/.."}}}, "subPath must be a path in the volume"),
+        ({"checkpoint": {"dir": "saved", "volume": CLAIM}}, "spec.checkpoint.dir: Invalid value: dir must be an absol"),
+        ({"checkpoint": {"dir": "/etc/ebbtide/", "volume": CLAIM}}, "spec.checkpoint.dir: Invalid value"),
         ({"queue": "Rich"}, "spec.queue"),
         ({"priority": 1001}, "spec.priority"),
         ({"template": {"spec": {}}}, "spec.template.spec.containers: Required"),
@@ -127,7 +137,14 @@ WHOLE: dict[str, Any] = {
         *[("name", "other"), ("managedBy", "else"), ("queue", "rich"), ("priority", 1), ("gpu", "l40s")],
         *[("model", "bert-large"), ("model", None), ("globalBatch", 16), ("sequenceLength", 256), ("steps", 10)],
         *[("durationEstimate", 2), ("deadline", "6s"), ("deadline", None), ("maxRunTime", 7), ("retries", 2)],
-        *[("command", ["y"]), ("image", "j"), ("env", {"A": "2"}), ("checkpoint", {"dir": "/b"}), ("fungible", False)],
+        *[
+            ("command", ["y"]),
+            ("image", "j"),
+            ("env", {"A": "2"}),
+            ("checkpoint", {"dir": "/b"}),
+            ("checkpoint", {"volume": CLAIM}),
+            ("fungible", False),
+        ],
         ("template", {"metadata": {"labels": {"a": "b"}}}),
     ],
 )

@@ -17,15 +17,17 @@ CONFLICT = "Conflict"
 MATCHED = "Matched"
 NODES_USABLE = "NodesUsable"
 DEMAND_KNOWN = "DemandKnown"
+CHECKPOINTS_SHARED = "CheckpointsShared"
 MESSAGE_CHARACTERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A condition before it is known since when it holds. `reason` is one word, `message` a sentence."""
+    """A condition before it is known since when it holds; None: nobody can tell. `reason` is one word, `message` a
+    sentence."""
 
     type: str
-    holds: bool
+    holds: bool | None
     reason: str
     message: str = ""
 
@@ -38,7 +40,7 @@ def conditions(claims: Iterable[Claim], previous: object, *, now_s: float, gener
     before = by_type(previous)
     made = []
     for claim in claims:
-        status, old = str(claim.holds), before.get(claim.type, {})
+        status, old = "Unknown" if claim.holds is None else str(claim.holds), before.get(claim.type, {})
         since = old.get("lastTransitionTime")
         stays = old.get("status") == status and time_s(since) is not None
         made.append(

@@ -9,7 +9,8 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
-from scheduler.documents.job import LABEL_FORM, job_document, read_job
+from scheduler.documents.fields import LABEL_FORM
+from scheduler.documents.job import job_document, read_job
 from scheduler.documents.refusal import Refusal, RefusedError, shown
 from scheduler.domain.job import Intent, Job, JobSpec
 from scheduler.k8s.kinds import FROM_API, MANAGED_BY, ORIGIN_ANNOTATION

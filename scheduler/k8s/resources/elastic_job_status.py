@@ -14,6 +14,7 @@ from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.domain.reason import Reason
 from scheduler.domain.snapshot import Snapshot
 from scheduler.k8s.kinds import JOB_LABEL
+from scheduler.k8s.resources.checkpoint_place import checkpoints_shared
 from scheduler.k8s.resources.conditions import (
     ACCEPTED,
     COMPLETE,
@@ -123,6 +124,7 @@ def _claims(job: Job, waiting: Reason | None) -> Iterable[Claim]:
         yield Claim(SCHEDULED, False, reason or job.state.capitalize(), message)
     suspended = job.intent is Intent.SUSPEND
     yield Claim(SUSPENDED, suspended, "OwnerAsked" if suspended else "NotAsked")
+    yield checkpoints_shared(job.spec)
     if job.state is JobState.SUCCEEDED:
         yield Claim(COMPLETE, True, "Succeeded", job.message)
     elif job.is_ended:

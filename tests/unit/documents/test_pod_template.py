@@ -57,6 +57,11 @@ def test_a_command_of_the_job_itself_counts_more() -> None:
         ({"spec": {"containers": [{"resources": "many"}]}}, r"spec.containers\[0\].resources"),
         ({"spec": {"containers": [{}], "affinity": {"nodeAffinity": 3}}}, "spec.affinity.nodeAffinity: got 3"),
         ({"metadata": {"labels": {"team": 7}}, "spec": {"containers": [{}]}}, r"metadata.labels\[team\]: got 7"),
+        (
+            {"spec": {"containers": [{"volumeMounts": [{"name": "a", "mountPath": "/etc/ebbtide/"}]}]}},
+            r"spec.containers\[0\].volumeMounts: got \"/etc/ebbtide\"",
+        ),
+        ({"spec": {"containers": [{}], "volumes": [{"name": "ebbtide-run", "emptyDir": {}}]}}, "spec.volumes"),
     ],
 )
 def test_what_is_missing_or_is_ours_to_say_is_named(template: dict[str, Any], field: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scheduler.documents.refusal import RefusedError
-from scheduler.domain.job import CheckpointSpec, Intent
+from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Intent
+from scheduler.k8s.resources.checkpoint_place import checkpoints_shared
 from scheduler.k8s.resources.elastic_job import (
     elastic_job_spec,
     fixed_fields_changed,
@@ -25,6 +26,12 @@ def an_elastic_job(spec: object, *, name: str = "llama", uid: str = "u-1", **mor
 
 
 WHOLE = {"gpus": {"min": 2, "max": 8}, "command": ["python", "-m", "train"]}
+CLAIM = {"persistentVolumeClaim": {"claimName": "shared"}}
+
+
+def a_template(kind: str, path: str) -> dict[str, Any]:
+    container = {"name": "main", "volumeMounts": [{"name": "kept", "mountPath": path}]}
+    return {"spec": {"containers": [container], "volumes": [{"name": "kept", kind: {}}]}}
 
 
 def test_metadata_say_name_namespace_and_uid() -> None:
@@ -57,6 +64,14 @@ def test_a_resource_that_we_made_bears_the_id_of_its_job() -> None:
         ({**WHOLE, "profile": {"a": 1}, "globalBatch": 1}, "profile"),
         ({"gpus": {"min": 1, "max": 1}}, "command: got nothing; allowed: at least one word, or a template"),
         ({**WHOLE, "colour": "red"}, "colour"),
+        (
+            {**WHOLE, "checkpoint": {"volume": CLAIM}, "template": a_template("nfs", "/checkpoints")},
+            'checkpoint.volume: got "shared"; allowed: nothing: the template mounts kept at /checkpoints',
+        ),
+        (
+            {**WHOLE, "checkpoint": {"dir": "saved", "volume": CLAIM}},
+            'checkpoint.dir: got "saved"; allowed: an absolute path',
+        ),
         (
             {**WHOLE, "template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 4}}}]}}},
             r"template.spec.containers[0].resources.limits[nvidia.com/gpu]: got 4",
@@ -97,6 +112,34 @@ def test_what_the_owner_wants_now_is_written() -> None:
     spec = elastic_job_spec(job)
     assert spec["suspend"] is True
     assert "namespace" not in spec
+
+
+@pytest.mark.parametrize("sub_path", ["", "runs/llama"])
+def test_a_checkpoint_volume_comes_through_both_ways(sub_path: str) -> None:
+    checkpoint = CheckpointSpec("/saved", 60.0, 3, CheckpointVolume("shared", sub_path))
+    job = a_job("llama", 1, 2, checkpoint=checkpoint)
+    read = read_elastic_job(an_elastic_job({**elastic_job_spec(job), "command": ["x"]}))
+    assert read.spec.checkpoint == checkpoint
+    assert fixed_fields_changed(replace(job.spec, checkpoint=CheckpointSpec("/saved", 60.0, 3)), job) == ("checkpoint",)
+
+
+@pytest.mark.parametrize(
+    ("change", "holds", "reason", "words"),
+    [
+        ({}, False, "InPodsOnly", "nothing is mounted at /checkpoints: checkpoints are lost with the pod"),
+        ({"checkpoint": {"volume": CLAIM}}, True, "ClaimMounted", "a folder of the job's own in claim shared"),
+        ({"checkpoint": {"dir": "/a/b"}, "template": a_template("nfs", "/a/")}, True, "TemplateMounts", "kept"),
+        ({"template": a_template("persistentVolumeClaim", "/data")}, False, "InPodsOnly", "nothing is mounted"),
+        ({"template": a_template("emptyDir", "/checkpoints")}, False, "InPodsOnly", "(emptyDir)"),
+        ({"template": a_template("hostPath", "/")}, None, "NodesDecide", "all nodes find the same files"),
+    ],
+)
+def test_who_would_lose_its_checkpoints_with_a_pod_is_told_so(
+    change: dict[str, Any], holds: bool | None, reason: str, words: str
+) -> None:
+    claim = checkpoints_shared(read_elastic_job(an_elastic_job({**WHOLE, **change})).spec)
+    assert (claim.type, claim.holds, claim.reason) == ("CheckpointsShared", holds, reason)
+    assert words in claim.message
 
 
 def test_only_the_range_and_suspend_may_change() -> None:

@@ -90,6 +90,7 @@ def test_the_status_tells_where_the_job_stands() -> None:
         "Accepted": ("True", "Accepted"),
         "Scheduled": ("True", "Placed"),
         "Suspended": ("False", "NotAsked"),
+        "CheckpointsShared": ("False", "InPodsOnly"),
     }
 
 

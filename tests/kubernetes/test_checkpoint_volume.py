@@ -1,0 +1,58 @@
+"""A job's checkpoints in a claim that all of its pods mount, by kubectl and by HTTP; and who has none is told so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler.domain.command import Command, SubmitJob
+from scheduler.domain.job import CheckpointSpec, CheckpointVolume, JobSpec
+from scheduler.k8s.objects import Object
+from tests.kubernetes.operated import Operated
+from tests.kubernetes.waiting import eventually
+
+COMMAND = ["python", "train.py"]
+CLAIM = {"persistentVolumeClaim": {"claimName": "shared"}}
+
+
+def mounted(pod: Object, path: str) -> tuple[str, str]:
+    """The claim and the folder in it that the pod's first container has at `path`."""
+    (mount,) = [each for each in pod["spec"]["containers"][0]["volumeMounts"] if each["mountPath"] == path]
+    (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
+    return volume["persistentVolumeClaim"]["claimName"], mount["subPath"]
+
+
+def told(operated: Operated, name: str) -> tuple[str, str]:
+    found = operated.job(name).get("status", {}).get("conditions", [])
+    return next(((each["status"], each["reason"]) for each in found if each["type"] == "CheckpointsShared"), ("", ""))
+
+
+def test_all_pods_of_a_job_mount_its_claim_in_a_folder_of_its_own(operated: Operated) -> None:
+    operated.add_nodes(2)
+    operated.start_operator()
+    spec: dict[str, Any] = {"gpus": {"min": 12, "max": 12}, "command": COMMAND, "checkpoint": {"volume": CLAIM}}
+    operated.apply_job("llama", spec)
+    operated.until_phase("llama", "Running")
+    job_id = operated.job("llama")["status"]["jobId"]
+    assert [mounted(pod, "/checkpoints") for pod in operated.pods()] == [("shared", job_id)] * 2
+    assert told(operated, "llama") == ("True", "ClaimMounted")
+
+
+def test_a_job_from_http_says_its_volume_in_its_resource(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.start_operator()
+    checkpoint = CheckpointSpec("/saved", volume=CheckpointVolume("shared", "runs/hello"))
+    spec = JobSpec("hello", 4, 4, steps=10**9, command=tuple(COMMAND), checkpoint=checkpoint)
+    operated.store.send(Command("from-http", 0.0, SubmitJob("hello-k3f9q1", spec)))
+    eventually(lambda: operated.find("hello-k3f9q1"), what="it has an ElasticJob")
+    operated.until_phase("hello-k3f9q1", "Running")
+    assert operated.job("hello-k3f9q1")["spec"]["checkpoint"]["volume"] == {**CLAIM, "subPath": "runs/hello"}
+    (pod,) = operated.pods()
+    assert mounted(pod, "/saved") == ("shared", "runs/hello")
+
+
+def test_a_job_that_would_lose_its_work_with_a_pod_is_told_so(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.start_operator()
+    operated.submit("llama", 4, 8)
+    operated.until_phase("llama", "Running")
+    assert told(operated, "llama") == ("False", "InPodsOnly")
