@@ -45,6 +45,7 @@ class LendingDocument(Document):
     kept_nodes_min: Annotated[int, Field(strict=True, ge=0)] = 0
     lent_nodes_max: Annotated[int, Field(strict=True, ge=0)] | None = None
     loan_s_min: Duration = 0.0
+    demand_stale_s: PositiveDuration | None = None
     blackouts: list[BlackoutDocument] = Field(default=[])
 
     def policy(self) -> LendingPolicy:

@@ -16,6 +16,9 @@ from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue
 
+DEMAND_STALE_S = 300.0
+"""The age at which demand that we read says nothing of the present: when Prometheus gives a sample up as well."""
+DEMAND_STALE_S_MIN = 15.0
 _DEFAULT = LendingPolicy()
 _Labels = Annotated[dict[Text, Text], Field(min_length=1, max_length=16)]
 _Gpus = Annotated[int, Field(strict=True, ge=0, le=GPUS_MAX)]
@@ -51,7 +54,8 @@ class LendingSpec(Document):
 
 
 class DemandSpec(Document):
-    """Where it is known from how many GPUs a pool's inference needs."""
+    """Where it is known from how many GPUs a pool's inference needs. On a reading older than `staleAfter` nothing new
+    is lent; what is lent stays."""
 
     model_config = CAMEL
     source: Literal["deployments", "prometheus", "push"]
@@ -68,6 +72,9 @@ class DemandSpec(Document):
             if (value is not None) != (self.source == source):
                 wanted = "a value; the source needs it" if value is None else f"nothing, unless the source is {source}"
                 raise refused_field(field, value, wanted)
+        if self.stale_after is not None and self.stale_after < DEMAND_STALE_S_MIN:
+            allowed = f"at least {DEMAND_STALE_S_MIN:.0f} s: demand is read every few seconds"
+            raise refused_field("staleAfter", self.stale_after, allowed)
         return self
 
 
@@ -112,7 +119,7 @@ def pool_of(name: str, spec: PoolSpec) -> Pool:
         RefusedError: the name, or what the domain refuses though the form let it through.
     """
     read(_Named, {"name": name})
-    return Pool(name, spec.kind, _lending_policy(spec.lending))
+    return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand))
 
 
 def queue_of(name: str, spec: QueueSpec) -> JobQueue:
@@ -125,9 +132,8 @@ def queue_of(name: str, spec: QueueSpec) -> JobQueue:
     return job_queue(read(QueueDocument, {"name": name, **quota}))
 
 
-def _lending_policy(spec: LendingSpec | None) -> LendingPolicy:
-    if spec is None:
-        return LendingPolicy()
+def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> LendingPolicy:
+    spec = spec or LendingSpec()
     document = {
         "enabled": spec.enabled,
         "quantile": spec.quantile,
@@ -137,6 +143,14 @@ def _lending_policy(spec: LendingSpec | None) -> LendingPolicy:
         "kept_nodes_min": spec.min_kept_nodes,
         "lent_nodes_max": spec.max_lent_nodes,
         "loan_s_min": spec.min_loan,
+        "demand_stale_s": _stale_s(demand),
         "blackouts": [{"start_s": each.start, "end_s": each.end} for each in spec.blackouts],
     }
     return lending_policy(read(LendingDocument, document))
+
+
+def _stale_s(demand: DemandSpec | None) -> float | None:
+    """None: what the policy settings say, for demand that somebody pushes."""
+    if demand is None or (demand.source == "push" and demand.stale_after is None):
+        return None
+    return DEMAND_STALE_S if demand.stale_after is None else demand.stale_after

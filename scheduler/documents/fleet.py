@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from scheduler.documents.document import Document
 from scheduler.documents.fields import Label, Text
 from scheduler.documents.refusal import Refusal, RefusedError, refused_field
-from scheduler.documents.units import Duration, Size
+from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind
 
 _HOST = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
@@ -70,6 +70,7 @@ class LendingDocument(Document):
     kept_nodes_min: NodeCount = _DEFAULT.kept_nodes_min
     lent_nodes_max: NodeCount | None = _DEFAULT.lent_nodes_max
     loan_s_min: Duration = _DEFAULT.loan_s_min
+    demand_stale_s: PositiveDuration | None = _DEFAULT.demand_stale_s
     blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(default_factory=list)
 
     @model_validator(mode="after")

@@ -39,7 +39,8 @@ class LendingPolicy:
     `quantile` is the forecast level that has to fit beside the loans, `headroom` the share of the pool's GPUs
     kept free on top. A recalled node is home within `return_deadline_s`, and serves `cold_start_s` later; the
     forecast looks ahead over the sum of both, so no loan is made that would be recalled sooner than that. Nor is one
-    made that is expected to be shorter than `loan_s_min`.
+    made that is expected to be shorter than `loan_s_min`, nor on a demand reading older than `demand_stale_s` (None:
+    what the policy settings say).
     """
 
     enabled: bool = True
@@ -51,6 +52,7 @@ class LendingPolicy:
     lent_nodes_max: int | None = None
     loan_s_min: float = 0.0
     blackouts: tuple[Blackout, ...] = ()
+    demand_stale_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.quantile < 1.0:
@@ -62,6 +64,8 @@ class LendingPolicy:
                 raise ValueError(f"lending.{name} must be at least 0, got {getattr(self, name)}")
         if self.lent_nodes_max is not None and self.lent_nodes_max < 0:
             raise ValueError(f"lending.lent_nodes_max must be at least 0, got {self.lent_nodes_max}")
+        if self.demand_stale_s is not None and not self.demand_stale_s > 0:
+            raise ValueError(f"lending.demand_stale_s must be above 0, got {self.demand_stale_s}")
 
     @property
     def horizon_s(self) -> float:

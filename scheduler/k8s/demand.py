@@ -5,7 +5,7 @@ Where nothing is known, nothing is told: the last reading grows stale in the sto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler.domain.command import Command, ReportDemand
@@ -14,12 +14,13 @@ from scheduler.k8s.client import Cluster
 from scheduler.k8s.demand_reading import Demand, Gap, Known, Unknown
 from scheduler.k8s.deployment_watch import DeploymentWatch
 from scheduler.k8s.intake import ACTOR, Taken
-from scheduler.k8s.prometheus_watch import STALE_AFTER_S, PrometheusWatch, Query
+from scheduler.k8s.prometheus_watch import PERIODS_A_STALENESS, PrometheusWatch, Query
 from scheduler.k8s.resources.conditions import DEMAND_KNOWN, Claim
+from scheduler.k8s.resources.metadata import time_text
 from scheduler.k8s.resources.pool import DemandKind, PoolResource
 
 TELL_AGAIN_S = 60.0
-"""A demand that does not change is told this often, long before it counts as stale (PolicySettings.demand_stale_s)."""
+"""A demand that does not change is told this often, and more often where it would count as stale soon."""
 
 _NO_URL = Unknown(Gap.UNREACHABLE, "EBBTIDE_PROMETHEUS_URL: got nothing; allowed: the URL of a Prometheus")
 
@@ -27,7 +28,7 @@ _NO_URL = Unknown(Gap.UNREACHABLE, "EBBTIDE_PROMETHEUS_URL: got nothing; allowed
 @dataclass(frozen=True, slots=True)
 class Told:
     """By the uid of a Pool: `readings` of those whose demand is known, the same until there is another one to tell;
-    `claims` of all but those whose demand is pushed."""
+    `claims` of all but those whose demand somebody pushes."""
 
     readings: Mapping[str, Command] = field(default_factory=dict)
     claims: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
@@ -51,7 +52,8 @@ def tell(pools: Iterable[PoolResource], known: Mapping[str, Known], before: Told
 def with_demand(taken: Taken, told: Told, snapshot: Snapshot) -> Taken:
     """What was taken in, with the readings that the snapshot does not have and what is to say on the Pools."""
     new = tuple(command for command in told.commands if not _is_known(command, snapshot))
-    claims = {uid: (*taken.claims.get(uid, ()), *more) for uid, more in told.claims.items()}
+    every = {**told.claims, **dict(_pushed(taken.fleet.pools, snapshot))}
+    claims = {uid: (*taken.claims.get(uid, ()), *more) for uid, more in every.items()}
     return replace(taken, commands=(*taken.commands, *new), claims={**taken.claims, **claims})
 
 
@@ -99,16 +101,32 @@ class DemandSources:
 
 
 def _query(pool: PoolResource) -> Query:
-    stale_after_s = pool.demand.stale_after_s
-    return Query(pool.demand.query, STALE_AFTER_S if stale_after_s is None else stale_after_s)
+    return Query(pool.demand.query, pool.demand.stale_after_s)
 
 
 def _newest(pool: PoolResource, demand: Demand, told: Command | None) -> Command:
     """The reading that was told before, until the number is another one or it is time to tell it again."""
     report = ReportDemand(pool.pool.name, demand.gpus)
-    if told is not None and told.body == report and demand.at_s - told.at_s < TELL_AGAIN_S:
+    again_s = min(TELL_AGAIN_S, pool.demand.stale_after_s / PERIODS_A_STALENESS)
+    if told is not None and told.body == report and demand.at_s - told.at_s < again_s:
         return told
     return Command(f"demand-{pool.uid}-{demand.at_s:.3f}-{demand.gpus:g}", demand.at_s, report, ACTOR)
+
+
+def _pushed(pools: Iterable[PoolResource], snapshot: Snapshot) -> Iterator[tuple[str, tuple[Claim, ...]]]:
+    """What Pools say that others push the demand of, where they have said when it is stale."""
+    for pool in pools:
+        stale_s, reading = pool.pool.lending.demand_stale_s, snapshot.demand.get(pool.pool.name)
+        if pool.demand.kind is not DemandKind.PUSH or stale_s is None:
+            continue
+        if reading is None:
+            claim = Claim(DEMAND_KNOWN, False, Gap.NOT_PUSHED_YET.value, "nobody has pushed its demand yet")
+        elif snapshot.now_s - reading.at_s > stale_s:
+            said = f"demand was last pushed at {time_text(reading.at_s)}; allowed: at most {stale_s:g} s ago"
+            claim = Claim(DEMAND_KNOWN, False, Gap.STALE.value, said)
+        else:
+            claim = Claim(DEMAND_KNOWN, True, "Pushed")
+        yield pool.uid, (claim,)
 
 
 def _claims(pool: PoolResource, known: Known) -> tuple[Claim, ...]:

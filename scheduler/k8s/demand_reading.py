@@ -17,6 +17,7 @@ class Gap(StrEnum):
     UNREACHABLE = "Unreachable"
     BAD_QUERY = "BadQuery"
     NOT_ASKED_YET = "NotAskedYet"
+    NOT_PUSHED_YET = "NotPushedYet"
 
 
 @dataclass(frozen=True, slots=True)

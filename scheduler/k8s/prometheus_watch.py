@@ -15,8 +15,8 @@ from scheduler.k8s.resources.metadata import time_text
 
 PERIOD_S = 15.0
 TIMEOUT_S = 10.0
-STALE_AFTER_S = 300.0
-"""As long as Prometheus itself holds a sample to be the present one."""
+PERIODS_A_STALENESS = 4
+"""Each query is asked so often before its last answer counts as stale."""
 ANSWER_BYTES_MAX = 4 * 2**20
 STOP_S = 2.0
 
@@ -26,7 +26,7 @@ class Query:
     """PromQL, and the age at which a sample says nothing of the present any more."""
 
     text: str
-    stale_after_s: float = STALE_AFTER_S
+    stale_after_s: float
 
 
 class PrometheusWatch:
@@ -100,7 +100,8 @@ class PrometheusWatch:
                 self._last = {text: last for text, last in self._last.items() if text in texts}
                 if is_news:
                     self._on_change()
-                self._wake.wait(self._period_s)
+                hurry_s = (query.stale_after_s / PERIODS_A_STALENESS for query in queries)
+                self._wake.wait(min((self._period_s, *hurry_s)))
 
     def _answer(self, client: httpx.Client, query: Query) -> Known:
         answer = self._measure(client, query)

@@ -43,7 +43,8 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
         return LendingTarget(0, False, Reason(ReasonCode.INFERENCE_NEEDS, f"no demand of {pool.name} is known"))
     forecast = snapshot.forecasts.get(pool.name)
     needed = max(reading.gpus, forecast.at(rules.quantile)) if forecast else reading.gpus
-    stale = snapshot.now_s - reading.at_s > settings.demand_stale_s
+    stale_s = settings.demand_stale_s if rules.demand_stale_s is None else rules.demand_stale_s
+    stale = snapshot.now_s - reading.at_s > stale_s
     lasting = max(needed, forecast.lasting_at(rules.quantile)) if forecast else needed
     nodes = _spare_nodes(snapshot, pool, needed)
     may_grow = not (stale or forecast is None or snapshot.switches.lending_paused or _in_blackout(rules, snapshot))

@@ -20,8 +20,9 @@ class PolicySettings:
     `ageing_s`: waiting this long halves a job's apparent length. `patience_ageings`: after so many `ageing_s` of
     waiting a job is overdue, and nobody passes it any more. `resize_pause_s`: least time between two resizes that
     nobody was forced into, of a job that a reconfiguration costs `RECONFIGURATION_S` or less; longer in proportion
-    for others. `demand_stale_s`: a demand reading older than this permits no new loan. `run_time_min_s`: least time
-    that a job runs before anything but a recall, the loss of a node or its owner may preempt it.
+    for others. `demand_stale_s`: a demand reading older than this permits no new loan, where its pool
+    says nothing else. `run_time_min_s`: least time that a job runs before anything but a recall, the loss of a node or
+    its owner may preempt it.
     `las_promote_ratio`: under `las`, a job that waits so many times as long as it has run begins anew in the first
     queue; 0: never. `gain_factor`: how many times its reconfiguration a resize has to save, and a running job pays
     when GPUs are dealt out anew. `linear_scaling`: take every job's scaling for linear, whatever its curve says, to

@@ -23,6 +23,7 @@ from scheduler.domain.command import (
     ResumeJob,
     ResumeLending,
     ScaleJob,
+    SetLendingPolicy,
     SubmitJob,
     SuspendJob,
 )
@@ -45,6 +46,7 @@ from scheduler.store.memory import MemoryStore
 from tests.builders import GPU, a_fleet
 
 Words = list[str]
+_LENDING = LendingPolicy(return_deadline_s=300.0, cold_start_s=300.0, headroom=0.0)
 
 
 class Stage:
@@ -70,6 +72,7 @@ class Stage:
             "policy": self._policy,
             "queue": self._queue,
             "demand": self._demand,
+            "stale-after": self._stale_after,
             "forecast": self._forecast,
             "submit": self._submit,
             "burst": self._burst,
@@ -97,8 +100,7 @@ class Stage:
     def _fleet(self, words: Words) -> None:
         sizes = {name: [int(n) for n in size.split("x")] for name, size in (word.split("=") for word in words)}
         (training, per_node), (inference, _) = sizes["training"], sizes["inference"]
-        lending = LendingPolicy(return_deadline_s=300.0, cold_start_s=300.0, headroom=0.0)
-        pools, nodes = a_fleet(training=training, inference=inference, gpus_per_node=per_node, lending=lending)
+        pools, nodes = a_fleet(training=training, inference=inference, gpus_per_node=per_node, lending=_LENDING)
         self._executor = SimulatedExecutor(nodes.values(), delays=Delays(drain_s=20.0))
         for pool in pools.values():
             self._send(CreatePool(pool))
@@ -113,6 +115,10 @@ class Stage:
         limit = given.get("limit")
         queue = JobQueue(words[0], int(given.get("guaranteed", "0")), int(limit) if limit else None)
         self._send(CreateQueue(queue))
+
+    def _stale_after(self, words: Words) -> None:
+        lending = replace(_LENDING, demand_stale_s=float(words[1]))
+        self._send(SetLendingPolicy(words[0], lending))
 
     def _demand(self, words: Words) -> None:
         self._executor.set_demand(words[0], float(words[1]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from scheduler.documents.custom_resource import DemandSpec, PoolSpec, pool_of
+from scheduler.documents.custom_resource import DEMAND_STALE_S, DemandSpec, PoolSpec, pool_of
 from scheduler.documents.document import read
 from scheduler.domain.fleet import Pool
 from scheduler.domain.snapshot import Snapshot
@@ -25,12 +25,13 @@ class DemandKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DemandSource:
-    """`selector`: labels of the Deployments that serve; `query`: PromQL; without `stale_after_s` the default counts."""
+    """`selector`: labels of the Deployments that serve; `query`: PromQL. A reading older than `stale_after_s` says
+    nothing of the present."""
 
     kind: DemandKind
     selector: Mapping[str, str] = field(default_factory=dict)
     query: str = ""
-    stale_after_s: float | None = None
+    stale_after_s: float = DEMAND_STALE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +95,5 @@ def accepted() -> Claim:
 def _demand(spec: DemandSpec | None) -> DemandSource:
     if spec is None:
         return DemandSource(DemandKind.PUSH)
-    return DemandSource(DemandKind(spec.source), spec.selector or {}, spec.query or "", spec.stale_after)
+    stale_after_s = DEMAND_STALE_S if spec.stale_after is None else spec.stale_after
+    return DemandSource(DemandKind(spec.source), spec.selector or {}, spec.query or "", stale_after_s)

@@ -43,6 +43,7 @@ def test_lending_rules_write_a_document_that_reads_the_same() -> None:
         ("headroom", 1),
         ("enabled", "yes"),
         ("lent_nodes_max", -1),
+        ("demand_stale_s", 0),
         ("cold_start_s", "soon"),
         ("loan_s_min", "25h"),
         ("return_deadline_s", 86_400.5),

@@ -24,7 +24,7 @@ from scheduler.domain.decision import Decision
 from scheduler.domain.fleet import LendingPolicy, Node, Pool
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuGroup, GpuShape
-from scheduler.domain.job import CheckpointSpec, Job, JobSpec, Progress
+from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Job, JobSpec, Progress
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.memory_record import MemoryRecord
@@ -82,7 +82,13 @@ _RULED: dict[Any, SearchStrategy[Any]] = {
     Node: st.builds(Node, gpus=_COUNT, gpu_memory_bytes=_COUNT),
     JobQueue: st.builds(JobQueue, name=st.text(), limit_gpus=st.none() | _COUNT, weight=_POSITIVE_S),
     MemoryRecord: st.builds(MemoryRecord, percent=st.integers(100, 900), retry_at_s=st.none() | _POSITIVE_S),
-    CheckpointSpec: st.builds(CheckpointSpec, dir=st.text(), interval_s=_POSITIVE_S, keep=_COUNT),
+    CheckpointSpec: st.builds(
+        CheckpointSpec,
+        dir=st.text(),
+        interval_s=_POSITIVE_S,
+        keep=_COUNT,
+        volume=st.none() | st.builds(CheckpointVolume),
+    ),
     LendingPolicy: st.builds(
         LendingPolicy,
         quantile=st.floats(0.01, 0.99),
@@ -90,6 +96,7 @@ _RULED: dict[Any, SearchStrategy[Any]] = {
         return_deadline_s=_POSITIVE_S | st.just(math.inf),
         cold_start_s=_POSITIVE_S,
         lent_nodes_max=st.none() | _COUNT,
+        demand_stale_s=st.none() | _POSITIVE_S,
     ),
 }
 _PLAIN: dict[Any, SearchStrategy[Any]] = {

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.command import ReportDemand
+from scheduler.documents.refusal import RefusedError
+from scheduler.domain.command import Command, ReportDemand
 from scheduler.domain.fleet import DemandReading, Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
 from scheduler.k8s.demand import TELL_AGAIN_S, Told, tell, with_demand
@@ -15,8 +16,7 @@ from scheduler.k8s.demand_reading import Demand, Gap, Known, Unknown
 from scheduler.k8s.intake import Taken
 from scheduler.k8s.kinds import POOL
 from scheduler.k8s.resources.conditions import Claim
-from scheduler.k8s.resources.pool import DemandKind, DemandSource, PoolResource
-from scheduler.policies.settings import PolicySettings
+from scheduler.k8s.resources.pool import DemandKind, DemandSource, PoolResource, read_pool
 from tests.unit.k8s.operating import NOW_S, Operating
 
 NONE_YET = Told()
@@ -56,8 +56,14 @@ def test_a_demand_that_stays_is_told_again_after_a_minute_and_one_that_changes_a
     assert len({each.id for found in (first, again, changed, back) for each in found.commands}) == 4
 
 
-def test_a_demand_that_stays_never_counts_as_stale() -> None:
-    assert PolicySettings().demand_stale_s > 3 * TELL_AGAIN_S
+@pytest.mark.parametrize("stale_after_s", [15.0, 60.0, 300.0, 86_400.0])
+def test_a_demand_that_stays_never_counts_as_stale(stale_after_s: float) -> None:
+    source = DemandSource(DemandKind.PROMETHEUS, query="gpus", stale_after_s=stale_after_s)
+    pool, found = replace(a_pool(), demand=source), NONE_YET
+    for second in range(200):
+        found = tell([pool], {"uid-1": Demand(5.0, NOW_S + second)}, found)
+        ((at_s, _),) = readings(found)
+        assert NOW_S + second - at_s < stale_after_s / 3
 
 
 def test_while_nothing_is_known_nothing_is_told_and_the_pool_says_why() -> None:
@@ -127,3 +133,41 @@ def test_a_pools_demand_is_seen_in_its_status_next_to_what_else_is_said_of_it() 
     rig.settle()
     assert rig.condition() == ("False", "Stale", "5")
     assert rig.snapshot.demand["serving"] == DemandReading(NOW_S, 5.0, 5.0)
+
+
+def test_a_pool_of_which_demand_is_pushed_says_when_nobody_has_for_too_long() -> None:
+    rig = Demanding()
+    demand = {"source": "push", "staleAfter": "2m"}
+    rig.server.add(POOL, "serving", {"kind": "inference", "nodeSelector": {"role": "serve"}, "demand": demand})
+    rig.add_node("s0", {"role": "serve"})
+    rig.settle()
+    assert rig.condition() == ("False", "NotPushedYet", "")
+    rig.send(Command("pushed", rig.snapshot.now_s, ReportDemand("serving", 5.0)))
+    rig.settle()
+    assert rig.condition() == ("True", "Pushed", "5")
+    rig.wait(121.0)
+    rig.settle()
+    assert rig.condition() == ("False", "Stale", "5")
+
+
+@pytest.mark.parametrize(
+    ("demand", "stale_s"),
+    [
+        (None, None),
+        ({"source": "push"}, None),
+        ({"source": "push", "staleAfter": 90}, 90.0),
+        ({"source": "prometheus", "query": "gpus"}, 300.0),
+        ({"source": "deployments", "selector": {"app": "chat"}, "staleAfter": "1h"}, 3600.0),
+    ],
+)
+def test_what_a_pool_calls_stale_is_what_freezes_its_lending(
+    demand: dict[str, object] | None, stale_s: float | None
+) -> None:
+    spec = {"kind": "inference", "nodeSelector": {"role": "serve"}, **({"demand": demand} if demand else {})}
+    assert read_pool({"metadata": {"name": "serving"}, "spec": spec}).pool.lending.demand_stale_s == stale_s
+
+
+def test_a_staleness_shorter_than_the_time_between_two_readings_is_refused() -> None:
+    spec = {"kind": "inference", "nodeSelector": {"a": "b"}, "demand": {"source": "push", "staleAfter": "14s"}}
+    with pytest.raises(RefusedError, match=r"demand\.staleAfter: got 14\.0; allowed: at least 15 s"):
+        read_pool({"metadata": {"name": "serving"}, "spec": spec})

@@ -14,7 +14,7 @@ from scheduler.k8s.prometheus_watch import ANSWER_BYTES_MAX, PrometheusWatch, Qu
 from tests.kubernetes.waiting import eventually
 from tests.unit.k8s.scripted_server import Answer, ScriptedServer
 
-ASKED = Query("gpus")
+ASKED = Query("gpus", 300.0)
 
 
 def is_answered(known: Known) -> bool:

@@ -79,6 +79,13 @@ def test_on_a_stale_reading_or_without_a_forecast_loans_stay_and_none_is_added()
     assert (blind.nodes, blind.may_grow) == (3, False)
 
 
+def test_a_pool_says_itself_when_a_reading_is_stale() -> None:
+    late = replace(world(8, 8, LendingPolicy(headroom=0.0, demand_stale_s=300.0)), now_s=300.0)
+    assert (target(late).nodes, target(late).may_grow) == (3, True)
+    stale = target(replace(late, now_s=301.0))
+    assert (stale.nodes, stale.may_grow) == (3, False)
+
+
 def test_without_a_reading_nothing_may_be_out() -> None:
     found = target(replace(world(0, 0), demand={}))
     assert (found.nodes, found.may_grow) == (0, False)

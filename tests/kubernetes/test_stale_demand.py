@@ -1,0 +1,133 @@
+"""Demand of a real Prometheus, and of one that fails, as an operator takes it: what is stale freezes lending."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.k8s.kinds import POOL
+from tests.contract.prometheus_site import PROGRAM, Prometheus, Target
+from tests.http_server import LoopbackServer, Quiet
+from tests.kubernetes.operated import Operated
+from tests.kubernetes.waiting import eventually
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no prometheus on the path (Debian's package prometheus)")
+
+STALE_S = 15.0
+LENT_S = 120.0
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    made = Target()
+    made.text = 'inference_gpus 0\nserved_gpus{model="a"} 1\nserved_gpus{model="b"} 2\n'
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def prometheus(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prometheus]:
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    made = Prometheus(folder, target)
+    monkeypatch.setenv("EBBTIDE_PROMETHEUS_URL", made.url)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.kill()
+
+
+def add_pool(operated: Operated, name: str, query: str, *, nodes: int = 0) -> None:
+    """A Pool of as many nodes, whose demand is what Prometheus answers to `query`."""
+    labels = {"ebbtide.dev/test-pool": name}
+    for number in range(nodes):
+        operated.kubelet.add_node(f"{operated.namespace}-{name}{number}", gpus=8, labels=labels)
+    spec: dict[str, Any] = {
+        "kind": "inference",
+        "nodeSelector": labels,
+        "gpu": "h100-80g",
+        "lending": {"headroom": 0, "returnDeadline": "30s", "coldStart": "0s"},
+        "demand": {"source": "prometheus", "query": query, "staleAfter": f"{STALE_S:.0f}s"},
+    }
+    operated.cluster.apply(POOL, {"metadata": {"name": name}, "spec": spec})
+
+
+def told(operated: Operated, pool: str) -> tuple[str, str]:
+    """Reason and message of its condition DemandKnown."""
+    found = operated.cluster.get(POOL, pool).get("status", {}).get("conditions", [])
+    return next(((each["reason"], each["message"]) for each in found if each["type"] == "DemandKnown"), ("", ""))
+
+
+def test_on_stale_demand_nothing_new_is_lent_and_what_is_lent_stays(operated: Operated, prometheus: Prometheus) -> None:
+    operated.add_nodes(1)
+    add_pool(operated, "serving", "inference_gpus", nodes=4)
+    operated.start_operator()
+    operated.submit("llama", 8, 16)
+    eventually(lambda: operated.held("llama") == 16, what="it has grown onto a lent node", timeout_s=LENT_S)
+    prometheus.kill()
+    eventually(lambda: told(operated, "serving")[0] == "Unreachable", what="the Pool says so")
+    eventually(lambda: _age_s(operated) > STALE_S, what="the last reading is stale")
+    before = sorted(operated.lent_nodes())
+    operated.submit("second", 24, 24)
+    eventually(lambda: operated.phase("second") == "Queued", what="it waits")
+    time.sleep(3 * 2.0)  # passes that may lend
+    assert (sorted(operated.lent_nodes()), operated.phase("second")) == (before, "Queued")
+    assert operated.held("llama") == 16
+    prometheus.start()
+    eventually(lambda: operated.phase("second") == "Running", what="lending goes on", timeout_s=LENT_S)
+    assert told(operated, "serving") == ("Read", "")
+
+
+def _age_s(operated: Operated) -> float:
+    return time.time() - operated.store.load().snapshot.demand["serving"].at_s
+
+
+def test_each_query_that_gives_no_one_number_is_told_on_its_pool(operated: Operated, prometheus: Prometheus) -> None:
+    queries = {
+        "none": ("no_such_gpus", "NoSeries", "no series"),
+        "many": ("served_gpus", "ManySeries", "2 series"),
+        "nan": ("scalar(no_such_gpus)", "NotANumber", "nan; allowed: 0 to 1000000 GPUs"),
+        "negative": ("-sum(served_gpus)", "NotANumber", "-3; allowed: 0 to 1000000 GPUs"),
+        "broken": ("sum(", "BadQuery", "parse error"),
+    }
+    operated.add_nodes(1)
+    for name, (query, _, _) in queries.items():
+        add_pool(operated, name, query, nodes=1)
+    operator = operated.start_operator()
+    operated.submit("llama", 8, 32)
+    for name, (_, reason, words) in queries.items():
+        eventually(partial(_says, operated, name, reason), what=f"{name} is {reason}")
+        assert words in told(operated, name)[1]
+        assert operated.cluster.get(POOL, name)["status"]["problem"] == reason
+    operated.until_phase("llama", "Running")
+    assert (operated.held("llama"), operated.lent_nodes()) == (8, [])
+    assert operator.poll() is None
+
+
+def _says(operated: Operated, pool: str, reason: str) -> bool:
+    return told(operated, pool)[0] == reason
+
+
+class Failing(Quiet, BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_error(500)
+
+
+def test_a_prometheus_that_fails_is_told_and_lends_nothing(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LoopbackServer(Failing) as server:
+        monkeypatch.setenv("EBBTIDE_PROMETHEUS_URL", server.url)
+        operated.add_nodes(1)
+        add_pool(operated, "serving", "inference_gpus", nodes=1)
+        operated.start_operator()
+        operated.submit("llama", 8, 16)
+        eventually(lambda: told(operated, "serving")[0] == "Unreachable", what="the Pool says so")
+        assert "HTTP status 500" in told(operated, "serving")[1]
+        operated.until_phase("llama", "Running")
+        assert (operated.held("llama"), operated.lent_nodes()) == (8, [])
