@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from scheduler.documents.checkpoint import CheckpointDocument, check_mount, checkpoint_document, checkpoint_spec
 from scheduler.documents.document import Document, read
 from scheduler.documents.fields import CAMEL, Label, Text
+from scheduler.documents.pod_shape import without_nulls
 from scheduler.documents.pod_template import check_template, template_command, template_image
 from scheduler.documents.refusal import Refusal, RefusedError, refused_field, shown
 from scheduler.documents.units import PositiveDuration
@@ -45,7 +46,8 @@ def finite_json(profile: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pod_template(template: dict[str, Any]) -> dict[str, Any]:
-    check_template(finite_json(template))
+    template = without_nulls(finite_json(template))  # as the API server reads them
+    check_template(template)
     return template
 
 

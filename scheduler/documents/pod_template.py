@@ -9,7 +9,8 @@ from typing import Any
 from scheduler.documents.pod_shape import check_shape
 from scheduler.documents.refusal import refused_field
 
-GPU_RESOURCE = "nvidia.com/gpu"
+_GPUS = ("nvidia.com/gpu", "nvidia.com/mig-")
+"""Whole GPUs, shared ones and parts of some."""
 RUN_ROOT = "/var/run/ebbtide"
 TOKEN_DIR = "/var/run/secrets/ebbtide.dev"
 PLAN_DIR = "/etc/ebbtide"
@@ -43,11 +44,10 @@ def check_template(template: Mapping[str, Any]) -> None:
     for name in _OURS:
         if name in spec:
             raise refused_field(f"spec.{name}", spec[name], "nothing: Ebbtide sets it")
-    for number, container in enumerate(containers):
-        _check_container(f"spec.containers[{number}]", container)
     check_shape(template)
-    for number, container in enumerate(spec.get("initContainers") or ()):
-        _check_container(f"spec.initContainers[{number}]", container)
+    for kind in ("containers", "initContainers"):
+        for number, container in enumerate(spec.get(kind) or ()):
+            _check_container(f"spec.{kind}[{number}]", container)
     for path in first_mounts(template):
         if path in OUR_DIRS:
             raise refused_field("spec.containers[0].volumeMounts", path, "another path: Ebbtide mounts its own there")
@@ -78,16 +78,15 @@ def template_image(template: Mapping[str, Any]) -> str:
     return str(template["spec"]["containers"][0].get("image") or "")
 
 
-def _check_container(place: str, container: object) -> None:
-    if not isinstance(container, Mapping):
-        raise refused_field(place, container, "an object, a container")
+def _check_container(place: str, container: Mapping[str, Any]) -> None:
     for name in ("command", "args"):
         words = container.get(name)
         if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
             raise refused_field(f"{place}.{name}", words, "a list of words")
-    resources = container.get("resources") or {}
     for kind in ("requests", "limits"):
-        asked = resources.get(kind) if isinstance(resources, Mapping) else None
-        if isinstance(asked, Mapping) and GPU_RESOURCE in asked:
-            allowed = "nothing: Ebbtide asks for as many GPUs as the plan has ranks on the node (gpus.min, gpus.max)"
-            raise refused_field(f"{place}.resources.{kind}[{GPU_RESOURCE}]", asked[GPU_RESOURCE], allowed)
+        for name, amount in ((container.get("resources") or {}).get(kind) or {}).items():
+            if name.startswith(_GPUS):
+                allowed = (
+                    "nothing: Ebbtide asks for as many GPUs as the plan has ranks on the node (gpus.min, gpus.max)"
+                )
+                raise refused_field(f"{place}.resources.{kind}[{name}]", amount, allowed)

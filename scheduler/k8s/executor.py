@@ -116,7 +116,8 @@ class KubernetesExecutor:
         for job in self._desired.jobs.values():
             runs, own = told.get(job.id, ()), pods.get(job.id, ())
             if runs or own or job.allocation.target:
-                yield from with_pods(job, runs, own, now_s, crowded=crowded)
+                refusal = self._objects.refusals.of(job)
+                yield from with_pods(job, runs, own, now_s, crowded=crowded, refusal=refusal)
 
     def _lending(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[Effect]:
         return self._nodes.steps(lending_steps(desired, view.nodes, view.pods))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from random import Random
 
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
@@ -21,17 +20,13 @@ from scheduler.k8s.gangs import Gang
 from scheduler.k8s.kinds import CONFIG_MAP, POD, SECRET, SERVICE
 from scheduler.k8s.manifests import JobSite, agent_pod, objects_name, plan_map, service, token_secret
 from scheduler.k8s.objects import Object, name_of, uid_of
-from scheduler.k8s.pace import backoff_s
 from scheduler.k8s.pod_changes import NewPod, OldPod
 from scheduler.k8s.pod_facts import PodFacts
+from scheduler.k8s.refusals import Refusals
 from scheduler.k8s.resources.elastic_job import job_of
 from scheduler.k8s.resources.metadata import metadata
 
 logger = logging.getLogger(__name__)
-
-
-PAUSE_BASE_S = 2.0
-PAUSE_CAP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +36,6 @@ class SiteRules:
     namespace: str
     url: str
     image: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Pause:
-    """How often in a row a job's objects were refused in this generation, and until when that is left alone."""
-
-    generation: int
-    refusals: int
-    until_s: float
 
 
 class JobObjects:
@@ -72,20 +58,18 @@ class JobObjects:
         self._rules = rules
         self._epoch = epoch
         self._agent_token = agent_token
-        self._monotonic_s = monotonic_s
-        self._rng = Random()
-        self._pauses: dict[str, _Pause] = {}
+        self.refusals = Refusals(monotonic_s)
 
     def provide(self, job: Job, missing: Sequence[NewPod], view: ClusterView) -> Iterator[Effect]:
         """What a placed job lacks: its plan where it is of another generation, its service, its token, its pods."""
         site = self._site(job, view)
         key = (site.namespace, objects_name(job.id))
         generation = job.allocation.generation
-        if self._is_paused(job):
+        if self.refusals.is_left_alone(job):
             return
         if missing or key not in view.services or not _has_plan(view, key, generation):
             what = f"provide for {job.id} generation {generation}"
-            yield Effect(what, partial(self._provide_or_pause, job, missing, site, view))
+            yield Effect(what, partial(self._provide_unless_refused, job, missing, site, view))
 
     def bind_gang(self, gang: Gang) -> Effect:
         return Effect(f"bind the pods of {gang.job_id}", partial(self._bind_gang, gang))
@@ -99,7 +83,7 @@ class JobObjects:
         """Services, plans and tokens of jobs that have no pods and are not to get any. The plan is made first and the
         service goes last, so that one of them is there while anything is."""
         busy = {pod.job_id for pod in view.pods if pod.is_ours}
-        self._pauses = {job_id: pause for job_id, pause in self._pauses.items() if job_id in desired.jobs}
+        self.refusals.keep(desired.jobs)
         left = {**{key: plan.job_id for key, plan in view.plans.items()}, **view.services}
         for (namespace, name), job_id in left.items():
             job = desired.jobs.get(job_id)
@@ -125,26 +109,13 @@ class JobObjects:
             owner_uid=uid_of(resource) if resource else "",
         )
 
-    def _is_paused(self, job: Job) -> bool:
-        pause = self._pauses.get(job.id)
-        if pause is None or pause.generation != job.allocation.generation:
-            return False
-        return self._monotonic_s() < pause.until_s
-
-    def _provide_or_pause(self, job: Job, missing: Sequence[NewPod], site: JobSite, view: ClusterView) -> None:
+    def _provide_unless_refused(self, job: Job, missing: Sequence[NewPod], site: JobSite, view: ClusterView) -> None:
         try:
             self._provide(job, missing, site, view)
-        except ApiError as refused:
-            if refused.is_standing:
-                self._pause(job)
+        except ApiError as error:
+            self.refusals.note(job, error)
             raise
-        self._pauses.pop(job.id, None)
-
-    def _pause(self, job: Job) -> None:
-        before, generation = self._pauses.get(job.id), job.allocation.generation
-        refusals = 1 + (before.refusals if before is not None and before.generation == generation else 0)
-        pause_s = backoff_s(refusals, base_s=PAUSE_BASE_S, cap_s=PAUSE_CAP_S, rng=self._rng)
-        self._pauses[job.id] = _Pause(generation, refusals, self._monotonic_s() + pause_s)
+        self.refusals.clear(job)
 
     def _provide(self, job: Job, missing: Sequence[NewPod], site: JobSite, view: ClusterView) -> None:
         """In the order in which they are needed; the plan first, because `sweep` finds the rest by it."""

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.documents.pod_shape import without_nulls
 from scheduler.documents.pod_template import CHECKPOINT_DIR, PLAN_DIR, RUN_ROOT, SHM_DIR, TOKEN_DIR
 from scheduler.domain.job import Job
 from scheduler.domain.parallel_plan import plan_to_json
@@ -66,7 +65,6 @@ def objects_name(job_id: str) -> str:
 def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:
     """The pod of the job's agent on one node, not bound yet."""
     template = json.loads(job.spec.template_json) if job.spec.template_json else {"spec": {"containers": [{}]}}
-    template = without_nulls(template)
     spec = template["spec"]
     mounts_shm = _mounts_shm(spec["containers"][0])
     spec["containers"][0] = _agent_container(spec["containers"][0], job, new, site)

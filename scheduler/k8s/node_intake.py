@@ -32,7 +32,9 @@ class Homes:
         taken, unusable = self.taken.get(name, {}), self._unusable(name)
         if taken:
             shown = _listed(f"{node} (of Pool {other})" for node, other in sorted(taken.items()))
-            yield Claim(CONFLICT, True, "SelectorsOverlap", f"it selects nodes that older Pools keep: {shown}")
+            yield Claim(
+                CONFLICT, True, "SelectorsOverlap", f"nodeSelector: selects nodes that older Pools keep: {shown}"
+            )
         else:
             yield Claim(CONFLICT, False, "NodesAreItsOwn")
         labels = ", ".join(f"{key}={value}" for key, value in sorted(pool.selector.items()))

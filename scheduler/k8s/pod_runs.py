@@ -19,6 +19,7 @@ from scheduler.executors.reported_runs import AgentEnd, AgentKey
 from scheduler.k8s.cluster_view import ClusterView
 from scheduler.k8s.pod_changes import pod_changes
 from scheduler.k8s.pod_facts import PodFacts
+from scheduler.k8s.refusals import Refusal
 
 _NOT_ITS_FAULT = (
     "Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "OutOf", "Preempting", "Shutdown", "Terminated",
@@ -33,11 +34,18 @@ HOPE_S = 120.0
 
 
 def with_pods(
-    job: Job, runs: Sequence[Run], pods: Sequence[PodFacts], now_s: float, *, crowded: Collection[str] = ()
+    job: Job,
+    runs: Sequence[Run],
+    pods: Sequence[PodFacts],
+    now_s: float,
+    *,
+    crowded: Collection[str] = (),
+    refusal: Refusal | None = None,
 ) -> tuple[Run, ...]:
     """The job's runs with the GPUs that its pods keep: a pod that has to go keeps its GPUs until it is gone.
 
-    On `crowded` nodes there is no room for all that was decided: a pod that is not bound yet never will be.
+    On `crowded` nodes there is no room for all that was decided: a pod that is not bound yet never will be. `refusal`:
+    why the API server would not take the present generation's objects.
     """
     generation = job.allocation.generation
     changes = pod_changes(job, pods, now_s)
@@ -49,7 +57,8 @@ def with_pods(
         oldest = min((pod.generation for pod in pods if pod.holds_gpus), default=0)
         seen = (Run(job.id, min(oldest, generation - 1), RunPhase.LEAVING, kept), *seen)
     if job.allocation.target and all(run.generation != generation for run in runs):
-        coming = _not_begun(job, (changes.gang or {}).values(), now_s, crowded)
+        refused = None if refusal is None else _refused(job, refusal, now_s)
+        coming = refused or _not_begun(job, (changes.gang or {}).values(), now_s, crowded)
         for run in seen:  # pods outlive generations: where one still works, its ranks have the GPUs, not those to come
             coming = replace(coming, gpus=gpu_sets.minus(coming.gpus, run.gpus))
         seen = (*seen, coming)
@@ -92,6 +101,14 @@ def _not_begun(job: Job, pods: Iterable[PodFacts], now_s: float, crowded: Collec
             phase = RunPhase.LOST if pod.has_ended and _is_blameless(pod) else RunPhase.FAILED
             return Run(job.id, generation, phase, reason=_told(pod))
     return Run(job.id, generation, RunPhase.STARTING, gpus_kept(job, found))
+
+
+def _refused(job: Job, refusal: Refusal, now_s: float) -> Run | None:
+    """None while there is hope: somebody may give the namespace what it lacks."""
+    if not refusal.is_final and now_s - job.state_since_s < HOPE_S:
+        return None
+    phase = RunPhase.FAILED if refusal.is_fault else RunPhase.LOST
+    return Run(job.id, refusal.generation, phase, reason=refusal.why)
 
 
 def _is_hopeless(pod: PodFacts, since_s: float) -> bool:

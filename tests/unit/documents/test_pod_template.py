@@ -128,8 +128,16 @@ def test_a_template_is_refused_or_can_be_rendered(template: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("kind", ["requests", "limits"])
 @pytest.mark.parametrize("group", ["containers", "initContainers"])
-def test_a_template_asks_for_no_gpus_itself(kind: str, group: str) -> None:
-    container = {"name": "train", "resources": {kind: {"nvidia.com/gpu": 8}}}
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
+def test_a_template_asks_for_no_gpus_itself(kind: str, group: str, resource: str) -> None:
+    container = {"name": "train", "resources": {kind: {resource: 8}}}
     spec = {"containers": [{}], group: [container]}
     with pytest.raises(RefusedError, match=rf"{group}.*resources.*got 8; allowed: nothing: Ebbtide asks"):
         read_job(job({"spec": spec}))
+
+
+def test_null_is_as_good_as_absent() -> None:
+    container = {"command": ["x"], "args": None, "env": None, "resources": {"limits": None}}
+    spec = {"containers": [container], "volumes": None, "schedulerName": None, "affinity": {"nodeAffinity": None}}
+    plain = {"spec": {"containers": [{"command": ["x"], "resources": {}}], "affinity": {}}}
+    assert read_job(job({"metadata": None, "spec": spec})) == read_job(job(plain))

@@ -14,7 +14,8 @@ from scheduler.k8s.api_error import ApiError
 from scheduler.k8s.client import connect
 from scheduler.k8s.cluster_mirrors import ClusterMirrors
 from scheduler.k8s.cluster_view import ClusterView, SeenPlan
-from scheduler.k8s.job_objects import PAUSE_CAP_S, JobObjects, SiteRules
+from scheduler.k8s.job_objects import JobObjects, SiteRules
+from scheduler.k8s.refusals import PAUSE_CAP_S
 from tests.builders import a_job
 from tests.unit.k8s.scripted_server import Answer, ScriptedServer
 from tests.unit.k8s.test_asking import QUICK, kubeconfig

@@ -1,0 +1,142 @@
+"""What people get wrong, as an operator takes it: a condition says what and what is allowed, and nobody else hears."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from scheduler.k8s.api_error import ApiError
+from scheduler.k8s.kinds import ELASTIC_JOB, POOL
+from tests.kubernetes.objects import NAMESPACE
+from tests.kubernetes.operated import POOL_LABELS, Operated
+from tests.kubernetes.waiting import eventually
+
+
+def a_job(gpus: int, **pod: Any) -> dict[str, Any]:
+    container = {"name": "main", "image": "trainer:1", **pod.pop("container", {})}
+    template = {"spec": {"containers": [container], **pod}}
+    return {"gpus": {"min": gpus, "max": gpus}, "steps": 10**9, "command": ["python", "train.py"], "template": template}
+
+
+def refusal(operated: Operated, name: str, spec: dict[str, Any]) -> str:
+    with pytest.raises(ApiError) as refused:
+        operated.apply_job(name, spec)
+    assert refused.value.is_invalid
+    return refused.value.message
+
+
+def pool_condition(operated: Operated, pool: str, kind: str) -> tuple[str, str, str]:
+    found = operated.cluster.get(POOL, pool).get("status", {}).get("conditions", [])
+    return next(
+        ((each["status"], each["reason"], each["message"]) for each in found if each["type"] == kind), ("", "", "")
+    )
+
+
+def job_condition(operated: Operated, name: str, kind: str) -> tuple[str, str, str]:
+    found = operated.job(name).get("status", {}).get("conditions", [])
+    return next(
+        ((each["status"], each["reason"], each["message"]) for each in found if each["type"] == kind), ("", "", "")
+    )
+
+
+def test_a_template_that_asks_for_gpus_is_refused_by_the_schema_and_behind_it(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.start_operator()
+    asks = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
+    main, early = a_job(4, container=asks), a_job(4, initContainers=[{"name": "early", "image": "x", **asks}])
+    words = "template must not ask for nvidia.com/gpu or parts of GPUs, Ebbtide asks for as many as the plan needs"
+    assert words in refusal(operated, "main", main)
+    assert words in refusal(operated, "early", early)
+    operated.tear_open("ElasticJob")
+    try:
+        eventually(lambda: operated.can_apply("main", main), what="the torn schema is in use")
+        operated.apply_job("early", early)
+        for name, place in (("main", "containers[0]"), ("early", "initContainers[0]")):
+            eventually(partial(_is_refused, operated, name), what=f"{name} is refused")
+            status, reason, message = job_condition(operated, name, "Accepted")
+            assert (status, reason) == ("False", "Refused")
+            assert message.startswith(
+                f"template.spec.{place}.resources.limits[nvidia.com/gpu]: got 8; allowed: nothing"
+            )
+        assert operated.pods() == []
+    finally:
+        for name in ("main", "early"):
+            operated.cluster.delete(ELASTIC_JOB, name, operated.namespace)
+        operated.restore("ElasticJob")
+
+
+def _is_refused(operated: Operated, name: str) -> bool:
+    return operated.condition(name, "Accepted") == "False"
+
+
+def test_a_job_of_which_no_pod_can_be_made_fails_with_the_reason_and_nobody_else_does(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operator = operated.start_operator()
+    operated.submit("sound", 4, 4)
+    operated.until_phase("sound", "Running")
+    mount = {"volumeMounts": [{"name": "nowhere", "mountPath": "/data"}]}
+    operated.apply_job("broken", a_job(4, container=mount))
+    operated.until_phase("broken", "Failed")
+    status, reason, message = job_condition(operated, "broken", "Failed")
+    assert (status, reason) == ("True", "Failed")
+    assert "spec.containers[0].volumeMounts[0].name: Not found" in message
+    operated.submit("after", 4, 4)
+    operated.until_phase("after", "Running")
+    assert operated.phase("sound") == "Running"
+    assert operator.poll() is None
+
+
+def test_a_namespace_that_lets_no_pod_in_keeps_nobodys_gpus_elsewhere(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.start_operator()
+    operated.submit("sound", 4, 4)
+    operated.until_phase("sound", "Running")
+    locked, label = f"{operated.namespace}-locked", {"pod-security.kubernetes.io/enforce": "restricted"}
+    operated.cluster.create(NAMESPACE, {"metadata": {"name": locked, "labels": label}})
+    operated.cluster.apply(ELASTIC_JOB, {"metadata": {"name": "risky", "namespace": locked}, "spec": a_job(4)})
+    eventually(lambda: _phase(operated, "risky", locked) == "Starting", what="its pods are asked for")
+    operated.cluster.delete(ELASTIC_JOB, "sound", operated.namespace)
+    operated.submit("after", 4, 4)
+    operated.until_phase("after", "Running")
+    assert _phase(operated, "risky", locked) == "Starting"
+    operated.cluster.patch(NAMESPACE, locked, change={"metadata": {"labels": dict.fromkeys(label)}})
+    eventually(lambda: _phase(operated, "risky", locked) == "Running", what="its pods are let in")
+
+
+def _phase(operated: Operated, name: str, namespace: str) -> str:
+    return str(operated.cluster.get(ELASTIC_JOB, name, namespace).get("status", {}).get("phase", ""))
+
+
+def test_of_two_pools_that_select_a_node_the_older_keeps_it(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.start_operator()
+    eventually(
+        lambda: pool_condition(operated, "training", "Conflict")[0] == "False", what="the first Pool has its node"
+    )
+    spec = {"kind": "inference", "nodeSelector": POOL_LABELS, "gpu": "h100-80g"}
+    operated.cluster.apply(POOL, {"metadata": {"name": "greedy"}, "spec": spec})
+    eventually(lambda: pool_condition(operated, "greedy", "Conflict")[0] == "True", what="the second is told")
+    node = f"{operated.namespace}-t0"
+    message = f"nodeSelector: selects nodes that older Pools keep: {node} (of Pool training)"
+    assert pool_condition(operated, "greedy", "Conflict") == ("True", "SelectorsOverlap", message)
+    assert operated.cluster.get(POOL, "greedy")["status"]["nodes"] == 0
+    assert operated.cluster.get(POOL, "greedy")["status"]["problem"] == "SelectorsOverlap"
+    assert operated.store.load().snapshot.nodes[node].pool == "training"
+    operated.submit("llama", 8, 8)
+    operated.until_phase("llama", "Running")
+    operated.cluster.delete(POOL, "greedy")
+    eventually(lambda: operated.cluster.find(POOL, "greedy") is None, what="the second is gone")
+    assert operated.phase("llama") == "Running"
+
+
+def test_a_pool_that_selects_nothing_is_told_with_its_labels_until_a_node_has_them(operated: Operated) -> None:
+    operated.start_operator()
+    spec = {"kind": "training", "nodeSelector": {"team": "harbour"}, "gpu": "h100-80g"}
+    operated.cluster.apply(POOL, {"metadata": {"name": "empty"}, "spec": spec})
+    eventually(lambda: pool_condition(operated, "empty", "Matched")[0] == "False", what="it is told")
+    message = "nodeSelector: no node bears the labels team=harbour"
+    assert pool_condition(operated, "empty", "Matched") == ("False", "NoNodeMatches", message)
+    operated.kubelet.add_node(f"{operated.namespace}-x", gpus=8, labels={"team": "harbour"})
+    eventually(lambda: pool_condition(operated, "empty", "Matched")[0] == "True", what="it has found its node")

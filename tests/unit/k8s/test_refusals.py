@@ -1,0 +1,62 @@
+"""What the API server refuses of a job: when that is the end, and whose fault it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.domain.job_state import JobState
+from scheduler.domain.observation import RunPhase
+from scheduler.k8s.api_error import ApiError
+from scheduler.k8s.pod_runs import HOPE_S, with_pods
+from scheduler.k8s.refusals import Refusals, refusal_of
+from tests.builders import a_job
+
+INVALID = ApiError(422, "Invalid", 'Pod "a-g1-0" is invalid: spec.containers[0].image: Required value')
+INSECURE = ApiError(403, "Forbidden", 'pods "a-g1-0" is forbidden: violates PodSecurity "restricted:latest"')
+FULL = ApiError(403, "Forbidden", 'pods "a-g1-0" is forbidden: exceeded quota: small, requested: nvidia.com/gpu=8')
+NO_RIGHT = ApiError(403, "Forbidden", 'pods is forbidden: User "x" cannot create resource "pods" in API group ""')
+NOWHERE = ApiError(404, "NotFound", 'namespaces "nowhere" not found')
+
+
+@pytest.mark.parametrize("error", [ApiError(500, "InternalError", "webhook"), ApiError(409, "Conflict", "x")])
+def test_what_may_as_well_succeed_the_next_time_is_no_refusal(error: ApiError) -> None:
+    assert refusal_of(1, error) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "at_once", "later"),
+    [
+        (INVALID, RunPhase.FAILED, RunPhase.FAILED),
+        (INSECURE, RunPhase.STARTING, RunPhase.FAILED),
+        (NOWHERE, RunPhase.STARTING, RunPhase.FAILED),
+        (FULL, RunPhase.STARTING, RunPhase.LOST),
+        (NO_RIGHT, RunPhase.STARTING, RunPhase.LOST),
+    ],
+    ids=["invalid", "insecure", "nowhere", "quota", "no right"],
+)
+def test_a_wrong_job_fails_and_one_whose_surroundings_are_wrong_waits(
+    error: ApiError, at_once: RunPhase, later: RunPhase
+) -> None:
+    job = a_job("a", 1, state=JobState.STARTING, on={"t0": (0,)})
+    refusal = refusal_of(job.allocation.generation, error)
+    assert refusal is not None
+    (now,) = with_pods(job, (), (), job.state_since_s, refusal=refusal)
+    (then,) = with_pods(job, (), (), job.state_since_s + HOPE_S, refusal=refusal)
+    assert (now.phase, then.phase) == (at_once, later)
+    assert error.message in then.reason
+
+
+def test_a_refusal_is_of_one_generation_until_the_job_is_gone() -> None:
+    known, job = Refusals(lambda: 0.0), a_job("a", 1, state=JobState.STARTING, on={"t0": (0,)})
+    later = replace(job, allocation=replace(job.allocation, generation=job.allocation.generation + 1))
+    known.note(job, INVALID)
+    known.keep({"a"})
+    assert known.of(job) is not None
+    assert known.of(later) is None
+    known.clear(job)
+    assert known.of(job) is None
+    known.note(job, INVALID)
+    known.keep(())
+    assert known.of(job) is None
