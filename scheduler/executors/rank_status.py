@@ -65,7 +65,7 @@ def rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
         peak_bytes=_count(document, "peak_bytes"),
         phases_s=_phases_s(document),
         memory_events=str(document.get("memory_events") or ""),
-        oom_kills=_count(document, "oom_kills"),
+        oom_kills=_count(document, "oom_kills", least=-_COUNT_MAX),  # is only compared with a later one
         frozen_layers=_count(document, "frozen_layers"),
         traffic=_traffic(document),
     )
@@ -88,11 +88,12 @@ def _traffic(document: Mapping[str, Any]) -> LoadTraffic | None:
     return LoadTraffic(**{name: _count(counts, name) or 0 for name in names})
 
 
-def _count(document: Mapping[str, Any], name: str) -> int | None:
+def _count(document: Mapping[str, Any], name: str, *, least: int = 0) -> int | None:
     value = document.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _COUNT_MAX):
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and least <= value <= _COUNT_MAX):
         return value
-    raise ValueError(f"{name} is {value!r:.{_SHOWN_LENGTH}}, it must be a whole number from 0 to {_COUNT_MAX}, or null")
+    allowed = f"a whole number from {least} to {_COUNT_MAX}, or null"
+    raise ValueError(f"{name} is {value!r:.{_SHOWN_LENGTH}}, it must be {allowed}")
 
 
 def _number(document: Mapping[str, Any], name: str) -> float | None:
