@@ -71,6 +71,7 @@ class Election:
         self._lock = threading.Lock()
         self._leading_until_s = float("-inf")
         self._released = False
+        self._told = False
         self._stands_back_until_s = float("-inf")
         self._observed: Object | None = None
         self._observed_at_s = float("-inf")
@@ -94,14 +95,12 @@ class Election:
         """Renew, or acquire if it is free; returns `is_leading`. Never raises ApiError: who cannot reach the server
         keeps leading until the deadline, and no longer."""
         with self._lock:
-            was_leading = self.is_leading
             if not self._released and self._monotonic_s() >= self._stands_back_until_s:
                 try:
                     self._try()
                 except ApiError as error:
                     log.warning("the Lease %s/%s was not written: %s", self._namespace, self._name, error)
-            if self.is_leading != was_leading:
-                log.info("%s %s", self.identity, "leads" if self.is_leading else "no longer leads")
+            self._tell()
             return self.is_leading
 
     def release(self) -> None:
@@ -117,6 +116,14 @@ class Election:
             if self.is_leading:
                 log.info("%s stands back for %.0f s", self.identity, for_s)
                 self._free()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Log a change since the last time: a deadline passes without a step."""
+        is_leading = self.is_leading
+        if is_leading != self._told:
+            log.info("%s %s", self.identity, "leads" if is_leading else "no longer leads")
+        self._told = is_leading
 
     def _free(self) -> None:
         self._leading_until_s = float("-inf")

@@ -1,7 +1,8 @@
 """Lending and returning nodes: what is missing between the loans that were decided and the nodes as they are. Pure.
 
 A lent node bears a taint, which keeps inference off it, and a label with its loan. Inference pods leave it by eviction,
-so that their disruption budgets count. A node without our label was never lent by us and is never touched.
+so that their disruption budgets count. A node without our label, or without our taint and our epoch, is not lent by us
+and is never touched.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def lending_steps(
             steps.extend(_lend(loan, nodes[name], on_node.get(name, []), room[loan.pool]))
     for name, node in sorted(nodes.items()):
         known = desired.loans.get(name)
-        if node.loan and not (known is not None and known.is_live) and not _ours(on_node.get(name, [])):
+        is_on_loan = known is not None and known.is_live
+        if _was_lent_by_us(node) and not is_on_loan and not _ours(on_node.get(name, [])):
             steps.append(UntaintNode(node))
     return tuple(steps)
 
@@ -103,6 +105,11 @@ def _place(pods: Iterable[PodFacts], room: dict[str, int]) -> bool:
         left[min(fitting)[1]] -= pod.gpus
     room.update(left)
     return True
+
+
+def _was_lent_by_us(node: NodeView) -> bool:
+    """By our label, or by our taint where somebody has taken the label away."""
+    return bool(node.loan) or (node.is_tainted and node.epoch > 0)
 
 
 def _ours(pods: Iterable[PodFacts]) -> bool:

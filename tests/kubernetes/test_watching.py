@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.client import Cluster
+from scheduler.k8s.client import Cluster, connect
 from scheduler.k8s.kinds import CONFIG_MAP
 from scheduler.k8s.mirror import Mirror
 from scheduler.k8s.objects import Key, name_of, uid_of, version_of
 from scheduler.k8s.watch_stream import ADDED, BOOKMARK, DELETED, MODIFIED, WatchEvent
 from scheduler.k8s.watching import Watcher
 from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.fault_proxy import FaultProxy
 from tests.kubernetes.objects import a_config_map
 from tests.kubernetes.waiting import eventually
 
@@ -161,6 +164,27 @@ def test_a_frozen_server_makes_the_mirror_stale_and_a_thawed_one_heals_it(
         control_plane.resume_api()
     cluster.create(CONFIG_MAP, a_config_map("after", namespace))
     eventually(lambda: "after" in names(watcher) and not watcher.is_stale, what="it hears again")
+
+
+def test_watches_that_stay_silent_for_ever_are_made_up_for_by_lists(
+    control_plane: ControlPlane, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    with FaultProxy(control_plane).running() as proxy:
+        through = connect(proxy.kubeconfig(tmp_path))
+        watcher = Watcher(through, Mirror(CONFIG_MAP, namespace=namespace), silence_s=2.0)
+        watcher.start()
+        assert watcher.mirror.wait_synced(30)
+        proxy.is_mute = True
+        for name in ("first", "second"):
+            cluster.create(CONFIG_MAP, a_config_map(name, namespace))
+            eventually(partial(_has, watcher, name), what=f"{name} is found out")
+        assert not watcher.is_stale
+        watcher.stop()
+        through.close()
+
+
+def _has(watcher: Watcher, name: str) -> bool:
+    return name in names(watcher)
 
 
 def test_it_stops_quickly_also_while_the_server_is_frozen(control_plane: ControlPlane, start: Start) -> None:

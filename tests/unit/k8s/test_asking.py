@@ -69,6 +69,18 @@ def test_a_read_is_asked_again_until_it_is_answered_and_each_attempt_is_counted(
     ]
 
 
+def test_who_may_write_no_more_reads_on_and_tries_no_write_a_second_time(tmp_path: Path) -> None:
+    with ScriptedServer(BROKEN, Answer(body=MADE)).running() as server:
+        cluster = connect(
+            kubeconfig(tmp_path, server.url), limits=QUICK, may_write=lambda: not server.heard, rng=Random(1)
+        )
+        with pytest.raises(FencedError, match="this process does not lead"):
+            cluster.apply(CONFIG_MAP, MINE)
+        assert len(server.heard) == 1
+        assert cluster.get(CONFIG_MAP, "c", "ns") == MADE
+        cluster.close()
+
+
 def test_the_token_is_sent(script: Script) -> None:
     cluster, server, _ = script(Answer(body=MADE))
     cluster.get(CONFIG_MAP, "c", "ns")

@@ -83,3 +83,9 @@ def test_a_node_with_the_label_of_another_loan_is_labelled_anew() -> None:
 def test_a_node_that_we_did_not_lend_is_never_touched() -> None:
     foreign = {**PLAIN, "i1": replace(PLAIN["i1"], is_tainted=True, taints=(LOANED_TAINT,))}
     assert lending_steps(world(), foreign, [pod("llm", "i1", 8)]) == ()
+
+
+def test_a_node_whose_label_somebody_took_comes_home_by_the_epoch_that_we_wrote() -> None:
+    torn = replace(lent("i0", loan=""), epoch=3)
+    assert lending_steps(world(), {**PLAIN, "i0": torn}, []) == (UntaintNode(torn),)
+    assert lending_steps(world(), {**PLAIN, "i0": replace(torn, epoch=0)}, []) == (), "that taint is somebody else's"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
 
+import pytest
+
 from scheduler.domain.command import Command, PauseLending, ResumeLending
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.snapshot import Snapshot
@@ -19,7 +21,7 @@ from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_watch import DemandWatch
 from scheduler.solver.curve import solver_fingerprint
 from scheduler.store.memory import MemoryStore
-from scheduler.store.protocol import FencedError
+from scheduler.store.protocol import FencedError, Lease, UnavailableError
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
 
 
@@ -179,3 +181,55 @@ def test_stopping_lets_go_of_everything() -> None:
     assert not loop.is_alive()
     other = rig.store.acquire("two", now_s=rig.clock.now_s(), ttl_s=1.0)
     assert other is not None
+
+
+class Failing(MemoryStore):
+    """Does not answer while `is_gone`."""
+
+    is_gone = False
+
+    def acquire(self, holder: str, *, now_s: float, ttl_s: float) -> Lease | None:
+        self._answer()
+        return super().acquire(holder, now_s=now_s, ttl_s=ttl_s)
+
+    def inbox_size(self) -> int:
+        self._answer()
+        return super().inbox_size()
+
+    def release(self, holder: str) -> None:
+        self._answer()
+        super().release(holder)
+
+    def _answer(self) -> None:
+        if self.is_gone:
+            raise UnavailableError("database is locked")
+
+
+def test_a_controller_outlives_its_database_and_first_puts_into_effect_what_is_stored() -> None:
+    store = Failing(a_snapshot(a_fleet(training=1, inference=1)))
+    rig = Rig(store)
+    assert rig.step() is not None
+    effects = len(rig.executor.converged)
+    store.is_gone = True
+    with pytest.raises(UnavailableError):
+        rig.step(1.0)
+    assert not rig.controller.leads
+    rig.controller.close()
+    store.is_gone = False
+    rig.step(1.0)
+    assert rig.controller.leads
+    assert len(rig.executor.converged) > effects
+
+
+def test_the_loop_goes_on_while_the_database_does_not_answer() -> None:
+    store = Failing(a_snapshot(a_fleet(training=1, inference=1)))
+    store.is_gone = True
+    rig, stop = Rig(store), threading.Event()
+    loop = threading.Thread(target=rig.controller.run, args=(stop,))
+    loop.start()
+    store.is_gone = False
+    while not rig.reports:
+        assert loop.is_alive()
+    stop.set()
+    loop.join(timeout=30.0)
+    assert not loop.is_alive()
