@@ -118,6 +118,11 @@ class Election:
                 self._free()
             self._tell()
 
+    def come_back(self) -> None:
+        """Try for the Lease again with the next step."""
+        with self._lock:
+            self._stands_back_until_s = float("-inf")
+
     def _tell(self) -> None:
         """Log a change since the last time: a deadline passes without a step."""
         is_leading = self.is_leading

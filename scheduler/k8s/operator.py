@@ -124,16 +124,24 @@ class Operator:
         pause_s = self._pace.poll_s
         try:
             self.step()
+            self._try_database()
         except UnavailableError as error:
             pause_s = self._outage.note(error)
             if self._outage.lasts_s > self._pace.outage_s:
                 self._election.stand_back(self._pace.outage_s)
-        else:
-            if self._controller.leads:
-                self._outage.end()
         self._pulse.beat()
         self._on_round(Round(self._standing(), self._mirrors.silent_s))
         return pause_s
+
+    def _try_database(self) -> None:
+        """After an outage, see whether it is over: who does not lead asks nothing of the database otherwise."""
+        if not self._outage.lasts_s:
+            return
+        if not self._controller.leads:
+            self._controller.stand_down()  # a write that changes nothing
+            self._store.load()
+        self._outage.end()
+        self._election.come_back()
 
     def _standing(self) -> Standing:
         if self._outage.lasts_s:

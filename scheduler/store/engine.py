@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 
@@ -22,8 +22,16 @@ _PRAGMAS = (
     # Each commit reaches the disk before it counts: a job that was accepted survives a power failure.
     "synchronous = FULL",
 )
+# A host that has vanished answers nothing at all: without limits, a statement waits for a quarter of an hour. What the
+# URL says comes before these. In s, but for the last, which is in ms.
+_POSTGRESQL = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 _WAL_LIMIT_S, _WAL_RETRY_S = 10.0, 0.05
-_CONNECT_S = 10
 _WRITERS_LOCK = 0x7E8B71DE  # any number that nobody else in this database takes for something else
 NO_ANSWER = (OperationalError, InterfaceError, NoConnectionError)
 
@@ -43,17 +51,18 @@ def open_engine(url: str, *, writes_at_once: bool = False) -> Engine:
         StoreError: the URL is malformed, or names a database that there is no driver for.
     """
     try:
-        target = make_url(url)
-        # A server may have been restarted since a pooled connection was last used.
-        served = {} if target.get_backend_name() == "sqlite" else {"pool_pre_ping": True}
-        engine = create_engine(target, json_serializer=partial(json.dumps, separators=(",", ":")), **served)
+        engine = create_engine(
+            make_url(url),
+            json_serializer=partial(json.dumps, separators=(",", ":")),
+            **_served(make_url(url)),
+        )
     except (ArgumentError, ModuleNotFoundError) as refused:
         allowed = "a URL like sqlite:////var/lib/ebbtide/state.sqlite or postgresql+psycopg://user@host/ebbtide"
         raise StoreError(f"database url: cannot open {_masked(url)!r} ({refused}); give {allowed}") from None
     if engine.dialect.name == "sqlite":
         _set_up_sqlite(engine, "BEGIN IMMEDIATE" if writes_at_once else "BEGIN")
-    elif engine.dialect.name == "postgresql":
-        _set_up_postgresql(engine, writes_at_once=writes_at_once)
+    elif writes_at_once:
+        _queue_up(engine)
     return engine
 
 
@@ -83,6 +92,23 @@ def name_of(engine: Engine) -> str:
     return engine.url.render_as_string(hide_password=True)
 
 
+def _served(url: URL) -> dict[str, Any]:
+    """How to go about a database that is a server."""
+    if url.get_backend_name() != "postgresql":
+        return {}
+    limits = {name: limit for name, limit in _POSTGRESQL.items() if name not in url.query}
+    # A server may have been restarted since a pooled connection was last used.
+    return {"pool_pre_ping": True, "connect_args": limits}
+
+
+def _queue_up(engine: Engine) -> None:
+    """For PostgreSQL: a transaction begins when those before it have ended."""
+
+    @event.listens_for(engine, "begin")
+    def take_turn(connection: Connection) -> None:
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITERS_LOCK})")
+
+
 def _set_up_sqlite(engine: Engine, begin: str) -> None:
     """Python's driver opens no transaction before a SELECT, so that two SELECTs may see two states: begin here."""
 
@@ -96,20 +122,6 @@ def _set_up_sqlite(engine: Engine, begin: str) -> None:
     @event.listens_for(engine, "begin")
     def begin_transaction(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
-
-
-def _set_up_postgresql(engine: Engine, *, writes_at_once: bool) -> None:
-    """A server that cannot be reached is told of within seconds, not when TCP gives up."""
-
-    @event.listens_for(engine, "do_connect")
-    def limit(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
-        parameters.setdefault("connect_timeout", _CONNECT_S)
-
-    if writes_at_once:
-
-        @event.listens_for(engine, "begin")
-        def queue_up(connection: Connection) -> None:
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITERS_LOCK})")
 
 
 def _switch_to_wal(connection: Any) -> None:

@@ -21,7 +21,7 @@ class Probes:
 
     def __init__(self, host: str, port: int) -> None:
         self.unlive: Callable[[], str] = lambda: ""
-        self.unready: Callable[[], str] = lambda: "it is starting"
+        self.unready: Callable[[], str] = lambda: "it is starting, or waits for the database"
         try:
             self._server = ThreadingHTTPServer((host, port), _handler(self))
         except OSError as wrong:

@@ -167,3 +167,27 @@ def test_it_runs_by_itself_and_hands_over(control_plane: ControlPlane, namespace
     threads[1].join()
     for each in clusters:
         each.close()
+
+
+def test_who_stands_back_leaves_the_lease_to_others_and_tries_again_later(candidate: Candidate) -> None:
+    clock = Hand(0.0)
+    a, b = candidate("a", clock), candidate("b", clock)
+    a.step()
+    a.stand_back(10.0)
+    assert not a.is_leading
+    assert [a.step(), b.step()] == [False, True]
+    b.stand_back(10.0)
+    clock.now_s = 9.9
+    assert not a.step()
+    clock.now_s = 10.0
+    assert a.step()
+    a.stand_back(10.0)
+    a.come_back()
+    assert a.step()
+
+
+def test_a_lease_that_somebody_made_empty_is_taken(candidate: Candidate, cluster: Cluster, namespace: str) -> None:
+    cluster.create(LEASE, {"metadata": {"name": "operator", "namespace": namespace}})
+    a = candidate("a", Hand(0.0))
+    assert a.step()
+    assert a.step()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +21,9 @@ from scheduler.domain.command import Command, RecallAll
 from scheduler.domain.event import Event, EventCode
 from scheduler.domain.fleet import Node, Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.engine import StoreError, for_reading, open_engine
+from scheduler.store.engine import StoreError, UnreachableError, for_reading, open_engine
 from scheduler.store.migrate import migrate
-from scheduler.store.protocol import Commit, Lease, Page
+from scheduler.store.protocol import Commit, Lease, Page, UnavailableError
 from scheduler.store.sql import SqlStore
 from scheduler.store.tables import METADATA, NODES
 from tests.postgres_server import PostgresServer
@@ -230,3 +233,22 @@ def test_a_commit_must_move_on_by_one_generation(store: SqlStore) -> None:
     skipping = Snapshot(generation=2, pools={"train": Pool("train", PoolKind.TRAINING)})
     with pytest.raises(AssertionError, match="one generation"):
         store.commit(Commit(Snapshot(), skipping, epoch=0))
+
+
+def test_a_database_that_fails_is_unavailable_and_can_be_asked_again(store: SqlStore, url: str) -> None:
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as other:
+        other.execute("ALTER TABLE inbox RENAME TO hidden")
+        with pytest.raises(UnavailableError, match="no such table: inbox"):
+            store.load()
+        other.execute("ALTER TABLE hidden RENAME TO inbox")
+    assert store.load().inbox == ()
+
+
+def test_a_database_server_that_says_nothing_is_unreachable_in_time_and_its_password_is_kept() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        at = f"127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(UnreachableError) as caught:
+            SqlStore(f"postgresql+psycopg://user:hunter2@{at}/ebbtide?connect_timeout=2")
+    assert isinstance(caught.value, UnavailableError)
+    assert at in str(caught.value)
+    assert "hunter2" not in str(caught.value)

@@ -23,7 +23,7 @@ def ask(probes: Probes, path: str) -> tuple[int, str]:
 def test_it_lives_from_the_start_and_is_ready_when_it_says_so() -> None:
     with Probes("127.0.0.1", 0) as probes:
         assert ask(probes, "/healthz") == (200, "ok\n")
-        assert ask(probes, "/readyz") == (503, "it is starting\n")
+        assert ask(probes, "/readyz") == (503, "it is starting, or waits for the database\n")
         probes.unready = lambda: ""
         probes.unlive = lambda: "the loop has not gone round"
         assert ask(probes, "/healthz?verbose") == (503, "the loop has not gone round\n")
