@@ -73,6 +73,8 @@ def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:
     spec["affinity"] = _with_node(spec.get("affinity") or {}, new.node)
     spec["schedulerName"], spec["restartPolicy"] = SCHEDULER_NAME, "Never"
     spec["hostname"], spec["subdomain"] = new.name, objects_name(job.id)
+    # Each Service of the namespace would put its variables among the agent's: EBBTIDE_PORT, if one is called ebbtide.
+    spec.setdefault("enableServiceLinks", False)
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("terminationGracePeriodSeconds", GRACE_S)
     meta = template.get("metadata") or {}

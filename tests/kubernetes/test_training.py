@@ -15,6 +15,9 @@ from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.trained import Trained
 from tests.kubernetes.waiting import eventually
 
+NAME = f"gpt{'-2' * 24}x"
+"""As long as a name may be."""
+
 
 @pytest.fixture
 def trained(
@@ -32,15 +35,15 @@ def trained(
 
 def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(trained: Trained) -> None:
     trained.add_nodes(2, gpus=1)
-    trained.train("gpt", most=1, steps=120, checkpoint_every=50, step_s=0.1)
-    (first,) = trained.until_it_runs_on("gpt", 1)
-    trained.scale("gpt", 2)
-    assert uid_of(first) in {uid_of(pod) for pod in trained.until_it_runs_on("gpt", 2)}
-    assert trained.job("gpt")["status"]["progress"]["step"] > 0
-    trained.scale("gpt", 1)
-    trained.until_it_runs_on("gpt", 1)
-    trained.until_phase("gpt", "Succeeded")
-    assert trained.job("gpt")["status"]["progress"]["step"] == 120
+    trained.train(NAME, most=1, steps=120, checkpoint_every=50, step_s=0.1)
+    (first,) = trained.until_it_runs_on(NAME, 1)
+    trained.scale(NAME, 2)
+    assert uid_of(first) in {uid_of(pod) for pod in trained.until_it_runs_on(NAME, 2)}
+    assert trained.job(NAME)["status"]["progress"]["step"] > 0
+    trained.scale(NAME, 1)
+    trained.until_it_runs_on(NAME, 1)
+    trained.until_phase(NAME, "Succeeded")
+    assert trained.job(NAME)["status"]["progress"]["step"] == 120
     eventually(lambda: not trained.objects(), what="its objects are gone")
     assert set(trained.containers.exit_codes().values()) == {0}
     assert trained.containers.left() == []
@@ -54,17 +57,17 @@ def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(t
 def test_a_recalled_node_is_given_back_and_a_killed_agent_costs_work_since_a_checkpoint(trained: Trained) -> None:
     trained.add_nodes(1, gpus=1)
     trained.add_inference(2, replicas=0, gpus=1)
-    trained.train("gpt", most=2, steps=150, checkpoint_every=10, step_s=0.1, says_length=False)
-    trained.until_it_runs_on("gpt", 2)
+    trained.train(NAME, most=2, steps=150, checkpoint_every=10, step_s=0.1, says_length=False)
+    trained.until_it_runs_on(NAME, 2)
     assert len(trained.lent_nodes()) == 1
     trained.scale_inference(2)
     eventually(lambda: not trained.lent_nodes(), what="the node is home")
-    (pod,) = trained.until_it_runs_on("gpt", 1)
+    (pod,) = trained.until_it_runs_on(NAME, 1)
     made = len(trained.losses())
     assert trained.steps_made() == made, "no step was lost"
 
     trained.containers.of(pod).process.send_signal(signal.SIGKILL)
-    trained.until_phase("gpt", "Succeeded")
+    trained.until_phase(NAME, "Succeeded")
     assert sorted(trained.losses()) == list(range(1, 151))
     assert trained.steps_made() <= 150 + 10, "no more than since the last checkpoint"
     eventually(lambda: not trained.objects(), what="its objects are gone")
