@@ -3,7 +3,7 @@
 # An image of your own needs this package beside your code: agent pods start `python -m scheduler.worker.pod_agent`.
 FROM python:3.11-slim
 RUN python -m venv /opt/ebbtide
-ENV PATH=/opt/ebbtide/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+ENV PATH=/opt/ebbtide/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=ebbtide
 RUN pip install --no-cache-dir torch==2.13.0
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
@@ -11,5 +11,6 @@ COPY scheduler scheduler
 COPY api api
 RUN pip install --no-cache-dir .
 WORKDIR /tmp
-# Checkpoint volumes have to be writable for this user: set securityContext.fsGroup in the job's template.
+# This user has no entry in /etc/passwd: torch.compile finds its name in USER.
+# Checkpoint volumes have to be writable for it: set securityContext.fsGroup in the job's template.
 USER 65532:65532

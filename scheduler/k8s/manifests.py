@@ -40,7 +40,7 @@ Manifest = dict[str, Any]
 
 AGENT_COMMAND = ("python", "-m", "scheduler.worker.pod_agent")
 GRACE_S = 60
-"""How long an agent's ranks have to save where a pod is deleted by somebody who names no grace."""
+"""How long an agent's ranks have to save where a pod is deleted by somebody who names no grace; a template may."""
 _CONTAINER = "worker"
 
 
@@ -67,7 +67,9 @@ def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:
     template = json.loads(job.spec.template_json) if job.spec.template_json else {"spec": {"containers": [{}]}}
     spec = template["spec"]
     mounts_shm = _mounts_shm(spec["containers"][0])
-    spec["containers"][0] = _agent_container(spec["containers"][0], job, new, site)
+    named_s = spec.get("terminationGracePeriodSeconds")
+    spec["terminationGracePeriodSeconds"] = grace_s = GRACE_S if named_s is None else named_s
+    spec["containers"][0] = _agent_container(spec["containers"][0], job, new, site, grace_s)
     spec["volumes"] = [*spec.get("volumes", ()), *_volumes(job, shm=not mounts_shm)]
     spec["tolerations"] = [*spec.get("tolerations", ()), _toleration()]
     spec["affinity"] = _with_node(spec.get("affinity") or {}, new.node)
@@ -76,7 +78,6 @@ def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:
     # Each Service of the namespace would put its variables among the agent's: EBBTIDE_PORT, if one is called ebbtide.
     spec.setdefault("enableServiceLinks", False)
     spec.setdefault("automountServiceAccountToken", False)
-    spec.setdefault("terminationGracePeriodSeconds", GRACE_S)
     meta = template.get("metadata") or {}
     ours = {
         "name": new.name,
@@ -136,7 +137,7 @@ def _labels(job_id: str) -> dict[str, str]:
     return {JOB_LABEL: job_id, MANAGED_BY_LABEL: SCHEDULER_NAME}
 
 
-def _agent_container(container: Mapping[str, Any], job: Job, new: NewPod, site: JobSite) -> Manifest:
+def _agent_container(container: Mapping[str, Any], job: Job, new: NewPod, site: JobSite, grace_s: int) -> Manifest:
     """The template's first container, running an agent: the job's own command is what the agent starts."""
     made = {"name": _CONTAINER, **container}
     made["image"] = job.spec.image or made.get("image") or site.image
@@ -148,10 +149,12 @@ def _agent_container(container: Mapping[str, Any], job: Job, new: NewPod, site: 
         "EBBTIDE_TOKEN_FILE": f"{TOKEN_DIR}/token",
         "EBBTIDE_RUN_ROOT": RUN_ROOT,
         "EBBTIDE_CHECKPOINT_DIR": job.spec.checkpoint.dir or CHECKPOINT_DIR,
-        "EBBTIDE_GRACE_S": str(GRACE_S),
+        "EBBTIDE_GRACE_S": str(grace_s),
     }
     env = {**dict(job.spec.env), **ours}
     own = [each for each in made.get("env", ()) if each.get("name") not in env]
+    if "TMPDIR" not in env and all(each.get("name") != "TMPDIR" for each in own):
+        env["TMPDIR"] = RUN_ROOT  # torch needs one to be loaded, and a read-only root file system has none
     made["env"] = [*own, *({"name": name, "value": value} for name, value in env.items()), _pod_name()]
     made["volumeMounts"] = [*made.get("volumeMounts", ()), *_mounts(made, job)]
     resources = copy.deepcopy(made.get("resources") or {})
