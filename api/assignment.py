@@ -106,6 +106,8 @@ def _start(job: Job, run: BegunRun, node: str, settings: Settings, secret: bytes
         token=issue_token(secret, job.id, run.generation),
         frozen_layers=run.frozen_layers,
         checkpoint_step=int(job.progress.checkpoint_steps),
+        checkpoint_interval_s=job.spec.checkpoint.interval_s,
+        checkpoint_keep=job.spec.checkpoint.keep,
         env=job.spec.env,
     )
     places = [place for place in rank_places(run.seats) if place.node == node]

@@ -75,5 +75,7 @@ class Launcher:
             token=issue_token(self._secret, job.id, generation) if self._secret else "",
             frozen_layers=job.freezing.layers,
             checkpoint_step=int(job.progress.checkpoint_steps),
+            checkpoint_interval_s=job.spec.checkpoint.interval_s,
+            checkpoint_keep=job.spec.checkpoint.keep,
             env=job.spec.env,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class Briefing:
     token: str = field(default="", repr=False)
     frozen_layers: int = 0
     checkpoint_step: int = 0
+    checkpoint_interval_s: float = math.inf
+    checkpoint_keep: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -110,6 +113,8 @@ def rank_environment(briefing: Briefing, place: RankPlace, *, inherited: Mapping
         "EBBTIDE_STEPS": str(briefing.steps),
         "EBBTIDE_FROZEN_LAYERS": str(briefing.frozen_layers),
         "EBBTIDE_CHECKPOINT_STEP": str(briefing.checkpoint_step),
+        "EBBTIDE_CHECKPOINT_INTERVAL_S": str(briefing.checkpoint_interval_s),
+        "EBBTIDE_CHECKPOINT_KEEP": str(briefing.checkpoint_keep),
         RUN_ROOT_VARIABLE: briefing.run_root,
     }
     return {**_ONE_THREAD, **passed_on(inherited), **briefing.env, **contract}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ class RankEnvironment:
     steps_total: int = 0
     frozen_layers: int = 0
     checkpoint_step: int = 0
+    checkpoint_interval_s: float = math.inf
+    checkpoint_keep: int = 0
 
     @property
     def has_store(self) -> bool:
@@ -71,6 +74,8 @@ def rank_environment(variables: Mapping[str, str]) -> RankEnvironment:
         steps_total=_count(variables, "EBBTIDE_STEPS", default=0),
         frozen_layers=_count(variables, "EBBTIDE_FROZEN_LAYERS", default=0),
         checkpoint_step=_count(variables, "EBBTIDE_CHECKPOINT_STEP", default=0),
+        checkpoint_interval_s=_seconds(variables, "EBBTIDE_CHECKPOINT_INTERVAL_S"),
+        checkpoint_keep=_count(variables, "EBBTIDE_CHECKPOINT_KEEP", default=0),
     )
 
 
@@ -81,6 +86,18 @@ def _count(variables: Mapping[str, str], name: str, *, default: int, least: int 
     if not text.isascii() or not text.isdigit() or int(text) < least:
         raise ValueError(f"{name} is {text!r}, it must be a whole number of at least {least}")
     return int(text)
+
+
+def _seconds(variables: Mapping[str, str], name: str) -> float:
+    """Infinite where nobody says."""
+    text = variables.get(name) or "inf"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ValueError(f"{name} is {text!r}, it must be a number of seconds above 0")
+    return seconds
 
 
 def _path(variables: Mapping[str, str], name: str) -> Path | None:

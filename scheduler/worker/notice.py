@@ -132,6 +132,22 @@ class TerminationSignal:
         self._told_s = time.monotonic() if self._told_s is None else self._told_s
 
 
+class SaveInterval:
+    """A checkpoint is due whenever the last one is so old: asked for once in each interval, followed or not."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._since_s = time.monotonic()
+
+    def begin(self) -> None:
+        """All that was done is safe now."""
+        self._since_s = time.monotonic()
+
+    def pending(self) -> Notice | None:
+        passed = int((time.monotonic() - self._since_s) / self._interval_s)
+        return Notice(Action.CHECKPOINT, request=f"interval:{self._since_s}:{passed}") if passed else None
+
+
 class NoticeBoard:
     """What all sources say together. A request to checkpoint is followed once, a request to leave stands."""
 

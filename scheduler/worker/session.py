@@ -49,7 +49,15 @@ from scheduler.domain.replan import LoadTraffic, ReplanPhase
 from scheduler.worker.agreement import agree
 from scheduler.worker.environment import RankEnvironment, rank_environment
 from scheduler.worker.memory import is_out_of_memory, peak_bytes
-from scheduler.worker.notice import Action, Notice, NoticeBoard, NoticeFile, NoticeSource, TerminationSignal
+from scheduler.worker.notice import (
+    Action,
+    Notice,
+    NoticeBoard,
+    NoticeFile,
+    NoticeSource,
+    SaveInterval,
+    TerminationSignal,
+)
 from scheduler.worker.phase_watch import PhaseWatch
 from scheduler.worker.progress import Progress, ProgressPoster
 from scheduler.worker.status import StatusFile
@@ -74,6 +82,7 @@ class Session:
         self._termination = TerminationSignal() if environment.run_dir is not None else None
         posts = environment.rank == 0 and bool(environment.url)
         self._poster = ProgressPoster(environment) if posts else None
+        self._interval = SaveInterval(environment.checkpoint_interval_s)
         self._board = NoticeBoard(self._sources())
         self._owns_group = False
         self._frozen_layers = environment.frozen_layers
@@ -111,6 +120,11 @@ class Session:
     def checkpoint_step(self) -> int:
         """The step of the newest checkpoint that this job has told of; 0 where it has told of none."""
         return self._environment.checkpoint_step
+
+    @property
+    def checkpoint_keep(self) -> int:
+        """So many complete checkpoints are to be kept; 0 where the executor does not say."""
+        return self._environment.checkpoint_keep
 
     @property
     def rank(self) -> int:
@@ -165,6 +179,7 @@ class Session:
         """The state after `step` steps is in place (0: a new start), read from a complete checkpoint if not 0.
         `traffic`: what this rank read of it, where that was counted."""
         self._watch.end(ReplanPhase.LOAD if self._watch.has(ReplanPhase.START) else ReplanPhase.START)
+        self._interval.begin()
         self._say(phase=RankPhase.RUNNING, step=step, checkpoint_step=step or None, traffic=traffic)
         self._tell()
 
@@ -212,11 +227,13 @@ class Session:
         yield
         if self._watch.has(ReplanPhase.NOTICE):
             self._watch.end(ReplanPhase.SAVE)
+        self._interval.begin()
         self._say(phase=RankPhase.RUNNING, checkpoint_step=step)
         self._tell()
 
     def saved(self, step: int) -> None:
         """The checkpoint of `step` is complete, written in the background while the training went on."""
+        self._interval.begin()
         self._file.update(checkpoint_step=step)
         self._tell()
 
@@ -259,7 +276,8 @@ class Session:
             self._termination.close()
 
     def _sources(self) -> list[NoticeSource]:
-        sources: list[NoticeSource] = []
+        # One clock for all: what rank 0 hears, all ranks agree on.
+        sources: list[NoticeSource] = [self._interval] if self.rank == 0 else []
         if self._environment.run_dir is not None:
             sources.append(NoticeFile(self._environment.run_dir / "notice.json"))
         if self._termination is not None:

@@ -48,9 +48,12 @@ def _arguments() -> argparse.Namespace:
         help="how the learning rate follows a changed global batch (default: such a change is refused)",
     )
     parser.add_argument(
-        "--checkpoint-every", type=_count, default=0, help="steps between checkpoints (default: at the end)"
+        "--checkpoint-every",
+        type=_count,
+        default=0,
+        help="steps between checkpoints, beside the job's interval",
     )
-    parser.add_argument("--keep", type=_some, default=2, help="complete checkpoints to keep")
+    parser.add_argument("--keep", type=_some, default=0, help="complete checkpoints to keep (default: the job's)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data order")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"], help="precision")
     parser.add_argument("--learning-rate", type=float, default=1e-3)

@@ -33,20 +33,22 @@ from scheduler.worker.state import Trained, set_state, state, whole_state_digest
 logger = logging.getLogger(__name__)
 
 _DEFAULT_GLOBAL_BATCH = 12
+_DEFAULT_KEEP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """Zeros mean: `steps` the job's, `global_batch` the plan's, `checkpoint_every` only at the end. `freeze` holds
-    pairs (step, blocks): from that step on so many blocks at the front no longer learn. With `ledger_digests` the
-    ledger holds a digest of the whole state at each save and load too, for which each rank needs room for it."""
+    """Zeros mean: `steps` and `keep` the job's, `global_batch` the plan's, `checkpoint_every` as often as the job's
+    interval says. `freeze` holds pairs (step, blocks): from that step on so many blocks at the front no longer learn.
+    With `ledger_digests` the ledger holds a digest of the whole state at each save and load too, for which each rank
+    needs room for it."""
 
     model: str = "tiny-gpt"
     steps: int = 0
     global_batch: int = 0
     batch_rule: BatchRule = BatchRule.KEEP
     checkpoint_every: int = 0
-    keep: int = 2
+    keep: int = 0
     seed: int = 0
     dtype: str = "float32"
     learning_rate: float = 1e-3
@@ -82,14 +84,17 @@ def train(session: Session, settings: TrainerSettings) -> None:
     planned = layout(_plan(session, settings), world_size=session.world_size, blocks=blocks)
     torch.set_num_threads(1)
     session.init_process_group()
-    trainer = Trainer(session, replace(settings, steps=steps), planned)
+    keep = settings.keep or session.checkpoint_keep or _DEFAULT_KEEP
+    trainer = Trainer(session, replace(settings, steps=steps, keep=keep), planned)
     trainer.resume()
     while trainer.position.step < steps:
-        if notice := session.notice():
+        notice = session.notice()
+        if notice is not None and notice.leaves:
             trainer.save()
-            if notice.leaves:
-                session.leave()
-                return
+            session.leave()
+            return
+        if notice is not None:
+            trainer.begin_save()
         trainer.one_step()
         if settings.checkpoint_every and trainer.position.step % settings.checkpoint_every == 0:
             trainer.begin_save()

@@ -23,6 +23,8 @@ BRIEFING = Briefing(
     token="ebt_secret",
     frozen_layers=9,
     checkpoint_step=120,
+    checkpoint_interval_s=900.0,
+    checkpoint_keep=2,
     env={"LR": "0.01", "WORLD_SIZE": "99"},
 )
 INHERITED = {
@@ -58,6 +60,8 @@ def test_the_environment_of_a_rank_is_this() -> None:
         "EBBTIDE_STEPS": "200",
         "EBBTIDE_FROZEN_LAYERS": "9",
         "EBBTIDE_CHECKPOINT_STEP": "120",
+        "EBBTIDE_CHECKPOINT_INTERVAL_S": "900.0",
+        "EBBTIDE_CHECKPOINT_KEEP": "2",
         "EBBTIDE_RUN_ROOT": "/var/ebbtide/run",
     }
 

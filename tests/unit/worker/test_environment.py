@@ -30,6 +30,8 @@ def test_every_variable_of_the_contract_is_read() -> None:
             "EBBTIDE_STEPS": "300",
             "EBBTIDE_FROZEN_LAYERS": "7",
             "EBBTIDE_CHECKPOINT_STEP": "120",
+            "EBBTIDE_CHECKPOINT_INTERVAL_S": "900.0",
+            "EBBTIDE_CHECKPOINT_KEEP": "3",
         }
     )
     assert environment == RankEnvironment(
@@ -50,6 +52,8 @@ def test_every_variable_of_the_contract_is_read() -> None:
         steps_total=300,
         frozen_layers=7,
         checkpoint_step=120,
+        checkpoint_interval_s=900.0,
+        checkpoint_keep=3,
     )
 
 
@@ -66,6 +70,11 @@ def test_the_token_never_shows_in_a_log() -> None:
         ({"WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT must name the rendezvous store"),
         ({"MASTER_ADDR": "localhost"}, "MASTER_PORT is 0"),
         ({"EBBTIDE_STEPS": "-3"}, "EBBTIDE_STEPS is '-3'"),
+        (
+            {"EBBTIDE_CHECKPOINT_INTERVAL_S": "0"},
+            "EBBTIDE_CHECKPOINT_INTERVAL_S is '0', it must be",
+        ),
+        ({"EBBTIDE_CHECKPOINT_INTERVAL_S": "soon"}, "EBBTIDE_CHECKPOINT_INTERVAL_S is 'soon'"),
         ({"EBBTIDE_URL": "file:///etc"}, "EBBTIDE_URL is 'file:///etc', it must start with http"),
     ],
 )

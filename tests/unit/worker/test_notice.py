@@ -12,6 +12,7 @@ from scheduler.worker.notice import (
     Notice,
     NoticeBoard,
     NoticeFile,
+    SaveInterval,
     TerminationSignal,
     most_urgent,
     notice_from_json,
@@ -167,3 +168,24 @@ def test_sigterm_means_leave_and_the_former_handler_comes_back() -> None:
     finally:
         termination.close()
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_checkpoint_is_asked_for_once_in_each_interval_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    interval = SaveInterval(10.0)
+    board = NoticeBoard([interval])
+
+    def asked(at_s: float) -> bool:
+        now_s[0] = at_s
+        found = board.due(step=1)
+        board.settle(step=1)
+        return found is not None
+
+    assert [asked(at_s) for at_s in (109.9, 110.0, 115.0, 120.0, 121.0)] == [False, True, False, True, False]
+    interval.begin()
+    assert [asked(at_s) for at_s in (130.9, 131.0)] == [False, True]
+
+
+def test_nobody_who_names_no_interval_is_asked() -> None:
+    assert SaveInterval(float("inf")).pending() is None

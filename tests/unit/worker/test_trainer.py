@@ -79,6 +79,12 @@ def test_regular_checkpoints_are_made_and_the_last_ones_kept(tmp_path: Path) -> 
     assert checkpoint_steps(tmp_path / "checkpoints") == [4, 3, 2]
 
 
+def test_checkpoints_are_made_and_kept_as_the_job_says(tmp_path: Path) -> None:
+    often = replace(_environment(tmp_path), checkpoint_interval_s=1e-6, checkpoint_keep=3)
+    _train(often)
+    assert checkpoint_steps(tmp_path / "checkpoints") == [4, 3, 2]
+
+
 def test_the_batch_of_the_plan_is_the_default_and_another_one_must_fit_its_micro_batches(tmp_path: Path) -> None:
     plan = replace(data_plan(replicas=1, global_batch=3), micro_batches=2)
     path = tmp_path / "plan.json"
