@@ -12,17 +12,18 @@ from functools import partial
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.k8s.api_error import ApiError
+from scheduler.k8s.claims import claim_fault
 from scheduler.k8s.client import Cluster
 from scheduler.k8s.cluster_mirrors import ClusterMirrors
 from scheduler.k8s.cluster_view import ClusterView
 from scheduler.k8s.effects import Effect
 from scheduler.k8s.gangs import Gang
-from scheduler.k8s.kinds import CONFIG_MAP, POD, SECRET, SERVICE
+from scheduler.k8s.kinds import CLAIM, CONFIG_MAP, POD, SECRET, SERVICE
 from scheduler.k8s.manifests import JobSite, agent_pod, objects_name, plan_map, service, token_secret
 from scheduler.k8s.objects import Object, name_of, uid_of
 from scheduler.k8s.pod_changes import NewPod, OldPod
 from scheduler.k8s.pod_facts import PodFacts
-from scheduler.k8s.refusals import Refusals
+from scheduler.k8s.refusals import Refusal, Refusals, refusal_of
 from scheduler.k8s.resources.elastic_job import job_of
 from scheduler.k8s.resources.metadata import metadata
 
@@ -110,12 +111,24 @@ class JobObjects:
         )
 
     def _provide_unless_refused(self, job: Job, missing: Sequence[NewPod], site: JobSite, view: ClusterView) -> None:
+        generation = job.allocation.generation
         try:
-            self._provide(job, missing, site, view)
+            fault = self._claim_fault(job, site) if missing else ""
+            if not fault:
+                self._provide(job, missing, site, view)
         except ApiError as error:
-            self.refusals.note(job, error)
+            self.refusals.note(job, refusal_of(generation, error))
             raise
-        self.refusals.clear(job)
+        if fault:
+            logger.warning("%s generation %d: %s", job.id, generation, fault)
+        self.refusals.note(job, Refusal(generation, fault, is_final=False, is_fault=True) if fault else None)
+
+    def _claim_fault(self, job: Job, site: JobSite) -> str:
+        volume = job.spec.checkpoint.volume
+        if volume is None:
+            return ""
+        claim = self._cluster.find(CLAIM, volume.claim, site.namespace)
+        return claim_fault(claim, f"{site.namespace}/{volume.claim}", max_gpus=job.spec.max_gpus)
 
     def _provide(self, job: Job, missing: Sequence[NewPod], site: JobSite, view: ClusterView) -> None:
         """In the order in which they are needed; the plan first, because `sweep` finds the rest by it."""

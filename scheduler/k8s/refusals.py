@@ -11,7 +11,7 @@ from scheduler.domain.job import Job
 from scheduler.k8s.api_error import ApiError
 from scheduler.k8s.pace import backoff_s
 
-_NOT_THE_JOBS = ("exceeded quota", "cannot create resource", "cannot patch resource")
+_NOT_THE_JOBS = ("exceeded quota", "cannot create resource", "cannot get resource", "cannot patch resource")
 """How the API server says that a namespace is full, or that the operator lacks a right. It has no codes for either."""
 
 PAUSE_BASE_S, PAUSE_CAP_S = 2.0, 30.0
@@ -49,21 +49,16 @@ class Refusals:
         self._lock = threading.Lock()
         self._known: dict[str, Refusal] = {}
 
-    def note(self, job: Job, error: ApiError) -> None:
-        refusal = refusal_of(job.allocation.generation, error)
-        if refusal is None:
-            self.clear(job)
-            return
+    def note(self, job: Job, refusal: Refusal | None) -> None:
+        """What became of asking for the job's objects; None where they were taken, or may be the next time."""
         before = self.of(job)
-        times = 1 if before is None else before.times + 1
-        until_s = self._monotonic_s() + backoff_s(times, base_s=PAUSE_BASE_S, cap_s=PAUSE_CAP_S, rng=self._rng)
         with self._lock:
+            if refusal is None:
+                self._known.pop(job.id, None)
+                return
+            times = 1 if before is None else before.times + 1
+            until_s = self._monotonic_s() + backoff_s(times, base_s=PAUSE_BASE_S, cap_s=PAUSE_CAP_S, rng=self._rng)
             self._known[job.id] = replace(refusal, times=times, until_s=until_s)
-
-    def clear(self, job: Job) -> None:
-        """Its objects were taken."""
-        with self._lock:
-            self._known.pop(job.id, None)
 
     def of(self, job: Job) -> Refusal | None:
         """What was refused of the present generation."""

@@ -24,6 +24,7 @@ from scheduler.k8s.event_log import EventLog, record, subjects
 from scheduler.k8s.intake import Resources
 from scheduler.k8s.kinds import (
     AUTOSCALER,
+    CLAIM,
     CONFIG_MAP,
     DEPLOYMENT,
     ELASTIC_JOB,
@@ -225,6 +226,12 @@ def test_demand_can_be_read_of_deployments_and_autoscalers(operator: Cluster) ->
     for kind in (DEPLOYMENT, AUTOSCALER):
         since = operator.list(kind).resource_version
         operator.watch(kind, since=since, timeout_s=1.0).close()
+
+
+def test_claims_are_looked_at_one_by_one_and_never_changed(operator: Cluster, namespace: str) -> None:
+    assert operator.find(CLAIM, "any", namespace) is None
+    assert is_forbidden(lambda: operator.list(CLAIM, namespace=namespace))
+    assert is_forbidden(lambda: operator.delete(CLAIM, "any", namespace))
 
 
 ROLE_OF_ALL = {"metadata": {"name": "all"}, "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}

@@ -6,12 +6,24 @@ from typing import Any
 
 from scheduler.domain.command import Command, SubmitJob
 from scheduler.domain.job import CheckpointSpec, CheckpointVolume, JobSpec
+from scheduler.k8s.kinds import CLAIM
 from scheduler.k8s.objects import Object
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
 COMMAND = ["python", "train.py"]
-CLAIM = {"persistentVolumeClaim": {"claimName": "shared"}}
+VOLUME = {"persistentVolumeClaim": {"claimName": "shared"}}
+
+
+def add_claim(operated: Operated, *, phase: str = "Bound") -> None:
+    """The claim `shared`, and what a provisioner would have made of it."""
+    wants = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Ti"}}}
+    operated.cluster.create(CLAIM, {"metadata": {"name": "shared", "namespace": operated.namespace}, "spec": wants})
+    bind(operated, phase)
+
+
+def bind(operated: Operated, phase: str = "Bound") -> None:
+    operated.cluster.patch_status(CLAIM, "shared", operated.namespace, change={"status": {"phase": phase}})
 
 
 def mounted(pod: Object, path: str) -> tuple[str, str]:
@@ -28,8 +40,9 @@ def told(operated: Operated, name: str) -> tuple[str, str]:
 
 def test_all_pods_of_a_job_mount_its_claim_in_a_folder_of_its_own(operated: Operated) -> None:
     operated.add_nodes(2)
+    add_claim(operated)
     operated.start_operator()
-    spec: dict[str, Any] = {"gpus": {"min": 12, "max": 12}, "command": COMMAND, "checkpoint": {"volume": CLAIM}}
+    spec: dict[str, Any] = {"gpus": {"min": 12, "max": 12}, "command": COMMAND, "checkpoint": {"volume": VOLUME}}
     operated.apply_job("llama", spec)
     operated.until_phase("llama", "Running")
     job_id = operated.job("llama")["status"]["jobId"]
@@ -39,13 +52,14 @@ def test_all_pods_of_a_job_mount_its_claim_in_a_folder_of_its_own(operated: Oper
 
 def test_a_job_from_http_says_its_volume_in_its_resource(operated: Operated) -> None:
     operated.add_nodes(1)
+    add_claim(operated)
     operated.start_operator()
     checkpoint = CheckpointSpec("/saved", volume=CheckpointVolume("shared", "runs/hello"))
     spec = JobSpec("hello", 4, 4, steps=10**9, command=tuple(COMMAND), checkpoint=checkpoint)
     operated.store.send(Command("from-http", 0.0, SubmitJob("hello-k3f9q1", spec)))
     eventually(lambda: operated.find("hello-k3f9q1"), what="it has an ElasticJob")
     operated.until_phase("hello-k3f9q1", "Running")
-    assert operated.job("hello-k3f9q1")["spec"]["checkpoint"]["volume"] == {**CLAIM, "subPath": "runs/hello"}
+    assert operated.job("hello-k3f9q1")["spec"]["checkpoint"]["volume"] == {**VOLUME, "subPath": "runs/hello"}
     (pod,) = operated.pods()
     assert mounted(pod, "/saved") == ("shared", "runs/hello")
 
@@ -56,3 +70,19 @@ def test_a_job_that_would_lose_its_work_with_a_pod_is_told_so(operated: Operated
     operated.submit("llama", 4, 8)
     operated.until_phase("llama", "Running")
     assert told(operated, "llama") == ("False", "InPodsOnly")
+
+
+def test_no_pod_is_made_before_its_claim_can_be_mounted(operated: Operated) -> None:
+    operated.add_nodes(1)
+    operated.start_operator()
+    spec = {"gpus": {"min": 4, "max": 4}, "steps": 10**9, "command": COMMAND, "checkpoint": {"volume": VOLUME}}
+    operated.apply_job("llama", spec)
+    operated.until_phase("llama", "Starting")
+    operated.submit("sound", 4, 4)
+    operated.until_phase("sound", "Running")
+    add_claim(operated, phase="Pending")
+    operated.submit("later", 1, 1)
+    eventually(lambda: operated.phase("later") == "Queued", what="rounds went by")
+    assert all("llama" not in pod["metadata"]["name"] for pod in operated.pods())
+    bind(operated)
+    operated.until_phase("llama", "Running")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import RunPhase
 from scheduler.k8s.api_error import ApiError
+from scheduler.k8s.claims import claim_fault
 from scheduler.k8s.pod_runs import HOPE_S, with_pods
 from scheduler.k8s.refusals import Refusals, refusal_of
 from tests.builders import a_job
@@ -51,12 +53,38 @@ def test_a_wrong_job_fails_and_one_whose_surroundings_are_wrong_waits(
 def test_a_refusal_is_of_one_generation_until_the_job_is_gone() -> None:
     known, job = Refusals(lambda: 0.0), a_job("a", 1, state=JobState.STARTING, on={"t0": (0,)})
     later = replace(job, allocation=replace(job.allocation, generation=job.allocation.generation + 1))
-    known.note(job, INVALID)
+    known.note(job, refusal_of(job.allocation.generation, INVALID))
     known.keep({"a"})
     assert known.of(job) is not None
     assert known.of(later) is None
-    known.clear(job)
+    known.note(job, None)
     assert known.of(job) is None
-    known.note(job, INVALID)
+    known.note(job, refusal_of(job.allocation.generation, INVALID))
     known.keep(())
     assert known.of(job) is None
+
+
+def a_claim(phase: str = "Bound", *modes: str, **meta: str) -> dict[str, Any]:
+    return {"metadata": meta, "spec": {"accessModes": list(modes)}, "status": {"phase": phase}}
+
+
+@pytest.mark.parametrize(
+    ("claim", "max_gpus", "words"),
+    [
+        (a_claim("Bound", "ReadWriteMany"), 2, ""),
+        (a_claim("Bound", "ReadWriteOnce"), 1, ""),
+        (None, 1, "checkpoint.volume: claim team/shared does not exist"),
+        (a_claim("Pending", "ReadWriteMany"), 1, "is Pending; allowed: Bound"),
+        (a_claim("Bound", "ReadWriteMany", deletionTimestamp="now"), 1, "is being deleted"),
+        (
+            a_claim("Bound", "ReadWriteOnce"),
+            2,
+            "has ReadWriteOnce; allowed for up to 2 GPUs",
+        ),
+        (a_claim("Bound", "ReadOnlyMany"), 1, "has ReadOnlyMany; allowed"),
+    ],
+)
+def test_a_claim_that_not_all_nodes_can_mount_is_named(claim: dict[str, Any] | None, max_gpus: int, words: str) -> None:
+    found = claim_fault(claim, "team/shared", max_gpus=max_gpus)
+    assert bool(found) == bool(words)
+    assert words in found
