@@ -131,6 +131,37 @@ def test_of_two_pools_that_select_a_node_the_older_keeps_it(operated: Operated) 
     assert operated.phase("llama") == "Running"
 
 
+def test_a_pool_that_is_nonsense_is_told_and_stops_nobody(operated: Operated) -> None:
+    """The schema is torn open, as somebody might who edits a definition by hand."""
+    operated.add_nodes(1)
+    operator = operated.start_operator()
+    operated.tear_open("Pool")
+    try:
+        spec = {"kind": "idle", "nodeSelector": 7, "demand": []}
+        eventually(lambda: _can_make_pool(operated, "nonsense", spec), what="the torn schema is in use")
+        eventually(lambda: pool_condition(operated, "nonsense", "Accepted")[0] == "False", what="it is refused")
+        _, reason, message = pool_condition(operated, "nonsense", "Accepted")
+        assert reason == "Refused"
+        assert all(words in message for words in ('kind: got "idle"; allowed:', "nodeSelector: got 7", "demand: got"))
+        operated.submit("llama", 8, 8)
+        operated.until_phase("llama", "Running")
+        assert operator.poll() is None
+        operated.cluster.delete(POOL, "nonsense")
+        eventually(lambda: operated.cluster.find(POOL, "nonsense") is None, what="it is gone")
+    finally:
+        operated.restore("Pool")
+
+
+def _can_make_pool(operated: Operated, name: str, spec: dict[str, Any]) -> bool:
+    try:
+        operated.cluster.apply(POOL, {"metadata": {"name": name}, "spec": spec})
+    except ApiError as refused:
+        if refused.is_invalid:
+            return False
+        raise
+    return True
+
+
 def test_a_pool_that_selects_nothing_is_told_with_its_labels_until_a_node_has_them(operated: Operated) -> None:
     operated.start_operator()
     spec = {"kind": "training", "nodeSelector": {"team": "harbour"}, "gpu": "h100-80g"}
