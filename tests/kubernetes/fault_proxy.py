@@ -8,7 +8,7 @@ import select
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -68,8 +68,12 @@ class FaultProxy:
     ) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
         context = self._trust if "Authorization" in headers else self._admin
         upstream = http.client.HTTPSConnection("127.0.0.1", self._plane.api_port, timeout=60, context=context)
-        upstream.request(method, path, body or None, headers)
-        return upstream, upstream.getresponse()
+        try:
+            upstream.request(method, path, body or None, headers)
+            return upstream, upstream.getresponse()
+        except (OSError, http.client.HTTPException):
+            upstream.close()
+            raise
 
 
 def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
@@ -86,9 +90,12 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             headers = {name: self.headers[name] for name in PASSED_ON if name in self.headers}
             try:
                 upstream, answer = proxy.ask(self.command, self.path, body, headers)
+                with closing(upstream):
+                    self._pass_on(answer, fault)
             except (OSError, http.client.HTTPException):
-                self.close_connection = True
-                return
+                self.close_connection = True  # one of the two ends is gone
+
+        def _pass_on(self, answer: http.client.HTTPResponse, fault: Fault) -> None:
             time.sleep(fault.delay_s)
             if fault.swallow:
                 answer.read()
@@ -97,7 +104,6 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 self._stream(answer)
             else:
                 self._answer(answer.status, answer.read(), answer.headers.get("Retry-After"))
-            upstream.close()
 
         def _answer(self, status: int, body: bytes, retry_after: str | None = None) -> None:
             self.send_response(status)
@@ -115,15 +121,12 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             self.close_connection = True
-            try:
-                while chunk := answer.read1(1 << 16):
-                    if proxy.is_mute:
-                        self._be_silent()
-                        return
-                    self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
-                self.wfile.write(b"0\r\n\r\n")
-            except (OSError, http.client.HTTPException):
-                return  # one of the two ends is gone
+            while chunk := answer.read1(1 << 16):
+                if proxy.is_mute:
+                    self._be_silent()
+                    return
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            self.wfile.write(b"0\r\n\r\n")
 
         def _be_silent(self) -> None:
             """Until who asked hangs up."""

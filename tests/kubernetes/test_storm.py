@@ -111,9 +111,8 @@ def test_history_that_is_forgotten_is_listed_anew(stormy: Operated, control_plan
     rng = Random(seed)
     stormy.start_operator()
     submit_all(stormy, JOBS, seed)
-    for _ in range(2):
-        time.sleep(rng.uniform(1.0, 5.0))
-        control_plane.forget_past()
+    time.sleep(rng.uniform(1.0, 8.0))
+    control_plane.forget_past()
     settle(stormy)
 
 
@@ -238,7 +237,7 @@ def test_a_leader_that_was_stopped_for_long_changes_nothing_when_it_wakes(
 
 
 class _Stopped:
-    """Stops the process with its n-th write from now on, which is answered with 503 once the process is woken."""
+    """Stops the process with a change, its n-th write or a later one, which is answered with 503 once it is woken."""
 
     def __init__(self, process: subprocess.Popen[bytes], proxy: FaultProxy, *, after: int) -> None:
         self._caught = threading.Event()
@@ -266,7 +265,8 @@ class _Stopped:
             return FAULTLESS
         self._late.append((time.monotonic(), f"{method} {path}"))
         self._left -= 1
-        if self._left:
+        # Only a change names its object: what is made of one kind has one path, and would look like the same write.
+        if self._left > 0 or method != "PATCH" or self.is_caught():
             return FAULTLESS
         self._process.send_signal(signal.SIGSTOP)
         self._held = f"{method} {path}"
