@@ -51,9 +51,9 @@ def with_pods(
     changes = pod_changes(job, pods, now_s)
     staying = set(changes.gang or ())
     kept = gpus_kept(job, (pod for pod in pods if pod.wanted_node not in staying))
-    seen = tuple(run if run.generation >= generation else _keeping(run, kept) for run in runs)
-    older = [run.generation for run in runs if run.generation < generation]
-    if kept and not older:
+    newest_older = max((run.generation for run in runs if run.generation < generation), default=None)
+    seen = tuple(_keeping(run, kept) if run.generation == newest_older else run for run in runs)
+    if kept and newest_older is None:
         oldest = min((pod.generation for pod in pods if pod.holds_gpus), default=0)
         seen = (Run(job.id, min(oldest, generation - 1), RunPhase.LEAVING, kept), *seen)
     if job.allocation.target and all(run.generation != generation for run in runs):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scheduler.k8s.client import Cluster
+from scheduler.k8s.kinds import EVENT
 from scheduler.k8s.objects import name_of, uid_of
+from tests.e2e.training_play import losses
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
-from tests.kubernetes.trained import Trained
+from tests.kubernetes.trained import Trained, trainer
 from tests.kubernetes.waiting import eventually
 
+STEPS = 120
 NAME = f"gpt{'-2' * 24}x"
 """As long as a name may be."""
 
@@ -33,9 +39,16 @@ def trained(
     made.close()
 
 
+def reference(ledger: Path) -> dict[int, float]:
+    """The losses of the same training, uninterrupted and on one GPU."""
+    command = [sys.executable, *trainer(ledger, steps=STEPS)[1:]]
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=240, capture_output=True)
+    return losses(ledger)
+
+
 def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(trained: Trained) -> None:
     trained.add_nodes(2, gpus=1)
-    trained.train(NAME, most=1, steps=120, checkpoint_every=50, step_s=0.1)
+    trained.train(NAME, most=1, steps=STEPS, checkpoint_every=50, step_s=0.1)
     (first,) = trained.until_it_runs_on(NAME, 1)
     trained.scale(NAME, 2)
     assert uid_of(first) in {uid_of(pod) for pod in trained.until_it_runs_on(NAME, 2)}
@@ -43,12 +56,15 @@ def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(t
     trained.scale(NAME, 1)
     trained.until_it_runs_on(NAME, 1)
     trained.until_phase(NAME, "Succeeded")
-    assert trained.job(NAME)["status"]["progress"]["step"] == 120
+    assert trained.job(NAME)["status"]["progress"]["step"] == STEPS
     eventually(lambda: not trained.objects(), what="its objects are gone")
     assert set(trained.containers.exit_codes().values()) == {0}
     assert trained.containers.left() == []
-    assert sorted(trained.losses()) == list(range(1, 121))
-    assert trained.steps_made() == 120, "no step was lost"
+    assert trained.steps_made() == STEPS, "no step was lost"
+    found, alone = trained.losses(), reference(trained.folder / "alone")
+    assert found.keys() == alone.keys()
+    assert max(abs(found[step] - alone[step]) for step in found) <= 1e-5, "it learned as if it had never been moved"
+    assert not [event for event in trained.cluster.list(EVENT).items if event["reason"] == "Breach"]
     told = trained.containers.logs()[name_of(first)]
     assert "generation 1 starts ranks 0 of 1" in told
     assert "rank 0 | " in told, "kubectl logs shows what ranks print"
@@ -57,7 +73,7 @@ def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(t
 def test_a_recalled_node_is_given_back_and_a_killed_agent_costs_work_since_a_checkpoint(trained: Trained) -> None:
     trained.add_nodes(1, gpus=1)
     trained.add_inference(2, replicas=0, gpus=1)
-    trained.train(NAME, most=2, steps=150, checkpoint_every=10, step_s=0.1, says_length=False)
+    trained.train(NAME, most=2, steps=STEPS, checkpoint_every=10, step_s=0.1, says_length=False)
     trained.until_it_runs_on(NAME, 2)
     assert len(trained.lent_nodes()) == 1
     trained.scale_inference(2)
@@ -68,7 +84,8 @@ def test_a_recalled_node_is_given_back_and_a_killed_agent_costs_work_since_a_che
 
     trained.containers.of(pod).process.send_signal(signal.SIGKILL)
     trained.until_phase(NAME, "Succeeded")
-    assert sorted(trained.losses()) == list(range(1, 151))
-    assert trained.steps_made() <= 150 + 10, "no more than since the last checkpoint"
+    assert sorted(trained.losses()) == list(range(1, STEPS + 1))
+    assert sorted(set(trained.containers.exit_codes().values()), key=str) == [-signal.SIGKILL, 0]
+    assert trained.steps_made() <= STEPS + 10, "no more than since the last checkpoint"
     eventually(lambda: not trained.objects(), what="its objects are gone")
     assert trained.containers.left() == []

@@ -90,7 +90,9 @@ class Trained(Operated):
         """The pods, once the job runs on so many nodes, and nowhere else any more, and goes on learning."""
 
         def runs() -> bool:
-            return self.phase(name) == "Running" and self.held(name) == nodes == len(self.pods())
+            status = self.job(name).get("status", {})
+            told = status.get("phase"), status.get("allocation", {}).get("gpus")
+            return told == ("Running", nodes) and len(self.pods()) == nodes
 
         eventually(runs, what=f"{name} runs on {nodes} nodes\n{self.told()}")
         made = max(self.losses(), default=0)

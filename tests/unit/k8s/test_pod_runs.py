@@ -66,6 +66,14 @@ def test_a_pod_that_has_to_go_keeps_its_gpus_until_it_is_gone() -> None:
     assert with_pods(job, (left,), [coming], NOW_S)[0] == left
 
 
+def test_one_generation_alone_keeps_the_gpus_of_a_pod_that_has_to_go() -> None:
+    job = starting({"t0": (0,)}, generation=3, releasing={"t1": (0,)})
+    left, leaves = Run("a", 1, RunPhase.LEFT), Run("a", 2, RunPhase.LEAVING, {"t0": (0,), "t1": (0,)})
+    pods = [pod("t0", 1, phase="Running"), pod("t1", 1, generation=2, phase="Running")]
+    told = with_pods(job, (left, leaves), pods, NOW_S)
+    assert told == (left, leaves, Run("a", 3, RunPhase.STARTING))
+
+
 def test_gpus_of_a_generation_that_never_began_are_kept_by_its_pods_too() -> None:
     job = replace(starting({}, generation=2, releasing={"t0": (0, 1)}), state=JobState.PREEMPTED)
     (run,) = with_pods(job, (), [pod("t0", 2)], NOW_S)
