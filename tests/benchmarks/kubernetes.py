@@ -178,7 +178,9 @@ def _rest_rows(
     plane: ControlPlane, cluster: Cluster, kubelet: FakeKubelet, folder: Path, namespace: str
 ) -> Iterator[Row]:
     """An operator takes over what runs, and then nothing happens."""
-    operated = Operated(plane, cluster, kubelet, namespace, folder, database="site.sqlite", has_agents=False)
+    operated = Operated(
+        plane, cluster, kubelet, namespace, folder, url=f"sqlite:///{folder}/site.sqlite", has_agents=False
+    )
     operator = operated.start_operator()
     eventually(
         lambda: len(cluster.list(ELASTIC_JOB).items) == SMALL_JOBS + GANGS, what="all are told of", timeout_s=300.0

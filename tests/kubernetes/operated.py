@@ -52,11 +52,11 @@ class Operated:
         namespace: str,
         folder: Path,
         *,
-        database: str = "operator.sqlite",
+        url: str = "",
         has_agents: bool = True,
     ) -> None:
         self.cluster, self.kubelet, self.namespace, self.folder = cluster, kubelet, namespace, folder
-        self.url = f"sqlite:///{folder}/{database}"
+        self.url = url or f"sqlite:///{folder}/operator.sqlite"
         migrate(self.url)
         self.store = SqlStore(self.url)
         self.agents = FakeAgents(kubelet, self.store.run_log)

@@ -1,0 +1,67 @@
+"""Two operators on a PostgreSQL server that is killed and comes back: what the chart installs by default."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.k8s.client import Cluster
+from scheduler.k8s.kinds import ELASTIC_JOB
+from scheduler.k8s.objects import uid_of
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.operated import Operated
+from tests.kubernetes.waiting import eventually
+from tests.postgres_server import PostgresServer
+
+GONE = "the database does not answer"
+
+
+@pytest.fixture
+def mortal() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def operated(
+    control_plane: ControlPlane,
+    definitions: None,
+    cluster: Cluster,
+    kubelet: FakeKubelet,
+    namespace: str,
+    tmp_path: Path,
+    mortal: PostgresServer,
+) -> Iterator[Operated]:
+    made = Operated(control_plane, cluster, kubelet, namespace, tmp_path, url=mortal.new_database())
+    yield made
+    made.close()
+    assert all(gpus <= 8 for gpus in made.most_held.values()), f"booked twice: {made.most_held}"
+
+
+def test_jobs_outlive_their_database_and_their_leader(operated: Operated, mortal: PostgresServer) -> None:
+    operated.add_nodes(2)
+    both = [operated.start_operator(), operated.start_operator()]
+    operated.submit("llama", 8, 8)
+    operated.until_phase("llama", "Running")
+    (before,) = operated.pods()
+
+    mortal.kill()
+    operated.submit("later", 8, 8)
+    eventually(lambda: any(GONE in operated.log_of(each) for each in both), what="who leads says so")
+    mortal.start()
+    operated.until_phase("later", "Running")
+    assert [each.poll() for each in both] == [None, None]
+
+    leader = operated.leader()
+    leader.send_signal(signal.SIGKILL)
+    leader.wait()
+    operated.cluster.patch(ELASTIC_JOB, "later", operated.namespace, change={"spec": {"suspend": True}})
+    operated.submit("last", 8, 8)
+    operated.until_phase("last", "Running")
+    assert uid_of(before) in {uid_of(pod) for pod in operated.pods()}, "llama heard nothing of all that"
