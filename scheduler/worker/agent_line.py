@@ -32,9 +32,9 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`generation` is that of the report which it answers: its notice and its kill are for those ranks alone."""
+    """`report` is the one that it answers: its notice and its kill are for the ranks of that alone."""
 
-    generation: int
+    report: Report
     document: Mapping[str, Any]
 
 
@@ -118,7 +118,7 @@ class AgentLine:
         self._failures = 0
         with self._changed:
             self._heard = report
-            self._reply = Reply(int(report["generation"]), document)
+            self._reply = Reply(report, document)
             self._changed.notify_all()
         with contextlib.suppress(OSError):
             os.write(self._wake_fd, b"r")

@@ -117,11 +117,14 @@ class PodAgent:
         """From when its ranks can be started warm on: whatever begins then, begins at once."""
         if self._inner.is_loading:
             return
-        base: dict[str, Any] = {"pod": self._environment.pod, "generation": 0}
         standing = None if self._run is None else self._run.standing
         urgent = standing != self._told
         self._told = standing
-        self._line.tell(base if self._run is None else base | self._run.report(), urgent=urgent)
+        self._line.tell(self._statement(), urgent=urgent)
+
+    def _statement(self) -> dict[str, Any]:
+        base: dict[str, Any] = {"pod": self._environment.pod, "generation": 0}
+        return base if self._run is None else base | self._run.report()
 
     def _follow(self, reply: Reply) -> None:
         """Do what the control plane says. A malformed reply is logged, and the ranks go on."""
@@ -132,14 +135,15 @@ class PodAgent:
                     self._leave(within_s=_DONE_GRACE_S, code=self._exit_code)
             elif self._run is not None and not self._run.is_over:
                 self._steer(self._run, reply)
-            elif self._exit_code is None:
+            elif self._exit_code is None and reply.report == self._statement():
+                # How the last generation ended was heard. Its report gives way to the next one's.
                 self._start(reply)
         except (KeyError, TypeError, ValueError, OSError):
             logger.exception("the reply is not understood")
 
     def _steer(self, run: NodeRun, reply: Reply) -> None:
         document = reply.document
-        if reply.generation == run.generation:
+        if reply.report["generation"] == run.generation:
             if document["kill"]:
                 logger.warning("generation %d: %s", run.generation, document["kill"])
                 run.kill()

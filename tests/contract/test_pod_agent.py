@@ -56,6 +56,8 @@ def test_a_newer_generation_waits_until_the_older_one_has_left(pod: Pod) -> None
     pod.order(SEES_NOTHING_OF_THE_FIRST, generation=2, ranks=1)
     pod.wait(lambda: pod.codes(2) not in ([], [None]))
     assert pod.codes(2) == [0], pod.desk.report["ranks"][0]["tail"]
+    old = [report for report in pod.desk.reports if report["generation"] == 1][-1]
+    assert [rank["exit_code"] for rank in old["ranks"]] == [0, 0], "its end was told before"
 
 
 def test_a_notice_that_could_not_be_written_is_written_once_it_can_be(pod: Pod) -> None:
