@@ -41,11 +41,13 @@ ENDED_LOANS = 1000
 
 @dataclass(frozen=True, slots=True)
 class OperatorPace:
-    """`poll_s` between two looks for something to do, `round_s` at most between two rounds of reading and writing
-    resources while nothing is heard. Who leads and cannot reach the database for `outage_s` leaves the Lease to others
-    for as long: it may be this replica alone that cannot."""
+    """`poll_s` between two looks for something to do. Between two rounds of reading and writing resources `round_s` at
+    most, and `calm_s` at least where something is heard: of a thousand pods there is always news. Who leads and cannot
+    reach the database for `outage_s` leaves the Lease to others for as long: it may be this replica alone that cannot.
+    """
 
     poll_s: float = 0.1
+    calm_s: float = 0.5
     round_s: float = 5.0
     outage_s: float = 10.0
 
@@ -86,7 +88,7 @@ class Operator:
         self._pulse = Pulse(self._dead)
         self._waiting: Mapping[str, Reason] = {}
         self._seen = -1
-        self._round_at_s = float("-inf")
+        self._rounded_at_s = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set: lead while elected, wait for it otherwise. Hands over at once when it ends."""
@@ -160,8 +162,8 @@ class Operator:
         """One look: read what resources ask for, tick, write back what is; each only where there may be something."""
         if not self.may_lead:
             return self._controller.step()  # which gives up leading, if it did
-        changes = self._mirrors.changes
-        is_due = changes != self._seen or time.monotonic() >= self._round_at_s
+        changes, since_s = self._mirrors.changes, time.monotonic() - self._rounded_at_s
+        is_due = since_s >= (self._pace.round_s if changes == self._seen else self._pace.calm_s)
         taken, settled = self._take_in() if is_due else (None, frozenset[str]())
         report = self._controller.step()
         if report is not None:
@@ -171,7 +173,7 @@ class Operator:
             return report
         if taken is None:
             taken, settled = self._take_in()
-        self._seen, self._round_at_s = changes, time.monotonic() + self._pace.round_s
+        self._seen, self._rounded_at_s = changes, time.monotonic()
         self._write(taken, settled)
         return report
 
