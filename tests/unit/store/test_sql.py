@@ -235,6 +235,7 @@ def test_a_commit_must_move_on_by_one_generation(store: SqlStore) -> None:
         store.commit(Commit(Snapshot(), skipping, epoch=0))
 
 
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_a_database_that_fails_is_unavailable_and_can_be_asked_again(store: SqlStore, url: str) -> None:
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as other:
         other.execute("ALTER TABLE inbox RENAME TO hidden")
