@@ -56,6 +56,7 @@ class KubernetesExecutor:
         self._effects = effects
         self._desired = Snapshot()
         self._converged_generation = 0
+        self._reported: frozenset[str] = frozenset()
 
     def observe(self) -> Observation:
         """See the protocol. Also writes down how runs have ended, and which have to, so that their agents hear of it.
@@ -101,7 +102,9 @@ class KubernetesExecutor:
         agents, ends = live_agents(view.pods), agent_ends(view.pods)
         log, jobs = self._run_log, self._desired.jobs
         told: dict[str, list[Run]] = {}
-        for seen in reported_runs(log.begun(), log.reports(), agents, jobs, now_s, ends=ends):
+        reports = log.reports()
+        self._reported = frozenset(report.job_id for report in reports)
+        for seen in reported_runs(log.begun(), reports, agents, jobs, now_s, ends=ends):
             run = seen.run
             if seen.doom is not None and seen.doom != seen.begun.doom:
                 log.doom(run.job_id, run.generation, seen.doom, epoch=self._epoch())
@@ -157,12 +160,15 @@ class KubernetesExecutor:
                     logger.info("%s generation %d may start its ranks", job.id, run.generation)
 
     def _forget(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
-        """Drop what the run log has of jobs that are gone, and of generations before one that runs."""
+        """Drop what the run log has of jobs that are gone, whether their ranks ever began or not, and of generations
+        before one that runs."""
         for run in begun:
             job = desired.jobs.get(run.job_id)
             runs = job is not None and job.state is JobState.RUNNING
             if job is None or (runs and run.generation < job.allocation.generation):
                 self._run_log.forget(run.job_id, up_to_generation=run.generation, epoch=self._epoch())
+        for job_id in self._reported - desired.jobs.keys() - {run.job_id for run in begun}:
+            self._run_log.forget(job_id, up_to_generation=0, epoch=self._epoch())
 
 
 def _changes(desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[tuple[Job, PodChanges]]:

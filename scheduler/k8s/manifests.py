@@ -81,9 +81,10 @@ def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:
     meta = template.get("metadata") or {}
     ours = {
         "name": new.name,
-        "labels": {**(meta.get("labels") or {}), **_labels(job.id), NODE_LABEL: new.node},
+        "labels": {**(meta.get("labels") or {}), **_labels(job.id), NODE_LABEL: within(new.node, LABEL_CHARACTERS)},
         "annotations": {
             **(meta.get("annotations") or {}),
+            NODE_LABEL: new.node,
             GPUS_ANNOTATION: str(new.gpus),
             GENERATION_ANNOTATION: str(job.allocation.generation),
         },

@@ -74,7 +74,7 @@ def pod_facts(pod: Mapping[str, Any]) -> PodFacts:
         phase=status.get("phase") or "Pending",
         is_deleting="deletionTimestamp" in meta,
         job_id=labels.get(JOB_LABEL, "") if ours else "",
-        wanted_node=labels.get(NODE_LABEL, "") if ours else "",
+        wanted_node=notes.get(NODE_LABEL, "") if ours else "",
         generation=number_of(notes.get(GENERATION_ANNOTATION)) if ours else 0,
         fault=_fault(first, status),
         exit_code=ended.get("exitCode"),

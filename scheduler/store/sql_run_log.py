@@ -99,7 +99,7 @@ class SqlRunLog:
         begun = self._decoded.get(key) or decode(BegunRun, row.body)
         self._decoded[key] = begun
         if len(self._decoded) > _DECODED_MAX:
-            self._decoded.pop(next(iter(self._decoded)), None)
+            self._decoded = {}  # at once, because several threads may read it now
         doom = None if row.doom is None else decode(Doom, row.doom)
         return replace(begun, doom=doom, end=None if row.ended is None else decode(Run, row.ended))
 

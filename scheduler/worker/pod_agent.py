@@ -172,7 +172,10 @@ class PodAgent:
         self._exit_code = code
         if self._run is not None:
             leave_by_s = min(time.monotonic() + max(0.0, within_s), self._run.leave_by_s)
-            self._run.ask("leave", leave_by_s=leave_by_s)
+            try:
+                self._run.ask("leave", leave_by_s=leave_by_s)
+            except OSError:
+                logger.exception("ranks cannot be told to leave, and are killed at their deadline")
 
     def _look_at(self, run: NodeRun) -> None:
         was_over = run.is_over

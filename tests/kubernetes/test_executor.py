@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.domain.agent_report import AgentReport
 from scheduler.domain.command import CancelJob, ReportDemand, ScaleJob, SubmitJob
 from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job import JobSpec
@@ -74,6 +75,13 @@ def test_a_job_becomes_a_gang_on_the_nodes_of_the_decision(site: Site) -> None:
     assert all(annotations_of(pod)[EPOCH_ANNOTATION] == str(site.epoch) for pod in pods)
     for kind in (SERVICE, CONFIG_MAP, SECRET):
         assert site.cluster.find(kind, "ebbtide-llama-1", site.namespace) is not None
+
+
+def test_what_agents_told_of_a_job_that_never_began_is_forgotten_with_it(site: Site) -> None:
+    site.add_pools(training=1, inference=0)
+    site.store.run_log.report(AgentReport("gone-before", f"{site.namespace}-t0", "pod-1", site.clock.now_s()))
+    site.step()
+    site.until(lambda: not site.store.run_log.reports(), what="its report is gone")
 
 
 def test_a_finished_job_leaves_nothing_behind(site: Site) -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from scheduler.documents.job import read_job
 from scheduler.domain.allocation import Allocation
+from scheduler.k8s.kinds import NODE_LABEL
 from scheduler.k8s.manifests import JobSite, agent_pod, objects_name, service
 from scheduler.k8s.pod_changes import NewPod, pod_changes
+from scheduler.k8s.pod_facts import pod_facts
 from scheduler.k8s.resources.elastic_job import NAME_CHARACTERS
 from tests.builders import a_job
 
@@ -37,6 +39,14 @@ def test_names_that_begin_alike_stay_apart() -> None:
 
 def test_a_name_that_is_short_enough_stays_as_it_is() -> None:
     assert objects_name("llama-k3f9q1") == "ebbtide-llama-k3f9q1"
+
+
+def test_a_node_may_have_a_longer_name_than_a_label_takes() -> None:
+    node = f"gpu-{'x' * 60}.cluster.internal"
+    job = a_job("llama-k3f9q1", 1, 8)
+    pod = agent_pod(job, NewPod(job.id, f"{job.id}-g1-0", node, 8), SITE)
+    assert len(pod["metadata"]["labels"][NODE_LABEL]) <= 63
+    assert pod_facts(pod).wanted_node == node
 
 
 def container_of(**named: Any) -> dict[str, Any]:
