@@ -13,7 +13,7 @@ from scheduler.k8s.intake import Resources
 from scheduler.k8s.kinds import (
     CONFIG_MAP,
     ELASTIC_JOB,
-    GENERATION_ANNOTATION,
+    GENERATION_LABEL,
     JOB_LABEL,
     LOAN,
     MANAGED_BY_LABEL,
@@ -27,7 +27,7 @@ from scheduler.k8s.kinds import (
 )
 from scheduler.k8s.mirror import Mirror
 from scheduler.k8s.node_view import node_view
-from scheduler.k8s.objects import Object, annotations_of, labels_of, lean, number_of
+from scheduler.k8s.objects import Object, labels_of, lean, number_of
 from scheduler.k8s.pod_facts import PodFacts, pod_facts
 from scheduler.k8s.resources.elastic_job import is_managed_by_us, job_id_of
 from scheduler.k8s.resources.metadata import metadata
@@ -168,7 +168,7 @@ def _by_job_id(resources: Iterable[Object]) -> dict[tuple[str, str], Object]:
 
 
 def _plan(item: Object) -> SeenPlan:
-    generation = number_of(annotations_of(item).get(GENERATION_ANNOTATION), otherwise=-1)
+    generation = number_of(labels_of(item).get(GENERATION_LABEL), otherwise=-1)
     return SeenPlan(labels_of(item).get(JOB_LABEL, ""), generation)
 
 

@@ -20,7 +20,7 @@ from scheduler.k8s.kinds import (
     CONFIG_MAP,
     ELASTIC_JOB,
     EPOCH_ANNOTATION,
-    GENERATION_ANNOTATION,
+    GENERATION_LABEL,
     GPU_RESOURCE,
     GPUS_ANNOTATION,
     JOB_LABEL,
@@ -81,12 +81,16 @@ def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:
     meta = template.get("metadata") or {}
     ours = {
         "name": new.name,
-        "labels": {**(meta.get("labels") or {}), **_labels(job.id), NODE_LABEL: within(new.node, LABEL_CHARACTERS)},
+        "labels": {
+            **(meta.get("labels") or {}),
+            **_labels(job.id),
+            NODE_LABEL: within(new.node, LABEL_CHARACTERS),
+            GENERATION_LABEL: str(job.allocation.generation),
+        },
         "annotations": {
             **(meta.get("annotations") or {}),
             NODE_LABEL: new.node,
             GPUS_ANNOTATION: str(new.gpus),
-            GENERATION_ANNOTATION: str(job.allocation.generation),
         },
     }
     return _manifest(POD, site, ours, spec=spec)
@@ -103,7 +107,7 @@ def plan_map(job: Job, site: JobSite) -> Manifest:
     assert job.allocation.plan is not None, "a target comes with its plan"
     data = {"plan.json": json.dumps(plan_to_json(job.allocation.plan), sort_keys=True)}
     named = _named(job.id)
-    named["annotations"] = {GENERATION_ANNOTATION: str(job.allocation.generation)}
+    named["labels"][GENERATION_LABEL] = str(job.allocation.generation)
     return _manifest(CONFIG_MAP, site, named, data=data)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.k8s.kinds import (
-    GENERATION_ANNOTATION,
+    GENERATION_LABEL,
     GPU_RESOURCE,
     JOB_LABEL,
     MANAGED_BY_LABEL,
@@ -75,7 +75,7 @@ def pod_facts(pod: Mapping[str, Any]) -> PodFacts:
         is_deleting="deletionTimestamp" in meta,
         job_id=labels.get(JOB_LABEL, "") if ours else "",
         wanted_node=notes.get(NODE_LABEL, "") if ours else "",
-        generation=number_of(notes.get(GENERATION_ANNOTATION)) if ours else 0,
+        generation=number_of(labels.get(GENERATION_LABEL)) if ours else 0,
         fault=_fault(first, status),
         exit_code=ended.get("exitCode"),
         reason=status.get("reason") or "",

@@ -10,7 +10,7 @@ from scheduler.k8s.client import Listed, connect
 from scheduler.k8s.cluster_mirrors import ClusterMirrors
 from scheduler.k8s.kinds import (
     EPOCH_ANNOTATION,
-    GENERATION_ANNOTATION,
+    GENERATION_LABEL,
     JOB_LABEL,
     MANAGED_BY_LABEL,
     NODE_LABEL,
@@ -19,8 +19,8 @@ from scheduler.k8s.kinds import (
 from scheduler.k8s.objects import Object, uid_of
 from tests.unit.k8s.test_asking import kubeconfig
 
-OURS = {MANAGED_BY_LABEL: "ebbtide", JOB_LABEL: "a", NODE_LABEL: "t0"}
 ENDLESS = "9" * 5000
+OURS = {MANAGED_BY_LABEL: "ebbtide", JOB_LABEL: "a", NODE_LABEL: "t0", GENERATION_LABEL: ENDLESS}
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def an_object(name: str, *, namespace: str = "", notes: dict[str, str] | None = 
 
 def test_numbers_of_thousands_of_digits_stop_nobody(mirrors: ClusterMirrors) -> None:
     """Who may write a pod or a ConfigMap somewhere could end the thread that watches them, and with it the operator."""
-    notes = {GENERATION_ANNOTATION: ENDLESS, EPOCH_ANNOTATION: ENDLESS}
+    notes = {EPOCH_ANNOTATION: ENDLESS}
     pod = an_object("p", namespace="ns", notes=notes, spec={"schedulerName": "ebbtide", "containers": []})
     mirrors.pods.replace(Listed((pod,), "1"))
     mirrors.plans.replace(Listed((an_object("ebbtide-a", namespace="ns", notes=notes),), "1"))
