@@ -19,6 +19,8 @@ from scheduler.store.run_log import RunLog
 
 FRESH_S = 0.5
 HEARTBEAT_S = 10.0
+ALIVE_S = 3 * HEARTBEAT_S
+"""Who has told nothing for so long is not there: a job may have left the node and come back."""
 _TOGETHER_S = 1.0
 
 
@@ -61,13 +63,14 @@ class AgentDesk:
         return runs
 
     def have_reported(self, job_id: str, nodes: Collection[str], now_s: float) -> bool:
-        """Whether an agent of the job has reported from each of these nodes. All agents of a job that grows ask this
-        of all its nodes, time and again: they share the answer."""
+        """Whether an agent of the job has reported from each of these nodes lately. All agents of a job that grows ask
+        this of all its nodes, time and again: they share the answer."""
         wanted = frozenset(nodes)
         with self._lock:
             read_at_s, told, answer = self._reported.get(job_id, (float("-inf"), wanted, False))
         if told != wanted or not _is_fresh(read_at_s, now_s):
-            answer = all(self._run_log.report_of(job_id, node) is not None for node in nodes)
+            found = [self._run_log.report_of(job_id, node) for node in nodes]
+            answer = all(each is not None and _is_fresh(each.at_s, now_s, for_s=ALIVE_S) for each in found)
             with self._lock:
                 self._reported[job_id] = now_s, wanted, answer
         return answer

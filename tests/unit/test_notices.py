@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from api.agent_desk import FRESH_S, AgentDesk
+from api.agent_desk import ALIVE_S, FRESH_S, AgentDesk
 from api.notices import AGENTS_S_MAX, notice_for
 from scheduler.domain.agent_report import AgentReport, BegunRun
 from scheduler.domain.gpus import Gpus
@@ -19,14 +19,16 @@ HELD: Gpus = {"t0": (0, 1)}
 NOW_S = 100.0
 
 
-def told(target: Gpus, *, agents_on: tuple[str, ...] = ("t0",), at_s: float = NOW_S) -> str | None:
+def told(
+    target: Gpus, *, agents_on: tuple[str, ...] = ("t0",), at_s: float = NOW_S, told_s: float = NOW_S
+) -> str | None:
     """The notice to generation 1, which runs on t0, once generation 2 is to run on `target`."""
     job = resized(target)
     log = MemoryRunLog()
     plan = a_job("a", on=HELD).allocation.plan
     assert plan is not None
     log.begin(BegunRun("a", 1, HELD, (("t0", 0), ("t0", 1)), 0.0, {"t0": "p"}, plan), epoch=1)
-    log.report(*(AgentReport("a", node, "p", NOW_S) for node in agents_on))
+    log.report(*(AgentReport("a", node, "p", told_s) for node in agents_on))
     desk = AgentDesk(MemoryStore(Snapshot(jobs={"a": job})), log)
     notice = notice_for(job, 1, at_s, desk)
     return None if notice is None else str(notice["action"])
@@ -41,6 +43,11 @@ def test_a_job_that_grows_goes_on_until_all_its_agents_are_there() -> None:
     grown: Gpus = {**HELD, "t1": (0, 1)}
     assert told(grown) is None
     assert told(grown, agents_on=("t0", "t1")) == "replan"
+
+
+def test_an_agent_that_was_there_once_is_waited_for_as_well() -> None:
+    grown: Gpus = {**HELD, "t1": (0, 1)}
+    assert told(grown, agents_on=("t0", "t1"), told_s=NOW_S - ALIVE_S) is None
 
 
 def test_it_waits_for_half_of_its_time_and_no_longer() -> None:
