@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -54,9 +55,11 @@ class Client:
 
     # jobs
 
-    def submit(self, document: Mapping[str, Any]) -> JsonObject:
-        """Submit a job document (DESIGN section 7) and give the job as the service took it."""
-        return self._connection.object("POST", "/v1/jobs", json=document)
+    def submit(self, document: Mapping[str, Any], *, key: str = "") -> JsonObject:
+        """Submit a job document (DESIGN section 7) and give the job as the service took it. Where an answer is lost it
+        is asked again, which makes no second job. `key`: by default one of this call alone; a job that another process
+        may submit again needs one of its own."""
+        return self._connection.object("POST", "/v1/jobs", json=document, key=key or secrets.token_hex(16))
 
     def dry_run(self, document: Mapping[str, Any]) -> JsonObject:
         """What would be decided for this job document now, without submitting it."""

@@ -54,8 +54,8 @@ class Retries:
 class Connection:
     """Sends requests to one service.
 
-    A request that changes nothing when it is repeated (GET, DELETE) is tried again after a broken connection or
-    an answer that says "later"; every other request is sent once.
+    A request that changes nothing when it is repeated (GET, DELETE, or one with an idempotency key) is tried again
+    after a broken connection or an answer that says "later"; every other request is sent once.
     """
 
     def __init__(self, url: str, *, timeout_s: float, retries: Retries, transport: httpx.BaseTransport | None) -> None:
@@ -85,7 +85,13 @@ class Connection:
             parameters["cursor"] = str(page["next"])
 
     def object(
-        self, method: str, path: str, *, json: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        key: str = "",
     ) -> JsonObject:
         """The JSON object that the service answers with; empty for an answer without a body.
 
@@ -93,7 +99,7 @@ class Connection:
             ProblemError: the service refused.
             UnreachableError: no usable answer came.
         """
-        answer = self._send(method, path, json=json, query=query)
+        answer = self._send(method, path, json=json, query=query, key=key)
         if answer.is_error:
             raise _problem(answer)
         if not answer.content:
@@ -104,14 +110,15 @@ class Connection:
         return document
 
     def _send(
-        self, method: str, path: str, *, json: Mapping[str, Any] | None, query: Mapping[str, str] | None
+        self, method: str, path: str, *, json: Mapping[str, Any] | None, query: Mapping[str, str] | None, key: str
     ) -> httpx.Response:
-        attempts = self._retries.attempts if method in REPEATABLE else 1
+        attempts = self._retries.attempts if key or method in REPEATABLE else 1
+        headers = {"Idempotency-Key": key} if key else {}
         for attempt in range(1, attempts + 1):
             last = attempt == attempts
             pause_s = self._retries.pause_s * 2.0 ** (attempt - 1)
             try:
-                answer = self._http.request(method, path, json=json, params=query)
+                answer = self._http.request(method, path, json=json, params=query, headers=headers)
             except httpx.TransportError as broken:
                 if last:
                     raise UnreachableError(f"{self.url} does not answer: {broken or type(broken).__name__}") from broken

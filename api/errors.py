@@ -25,6 +25,7 @@ TITLES = {
     "method-not-allowed": "This resource does not know the method",
     "conflict": "The present state does not permit it",
     "invalid-input": "The request has fields that are refused",
+    "idempotency-key-reused": "The key belongs to another request",
     "infeasible": "No plan fits",
     "unauthenticated": "A token is needed",
     "forbidden": "The token does not permit this",

@@ -52,12 +52,12 @@ class World:
     def node(self, name: str) -> Node:
         return self.snapshot.nodes.get(name) or not_found("node", name)
 
-    def send(self, body: CommandBody, *, at_s: float | None = None) -> World:
+    def send(self, body: CommandBody, *, at_s: float | None = None, command_id: str = "") -> World:
         """Puts a command into the inbox and gives the world as it will be once that is absorbed.
 
         A command that the core would refuse in the present state is a 409 problem, and is not sent.
         """
-        command = new_command(body, self.now_s if at_s is None else at_s)
+        command = new_command(body, self.now_s if at_s is None else at_s, command_id=command_id)
         intake = Intake(self.snapshot)
         obey(intake, command)
         for event in intake.events:

@@ -12,6 +12,7 @@ from pydantic import Field
 from api.checks import check_job
 from api.dependencies import Limit, WorldDep
 from api.errors import conflict, refuse
+from api.idempotency import IdempotencyKey, submit_once
 from api.paging import page_of_jobs, parse_cursor
 from api.views import View, job_view
 from api.world import World
@@ -44,14 +45,18 @@ def new_job_id(name: str, world: World) -> str:
 
 
 @router.post("/jobs", status_code=201)
-def submit(document: JobDocument, world: WorldDep, response: Response) -> View:
-    """Submit a job. It is accepted once this answers, and planned and queued by the next tick."""
+def submit(document: JobDocument, world: WorldDep, response: Response, key: IdempotencyKey = "") -> View:
+    """Submit a job. It is accepted once this answers, and planned and queued by the next tick. With an
+    `Idempotency-Key`, asking again is safe: the answer is the job that the first request made, as it is now."""
     spec = job_spec(document)
     check_job(spec)
-    job_id = new_job_id(spec.name, world)
-    after = world.send(SubmitJob(job_id, spec))
+    if key:
+        after, job_id = submit_once(world, spec, key, lambda: new_job_id(spec.name, world))
+    else:
+        job_id = new_job_id(spec.name, world)
+        after = world.send(SubmitJob(job_id, spec))
     response.headers["Location"] = f"/v1/jobs/{job_id}"
-    return _view(after, job_id)
+    return job_view(after.job(job_id), after.now_s)
 
 
 @router.get("/jobs")

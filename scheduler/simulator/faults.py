@@ -101,6 +101,9 @@ class LossyStore:
     def send(self, command: Command) -> bool:
         return self._store.send(command)
 
+    def command(self, command_id: str) -> Command | None:
+        return self._store.command(command_id)
+
     def inbox_size(self) -> int:
         return self._store.inbox_size()
 

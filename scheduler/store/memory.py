@@ -33,7 +33,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._snapshot = snapshot or Snapshot()
         self._inbox: dict[str, Command] = {}
-        self._sent: set[str] = set()
+        self._sent: dict[str, Command] = {}
         self._lease = _NOBODY
         self._events: list[StoredEvent] = []
         self._decisions: list[StoredDecision] = []
@@ -61,9 +61,12 @@ class MemoryStore:
         with self._lock:
             if command.id in self._sent:
                 return False
-            self._sent.add(command.id)
-            self._inbox[command.id] = command
+            self._sent[command.id] = self._inbox[command.id] = command
             return True
+
+    def command(self, command_id: str) -> Command | None:
+        with self._lock:
+            return self._sent.get(command_id)
 
     def inbox_size(self) -> int:
         with self._lock:

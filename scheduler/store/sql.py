@@ -90,6 +90,10 @@ class SqlStore:
             return False
         return True
 
+    def command(self, command_id: str) -> Command | None:
+        rows = self._rows(select(INBOX).where(INBOX.c.id == command_id))
+        return next((decode(Command, row.body) for row in rows), None)
+
     def inbox_size(self) -> int:
         with transaction(self._reading) as connection:
             return connection.execute(_WAITING_COUNT).scalar_one()

@@ -208,12 +208,12 @@ def test_the_last_answer_counts_when_the_service_stays_busy() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda c: c.submit({}),
+        lambda c: c.dry_run({}),
         lambda c: c.scale("a", max_gpus=2),
         lambda c: c.suspend("a"),
         lambda c: c.recall_all(),
     ],
-    ids=["submit", "scale", "suspend", "recall-all"],
+    ids=["dry-run", "scale", "suspend", "recall-all"],
 )
 @pytest.mark.parametrize("answer", [httpx.ConnectError("refused"), httpx.Response(503)], ids=["broken", "busy"])
 def test_what_changes_something_is_sent_once(
@@ -223,6 +223,18 @@ def test_what_changes_something_is_sent_once(
     with pytest.raises((UnreachableError, ProblemError)):
         call(client_of(recorder))
     assert len(recorder.requests) == 1
+
+
+@pytest.mark.parametrize("answer", [httpx.ReadTimeout("no answer"), httpx.Response(503)], ids=["lost", "busy"])
+def test_a_submission_is_sent_again_with_the_same_key(answer: httpx.Response | Exception) -> None:
+    recorder = Recorder(answer, httpx.Response(201, json={"id": "a"}))
+    with client_of(recorder) as client:
+        assert client.submit({"name": "a"}) == {"id": "a"}
+        client.submit({"name": "a"})
+        client.submit({"name": "a"}, key="mine")
+    first, again, other, named = [request.headers["Idempotency-Key"] for request in recorder.requests]
+    assert first == again != other
+    assert named == "mine"
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "127.0.0.1:8787", "http://[::1"])

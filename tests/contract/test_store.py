@@ -133,6 +133,16 @@ def test_a_snapshot_comes_back_as_it_was_committed(open_store: OpenStore) -> Non
     assert open_store().load().snapshot == filled
 
 
+def test_a_command_is_found_whether_it_waits_or_was_consumed(open_store: OpenStore) -> None:
+    store, first = open_store(), _command(1)
+    assert store.command("c1") is None
+    store.send(first)
+    assert store.command("c1") == first
+    assert not store.send(replace(first, actor="mallory"))
+    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, consumed=("c1",)))
+    assert open_store().command("c1") == first
+
+
 def test_a_reader_sees_each_change_and_each_removal(open_store: OpenStore) -> None:
     writer, reader = open_store(), open_store()
     writer.commit(Commit(Snapshot(), filled := _filled(), epoch=0))

@@ -1,0 +1,52 @@
+"""Submissions that may be repeated: one `Idempotency-Key`, one job, whatever answers were lost on the way.
+
+The key names the command, and a store takes a command once: whoever asks again finds the one that was taken first, in
+the inbox or among those consumed. Two requests at the same time are no special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Annotated
+
+from fastapi import Header
+
+from api.errors import ProblemError
+from api.world import World, load_world
+from scheduler.domain.command import SubmitJob
+from scheduler.domain.job import JobSpec
+
+KEY_LENGTH_MAX = 255
+
+IdempotencyKey = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        max_length=KEY_LENGTH_MAX,
+        pattern=r"^[!-~]+$",
+        description="Any text without blanks. Whoever asks again with it gets the job that it made the first time.",
+    ),
+]
+
+
+def submit_once(world: World, spec: JobSpec, key: str, new_id: Callable[[], str]) -> tuple[World, str]:
+    """The world with the job of this key in it, and the job's id.
+
+    Raises:
+        ProblemError: 422 where the key came with another job before; 409 where the job is refused.
+    """
+    command_id = f"api-key-{sha256(key.encode()).hexdigest()}"
+    taken = world.store.command(command_id)
+    if taken is None:
+        job_id = new_id()
+        after = world.send(SubmitJob(job_id, spec), command_id=command_id)
+        taken = world.store.command(command_id)  # ours, unless somebody with this key was a moment earlier
+        if taken is not None and taken.body == SubmitJob(job_id, spec):
+            return after, job_id
+    assert taken is not None
+    assert isinstance(taken.body, SubmitJob)
+    if taken.body.spec != spec:
+        detail = f"the key came with another job document before, which became job {taken.body.job_id}: use a new key"
+        raise ProblemError(422, "idempotency-key-reused", detail)
+    return load_world(world.store, world.now_s), taken.body.job_id
