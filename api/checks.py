@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from api.errors import refuse
 from scheduler.domain.job import JobSpec
+from scheduler.domain.spelling import meant
 from scheduler.solver.profiles.shipped import ProfileError, gpu_names, load_gpu, model_names, parse_model
 
 
 def check_gpu(name: str, *, field: str = "gpu") -> None:
     if name not in gpu_names():
-        refuse(field, name, f"one of {', '.join(gpu_names())}")
+        refuse(field, name, f"one of {', '.join(gpu_names())}{meant(name, gpu_names())}")
 
 
 def check_model(name: str) -> None:
     if name not in model_names():
-        refuse("model", name, f"one of {', '.join(model_names())}")
+        refuse("model", name, f"one of {', '.join(model_names())}{meant(name, model_names())}")
 
 
 def check_job(spec: JobSpec) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from scheduler.cli.failure import BadInput, blaming, refuse
+from scheduler.domain.spelling import meant
 
 if TYPE_CHECKING:
     from scheduler.solver.profiles.shipped import HardwareProfile
@@ -64,7 +65,8 @@ def hardware_of(option: str, name: str) -> HardwareProfile:
     if name in gpu_names():
         return load_gpu(name)
     if name != STDIN and not Path(name).is_file():
-        refuse(f"{option}: {name!r} is neither a file nor one of the GPUs {', '.join(gpu_names())}")
+        known = gpu_names()
+        refuse(f"{option}: {name!r} is neither a file nor one of the GPUs {', '.join(known)}{meant(name, known)}")
     with blaming(f"{option} {name}"):
         return parse_gpu(text_of(name))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from scheduler.cli.failure import blaming, refuse
 from scheduler.cli.humanise import size
 from scheduler.cli.inputs import count_of, hardware_of, text_of, yaml_value_of
+from scheduler.domain.spelling import meant
 
 if TYPE_CHECKING:
     from scheduler.domain.gpu_shape import GpuShape
@@ -117,7 +118,8 @@ def _model(name: str, seq: int) -> ModelProfile:
         with blaming("--model"):
             return load_model(name, seq)
     if not Path(name).is_file():
-        refuse(f"--model: {name!r} is neither a file nor one of the models {', '.join(model_names())}")
+        known = model_names()
+        refuse(f"--model: {name!r} is neither a file nor one of the models {', '.join(known)}{meant(name, known)}")
     with blaming(f"--model {name}"):
         return parse_model(text_of(name), seq)
 

@@ -15,6 +15,7 @@ from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.spelling import meant
 from scheduler.policies.allotment import Allot
 from scheduler.policies.elastic_deadline import edf_first, elastic_deadline_shares
 from scheduler.policies.elastic_share import elastic_shares
@@ -185,7 +186,8 @@ def policy_set(name: str, settings: PolicySettings | None = None) -> PolicySet:
     if name in _BY_NAME and not added:
         return replace(_BY_NAME[name], settings=settings)
     if not added:
-        raise ValueError(f"policy set {name!r} is not known; allowed: {', '.join(policy_set_names())}")
+        known = policy_set_names()
+        raise ValueError(f"policy set {name!r} is not known; allowed: {', '.join(known)}{meant(name, known)}")
     if name in _BY_NAME or len(added) > 1:
         values = " and ".join(point.value for point in added)
         raise ValueError(f"{_at(added[0])}: the name is taken; allowed: a name that no other policy set has ({values})")

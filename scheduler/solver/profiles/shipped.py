@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from scheduler.domain.spelling import meant
 from scheduler.solver.profiles.hardware_profile import (
     Collective,
     CollectiveTable,
@@ -181,6 +182,7 @@ def _names(folder: str) -> tuple[str, ...]:
 
 
 def _shipped(folder: str, field: str, name: str) -> str:
-    if name not in _names(folder):
-        raise ProfileError(f"{field} is {name!r}; allowed are {', '.join(_names(folder))}")
+    known = _names(folder)
+    if name not in known:
+        raise ProfileError(f"{field} is {name!r}; allowed are {', '.join(known)}{meant(name, known)}")
     return files("scheduler.solver.profiles").joinpath("data", folder, f"{name}.json").read_text(encoding="utf-8")
