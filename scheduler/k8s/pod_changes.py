@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from scheduler.domain.job import Job
 from scheduler.k8s.objects import LABEL_CHARACTERS, within
@@ -63,15 +64,15 @@ def pod_changes(job: Job, pods: Iterable[PodFacts], now_s: float) -> PodChanges:
             gang[pod.wanted_node] = pod
         elif not pod.is_deleting:
             delete.append(OldPod(pod, _grace_s(job, pod, now_s)))
-    generation = job.allocation.generation
+    leaving = {pod.name for pod in pods if pod.is_deleting}
     make = tuple(
-        NewPod(job.id, _pod_name(job.id, f"-g{generation}-{number}"), node, gpus)
+        NewPod(job.id, _pod_name(job, number, leaving), node, gpus)
         for number, (node, gpus) in enumerate(wanted.items())
         if node not in gang
     )
-    taken = {pod.name for pod in pods}
     is_whole = bool(wanted) and not make and not _is_in_the_way(pods, gang)
-    make = tuple(new for new in make if new.name not in taken)
+    staying = {pod.name for pod in pods} - leaving
+    make = tuple(new for new in make if new.name not in staying)
     return PodChanges(make, tuple(delete), gang if wanted else None, is_whole)
 
 
@@ -96,9 +97,13 @@ def by_job(pods: Iterable[PodFacts]) -> dict[str, list[PodFacts]]:
     return found
 
 
-def _pod_name(job_id: str, end: str) -> str:
-    """It is the pod's host name too, which has to be a DNS label."""
-    return within(job_id, LABEL_CHARACTERS - len(end)) + end
+def _pod_name(job: Job, number: int, leaving: Container[str]) -> str:
+    """It is the pod's host name too, which has to be a DNS label. A pod that is being deleted has its name for as long
+    as it pleases somebody's finalizer."""
+    first = f"-g{job.allocation.generation}-{number}"
+    ends = (f"{first}-{again}" if again else first for again in count())
+    names = (within(job.id, LABEL_CHARACTERS - len(end)) + end for end in ends)
+    return next(name for name in names if name not in leaving)
 
 
 def _is_in_the_way(pods: Iterable[PodFacts], gang: Mapping[str, PodFacts]) -> bool:

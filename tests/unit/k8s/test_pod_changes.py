@@ -128,10 +128,17 @@ def test_a_pod_waits_until_the_one_before_it_has_left_the_node_though_there_is_r
     assert gang_to_bind("a", alone, Rooms(nodes(t0=8), {})) is not None
 
 
-def test_a_gang_lacks_the_pod_whose_name_is_still_taken() -> None:
-    leaving = replace(pod("t1", 1, is_deleting=True), name="a-g1-1")
-    changes = pod_changes(on({"t0": (0,), "t1": (0,)}), [pod("t0", 1, bound=False), leaving], NOW_S)
-    assert (changes.make, changes.is_gang_whole) == ((), False)
+def test_a_pod_that_cannot_go_keeps_nobody_from_taking_its_place_under_another_name() -> None:
+    """Somebody deleted it, and a finalizer of somebody else holds it back, for ever perhaps."""
+    job, others = on({"t0": (0,), "t1": (0,)}), [pod("t0", 1, bound=False)]
+    kept = replace(pod("t1", 1, is_deleting=True, phase="Failed"), name="a-g1-1")
+    changes = pod_changes(job, [*others, kept], NOW_S)
+    assert [(new.name, new.node) for new in changes.make] == [("a-g1-1-1", "t1")]
+    assert not changes.is_gang_whole
+    again = replace(kept, name="a-g1-1-1")
+    assert [new.name for new in pod_changes(job, [*others, kept, again], NOW_S).make] == ["a-g1-1-2"]
+    made = replace(pod("t1", 1, bound=False), name="a-g1-1-1")
+    assert pod_changes(job, [*others, kept, made], NOW_S).is_gang_whole
 
 
 def test_a_part_of_a_gang_is_not_bound() -> None:
