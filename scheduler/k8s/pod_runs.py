@@ -134,10 +134,10 @@ def agent_ends(pods: Iterable[PodFacts]) -> dict[str, AgentEnd]:
         if pod.is_ours and pod.has_ended:
             out_of_memory = pod.fault.startswith("OOMKilled")
             cause = FailureCause.OUT_OF_MEMORY if out_of_memory else None
-            ends[pod.uid] = AgentEnd(_told(pod), is_fault=not _is_blameless(pod), cause=cause)
+            ends[pod.uid] = AgentEnd(_told(pod), is_fault=out_of_memory or not _is_blameless(pod), cause=cause)
     return ends
 
 
 def _is_blameless(pod: PodFacts) -> bool:
-    """It was the node that ended it, or somebody else, not what ran in it."""
-    return pod.reason.startswith(_NOT_ITS_FAULT)
+    """It was the node that ended it, or somebody who deleted or evicted it, not what ran in it."""
+    return pod.is_deleting or pod.reason.startswith(_NOT_ITS_FAULT)

@@ -114,7 +114,11 @@ def test_agents_live_in_pods_that_hold_gpus() -> None:
 def test_how_an_agent_ended_is_told_with_its_cause() -> None:
     killed = replace(pod("t0", 2, phase="Failed"), fault="OOMKilled", exit_code=137)
     evicted = replace(pod("t1", 2, phase="Failed"), reason="Evicted")
-    ends = agent_ends([killed, evicted])
+    deleted = replace(pod("t2", 2, phase="Succeeded"), is_deleting=True, exit_code=0)
+    greedy = replace(pod("t3", 2, phase="Failed"), is_deleting=True, fault="OOMKilled", exit_code=137)
+    ends = agent_ends([killed, evicted, deleted, greedy])
     assert ends[killed.uid].cause is FailureCause.OUT_OF_MEMORY
     assert ends[killed.uid].is_fault
     assert not ends[evicted.uid].is_fault
+    assert not ends[deleted.uid].is_fault, "an agent that somebody sends home has done nothing wrong"
+    assert ends[greedy.uid].is_fault
