@@ -18,6 +18,7 @@ from scheduler.k8s.client import Cluster
 from scheduler.k8s.kinds import (
     DEPLOYMENT,
     ELASTIC_JOB,
+    EVENT,
     GPU_RESOURCE,
     JOB_LABEL,
     LOANED_TAINT_KEY,
@@ -25,7 +26,7 @@ from scheduler.k8s.kinds import (
     POD,
     POOL,
 )
-from scheduler.k8s.objects import Object
+from scheduler.k8s.objects import Object, uid_of
 from scheduler.k8s.pod_facts import gpus_asked
 from scheduler.store.migrate import migrate
 from scheduler.store.protocol import UnavailableError
@@ -65,6 +66,7 @@ class Operated:
         self.lease_namespace = namespace
         self.settings: dict[str, str] = {}
         self.most_held: Counter[str] = Counter()
+        self._told_before = {uid_of(event) for event in cluster.list(EVENT).items}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._act, daemon=True)
         if has_agents:
@@ -233,6 +235,10 @@ class Operated:
 
     def pods(self) -> list[Object]:
         return list(self.cluster.list(POD, namespace=self.namespace, labels=JOB_LABEL).items)
+
+    def events(self) -> list[Object]:
+        """All that were told since this was made, of jobs, pools and nodes."""
+        return [event for event in self.cluster.list(EVENT).items if uid_of(event) not in self._told_before]
 
     def _act(self) -> None:
         """All agents, a step at a time; and a look, past all mirrors, at who holds what."""

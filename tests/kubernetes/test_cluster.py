@@ -15,12 +15,17 @@ from scheduler.k8s.objects import Object, labels_of, name_of, uid_of, version_of
 from tests.kubernetes.control_plane import SERVICE_ACCOUNT, ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.objects import BUDGET, a_config_map, a_pod
+from tests.kubernetes.waiting import eventually
 
 
 def refused(ask: Callable[[], Any]) -> ApiError:
     with pytest.raises(ApiError) as caught:
         ask()
     return caught.value
+
+
+def is_ready(pod: Object) -> bool:
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ()))
 
 
 @pytest.fixture
@@ -218,7 +223,8 @@ def test_eviction_asks_the_budget(cluster: Cluster, kubelet: FakeKubelet, namesp
     none_allowed = {**status, "desiredHealthy": 1, "disruptionsAllowed": 0}
     cluster.patch_status(BUDGET, "b", namespace, change={"status": none_allowed})
     kubelet_saw = cluster.get(POD, "p", namespace)
-    cluster.patch_status(POD, "p", namespace, change={"status": {"phase": "Running"}})
+    # No budget protects a pod that is not ready yet.
+    eventually(lambda: is_ready(cluster.get(POD, "p", namespace)), what="the kubelet says that it is ready")
     assert cluster.evict(kubelet_saw) is Eviction.REFUSED
     cluster.patch_status(BUDGET, "b", namespace, change={"status": {**none_allowed, "disruptionsAllowed": 1}})
     assert cluster.evict(kubelet_saw) is Eviction.DONE

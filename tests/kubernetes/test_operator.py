@@ -7,7 +7,7 @@ import signal
 from scheduler.domain.command import Command, ScaleJob, SubmitJob
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.k8s.kinds import ELASTIC_JOB, EVENT, LEASE, NODE
+from scheduler.k8s.kinds import ELASTIC_JOB, LEASE, NODE
 from scheduler.k8s.objects import labels_of, name_of, uid_of
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
@@ -26,7 +26,7 @@ def test_an_applied_job_runs_is_scaled_and_leaves_nothing_behind(operated: Opera
     eventually(lambda: operated.job("llama")["status"]["allocation"]["gpus"] == 16, what="it has 16 GPUs")
     operated.until_phase("llama", "Running")
     assert uid_of(before) in {uid_of(pod) for pod in operated.pods()}
-    assert any(event["regarding"]["name"] == "llama" for event in operated.cluster.list(EVENT).items)
+    assert any(event["regarding"]["name"] == "llama" for event in operated.events())
     operated.cluster.delete(ELASTIC_JOB, "llama", operated.namespace)
     eventually(lambda: operated.cluster.find(ELASTIC_JOB, "llama", operated.namespace) is None, what="it is gone")
     assert operated.pods() == []
@@ -90,7 +90,7 @@ def test_a_node_is_lent_by_what_deployments_want_and_comes_home_in_time(operated
     eventually(lambda: not operated.lent_nodes(), what="the node is home", timeout_s=120.0)
     assert operated.held("llama") <= 8
     assert all(pod["spec"]["nodeName"] != lent for pod in operated.pods())
-    broken = [event for event in operated.cluster.list(EVENT).items if event["reason"] == "Breach"]
+    broken = [event for event in operated.events() if event["reason"] == "Breach"]
     assert all(event["regarding"]["name"] != lent for event in broken), "it was home in time"
 
 

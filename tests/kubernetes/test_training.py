@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import EVENT
 from scheduler.k8s.objects import name_of, uid_of
 from tests.e2e.training_play import losses
 from tests.kubernetes.control_plane import ControlPlane
@@ -64,7 +63,7 @@ def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(t
     found, alone = trained.losses(), reference(trained.folder / "alone")
     assert found.keys() == alone.keys()
     assert max(abs(found[step] - alone[step]) for step in found) <= 1e-5, "it learned as if it had never been moved"
-    assert not [event for event in trained.cluster.list(EVENT).items if event["reason"] == "Breach"]
+    assert not [event for event in trained.events() if event["reason"] == "Breach"]
     told = trained.containers.logs()[name_of(first)]
     assert "generation 1 starts ranks 0 of 1" in told
     assert "rank 0 | " in told, "kubectl logs shows what ranks print"
