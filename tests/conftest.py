@@ -38,6 +38,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
+    yield from _running_postgres()
+
+
+@pytest.fixture
+def mortal_postgres() -> Iterator[PostgresServer]:
+    """For one test alone, which kills it."""
+    yield from _running_postgres()
+
+
+def _running_postgres() -> Iterator[PostgresServer]:
     server = PostgresServer()
     try:
         server.start()

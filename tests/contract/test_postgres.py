@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 
@@ -21,40 +19,31 @@ from tests.postgres_server import PostgresServer
 COMMAND = Command("c", 1.0, RecallAll())
 
 
-@pytest.fixture
-def mortal() -> Iterator[PostgresServer]:
-    """A server for one test alone, which kills it."""
-    server = PostgresServer()
-    server.start()
-    yield server
-    server.close()
-
-
-def test_a_store_goes_on_when_its_server_is_back(mortal: PostgresServer) -> None:
-    url = mortal.new_database()
+def test_a_store_goes_on_when_its_server_is_back(mortal_postgres: PostgresServer) -> None:
+    url = mortal_postgres.new_database()
     store, refused = SqlStore(url), []
     assert store.send(COMMAND)
-    mortal.kill()
+    mortal_postgres.kill()
     for ask in (store.load, store.inbox_size, store.lease, lambda: store.send(COMMAND), lambda: store.events(Page())):
         with pytest.raises(UnavailableError) as caught:
             ask()
         refused.append(str(caught.value))
     assert all("connection" in each for each in refused), refused
-    mortal.start()
+    mortal_postgres.start()
     assert store.load().inbox == (COMMAND,)
     assert not store.send(COMMAND), "it had been taken"
     store.close()
 
 
-def test_a_server_that_is_not_there_is_named(mortal: PostgresServer) -> None:
-    url = mortal.new_database()
-    mortal.kill()
+def test_a_server_that_is_not_there_is_named(mortal_postgres: PostgresServer) -> None:
+    url = mortal_postgres.new_database()
+    mortal_postgres.kill()
     with pytest.raises(StoreError, match=r"database postgresql\+psycopg://postgres@/test_.* cannot be opened: "):
         SqlStore(url)
 
 
-def test_the_api_says_that_its_database_is_away(mortal: PostgresServer) -> None:
-    store = SqlStore(mortal.new_database())
+def test_the_api_says_that_its_database_is_away(mortal_postgres: PostgresServer) -> None:
+    store = SqlStore(mortal_postgres.new_database())
     settings = Settings()
     app = create_app(
         store,
@@ -67,12 +56,12 @@ def test_the_api_says_that_its_database_is_away(mortal: PostgresServer) -> None:
     )
     http = httpx.Client(transport=AppTransport(app), base_url="http://service")
     assert http.get("/v1/jobs").status_code == 200
-    mortal.kill()
+    mortal_postgres.kill()
     for path in ("/v1/jobs", "/readyz", "/metrics"):
         answer = http.get(path)
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
         assert answer.json()["type"] == "urn:ebbtide:problem:store-unavailable"
     assert http.get("/healthz").status_code == 200, "it would not help to start this process anew"
-    mortal.start()
+    mortal_postgres.start()
     assert http.get("/v1/jobs").status_code == 200
     store.close()
