@@ -56,7 +56,7 @@ class KubernetesExecutor:
         self._effects = effects
         self._desired = Snapshot()
         self._converged_generation = 0
-        self._reported: frozenset[str] = frozenset()
+        self._reported: Mapping[str, int] = {}
 
     def observe(self) -> Observation:
         """See the protocol. Also writes down how runs have ended, and which have to, so that their agents hear of it.
@@ -103,7 +103,8 @@ class KubernetesExecutor:
         log, jobs = self._run_log, self._desired.jobs
         told: dict[str, list[Run]] = {}
         reports = log.reports()
-        self._reported = frozenset(report.job_id for report in reports)
+        oldest_first = sorted(reports, key=lambda report: report.generation)
+        self._reported = {report.job_id: report.generation for report in oldest_first}
         for seen in reported_runs(log.begun(), reports, agents, jobs, now_s, ends=ends):
             run = seen.run
             if seen.doom is not None and seen.doom != seen.begun.doom:
@@ -167,8 +168,8 @@ class KubernetesExecutor:
             runs = job is not None and job.state is JobState.RUNNING
             if job is None or (runs and run.generation < job.allocation.generation):
                 self._run_log.forget(run.job_id, up_to_generation=run.generation, epoch=self._epoch())
-        for job_id in self._reported - desired.jobs.keys() - {run.job_id for run in begun}:
-            self._run_log.forget(job_id, up_to_generation=0, epoch=self._epoch())
+        for job_id in self._reported.keys() - desired.jobs.keys() - {run.job_id for run in begun}:
+            self._run_log.forget(job_id, up_to_generation=self._reported[job_id], epoch=self._epoch())
 
 
 def _changes(desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[tuple[Job, PodChanges]]:

@@ -20,7 +20,8 @@ PAUSE_BASE_S, PAUSE_CAP_S = 2.0, 30.0
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Of the job's objects in one generation. `is_final`: the same object is refused again, whoever asks, whenever;
-    others may be taken later. `is_fault`: the job is wrong, not its surroundings. `times` so far, in a row."""
+    others may be taken later. `is_fault`: the job is wrong, not its surroundings. `times`: so often in a row; it is
+    left alone until `until_s`, on the monotonic clock."""
 
     generation: int
     why: str

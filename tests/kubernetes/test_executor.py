@@ -79,7 +79,9 @@ def test_a_job_becomes_a_gang_on_the_nodes_of_the_decision(site: Site) -> None:
 
 def test_what_agents_told_of_a_job_that_never_began_is_forgotten_with_it(site: Site) -> None:
     site.add_pools(training=1, inference=0)
-    site.store.run_log.report(AgentReport("gone-before", f"{site.namespace}-t0", "pod-1", site.clock.now_s()))
+    for generation in (0, 3):
+        node = f"{site.namespace}-t{generation}"
+        site.store.run_log.report(AgentReport("gone-before", node, "pod-1", site.clock.now_s(), generation))
     site.step()
     site.until(lambda: not site.store.run_log.reports(), what="its report is gone")
 
