@@ -11,6 +11,7 @@ from fastapi import Depends, Query, Request
 
 from api.agent_desk import AgentDesk
 from api.errors import ProblemError
+from api.identity.principal import ANYBODY, Principal
 from api.world import World, load_world
 from scheduler.domain.worker_token import check_agent_token, check_token
 from scheduler.policies.policy_set import PolicySet
@@ -51,11 +52,18 @@ async def _service(request: Request) -> Service:  # async: it need not wait for 
     return service
 
 
-def _world(service: Annotated[Service, Depends(_service)]) -> World:
-    return load_world(service.store, service.clock.now_s())
+async def _principal() -> Principal:
+    return ANYBODY
 
 
 ServiceDep = Annotated[Service, Depends(_service)]
+PrincipalDep = Annotated[Principal, Depends(_principal)]
+
+
+def _world(service: ServiceDep, principal: PrincipalDep) -> World:
+    return load_world(service.store, service.clock.now_s(), principal)
+
+
 WorldDep = Annotated[World, Depends(_world)]
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Most items in one answer.")]
 After = Annotated[int, Query(ge=0, lt=2**63, description="Only items with a higher number.")]

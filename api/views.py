@@ -26,6 +26,7 @@ def job_view(job: Job, now_s: float) -> View:
         "id": job.id,
         "name": spec.name,
         "queue": spec.queue,
+        "owner": job.owner,
         "priority": spec.priority,
         "state": job.state.value,
         "state_since_s": job.state_since_s,

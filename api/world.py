@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from api.errors import conflict, not_found
+from api.identity.principal import Principal
 from scheduler.core.commands import obey
 from scheduler.core.intake import Intake
 from scheduler.domain.command import Command, CommandBody
@@ -24,10 +25,12 @@ _JOB_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,79}", re.ASCII)
 class World:
     """`committed` is the newest snapshot; `snapshot` has the commands in it that still wait in the inbox.
 
-    So whoever has submitted a job or registered a node finds it at once, though no tick has seen it yet.
+    So whoever has submitted a job or registered a node finds it at once, though no tick has seen it yet. `principal` is
+    who asks, and is named by what is sent.
     """
 
     store: Store
+    principal: Principal
     now_s: float
     committed: Snapshot
     snapshot: Snapshot
@@ -57,7 +60,8 @@ class World:
 
         A command that the core would refuse in the present state is a 409 problem, and is not sent.
         """
-        command = new_command(body, self.now_s if at_s is None else at_s, command_id=command_id)
+        sent_at_s = self.now_s if at_s is None else at_s
+        command = new_command(body, sent_at_s, actor=self.principal.name, command_id=command_id)
         intake = Intake(self.snapshot)
         obey(intake, command)
         for event in intake.events:
@@ -70,11 +74,11 @@ class World:
 _PAST = {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}
 
 
-def load_world(store: Store, now_s: float) -> World:
+def load_world(store: Store, now_s: float, principal: Principal) -> World:
     loaded = store.load()
     # The snapshot stands at its last tick; a request sees it as of now, like the next tick will.
     present = replace(loaded.snapshot, now_s=max(now_s, loaded.snapshot.now_s))
-    return World(store, present.now_s, loaded.snapshot, with_pending(present, loaded.inbox))
+    return World(store, principal, present.now_s, loaded.snapshot, with_pending(present, loaded.inbox))
 
 
 def with_pending(snapshot: Snapshot, inbox: Iterable[Command]) -> Snapshot:
@@ -84,6 +88,6 @@ def with_pending(snapshot: Snapshot, inbox: Iterable[Command]) -> Snapshot:
     return intake.view()
 
 
-def new_command(body: CommandBody, at_s: float, *, command_id: str = "") -> Command:
+def new_command(body: CommandBody, at_s: float, *, actor: str, command_id: str = "") -> Command:
     """`command_id` makes the command idempotent; without one it is unique."""
-    return Command(command_id or f"api-{secrets.token_hex(12)}", at_s, body, actor="api")
+    return Command(command_id or f"api-{secrets.token_hex(12)}", at_s, body, actor)

@@ -68,7 +68,7 @@ def report_progress(
         )
         # A worker without news repeats itself to hear of notices: the same id lets the inbox drop that.
         known = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}-{frozen}"
-        world.store.send(new_command(body, world.now_s, command_id=known))
+        world.store.send(new_command(body, world.now_s, actor=f"worker of {job_id}", command_id=known))
     return {"notice": notice}
 
 

@@ -45,7 +45,7 @@ def obey(intake: Intake, command: Command) -> None:
     """Take one command in. One that no longer fits the state is refused by an event and changes nothing."""
     match command.body:
         case SubmitJob() as submit:
-            _submit(intake, submit, command.at_s)
+            _submit(intake, submit, command)
         case CancelJob(job_id=job_id):
             _intend(intake, job_id, Intent.CANCEL)
         case SuspendJob(job_id=job_id):
@@ -75,7 +75,7 @@ def obey(intake: Intake, command: Command) -> None:
                 intake.forecasts[pool] = forecast
 
 
-def _submit(intake: Intake, submit: SubmitJob, at_s: float) -> None:
+def _submit(intake: Intake, submit: SubmitJob, command: Command) -> None:
     """A job without a model but with a length and an estimate starts with the step time that these imply."""
     spec, job_id = submit.spec, submit.job_id
     if job_id in intake.jobs:
@@ -85,10 +85,17 @@ def _submit(intake: Intake, submit: SubmitJob, at_s: float) -> None:
     if not spec.has_profile and spec.steps and spec.duration_estimate_s:
         correction = spec.duration_estimate_s * spec.min_gpus / spec.steps
     progress = Progress(at_s=intake.now_s, checkpoint_at_s=intake.now_s, correction=correction)
-    submitted_at_s = min(at_s, intake.now_s)
+    submitted_at_s = min(command.at_s, intake.now_s)
     account = JobAccount(settled_at_s=submitted_at_s)
     intake.jobs[job_id] = Job(
-        job_id, spec, JobState.SUBMITTED, submitted_at_s, intake.now_s, progress=progress, account=account
+        job_id,
+        spec,
+        JobState.SUBMITTED,
+        submitted_at_s,
+        intake.now_s,
+        progress=progress,
+        account=account,
+        owner=command.actor,
     )
     intake.tell(EventCode.JOB_STATE, job_id, f"submitted: {spec.name}, {spec.min_gpus} to {spec.max_gpus} GPUs")
 

@@ -164,6 +164,8 @@ class JobAccount:
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """`owner` is who submitted it; empty where nobody said."""
+
     id: str
     spec: JobSpec
     state: JobState
@@ -177,6 +179,7 @@ class Job:
     memory: MemoryRecord = NO_DEATHS
     freezing: Freezing = UNFROZEN
     replan: Replan = NO_REPLAN
+    owner: str = ""
 
     @property
     def curve_key(self) -> str:
@@ -315,7 +318,7 @@ class Job:
         """The job with what often changes. Written out field by field: `replace` takes four times as long."""
         return Job(
             self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
-            message, self.memory, self.freezing, self.replan,
+            message, self.memory, self.freezing, self.replan, self.owner,
         )  # fmt: skip
 
     def _curve_key(self, frozen_layers: int) -> str:
