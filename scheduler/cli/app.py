@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from scheduler.cli import (
     about,
+    completing,
     export_trace,
     fit,
     fleet,
@@ -73,7 +74,7 @@ app = typer.Typer(
     name="ebbtide",
     help="Elastic GPU cluster scheduler: lends idle inference nodes to training and re-plans every job's parallelism.",
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=False,  # it guesses the shell, and puts two options before every verb: `completion` is told
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -94,6 +95,7 @@ _add(JOBS, jobs.scale, jobs.suspend, jobs.resume, jobs.cancel)
 _add(FLEET, top.top, lending.loans, fleet.cordon, fleet.drain, fleet.uncordon, record.snapshot)
 for _group in (fleet.pools_app, fleet.nodes_app, queues.app, lending.app):
     app.add_typer(_group, rich_help_panel=FLEET)
-_add(LOCAL, plan.plan, fit.fit, simulate.simulate, replay.replay, about.demo, about.version)
+_add(LOCAL, plan.plan, fit.fit, simulate.simulate, replay.replay, about.demo, about.version, completing.completion)
 _add(SERVICE, serve.serve, serve.operator, serve.migrate, export_trace.export_trace)
 _add(SERVICE, serve.controller, serve.api, hidden=True)
+completing.enable()

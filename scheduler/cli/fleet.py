@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from scheduler.cli.completing import node_names, pool_names
 from scheduler.cli.failure import refuse
 from scheduler.cli.fleet_view import node_rows, pool_rows
 from scheduler.cli.inputs import yaml_of
@@ -15,15 +16,15 @@ from scheduler.cli.service import DEFAULT_URL, UrlOption, service
 pools_app = typer.Typer(name="pools", help="List, create or delete pools.")
 nodes_app = typer.Typer(name="nodes", help="List, add or delete nodes.")
 
-PoolArgument = Annotated[str, typer.Argument(metavar="POOL", help="Name of a pool.")]
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of a node.")]
+PoolArgument = Annotated[str, typer.Argument(metavar="POOL", autocompletion=pool_names, help="Name of a pool.")]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", autocompletion=node_names, help="Name of a node.")]
 KindOption = Annotated[str, typer.Option("--kind", help="training or inference.")]
 LendingOption = Annotated[
     str | None,
     typer.Option("--lending", metavar="LENDING.yaml", help="What an inference pool's owner allows; - is stdin."),
 ]
-HomeOption = Annotated[str, typer.Option("--pool", help="Pool that it belongs to.")]
-OnlyPoolOption = Annotated[str, typer.Option("--pool", help="Only nodes of this pool.")]
+HomeOption = Annotated[str, typer.Option("--pool", autocompletion=pool_names, help="Pool that it belongs to.")]
+OnlyPoolOption = Annotated[str, typer.Option("--pool", autocompletion=pool_names, help="Only nodes of this pool.")]
 GpuOption = Annotated[str, typer.Option("--gpu", help="Model of its GPUs.")]
 GpusOption = Annotated[int, typer.Option("--gpus", help="How many GPUs it has.")]
 MemoryOption = Annotated[str | None, typer.Option("--memory", help="Of one GPU, such as 80GB; else the model says it.")]

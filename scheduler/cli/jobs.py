@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
+from scheduler.cli.completing import job_ids
 from scheduler.cli.failure import refuse
 from scheduler.cli.job_view import describe_view, job_rows, line_of
 from scheduler.cli.output import Format, OutputOption, emit, facts
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, as `ebbtide ps` shows it.")]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", autocompletion=job_ids, help="Id of a job, as `ebbtide ps` shows it.")
+]
 StateOption = Annotated[str, typer.Option("--state", help="Only jobs in this state.")]
 MaxOption = Annotated[int | None, typer.Option("--max", help="GPUs it can use at most.")]
 MinOption = Annotated[int | None, typer.Option("--min", help="GPUs it needs at least.")]

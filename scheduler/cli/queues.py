@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scheduler.cli.completing import queue_names
 from scheduler.cli.failure import refuse
 from scheduler.cli.fleet import is_list
 from scheduler.cli.inputs import count_of
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="queues", help="List, create, set or delete queues: guaranteed GPUs, limit, weight.")
 
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of a queue, as jobs give it.")]
+QueueArgument = Annotated[
+    str, typer.Argument(metavar="QUEUE", autocompletion=queue_names, help="Name of a queue, as jobs give it.")
+]
 GuaranteedOption = Annotated[int | None, typer.Option("--guaranteed", help="GPUs that are its own; others borrow.")]
 LimitOption = Annotated[str | None, typer.Option("--limit", help="Most GPUs that its jobs use together, or none.")]
 WeightOption = Annotated[float | None, typer.Option("--weight", help="Its share of what queues borrow.")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scheduler.cli.completing import queue_names
 from scheduler.cli.failure import Failed, blaming, refuse
 from scheduler.cli.inputs import yaml_of
 from scheduler.cli.job_view import ENDED, dry_run_view, progress_text
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 1.0
 
-FileOption = Annotated[str | None, typer.Option("-f", "--file", metavar="JOB.yaml", help="A job document; - is stdin.")]
+FileOption = Annotated[
+    str | None, typer.Option("-f", "--file", metavar="JOB.yaml", help="A job document, or an ElasticJob; - is stdin.")
+]
 NameOption = Annotated[str | None, typer.Option("--name", help="Name of the job.")]
 MinOption = Annotated[int | None, typer.Option("--min", help="GPUs it needs at least.")]
 MaxOption = Annotated[int | None, typer.Option("--max", help="GPUs it can use at most; --min where absent.")]
@@ -30,7 +33,9 @@ SeqOption = Annotated[int | None, typer.Option("--seq", help="Tokens a sample.")
 StepsOption = Annotated[int | None, typer.Option("--steps", help="Optimizer steps to the end.")]
 GpuOption = Annotated[str | None, typer.Option("--gpu", help="The only GPU model it may run on.")]
 PriorityOption = Annotated[int | None, typer.Option("--priority", help="Higher goes first.")]
-QueueOption = Annotated[str | None, typer.Option("--queue", help="Queue that pays for its GPUs.")]
+QueueOption = Annotated[
+    str | None, typer.Option("--queue", autocompletion=queue_names, help="Queue that pays for its GPUs.")
+]
 CommandOption = Annotated[str | None, typer.Option("--command", help="What its workers run, as one shell-quoted text.")]
 EnvOption = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="May be repeated.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be decided.")]
@@ -86,10 +91,14 @@ def submit(
 
 
 def job_document(file: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The document of the file with `given` laid over it, checked. Raises BadInput naming what is wrong."""
+    """The job document, or ElasticJob, of the file with `given` laid over it. Raises BadInput naming the mistake."""
     from scheduler.documents.job import read_job
+    from scheduler.documents.manifest import is_manifest, job_of_manifest
 
     document = yaml_of(file) if file else {}
+    if is_manifest(document):
+        with blaming(file or "job"):
+            document = job_of_manifest(document)
     gpus = given.pop("gpus", None)
     document.update(given)
     if gpus:
