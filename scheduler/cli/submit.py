@@ -39,6 +39,7 @@ QueueOption = Annotated[
 CommandOption = Annotated[str | None, typer.Option("--command", help="What its workers run, as one shell-quoted text.")]
 EnvOption = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="May be repeated.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be decided.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print the job's id and nothing else.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Stay until it has ended; exit 1 unless it succeeded.")]
 
 
@@ -59,6 +60,7 @@ def submit(
     env: EnvOption = None,
     dry_run: DryRunOption = False,
     wait: WaitOption = False,
+    quiet: QuietOption = False,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Format.TABLE,
 ) -> None:
@@ -83,9 +85,12 @@ def submit(
             emit(answer, output, lambda: dry_run_view(answer))
             return
         job = client.submit(document)
+        if quiet:
+            typer.echo(job["id"])
         if wait:
             job = _until_ended(client, job)
-    emit(job, output, lambda: facts({"job": job["id"], "name": job["name"], "state": job["state"]}))
+    if not quiet:
+        emit(job, output, lambda: facts({"job": job["id"], "name": job["name"], "state": job["state"]}))
     if wait and job["state"] != "succeeded":
         raise Failed(f"job {job['id']} {job['state']}: {job.get('message') or 'no message'}")
 

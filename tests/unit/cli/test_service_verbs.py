@@ -92,6 +92,11 @@ def test_a_job_can_come_from_standard_input(run: Run, fleet: Any) -> None:
     assert json.loads(result.stdout)["name"] == "piped"
 
 
+def test_a_script_is_given_the_id_alone(run: Run, fleet: Any) -> None:
+    told = run("submit", "--name", "train", "--min", "1", "--quiet").stdout
+    assert run("describe", told.strip(), "-o", "json").exit_code == 0
+
+
 def test_only_min_makes_an_inelastic_job(ask: Ask, fleet: Any) -> None:
     assert ask("submit", "--name", "rigid", "--min", "3")["gpus"]["max"] == 3
 
