@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import select
 import ssl
 import time
@@ -35,11 +36,13 @@ FAULTLESS = Fault()
 class FaultProxy:
     """Speaks plain HTTP. Who brings a bearer token is who it says, everybody else is admin. `fault` is asked for each
     request, with its method and path, in the thread that answers it. While `is_mute`, watches end up open and silent:
-    what they would have told is lost, and they never speak again."""
+    what they would have told is lost, and they never speak again. Where `watch_s` is not 0, watches end after it,
+    however long they were asked to last."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.fault: Callable[[str, str], Fault] = lambda method, path: FAULTLESS
         self.is_mute = False
+        self.watch_s = 0
         self._plane = plane
         self._trust = ssl.create_default_context(cafile=str(plane.authority.certificate("ca")))
         self._admin = ssl.create_default_context(cafile=str(plane.authority.certificate("ca")))
@@ -66,6 +69,8 @@ class FaultProxy:
     def ask(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
+        if self.watch_s:
+            path = re.sub(r"(?<=timeoutSeconds=)\d+", str(self.watch_s), path)
         context = self._trust if "Authorization" in headers else self._admin
         upstream = http.client.HTTPSConnection("127.0.0.1", self._plane.api_port, timeout=60, context=context)
         try:
