@@ -61,6 +61,7 @@ def create_app(
         docs_url=None,  # the interactive pages load their scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = Service(store, settings, clock, policies, lease, token_secret, AgentDesk(store, run_log))
     add_error_handlers(app)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.views import View
+from api.answers.agent import AssignmentView, NoticeView
+from api.answers.plan import plan_view
 from scheduler.domain.agent_report import AgentReport, BegunRun
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
-from scheduler.domain.parallel_plan import plan_to_json
 from scheduler.domain.worker_token import issue_token
 from scheduler.executors.render import Briefing, rank_environment, rank_places
 from scheduler.settings import Settings
@@ -23,10 +23,10 @@ def assignment(
     begun: Sequence[BegunRun],
     report: AgentReport,
     *,
-    notice: View | None,
+    notice: NoticeView | None,
     settings: Settings,
     secret: bytes,
-) -> View:
+) -> AssignmentView:
     """The reply to a report. `notice` is what the ranks that it tells of are to hear.
 
     `begun`: ranks of `generation` may be started; what they need is there for an agent that has not come to that
@@ -35,12 +35,12 @@ def assignment(
     """
     if job.is_ended:
         failed = job.state is JobState.FAILED
-        return {**_NOTHING, "done": True, "failed": failed, "notice": {**_LEAVE}, "poll_after_s": SOON_S}
+        return {**_NOTHING, "done": True, "failed": failed, "notice": {**_LEAVE}}
     run = _startable(begun, report)
     generation = job.allocation.generation if run is None else run.generation
     kill = _kill(begun, report)
     is_settled = report.generation == job.allocation.generation and notice is None and not kill
-    reply = {
+    reply: AssignmentView = {
         **_NOTHING,
         "generation": generation,
         "begun": run is not None,
@@ -49,12 +49,12 @@ def assignment(
         "poll_after_s": POLL_S if is_settled else SOON_S,
     }
     if run is not None and report.generation < run.generation:
-        reply |= _start(job, run, report.node, settings, secret)
+        _put_start(reply, job, run, report.node, settings=settings, secret=secret)
     return reply
 
 
-_LEAVE: View = {"action": "leave", "step": None, "seconds_left": None}
-_NOTHING: View = {
+_LEAVE: NoticeView = {"action": "leave", "step": None, "seconds_left": None}
+_NOTHING: AssignmentView = {
     "generation": 0,
     "begun": False,
     "ranks": [],
@@ -62,6 +62,7 @@ _NOTHING: View = {
     "kill": "",
     "done": False,
     "failed": False,
+    "poll_after_s": SOON_S,
 }
 
 
@@ -88,7 +89,7 @@ def _kill(begun: Sequence[BegunRun], report: AgentReport) -> str:
     return ""
 
 
-def _start(job: Job, run: BegunRun, node: str, settings: Settings, secret: bytes) -> View:
+def _put_start(reply: AssignmentView, job: Job, run: BegunRun, node: str, *, settings: Settings, secret: bytes) -> None:
     """All that the agent needs to start its ranks. Folders are its own: EBBTIDE_RUN_ROOT, EBBTIDE_RUN_DIR,
     EBBTIDE_PLAN and, unless the job names one, EBBTIDE_CHECKPOINT_DIR are left empty."""
     briefing = Briefing(
@@ -111,19 +112,17 @@ def _start(job: Job, run: BegunRun, node: str, settings: Settings, secret: bytes
         env=job.spec.env,
     )
     places = [place for place in rank_places(run.seats) if place.node == node]
-    return {
-        "world_size": briefing.world_size,
-        "command": list(job.spec.command),
-        "steps": briefing.steps,
-        "checkpoint_dir": briefing.checkpoint_dir,
-        "plan": plan_to_json(run.plan),
-        "ranks": [
-            {
-                "rank": place.rank,
-                "local_rank": place.local_rank,
-                "gpu": place.gpu,
-                "env": rank_environment(briefing, place, inherited={}),
-            }
-            for place in places
-        ],
-    }
+    reply["world_size"] = briefing.world_size
+    reply["command"] = list(job.spec.command)
+    reply["steps"] = briefing.steps
+    reply["checkpoint_dir"] = briefing.checkpoint_dir
+    reply["plan"] = plan_view(run.plan)
+    reply["ranks"] = [
+        {
+            "rank": place.rank,
+            "local_rank": place.local_rank,
+            "gpu": place.gpu,
+            "env": rank_environment(briefing, place, inherited={}),
+        }
+        for place in places
+    ]

@@ -72,7 +72,7 @@ class Connection:
     def close(self) -> None:
         self._http.close()
 
-    def items(self, path: str, *, limit: int | None = None, query: Mapping[str, str]) -> Iterator[JsonObject]:
+    def items(self, path: str, *, limit: int | None = None, query: Mapping[str, str]) -> Iterator[Any]:
         """The rows of a list, page by page; empty values of `query` are left out."""
         parameters = {name: value for name, value in query.items() if value}
         if limit is not None:
@@ -92,8 +92,8 @@ class Connection:
         json: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
         key: str = "",
-    ) -> JsonObject:
-        """The JSON object that the service answers with; empty for an answer without a body.
+    ) -> Any:
+        """The JSON object that the service answers with (see `api.answers`); empty for an answer without a body.
 
         Raises:
             ProblemError: the service refused.

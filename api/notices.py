@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from api.agent_desk import AgentDesk
-from api.views import View
+from api.answers.agent import NoticeView
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.job import Job
 
@@ -13,7 +13,7 @@ AGENTS_S_MAX = 600.0
 """Agents of new nodes are waited for no longer: an image of many gigabytes takes minutes."""
 
 
-def notice_for(job: Job, generation: int, now_s: float, desk: AgentDesk) -> View | None:
+def notice_for(job: Job, generation: int, now_s: float, desk: AgentDesk) -> NoticeView | None:
     """As `notice_view`, but that ranks which have no GPU to give back go on while agents come up on their new nodes:
     for half of the time that they have to leave, and AGENTS_S_MAX at most."""
     notice = notice_view(job, generation, now_s)
@@ -28,7 +28,7 @@ def notice_for(job: Job, generation: int, now_s: float, desk: AgentDesk) -> View
     return None if may_wait and not desk.have_reported(job.id, target, now_s) else notice
 
 
-def notice_view(job: Job, generation: int, now_s: float) -> View | None:
+def notice_view(job: Job, generation: int, now_s: float) -> NoticeView | None:
     """`leave` where the job has no place to go on, `replan` where newer workers are due, else None.
 
     Workers act at the next step boundary, hence no step.

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from api.answers.agent import AssignmentView
 from api.assignment import assignment
 from api.dependencies import ServiceDep, require_agent
 from api.errors import not_found, refuse
 from api.notices import notice_for
 from api.routers.progress import ByteCount, StepNumber
-from api.views import View
 from scheduler.documents.document import Document
 from scheduler.domain.agent_report import AgentReport, RankReport
 from scheduler.executors.rank_status import rank_status
@@ -52,7 +52,7 @@ class AgentStatement(Document):
     terminated: bool = False
 
 
-@router.post("/jobs/{job_id}/agents/{node}", response_model=View)
+@router.post("/jobs/{job_id}/agents/{node}", response_model=AssignmentView)
 def report_agent(
     job_id: str, node: str, statement: AgentStatement, request: Request, service: ServiceDep
 ) -> JSONResponse:

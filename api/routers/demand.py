@@ -8,9 +8,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from api.answers.fleet import (
+    DemandHistoryView,
+    PoolDemandView,
+    PoolForecastView,
+    demand_view,
+    forecast_view,
+)
 from api.dependencies import WorldDep
 from api.errors import conflict, refuse
-from api.views import View, demand_view, forecast_view
 from api.world import World
 from scheduler.documents.document import Document
 from scheduler.domain.command import ReportDemand
@@ -30,7 +36,7 @@ class DemandReport(Document):
 
 
 @router.post("/pools/{name}/demand", status_code=202)
-def report_demand(name: str, report: DemandReport, world: WorldDep) -> View:
+def report_demand(name: str, report: DemandReport, world: WorldDep) -> PoolDemandView:
     """Demand above the pool's capacity is accepted; it counts as the capacity, and recalls every loan."""
     _require_inference(world, name)
     at_s = _time_of(report, world, name)
@@ -44,7 +50,7 @@ def get_demand(
     name: str,
     world: WorldDep,
     since_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False, description="Default: a day ago.")] = None,
-) -> View:
+) -> DemandHistoryView:
     """The latest demand and the recorded readings."""
     _require_inference(world, name)
     latest = world.snapshot.demand.get(name)
@@ -58,7 +64,7 @@ def get_demand(
 
 
 @router.get("/pools/{name}/forecast")
-def get_forecast(name: str, world: WorldDep) -> View:
+def get_forecast(name: str, world: WorldDep) -> PoolForecastView:
     """The newest forecast; null while there are too few readings for one."""
     _require_inference(world, name)
     forecast = world.snapshot.forecasts.get(name)

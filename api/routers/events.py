@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from api.answers.page import PageOf
+from api.answers.record import DecisionView, EventView, decision_view, event_view
 from api.dependencies import After, Limit, WorldDep
 from api.errors import refuse
-from api.views import View, decision_view, event_view
 from scheduler.store.protocol import Page, Store
 
 router = APIRouter(prefix="/v1", tags=["record"])
 
 
 @router.get("/events")
-def events(world: WorldDep, subject: str = "", after: After = 0, limit: Limit = 100, cursor: str = "") -> View:
+def list_events(
+    world: WorldDep, subject: str = "", after: After = 0, limit: Limit = 100, cursor: str = ""
+) -> PageOf[EventView]:
     """Events of one subject (a job id, node, pool) or of all. To follow them, ask again after the last number."""
     return page_of_events(world.store, subject=subject, after=after, limit=limit, cursor=cursor)
 
 
 @router.get("/decisions")
-def decisions(world: WorldDep, after: After = 0, limit: Limit = 100, cursor: str = "") -> View:
+def list_decisions(world: WorldDep, after: After = 0, limit: Limit = 100, cursor: str = "") -> PageOf[DecisionView]:
+    """What ticks decided, each decision with its reason."""
     rows = world.store.decisions(Page(_start(after, cursor), limit + 1))
     items = [decision_view(row) for row in rows[:limit]]
     return {"items": items, "next": str(items[-1]["number"]) if len(rows) > limit else None}
 
 
-def page_of_events(store: Store, *, subject: str, after: int, limit: int, cursor: str) -> View:
+def page_of_events(store: Store, *, subject: str, after: int, limit: int, cursor: str) -> PageOf[EventView]:
     rows = store.events(Page(_start(after, cursor), limit + 1), subject=subject)
     items = [event_view(row) for row in rows[:limit]]
     return {"items": items, "next": str(items[-1]["number"]) if len(rows) > limit else None}

@@ -7,10 +7,10 @@ from dataclasses import replace
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
+from api.answers.service import HealthView, ReadyView
 from api.dependencies import ServiceDep
 from api.errors import ProblemError
 from api.landing import landing_page
-from api.views import View
 from scheduler.telemetry.fleet_gauges import FleetGauges, package_version
 from scheduler.telemetry.metrics import CONTENT_TYPE, exposition
 
@@ -18,13 +18,13 @@ router = APIRouter(tags=["service"])
 
 
 @router.get("/healthz")
-def healthz() -> View:
+def get_health() -> HealthView:
     """This process answers."""
     return {"status": "ok", "version": package_version()}
 
 
 @router.get("/readyz")
-def readyz(service: ServiceDep) -> View:
+def get_readiness(service: ServiceDep) -> ReadyView:
     """The store answers and a controller leads, so that what is asked for will be done; 503 otherwise."""
     waiting = service.store.inbox_size()
     if not service.has_leader:
@@ -33,7 +33,7 @@ def readyz(service: ServiceDep) -> View:
 
 
 @router.get("/metrics", response_class=Response)
-def metrics(service: ServiceDep) -> Response:
+def get_metrics(service: ServiceDep) -> Response:
     """All metrics in the text format of Prometheus."""
     loaded = service.store.load()
     present = replace(loaded.snapshot, now_s=max(service.clock.now_s(), loaded.snapshot.now_s))

@@ -4,54 +4,58 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from api.answers.job import job_view
+from api.answers.page import PageOf
+from api.answers.plan import PlanView, plan_view
+from api.answers.prospect import DryRunView, ExplanationView, choice_view, explanation_view
+from api.answers.record import EventView, reason_view
 from api.checks import check_job
 from api.dependencies import After, Limit, ServiceDep, WorldDep
 from api.errors import ProblemError
 from api.rehearsal import Rehearsal, rehearse
 from api.routers.events import page_of_events
 from api.routers.jobs import new_job_id
-from api.views import View, job_view, reason_view
 from api.world import new_command
-from scheduler.core.explain import explain
+from scheduler.core.explain import explain, explain_ended
 from scheduler.documents.job import JobDocument, job_spec
-from scheduler.domain.codec import encode
 from scheduler.domain.command import SubmitJob
 from scheduler.domain.decision import Decision, subject
-from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.domain.job_state import JobState
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
 
 @router.get("/jobs/{job_id}/plan")
-def plan(job_id: str, world: WorldDep) -> View:
+def get_job_plan(job_id: str, world: WorldDep) -> PlanView:
     """The plan that the job runs under, or ran under last (Plan JSON)."""
     job = world.job(job_id)
     if job.allocation.plan is None:
         raise ProblemError(404, "not-found", f"job {job_id} is {job.state} and has no plan")
-    return plan_to_json(job.allocation.plan)
+    return plan_view(job.allocation.plan)
 
 
 @router.get("/jobs/{job_id}/events")
-def events(job_id: str, world: WorldDep, after: After = 0, limit: Limit = 100, cursor: str = "") -> View:
+def list_job_events(
+    job_id: str, world: WorldDep, after: After = 0, limit: Limit = 100, cursor: str = ""
+) -> PageOf[EventView]:
     """What happened to the job, oldest first."""
     world.job(job_id)
     return page_of_events(world.store, subject=job_id, after=after, limit=limit, cursor=cursor)
 
 
 @router.get("/jobs/{job_id}/explanation")
-def explanation(job_id: str, world: WorldDep, service: ServiceDep) -> View:
+def explain_job(job_id: str, world: WorldDep, service: ServiceDep) -> ExplanationView:
     """Why the job is where it is, with numbers; `next` is what the coming tick would do with it."""
     job = world.job(job_id)
     if job.is_ended:
-        return {"job_id": job_id, "state": job.state.value, "summary": job.message or job.state.value, "next": None}
+        return explanation_view(explain_ended(job), None)
     rehearsal = rehearse(world.snapshot, service.policies)
-    told = encode(explain(world.snapshot, rehearsal.report.waiting, job_id))
-    decision = _decision_about(job_id, rehearsal)
-    return {**told, "next": decision_about_view(decision) if decision else None}
+    told = explain(world.snapshot, rehearsal.report.waiting, job_id)
+    return explanation_view(told, _decision_about(job_id, rehearsal))
 
 
 @router.post("/jobs:dry-run")
-def dry_run(document: JobDocument, world: WorldDep, service: ServiceDep) -> View:
+def dry_run_job(document: JobDocument, world: WorldDep, service: ServiceDep) -> DryRunView:
     """What the next tick would do if this job were submitted now. Nothing is kept.
 
     A job whose shapes are not solved yet answers in state "planning".
@@ -65,20 +69,14 @@ def dry_run(document: JobDocument, world: WorldDep, service: ServiceDep) -> View
     decision = _decision_about(job_id, rehearsal)
     waiting = rehearsal.report.waiting.get(job_id)
     return {
-        "state": job.state.value if job else "failed",
+        "state": job.state if job else JobState.FAILED,
         "job": job_view(job, world.now_s) if job else None,
-        "plan": plan_to_json(job.allocation.plan) if job and job.allocation.plan else None,
+        "plan": plan_view(job.allocation.plan) if job and job.allocation.plan else None,
         "reason": reason_view(decision.reason) if decision else reason_view(waiting) if waiting else None,
-        "explanation": encode(explain(rehearsal.snapshot, rehearsal.report.waiting, job_id)) if job else None,
-        "others": [decision_about_view(d) for d in rehearsal.report.decisions if subject(d) != job_id],
-    }
-
-
-def decision_about_view(decision: Decision) -> View:
-    return {
-        "kind": type(decision).__name__,
-        "subject": subject(decision),
-        "reason": reason_view(decision.reason),
+        "explanation": explanation_view(explain(rehearsal.snapshot, rehearsal.report.waiting, job_id), None)
+        if job
+        else None,
+        "others": [choice_view(d) for d in rehearsal.report.decisions if subject(d) != job_id],
     }
 
 

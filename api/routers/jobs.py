@@ -9,12 +9,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from api.answers.job import JobView, job_view
+from api.answers.page import PageOf
 from api.checks import check_job
 from api.dependencies import Limit, WorldDep
 from api.errors import conflict, refuse
 from api.idempotency import IdempotencyKey, submit_once
 from api.paging import page_of_jobs, parse_cursor
-from api.views import View, job_view
 from api.world import World
 from scheduler.documents.document import Document
 from scheduler.documents.job import GpuCount, JobDocument, job_spec
@@ -45,7 +46,7 @@ def new_job_id(name: str, world: World) -> str:
 
 
 @router.post("/jobs", status_code=201)
-def submit(document: JobDocument, world: WorldDep, response: Response, key: IdempotencyKey = "") -> View:
+def submit_job(document: JobDocument, world: WorldDep, response: Response, key: IdempotencyKey = "") -> JobView:
     """Submit a job. It is accepted once this answers, and planned and queued by the next tick. With an
     `Idempotency-Key`, asking again is safe: the answer is the job that the first request made, as it is now."""
     spec = job_spec(document)
@@ -66,7 +67,7 @@ def list_jobs(
     queue: str = "",
     limit: Limit = 100,
     cursor: str = "",
-) -> View:
+) -> PageOf[JobView]:
     """Jobs that have not ended, newest first; then ended ones. `next` is the cursor of the following page."""
     states = _states(state)
 
@@ -81,12 +82,13 @@ def list_jobs(
 
 
 @router.get("/jobs/{job_id}")
-def get_job(job_id: str, world: WorldDep) -> View:
+def get_job(job_id: str, world: WorldDep) -> JobView:
+    """A job that lives, or has ended."""
     return job_view(world.job(job_id), world.now_s)
 
 
 @router.patch("/jobs/{job_id}", status_code=202)
-def scale(job_id: str, change: JobChange, world: WorldDep) -> View:
+def change_job(job_id: str, change: JobChange, world: WorldDep) -> JobView:
     """Change the job's GPU range; the next tick acts on it."""
     spec = world.live_job(job_id).spec
     min_gpus = change.gpus.min or spec.min_gpus
@@ -98,7 +100,7 @@ def scale(job_id: str, change: JobChange, world: WorldDep) -> View:
 
 
 @router.delete("/jobs/{job_id}", status_code=202)
-def cancel(job_id: str, world: WorldDep) -> View:
+def cancel_job(job_id: str, world: WorldDep) -> JobView:
     """Cancel the job: its workers are stopped, its record stays. Cancelling again changes nothing."""
     job = world.job(job_id)
     if job.state is JobState.CANCELLED:
@@ -108,14 +110,15 @@ def cancel(job_id: str, world: WorldDep) -> View:
 
 
 @router.post("/jobs/{job_id}:suspend", status_code=202)
-def suspend(job_id: str, world: WorldDep) -> View:
+def suspend_job(job_id: str, world: WorldDep) -> JobView:
     """Take the job's GPUs after a checkpoint; it waits until it is resumed."""
     _refuse_cancelled(world.live_job(job_id))
     return _asked(world, job_id, SuspendJob(job_id))
 
 
 @router.post("/jobs/{job_id}:resume", status_code=202)
-def resume(job_id: str, world: WorldDep) -> View:
+def resume_job(job_id: str, world: WorldDep) -> JobView:
+    """Let a suspended job queue again; it goes on from its checkpoint."""
     job = world.live_job(job_id)
     _refuse_cancelled(job)
     if job.intent is not Intent.SUSPEND:
@@ -123,11 +126,11 @@ def resume(job_id: str, world: WorldDep) -> View:
     return _asked(world, job_id, ResumeJob(job_id))
 
 
-def _asked(world: World, job_id: str, body: CommandBody) -> View:
+def _asked(world: World, job_id: str, body: CommandBody) -> JobView:
     return _view(world.send(body), job_id)
 
 
-def _view(world: World, job_id: str) -> View:
+def _view(world: World, job_id: str) -> JobView:
     return job_view(world.snapshot.jobs[job_id], world.now_s)
 
 

@@ -6,11 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from api.answers.loan import LoanView, SwitchesView, loan_view, switches_view
+from api.answers.page import PageOf
 from api.dependencies import Limit, WorldDep
 from api.errors import refuse
-from api.views import View, loan_view
-from api.world import World
-from scheduler.domain.codec import encode
 from scheduler.domain.command import PauseLending, RecallAll, ResumeLending
 from scheduler.domain.loan import LoanState
 
@@ -23,7 +22,7 @@ def list_loans(
     state: Annotated[str, Query(description="Only loans in these states, separated by commas.")] = "",
     pool: str = "",
     limit: Limit = 100,
-) -> View:
+) -> PageOf[LoanView]:
     """Every live loan, then up to `limit` ended ones, the last ended first."""
     states = _states(state)
     live = sorted(world.snapshot.loans.values(), key=lambda loan: (loan.offered_at_s, loan.id))
@@ -33,26 +32,21 @@ def list_loans(
 
 
 @router.post("/lending:pause", status_code=202)
-def pause(world: WorldDep) -> View:
+def pause_lending(world: WorldDep) -> SwitchesView:
     """No new loans; those that run go on."""
-    return _switches(world.send(PauseLending()))
+    return switches_view(world.send(PauseLending()).snapshot)
 
 
 @router.post("/lending:resume", status_code=202)
-def resume(world: WorldDep) -> View:
+def resume_lending(world: WorldDep) -> SwitchesView:
     """Lend again."""
-    return _switches(world.send(ResumeLending()))
+    return switches_view(world.send(ResumeLending()).snapshot)
 
 
 @router.post("/lending:recall-all", status_code=202)
-def recall_all(world: WorldDep) -> View:
+def recall_all_loans(world: WorldDep) -> SwitchesView:
     """Take every lent node back by its deadline, and lend nothing until lending is resumed."""
-    return _switches(world.send(RecallAll()))
-
-
-def _switches(world: World) -> View:
-    live = [loan for loan in world.snapshot.loans.values() if loan.is_live]
-    return {**encode(world.snapshot.switches), "live_loans": len(live)}
+    return switches_view(world.send(RecallAll()).snapshot)
 
 
 def _states(text: str) -> frozenset[LoanState]:

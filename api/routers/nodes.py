@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from api.answers.fleet import NodeView, node_view
+from api.answers.page import PageOf
 from api.checks import gpu_memory_bytes
 from api.dependencies import WorldDep
 from api.errors import conflict, refuse
-from api.views import View, node_view
 from api.world import World
 from scheduler.documents import fleet
 from scheduler.documents.fleet import NodeDocument
@@ -21,7 +22,7 @@ _SHAPE = ("pool", "gpu", "gpus", "gpu_memory_bytes")
 
 
 @router.post("/nodes", status_code=201)
-def add_node(document: NodeDocument, world: WorldDep, response: Response) -> View:
+def add_node(document: NodeDocument, world: WorldDep, response: Response) -> NodeView:
     """Register a node. The same shape again answers 200 and changes nothing; another shape is refused."""
     node = fleet.node(document, gpu_memory_bytes=gpu_memory_bytes(document.gpu))
     if node.pool not in world.snapshot.pools:
@@ -37,7 +38,7 @@ def add_node(document: NodeDocument, world: WorldDep, response: Response) -> Vie
 
 
 @router.get("/nodes")
-def list_nodes(world: WorldDep, pool: str = "") -> View:
+def list_nodes(world: WorldDep, pool: str = "") -> PageOf[NodeView]:
     """All nodes, or those of one pool, by name."""
     if pool:
         world.pool(pool)
@@ -47,12 +48,13 @@ def list_nodes(world: WorldDep, pool: str = "") -> View:
 
 
 @router.get("/nodes/{name}")
-def get_node(name: str, world: WorldDep) -> View:
+def get_node(name: str, world: WorldDep) -> NodeView:
+    """A node with its loan and the jobs on it."""
     return node_view(world.node(name), world.snapshot)
 
 
 @router.delete("/nodes/{name}", status_code=202)
-def remove_node(name: str, world: WorldDep) -> View:
+def remove_node(name: str, world: WorldDep) -> NodeView:
     """Remove a node that nobody holds and that is not lent."""
     node = world.node(name)
     if world.snapshot.is_lent(node):
@@ -66,26 +68,27 @@ def remove_node(name: str, world: WorldDep) -> View:
 
 
 @router.post("/nodes/{name}:cordon", status_code=202)
-def cordon(name: str, world: WorldDep) -> View:
+def cordon_node(name: str, world: WorldDep) -> NodeView:
     """Nothing new is put on the node; what runs there stays."""
     world.node(name)
     return _asked(world, name, CordonNode(name))
 
 
 @router.post("/nodes/{name}:drain", status_code=202)
-def drain(name: str, world: WorldDep) -> View:
+def drain_node(name: str, world: WorldDep) -> NodeView:
     """Cordon the node and move its jobs away."""
     world.node(name)
     return _asked(world, name, CordonNode(name, drain=True))
 
 
 @router.post("/nodes/{name}:uncordon", status_code=202)
-def uncordon(name: str, world: WorldDep) -> View:
+def uncordon_node(name: str, world: WorldDep) -> NodeView:
+    """Let the node take jobs again."""
     world.node(name)
     return _asked(world, name, UncordonNode(name))
 
 
-def _asked(world: World, name: str, body: CommandBody) -> View:
+def _asked(world: World, name: str, body: CommandBody) -> NodeView:
     after = world.send(body)
     return node_view(after.snapshot.nodes[name], after.snapshot)
 

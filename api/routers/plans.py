@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from api.answers.plan import SolvedPlanView, solved_plan_view
 from api.checks import check_gpu, check_model
 from api.dependencies import Service, ServiceDep
 from api.errors import ProblemError, refuse
-from api.views import View
 from scheduler.documents.plan_request import PlanRequestDocument, shape_of
-from scheduler.solver.inspection import answer_to_json
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.profiles.shipped import ProfileError, load_gpu, load_model, parse_model
 from scheduler.solver.request import Infeasible, RequestError, SolveRequest
@@ -20,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["plans"])
 
 
 @router.post("/plans")
-def solve(document: PlanRequestDocument, service: ServiceDep) -> View:
+def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlanView:
     """The fastest plan (Plan JSON), with `search_time_s` and how many `candidates` were looked at.
 
     Beside it: `inspection` (how each device spends the step, its memory and what bounds it), `runners_up` (as many as
@@ -31,11 +30,7 @@ def solve(document: PlanRequestDocument, service: ServiceDep) -> View:
     outcome, search_time_s = _search(request, document, service)
     if isinstance(outcome.result, Infeasible):
         raise ProblemError(422, "infeasible", f"{outcome.result.constraint}: {outcome.result.reason}")
-    return {
-        **answer_to_json(outcome, outcome.result, request),
-        "search_time_s": search_time_s,
-        "candidates": outcome.report.candidates,
-    }
+    return solved_plan_view(outcome, outcome.result, request, search_time_s)
 
 
 def _search(request: SolveRequest, document: PlanRequestDocument, service: Service) -> tuple[SearchOutcome, float]:

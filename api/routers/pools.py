@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Response
 
+from api.answers.fleet import PoolView, pool_view
+from api.answers.page import PageOf
 from api.dependencies import WorldDep
 from api.errors import conflict
-from api.views import View, pool_view
 from scheduler.documents import fleet
 from scheduler.documents.document import Document
 from scheduler.documents.fleet import LendingDocument, PoolDocument
@@ -27,7 +28,7 @@ class PoolChange(Document):
 
 
 @router.post("/pools", status_code=201)
-def create_pool(document: PoolDocument, world: WorldDep, response: Response) -> View:
+def create_pool(document: PoolDocument, world: WorldDep, response: Response) -> PoolView:
     """Create a pool. The same pool again answers 200 and changes nothing; another of its name is refused."""
     pool = fleet.pool(document)
     present = world.snapshot.pools.get(pool.name)
@@ -41,19 +42,20 @@ def create_pool(document: PoolDocument, world: WorldDep, response: Response) -> 
 
 
 @router.get("/pools")
-def list_pools(world: WorldDep) -> View:
+def list_pools(world: WorldDep) -> PageOf[PoolView]:
     """All pools, by name."""
     pools = sorted(world.snapshot.pools.values(), key=lambda pool: pool.name)
     return {"items": [pool_view(pool, world.snapshot) for pool in pools], "next": None}
 
 
 @router.get("/pools/{name}")
-def get_pool(name: str, world: WorldDep) -> View:
+def get_pool(name: str, world: WorldDep) -> PoolView:
+    """A pool with its capacity and, for inference, its lending policy and demand."""
     return pool_view(world.pool(name), world.snapshot)
 
 
 @router.patch("/pools/{name}", status_code=202)
-def change_pool(name: str, change: PoolChange, world: WorldDep) -> View:
+def change_pool(name: str, change: PoolChange, world: WorldDep) -> PoolView:
     """Change what the pool's owner allows. Loans that are no longer allowed are recalled."""
     pool = world.pool(name)
     if pool.kind is PoolKind.TRAINING:
@@ -65,7 +67,7 @@ def change_pool(name: str, change: PoolChange, world: WorldDep) -> View:
 
 
 @router.delete("/pools/{name}", status_code=202)
-def delete_pool(name: str, world: WorldDep) -> View:
+def delete_pool(name: str, world: WorldDep) -> PoolView:
     """Delete an empty pool."""
     pool = world.pool(name)
     nodes = [node for node in world.snapshot.nodes.values() if node.pool == name]

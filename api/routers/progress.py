@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from api.answers.agent import ProgressReplyView
+from api.answers.job import ProgressView, progress_view
 from api.dependencies import ServiceDep, WorldDep, require_worker
 from api.errors import refuse
 from api.notices import notice_for
-from api.views import View, progress_view
 from api.world import new_command
 from scheduler.core.frozen_layers import frozen_layers_fault
 from scheduler.documents.document import Document
@@ -37,14 +38,15 @@ class ProgressReport(Document):
 
 
 @router.get("/jobs/{job_id}/progress")
-def get_progress(job_id: str, world: WorldDep) -> View:
+def get_job_progress(job_id: str, world: WorldDep) -> ProgressView:
+    """How far the job is, and how fast."""
     return progress_view(world.job(job_id), world.now_s)
 
 
 @router.post("/jobs/{job_id}/progress")
-def report_progress(
+def report_job_progress(
     job_id: str, report: ProgressReport, request: Request, service: ServiceDep, world: WorldDep
-) -> View:
+) -> ProgressReplyView:
     """Needs the token of this job and generation. The reply holds the notice to follow, or null.
 
     Frozen layers stay frozen: a lower number than before is refused, and so is one above the model's layers.

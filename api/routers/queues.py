@@ -6,9 +6,10 @@ from dataclasses import fields
 
 from fastapi import APIRouter, Response
 
+from api.answers.page import PageOf
+from api.answers.queue import QueueView, queue_view
 from api.dependencies import WorldDep
 from api.errors import conflict, not_found
-from api.views import View, queue_view
 from api.world import World
 from scheduler.documents import job_queue
 from scheduler.documents.job_queue import QueueDocument, QuotaDocument
@@ -21,7 +22,7 @@ router = APIRouter(prefix="/v1", tags=["queues"])
 
 
 @router.post("/queues", status_code=201)
-def create_queue(document: QueueDocument, world: WorldDep, response: Response) -> View:
+def create_queue(document: QueueDocument, world: WorldDep, response: Response) -> QueueView:
     """Declare a queue. The same queue again answers 200 and changes nothing; another of its name is refused."""
     queue = job_queue.job_queue(document)
     present = world.snapshot.queues.get(queue.name)
@@ -34,25 +35,26 @@ def create_queue(document: QueueDocument, world: WorldDep, response: Response) -
 
 
 @router.get("/queues")
-def list_queues(world: WorldDep) -> View:
+def list_queues(world: WorldDep) -> PageOf[QueueView]:
     """All declared queues, and those that live jobs name, by name."""
     return {"items": [queue_view(use) for use in queue_uses(world.snapshot).values()], "next": None}
 
 
 @router.get("/queues/{name}")
-def get_queue(name: str, world: WorldDep) -> View:
+def get_queue(name: str, world: WorldDep) -> QueueView:
+    """What the queue is given, and what it uses, borrows and waits for."""
     return _view(world, name)
 
 
 @router.patch("/queues/{name}", status_code=202)
-def change_queue(name: str, change: QuotaDocument, world: WorldDep) -> View:
+def change_queue(name: str, change: QuotaDocument, world: WorldDep) -> QueueView:
     """Change what is given; a limit of null is none. A lower limit stops growth and starts, and ends nothing."""
     changed = job_queue.changed_queue(_declared(world, name), change)
     return _view(world.send(ChangeQueue(changed)), name)
 
 
 @router.delete("/queues/{name}", status_code=202)
-def delete_queue(name: str, world: WorldDep) -> View:
+def delete_queue(name: str, world: WorldDep) -> QueueView:
     """Take the declaration back. The queue's jobs stay, without guarantee and without limit."""
     _declared(world, name)
     view = _view(world, name)
@@ -64,7 +66,7 @@ def _declared(world: World, name: str) -> JobQueue:
     return world.snapshot.queues.get(name) or not_found("declared queue", name)
 
 
-def _view(world: World, name: str) -> View:
+def _view(world: World, name: str) -> QueueView:
     use = queue_uses(world.snapshot).get(name)
     return queue_view(use) if use is not None else not_found("queue", name)
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from api.answers.record import SnapshotView, snapshot_view
 from api.dependencies import ServiceDep
-from api.views import View
-from scheduler.domain.codec import encode
 
 router = APIRouter(prefix="/v1", tags=["record"])
 
 
 @router.get("/snapshots/latest")
-def latest(service: ServiceDep) -> View:
+def get_latest_snapshot(service: ServiceDep) -> SnapshotView:
     """The newest committed snapshot; what waits in the inbox is not in it."""
-    view: View = encode(service.store.load().snapshot)
-    return view
+    return snapshot_view(service.store.load().snapshot)

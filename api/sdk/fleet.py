@@ -3,57 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from api.connection import JsonObject
 from api.sdk.calls import Calls
+
+if TYPE_CHECKING:
+    from api.answers.fleet import DemandHistoryView, NodeView, PoolDemandView, PoolForecastView, PoolView
 
 
 class FleetCalls(Calls):
-    def pools(self) -> list[JsonObject]:
+    def pools(self) -> list[PoolView]:
         return list(self._connection.items("/v1/pools", query={}))
 
-    def pool(self, name: str) -> JsonObject:
+    def pool(self, name: str) -> PoolView:
         return self._connection.object("GET", _pool(name))
 
-    def create_pool(self, document: Mapping[str, Any]) -> JsonObject:
+    def create_pool(self, document: Mapping[str, Any]) -> PoolView:
         return self._connection.object("POST", "/v1/pools", json=document)
 
-    def delete_pool(self, name: str) -> JsonObject:
+    def delete_pool(self, name: str) -> PoolView:
         return self._connection.object("DELETE", _pool(name))
 
-    def nodes(self, *, pool: str = "") -> list[JsonObject]:
+    def nodes(self, *, pool: str = "") -> list[NodeView]:
         return list(self._connection.items("/v1/nodes", query={"pool": pool}))
 
-    def node(self, name: str) -> JsonObject:
+    def node(self, name: str) -> NodeView:
         return self._connection.object("GET", _node(name))
 
-    def add_node(self, document: Mapping[str, Any]) -> JsonObject:
+    def add_node(self, document: Mapping[str, Any]) -> NodeView:
         return self._connection.object("POST", "/v1/nodes", json=document)
 
-    def delete_node(self, name: str) -> JsonObject:
+    def delete_node(self, name: str) -> NodeView:
         return self._connection.object("DELETE", _node(name))
 
-    def cordon(self, node: str) -> JsonObject:
+    def cordon(self, node: str) -> NodeView:
         return self._connection.object("POST", f"{_node(node)}:cordon")
 
-    def drain(self, node: str) -> JsonObject:
+    def drain(self, node: str) -> NodeView:
         return self._connection.object("POST", f"{_node(node)}:drain")
 
-    def uncordon(self, node: str) -> JsonObject:
+    def uncordon(self, node: str) -> NodeView:
         return self._connection.object("POST", f"{_node(node)}:uncordon")
 
-    def demand(self, pool: str) -> JsonObject:
+    def demand(self, pool: str) -> DemandHistoryView:
         """The pool's latest demand and the recorded readings."""
         return self._connection.object("GET", f"{_pool(pool)}/demand")
 
-    def report_demand(self, pool: str, *, gpus: float, at_s: float | None = None) -> JsonObject:
+    def report_demand(self, pool: str, *, gpus: float, at_s: float | None = None) -> PoolDemandView:
         """Say how many GPUs the pool's inference needs from `at_s` on (seconds since 1970, UTC; None: from now on)."""
         report = {"gpus": gpus} if at_s is None else {"gpus": gpus, "at": at_s}
         return self._connection.object("POST", f"{_pool(pool)}/demand", json=report)
 
-    def forecast(self, pool: str) -> JsonObject:
+    def forecast(self, pool: str) -> PoolForecastView:
         return self._connection.object("GET", f"{_pool(pool)}/forecast")
 
 

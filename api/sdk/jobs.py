@@ -4,58 +4,63 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from api.connection import JsonObject
 from api.sdk.calls import Calls
+
+if TYPE_CHECKING:
+    from api.answers.job import JobView, ProgressView
+    from api.answers.plan import PlanView
+    from api.answers.prospect import DryRunView, ExplanationView
+    from api.answers.record import EventView
 
 
 class JobCalls(Calls):
-    def submit(self, document: Mapping[str, Any], *, key: str = "") -> JsonObject:
+    def submit(self, document: Mapping[str, Any], *, key: str = "") -> JobView:
         """Submit a job document (DESIGN section 7) and give the job as the service took it. Where an answer is lost it
         is asked again, which makes no second job. `key`: by default one of this call alone; a job that another process
         may submit again needs one of its own."""
         return self._connection.object("POST", "/v1/jobs", json=document, key=key or secrets.token_hex(16))
 
-    def dry_run(self, document: Mapping[str, Any]) -> JsonObject:
+    def dry_run(self, document: Mapping[str, Any]) -> DryRunView:
         """What would be decided for this job document now, without submitting it."""
         return self._connection.object("POST", "/v1/jobs:dry-run", json=document)
 
-    def jobs(self, *, state: str = "", limit: int = 100) -> Iterator[JsonObject]:
+    def jobs(self, *, state: str = "", limit: int = 100) -> Iterator[JobView]:
         """All jobs, a page of `limit` at a time."""
         yield from self._connection.items("/v1/jobs", limit=limit, query={"state": state})
 
-    def job(self, job_id: str) -> JsonObject:
+    def job(self, job_id: str) -> JobView:
         return self._connection.object("GET", _job(job_id))
 
-    def scale(self, job_id: str, *, min_gpus: int | None = None, max_gpus: int | None = None) -> JsonObject:
+    def scale(self, job_id: str, *, min_gpus: int | None = None, max_gpus: int | None = None) -> JobView:
         """Change the job's GPU range; a bound that is None stays as it is."""
         given = {"min": min_gpus, "max": max_gpus}
         gpus = {bound: value for bound, value in given.items() if value is not None}
         return self._connection.object("PATCH", _job(job_id), json={"gpus": gpus})
 
-    def cancel(self, job_id: str) -> JsonObject:
+    def cancel(self, job_id: str) -> JobView:
         return self._connection.object("DELETE", _job(job_id))
 
-    def suspend(self, job_id: str) -> JsonObject:
+    def suspend(self, job_id: str) -> JobView:
         return self._connection.object("POST", f"{_job(job_id)}:suspend")
 
-    def resume(self, job_id: str) -> JsonObject:
+    def resume(self, job_id: str) -> JobView:
         return self._connection.object("POST", f"{_job(job_id)}:resume")
 
-    def job_plan(self, job_id: str) -> JsonObject:
+    def job_plan(self, job_id: str) -> PlanView:
         """The plan that the job runs under, as the contract's Plan JSON."""
         return self._connection.object("GET", f"{_job(job_id)}/plan")
 
-    def explanation(self, job_id: str) -> JsonObject:
+    def explanation(self, job_id: str) -> ExplanationView:
         """Why the job is where it is, with numbers."""
         return self._connection.object("GET", f"{_job(job_id)}/explanation")
 
-    def job_events(self, job_id: str, *, limit: int = 100) -> Iterator[JsonObject]:
+    def job_events(self, job_id: str, *, limit: int = 100) -> Iterator[EventView]:
         yield from self._connection.items(f"{_job(job_id)}/events", limit=limit, query={})
 
-    def progress(self, job_id: str) -> JsonObject:
+    def progress(self, job_id: str) -> ProgressView:
         """How far the job is. (Workers report it; see `scheduler.worker`.)"""
         return self._connection.object("GET", f"{_job(job_id)}/progress")
 

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from api.connection import JsonObject
 from api.sdk.calls import Calls
+
+if TYPE_CHECKING:
+    from api.answers.queue import QueueView
 
 
 class QueueCalls(Calls):
-    def queues(self) -> list[JsonObject]:
+    def queues(self) -> list[QueueView]:
         """Declared queues and those that live jobs name, with what they use, borrow and wait for."""
         return list(self._connection.items("/v1/queues", query={}))
 
-    def queue(self, name: str) -> JsonObject:
+    def queue(self, name: str) -> QueueView:
         return self._connection.object("GET", _queue(name))
 
-    def create_queue(self, document: Mapping[str, Any]) -> JsonObject:
+    def create_queue(self, document: Mapping[str, Any]) -> QueueView:
         return self._connection.object("POST", "/v1/queues", json=document)
 
-    def change_queue(self, name: str, change: Mapping[str, Any]) -> JsonObject:
+    def change_queue(self, name: str, change: Mapping[str, Any]) -> QueueView:
         """Change `guaranteed_gpus`, `limit_gpus` (None: no limit) or `weight`; what is left out stays."""
         return self._connection.object("PATCH", _queue(name), json=change)
 
-    def delete_queue(self, name: str) -> JsonObject:
+    def delete_queue(self, name: str) -> QueueView:
         return self._connection.object("DELETE", _queue(name))
 
 

@@ -55,7 +55,7 @@ def recall_all(url: UrlOption = DEFAULT_URL, output: OutputOption = Format.TABLE
         _answer(client.recall_all(), output, "Every loan is recalled and lending is paused.")
 
 
-def _answer(document: dict[str, Any], output: Format, sentence: str) -> None:
+def _answer(document: Mapping[str, Any], output: Format, sentence: str) -> None:
     emit(document, output, lambda: facts({"lending": sentence}))
 
 

@@ -16,6 +16,7 @@ from scheduler.cli.output import Format, OutputOption, emit, facts, say
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
 
 if TYPE_CHECKING:
+    from api.answers.job import JobView
     from api.client import Client
 
 
@@ -136,7 +137,7 @@ def _pair(item: str) -> tuple[str, str]:
     return name, value
 
 
-def _until_ended(client: Client, job: dict[str, Any]) -> dict[str, Any]:
+def _until_ended(client: Client, job: JobView) -> JobView:
     """Follow the job to its end, telling each change on stderr."""
     told = ""
     while True:

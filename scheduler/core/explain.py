@@ -69,6 +69,12 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
     )
 
 
+def explain_ended(job: Job) -> Explanation:
+    """The last word on a job that has left the snapshot."""
+    summary = job.message or str(job.state)
+    return Explanation(job.id, job.state, summary, None, None, 0, job.allocation.held_gpus, 0, {}, None, "")
+
+
 def _usable_gpus(snapshot: Snapshot, job: Job, gpus: Gpus) -> int:
     """How many of these GPUs the job could have if nobody else had them."""
     nodes = ((snapshot.nodes.get(name), len(indices)) for name, indices in gpus.items())

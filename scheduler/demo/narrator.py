@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from api.client import Client
+
+if TYPE_CHECKING:
+    from api.answers.record import EventView
 
 _COLOURS = {
     "NodeLent": "cyan",
@@ -45,7 +48,7 @@ class Narrator:
     """Follows the event log by number, so that nothing is told twice."""
 
     def __init__(self, console: Console, client: Client, *, started_at_s: float) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.events: list[EventView] = []
         self._console = console
         self._client = client
         self._started_at_s = started_at_s
@@ -56,7 +59,7 @@ class Narrator:
         self.events.extend(news)
         self._print(news)
 
-    def _print(self, news: Iterable[dict[str, Any]]) -> None:
+    def _print(self, news: Iterable[EventView]) -> None:
         for event in news:
             code, message = event["code"], event["message"]
             if code == "JobState" and message.partition("->")[2].split(":")[0].strip() in ("succeeded", "failed"):
@@ -64,7 +67,7 @@ class Narrator:
             elif code in _WORDS:
                 self._line(event, _WORDS[code], _COLOURS[code], message)
 
-    def _line(self, event: dict[str, Any], word: str, colour: str, message: str) -> None:
+    def _line(self, event: EventView, word: str, colour: str, message: str) -> None:
         at_s = max(0.0, event["at_s"] - self._started_at_s)
         self._console.print(
             f"[dim]{at_s:5.0f} s[/dim]  [{colour}]{word:<16}[/{colour}] {event['subject']:<22} {message}",

@@ -112,7 +112,7 @@ def test_a_list_is_read_page_by_page_until_there_is_no_next() -> None:
 
 def test_a_list_asks_for_no_page_that_nobody_reads() -> None:
     recorder = Recorder(page({"id": "a"}, following="c7"))
-    assert next(client_of(recorder).jobs(limit=1)) == {"id": "a"}
+    assert dict(next(client_of(recorder).jobs(limit=1))) == {"id": "a"}
     assert len(recorder.requests) == 1
 
 
@@ -127,7 +127,7 @@ def test_a_service_is_ready_when_it_says_so(answer: httpx.Response | Exception, 
 
 
 def test_an_answer_without_a_body_is_an_empty_object() -> None:
-    assert client_of(Recorder(httpx.Response(204))).cancel("a") == {}
+    assert not client_of(Recorder(httpx.Response(204))).cancel("a")
 
 
 def test_a_problem_carries_every_member_that_the_service_sent() -> None:
@@ -167,14 +167,14 @@ def test_an_answer_of_another_program_is_told_as_such(answer: httpx.Response) ->
 def test_a_read_is_tried_again_after_a_broken_connection() -> None:
     pauses: list[float] = []
     recorder = Recorder(httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), httpx.Response(200, json={"id": "a"}))
-    assert client_of(recorder, pauses).job("a") == {"id": "a"}
+    assert dict(client_of(recorder, pauses).job("a")) == {"id": "a"}
     assert pauses == [0.5, 1.0]
 
 
 def test_a_read_waits_as_long_as_the_service_says_but_not_for_ever() -> None:
     pauses: list[float] = []
     later = [httpx.Response(429, headers={"Retry-After": after}) for after in ("3", "86400")]
-    assert client_of(Recorder(*later, httpx.Response(200, json={})), pauses).job("a") == {}
+    assert len(client_of(Recorder(*later, httpx.Response(200, json={})), pauses).job("a")) == 0
     assert pauses == [3.0, 10.0]
 
 
@@ -229,7 +229,7 @@ def test_what_changes_something_is_sent_once(
 def test_a_submission_is_sent_again_with_the_same_key(answer: httpx.Response | Exception) -> None:
     recorder = Recorder(answer, httpx.Response(201, json={"id": "a"}))
     with client_of(recorder) as client:
-        assert client.submit({"name": "a"}) == {"id": "a"}
+        assert dict(client.submit({"name": "a"})) == {"id": "a"}
         client.submit({"name": "a"})
         client.submit({"name": "a"}, key="mine")
     first, again, other, named = [request.headers["Idempotency-Key"] for request in recorder.requests]

@@ -50,7 +50,9 @@ def test_the_fleet_and_its_loans(fleet: ApiService, client: Client) -> None:
     assert [pool["name"] for pool in client.pools()] == ["inference", "training"]
     assert client.pool("inference")["kind"] == "inference"
     assert client.report_demand("inference", gpus=1.5)["gpus"] == 1.5
-    assert client.demand("inference")["latest"]["asked_gpus"] == 1.5
+    latest = client.demand("inference")["latest"]
+    assert latest
+    assert latest["asked_gpus"] == 1.5
     assert client.forecast("inference")["forecast"] is None
     fleet.lend_all()
     assert [loan["node"] for loan in client.loans(state="active")] == ["i0", "i1"]

@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 
-from api.client import Client, JsonObject
+from api.answers.record import EventView
+from api.client import Client
 from scheduler.executors.local_processes import marked_processes
 from scheduler.store.migrate import migrate
 from tests.e2e.hurried_service import settings
@@ -50,7 +51,7 @@ class ServicePlay:
             assert time.monotonic() < limit_s, self._log()
             time.sleep(_LOOK_PERIOD_S)
 
-    def events(self, job_id: str, code: str) -> list[JsonObject]:
+    def events(self, job_id: str, code: str) -> list[EventView]:
         return [event for event in self.client.job_events(job_id) if event["code"] == code]
 
     def reports(self, job_id: str) -> list[dict[str, Any]]:

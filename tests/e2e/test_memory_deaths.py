@@ -4,10 +4,10 @@ nothing can help has failed after three tries, with a reason that its owner read
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from api.answers.record import DecisionBodyView, EventView
 from tests.e2e.service_play import ServicePlay, service_play
 
 pytestmark = pytest.mark.e2e
@@ -62,12 +62,12 @@ def _check_back_off(play: ServicePlay, job_id: str, *, tries: int) -> None:
         assert again["at_s"] - pause["at_s"] >= back_off_s
 
 
-def _started(play: ServicePlay, job_id: str) -> list[dict[str, Any]]:
+def _started(play: ServicePlay, job_id: str) -> list[DecisionBodyView]:
     told = (one for one in play.client.decisions() if (one["kind"], one["subject"]) == ("StartJob", job_id))
     return [one["decision"] for one in told]
 
 
-def _pauses(play: ServicePlay, job_id: str) -> list[dict[str, Any]]:
+def _pauses(play: ServicePlay, job_id: str) -> list[EventView]:
     return [event for event in play.events(job_id, "JobState") if "-> planning: out of memory" in event["message"]]
 
 
