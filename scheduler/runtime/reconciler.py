@@ -11,6 +11,7 @@ from scheduler.core.decide import decide
 from scheduler.core.draft import Draft
 from scheduler.core.legal import breaches, illegal
 from scheduler.core.story import tell, tell_breach, tell_violation
+from scheduler.core.usage import booked
 from scheduler.domain.command import Command
 from scheduler.domain.decision import Decision
 from scheduler.domain.event import Event
@@ -167,6 +168,7 @@ def _commit(
         ended_jobs=archived.ended_jobs,
         ended_loans=archived.ended_loans,
         readings=absorbed.readings,
+        usage=booked(loaded.snapshot, applied.snapshot),
     )
 
 

@@ -13,7 +13,17 @@ from scheduler.domain.observation import Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.protocol import Executor
 from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.store.protocol import Commit, ConflictError, Lease, Loaded, Page, Store, StoredDecision, StoredEvent
+from scheduler.store.protocol import (
+    Books,
+    Commit,
+    ConflictError,
+    Lease,
+    Loaded,
+    Page,
+    Store,
+    StoredDecision,
+    StoredEvent,
+)
 
 
 class ControllerDiedError(Exception):
@@ -133,6 +143,9 @@ class LossyStore:
 
     def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         return self._store.readings(pool, since_s=since_s)
+
+    def usage(self, *, from_s: float, to_s: float) -> Books:
+        return self._store.usage(from_s=from_s, to_s=to_s)
 
     def close(self) -> None:
         self._store.close()

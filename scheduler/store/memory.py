@@ -12,7 +12,9 @@ from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.usage import HOUR_S, UsageEntry, UsageKind
 from scheduler.store.protocol import (
+    Books,
     Commit,
     ConflictError,
     FencedError,
@@ -40,6 +42,7 @@ class MemoryStore:
         self._ended_jobs: list[Job] = []
         self._ended_loans: list[Loan] = []
         self._readings: dict[str, list[DemandReading]] = {}
+        self._usage: dict[UsageKind, tuple[float, float]] = {}
 
     def load(self) -> Loaded:
         with self._lock:
@@ -117,6 +120,15 @@ class MemoryStore:
             recorded = self._readings.get(pool, [])
             return tuple(recorded[bisect_left(recorded, since_s, key=attrgetter("at_s")) :])
 
+    def usage(self, *, from_s: float, to_s: float) -> Books:
+        with self._lock:
+            entries = [
+                UsageEntry(kind, *sums)
+                for kind, sums in self._usage.items()
+                if from_s < kind.hour_s + HOUR_S and kind.hour_s < to_s
+            ]
+            return Books(tuple(sorted(entries)), self._snapshot)
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -128,5 +140,8 @@ class MemoryStore:
             self._decisions.append(StoredDecision(len(self._decisions) + 1, generation, now_s, decision))
         self._ended_jobs.extend(commit.ended_jobs)
         self._ended_loans.extend(commit.ended_loans)
+        for entry in commit.usage:
+            gpu_s, lost_gpu_s = self._usage.get(entry.kind, (0.0, 0.0))
+            self._usage[entry.kind] = (gpu_s + entry.gpu_s, lost_gpu_s + entry.lost_gpu_s)
         for pool, reading in commit.readings:
             insort_right(self._readings.setdefault(pool, []), reading, key=attrgetter("at_s"))

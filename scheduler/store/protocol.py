@@ -12,6 +12,7 @@ from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.usage import UsageEntry
 
 
 class ConflictError(Exception):
@@ -40,7 +41,7 @@ class Commit:
     """One tick's outcome, written in one transaction or not at all.
 
     `previous` is the snapshot that `load` gave; records that are the same object in both are not written.
-    Ended jobs and loans have left `snapshot` and go into history.
+    Ended jobs and loans have left `snapshot` and go into history; `usage` is added to what is booked.
     """
 
     previous: Snapshot
@@ -52,6 +53,15 @@ class Commit:
     ended_jobs: tuple[Job, ...] = ()
     ended_loans: tuple[Loan, ...] = ()
     readings: tuple[tuple[str, DemandReading], ...] = ()
+    usage: tuple[UsageEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What is booked of usage, and the snapshot from which to work out what is not booked yet: both of one moment."""
+
+    entries: tuple[UsageEntry, ...]
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +147,9 @@ class Store(Protocol):
 
     def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         """The recorded demand of one pool from `since_s` on, in order of time."""
+
+    def usage(self, *, from_s: float, to_s: float) -> Books:
+        """What is booked of the hours that touch this time span, in order of hour, queue, owner and kind of GPU."""
 
     def close(self) -> None:
         """Let go of files and connections."""

@@ -22,8 +22,9 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.store import history, leadership, live_state
 from scheduler.store.engine import StoreError, for_reading, open_engine, transaction
 from scheduler.store.migrate import require_head
-from scheduler.store.protocol import Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
+from scheduler.store.protocol import Books, Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
 from scheduler.store.sql_run_log import SqlRunLog
+from scheduler.store.sql_usage import add_usage, read_usage
 from scheduler.store.tables import ENDED_JOBS, ENDED_LOANS, INBOX
 
 _WAITING = select(INBOX).where(INBOX.c.consumed_at_generation.is_(None)).order_by(INBOX.c.number)
@@ -75,6 +76,7 @@ class SqlStore:
             history.consume(connection, commit.consumed, at_generation=generation)
             for table, rows in appended:
                 history.append(connection, table, rows)
+            add_usage(connection, commit.usage)
             if generation % self._tombstones_kept == 0:
                 live_state.sweep(connection, up_to_generation=generation - self._tombstones_kept)
         with self._lock:
@@ -129,6 +131,14 @@ class SqlStore:
 
     def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         return tuple(map(history.reading, self._rows(history.select_readings(pool, since_s))))
+
+    def usage(self, *, from_s: float, to_s: float) -> Books:
+        with self._lock:
+            with transaction(self._reading) as connection:
+                newer = live_state.fetch_newer(connection, self._newest)
+                entries = read_usage(connection, from_s=from_s, to_s=to_s)
+            self._newest = snapshot = live_state.refresh(newer)
+        return Books(entries, snapshot)
 
     def close(self) -> None:
         self._engine.dispose()

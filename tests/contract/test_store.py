@@ -24,9 +24,10 @@ from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches
+from scheduler.domain.usage import UsageEntry, UsageKind
 from scheduler.store.memory import MemoryStore
 from scheduler.store.migrate import migrate
-from scheduler.store.protocol import Commit, ConflictError, FencedError, Page, Store
+from scheduler.store.protocol import Books, Commit, ConflictError, FencedError, Page, Store
 from scheduler.store.sql import SqlStore
 
 OpenStore = Callable[[], Store]
@@ -124,6 +125,7 @@ def test_a_new_store_is_empty(store: Store) -> None:
     assert (store.events(Page()), store.decisions(Page())) == ((), ())
     assert (store.ended_job("job-0"), store.ended_jobs(limit=9), store.ended_loans(limit=9)) == (None, (), ())
     assert store.readings("serve", since_s=-math.inf) == ()
+    assert store.usage(from_s=0.0, to_s=math.inf) == Books((), Snapshot())
 
 
 def test_a_snapshot_comes_back_as_it_was_committed(open_store: OpenStore) -> None:
@@ -296,6 +298,33 @@ def test_readings_are_kept_by_pool_and_given_in_order_of_time(store: Store) -> N
     assert store.readings("serve", since_s=0.0) == (early, late, same)
     assert store.readings("serve", since_s=30.0) == (late, same)
     assert store.readings("other", since_s=10.1) == ()
+
+
+def test_usage_is_added_up_by_hour_queue_owner_and_kind_and_read_with_its_snapshot(open_store: OpenStore) -> None:
+    own, lent = (UsageKind(3600, "vision", "ada", "a100-80g", is_lent) for is_lent in (False, True))
+    later, nameless = replace(own, hour_s=7200), replace(own, owner="", gpu="")
+    writer, reader = open_store(), open_store()
+    added = (UsageEntry(own, 1.5), UsageEntry(lent, 8.0, 0.5)), (UsageEntry(later, 4.0), UsageEntry(own, 2.5, 1.0))
+    for usage in (*added, (UsageEntry(nameless, 0.25),), ()):
+        previous = writer.load().snapshot
+        writer.commit(Commit(previous, _next(previous), epoch=0, usage=usage))
+    first = (UsageEntry(nameless, 0.25), UsageEntry(own, 4.0, 1.0), UsageEntry(lent, 8.0, 0.5))
+    books = reader.usage(from_s=3600.0, to_s=7200.0)
+    assert (books.entries, books.snapshot) == (first, writer.load().snapshot)
+    assert reader.usage(from_s=7199.0, to_s=7201.0).entries == (*first, UsageEntry(later, 4.0))
+    assert reader.usage(from_s=7200.0, to_s=9000.0).entries == (UsageEntry(later, 4.0),)
+    assert reader.usage(from_s=0.0, to_s=3600.0).entries == ()
+
+
+def test_a_commit_that_fails_books_nothing(store: Store) -> None:
+    usage = (UsageEntry(UsageKind(0, "vision", "ada", "a100-80g", False), 1.0),)
+    previous = store.load().snapshot
+    _commit(store)
+    with pytest.raises(ConflictError):
+        store.commit(Commit(previous, _next(previous), epoch=0, usage=usage))
+    with pytest.raises(FencedError):
+        store.commit(Commit(store.load().snapshot, _next(store.load().snapshot), epoch=7, usage=usage))
+    assert store.usage(from_s=0.0, to_s=math.inf).entries == ()
 
 
 def test_many_threads_send_and_load_while_one_commits(store: Store) -> None:

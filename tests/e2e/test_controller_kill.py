@@ -21,6 +21,7 @@ from scheduler.executors.local import POINTS
 from scheduler.executors.local_processes import marked_processes
 from scheduler.store.migrate import migrate
 from scheduler.store.sql import SqlStore
+from tests.books import check_books
 from tests.builders import a_node
 from tests.e2e.killable_controller import settings
 
@@ -104,6 +105,7 @@ def test_after_a_kill_the_next_controller_carries_on(point: str, play: Play) -> 
     assert mover is not None
     assert mover.progress.steps == STEPS
     assert mover.account.failures == 0, "a controller's death is not the job's fault"
+    assert sum(entry.gpu_s for entry in check_books(play.store)) > 1.0
     assert not (play.folder / "double").exists(), "a slot was used by two at once"
     second.send_signal(signal.SIGTERM)
     assert second.wait(PATIENCE_S) == 0

@@ -1,0 +1,70 @@
+"""The books of usage over whole histories with faults: every GPU-second once, to whom it belongs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from scheduler.domain.fleet import PoolKind
+from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.policy_set import policy_set
+from scheduler.simulator.engine import Simulation
+from scheduler.simulator.injector import SeededFaults
+from scheduler.simulator.ticked import Ticked
+from scheduler.simulator.traces import DemandChange
+from tests.books import check_books
+from tests.simulation.test_faults import RATES, world
+
+TICKS_BETWEEN = 97
+
+
+class Meter:
+    """Reads who holds what off every stored state, and adds it up by itself."""
+
+    def __init__(self) -> None:
+        self.gpu_s: defaultdict[tuple[str, bool], float] = defaultdict(float)
+        self.ticks = 0
+        self.simulation: Simulation | None = None
+        self._last: Snapshot | None = None
+        self._last_s = 0.0
+
+    def ticked(self, tick: Ticked) -> None:
+        now_s = tick.report.now_s
+        for job in self._last.jobs.values() if self._last else ():
+            for name, indices in job.allocation.held.items():
+                pool = tick.before.pools[tick.before.nodes[name].pool]
+                self.gpu_s[job.spec.queue, pool.kind is PoolKind.INFERENCE] += len(indices) * (now_s - self._last_s)
+        self._last, self._last_s = tick.after, now_s
+        self.ticks += 1
+        if self.simulation and self.ticks % TICKS_BETWEEN == 0:
+            check_books(self.simulation.memory)
+
+    def demand_changed(self, change: DemandChange) -> None:
+        """Nothing is held by demand."""
+
+
+@pytest.mark.parametrize("seed", [21, 22])
+@pytest.mark.parametrize("policy", ["ebbtide", "srtf"])
+def test_every_gpu_second_is_booked_once_through_crashes_lost_commits_and_recalls(policy: str, seed: int) -> None:
+    whole = world(seed)
+    named = [
+        replace(one, spec=replace(one.spec, queue=("vision", "text")[at % 2], retries=1000))
+        for at, one in enumerate(whole.submissions)
+    ]
+    faults, meter = SeededFaults(seed, tuple(node.name for node in whole.nodes), RATES), Meter()
+    simulation = Simulation(replace(whole, submissions=tuple(named)), policy_set(policy), faults=faults)
+    simulation.watch(meter)
+    meter.simulation = simulation
+    last = simulation.run()
+    assert not last.jobs
+    entries = check_books(simulation.memory)
+    sums: defaultdict[tuple[str, bool], float] = defaultdict(float)
+    for entry in entries:
+        assert 0.0 <= entry.gpu_s <= 3600.0 * sum(node.gpus for node in whole.nodes)
+        sums[entry.kind.queue, entry.kind.is_lent] += entry.gpu_s
+    assert dict(sums) == pytest.approx(dict(meter.gpu_s), abs=1e-3)
+    assert min(sums.values()) > 1000.0, "both queues have to have used own and lent GPUs"
+    assert math.fsum(entry.lost_gpu_s for entry in entries) > 0.0, "some work has to have been lost"
