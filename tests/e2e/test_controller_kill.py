@@ -30,7 +30,10 @@ RANK_SCRIPT = Path(__file__).with_name("kill_rank.py")
 OF_THE_TICK = ("before-observe", "after-load", "before-commit", "after-commit", "after-converge")
 # Points that every tick passes: the tenth passage lies in the middle of the story.
 PASSED_OFTEN = (*OF_THE_TICK, "during-observe", "before-first-effect", "after-last-effect")
-PATIENCE_S = 60.0
+# The executor's other points: as it alone dies at each of them in tests/contract/test_local_crash_points.py.
+SAMPLED = ("after-take-over", "before-started-record", "between-two-spawns", "after-notice", "after-kill")
+OTHERS = [pytest.param(point, marks=pytest.mark.full) for point in POINTS if point not in SAMPLED]
+PATIENCE_S = 180.0
 STEPS = 150
 LEAVE_GRACE_S = 0.6
 
@@ -89,7 +92,7 @@ def play(tmp_path: Path) -> Iterator[Play]:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("point", [*OF_THE_TICK, *POINTS])
+@pytest.mark.parametrize("point", [*OF_THE_TICK, *SAMPLED, *OTHERS])
 def test_after_a_kill_the_next_controller_carries_on(point: str, play: Play) -> None:
     _open(play)
     first = play.start_controller(point, 10 if point in PASSED_OFTEN else 1)
