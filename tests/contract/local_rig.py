@@ -28,7 +28,7 @@ RENDEZVOUS = (
     "os.rename(part, sys.argv[2]); sys.stdin.read()",
 )
 FLEET = a_fleet(training=2, inference=2, gpus_per_node=4)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def rank_job(job_id: str, behaviour: str, on: Gpus, folder: Path, **env: str) -> Job:

@@ -17,7 +17,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.local import POINTS, LocalExecutor
 from scheduler.executors.local_processes import marked_processes
 from tests.contract.local_controller import NOW_S, OF_THE_CONTROLLER, committed, state
-from tests.contract.local_rig import RENDEZVOUS, drive, moved, phases
+from tests.contract.local_rig import PATIENCE_S, RENDEZVOUS, drive, moved, phases
 
 ROOT = Path(__file__).parents[2]
 LEAVES_RANKS = ("between-two-spawns", "after-spawn", "before-notice", "after-notice", "before-kill", "during-a-save")
@@ -27,7 +27,7 @@ LEAVES_RANKS = ("between-two-spawns", "after-spawn", "before-notice", "after-not
 @pytest.mark.parametrize("point", [*POINTS, *OF_THE_CONTROLLER])
 def test_after_a_kill_at(point: str, tmp_path: Path) -> None:
     controller = [sys.executable, "-m", "tests.contract.local_controller", str(tmp_path), point]
-    died = subprocess.run(controller, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    died = subprocess.run(controller, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert died.returncode == -signal.SIGKILL, died.stderr
     left_behind = marked_processes(tmp_path / "run")
     assert left_behind or point not in LEAVES_RANKS, "the scenario has to leave orphans at this point"
@@ -71,9 +71,9 @@ def _is_over(phase: RunPhase) -> bool:
 def test_what_the_ranks_wrote_before_they_were_orphaned_still_counts(tmp_path: Path) -> None:
     """The controller dies while the ranks save; they finish that by themselves, and leave."""
     controller = [sys.executable, "-m", "tests.contract.local_controller", str(tmp_path), "during-a-save"]
-    subprocess.run(controller, cwd=ROOT, capture_output=True, timeout=60)
+    subprocess.run(controller, cwd=ROOT, capture_output=True, timeout=PATIENCE_S)
     status = tmp_path / "run/jobs/mover/gen-1/status-0.json"
-    limit_s = time.monotonic() + 20.0
+    limit_s = time.monotonic() + PATIENCE_S
     while "left" not in status.read_text():
         assert time.monotonic() < limit_s
         time.sleep(0.02)

@@ -130,7 +130,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     finally:
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -314,7 +314,7 @@ def test_the_operator_itself_needs_no_more(control_plane: ControlPlane, granted:
     operated.add_inference(2, replicas=0)
     process = operated.start_operator()
     operated.submit("llama", 8, 16)
-    eventually(lambda: operated.held("llama") == 16, what="it runs on its own node and a lent one", timeout_s=120.0)
+    eventually(lambda: operated.held("llama") == 16, what="it runs on its own node and a lent one")
     operated.cluster.delete(ELASTIC_JOB, "llama", operated.namespace)
     eventually(lambda: operated.find("llama") is None, what="it is gone")
     process.terminate()

@@ -151,7 +151,7 @@ def test_it_runs_by_itself_and_hands_over(control_plane: ControlPlane, namespace
     stops = [threading.Event(), threading.Event()]
     clusters = [connect(control_plane.admin_kubeconfig, limits=LIMITS) for _ in stops]
     candidates = [
-        Election(each, name="operator", namespace=namespace, identity=f"c{number}")
+        Election(each, name="operator", namespace=namespace, identity=f"c{number}", terms=Terms(600, 500.0, 0.3, 0.5))
         for number, each in enumerate(clusters)
     ]
     threads = [threading.Thread(target=each.run, args=(stop,)) for each, stop in zip(candidates, stops, strict=True)]
@@ -162,7 +162,7 @@ def test_it_runs_by_itself_and_hands_over(control_plane: ControlPlane, namespace
     stops[0].set()
     threads[0].join()
     candidates[0].release()
-    eventually(lambda: candidates[1].is_leading, what="the second leads", timeout_s=5.0)
+    eventually(lambda: candidates[1].is_leading, what="the second leads, long before the lease is over")
     stops[1].set()
     threads[1].join()
     for each in clusters:

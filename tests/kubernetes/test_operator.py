@@ -26,7 +26,7 @@ def test_an_applied_job_runs_is_scaled_and_leaves_nothing_behind(operated: Opera
     eventually(lambda: operated.job("llama")["status"]["allocation"]["gpus"] == 16, what="it has 16 GPUs")
     operated.until_phase("llama", "Running")
     assert uid_of(before) in {uid_of(pod) for pod in operated.pods()}
-    assert any(event["regarding"]["name"] == "llama" for event in operated.events())
+    eventually(lambda: {event["regarding"]["name"] for event in operated.events()} >= {"llama"}, what="it is told")
     operated.cluster.delete(ELASTIC_JOB, "llama", operated.namespace)
     eventually(lambda: operated.cluster.find(ELASTIC_JOB, "llama", operated.namespace) is None, what="it is gone")
     assert operated.pods() == []
@@ -84,10 +84,10 @@ def test_a_node_is_lent_by_what_deployments_want_and_comes_home_in_time(operated
     operated.add_inference(2, replicas=0)
     operated.start_operator()
     operated.submit("llama", 8, 16)
-    eventually(lambda: operated.held("llama") == 16, what="it has grown onto a lent node", timeout_s=120.0)
+    eventually(lambda: operated.held("llama") == 16, what="it has grown onto a lent node")
     (lent,) = operated.lent_nodes()
     operated.scale_inference(2)
-    eventually(lambda: not operated.lent_nodes(), what="the node is home", timeout_s=120.0)
+    eventually(lambda: not operated.lent_nodes(), what="the node is home")
     assert operated.held("llama") <= 8
     assert all(pod["spec"]["nodeName"] != lent for pod in operated.pods())
     broken = [event for event in operated.events() if event["reason"] == "Breach"]

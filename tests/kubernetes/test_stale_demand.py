@@ -20,7 +20,6 @@ from tests.kubernetes.waiting import eventually
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no prometheus on the path (Debian's package prometheus)")
 
 STALE_S = 15.0
-LENT_S = 120.0
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def test_on_stale_demand_nothing_new_is_lent_and_what_is_lent_stays(operated: Op
     add_pool(operated, "serving", "inference_gpus", nodes=4)
     operated.start_operator()
     operated.submit("llama", 8, 16)
-    eventually(lambda: operated.held("llama") == 16, what="it has grown onto a lent node", timeout_s=LENT_S)
+    eventually(lambda: operated.held("llama") == 16, what="it has grown onto a lent node")
     prometheus.kill()
     eventually(lambda: told(operated, "serving")[0] == "Unreachable", what="the Pool says so")
     eventually(lambda: _age_s(operated) > STALE_S, what="the last reading is stale")
@@ -81,8 +80,8 @@ def test_on_stale_demand_nothing_new_is_lent_and_what_is_lent_stays(operated: Op
     assert (sorted(operated.lent_nodes()), operated.phase("second")) == (before, "Queued")
     assert operated.held("llama") == 16
     prometheus.start()
-    eventually(lambda: operated.phase("second") == "Running", what="lending goes on", timeout_s=LENT_S)
-    assert told(operated, "serving") == ("Read", "")
+    eventually(lambda: operated.phase("second") == "Running", what="lending goes on")
+    eventually(lambda: told(operated, "serving") == ("Read", ""), what="the Pool says that it is read again")
 
 
 def _age_s(operated: Operated) -> float:
@@ -103,16 +102,19 @@ def test_each_query_that_gives_no_one_number_is_told_on_its_pool(operated: Opera
     operator = operated.start_operator()
     operated.submit("llama", 8, 32)
     for name, (_, reason, words) in queries.items():
-        eventually(partial(_says, operated, name, reason), what=f"{name} is {reason}")
-        assert words in told(operated, name)[1]
-        assert operated.cluster.get(POOL, name)["status"]["problem"] == reason
+        eventually(partial(_says, operated, name, reason, words), what=f"{name} is {reason}: {words}")
     operated.until_phase("llama", "Running")
     assert (operated.held("llama"), operated.lent_nodes()) == (8, [])
     assert operator.poll() is None
 
 
-def _says(operated: Operated, pool: str, reason: str) -> bool:
-    return told(operated, pool)[0] == reason
+def _says(operated: Operated, pool: str, reason: str, words: str) -> bool:
+    """All at once: a scrape that comes late makes the reason another one for a moment."""
+    status = operated.cluster.get(POOL, pool).get("status", {})
+    conditions = [each for each in status.get("conditions", []) if each["type"] == "DemandKnown"]
+    return status.get("problem") == reason and [(each["reason"], words in each["message"]) for each in conditions] == [
+        (reason, True)
+    ]
 
 
 class Failing(Quiet, BaseHTTPRequestHandler):

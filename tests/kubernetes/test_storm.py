@@ -27,7 +27,7 @@ from scheduler.k8s.kinds import (
 )
 from scheduler.k8s.objects import Object, labels_of, name_of, uid_of
 from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.crowd import delete_all, phases, submit_all, wait_for_all
+from tests.kubernetes.crowd import ALL_DONE_S, delete_all, phases, submit_all, wait_for_all
 from tests.kubernetes.fault_proxy import FAULTLESS, Fault, FaultProxy
 from tests.kubernetes.objects import a_pod
 from tests.kubernetes.operated import Operated
@@ -36,7 +36,7 @@ from tests.kubernetes.waiting import eventually
 JOBS, NODES = 20, 8
 FAULTS = (Fault(409), Fault(429), Fault(500), Fault(503), Fault(swallow=True), Fault(delay_s=1.5))
 FOREIGN_FINALIZER = "example.com/keep"
-ON_ITS_WAY_S = 0.5
+ON_ITS_WAY_S = 1.0
 """What a process had passed on to its socket, or nearly, before it was stopped still arrives once it is woken."""
 
 seeds = pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3, 4))])
@@ -102,7 +102,7 @@ def test_watches_that_fall_silent_are_not_waited_for(stormy: Operated, proxy: Fa
     stormy.submit("unheard", 1, 1)
     time.sleep(2.0)
     proxy.is_mute = False
-    eventually(lambda: stormy.phase("unheard") == "Succeeded", what="what was not heard is found out", timeout_s=90.0)
+    eventually(lambda: stormy.phase("unheard") == "Succeeded", what="what was not heard is found out")
     stormy.cluster.delete(ELASTIC_JOB, "unheard", stormy.namespace)
     settle(stormy)
 
@@ -146,7 +146,7 @@ def test_pods_that_somebody_else_ends_are_made_anew(stormy: Operated, seed: int)
         else:
             stormy.cluster.evict(pod)
         time.sleep(rng.uniform(0.2, 1.0))
-    eventually(lambda: phases(stormy).count("Succeeded") == JOBS, what="all jobs have succeeded", timeout_s=240.0)
+    eventually(lambda: phases(stormy).count("Succeeded") == JOBS, what="all jobs have succeeded", timeout_s=ALL_DONE_S)
     for name in {name_of(pod) for pod in stormy.pods()} & set(kept):
         stormy.cluster.patch(POD, name, stormy.namespace, change={"metadata": {"finalizers": None}})
     settle(stormy)
@@ -184,7 +184,7 @@ def test_marks_that_somebody_takes_from_a_lent_node_come_back_and_go_with_the_lo
     operated.add_inference(2, replicas=0)
     operated.start_operator()
     operated.submit("llama", 8, 16)
-    eventually(lambda: operated.held("llama") == 16, what="it has grown onto the lent node", timeout_s=120.0)
+    eventually(lambda: operated.held("llama") == 16, what="it has grown onto the lent node")
     (name,) = operated.lent_nodes()
     before = operated.cluster.get(NODE, name)
     unlabelled = {label: None for label in before["metadata"]["labels"] if label in (LOAN_LABEL, POOL_LABEL)}
@@ -193,7 +193,7 @@ def test_marks_that_somebody_takes_from_a_lent_node_come_back_and_go_with_the_lo
         eventually(lambda: _has_marks_of(before, operated.cluster.get(NODE, name)), what="taint and label are back")
     operated.scale_inference(2)
     operated.cluster.patch(NODE, name, change={"metadata": {"labels": unlabelled}})
-    eventually(lambda: not operated.lent_nodes(), what="the node is home", timeout_s=120.0)
+    eventually(lambda: not operated.lent_nodes(), what="the node is home")
     operated.agents.finish(operated.job("llama")["metadata"]["labels"][JOB_LABEL])
     operated.until_phase("llama", "Succeeded")
     delete_all(operated)

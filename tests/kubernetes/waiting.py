@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 PAUSE_S = 0.05
 
 

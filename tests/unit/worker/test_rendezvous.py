@@ -55,13 +55,13 @@ def test_it_serves_its_own_address_alone_until_its_standard_input_closes(
     assert not _answers("127.0.0.2", port)
     assert store.stdin is not None
     store.stdin.close()
-    assert store.wait(timeout=10) == 0
+    assert store.wait(timeout=60) == 0
 
 
 def test_it_ends_when_told_to(tmp_path: Path, store: subprocess.Popen[bytes]) -> None:
     _port(tmp_path / "port")
     store.send_signal(signal.SIGTERM)
-    assert store.wait(timeout=10) == 0
+    assert store.wait(timeout=60) == 0
 
 
 def test_it_ends_with_its_parent_even_if_its_input_stays_open(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_as_a_service_it_serves_its_port_until_sigterm_whatever_becomes_of_its_i
             assert _answers("127.0.0.1", port)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=10) == 0
+            assert process.wait(timeout=60) == 0
         finally:
             process.kill()
             process.wait()
