@@ -1,79 +1,93 @@
-"""Keyset paging of jobs: those that have not ended first, newest first; then the ended ones, last ended first."""
+"""Keyset paging: a cursor is the place of the last item in its list, and places never change.
+
+So whoever goes from page to page meets everything that was there all the while once, whatever is added and ends
+meanwhile: jobs and loans stand in the order of their beginning, newest first, live and ended ones alike; other nouns by
+name; the record by number.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
+from fastapi import Query
+
+from api.answers.page import PageOf
 from api.errors import refuse
 from scheduler.domain.job import Job
+from scheduler.domain.loan import Loan
 from scheduler.store.protocol import Store
+from scheduler.store.queries import JobQuery, LoanQuery, Place, first_after, place_of_job, place_of_loan
 
-JobFilter = Callable[[Job], bool]
+Row = TypeVar("Row")
+Item = TypeVar("Item")
 
-
-@dataclass(frozen=True, slots=True)
-class JobCursor:
-    """The last job of a page. `at_s` is when it was submitted or, once `ended`, when it ended."""
-
-    ended: bool
-    at_s: float
-    job_id: str
-
-    def __str__(self) -> str:
-        text = f"{'ended' if self.ended else 'live'}:{self.at_s!r}:{self.job_id}"
-        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+Cursor = Annotated[
+    str, Query(max_length=2000, description="`next` of an earlier answer to the same question; empty: the first page.")
+]
 
 
-def cursor_of(job: Job) -> JobCursor:
-    return JobCursor(job.is_ended, job.state_since_s if job.is_ended else job.submitted_at_s, job.id)
+def cursor_of(noun: str, *place: float | str) -> str:
+    return base64.urlsafe_b64encode(json.dumps([noun, *place]).encode()).decode().rstrip("=")
 
 
-def parse_cursor(text: str) -> JobCursor | None:
-    """None for an empty text; a 422 problem for one that no answer ever held."""
-    if not text:
+def place_in(cursor: str, noun: str, *kinds: type) -> list[Any] | None:
+    """What `cursor_of` was given; None for an empty cursor, a 422 problem for one that no list of `noun` ever gave."""
+    if not cursor:
         return None
     try:
-        padded = text + "=" * (-len(text) % 4)
-        part, at_s, job_id = base64.b64decode(padded, altchars=b"-_", validate=True).decode().split(":", 2)
-        if part in ("live", "ended"):
-            return JobCursor(part == "ended", float(at_s), job_id)
-    except (binascii.Error, ValueError):
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        found, *place = json.loads(text)
+        if found == noun and [type(part) for part in place] == list(kinds) and all(map(_is_plain, place)):
+            return list(place)
+    except (binascii.Error, ValueError, TypeError, RecursionError):
         pass  # refused below, like a text that decodes to something else
-    return refuse("cursor", text, "the value of `next` in an earlier answer")
+    return refuse("cursor", cursor, f"the value of `next` in an earlier list of {noun}")
 
 
-def page_of_jobs(
-    live: Iterable[Job], store: Store, *, wanted: JobFilter, cursor: JobCursor | None, limit: int
-) -> tuple[tuple[Job, ...], JobCursor | None]:
-    """Up to `limit` jobs after `cursor`, and the cursor of the next page (None at the end)."""
-    found: list[Job] = []
-    if cursor is None or not cursor.ended:
-        ordered = sorted((job for job in live if not job.is_ended and wanted(job)), key=_place, reverse=True)
-        found += [job for job in ordered if cursor is None or _place(job) < (cursor.at_s, cursor.job_id)]
-    if len(found) <= limit:
-        found += _ended_jobs(store, wanted, cursor if cursor and cursor.ended else None, limit + 1 - len(found))
-    page = tuple(found[:limit])
-    return page, cursor_of(page[-1]) if len(found) > limit else None
+def _is_plain(part: Any) -> bool:
+    """Every database can compare it."""
+    return part.isprintable() if isinstance(part, str) else abs(part) < 2**63
 
 
-def _place(job: Job) -> tuple[float, str]:
-    cursor = cursor_of(job)
-    return cursor.at_s, cursor.job_id
+def page_by_name(
+    noun: str, rows: Mapping[str, Row], view: Callable[[Row], Item], *, cursor: str, limit: int
+) -> PageOf[Item]:
+    """Rows by name."""
+    place = place_in(cursor, noun, str)
+    names = sorted(name for name in rows if place is None or name > place[0])
+    following = cursor_of(noun, names[limit - 1]) if len(names) > limit else None
+    return {"items": [view(rows[name]) for name in names[:limit]], "next": following}
 
 
-def _ended_jobs(store: Store, wanted: JobFilter, cursor: JobCursor | None, count: int) -> list[Job]:
-    """Reads ever further back until `count` are found: the history knows only "the last so many"."""
-    reach = 2 * count
-    while True:
-        jobs = store.ended_jobs(limit=reach)
-        complete = len(jobs) < reach
-        # The oldest moment that was read may hold more jobs than were read, so it counts only at the end.
-        sure = [job for job in jobs if complete or job.state_since_s > jobs[-1].state_since_s]
-        ordered = sorted((job for job in sure if wanted(job)), key=_place, reverse=True)
-        after = [job for job in ordered if cursor is None or _place(job) < (cursor.at_s, cursor.job_id)]
-        if complete or len(after) >= count:
-            return after[:count]
-        reach *= 2
+def page_of_jobs(live: Iterable[Job], store: Store, wanted: JobQuery, *, cursor: str, limit: int) -> PageOf[Job]:
+    after = _place(cursor, "jobs")
+    found = {job.id: job for job in live if not job.is_ended and wanted.matches(job)}
+    if wanted.wants_ended:
+        # One that has ended since `live` was read is in both, and is what it has become.
+        found |= {job.id: job for job in store.find_ended_jobs(wanted, after=after, limit=limit + 1)}
+    rows = first_after(list(found.values()), place_of_job, after=after, limit=limit + 1)
+    return _page("jobs", rows, place_of_job, limit)
+
+
+def page_of_loans(live: Iterable[Loan], store: Store, wanted: LoanQuery, *, cursor: str, limit: int) -> PageOf[Loan]:
+    after = _place(cursor, "loans")
+    found = {loan.id: loan for loan in live if wanted.matches(loan)}
+    if wanted.wants_ended:
+        found |= {loan.id: loan for loan in store.find_ended_loans(wanted, after=after, limit=limit + 1)}
+    rows = first_after(list(found.values()), place_of_loan, after=after, limit=limit + 1)
+    return _page("loans", rows, place_of_loan, limit)
+
+
+def _place(cursor: str, noun: str) -> Place | None:
+    place = place_in(cursor, noun, float, str)
+    return None if place is None else Place(*place)
+
+
+def _page(noun: str, rows: tuple[Row, ...], place_of: Callable[[Row], Place], limit: int) -> PageOf[Row]:
+    """`rows` are one more than fit on the page, where there are more."""
+    following = cursor_of(noun, *place_of(rows[limit - 1])) if len(rows) > limit else None
+    return {"items": list(rows[:limit]), "next": following}

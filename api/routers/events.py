@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from fastapi import APIRouter
 
 from api.answers.page import PageOf
 from api.answers.record import DecisionView, EventView, decision_view, event_view
 from api.dependencies import After, Limit, WorldDep
-from api.errors import refuse
+from api.filters import Text
+from api.paging import Cursor, cursor_of, place_in
 from scheduler.store.protocol import Page, Store
 
 router = APIRouter(prefix="/v1", tags=["record"])
 
+Numbered = TypeVar("Numbered", EventView, DecisionView)
+
 
 @router.get("/events")
 def list_events(
-    world: WorldDep, subject: str = "", after: After = 0, limit: Limit = 100, cursor: str = ""
+    world: WorldDep,
+    subject: Text = "",
+    after: After = 0,
+    limit: Limit = 100,
+    cursor: Cursor = "",
 ) -> PageOf[EventView]:
     """Events of one subject (a job id, node, pool) or of all. To follow them, ask again after the last number."""
     return page_of_events(world.store, subject=subject, after=after, limit=limit, cursor=cursor)
 
 
 @router.get("/decisions")
-def list_decisions(world: WorldDep, after: After = 0, limit: Limit = 100, cursor: str = "") -> PageOf[DecisionView]:
+def list_decisions(world: WorldDep, after: After = 0, limit: Limit = 100, cursor: Cursor = "") -> PageOf[DecisionView]:
     """What ticks decided, each decision with its reason."""
-    rows = world.store.decisions(Page(_start(after, cursor), limit + 1))
-    items = [decision_view(row) for row in rows[:limit]]
-    return {"items": items, "next": str(items[-1]["number"]) if len(rows) > limit else None}
+    rows = world.store.decisions(Page(_start(after, cursor, "decisions"), limit + 1))
+    return _page("decisions", [decision_view(row) for row in rows], limit)
 
 
 def page_of_events(store: Store, *, subject: str, after: int, limit: int, cursor: str) -> PageOf[EventView]:
-    rows = store.events(Page(_start(after, cursor), limit + 1), subject=subject)
-    items = [event_view(row) for row in rows[:limit]]
-    return {"items": items, "next": str(items[-1]["number"]) if len(rows) > limit else None}
+    rows = store.events(Page(_start(after, cursor, "events"), limit + 1), subject=subject)
+    return _page("events", [event_view(row) for row in rows], limit)
 
 
-def _start(after: int, cursor: str) -> int:
-    """`cursor` is what an earlier answer gave as `next`: the number of its last item."""
-    if not cursor:
-        return after
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        refuse("cursor", cursor, "the value of `next` in an earlier answer")
-    return int(cursor)
+def _start(after: int, cursor: str, noun: str) -> int:
+    place = place_in(cursor, noun, int)
+    return after if place is None else int(place[0])
+
+
+def _page(noun: str, items: list[Numbered], limit: int) -> PageOf[Numbered]:
+    """`items` are one more than fit on the page, where there are more."""
+    following = cursor_of(noun, items[limit - 1]["number"]) if len(items) > limit else None
+    return {"items": items[:limit], "next": following}

@@ -12,6 +12,7 @@ from api.answers.record import EventView, reason_view
 from api.checks import check_job
 from api.dependencies import After, Limit, ServiceDep, WorldDep
 from api.errors import ProblemError
+from api.paging import Cursor
 from api.rehearsal import Rehearsal, rehearse
 from api.routers.events import page_of_events
 from api.routers.jobs import new_job_id
@@ -36,7 +37,7 @@ def get_job_plan(job_id: str, world: WorldDep) -> PlanView:
 
 @router.get("/jobs/{job_id}/events")
 def list_job_events(
-    job_id: str, world: WorldDep, after: After = 0, limit: Limit = 100, cursor: str = ""
+    job_id: str, world: WorldDep, after: After = 0, limit: Limit = 100, cursor: Cursor = ""
 ) -> PageOf[EventView]:
     """What happened to the job, oldest first."""
     world.job(job_id)

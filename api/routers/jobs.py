@@ -6,7 +6,7 @@ import base64
 import secrets
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Response
 from pydantic import Field
 
 from api.answers.job import JobView, job_view
@@ -15,7 +15,8 @@ from api.checks import check_job
 from api.dependencies import Limit, WorldDep
 from api.errors import conflict, refuse
 from api.idempotency import IdempotencyKey, submit_once
-from api.paging import page_of_jobs, parse_cursor
+from api.job_filter import JobFilter
+from api.paging import Cursor, page_of_jobs
 from api.world import World
 from scheduler.documents.document import Document
 from scheduler.documents.job import GpuCount, JobDocument, job_spec
@@ -62,23 +63,11 @@ def submit_job(document: JobDocument, world: WorldDep, response: Response, key: 
 
 @router.get("/jobs")
 def list_jobs(
-    world: WorldDep,
-    state: Annotated[str, Query(description="Only jobs in these states, separated by commas.")] = "",
-    queue: str = "",
-    limit: Limit = 100,
-    cursor: str = "",
+    world: WorldDep, wanted: Annotated[JobFilter, Depends()], limit: Limit = 100, cursor: Cursor = ""
 ) -> PageOf[JobView]:
-    """Jobs that have not ended, newest first; then ended ones. `next` is the cursor of the following page."""
-    states = _states(state)
-
-    def wanted(job: Job) -> bool:
-        return (not states or job.state in states) and queue in ("", job.spec.queue)
-
-    jobs, following = page_of_jobs(
-        world.snapshot.jobs.values(), world.store, wanted=wanted, cursor=parse_cursor(cursor), limit=limit
-    )
-    items = [job_view(job, world.now_s) for job in jobs]
-    return {"items": items, "next": str(following) if following else None}
+    """Jobs, those submitted last first, ended ones included. `next` is the cursor of the following page."""
+    page = page_of_jobs(world.snapshot.jobs.values(), world.store, wanted.query(), cursor=cursor, limit=limit)
+    return {"items": [job_view(job, world.now_s) for job in page["items"]], "next": page["next"]}
 
 
 @router.get("/jobs/{job_id}")
@@ -137,12 +126,3 @@ def _view(world: World, job_id: str) -> JobView:
 def _refuse_cancelled(job: Job) -> None:
     if job.intent is Intent.CANCEL:
         conflict(f"job {job.id} is being cancelled")
-
-
-def _states(text: str) -> frozenset[JobState]:
-    known = {state.value: state for state in JobState}
-    names = [name.strip() for name in text.split(",")] if text else []
-    for name in names:
-        if name not in known:
-            refuse("state", name, f"one or more of {', '.join(known)}")
-    return frozenset(known[name] for name in names)

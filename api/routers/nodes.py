@@ -7,8 +7,10 @@ from fastapi import APIRouter, Response
 from api.answers.fleet import NodeView, node_view
 from api.answers.page import PageOf
 from api.checks import gpu_memory_bytes
-from api.dependencies import WorldDep
+from api.dependencies import Limit, WorldDep
 from api.errors import conflict, refuse
+from api.filters import Text
+from api.paging import Cursor, page_by_name
 from api.world import World
 from scheduler.documents import fleet
 from scheduler.documents.fleet import NodeDocument
@@ -38,13 +40,12 @@ def add_node(document: NodeDocument, world: WorldDep, response: Response) -> Nod
 
 
 @router.get("/nodes")
-def list_nodes(world: WorldDep, pool: str = "") -> PageOf[NodeView]:
+def list_nodes(world: WorldDep, pool: Text = "", limit: Limit = 100, cursor: Cursor = "") -> PageOf[NodeView]:
     """All nodes, or those of one pool, by name."""
     if pool:
         world.pool(pool)
-    nodes = sorted(world.snapshot.nodes.values(), key=lambda node: node.name)
-    items = [node_view(node, world.snapshot) for node in nodes if pool in ("", node.pool)]
-    return {"items": items, "next": None}
+    nodes = {name: node for name, node in world.snapshot.nodes.items() if pool in ("", node.pool)}
+    return page_by_name("nodes", nodes, lambda node: node_view(node, world.snapshot), cursor=cursor, limit=limit)
 
 
 @router.get("/nodes/{name}")

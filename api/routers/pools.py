@@ -8,8 +8,9 @@ from fastapi import APIRouter, Response
 
 from api.answers.fleet import PoolView, pool_view
 from api.answers.page import PageOf
-from api.dependencies import WorldDep
+from api.dependencies import Limit, WorldDep
 from api.errors import conflict
+from api.paging import Cursor, page_by_name
 from scheduler.documents import fleet
 from scheduler.documents.document import Document
 from scheduler.documents.fleet import LendingDocument, PoolDocument
@@ -42,10 +43,10 @@ def create_pool(document: PoolDocument, world: WorldDep, response: Response) -> 
 
 
 @router.get("/pools")
-def list_pools(world: WorldDep) -> PageOf[PoolView]:
+def list_pools(world: WorldDep, limit: Limit = 100, cursor: Cursor = "") -> PageOf[PoolView]:
     """All pools, by name."""
-    pools = sorted(world.snapshot.pools.values(), key=lambda pool: pool.name)
-    return {"items": [pool_view(pool, world.snapshot) for pool in pools], "next": None}
+    pools = world.snapshot.pools
+    return page_by_name("pools", pools, lambda pool: pool_view(pool, world.snapshot), cursor=cursor, limit=limit)
 
 
 @router.get("/pools/{name}")

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Response
 
 from api.answers.page import PageOf
 from api.answers.queue import QueueView, queue_view
-from api.dependencies import WorldDep
+from api.dependencies import Limit, WorldDep
 from api.errors import conflict, not_found
+from api.paging import Cursor, page_by_name
 from api.world import World
 from scheduler.documents import job_queue
 from scheduler.documents.job_queue import QueueDocument, QuotaDocument
@@ -35,9 +36,9 @@ def create_queue(document: QueueDocument, world: WorldDep, response: Response) -
 
 
 @router.get("/queues")
-def list_queues(world: WorldDep) -> PageOf[QueueView]:
+def list_queues(world: WorldDep, limit: Limit = 100, cursor: Cursor = "") -> PageOf[QueueView]:
     """All declared queues, and those that live jobs name, by name."""
-    return {"items": [queue_view(use) for use in queue_uses(world.snapshot).values()], "next": None}
+    return page_by_name("queues", queue_uses(world.snapshot), queue_view, cursor=cursor, limit=limit)
 
 
 @router.get("/queues/{name}")

@@ -27,9 +27,13 @@ class JobCalls(Calls):
         """What would be decided for this job document now, without submitting it."""
         return self._connection.object("POST", "/v1/jobs:dry-run", json=document)
 
-    def jobs(self, *, state: str = "", limit: int = 100) -> Iterator[JobView]:
-        """All jobs, a page of `limit` at a time."""
-        yield from self._connection.items("/v1/jobs", limit=limit, query={"state": state})
+    def jobs(
+        self, *, state: str = "", queue: str = "", owner: str = "", name: str = "", limit: int = 100
+    ) -> Iterator[JobView]:
+        """All jobs with these traits, those submitted last first, a page of `limit` at a time. `state`: one or more,
+        or `live`, `ended`, with commas between; `name`: how names begin."""
+        query = {"state": state, "queue": queue, "owner": owner, "name": name}
+        yield from self._connection.items("/v1/jobs", limit=limit, query=query)
 
     def job(self, job_id: str) -> JobView:
         return self._connection.object("GET", _job(job_id))

@@ -14,6 +14,8 @@ class LoanState(StrEnum):
     LOST = "lost"
 
 
+LIVE_LOANS = frozenset({LoanState.OFFERED, LoanState.ACTIVE, LoanState.RECALLED})
+
 LOAN_EDGES: dict[tuple[LoanState, LoanState], str] = {
     (LoanState.OFFERED, LoanState.ACTIVE): "the last inference pod left the node",
     (LoanState.OFFERED, LoanState.RETURNED): "inference wants the node before training used it, or cannot leave it",
@@ -40,7 +42,7 @@ class Loan:
 
     @property
     def is_live(self) -> bool:
-        return self.state in (LoanState.OFFERED, LoanState.ACTIVE, LoanState.RECALLED)
+        return self.state in LIVE_LOANS
 
     def moved(self, state: LoanState, now_s: float, *, return_by_s: float | None = None) -> Loan:
         """The loan in its next state.

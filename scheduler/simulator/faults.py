@@ -24,6 +24,7 @@ from scheduler.store.protocol import (
     StoredDecision,
     StoredEvent,
 )
+from scheduler.store.queries import JobQuery, LoanQuery, Place
 
 
 class ControllerDiedError(Exception):
@@ -138,8 +139,14 @@ class LossyStore:
     def ended_jobs(self, *, limit: int) -> tuple[Job, ...]:
         return self._store.ended_jobs(limit=limit)
 
+    def find_ended_jobs(self, wanted: JobQuery, *, after: Place | None, limit: int) -> tuple[Job, ...]:
+        return self._store.find_ended_jobs(wanted, after=after, limit=limit)
+
     def ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         return self._store.ended_loans(limit=limit)
+
+    def find_ended_loans(self, wanted: LoanQuery, *, after: Place | None, limit: int) -> tuple[Loan, ...]:
+        return self._store.find_ended_loans(wanted, after=after, limit=limit)
 
     def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         return self._store.readings(pool, since_s=since_s)

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Table, bindparam, insert, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Table,
+    bindparam,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from scheduler.domain.codec import decode, decode_as, encode, encode_as
 from scheduler.domain.decision import Decision
 from scheduler.domain.event import Event
 from scheduler.domain.fleet import DemandReading
+from scheduler.domain.job import Job
+from scheduler.domain.loan import Loan
 from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
-from scheduler.store.tables import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX, READINGS, EndedColumns
+from scheduler.store.queries import JobQuery, LoanQuery, Place
+from scheduler.store.tables import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX, READINGS
 
 AnyRow = Row[*tuple[Any, ...]]
 _CONSUME = (
@@ -26,12 +43,22 @@ def appended(commit: Commit) -> list[tuple[Table[Any], list[dict[str, Any]]]]:
     generation, now_s = commit.snapshot.generation, commit.snapshot.now_s
     events = [{"at_s": event.at_s, "subject": event.subject, "body": encode(event)} for event in commit.events]
     decisions = [{"at_s": now_s, "body": encode_as(Decision, decision)} for decision in commit.decisions]
-    jobs = [{"id": job.id, "body": encode(job)} for job in commit.ended_jobs]
-    loans = [{"id": loan.id, "body": encode(loan)} for loan in commit.ended_loans]
+    jobs = [{"id": job.id, "body": encode(job), **_listed_job(job)} for job in commit.ended_jobs]
+    loans = [{"id": loan.id, "body": encode(loan), **_listed_loan(loan)} for loan in commit.ended_loans]
     readings = [{"pool": pool, **encode(reading)} for pool, reading in commit.readings]
     of_generation = ((EVENTS, events), (DECISIONS, decisions), (ENDED_JOBS, jobs), (ENDED_LOANS, loans))
     logs = [(table, [{"generation": generation, **row} for row in rows]) for table, rows in of_generation]
     return [*logs, (READINGS, readings)]
+
+
+def _listed_job(job: Job) -> dict[str, Any]:
+    spec = job.spec
+    known = {"submitted_at_s": job.submitted_at_s, "state": job.state.value, "owner": job.owner}
+    return {**known, "queue": spec.queue, "name": spec.name}
+
+
+def _listed_loan(loan: Loan) -> dict[str, Any]:
+    return {"offered_at_s": loan.offered_at_s, "state": loan.state.value, "pool": loan.pool, "node": loan.node}
 
 
 def append(connection: Connection, table: Table[Any], rows: list[dict[str, Any]]) -> None:
@@ -74,5 +101,44 @@ def reading(row: AnyRow) -> DemandReading:
     return DemandReading(row.at_s, row.gpus, row.asked_gpus)
 
 
-def select_ended(table: Table[EndedColumns], *, limit: int) -> Select[*tuple[Any, ...]]:
+def select_ended(table: Table[Any], *, limit: int) -> Select[*tuple[Any, ...]]:
     return select(table).order_by(table.c.number.desc()).limit(limit)
+
+
+def select_ended_jobs(wanted: JobQuery, after: Place | None, limit: int) -> Select[*tuple[Any, ...]]:
+    row = ENDED_JOBS.c
+    traits: list[ColumnElement[bool]] = []
+    if wanted.states is not None:
+        traits.append(row.state.in_(sorted(wanted.states)))
+    if wanted.queues is not None:
+        traits.append(row.queue.in_(sorted(wanted.queues)))
+    if wanted.owner:
+        traits.append(row.owner == wanted.owner)
+    if wanted.name_prefix:
+        traits.append(func.substr(row.name, 1, len(wanted.name_prefix)) == wanted.name_prefix)
+    if wanted.since_s > -math.inf:
+        traits.append(row.submitted_at_s >= wanted.since_s)
+    if wanted.until_s < math.inf:
+        traits.append(row.submitted_at_s < wanted.until_s)
+    return _in_order(select(ENDED_JOBS).where(*traits), row.submitted_at_s, row.id, after, limit=limit)
+
+
+def select_ended_loans(wanted: LoanQuery, after: Place | None, limit: int) -> Select[*tuple[Any, ...]]:
+    row = ENDED_LOANS.c
+    traits: list[ColumnElement[bool]] = []
+    if wanted.states is not None:
+        traits.append(row.state.in_(sorted(wanted.states)))
+    if wanted.pool:
+        traits.append(row.pool == wanted.pool)
+    if wanted.node:
+        traits.append(row.node == wanted.node)
+    return _in_order(select(ENDED_LOANS).where(*traits), row.offered_at_s, row.id, after, limit=limit)
+
+
+def _in_order(
+    rows: Select[*tuple[Any, ...]], at_s: Column[float], name: Column[str], after: Place | None, *, limit: int
+) -> Select[*tuple[Any, ...]]:
+    if after is not None:
+        # The first condition follows from the second, and lets every database begin in the middle of the index.
+        rows = rows.where(at_s <= after.at_s, or_(at_s < after.at_s, name < after.id))
+    return rows.order_by(at_s.desc(), name.desc()).limit(limit)

@@ -24,6 +24,7 @@ from scheduler.store.protocol import (
     StoredDecision,
     StoredEvent,
 )
+from scheduler.store.queries import JobQuery, LoanQuery, Place, first_after, place_of_job, place_of_loan
 
 _NOBODY = Lease(holder="", epoch=0, expires_at_s=float("-inf"))
 
@@ -111,9 +112,17 @@ class MemoryStore:
         with self._lock:
             return tuple(islice(reversed(self._ended_jobs), limit))
 
+    def find_ended_jobs(self, wanted: JobQuery, *, after: Place | None, limit: int) -> tuple[Job, ...]:
+        with self._lock:
+            return first_after(list(filter(wanted.matches, self._ended_jobs)), place_of_job, after=after, limit=limit)
+
     def ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         with self._lock:
             return tuple(islice(reversed(self._ended_loans), limit))
+
+    def find_ended_loans(self, wanted: LoanQuery, *, after: Place | None, limit: int) -> tuple[Loan, ...]:
+        with self._lock:
+            return first_after(list(filter(wanted.matches, self._ended_loans)), place_of_loan, after=after, limit=limit)
 
     def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         with self._lock:

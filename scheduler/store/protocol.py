@@ -13,6 +13,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.usage import UsageEntry
+from scheduler.store.queries import JobQuery, LoanQuery, Place
 
 
 class ConflictError(Exception):
@@ -142,8 +143,14 @@ class Store(Protocol):
     def ended_jobs(self, *, limit: int) -> tuple[Job, ...]:
         """The jobs that ended last, newest first."""
 
+    def find_ended_jobs(self, wanted: JobQuery, *, after: Place | None, limit: int) -> tuple[Job, ...]:
+        """Up to `limit` ended jobs that come after `after` in lists (None: from the start), in their order."""
+
     def ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         """The loans that ended last, newest first."""
+
+    def find_ended_loans(self, wanted: LoanQuery, *, after: Place | None, limit: int) -> tuple[Loan, ...]:
+        """Likewise for loans."""
 
     def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         """The recorded demand of one pool from `since_s` on, in order of time."""

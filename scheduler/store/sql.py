@@ -23,6 +23,7 @@ from scheduler.store import history, leadership, live_state
 from scheduler.store.engine import StoreError, for_reading, open_engine, transaction
 from scheduler.store.migrate import require_head
 from scheduler.store.protocol import Books, Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
+from scheduler.store.queries import JobQuery, LoanQuery, Place
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_usage import add_usage, read_usage
 from scheduler.store.tables import ENDED_JOBS, ENDED_LOANS, INBOX
@@ -126,8 +127,14 @@ class SqlStore:
     def ended_jobs(self, *, limit: int) -> tuple[Job, ...]:
         return tuple(decode(Job, row.body) for row in self._rows(history.select_ended(ENDED_JOBS, limit=limit)))
 
+    def find_ended_jobs(self, wanted: JobQuery, *, after: Place | None, limit: int) -> tuple[Job, ...]:
+        return tuple(decode(Job, row.body) for row in self._rows(history.select_ended_jobs(wanted, after, limit)))
+
     def ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         return tuple(decode(Loan, row.body) for row in self._rows(history.select_ended(ENDED_LOANS, limit=limit)))
+
+    def find_ended_loans(self, wanted: LoanQuery, *, after: Place | None, limit: int) -> tuple[Loan, ...]:
+        return tuple(decode(Loan, row.body) for row in self._rows(history.select_ended_loans(wanted, after, limit)))
 
     def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         return tuple(map(history.reading, self._rows(history.select_readings(pool, since_s))))

@@ -15,6 +15,8 @@ METADATA = MetaData(
     naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s"},
 )
 ONLY_ROW = 1
+_PLAINLY_ORDERED = String().with_variant(String(collation="C"), "postgresql")
+"""Ordered by code points in every database, as Python does."""
 
 
 class StateColumns(TypedColumns):
@@ -77,11 +79,29 @@ class DecisionColumns(TypedColumns):
     body: Named[Any] = Column(JSON, nullable=False)
 
 
-class EndedColumns(TypedColumns):
+class EndedJobColumns(TypedColumns):
+    """What lists of jobs are ordered by and ask for stands beside the body."""
+
     number: Named[int] = Column(primary_key=True)
-    id: Named[str] = Column(String, index=True)
+    id: Named[str] = Column(_PLAINLY_ORDERED, index=True)
     generation: Named[int] = Column(BigInteger)
     body: Named[Any] = Column(JSON, nullable=False)
+    submitted_at_s: Named[float] = Column(Double, server_default="0")
+    state: Named[str] = Column(String, server_default="")
+    queue: Named[str] = Column(String, server_default="")
+    owner: Named[str] = Column(String, server_default="")
+    name: Named[str] = Column(String, server_default="")
+
+
+class EndedLoanColumns(TypedColumns):
+    number: Named[int] = Column(primary_key=True)
+    id: Named[str] = Column(_PLAINLY_ORDERED, index=True)
+    generation: Named[int] = Column(BigInteger)
+    body: Named[Any] = Column(JSON, nullable=False)
+    offered_at_s: Named[float] = Column(Double, server_default="0")
+    state: Named[str] = Column(String, server_default="")
+    pool: Named[str] = Column(String, server_default="")
+    node: Named[str] = Column(String, server_default="")
 
 
 class ReadingColumns(TypedColumns):
@@ -127,8 +147,8 @@ CURVE_POINTS = Table("curve_points", METADATA, CurvePointColumns)
 INBOX = Table("inbox", METADATA, InboxColumns)
 EVENTS = Table("events", METADATA, EventColumns)
 DECISIONS = Table("decisions", METADATA, DecisionColumns)
-ENDED_JOBS = Table("ended_jobs", METADATA, EndedColumns)
-ENDED_LOANS = Table("ended_loans", METADATA, EndedColumns)
+ENDED_JOBS = Table("ended_jobs", METADATA, EndedJobColumns)
+ENDED_LOANS = Table("ended_loans", METADATA, EndedLoanColumns)
 READINGS = Table("readings", METADATA, ReadingColumns)
 
 BEGUN_RUNS = Table("begun_runs", METADATA, BegunRunColumns)
@@ -136,3 +156,8 @@ AGENT_REPORTS = Table("agent_reports", METADATA, AgentReportColumns)
 
 Index(None, EVENTS.c.subject, EVENTS.c.number)
 Index(None, READINGS.c.pool, READINGS.c.at_s)
+# All that lists ask for, so that rows which they do not want are passed over inside the index.
+_JOB = ENDED_JOBS.c
+Index("ix_ended_jobs_list", _JOB.submitted_at_s, _JOB.id, _JOB.state, _JOB.queue, _JOB.owner, _JOB.name)
+_LOAN = ENDED_LOANS.c
+Index("ix_ended_loans_list", _LOAN.offered_at_s, _LOAN.id, _LOAN.state, _LOAN.pool, _LOAN.node)

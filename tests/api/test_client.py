@@ -50,7 +50,7 @@ REQUESTS: list[tuple[str, Callable[[Client], object], object]] = [
     ("POST /v1/jobs", lambda c: c.submit({"name": "a"}), {"name": "a"}),
     ("POST /v1/jobs:dry-run", lambda c: c.dry_run({"name": "a"}), {"name": "a"}),
     ("GET /v1/jobs?limit=100", lambda c: list(c.jobs()), None),
-    ("GET /v1/jobs?state=running&limit=7", lambda c: list(c.jobs(state="running", limit=7)), None),
+    ("GET /v1/jobs?state=running&name=a&limit=7", lambda c: list(c.jobs(state="running", name="a", limit=7)), None),
     ("GET /v1/jobs/a%2Fb", lambda c: c.job("a/b"), None),
     ("PATCH /v1/jobs/a", lambda c: c.scale("a", max_gpus=4), {"gpus": {"max": 4}}),
     ("PATCH /v1/jobs/a", lambda c: c.scale("a", min_gpus=2, max_gpus=4), {"gpus": {"min": 2, "max": 4}}),

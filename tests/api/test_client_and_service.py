@@ -55,7 +55,7 @@ def test_the_fleet_and_its_loans(fleet: ApiService, client: Client) -> None:
     assert latest["asked_gpus"] == 1.5
     assert client.forecast("inference")["forecast"] is None
     fleet.lend_all()
-    assert [loan["node"] for loan in client.loans(state="active")] == ["i0", "i1"]
+    assert [loan["node"] for loan in client.loans(state="active")] == ["i1", "i0"]
     assert client.pause_lending()["lending_paused"]
     assert client.recall_all()["loans_recalled"]
     assert not client.resume_lending()["lending_paused"]

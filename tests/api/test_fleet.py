@@ -101,7 +101,7 @@ def test_lending_rules_are_changed_field_by_field(fleet: ApiService, problem: Pr
 def test_idle_inference_nodes_are_lent_and_listed(fleet: ApiService) -> None:
     fleet.lend_all()
     loans = fleet.get("/v1/loans")["items"]
-    assert [loan["node"] for loan in loans] == ["i0", "i1"]
+    assert [loan["node"] for loan in loans] == ["i1", "i0"]
     assert all(loan["is_live"] for loan in loans)
     assert fleet.get("/v1/loans", state="returned")["items"] == []
     assert fleet.get("/v1/pools/inference")["lent_nodes"] == 2

@@ -182,6 +182,62 @@ def test_pages_of_jobs_hold_every_job_once_whether_live_or_ended(fleet: ApiServi
     assert sorted(seen[4:]) == sorted(ended)
 
 
+def test_whoever_pages_through_jobs_meets_each_once_though_jobs_end_and_come_meanwhile(fleet: ApiService) -> None:
+    jobs = []
+    for _ in range(6):
+        jobs.append(fleet.submit("there", gpus={"min": 64, "max": 64}))
+        fleet.tick()
+    first = fleet.get("/v1/jobs", limit=2)
+    for job_id in (jobs[0], jobs[5]):
+        fleet.http.delete(f"/v1/jobs/{job_id}")
+    fleet.tick()
+    fleet.submit("late")
+    fleet.tick()
+    second = fleet.get("/v1/jobs", limit=2, cursor=first["next"])
+    third = fleet.get("/v1/jobs", limit=2, cursor=second["next"])
+    assert [item["id"] for page in (first, second, third) for item in page["items"]] == jobs[::-1]
+    assert third["next"] is None
+    assert third["items"][-1]["state"] == "cancelled"
+
+
+def test_jobs_are_found_by_state_queue_owner_name_and_time(fleet: ApiService) -> None:
+    plain = fleet.submit("plain", queue="blue", gpus={"min": 64, "max": 64})
+    fleet.tick(after_s=10.0)
+    gone = fleet.submit("gone", queue="red")
+    fleet.http.delete(f"/v1/jobs/{gone}")
+    fleet.tick()
+    middle_s = fleet.get(f"/v1/jobs/{gone}")["submitted_at_s"]
+    asked: list[tuple[dict[str, str | float], list[str]]] = [
+        ({"state": "queued"}, [plain]),
+        ({"state": "live"}, [plain]),
+        ({"state": "ended,queued"}, [gone, plain]),
+        ({"state": "cancelled", "queue": "blue"}, []),
+        ({"queue": "red,blue"}, [gone, plain]),
+        ({"owner": "anybody", "name": "pl"}, [plain]),
+        ({"owner": "nobody"}, []),
+        ({"submitted_since_s": middle_s}, [gone]),
+        ({"submitted_until_s": middle_s}, [plain]),
+    ]
+    for query, expected in asked:
+        assert [item["id"] for item in fleet.get("/v1/jobs", **query)["items"]] == expected, query
+
+
+def test_every_list_pages_and_gives_each_item_once(fleet: ApiService) -> None:
+    fleet.lend_all()
+    fleet.submit("other", queue="other")
+    for noun in ("jobs", "pools", "nodes", "queues", "loans", "events", "decisions"):
+        whole = fleet.get(f"/v1/{noun}", limit=1000)["items"]
+        assert len(whole) > 1, noun
+        pages: list[object] = []
+        cursor = ""
+        while len(pages) <= len(whole):
+            page = fleet.get(f"/v1/{noun}", limit=1, cursor=cursor)
+            pages += page["items"]
+            if not (cursor := page["next"] or ""):
+                break
+        assert pages == whole, noun
+
+
 def test_jobs_are_listed_by_state_and_queue(fleet: ApiService) -> None:
     running = fleet.submit(queue="red")
     fleet.tick()

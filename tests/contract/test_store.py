@@ -28,6 +28,7 @@ from scheduler.domain.usage import UsageEntry, UsageKind
 from scheduler.store.memory import MemoryStore
 from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Books, Commit, ConflictError, FencedError, Page, Store
+from scheduler.store.queries import JobQuery, LoanQuery, place_of_job, place_of_loan
 from scheduler.store.sql import SqlStore
 
 OpenStore = Callable[[], Store]
@@ -348,3 +349,40 @@ def test_many_threads_send_and_load_while_one_commits(store: Store) -> None:
         consumed += ids
     assert len(accepted) == 40
     assert sorted(consumed) == sorted(f"c{sender * 100 + number}" for sender in range(4) for number in range(10))
+
+
+def test_ended_jobs_are_listed_by_submission_after_a_place_and_by_what_is_asked(store: Store) -> None:
+    jobs = [_listed(at, state) for at, state in enumerate([*sorted(ENDED)] * 3)]
+    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, ended_jobs=tuple(reversed(jobs))))
+    asked = [
+        JobQuery(),
+        JobQuery(states=frozenset({JobState.FAILED, JobState.SUCCEEDED})),
+        JobQuery(queues=frozenset({"odd"}), owner="ada"),
+        JobQuery(queues=frozenset()),
+        JobQuery(name_prefix="tr"),
+        JobQuery(name_prefix="%"),
+        JobQuery(since_s=1.0, until_s=2.0),
+    ]
+    for wanted in asked:
+        listed = sorted(filter(wanted.matches, jobs), key=place_of_job, reverse=True)
+        assert store.find_ended_jobs(wanted, after=None, limit=99) == tuple(listed)
+        for at, job in enumerate(listed):
+            assert store.find_ended_jobs(wanted, after=place_of_job(job), limit=2) == tuple(listed[at + 1 : at + 3])
+
+
+def test_ended_loans_are_listed_by_their_offer_after_a_place_and_by_what_is_asked(store: Store) -> None:
+    ended = [LoanState.RETURNED, LoanState.LOST] * 3
+    loans = [Loan(f"l{at}", f"i{at % 3}", f"p{at % 2}", state, at // 2, 9.0) for at, state in enumerate(ended)]
+    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, ended_loans=tuple(loans)))
+    for wanted in (LoanQuery(), LoanQuery(frozenset({LoanState.LOST})), LoanQuery(pool="p0", node="i1")):
+        listed = sorted(filter(wanted.matches, loans), key=place_of_loan, reverse=True)
+        assert store.find_ended_loans(wanted, after=None, limit=99) == tuple(listed)
+        assert store.find_ended_loans(wanted, after=place_of_loan(listed[0]), limit=1) == tuple(listed[1:2])
+
+
+def _listed(at: int, state: JobState) -> Job:
+    """Several of one moment, with ids that other orders than that of code points would turn round."""
+    job = _job(at, state)
+    spec = replace(job.spec, name=("train", "Test", "eval")[at % 3], queue=("even", "odd")[at % 2])
+    job_id = ("a-b", "aa", "a-", "B")[at % 4] + str(at)
+    return replace(job, id=job_id, spec=spec, submitted_at_s=at // 3, owner=("ada", "bob")[at // 2 % 2])

@@ -16,11 +16,15 @@ from sqlalchemy import inspect, text
 from scheduler.domain.command import Command, RecallAll
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.job import Job, JobSpec, Progress
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.engine import StoreError, open_engine
 from scheduler.store.migrate import migrate, script_config
 from scheduler.store.protocol import Commit
+from scheduler.store.queries import JobQuery, LoanQuery, Place
 from scheduler.store.sql import SqlStore
 from scheduler.store.tables import METADATA
 from tests.postgres_server import PostgresServer
@@ -73,6 +77,27 @@ def test_curves_of_a_database_from_before_say_that_no_known_solver_made_them(url
     migrate(url)
     store = SqlStore(url)
     assert (store.load().snapshot.curves, store.load().snapshot.solver) == ({"c": curve}, "")
+    store.close()
+
+
+def test_jobs_and_loans_that_ended_before_are_listed_by_what_their_records_say(url: str) -> None:
+    migrate(url)
+    spec, loan = JobSpec("train", 1, 1, queue="blue"), Loan("l", "i0", "serve", LoanState.LOST, 5.0, 6.0)
+    jobs = tuple(Job(f"j{at}", spec, JobState.FAILED, float(at), 9.0, Progress(9.0)) for at in range(1500))
+    store = SqlStore(url)
+    store.commit(Commit(Snapshot(), Snapshot(generation=1), epoch=0, ended_jobs=jobs, ended_loans=(loan,)))
+    store.close()
+    engine, config = open_engine(url), script_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0004")
+    engine.dispose()
+    migrate(url)
+    store = SqlStore(url)
+    wanted = JobQuery(frozenset({JobState.FAILED}), frozenset({"blue"}), name_prefix="tr", until_s=1499.0)
+    assert store.find_ended_jobs(wanted, after=None, limit=2) == (jobs[1498], jobs[1497])
+    assert store.find_ended_jobs(JobQuery(), after=Place(1.0, "j1"), limit=9) == jobs[:1]
+    assert store.find_ended_loans(LoanQuery(pool="serve", node="i0"), after=None, limit=9) == (loan,)
     store.close()
 
 
