@@ -24,7 +24,9 @@ from api.routers import (
     progress,
     queues,
     snapshots,
+    streams,
 )
+from api.streams.streams import Streams
 from scheduler.policies.policy_set import PolicySet
 from scheduler.runtime.clock import Clock
 from scheduler.settings import Settings
@@ -34,6 +36,7 @@ from scheduler.telemetry.fleet_gauges import package_version
 
 _ROUTED = (
     agents,  # first, because it is asked most often, and the first route that matches is taken
+    streams,  # before the pages of the same paths
     *(jobs, job_reports, progress, pools, nodes, queues, demand, lending, events, snapshots, plans, health),
 )
 _DESCRIPTION = (
@@ -64,6 +67,7 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = Service(store, settings, clock, policies, lease, token_secret, AgentDesk(store, run_log))
+    app.state.streams = Streams(store, streams_max=settings.streams_max)
     add_error_handlers(app)
     for noun in _ROUTED:
         app.include_router(noun.router)

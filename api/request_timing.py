@@ -1,4 +1,4 @@
-"""Times every request under its route's template."""
+"""Times every request under its route's template; a stream until it begins."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ class RequestTiming:
             await self._app(scope, receive, send)
             return
         started_s = time.perf_counter()
-        status = 500
+        status, begun_s = 500, None
 
         async def note_status(message: Message) -> None:
-            nonlocal status
+            nonlocal status, begun_s
             if message["type"] == "http.response.start":
                 status = message["status"]
+                is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+                begun_s = time.perf_counter() if is_stream else None
             await send(message)
 
         try:
@@ -35,4 +37,5 @@ class RequestTiming:
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             route = getattr(scope.get("route"), "path", "unmatched")
-            record_request(method=method, route=route, status=status, seconds=time.perf_counter() - started_s)
+            seconds = (begun_s or time.perf_counter()) - started_s
+            record_request(method=method, route=route, status=status, seconds=seconds)

@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     lease_s: Seconds = Field(default=10.0, description="A leader that is silent for so long is replaced.")
     season_s: Seconds = Field(default=86_400.0, description="Length of one season of the inference demand.")
     solver_processes: int = Field(default=1, ge=1, le=256, description="Processes that solve scaling curves.")
+    streams_max: int = Field(default=1000, ge=1, le=100_000, description="Most event streams that one API holds open.")
     store_host: str = Field(
         default="127.0.0.1",
         description="Where ranks that node agents start over the network find the rendezvous store.",

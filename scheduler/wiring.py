@@ -208,9 +208,8 @@ def run_operator(settings: Settings, probes: Probes) -> None:
 
 def run_api(settings: Settings) -> None:
     """Answer HTTP until SIGTERM or SIGINT."""
-    import uvicorn
-
     from api.app import create_app
+    from api.server import serve
 
     configure_logs(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url)
@@ -224,6 +223,6 @@ def run_api(settings: Settings) -> None:
             token_secret=token_secret(settings.secret_path),
             run_log=store.run_log,
         )
-        uvicorn.run(app, host=settings.host, port=settings.port, log_config=None, access_log=False)
+        serve(app, host=settings.host, port=settings.port)
     finally:
         store.close()

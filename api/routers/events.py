@@ -11,6 +11,7 @@ from api.answers.record import DecisionView, EventView, decision_view, event_vie
 from api.dependencies import After, Limit, WorldDep
 from api.filters import Text
 from api.paging import Cursor, cursor_of, place_in
+from api.routers.streams import STREAMED
 from scheduler.store.protocol import Page, Store
 
 router = APIRouter(prefix="/v1", tags=["record"])
@@ -18,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["record"])
 Numbered = TypeVar("Numbered", EventView, DecisionView)
 
 
-@router.get("/events")
+@router.get("/events", responses=STREAMED)
 def list_events(
     world: WorldDep,
     subject: Text = "",

@@ -16,6 +16,7 @@ from api.paging import Cursor
 from api.rehearsal import Rehearsal, rehearse
 from api.routers.events import page_of_events
 from api.routers.jobs import new_job_id
+from api.routers.streams import STREAMED
 from api.world import new_command
 from scheduler.core.explain import explain, explain_ended
 from scheduler.documents.job import JobDocument, job_spec
@@ -35,7 +36,7 @@ def get_job_plan(job_id: str, world: WorldDep) -> PlanView:
     return plan_view(job.allocation.plan)
 
 
-@router.get("/jobs/{job_id}/events")
+@router.get("/jobs/{job_id}/events", responses=STREAMED)
 def list_job_events(
     job_id: str, world: WorldDep, after: After = 0, limit: Limit = 100, cursor: Cursor = ""
 ) -> PageOf[EventView]:

@@ -130,6 +130,9 @@ class LossyStore:
     def events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
         return self._store.events(page, subject=subject)
 
+    def newest_event(self) -> int:
+        return self._store.newest_event()
+
     def decisions(self, page: Page) -> tuple[StoredDecision, ...]:
         return self._store.decisions(page)
 

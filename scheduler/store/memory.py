@@ -100,6 +100,10 @@ class MemoryStore:
             after = (self._events[at] for at in range(page.after, len(self._events)))
             return tuple(islice((each for each in after if subject in ("", each.event.subject)), page.limit))
 
+    def newest_event(self) -> int:
+        with self._lock:
+            return len(self._events)
+
     def decisions(self, page: Page) -> tuple[StoredDecision, ...]:
         with self._lock:
             return tuple(self._decisions[page.after : page.after + page.limit])

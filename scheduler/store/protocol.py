@@ -134,6 +134,9 @@ class Store(Protocol):
     def events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
         """Events in ascending number, of one subject or of all."""
 
+    def newest_event(self) -> int:
+        """The number of the last event; 0 before the first."""
+
     def decisions(self, page: Page) -> tuple[StoredDecision, ...]:
         """Decisions in ascending number."""
 

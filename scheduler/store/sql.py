@@ -26,10 +26,11 @@ from scheduler.store.protocol import Books, Commit, Lease, Loaded, Page, StoredD
 from scheduler.store.queries import JobQuery, LoanQuery, Place
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_usage import add_usage, read_usage
-from scheduler.store.tables import ENDED_JOBS, ENDED_LOANS, INBOX
+from scheduler.store.tables import ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX
 
 _WAITING = select(INBOX).where(INBOX.c.consumed_at_generation.is_(None)).order_by(INBOX.c.number)
 _WAITING_COUNT = select(func.count()).select_from(INBOX).where(INBOX.c.consumed_at_generation.is_(None))
+_NEWEST_EVENT = select(func.max(EVENTS.c.number))
 
 
 class SqlStore:
@@ -116,6 +117,9 @@ class SqlStore:
 
     def events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
         return tuple(map(history.stored_event, self._rows(history.select_events(page, subject))))
+
+    def newest_event(self) -> int:
+        return int(self._rows(_NEWEST_EVENT)[0][0] or 0)
 
     def decisions(self, page: Page) -> tuple[StoredDecision, ...]:
         return tuple(map(history.stored_decision, self._rows(history.select_decisions(page))))

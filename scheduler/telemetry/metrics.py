@@ -65,6 +65,7 @@ PENDING_JOBS = Gauge(
 REQUEST_DURATION = Histogram(
     "ebbtide_api_request_duration_seconds", "Time to answer.", ["method", "route", "status"], registry=REGISTRY
 )
+STREAMS = Gauge("ebbtide_streams", "Event streams that are open.", registry=REGISTRY, multiprocess_mode="livesum")
 
 KUBERNETES_REQUESTS = Counter(
     "ebbtide_kubernetes_requests_total",

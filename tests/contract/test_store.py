@@ -259,6 +259,7 @@ def test_the_inbox_takes_each_id_once_for_ever(store: Store) -> None:
 
 def test_events_are_numbered_paged_and_found_by_subject(store: Store) -> None:
     previous = Snapshot()
+    assert store.newest_event() == 0
     for tick in range(3):
         snapshot = _next(previous, now_s=float(tick))
         store.commit(Commit(previous, snapshot, epoch=0, events=(_event(tick, "i0"), _event(tick, "i1"))))
@@ -267,6 +268,7 @@ def test_events_are_numbered_paged_and_found_by_subject(store: Store) -> None:
     rest = store.events(Page(after=first[-1].number, limit=4))
     numbers = [stored.number for stored in (*first, *rest)]
     assert numbers == sorted(set(numbers))
+    assert store.newest_event() == numbers[-1]
     assert [(each.generation, each.event.subject) for each in first] == [(1, "i0"), (1, "i1"), (2, "i0"), (2, "i1")]
     assert [each.event for each in rest] == [_event(2.0, "i0"), _event(2.0, "i1")]
     of_one = store.events(Page(after=first[1].number, limit=1), subject="i1")

@@ -1,0 +1,40 @@
+"""serve: the application on a socket, until SIGTERM or SIGINT. Streams end at once then."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import uvicorn
+from fastapi import FastAPI
+
+from api.streams.streams import Streams
+
+SHUTDOWN_S = 10
+"""What has not been answered then is given up."""
+_COULD_NOT_START = 3
+
+
+class Server(uvicorn.Server):
+    """Uvicorn waits for all requests to end before it does, and a stream would not by itself."""
+
+    def __init__(self, config: uvicorn.Config, streams: Streams) -> None:
+        super().__init__(config)
+        self._streams = streams
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._streams.close()
+        await super().shutdown(sockets)
+
+
+def serve(app: FastAPI, *, host: str, port: int) -> None:
+    config = uvicorn.Config(
+        app, host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=SHUTDOWN_S
+    )
+    server = Server(config, app.state.streams)
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        return  # it has ended as it should, and then passed the signal on
+    if not server.started:
+        sys.exit(_COULD_NOT_START)

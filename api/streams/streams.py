@@ -1,0 +1,54 @@
+"""Streams: what all event streams of one process share: how many there may be, their pace, their common end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from api.errors import ProblemError
+from api.streams.event_tail import EventTail
+from scheduler.store.protocol import Store
+from scheduler.telemetry.metrics import STREAMS
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A stream that has nothing to tell says so every `heartbeat_s`, is ended when its socket takes nothing for
+    `stall_s`, and after `lifetime_s` in any case. The store is asked for news every `poll_s`, files every `file_s`."""
+
+    heartbeat_s: float = 15.0
+    stall_s: float = 30.0
+    lifetime_s: float = 3600.0
+    poll_s: float = 0.15
+    file_s: float = 0.5
+
+
+class Streams:
+    """To be used in the event loop alone, but for its making."""
+
+    def __init__(self, store: Store, *, streams_max: int, pace: Pace | None = None) -> None:
+        self.pace = pace or Pace()
+        self.tail = EventTail(store, poll_s=self.pace.poll_s)
+        self._streams_max = streams_max
+        self._open: set[asyncio.Task[None]] = set()
+
+    def require_room(self) -> None:
+        """Raises ProblemError (503) where there are as many streams as there may be."""
+        if len(self._open) >= self._streams_max:
+            detail = f"{len(self._open)} streams are open, which is the most that this service has room for"
+            raise ProblemError(503, "busy", detail, headers={"Retry-After": "10"})
+
+    def add(self, sending: asyncio.Task[None]) -> None:
+        """It counts until it ends, and is cancelled by `close`."""
+        self._open.add(sending)
+        STREAMS.set(len(self._open))
+        sending.add_done_callback(self._remove)
+
+    def close(self) -> None:
+        """End all streams; their clients come back to who answers next."""
+        for sending in self._open:
+            sending.cancel()
+
+    def _remove(self, sending: asyncio.Task[None]) -> None:
+        self._open.discard(sending)
+        STREAMS.set(len(self._open))
