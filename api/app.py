@@ -12,6 +12,7 @@ from api.errors import add_error_handlers
 from api.request_timing import RequestTiming
 from api.routers import (
     agents,
+    checkpoints,
     demand,
     events,
     health,
@@ -37,7 +38,8 @@ from scheduler.telemetry.fleet_gauges import package_version
 _ROUTED = (
     agents,  # first, because it is asked most often, and the first route that matches is taken
     streams,  # before the pages of the same paths
-    *(jobs, job_reports, progress, pools, nodes, queues, demand, lending, events, snapshots, plans, health),
+    *(jobs, job_reports, checkpoints, progress),
+    *(pools, nodes, queues, demand, lending, events, snapshots, plans, health),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests never change the state: they put commands into an inbox, and the next "

@@ -13,11 +13,12 @@ from api.sdk.jobs import JobCalls
 from api.sdk.lending import LendingCalls
 from api.sdk.queues import QueueCalls
 from api.sdk.record import RecordCalls
+from api.sdk.streams import StreamCalls
 
 __all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "Retries", "UnreachableError"]
 
 
-class Client(JobCalls, FleetCalls, QueueCalls, LendingCalls, RecordCalls):
+class Client(JobCalls, FleetCalls, QueueCalls, LendingCalls, RecordCalls, StreamCalls):
     """A connection to one service. Use it as a context manager, or call `close`.
 
     Every method raises:

@@ -7,6 +7,7 @@ import math
 from api.agent_desk import AgentDesk
 from api.answers.agent import NoticeView
 from scheduler.domain import gpus as gpu_sets
+from scheduler.domain.agent_report import AgentReport
 from scheduler.domain.job import Job
 
 AGENTS_S_MAX = 600.0
@@ -26,6 +27,16 @@ def notice_for(job: Job, generation: int, now_s: float, desk: AgentDesk) -> Noti
     half_s = math.inf if leave_by_s is None else (job.state_since_s + leave_by_s) / 2
     may_wait = now_s < min(half_s, job.state_since_s + AGENTS_S_MAX)
     return None if may_wait and not desk.have_reported(job.id, target, now_s) else notice
+
+
+def save_notice(job: Job, report: AgentReport) -> NoticeView | None:
+    """For the agent of rank 0 alone, whose ranks agree with all others on the step at which they save."""
+    wish = job.awaited_checkpoint
+    if wish is None or wish.steps is None or wish.generation != report.generation:
+        return None
+    if all(rank.rank != 0 for rank in report.ranks):
+        return None
+    return {"action": "checkpoint", "step": int(wish.steps), "seconds_left": None, "request": str(wish.asked_at_s)}
 
 
 def notice_view(job: Job, generation: int, now_s: float) -> NoticeView | None:

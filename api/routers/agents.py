@@ -12,7 +12,7 @@ from api.answers.agent import AssignmentView
 from api.assignment import assignment
 from api.dependencies import ServiceDep, require_agent
 from api.errors import not_found, refuse
-from api.notices import notice_for
+from api.notices import notice_for, save_notice
 from api.routers.progress import ByteCount, StepNumber
 from scheduler.documents.document import Document
 from scheduler.domain.agent_report import AgentReport, RankReport
@@ -69,6 +69,8 @@ def report_agent(
         service.agents.take(report)
     begun = service.agents.begun_of(job_id, now_s)
     notice = notice_for(job, report.generation, now_s, service.agents) if report.has_living_ranks else None
+    if notice is None and report.has_living_ranks:
+        notice = save_notice(job, report)
     reply = assignment(job, begun, report, notice=notice, settings=service.settings, secret=service.token_secret)
     return JSONResponse(reply)  # as it is: to look at it once more would cost more than all of the above
 

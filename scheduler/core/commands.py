@@ -10,6 +10,7 @@ from scheduler.domain.command import (
     AddNode,
     CancelJob,
     ChangeQueue,
+    CheckpointJob,
     Command,
     CordonNode,
     CreatePool,
@@ -37,6 +38,7 @@ from scheduler.domain.event import EventCode
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Intent, Job, JobAccount, Progress
 from scheduler.domain.job_state import JobState
+from scheduler.domain.saving import SaveWish
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Switches
 
@@ -52,6 +54,8 @@ def obey(intake: Intake, command: Command) -> None:
             _intend(intake, job_id, Intent.SUSPEND)
         case ResumeJob(job_id=job_id):
             _resume(intake, job_id)
+        case CheckpointJob(job_id=job_id):
+            _checkpoint(intake, job_id)
         case ScaleJob() as scale:
             _scale(intake, scale)
         case ReportProgress() as report:
@@ -121,6 +125,17 @@ def _resume(intake: Intake, job_id: str) -> None:
     intake.jobs[job_id] = job = replace(job, intent=Intent.RUN)
     if job.state is JobState.SUSPENDED:
         intake.move_job(job, JobState.QUEUED)
+
+
+def _checkpoint(intake: Intake, job_id: str) -> None:
+    """One that is waited for already is not asked for again."""
+    job = _live_job(intake, job_id)
+    if job is None or job.awaited_checkpoint is not None:
+        return
+    if job.state is not JobState.RUNNING:
+        intake.refuse(job_id, f"job {job_id} is {job.state}: only a running job can save a checkpoint")
+        return
+    intake.jobs[job_id] = replace(job, save_wish=SaveWish(intake.now_s, job.allocation.generation))
 
 
 def _scale(intake: Intake, scale: ScaleJob) -> None:

@@ -138,7 +138,8 @@ def _mirror_current_run(intake: Intake, job: Job, run: Run) -> Job:
             if job.state is not JobState.RUNNING:
                 job = intake.move_job(job, JobState.RUNNING)
             job = note_first_step(intake, job, run) if run.phases_s else job
-            return freeze(intake, _measure(intake, job, run), run.frozen_layers)
+            job = freeze(intake, _measure(intake, job, run), run.frozen_layers)
+            return _date_wish(intake, job, run)
         case RunPhase.SUCCEEDED:
             return _succeed(intake, note_first_step(intake, job, run), run)
         case RunPhase.FAILED if run.cause is FailureCause.OUT_OF_MEMORY:
@@ -147,6 +148,14 @@ def _mirror_current_run(intake: Intake, job: Job, run: Run) -> Job:
             return requeue(intake, _fall_back(intake, job, run), run.reason or "its workers died", charged=True)
         case RunPhase.LOST | RunPhase.LEFT:
             return requeue(intake, _fall_back(intake, job, run), run.reason or f"it was {run.phase}", charged=False)
+    return job
+
+
+def _date_wish(intake: Intake, job: Job, run: Run) -> Job:
+    """A checkpoint was asked for now: it has to hold all steps that were done by now."""
+    wish = job.awaited_checkpoint
+    if wish is not None and wish.steps is None and run.steps is not None:
+        intake.jobs[job.id] = job = replace(job, save_wish=replace(wish, steps=max(1.0, run.steps)))
     return job
 
 

@@ -38,6 +38,13 @@ class ResumeJob:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointJob:
+    """Its workers save at the next step boundary, and go on."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleJob:
     job_id: str
     min_gpus: int
@@ -175,6 +182,7 @@ CommandBody = (
     | CancelJob
     | SuspendJob
     | ResumeJob
+    | CheckpointJob
     | ScaleJob
     | ReportProgress
     | CreatePool

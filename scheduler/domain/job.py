@@ -11,6 +11,7 @@ from scheduler.domain.freezing import UNFROZEN, Freezing
 from scheduler.domain.job_state import ENDED, JOB_EDGES, PLACED, WAITING, JobState
 from scheduler.domain.memory_record import NO_DEATHS, MemoryRecord
 from scheduler.domain.replan import NO_REPLAN, Replan
+from scheduler.domain.saving import SaveWish
 from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest, curve_key
 
 CORRECTIONS_MAX = 6
@@ -164,7 +165,7 @@ class JobAccount:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`owner` is who submitted it; empty where nobody said."""
+    """`owner` is who submitted it; empty where nobody said. `save_wish` is the last one, granted or not."""
 
     id: str
     spec: JobSpec
@@ -180,6 +181,15 @@ class Job:
     freezing: Freezing = UNFROZEN
     replan: Replan = NO_REPLAN
     owner: str = ""
+    save_wish: SaveWish | None = None
+
+    @property
+    def awaited_checkpoint(self) -> SaveWish | None:
+        """The wish for a checkpoint that its present workers have still to grant."""
+        wish = self.save_wish
+        if wish is None or wish.generation != self.allocation.generation:
+            return None
+        return None if wish.steps is not None and self.progress.checkpoint_steps >= wish.steps else wish
 
     @property
     def curve_key(self) -> str:
@@ -318,7 +328,7 @@ class Job:
         """The job with what often changes. Written out field by field: `replace` takes four times as long."""
         return Job(
             self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
-            message, self.memory, self.freezing, self.replan, self.owner,
+            message, self.memory, self.freezing, self.replan, self.owner, self.save_wish,
         )  # fmt: skip
 
     def _curve_key(self, frozen_layers: int) -> str:

@@ -219,6 +219,8 @@ class LocalExecutor:
             action = "replan" if job.allocation.target else "leave"
             run.ask(action, leave_by_s=math.inf if by_s is None else by_s, now_s=now_s)
             run.kill_if_late(now_s)
+        elif (wish := job.awaited_checkpoint) is not None and wish.generation == run.record.generation:
+            run.ask_to_save(wish)
 
     def _may_go_on(self, run: LocalRun, job: Job, now_s: float) -> bool:
         """A run that has no GPU to give back need not stop before its next generation can start at once."""

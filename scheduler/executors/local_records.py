@@ -91,9 +91,9 @@ class GenerationFolder:
         path = self.path / "ended.json"
         return decode(Run, _read(path)) if path.exists() else None
 
-    def write_notice(self, action: str, *, seconds_left: float) -> None:
+    def write_notice(self, action: str, *, seconds_left: float = math.inf, step: int | None = None) -> None:
         left = seconds_left if math.isfinite(seconds_left) else None
-        write_atomically(self.path / "notice.json", {"action": action, "step": None, "seconds_left": left})
+        write_atomically(self.path / "notice.json", {"action": action, "step": step, "seconds_left": left})
 
     def write_ended(self, run: Run) -> None:
         write_atomically(self.path / "ended.json", encode(run))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from scheduler.domain.gpus import NO_GPUS, Gpus
 from scheduler.domain.observation import Run, RunPhase
+from scheduler.domain.saving import SaveWish
 from scheduler.executors import run_verdict
 from scheduler.executors.local_agent import AgentRank
 from scheduler.executors.local_processes import kill_strays
@@ -58,6 +59,7 @@ class LocalRun:
         self._statuses = RankStatuses(folder, range(record.world_size))
         self._ranks: list[RankView] = []
         self._asked: tuple[str, float] | None = None
+        self._save_asked_at_s = -math.inf
         self._terminated = False
         self._killed_because = ""
         self._fault = ""
@@ -147,6 +149,13 @@ class LocalRun:
             self._terminated = True
             self._send(signal.SIGTERM)
         self._at("after-notice")
+
+    def ask_to_save(self, wish: SaveWish) -> None:
+        """Tell the ranks to save and go on, once for each wish; who leaves saves in any case."""
+        asked = wish.steps is not None and wish.asked_at_s != self._save_asked_at_s
+        if self.end is None and self._asked is None and asked:
+            self._save_asked_at_s = wish.asked_at_s
+            self._folder.write_notice("checkpoint", step=int(wish.steps or 0))
 
     def kill_if_late(self, now_s: float) -> None:
         if self._asked is not None and now_s >= self._asked[1]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from scheduler.domain.fleet import NodeState
+from scheduler.domain.job import Job
 from scheduler.domain.loan import LoanState
 from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.snapshot import Snapshot
@@ -18,11 +22,7 @@ class RecordingExecutor:
 
     def observe(self) -> Observation:
         world = self._world
-        runs = tuple(
-            Run(job.id, job.allocation.generation, RunPhase.RUNNING, job.allocation.target)
-            for job in world.jobs.values()
-            if job.allocation.target
-        )
+        runs = tuple(_run(job, world.now_s) for job in world.jobs.values() if job.allocation.target)
         nodes = {
             node.name: NodeFacts(
                 up=node.state is NodeState.UP,
@@ -39,6 +39,15 @@ class RecordingExecutor:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+
+def _run(job: Job, now_s: float) -> Run:
+    """It saves at once where it is asked to, and tells of its steps only then."""
+    run = Run(job.id, job.allocation.generation, RunPhase.RUNNING, job.allocation.target)
+    if job.awaited_checkpoint is None:
+        return run
+    steps = max(1.0, math.floor(job.steps_at(now_s)))
+    return replace(run, steps=steps, checkpoint_steps=steps)
 
 
 def _is_on_loan(world: Snapshot, node: str) -> bool:

@@ -192,6 +192,13 @@ class SimulatedExecutor:
             world.extra_save_s = 0.0
             if (live.phase, live.due_s) != before:
                 self._after(live)
+        elif live is not None and (wish := job.awaited_checkpoint) is not None and wish.asked_at_s != world.asked_at_s:
+            if wish.steps is None:
+                live.fresh = True  # how far it is has to be known first
+            else:
+                world.asked_at_s = wish.asked_at_s
+                live.save(self._now_s)
+            self._news[id(live)], self._unseen = live, True
         self._start(world)
         self._unseen |= bool(allocation.releasing) and world.live is None
 

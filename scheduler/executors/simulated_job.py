@@ -19,3 +19,4 @@ class SimulatedJob:
     succeeded: bool = False
     generation_ended: int = 0
     extra_save_s: float = 0.0
+    asked_at_s: float | None = None

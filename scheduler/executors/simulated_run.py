@@ -55,6 +55,8 @@ class SimulatedRun:
     cause: FailureCause | None = None
     peak_bytes: int | None = None
     fresh: bool = True
+    _asked_steps: float = -_NEVER_S
+    _kept_steps: float = -_NEVER_S
     _stop_s: float = _NEVER_S
     _saved_s: float = _NEVER_S
     _report: Run | None = field(default=None, repr=False)
@@ -75,13 +77,18 @@ class SimulatedRun:
         self.phase, self.fresh, self.computing_since_s = RunPhase.RUNNING, True, now_s
         self.due_s = self._time_of(self.spec.steps_max)
 
+    def save(self, now_s: float) -> None:
+        """Save at the next step boundary and go on."""
+        self._kept_steps = self._checkpoint_at(now_s)
+        self._asked_steps, self.fresh = self._next_boundary(now_s), True
+
     def leave(self, now_s: float, *, by_s: float, save_s: float) -> None:
         """Stop at the next step boundary, save, and go; go at `by_s` in any case. Asking again moves `by_s` alone."""
         if self.phase is RunPhase.STARTING:
             self._end(RunPhase.LEFT, now_s, kept=self.spec.steps_start, reason="it had not begun")
             return
         if self.phase is RunPhase.RUNNING:
-            boundary = min(math.ceil(self._steps_at(now_s) * (1 - _ROUNDING)), self.spec.steps_max)
+            boundary = self._next_boundary(now_s)
             finishes = boundary >= self.spec.steps_max
             self._stop_s = max(now_s, self._time_of(boundary))
             self._saved_s = self._stop_s + (0.0 if finishes else save_s)
@@ -165,6 +172,9 @@ class SimulatedRun:
             return self.spec.steps_start
         return min(self.spec.steps_max, self.spec.steps_start + computing_s / self.spec.step_time_s)
 
+    def _next_boundary(self, now_s: float) -> float:
+        return min(float(math.ceil(self._steps_at(now_s) * (1 - _ROUNDING))), self.spec.steps_max)
+
     def _time_of(self, steps: float) -> float:
         return self.computing_since_s + (steps - self.spec.steps_start) * self.spec.step_time_s
 
@@ -173,14 +183,17 @@ class SimulatedRun:
         return int(computing_s / self.spec.checkpoint_interval_s * (1 + _ROUNDING)) if computing_s > 0 else 0
 
     def _checkpoint_at(self, now_s: float) -> float:
-        """Steps in the last periodic checkpoint (those overlap with computing), else where the run began."""
+        """Steps in the last checkpoint (those overlap with computing), else where the run began."""
         number = self._checkpoints_by(now_s)
+        asked = self._asked_steps if self._time_of(self._asked_steps) <= now_s else self._kept_steps
         if number == 0:
-            return self.spec.steps_start
+            return max(self.spec.steps_start, asked)
         at_s = self.computing_since_s + number * self.spec.checkpoint_interval_s
-        return max(self.spec.steps_start, float(math.floor(self._steps_at(at_s) * (1 + _ROUNDING))))
+        return max(asked, self.spec.steps_start, float(math.floor(self._steps_at(at_s) * (1 + _ROUNDING))))
 
     def _next_checkpoint_s(self, now_s: float) -> float:
         if self.phase is not RunPhase.RUNNING:
             return _NEVER_S
-        return self.computing_since_s + (self._checkpoints_by(now_s) + 1) * self.spec.checkpoint_interval_s
+        asked_s = self._time_of(self._asked_steps)
+        periodic_s = self.computing_since_s + (self._checkpoints_by(now_s) + 1) * self.spec.checkpoint_interval_s
+        return min(periodic_s, asked_s) if asked_s > now_s else periodic_s

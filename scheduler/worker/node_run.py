@@ -46,7 +46,7 @@ class NodeRun:
         self._failure = ""
         self._killed = ""
         self._is_killed = self._is_terminated = False
-        self._asked = ""
+        self._asked = self._save_request = ""
         self._leave_by_s = math.inf
         self._started_at_s = time.monotonic()
 
@@ -125,6 +125,12 @@ class NodeRun:
         self._leave_by_s = leave_by_s
         self._folder.write_notice(action, seconds_left=left_s)
         self._asked = action  # only now: what could not be written is tried again
+
+    def ask_to_save(self, step: int, *, request: str) -> None:
+        """Have the ranks save once `step` steps are done and go on, once for each request."""
+        if not self.is_over and not self._asked and request != self._save_request:
+            self._folder.write_notice("checkpoint", step=step)
+            self._save_request = request
 
     def kill(self, because: str = "") -> None:
         """End all ranks now. `because` is for what nobody but this agent has decided."""

@@ -149,6 +149,9 @@ class PodAgent:
                 run.kill()
             elif document["notice"] is not None:
                 notice = notice_from_json(document["notice"])
+                if not notice.leaves:
+                    run.ask_to_save(notice.step or 0, request=document["notice"]["request"])
+                    return
                 left_s = math.inf if notice.seconds_left is None else notice.seconds_left
                 if self._exit_code is None:
                     run.ask(notice.action, leave_by_s=time.monotonic() + left_s)

@@ -14,6 +14,7 @@ from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import CheckpointSpec, Job
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.observation import Run, RunPhase
+from scheduler.domain.saving import SaveWish
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated import SimulatedExecutor
@@ -314,3 +315,23 @@ def test_asking_a_leaving_run_again_is_no_news_unless_the_deadline_moves() -> No
     executor.observe()
     assert executor.next_event_s() == 125.0
     assert [run.phase for run in runs(executor, 125.0)] == [RunPhase.LOST]
+
+
+def test_a_run_saves_when_it_is_asked_to_and_keeps_that() -> None:
+    executor = SimulatedExecutor(NODES, delays=DELAYS)
+    desired = Desired(executor)
+    job = desired.job("a", TWO, checkpoint=CheckpointSpec(interval_s=1e6), steps=10_000)
+    executor.advance_to(100.0)
+    (seen,) = executor.observe().runs
+    assert (seen.checkpoint_steps, seen.steps is None) == (0.0, False)
+    wish = SaveWish(100.0, job.allocation.generation, steps=seen.steps)
+    for _ in range(2):  # twice the same is once
+        desired.put(jobs={"a": replace(job, save_wish=wish)})
+    executor.advance_to(110.0)
+    (saved,) = executor.observe().runs
+    assert saved.checkpoint_steps == math.ceil(seen.steps or 0.0)
+    executor.advance_to(200.2)
+    desired.put(jobs={"a": replace(job, save_wish=replace(wish, asked_at_s=200.2))})
+    assert executor.observe().runs[0].checkpoint_steps == saved.checkpoint_steps, "until the next step is done"
+    assert executor.crash("a")
+    assert executor.observe().runs[0].checkpoint_steps == saved.checkpoint_steps

@@ -1,0 +1,39 @@
+"""A checkpoint now: asked for over HTTP, made by the executor, seen in the answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.api.conftest import ApiService, Problem
+
+
+def test_a_checkpoint_is_asked_for_once_and_seen_when_it_is_complete(fleet: ApiService) -> None:
+    job = fleet.submit()
+    fleet.tick()
+    fleet.tick()
+    assert fleet.get(f"/v1/jobs/{job}/checkpoints")["latest"] is None
+    asked = fleet.made(f"/v1/jobs/{job}:checkpoint")
+    assert asked["awaited"] == {"asked_at_s": fleet.clock.now_s(), "step_min": None}
+    waiting = fleet.store.inbox_size()
+    assert fleet.made(f"/v1/jobs/{job}:checkpoint") == asked
+    assert fleet.store.inbox_size() == waiting, "it is not asked for again while it is waited for"
+    fleet.tick()  # taken in
+    fleet.tick()  # saved, and seen
+    done = fleet.get(f"/v1/jobs/{job}/checkpoints")
+    assert (done["awaited"], done["latest"]["completed_at_s"]) == (None, fleet.clock.now_s())
+    assert fleet.get(f"/v1/jobs/{job}/progress")["checkpoint_steps"] == done["latest"]["step"] > 0
+    fleet.made(f"/v1/jobs/{job}:checkpoint")
+    assert fleet.store.inbox_size() == 1, "the next wish is another one"
+
+
+def test_only_a_running_job_saves_a_checkpoint(fleet: ApiService, problem: Problem) -> None:
+    job = fleet.submit()
+    refused = problem(fleet.post(f"/v1/jobs/{job}:checkpoint"), 409)
+    assert refused["detail"] == f"job {job} is submitted: only a running job can save a checkpoint"
+    fleet.tick()
+    fleet.http.delete(f"/v1/jobs/{job}")
+    fleet.tick()
+    assert "has ended" in problem(fleet.post(f"/v1/jobs/{job}:checkpoint"), 409)["detail"]
+    assert fleet.get(f"/v1/jobs/{job}/checkpoints")["awaited"] is None
+    problem(fleet.post("/v1/jobs/nobody:checkpoint"), 404)
