@@ -26,6 +26,7 @@ from api.routers import (
     queues,
     snapshots,
     streams,
+    webhooks,
 )
 from api.streams.streams import Streams
 from scheduler.policies.policy_set import PolicySet
@@ -39,7 +40,7 @@ _ROUTED = (
     agents,  # first, because it is asked most often, and the first route that matches is taken
     streams,  # before the pages of the same paths
     *(jobs, job_reports, checkpoints, progress),
-    *(pools, nodes, queues, demand, lending, events, snapshots, plans, health),
+    *(pools, nodes, queues, demand, lending, events, snapshots, plans, webhooks, health),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests never change the state: they put commands into an inbox, and the next "

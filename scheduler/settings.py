@@ -95,6 +95,23 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         default="text", description="Log lines for people, or one JSON object a line."
     )
+    webhook_hosts: str = Field(
+        default="",
+        description="Hosts, with commas between, that webhooks may lead to though their addresses are not public.",
+    )
+    simulations_at_once: int = Field(
+        default=1, ge=0, le=64, description="Simulations that an API process plays at once; 0: none."
+    )
+    simulation_memory_bytes: int = Field(
+        default=4 * 2**30, ge=2**29, description="Most memory of a simulation's process."
+    )
+    simulation_cpu_s: int = Field(default=3600, ge=1, description="Most processor time of a simulation's process.")
+    simulation_body_bytes: int = Field(
+        default=16 * 2**20, ge=1024, description="Largest request that hands in a simulation."
+    )
+    simulation_kept_s: Seconds = Field(
+        default=30 * 86_400.0, description="How long an ended simulation is kept, with its report."
+    )
     token_secret_file: Path | None = Field(
         default=None, description="Secret that worker tokens are signed with; absent: token.secret in the run folder."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -9,8 +10,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.executors.local import LocalExecutor
@@ -44,6 +47,10 @@ from scheduler.store.sql import SqlStore
 from scheduler.telemetry.logs import configure_logs
 from scheduler.telemetry.metrics import TickRecorder, record_asked, record_round
 from scheduler.telemetry.probes import Probes
+
+if TYPE_CHECKING:
+    from api.webhooks.courier import Courier, Rhythm
+    from api.webhooks.retrying import Backoff
 
 HISTORY_SEASONS = 14
 
@@ -206,23 +213,57 @@ def run_operator(settings: Settings, probes: Probes) -> None:
         store.close()
 
 
-def run_api(settings: Settings) -> None:
-    """Answer HTTP until SIGTERM or SIGINT."""
+def run_api(settings: Settings, *, courier: Callable[[Settings, SqlStore, Clock], Courier] | None = None) -> None:
+    """Answer HTTP, and do beside it what is asked for over HTTP, until SIGTERM or SIGINT."""
     from api.app import create_app
     from api.server import serve
 
     configure_logs(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url)
+    clock, stop = RealClock(), _stop_signal()  # uvicorn hands these signals on to us once it has stopped
     try:
         app = create_app(
             store,
             settings,
-            clock=RealClock(),
+            clock=clock,
             policies=policies_of(settings),
             lease=store.lease,
             token_secret=token_secret(settings.secret_path),
             run_log=store.run_log,
         )
-        serve(app, host=settings.host, port=settings.port)
+        with _delivering((courier or build_courier)(settings, store, clock), stop):
+            serve(app, host=settings.host, port=settings.port)
     finally:
         store.close()
+
+
+def build_courier(
+    settings: Settings, store: SqlStore, clock: Clock, *, backoff: Backoff | None = None, rhythm: Rhythm | None = None
+) -> Courier:
+    """What delivers to webhooks, not yet running."""
+    from api.webhooks.addresses import allowed_hosts
+    from api.webhooks.courier import Courier
+    from api.webhooks.sender import Sender
+
+    return Courier(
+        store,
+        Sender(allowed_hosts(settings.webhook_hosts), now=clock.now_s),
+        secret=token_secret(settings.secret_path),
+        holder=_new_holder(),
+        clock=clock,
+        draw=secrets.SystemRandom().random,
+        backoff=backoff,
+        rhythm=rhythm,
+    )
+
+
+@contextmanager
+def _delivering(courier: Courier, stop: threading.Event) -> Iterator[None]:
+    """Within it, webhooks are delivered to; `stop` is set at its end."""
+    thread = threading.Thread(target=lambda: asyncio.run(courier.run(stop)), name="courier")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -10,8 +10,8 @@ from api.answers.plan import PlanView
 
 
 class NoticeView(TypedDict):
-    """`leave` where the job has no place to go on, `replan` where newer workers are due, `checkpoint` where somebody asked
-    for one, by the name `request`; at the next step boundary where `step` is null."""
+    """`leave` where the job has no place to go on, `replan` where newer workers are due, `checkpoint` where somebody
+    asked for one, by the name `request`; at the next step boundary where `step` is null."""
 
     action: Literal["leave", "replan", "checkpoint"]
     step: int | None

@@ -25,7 +25,9 @@ from scheduler.store.migrate import require_head
 from scheduler.store.protocol import Books, Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
 from scheduler.store.queries import JobQuery, LoanQuery, Place
 from scheduler.store.sql_run_log import SqlRunLog
+from scheduler.store.sql_simulations import SqlSimulations
 from scheduler.store.sql_usage import add_usage, read_usage
+from scheduler.store.sql_webhooks import SqlWebhooks
 from scheduler.store.tables import ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX
 
 _WAITING = select(INBOX).where(INBOX.c.consumed_at_generation.is_(None)).order_by(INBOX.c.number)
@@ -55,6 +57,8 @@ class SqlStore:
         self._reading = for_reading(self._engine)
         self._tombstones_kept = tombstones_kept
         self.run_log = SqlRunLog(self._engine)
+        self.webhooks = SqlWebhooks(self._engine)
+        self.simulations = SqlSimulations(self._engine)
         self._lock = threading.Lock()
         self._newest = Snapshot()  # guarded by the lock: the newest snapshot that this process read or wrote
 

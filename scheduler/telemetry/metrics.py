@@ -66,6 +66,18 @@ REQUEST_DURATION = Histogram(
     "ebbtide_api_request_duration_seconds", "Time to answer.", ["method", "route", "status"], registry=REGISTRY
 )
 STREAMS = Gauge("ebbtide_streams", "Event streams that are open.", registry=REGISTRY, multiprocess_mode="livesum")
+WEBHOOK_DELIVERIES = Counter(
+    "ebbtide_webhook_deliveries_total",
+    "Attempts to deliver to webhooks, as they ended; dead: the last one that is made.",
+    ["outcome"],
+    registry=REGISTRY,
+)
+WEBHOOK_LAG = Gauge(
+    "ebbtide_webhook_lag_seconds",
+    "Age of the oldest message that waits to be delivered to a webhook.",
+    registry=REGISTRY,
+    multiprocess_mode="livemostrecent",
+)
 
 KUBERNETES_REQUESTS = Counter(
     "ebbtide_kubernetes_requests_total",
@@ -155,6 +167,15 @@ def _record_replan(event: Event) -> None:
 def record_request(*, method: str, route: str, status: int, seconds: float) -> None:
     """One answered request. `route` is the template, never the path, so that its labels stay few."""
     REQUEST_DURATION.labels(method, route, str(status)).observe(seconds)
+
+
+def record_delivery(outcome: str) -> None:
+    """One attempt for a webhook: delivered, failed (and made again) or dead."""
+    WEBHOOK_DELIVERIES.labels(outcome).inc()
+
+
+def record_webhook_lag(seconds: float) -> None:
+    WEBHOOK_LAG.set(seconds)
 
 
 def record_asked(*, verb: str, resource: str, status: int, took_s: float) -> None:

@@ -1,0 +1,66 @@
+"""The documents of webhooks: where to, and what of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from scheduler.documents.document import Document
+from scheduler.documents.fields import Label, Text
+from scheduler.documents.refusal import refused_field
+from scheduler.domain.event import EventCode
+from scheduler.domain.spelling import meant
+
+URL_LENGTH_MAX = 2000
+URL_FORM = "http:// or https://, a host, perhaps a port, path and query; no user and no fragment"
+_CODES = [code.value for code in EventCode]
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        good = good and not parts.fragment and "@" not in parts.netloc
+    except ValueError:
+        good = False
+    if not good or not text.isascii() or any(mark.isspace() or not mark.isprintable() for mark in text):
+        raise PydanticCustomError("url", "{form}", {"form": URL_FORM})
+    return text
+
+
+def _code(text: str) -> str:
+    if text not in _CODES:
+        raise PydanticCustomError("code", "{form}", {"form": f"one of {', '.join(_CODES)}{meant(text, _CODES)}"})
+    return text
+
+
+Url = Annotated[str, Field(max_length=URL_LENGTH_MAX, examples=["https://ci.example/hooks"]), AfterValidator(_url)]
+Codes = Annotated[list[Annotated[str, AfterValidator(_code)]], Field(max_length=len(_CODES))]
+
+
+class WebhookDocument(Document):
+    """`codes` are those of events; empty means all. `queue` lets events of its jobs pass, and of itself; `subject`
+    those of one job, node, pool or queue."""
+
+    url: Url
+    codes: Codes = Field(default=[])
+    queue: Label | None = None
+    subject: Annotated[Text, Field(min_length=1, max_length=253)] | None = None
+
+
+class WebhookChange(Document):
+    """What is left out stays. `enabled`: true delivers again what a webhook that was disabled has missed."""
+
+    url: Url | None = None
+    codes: Codes | None = None
+    subject: Annotated[Text, Field(max_length=253)] | None = None
+    enabled: Annotated[bool, Field(strict=True)] | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.model_fields_set:
+            raise refused_field("document", "nothing", "one or more of url, codes, subject, enabled")
+        return self

@@ -1,0 +1,204 @@
+"""SqlWebhooks: webhooks and their deliveries in the database of a SqlStore.
+
+Several processes deliver: whoever has claimed a webhook works on it alone until the claim ends, and what it writes
+counts only while the claim is its own. Every change first writes the webhook's row, which makes the others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Select, and_, delete, func, insert, or_, select, update
+
+from scheduler.domain.webhook import Delivery, DeliveryState, Webhook
+from scheduler.store.engine import for_reading, transaction
+from scheduler.store.history import AnyRow
+from scheduler.store.tables import EVENTS
+from scheduler.store.webhook_tables import DELIVERIES, WEBHOOKS
+
+_NEWEST = select(func.coalesce(func.max(EVENTS.c.number), 0)).scalar_subquery()
+_PENDING = DELIVERIES.c.state == DeliveryState.PENDING.value
+
+
+class ClaimLostError(Exception):
+    """The webhook is gone, or the claim on it has ended and may be another's. Nothing was written."""
+
+
+class SqlWebhooks:
+    """`engine` is a store's, whose database has been migrated."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._reading = for_reading(engine)
+
+    def create(self, webhook: Webhook) -> Webhook:
+        """It is told of events from now on."""
+        row = {**_row(webhook), "cursor": _NEWEST, "due_at_s": None, "holder": "", "claimed_until_s": 0.0}
+        with transaction(self._engine) as connection:
+            connection.execute(insert(WEBHOOKS).values(row))
+        made = self.webhook(webhook.id)
+        assert made is not None, "nobody else knows its id yet"
+        return made
+
+    def webhook(self, webhook_id: str) -> Webhook | None:
+        rows = self._rows(select(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id))
+        return next(map(_webhook, rows), None)
+
+    def webhooks(self, *, after: int, limit: int, queues: Collection[str] | None = None) -> tuple[Webhook, ...]:
+        """Up to `limit` of them after that number, oldest first; only those of `queues` where they are given."""
+        query = select(WEBHOOKS).where(WEBHOOKS.c.number > after).order_by(WEBHOOKS.c.number).limit(limit)
+        return tuple(map(_webhook, self._rows(query if queues is None else query.where(WEBHOOKS.c.queue.in_(queues)))))
+
+    def change(self, webhook_id: str, **changes: Any) -> Webhook | None:
+        """The webhook with these fields changed; None where there is none of the id."""
+        with transaction(self._engine) as connection:
+            connection.execute(update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(changes))
+        return self.webhook(webhook_id)
+
+    def rotate(self, webhook_id: str, *, old_until_s: float) -> Webhook | None:
+        """The webhook with its next secret; the present one goes on being signed with until `old_until_s`."""
+        return self.change(webhook_id, secret_number=WEBHOOKS.c.secret_number + 1, old_secret_until_s=old_until_s)
+
+    def delete(self, webhook_id: str) -> None:
+        with transaction(self._engine) as connection:
+            connection.execute(delete(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id))
+            connection.execute(delete(DELIVERIES).where(DELIVERIES.c.webhook_id == webhook_id))
+
+    def add(self, delivery: Delivery) -> Delivery:
+        """Put one more behind those that are pending. Raises ClaimLostError where the webhook is gone."""
+        with transaction(self._engine) as connection:
+            _touch(connection, delivery.webhook_id)
+            connection.execute(insert(DELIVERIES), _row(delivery))
+            _settle(connection, delivery.webhook_id)
+        added = self.delivery(delivery.webhook_id, delivery.id)
+        return delivery if added is None else added
+
+    def delivery(self, webhook_id: str, delivery_id: str) -> Delivery | None:
+        own = (DELIVERIES.c.webhook_id == webhook_id) & (DELIVERIES.c.id == delivery_id)
+        return next(map(_delivery, self._rows(select(DELIVERIES).where(own))), None)
+
+    def deliveries(
+        self, webhook_id: str, *, limit: int, before: int | None = None, state: DeliveryState | None = None
+    ) -> tuple[Delivery, ...]:
+        """Newest first, up to `limit` of those with a lower number than `before`."""
+        query = select(DELIVERIES).where(DELIVERIES.c.webhook_id == webhook_id)
+        if before is not None:
+            query = query.where(DELIVERIES.c.number < before)
+        if state is not None:
+            query = query.where(DELIVERIES.c.state == state.value)
+        return tuple(map(_delivery, self._rows(query.order_by(DELIVERIES.c.number.desc()).limit(limit))))
+
+    def redeliver(self, webhook_id: str, delivery_id: str, *, now_s: float) -> Delivery | None:
+        """The dead delivery as pending again, before all that came later; None where it is not dead (any more)."""
+        own = (DELIVERIES.c.webhook_id == webhook_id) & (DELIVERIES.c.id == delivery_id)
+        dead = own & (DELIVERIES.c.state == DeliveryState.DEAD.value)
+        fresh = {"state": DeliveryState.PENDING.value, "attempts": 0, "next_at_s": now_s, "ended_at_s": None}
+        with transaction(self._engine) as connection:
+            _touch(connection, webhook_id)
+            revived = connection.execute(update(DELIVERIES).where(dead).values(fresh)).rowcount
+            _settle(connection, webhook_id)
+        return self.delivery(webhook_id, delivery_id) if revived else None
+
+    def due(self, now_s: float, *, limit: int) -> tuple[str, ...]:
+        """Ids of webhooks that there may be something to do for, who waited longest first."""
+        unread = and_(WEBHOOKS.c.due_at_s.is_(None), WEBHOOKS.c.cursor < _NEWEST)
+        query = (
+            select(WEBHOOKS.c.id)
+            .where(WEBHOOKS.c.enabled, WEBHOOKS.c.claimed_until_s <= now_s)
+            .where(or_(WEBHOOKS.c.due_at_s <= now_s, unread))
+            .order_by(WEBHOOKS.c.claimed_until_s, WEBHOOKS.c.number)
+            .limit(limit)
+        )
+        return tuple(row.id for row in self._rows(query))
+
+    def claim(self, webhook_id: str, holder: str, *, now_s: float, until_s: float) -> bool:
+        """Work on it alone until `until_s`; False where another does."""
+        free = (WEBHOOKS.c.id == webhook_id) & (WEBHOOKS.c.claimed_until_s <= now_s) & WEBHOOKS.c.enabled
+        with transaction(self._engine) as connection:
+            claimed = update(WEBHOOKS).where(free).values(holder=holder, claimed_until_s=until_s)
+            return connection.execute(claimed).rowcount == 1
+
+    def release(self, webhook_id: str, holder: str, *, now_s: float) -> None:
+        own = (WEBHOOKS.c.id == webhook_id) & (WEBHOOKS.c.holder == holder)
+        with transaction(self._engine) as connection:
+            connection.execute(update(WEBHOOKS).where(own).values(holder="", claimed_until_s=now_s))
+
+    def first_pending(self, webhook_id: str) -> Delivery | None:
+        query = select(DELIVERIES).where(DELIVERIES.c.webhook_id == webhook_id, _PENDING)
+        return next(map(_delivery, self._rows(query.order_by(DELIVERIES.c.number).limit(1))), None)
+
+    def feed(
+        self, webhook_id: str, holder: str, deliveries: Iterable[Delivery], *, cursor: int, until_s: float
+    ) -> None:
+        """The events up to `cursor` have been read, and these deliveries came of them. Raises ClaimLostError."""
+        rows = [_row(each) for each in deliveries]
+        with transaction(self._engine) as connection:
+            _renew(connection, webhook_id, holder, {"claimed_until_s": until_s, "cursor": cursor})
+            if rows:
+                connection.execute(insert(DELIVERIES), rows)
+            _settle(connection, webhook_id)
+
+    def record(self, webhook: Webhook, holder: str, delivery: Delivery, *, until_s: float) -> None:
+        """What an attempt has come to, for the delivery and the webhook. Raises ClaimLostError."""
+        known: dict[str, Any] = {"claimed_until_s": until_s, "dead_in_a_row": webhook.dead_in_a_row}
+        if not webhook.enabled:  # otherwise it stays as somebody may have set it meanwhile
+            known |= {"enabled": False, "disabled_reason": webhook.disabled_reason}
+        with transaction(self._engine) as connection:
+            _renew(connection, webhook.id, holder, known)
+            connection.execute(update(DELIVERIES).where(DELIVERIES.c.id == delivery.id).values(_row(delivery)))
+            _settle(connection, webhook.id)
+
+    def oldest_pending_at_s(self) -> float | None:
+        """When the oldest delivery that is pending, of webhooks that are told of events, was made."""
+        enabled = select(WEBHOOKS.c.id).where(WEBHOOKS.c.enabled)
+        query = select(func.min(DELIVERIES.c.created_at_s)).where(_PENDING, DELIVERIES.c.webhook_id.in_(enabled))
+        with transaction(self._reading) as connection:
+            return connection.execute(query).scalar_one()
+
+    def forget(self, *, before_s: float) -> None:
+        """Delete deliveries that ended before that."""
+        with transaction(self._engine) as connection:
+            connection.execute(delete(DELIVERIES).where(DELIVERIES.c.ended_at_s < before_s))
+
+    def _rows(self, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:
+        with transaction(self._reading) as connection:
+            return list(connection.execute(query).all())
+
+
+def _touch(connection: Connection, webhook_id: str) -> None:
+    same = update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(holder=WEBHOOKS.c.holder)
+    if not connection.execute(same).rowcount:
+        raise ClaimLostError(f"there is no webhook {webhook_id}")
+
+
+def _renew(connection: Connection, webhook_id: str, holder: str, values: dict[str, Any]) -> None:
+    own = (WEBHOOKS.c.id == webhook_id) & (WEBHOOKS.c.holder == holder)
+    if not connection.execute(update(WEBHOOKS).where(own).values(values)).rowcount:
+        raise ClaimLostError(f"webhook {webhook_id} is not {holder}'s to work on")
+
+
+def _settle(connection: Connection, webhook_id: str) -> None:
+    pending = select(DELIVERIES.c.next_at_s).where(DELIVERIES.c.webhook_id == webhook_id, _PENDING)
+    due_at_s = pending.order_by(DELIVERIES.c.number).limit(1).scalar_subquery()
+    connection.execute(update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(due_at_s=due_at_s))
+
+
+def _row(value: Webhook | Delivery) -> dict[str, Any]:
+    """Without the number, which the database gives."""
+    row = asdict(value)
+    del row["number"]
+    if isinstance(value, Webhook):
+        return row | {"codes": list(value.codes)}
+    return row | {"state": value.state.value}
+
+
+def _webhook(row: AnyRow) -> Webhook:
+    made = Webhook(**{field.name: getattr(row, field.name) for field in fields(Webhook)})
+    return replace(made, codes=tuple(made.codes))
+
+
+def _delivery(row: AnyRow) -> Delivery:
+    made = Delivery(**{field.name: getattr(row, field.name) for field in fields(Delivery)})
+    return replace(made, state=DeliveryState(made.state))

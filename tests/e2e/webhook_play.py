@@ -1,0 +1,93 @@
+"""API processes on one database that deliver to webhooks in a hurry; the test itself commits the events."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from api.client import Client
+from scheduler.domain.event import Event, EventCode
+from scheduler.store.migrate import migrate
+from scheduler.store.protocol import Commit
+from scheduler.store.sql import SqlStore
+from tests.webhook_receiver import wait_for
+
+ROOT = Path(__file__).parents[2]
+
+
+class WebhookPlay:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.database_url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
+        migrate(self.database_url)
+        self.store = SqlStore(self.database_url)
+        lease = self.store.acquire("test", now_s=0.0, ttl_s=1e12)
+        assert lease is not None
+        self._epoch = lease.epoch
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._clients: list[Client] = []
+
+    def start_api(self, **settings: str) -> tuple[subprocess.Popen[bytes], Client]:
+        """One more API process, once it answers."""
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = int(probe.getsockname()[1])
+        given = {"DATABASE_URL": self.database_url, "RUN_DIR": str(self._folder / "run"), "PORT": str(port)}
+        chosen = {"WEBHOOK_HOSTS": "127.0.0.1", **given, **settings}
+        environment = {**os.environ, **{f"EBBTIDE_{name}": value for name, value in chosen.items()}}
+        log_path = self._folder / f"api-{len(self._processes)}.log"
+        with log_path.open("wb") as log:
+            command = [sys.executable, "-m", "tests.e2e.hurried_api"]
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        self._processes.append(process)
+        client = Client(f"http://127.0.0.1:{port}")
+        self._clients.append(client)
+        wait_for(lambda: process.poll() is not None or _answers(f"http://127.0.0.1:{port}"), log_path.read_text)
+        assert process.poll() is None, log_path.read_text()
+        return process, client
+
+    def happen(self, count: int, code: EventCode = EventCode.JOB_STARTED, subject: str = "job-1") -> list[int]:
+        """So many events in one commit; gives their numbers."""
+        previous = self.store.load().snapshot
+        after = replace(previous, generation=previous.generation + 1)
+        events = tuple(Event(float(at), code, subject, f"event {at}") for at in range(count))
+        first = self._events + 1
+        self.store.commit(Commit(previous, after, self._epoch, events=events))
+        self._events += count
+        return list(range(first, first + count))
+
+    _events = 0
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            process.wait(60.0)
+        for client in self._clients:
+            client.close()
+        self.store.close()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz").is_success
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def webhook_play(folder: Path) -> Iterator[WebhookPlay]:
+    made = WebhookPlay(folder)
+    try:
+        yield made
+    finally:
+        made.close()

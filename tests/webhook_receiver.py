@@ -1,0 +1,81 @@
+"""A receiver of webhooks on loopback: it keeps what it is sent, and answers as a test tells it to."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.http_server import LoopbackServer, Quiet
+
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int = 204
+    headers: dict[str, str] = field(default_factory=dict)
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def document(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.body)
+        return document
+
+
+class Receiver:
+    """`answer` is asked with the number of the request, from 0 on; every request is kept before it is answered."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[int], Answer] = lambda number: Answer()
+        self.received: list[Received] = []
+        self._lock = threading.Lock()
+        self.url = ""
+
+    def take(self, received: Received) -> Answer:
+        with self._lock:
+            self.received.append(received)
+            return self.answer(len(self.received) - 1)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the events, in the order in which they came."""
+        return [one.document["event_number"] for one in list(self.received)]
+
+
+@contextmanager
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+
+    class Handler(Quiet, BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            answer = made.take(Received(dict(self.headers.items()), body))
+            time.sleep(answer.after_s)
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with LoopbackServer(Handler) as server:
+        made.url = f"{server.url}/hook"
+        yield made
+
+
+def wait_for(reached: Callable[[], bool], told: Callable[[], object] = lambda: "") -> None:
+    limit_s = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < limit_s, told()
+        time.sleep(0.02)
