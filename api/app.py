@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from api.agent_desk import AgentDesk
 from api.dependencies import Service
 from api.errors import add_error_handlers
+from api.present import Present
 from api.request_timing import RequestTiming
 from api.routers import (
     agents,
@@ -69,7 +70,8 @@ def create_app(
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.service = Service(store, settings, clock, policies, lease, token_secret, AgentDesk(store, run_log))
+    desk = AgentDesk(store, run_log)
+    app.state.service = Service(store, settings, clock, policies, lease, token_secret, desk, Present(store))
     app.state.streams = Streams(store, streams_max=settings.streams_max)
     add_error_handlers(app)
     for noun in _ROUTED:

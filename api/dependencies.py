@@ -12,6 +12,7 @@ from fastapi import Depends, Query, Request
 from api.agent_desk import AgentDesk
 from api.errors import ProblemError
 from api.identity.principal import ANYBODY, Principal
+from api.present import Present
 from api.world import World, load_world
 from scheduler.domain.worker_token import check_agent_token, check_token
 from scheduler.policies.policy_set import PolicySet
@@ -27,8 +28,8 @@ SEARCHES_MAX = 2
 class Service:
     """The parts that `create_app` was given. `lease` tells who leads, without taking part.
 
-    `agents` is what requests of node agents share. `searches` bounds how many plans are solved at once: a large one
-    takes a core for many seconds.
+    `agents` is what requests of node agents share, `present` what all share that look at the state. `searches` bounds
+    how many plans are solved at once: a large one takes a core for many seconds.
     """
 
     store: Store
@@ -38,6 +39,7 @@ class Service:
     lease: Callable[[], Lease | None]
     token_secret: bytes
     agents: AgentDesk
+    present: Present
     searches: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(SEARCHES_MAX))
 
     @property
@@ -61,7 +63,7 @@ PrincipalDep = Annotated[Principal, Depends(_principal)]
 
 
 def _world(service: ServiceDep, principal: PrincipalDep) -> World:
-    return load_world(service.store, service.clock.now_s(), principal)
+    return load_world(service.present, service.store, service.clock.now_s(), principal)
 
 
 WorldDep = Annotated[World, Depends(_world)]

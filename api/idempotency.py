@@ -49,4 +49,4 @@ def submit_once(world: World, spec: JobSpec, key: str, new_id: Callable[[], str]
     if taken.body.spec != spec:
         detail = f"the key came with another job document before, which became job {taken.body.job_id}: use a new key"
         raise ProblemError(422, "idempotency-key-reused", detail)
-    return load_world(world.store, world.now_s, world.principal), taken.body.job_id
+    return load_world(world.present, world.store, world.now_s, world.principal), taken.body.job_id

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from api.errors import conflict, not_found
 from api.identity.principal import Principal
+from api.present import Present
 from scheduler.core.commands import obey
 from scheduler.core.intake import Intake
 from scheduler.domain.command import Command, CommandBody
@@ -34,6 +34,7 @@ class World:
     now_s: float
     committed: Snapshot
     snapshot: Snapshot
+    present: Present
 
     def job(self, job_id: str) -> Job:
         """A live or ended job, or a 404 problem."""
@@ -74,18 +75,10 @@ class World:
 _PAST = {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}
 
 
-def load_world(store: Store, now_s: float, principal: Principal) -> World:
-    loaded = store.load()
-    # The snapshot stands at its last tick; a request sees it as of now, like the next tick will.
-    present = replace(loaded.snapshot, now_s=max(now_s, loaded.snapshot.now_s))
-    return World(store, principal, present.now_s, loaded.snapshot, with_pending(present, loaded.inbox))
-
-
-def with_pending(snapshot: Snapshot, inbox: Iterable[Command]) -> Snapshot:
-    intake = Intake(snapshot)
-    for command in inbox:
-        obey(intake, command)
-    return intake.view()
+def load_world(present: Present, store: Store, now_s: float, principal: Principal) -> World:
+    shown = present.look(now_s)
+    at_s = max(now_s, shown.snapshot.now_s)
+    return World(store, principal, at_s, shown.committed, replace(shown.snapshot, now_s=at_s), present)
 
 
 def new_command(body: CommandBody, at_s: float, *, actor: str, command_id: str = "") -> Command:

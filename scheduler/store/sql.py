@@ -10,17 +10,16 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, func, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Select, select
 
-from scheduler.domain.codec import decode, encode
+from scheduler.domain.codec import decode
 from scheduler.domain.command import Command
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store import history, leadership, live_state
-from scheduler.store.engine import StoreError, for_reading, open_engine, transaction
+from scheduler.store import history, inbox, leadership, live_state
+from scheduler.store.engine import StoreError, for_glancing, for_reading, open_engine, transaction
 from scheduler.store.migrate import require_head
 from scheduler.store.protocol import Books, Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
 from scheduler.store.queries import JobQuery, LoanQuery, Place
@@ -30,8 +29,6 @@ from scheduler.store.sql_usage import add_usage, read_usage
 from scheduler.store.sql_webhooks import SqlWebhooks
 from scheduler.store.tables import ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX
 
-_WAITING = select(INBOX).where(INBOX.c.consumed_at_generation.is_(None)).order_by(INBOX.c.number)
-_WAITING_COUNT = select(func.count()).select_from(INBOX).where(INBOX.c.consumed_at_generation.is_(None))
 _NEWEST_EVENT = select(func.max(EVENTS.c.number))
 
 
@@ -54,21 +51,29 @@ class SqlStore:
         except StoreError:
             self._engine.dispose()
             raise
-        self._reading = for_reading(self._engine)
+        self._reading, self._glancing = for_reading(self._engine), for_glancing(self._engine)
         self._tombstones_kept = tombstones_kept
         self.run_log = SqlRunLog(self._engine)
         self.webhooks = SqlWebhooks(self._engine)
         self.simulations = SqlSimulations(self._engine)
         self._lock = threading.Lock()
         self._newest = Snapshot()  # guarded by the lock: the newest snapshot that this process read or wrote
+        self._waiting = inbox.Waiting()  # likewise
+        self._outbox = inbox.Outbox(self._engine)
 
     def load(self) -> Loaded:
         with self._lock:
-            with transaction(self._reading) as connection:
-                newer = live_state.fetch_newer(connection, self._newest)
-                waiting = connection.execute(_WAITING).all()
-            self._newest = snapshot = live_state.refresh(newer)
-        return Loaded(snapshot, tuple(decode(Command, row.body) for row in waiting))
+            with transaction(self._glancing) as connection:
+                generation, names = inbox.stands(connection)
+                is_newest = generation == self._newest.generation
+                if is_newest:
+                    self._waiting = inbox.read(connection, self._waiting, names)
+            if not is_newest:
+                with transaction(self._reading) as connection:
+                    newer = live_state.fetch_newer(connection, self._newest)
+                    self._waiting = inbox.read(connection, self._waiting, inbox.stands(connection)[1])
+                self._newest = live_state.refresh(newer)
+            return Loaded(self._newest, self._waiting.commands)
 
     def commit(self, commit: Commit) -> None:
         generation = commit.snapshot.generation
@@ -90,21 +95,15 @@ class SqlStore:
                 self._newest = commit.snapshot
 
     def send(self, command: Command) -> bool:
-        row = {"id": command.id, "body": encode(command)}
-        try:
-            with transaction(self._engine) as connection:
-                connection.execute(insert(INBOX), row)
-        except IntegrityError:  # the only constraint that a row can break is that its id is new
-            return False
-        return True
+        return self._outbox.send(command)
 
     def command(self, command_id: str) -> Command | None:
         rows = self._rows(select(INBOX).where(INBOX.c.id == command_id))
         return next((decode(Command, row.body) for row in rows), None)
 
     def inbox_size(self) -> int:
-        with transaction(self._reading) as connection:
-            return connection.execute(_WAITING_COUNT).scalar_one()
+        with transaction(self._glancing) as connection:
+            return connection.execute(inbox.COUNT).scalar_one()
 
     def acquire(self, holder: str, *, now_s: float, ttl_s: float) -> Lease | None:
         assert holder, "the lease needs a holder with a name"
@@ -112,7 +111,7 @@ class SqlStore:
             return leadership.acquire_lease(connection, holder, now_s=now_s, expires_at_s=now_s + ttl_s)
 
     def lease(self) -> Lease | None:
-        with transaction(self._reading) as connection:
+        with transaction(self._glancing) as connection:
             return leadership.read_lease(connection)
 
     def release(self, holder: str) -> None:
@@ -159,5 +158,5 @@ class SqlStore:
         self._engine.dispose()
 
     def _rows(self, query: Select[*tuple[Any, ...]]) -> Sequence[history.AnyRow]:
-        with transaction(self._reading) as connection:
+        with transaction(self._glancing) as connection:
             return connection.execute(query).all()

@@ -257,6 +257,24 @@ def test_the_inbox_takes_each_id_once_for_ever(store: Store) -> None:
     assert store.load().inbox == ()
 
 
+def test_of_many_who_send_one_id_at_once_exactly_one_is_told_that_it_was_new(open_store: OpenStore) -> None:
+    stores, told = [open_store(), open_store()], list[tuple[str, bool]]()
+
+    def send(number: int) -> None:
+        for at in range(10):
+            command = _command(at)
+            told.append((command.id, stores[number % 2].send(command)))
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(command_id for command_id, is_new in told if is_new) == sorted(_command(at).id for at in range(10))
+    assert len(told) == 80
+    assert len(stores[0].load().inbox) == 10
+
+
 def test_events_are_numbered_paged_and_found_by_subject(store: Store) -> None:
     previous = Snapshot()
     assert store.newest_event() == 0

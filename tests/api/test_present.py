@@ -1,0 +1,103 @@
+"""What all requests of a process share of the state: never older than the request, and the same as if made anew."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from api.present import Present
+from scheduler.domain.command import CancelJob, Command, CommandBody, SubmitJob
+from scheduler.domain.job import Intent
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.memory import MemoryStore
+from scheduler.store.protocol import Commit, Loaded
+from scheduler.store.sql import SqlStore
+from tests.builders import a_spec
+from tests.postgres_server import PostgresServer
+
+NOW_S = 100.0
+
+
+def _command(number: int, body: CommandBody) -> Command:
+    return Command(f"c{number}", NOW_S, body)
+
+
+def test_what_another_process_sent_or_committed_is_seen_at_once(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    ours, theirs = SqlStore(url), SqlStore(url)
+    present = Present(ours)
+    theirs.send(_command(1, SubmitJob("a", a_spec())))
+    assert set(present.look(NOW_S).snapshot.jobs) == {"a"}
+    theirs.send(_command(2, CancelJob("a")))
+    ours.send(_command(3, SubmitJob("b", a_spec())))
+    seen = present.look(NOW_S)
+    assert (seen.snapshot.jobs["a"].intent, set(seen.snapshot.jobs)) == (Intent.CANCEL, {"a", "b"})
+    jobs = {"a": seen.snapshot.jobs["a"]}
+    theirs.commit(Commit(Snapshot(), Snapshot(1, NOW_S, jobs=jobs), 0, consumed=("c1", "c2")))
+    seen = present.look(NOW_S)
+    assert (seen.committed.generation, set(seen.committed.jobs), set(seen.snapshot.jobs)) == (1, {"a"}, {"a", "b"})
+    ours.close()
+    theirs.close()
+
+
+def test_step_by_step_it_becomes_what_it_would_be_at_once() -> None:
+    store = MemoryStore()
+    stepwise = Present(store)
+    for number in range(40):
+        body: CommandBody = SubmitJob(f"j{number}", a_spec()) if number % 3 else CancelJob(f"j{number - 1}")
+        store.send(_command(number, body))
+        if number % 4 == 3:
+            shown = stepwise.look(NOW_S)
+            taken = tuple(command.id for command in shown.obeyed[: number // 2])
+            before, after = shown.committed, Present(_Fixed(shown.committed, shown.obeyed[: number // 2])).look(NOW_S)
+            snapshot = replace(after.snapshot, generation=before.generation + 1)
+            store.commit(Commit(before, snapshot, epoch=0, consumed=taken))
+        assert stepwise.look(NOW_S) == Present(store).look(NOW_S)
+
+
+class _Fixed(MemoryStore):
+    def __init__(self, snapshot: Snapshot, inbox: tuple[Command, ...]) -> None:
+        super().__init__(snapshot)
+        self._loaded = Loaded(snapshot, inbox)
+
+    def load(self) -> Loaded:
+        return self._loaded
+
+
+def test_requests_that_come_while_one_looks_share_the_next_look_and_see_what_came_before_them() -> None:
+    store = _Slow()
+    present, seen = Present(store), list[set[str]]()
+    first = _in_thread(lambda: present.look(NOW_S))
+    store.has_begun.wait()
+    store.send(_command(1, SubmitJob("a", a_spec())))  # after the first look read, before it ended
+    others = [_in_thread(lambda: seen.append(set(present.look(NOW_S).snapshot.jobs))) for _ in range(8)]
+    time.sleep(0.2)  # most of them have come by then, which is enough
+    store.may_end.set()
+    for thread in (first, *others):
+        thread.join()
+    assert seen == [{"a"}] * 8
+    assert 2 <= store.loads < 9
+
+
+class _Slow(MemoryStore):
+    """Its first answer is old when it comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads = 0
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def load(self) -> Loaded:
+        self.loads += 1
+        loaded = super().load()
+        self.has_begun.set()
+        self.may_end.wait()
+        return loaded
+
+
+def _in_thread(run: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
