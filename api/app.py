@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
 
 from api.agent_desk import AgentDesk
 from api.dependencies import Service
 from api.errors import add_error_handlers
+from api.gate import Gate
+from api.identity.authenticator import Authenticator
+from api.identity.rules import RuleBook
 from api.present import Present
 from api.request_timing import RequestTiming
 from api.routers import (
     agents,
+    audit,
     checkpoints,
     demand,
     events,
@@ -27,13 +32,15 @@ from api.routers import (
     queues,
     snapshots,
     streams,
+    tokens,
     webhooks,
 )
 from api.streams.streams import Streams
 from scheduler.policies.policy_set import PolicySet
 from scheduler.runtime.clock import Clock
 from scheduler.settings import Settings
-from scheduler.store.protocol import Lease, Store
+from scheduler.store.front import FrontStore
+from scheduler.store.protocol import Lease
 from scheduler.store.run_log import RunLog
 from scheduler.telemetry.fleet_gauges import package_version
 
@@ -41,7 +48,7 @@ _ROUTED = (
     agents,  # first, because it is asked most often, and the first route that matches is taken
     streams,  # before the pages of the same paths
     *(jobs, job_reports, checkpoints, progress),
-    *(pools, nodes, queues, demand, lending, events, snapshots, plans, webhooks, health),
+    *(pools, nodes, queues, demand, lending, events, snapshots, plans, webhooks, tokens, audit, health),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests never change the state: they put commands into an inbox, and the next "
@@ -50,7 +57,7 @@ _DESCRIPTION = (
 
 
 def create_app(
-    store: Store,
+    store: FrontStore,
     settings: Settings,
     *,
     clock: Clock,
@@ -76,5 +83,17 @@ def create_app(
     add_error_handlers(app)
     for noun in _ROUTED:
         app.include_router(noun.router)
+    app.add_middleware(
+        Gate,
+        settings=settings,
+        rules=RuleBook(routes_of(app)),
+        authenticator=Authenticator(store.tokens, settings, clock) if settings.auth == "on" else None,
+    )
     app.add_middleware(RequestTiming)
     return app
+
+
+def routes_of(app: FastAPI) -> list[tuple[str, str]]:
+    """Method and path template of every route, in the order in which they are tried."""
+    contexts = iter_route_contexts(app.routes)
+    return [(method, each.path or "") for each in contexts for method in sorted((each.methods or set()) - {"HEAD"})]

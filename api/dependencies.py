@@ -11,14 +11,16 @@ from fastapi import Depends, Query, Request
 
 from api.agent_desk import AgentDesk
 from api.errors import ProblemError
-from api.identity.principal import ANYBODY, Principal
+from api.identity.principal import Principal
+from api.identity.rules import RULES
 from api.present import Present
 from api.world import World, load_world
 from scheduler.domain.worker_token import check_agent_token, check_token
 from scheduler.policies.policy_set import PolicySet
 from scheduler.runtime.clock import Clock
 from scheduler.settings import Settings
-from scheduler.store.protocol import Lease, Store
+from scheduler.store.front import FrontStore
+from scheduler.store.protocol import Lease
 
 LIMIT_MAX = 1000
 SEARCHES_MAX = 2
@@ -32,7 +34,7 @@ class Service:
     how many plans are solved at once: a large one takes a core for many seconds.
     """
 
-    store: Store
+    store: FrontStore
     settings: Settings
     clock: Clock
     policies: PolicySet
@@ -54,8 +56,13 @@ async def _service(request: Request) -> Service:  # async: it need not wait for 
     return service
 
 
-async def _principal() -> Principal:
-    return ANYBODY
+async def _principal(request: Request) -> Principal:
+    """Whom the gate let in. It looked the route up by itself: here both have to agree."""
+    rule = RULES[f"{request.method} {request.scope['route'].path}"]
+    assert request.state.rule is rule, "the gate let this request pass by another route's rule"
+    principal = request.state.principal
+    assert isinstance(principal, Principal)
+    return principal
 
 
 ServiceDep = Annotated[Service, Depends(_service)]

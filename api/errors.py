@@ -13,12 +13,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from api.audit import note_refusal
 from scheduler.documents.refusal import Refusal, RefusedError, refusals, shown
 from scheduler.store.protocol import UnavailableError
+from scheduler.telemetry.logs import REQUEST_ID
 
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+REQUEST_ID_HEADER = "X-Request-Id"
 TYPE_PREFIX = "urn:ebbtide:problem:"
 TITLES = {
     "not-found": "There is no such thing",
@@ -29,12 +32,17 @@ TITLES = {
     "infeasible": "No plan fits",
     "unauthenticated": "A token is needed",
     "forbidden": "The token does not permit this",
+    "malformed": "The request cannot be read",
+    "misdirected": "The request names another host",
+    "body-too-large": "The body is too large",
+    "rate-limited": "Too many requests",
+    "issuer-unavailable": "The identity provider does not answer",
     "busy": "The service is busy",
     "not-ready": "The service is not ready",
     "store-unavailable": "The database does not answer",
     "internal": "The service made a mistake",
 }
-_SLUGS = {404: "not-found", 405: "method-not-allowed", 409: "conflict", 422: "invalid-input"}
+_SLUGS = {404: "not-found", 405: "method-not-allowed", 409: "conflict", 413: "body-too-large", 422: "invalid-input"}
 
 
 @dataclass(eq=False)
@@ -69,18 +77,19 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(UnavailableError, _unavailable)
+    app.add_exception_handler(UnavailableError, unavailable_answer)
     app.add_exception_handler(Exception, _internal)
 
 
 def _problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ProblemError)
-    return _answer(request, error)
+    note_refusal(request, error.status)
+    return problem_answer(request, error)
 
 
 def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RefusedError)
-    return _answer(request, ProblemError(422, "invalid-input", str(error), error.refusals))
+    return problem_answer(request, ProblemError(422, "invalid-input", str(error), error.refusals))
 
 
 def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -98,23 +107,25 @@ def _http(request: Request, error: Exception) -> JSONResponse:
         return _refused(request, RefusedError(Refusal("body", None, "JSON that can be read")))
     slug = _SLUGS.get(error.status_code, f"http-{error.status_code}")
     where = f"{request.method} {shown(request.url.path)}"
-    detail = f"{where}: {HTTPStatus(error.status_code).phrase.lower()}"
-    return _answer(request, ProblemError(error.status_code, slug, detail, headers=error.headers))
+    said = error.detail if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else ""
+    detail = f"{where}: {said or HTTPStatus(error.status_code).phrase.lower()}"
+    return problem_answer(request, ProblemError(error.status_code, slug, detail, headers=error.headers))
 
 
-def _unavailable(request: Request, error: Exception) -> JSONResponse:
+def unavailable_answer(request: Request, error: Exception) -> JSONResponse:
     logger.error("%s %s: the database does not answer: %s", request.method, request.url.path, error)
     detail = "the database does not answer now: ask again; a job that was sent may have been taken, so look first"
-    return _answer(request, ProblemError(503, "store-unavailable", detail, headers={"Retry-After": "5"}))
+    return problem_answer(request, ProblemError(503, "store-unavailable", detail, headers={"Retry-After": "5"}))
 
 
 def _internal(request: Request, error: Exception) -> JSONResponse:
     """Nothing of the error itself is told: it may name files, queries or secrets. The log has it."""
     logger.error("%s %s failed: %s", request.method, request.url.path, type(error).__name__)
-    return _answer(request, ProblemError(500, "internal", "the request failed; the service's log says why"))
+    return problem_answer(request, ProblemError(500, "internal", "the request failed; the service's log says why"))
 
 
-def _answer(request: Request, problem: ProblemError) -> JSONResponse:
+def problem_answer(request: Request, problem: ProblemError) -> JSONResponse:
+    """For those who answer outside of the handlers above as well."""
     document: dict[str, Any] = {
         "type": TYPE_PREFIX + problem.slug,
         "title": TITLES.get(problem.slug, HTTPStatus(problem.status).phrase),
@@ -124,4 +135,5 @@ def _answer(request: Request, problem: ProblemError) -> JSONResponse:
     }
     if problem.errors:
         document["errors"] = [{**asdict(refusal), "message": refusal.message} for refusal in problem.errors]
-    return JSONResponse(document, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
+    headers = {**(problem.headers or {}), REQUEST_ID_HEADER: REQUEST_ID.get()}
+    return JSONResponse(document, problem.status, headers=headers, media_type=MEDIA_TYPE)

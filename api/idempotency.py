@@ -1,7 +1,7 @@
 """Submissions that may be repeated: one `Idempotency-Key`, one job, whatever answers were lost on the way.
 
-The key names the command, and a store takes a command once: whoever asks again finds the one that was taken first, in
-the inbox or among those consumed. Two requests at the same time are no special case.
+The key names the command, for each principal its own, and a store takes a command once: whoever asks again finds the
+one that was taken first, in the inbox or among those consumed. Two requests at the same time are no special case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def submit_once(world: World, spec: JobSpec, key: str, new_id: Callable[[], str]
     Raises:
         ProblemError: 422 where the key came with another job before; 409 where the job is refused.
     """
-    command_id = f"api-key-{sha256(key.encode()).hexdigest()}"
+    command_id = f"api-key-{sha256(f'{world.principal.name} {key}'.encode()).hexdigest()}"
     taken = world.store.command(command_id)
     if taken is None:
         job_id = new_id()

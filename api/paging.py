@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Query
 
@@ -19,11 +19,20 @@ from api.answers.page import PageOf
 from api.errors import refuse
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
-from scheduler.store.protocol import Store
+from scheduler.store.protocol import Page, Store
 from scheduler.store.queries import JobQuery, LoanQuery, Place, first_after, place_of_job, place_of_loan
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")
+LOOKED_AT_MAX = 10_000
+
+
+class _HasNumber(Protocol):
+    @property
+    def number(self) -> int: ...
+
+
+Numbered = TypeVar("Numbered", bound=_HasNumber)
 
 Cursor = Annotated[
     str, Query(max_length=2000, description="`next` of an earlier answer to the same question; empty: the first page.")
@@ -61,6 +70,35 @@ def page_by_name(
     names = sorted(name for name in rows if place is None or name > place[0])
     following = cursor_of(noun, names[limit - 1]) if len(names) > limit else None
     return {"items": [view(rows[name]) for name in names[:limit]], "next": following}
+
+
+def page_by_number(
+    noun: str,
+    read: Callable[[Page], Sequence[Numbered]],
+    sees: Callable[[Numbered], bool],
+    *,
+    after: int,
+    cursor: str,
+    limit: int,
+) -> PageOf[Numbered]:
+    """Rows that may be seen, after the number `after` or the cursor's. Looks at LOOKED_AT_MAX rows at most, so that a
+    page may be short, or empty, and not the last."""
+    place = place_in(cursor, noun, int)
+    at = after if place is None else int(place[0])
+    found: list[Numbered] = []
+    reach = at + LOOKED_AT_MAX
+    while True:
+        rows = read(Page(at, limit + 1))
+        for row in rows[:limit]:
+            if len(found) == limit:
+                return {"items": found, "next": cursor_of(noun, at)}
+            at = row.number
+            if sees(row):
+                found.append(row)
+        if len(rows) <= limit:
+            return {"items": found, "next": None}
+        if len(found) == limit or at >= reach:
+            return {"items": found, "next": cursor_of(noun, at)}
 
 
 def page_of_jobs(live: Iterable[Job], store: Store, wanted: JobQuery, *, cursor: str, limit: int) -> PageOf[Job]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from api.audit import change_entry
 from api.errors import conflict, not_found
-from api.identity.principal import Principal
+from api.identity.permits import permit, require
+from api.identity.principal import Principal, Role
+from api.identity.sight import Sight
 from api.present import Present
 from scheduler.core.commands import obey
 from scheduler.core.intake import Intake
@@ -16,8 +20,9 @@ from scheduler.domain.event import EventCode
 from scheduler.domain.fleet import Node, Pool
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.protocol import Store
+from scheduler.store.front import FrontStore
 
+V = TypeVar("V")
 _JOB_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,79}", re.ASCII)
 
 
@@ -29,19 +34,36 @@ class World:
     who asks, and is named by what is sent.
     """
 
-    store: Store
+    store: FrontStore
     principal: Principal
     now_s: float
     committed: Snapshot
     snapshot: Snapshot
     present: Present
 
+    @property
+    def sight(self) -> Sight:
+        return Sight(self.principal, self.snapshot, self.store.ended_job)
+
+    def redacted(self, view: V) -> V:
+        """`view` (plain JSON) without the ids of jobs that the principal may not see."""
+        told: V = self.sight.redacted(view)
+        return told
+
+    def require(self, role: Role, queue: str = "") -> None:
+        """Raises a 403 problem for who does not have `role` on `queue` (everywhere where it is empty)."""
+        require(self.principal, role, queue)
+
     def job(self, job_id: str) -> Job:
-        """A live or ended job, or a 404 problem."""
+        """A live or ended job, or a 404 problem, also where it may not be read."""
         job = self.snapshot.jobs.get(job_id)
         if job is None and _JOB_ID.fullmatch(job_id):
             job = self.store.ended_job(job_id)
-        return job if job is not None else not_found("job", job_id)
+        return job if job is not None and self.sight.job(job) else not_found("job", job_id)
+
+    def shown(self, job: Job) -> Job:
+        """The job with what the principal may see of its message."""
+        return job if self.sight.is_whole else replace(job, message=self.sight.redacted(job.message))
 
     def live_job(self, job_id: str) -> Job:
         """A job that can still change, or a problem: 404, or 409 for one that has ended."""
@@ -59,8 +81,10 @@ class World:
     def send(self, body: CommandBody, *, at_s: float | None = None, command_id: str = "") -> World:
         """Puts a command into the inbox and gives the world as it will be once that is absorbed.
 
-        A command that the core would refuse in the present state is a 409 problem, and is not sent.
+        A command that the core would refuse in the present state is a 409 problem, one that the principal may not ask
+        for is a 403 problem; neither is sent.
         """
+        permit(self.principal, body, self.snapshot)
         sent_at_s = self.now_s if at_s is None else at_s
         command = new_command(body, sent_at_s, actor=self.principal.name, command_id=command_id)
         intake = Intake(self.snapshot)
@@ -68,14 +92,15 @@ class World:
         for event in intake.events:
             if event.code is EventCode.COMMAND_REFUSED:
                 conflict(event.message)
-        self.store.send(command)
-        return replace(self, snapshot=intake.view())
+        after = intake.view()
+        self.store.send(command, audit=change_entry(command, self.principal, self.snapshot, after))
+        return replace(self, snapshot=after)
 
 
 _PAST = {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}
 
 
-def load_world(present: Present, store: Store, now_s: float, principal: Principal) -> World:
+def load_world(present: Present, store: FrontStore, now_s: float, principal: Principal) -> World:
     shown = present.look(now_s)
     at_s = max(now_s, shown.snapshot.now_s)
     return World(store, principal, at_s, shown.committed, replace(shown.snapshot, now_s=at_s), present)

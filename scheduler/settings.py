@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import secrets
 import tempfile
@@ -27,7 +28,14 @@ def _http_url(text: str) -> str:
     return text
 
 
-PrometheusUrl = Annotated[str, AfterValidator(lambda text: text and _http_url(text))]
+UrlOrNone = Annotated[str, AfterValidator(lambda text: text and _http_url(text))]
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Settings(BaseSettings):
@@ -86,7 +94,7 @@ class Settings(BaseSettings):
     worker_image: str = Field(
         default="ebbtide/worker:latest", description="Image of the pods of jobs that name none, on Kubernetes."
     )
-    prometheus_url: PrometheusUrl = Field(
+    prometheus_url: UrlOrNone = Field(
         default="", description="Prometheus that Pools with demand.source prometheus are asked of, on Kubernetes."
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
@@ -115,6 +123,29 @@ class Settings(BaseSettings):
     token_secret_file: Path | None = Field(
         default=None, description="Secret that worker tokens are signed with; absent: token.secret in the run folder."
     )
+
+    auth: Literal["on", "off", "off-everywhere"] = Field(
+        default="on", description="Ask who asks. off: on loopback alone; off-everywhere: on every address."
+    )
+    allowed_hosts: str = Field(
+        default="", description="Host names, with commas, that requests may name while auth is off, besides loopback's."
+    )
+    metrics_open: bool = Field(default=False, description="Let everybody read /metrics; else viewers of all queues.")
+    rate_per_s: Seconds = Field(
+        default=100.0, description="Requests a second that one token may make, in the long run."
+    )
+    rate_burst: int = Field(default=200, ge=1, description="Requests that one token may make at once.")
+    body_bytes_max: int = Field(default=1 << 20, ge=1024, description="Largest body of a request.")
+    oidc_issuer: UrlOrNone = Field(default="", description="OIDC issuer whose JWTs are taken; empty: none.")
+    oidc_audience: str = Field(default="ebbtide", min_length=1, description="Audience that those JWTs must name.")
+    oidc_jwks_url: UrlOrNone = Field(default="", description="Where its keys are; empty: found by discovery.")
+    oidc_roles_claim: str = Field(default="ebbtide", min_length=1, description="Claim that lists the grants.")
+    oidc_name_claim: str = Field(default="sub", min_length=1, description="Claim that names who asks.")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the API."""
+        return is_loopback(self.host)
 
     @property
     def worker_url(self) -> str:

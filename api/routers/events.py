@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from functools import partial
 
 from fastapi import APIRouter
 
@@ -10,13 +10,12 @@ from api.answers.page import PageOf
 from api.answers.record import DecisionView, EventView, decision_view, event_view
 from api.dependencies import After, Limit, WorldDep
 from api.filters import Text
-from api.paging import Cursor, cursor_of, place_in
+from api.paging import Cursor, page_by_number
 from api.routers.streams import STREAMED
-from scheduler.store.protocol import Page, Store
+from api.world import World
+from scheduler.domain.decision import subject as subject_of
 
 router = APIRouter(prefix="/v1", tags=["record"])
-
-Numbered = TypeVar("Numbered", EventView, DecisionView)
 
 
 @router.get("/events", responses=STREAMED)
@@ -28,27 +27,32 @@ def list_events(
     cursor: Cursor = "",
 ) -> PageOf[EventView]:
     """Events of one subject (a job id, node, pool) or of all. To follow them, ask again after the last number."""
-    return page_of_events(world.store, subject=subject, after=after, limit=limit, cursor=cursor)
+    return page_of_events(world, subject=subject, after=after, limit=limit, cursor=cursor)
 
 
 @router.get("/decisions")
 def list_decisions(world: WorldDep, after: After = 0, limit: Limit = 100, cursor: Cursor = "") -> PageOf[DecisionView]:
     """What ticks decided, each decision with its reason."""
-    rows = world.store.decisions(Page(_start(after, cursor, "decisions"), limit + 1))
-    return _page("decisions", [decision_view(row) for row in rows], limit)
+    sight = world.sight
+    page = page_by_number(
+        "decisions",
+        world.store.decisions,
+        lambda row: sight.subject(subject_of(row.decision)),
+        after=after,
+        cursor=cursor,
+        limit=limit,
+    )
+    return {"items": sight.redacted([decision_view(row) for row in page["items"]]), "next": page["next"]}
 
 
-def page_of_events(store: Store, *, subject: str, after: int, limit: int, cursor: str) -> PageOf[EventView]:
-    rows = store.events(Page(_start(after, cursor, "events"), limit + 1), subject=subject)
-    return _page("events", [event_view(row) for row in rows], limit)
-
-
-def _start(after: int, cursor: str, noun: str) -> int:
-    place = place_in(cursor, noun, int)
-    return after if place is None else int(place[0])
-
-
-def _page(noun: str, items: list[Numbered], limit: int) -> PageOf[Numbered]:
-    """`items` are one more than fit on the page, where there are more."""
-    following = cursor_of(noun, items[limit - 1]["number"]) if len(items) > limit else None
-    return {"items": items[:limit], "next": following}
+def page_of_events(world: World, *, subject: str, after: int, limit: int, cursor: str) -> PageOf[EventView]:
+    sight = world.sight
+    page = page_by_number(
+        "events",
+        partial(world.store.events, subject=subject),
+        lambda row: sight.subject(row.event.subject),
+        after=after,
+        cursor=cursor,
+        limit=limit,
+    )
+    return {"items": sight.redacted([event_view(row) for row in page["items"]]), "next": page["next"]}

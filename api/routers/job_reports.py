@@ -12,6 +12,7 @@ from api.answers.record import EventView, reason_view
 from api.checks import check_job
 from api.dependencies import After, Limit, ServiceDep, WorldDep
 from api.errors import ProblemError
+from api.identity.principal import Role
 from api.paging import Cursor
 from api.rehearsal import Rehearsal, rehearse
 from api.routers.events import page_of_events
@@ -42,7 +43,7 @@ def list_job_events(
 ) -> PageOf[EventView]:
     """What happened to the job, oldest first."""
     world.job(job_id)
-    return page_of_events(world.store, subject=job_id, after=after, limit=limit, cursor=cursor)
+    return page_of_events(world, subject=job_id, after=after, limit=limit, cursor=cursor)
 
 
 @router.get("/jobs/{job_id}/explanation")
@@ -53,7 +54,7 @@ def explain_job(job_id: str, world: WorldDep, service: ServiceDep) -> Explanatio
         return explanation_view(explain_ended(job), None)
     rehearsal = rehearse(world.snapshot, service.policies)
     told = explain(world.snapshot, rehearsal.report.waiting, job_id)
-    return explanation_view(told, _decision_about(job_id, rehearsal))
+    return world.redacted(explanation_view(told, _decision_about(job_id, rehearsal)))
 
 
 @router.post("/jobs:dry-run")
@@ -64,13 +65,14 @@ def dry_run_job(document: JobDocument, world: WorldDep, service: ServiceDep) -> 
     """
     spec = job_spec(document)
     check_job(spec)
+    world.require(Role.SUBMITTER, spec.queue)
     job_id = new_job_id(spec.name, world)
     command = new_command(SubmitJob(job_id, spec), world.now_s, actor=world.principal.name)
     rehearsal = rehearse(world.snapshot, service.policies, command)
     job = rehearsal.snapshot.jobs.get(job_id)
     decision = _decision_about(job_id, rehearsal)
     waiting = rehearsal.report.waiting.get(job_id)
-    return {
+    answer: DryRunView = {
         "state": job.state if job else JobState.FAILED,
         "job": job_view(job, world.now_s) if job else None,
         "plan": plan_view(job.allocation.plan) if job and job.allocation.plan else None,
@@ -80,6 +82,7 @@ def dry_run_job(document: JobDocument, world: WorldDep, service: ServiceDep) -> 
         else None,
         "others": [choice_view(d) for d in rehearsal.report.decisions if subject(d) != job_id],
     }
+    return world.redacted(answer)
 
 
 def _decision_about(job_id: str, rehearsal: Rehearsal) -> Decision | None:

@@ -15,6 +15,7 @@ from api.checks import check_job
 from api.dependencies import Limit, WorldDep
 from api.errors import conflict, refuse
 from api.idempotency import IdempotencyKey, submit_once
+from api.identity.principal import Role
 from api.job_filter import JobFilter
 from api.paging import Cursor, page_of_jobs
 from api.world import World
@@ -52,6 +53,7 @@ def submit_job(document: JobDocument, world: WorldDep, response: Response, key: 
     `Idempotency-Key`, asking again is safe: the answer is the job that the first request made, as it is now."""
     spec = job_spec(document)
     check_job(spec)
+    world.require(Role.SUBMITTER, spec.queue)
     if key:
         after, job_id = submit_once(world, spec, key, lambda: new_job_id(spec.name, world))
     else:
@@ -66,14 +68,15 @@ def list_jobs(
     world: WorldDep, wanted: Annotated[JobFilter, Depends()], limit: Limit = 100, cursor: Cursor = ""
 ) -> PageOf[JobView]:
     """Jobs, those submitted last first, ended ones included. `next` is the cursor of the following page."""
-    page = page_of_jobs(world.snapshot.jobs.values(), world.store, wanted.query(), cursor=cursor, limit=limit)
-    return {"items": [job_view(job, world.now_s) for job in page["items"]], "next": page["next"]}
+    query = wanted.query().within(world.principal.queues)
+    page = page_of_jobs(world.snapshot.jobs.values(), world.store, query, cursor=cursor, limit=limit)
+    return {"items": [job_view(world.shown(job), world.now_s) for job in page["items"]], "next": page["next"]}
 
 
 @router.get("/jobs/{job_id}")
 def get_job(job_id: str, world: WorldDep) -> JobView:
     """A job that lives, or has ended."""
-    return job_view(world.job(job_id), world.now_s)
+    return job_view(world.shown(world.job(job_id)), world.now_s)
 
 
 @router.patch("/jobs/{job_id}", status_code=202)
@@ -120,7 +123,7 @@ def _asked(world: World, job_id: str, body: CommandBody) -> JobView:
 
 
 def _view(world: World, job_id: str) -> JobView:
-    return job_view(world.snapshot.jobs[job_id], world.now_s)
+    return job_view(world.shown(world.snapshot.jobs[job_id]), world.now_s)
 
 
 def _refuse_cancelled(job: Job) -> None:

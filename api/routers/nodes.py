@@ -45,13 +45,15 @@ def list_nodes(world: WorldDep, pool: Text = "", limit: Limit = 100, cursor: Cur
     if pool:
         world.pool(pool)
     nodes = {name: node for name, node in world.snapshot.nodes.items() if pool in ("", node.pool)}
-    return page_by_name("nodes", nodes, lambda node: node_view(node, world.snapshot), cursor=cursor, limit=limit)
+    return page_by_name(
+        "nodes", nodes, lambda node: world.redacted(node_view(node, world.snapshot)), cursor=cursor, limit=limit
+    )
 
 
 @router.get("/nodes/{name}")
 def get_node(name: str, world: WorldDep) -> NodeView:
     """A node with its loan and the jobs on it."""
-    return node_view(world.node(name), world.snapshot)
+    return world.redacted(node_view(world.node(name), world.snapshot))
 
 
 @router.delete("/nodes/{name}", status_code=202)

@@ -10,6 +10,7 @@ from api.answers.page import PageOf
 from api.answers.queue import QueueView, queue_view
 from api.dependencies import Limit, WorldDep
 from api.errors import conflict, not_found
+from api.identity.principal import Role
 from api.paging import Cursor, page_by_name
 from api.world import World
 from scheduler.documents import job_queue
@@ -37,8 +38,9 @@ def create_queue(document: QueueDocument, world: WorldDep, response: Response) -
 
 @router.get("/queues")
 def list_queues(world: WorldDep, limit: Limit = 100, cursor: Cursor = "") -> PageOf[QueueView]:
-    """All declared queues, and those that live jobs name, by name."""
-    return page_by_name("queues", queue_uses(world.snapshot), queue_view, cursor=cursor, limit=limit)
+    """The declared queues, and those that live jobs name, by name; of them those that one may read."""
+    uses = {name: use for name, use in queue_uses(world.snapshot).items() if world.principal.may(Role.VIEWER, name)}
+    return page_by_name("queues", uses, queue_view, cursor=cursor, limit=limit)
 
 
 @router.get("/queues/{name}")
@@ -64,12 +66,13 @@ def delete_queue(name: str, world: WorldDep) -> QueueView:
 
 
 def _declared(world: World, name: str) -> JobQueue:
-    return world.snapshot.queues.get(name) or not_found("declared queue", name)
+    queue = world.snapshot.queues.get(name)
+    return queue if queue and world.principal.may(Role.VIEWER, name) else not_found("declared queue", name)
 
 
 def _view(world: World, name: str) -> QueueView:
     use = queue_uses(world.snapshot).get(name)
-    return queue_view(use) if use is not None else not_found("queue", name)
+    return queue_view(use) if use and world.principal.may(Role.VIEWER, name) else not_found("queue", name)
 
 
 def _refuse_difference(present: JobQueue, wanted: JobQueue) -> None:

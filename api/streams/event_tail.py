@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from api.answers.record import event_view
 from api.streams.event_stream import frame
-from scheduler.domain.event import Event
 from scheduler.store.protocol import Page, Store, StoredEvent, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -29,13 +28,16 @@ RETRY_S = 1.0
 class Told:
     """An event as it is sent: written out once for all streams."""
 
-    number: int
-    event: Event
+    stored: StoredEvent
     chunk: bytes
+
+    @property
+    def number(self) -> int:
+        return self.stored.number
 
 
 def told(stored: StoredEvent) -> Told:
-    return Told(stored.number, stored.event, frame(event_view(stored), number=stored.number))
+    return Told(stored, frame(event_view(stored), number=stored.number))
 
 
 class EventTail:

@@ -51,7 +51,7 @@ async def follow_events(streams: Streams, store: Store, wish: Wish) -> AsyncGene
 
 
 async def _visible(store: Store, wish: Wish, found: Sequence[Told]) -> Sequence[Told]:
-    about = [each for each in found if wish.subject in ("", each.event.subject)]
+    about = [each for each in found if wish.subject in ("", each.stored.event.subject)]
     if not about or wish.principal.may(Role.VIEWER):
         return about
     return await asyncio.to_thread(told_to, wish.principal, store, about)

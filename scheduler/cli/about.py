@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from scheduler.cli.output import Format, OutputOption, emit, facts
+from scheduler.cli.output import Format, OutputOption, emit, facts, say
 
 
 def version(output: OutputOption = Format.TABLE) -> None:
@@ -30,4 +30,5 @@ def demo(picture: PictureOption = None) -> None:
     """Lend, grow, recall, shrink and return with real training processes, in about three minutes."""
     from scheduler.demo.story import run
 
+    say("Authentication is off for the demo, which listens on loopback alone.")
     raise typer.Exit(run(picture=picture))

@@ -29,6 +29,10 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
     given = {"EBBTIDE_HOST": host, "EBBTIDE_PORT": port, "EBBTIDE_DATABASE_URL": database_url}
     os.environ.update({name: str(value) for name, value in given.items() if value is not None})
     settings = read_settings()
+    if "EBBTIDE_AUTH" not in os.environ and settings.is_loopback:
+        os.environ["EBBTIDE_AUTH"] = "off"
+        settings = read_settings()
+    _check_auth(settings)
     if settings.port == 0:
         # Chosen here, not by the API: the controller has to tell its workers the same port.
         os.environ["EBBTIDE_PORT"] = str(_free_port(settings.host))
@@ -36,6 +40,7 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
     _check_policy(settings)
     _migrate(settings)
     say(f"Ebbtide serves {settings.worker_url} on {_shown(settings.database_url)}; Ctrl-C stops it.")
+    say(_who_may_ask(settings))
     child = [sys.executable, "-m", "scheduler.cli"]
     with tempfile.TemporaryDirectory(prefix="ebbtide-metrics-") as metrics:
         # Both processes count into this folder, so that one scrape shows the counters of either.
@@ -71,7 +76,9 @@ def api() -> None:
     from scheduler.wiring import run_api
 
     end_with_parent()
-    run_api(read_settings())
+    settings = read_settings()
+    _check_auth(settings)
+    run_api(settings)
 
 
 def operator() -> None:
@@ -111,6 +118,21 @@ def _free_port(host: str) -> int:
                 return port
         except OSError as wrong:
             raise ValueError(f"cannot listen on {host!r}: {wrong.strerror or wrong}") from wrong
+
+
+def _check_auth(settings: Settings) -> None:
+    if settings.auth == "off" and not settings.is_loopback:
+        raise BadInput(
+            f"EBBTIDE_AUTH: got off with EBBTIDE_HOST {settings.host}, which others reach; allowed: on (make a token "
+            "with `ebbtide token create`), off with a loopback address, or off-everywhere"
+        )
+
+
+def _who_may_ask(settings: Settings) -> str:
+    if settings.auth == "on":
+        return "Who asks needs a token: `ebbtide token create --name NAME --grant admin` makes the first one here."
+    whom = "everybody on this machine" if settings.is_loopback else f"everybody who reaches {settings.host}"
+    return f"Authentication is off: {whom} may do everything; EBBTIDE_AUTH=on asks for tokens."
 
 
 def _check_policy(settings: Settings) -> None:

@@ -47,6 +47,8 @@ class DemoService:
             "EBBTIDE_DATABASE_URL": f"sqlite:///{self.folder / 'ebbtide.sqlite'}",
             "EBBTIDE_RUN_DIR": str(self.run_dir),
             "EBBTIDE_PORT": port,
+            "EBBTIDE_HOST": "127.0.0.1",
+            "EBBTIDE_AUTH": "off",
             "EBBTIDE_DEMO": str(self.folder),
         }
         return {**own, **settings}

@@ -13,7 +13,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.command import Command
 from scheduler.store.engine import transaction
+from scheduler.store.front import AuditEntry
 from scheduler.store.protocol import UnavailableError
+from scheduler.store.sql_audit import log
 from scheduler.store.tables import INBOX, STATE
 
 _WAITS = INBOX.c.consumed_at_generation.is_(None)
@@ -57,7 +59,8 @@ def read(connection: Connection, known: Waiting, names: Names) -> Waiting:
 class _Sent:
     """A command on its way. `is_new` is None until it was written."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, audit: AuditEntry | None) -> None:
+        self.audit = audit
         self.row = {"id": command.id, "body": encode(command)}
         self.is_new: bool | None = None
         self.error: UnavailableError | None = None
@@ -75,9 +78,10 @@ class Outbox:
         self._turn = threading.Lock()
         self._unwritten: deque[_Sent] = deque()
 
-    def send(self, command: Command) -> bool:
-        """False where a command of this id was ever sent before. Raises UnavailableError."""
-        sent = _Sent(command)
+    def send(self, command: Command, *, audit: AuditEntry | None) -> bool:
+        """False where a command of this id was ever sent before; then `audit` is not written either. Raises
+        UnavailableError."""
+        sent = _Sent(command, audit)
         self._unwritten.append(sent)
         with self._turn:
             if sent.is_new is None and sent.error is None:
@@ -93,6 +97,7 @@ class Outbox:
         try:
             with transaction(self._engine) as connection:
                 new = set(connection.execute(self._insert_new, rows).scalars())
+                log(connection, [sent.audit for command_id, sent in first.items() if sent.audit and command_id in new])
         except UnavailableError as error:
             for sent in batch:
                 sent.error = error

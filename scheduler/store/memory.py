@@ -13,6 +13,8 @@ from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.usage import HOUR_S, UsageEntry, UsageKind
+from scheduler.store.front import AuditEntry
+from scheduler.store.memory_front import MemoryAudit, MemoryTokens
 from scheduler.store.protocol import (
     Books,
     Commit,
@@ -44,6 +46,8 @@ class MemoryStore:
         self._ended_loans: list[Loan] = []
         self._readings: dict[str, list[DemandReading]] = {}
         self._usage: dict[UsageKind, tuple[float, float]] = {}
+        self.audit_log = MemoryAudit()
+        self.tokens = MemoryTokens(self.audit_log)
 
     def load(self) -> Loaded:
         with self._lock:
@@ -61,10 +65,12 @@ class MemoryStore:
                 self._inbox.pop(command_id, None)
             self._append(commit)
 
-    def send(self, command: Command) -> bool:
+    def send(self, command: Command, *, audit: AuditEntry | None = None) -> bool:
         with self._lock:
             if command.id in self._sent:
                 return False
+            if audit is not None:
+                self.audit_log.append(audit)
             self._sent[command.id] = self._inbox[command.id] = command
             return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import NamedTuple, TypeVar
 
@@ -38,6 +38,12 @@ class JobQuery:
     @property
     def wants_ended(self) -> bool:
         return self.states is None or bool(self.states & ENDED)
+
+    def within(self, queues: frozenset[str] | None) -> JobQuery:
+        """The same of these queues alone; None: of all."""
+        if queues is None:
+            return self
+        return replace(self, queues=queues if self.queues is None else queues & self.queues)
 
     def matches(self, job: Job) -> bool:
         spec = job.spec

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 
 from scheduler.domain.codec import decode
 from scheduler.domain.command import Command
@@ -20,11 +20,14 @@ from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store import history, inbox, leadership, live_state
 from scheduler.store.engine import StoreError, for_glancing, for_reading, open_engine, transaction
+from scheduler.store.front import AuditEntry
 from scheduler.store.migrate import require_head
 from scheduler.store.protocol import Books, Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
 from scheduler.store.queries import JobQuery, LoanQuery, Place
+from scheduler.store.sql_audit import SqlAudit
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_simulations import SqlSimulations
+from scheduler.store.sql_tokens import SqlTokens
 from scheduler.store.sql_usage import add_usage, read_usage
 from scheduler.store.sql_webhooks import SqlWebhooks
 from scheduler.store.tables import ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX
@@ -56,6 +59,8 @@ class SqlStore:
         self.run_log = SqlRunLog(self._engine)
         self.webhooks = SqlWebhooks(self._engine)
         self.simulations = SqlSimulations(self._engine)
+        self.tokens = SqlTokens(self._engine)
+        self.audit_log = SqlAudit(self._engine)
         self._lock = threading.Lock()
         self._newest = Snapshot()  # guarded by the lock: the newest snapshot that this process read or wrote
         self._waiting = inbox.Waiting()  # likewise
@@ -94,8 +99,8 @@ class SqlStore:
             if self._newest.generation <= generation:
                 self._newest = commit.snapshot
 
-    def send(self, command: Command) -> bool:
-        return self._outbox.send(command)
+    def send(self, command: Command, *, audit: AuditEntry | None = None) -> bool:
+        return self._outbox.send(command, audit=audit)
 
     def command(self, command_id: str) -> Command | None:
         rows = self._rows(select(INBOX).where(INBOX.c.id == command_id))

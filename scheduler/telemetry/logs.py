@@ -6,14 +6,25 @@ import json
 import logging
 import sys
 import time
+from contextvars import ContextVar
 from typing import TextIO
 
 _TEXT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s"
 _DATE = "%Y-%m-%dT%H:%M:%S"
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+"""Of the HTTP request that is being answered; empty outside of one."""
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people; a request's ends with its id."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line, request_id = super().format(record), REQUEST_ID.get()
+        return f"{line} [{request_id}]" if request_id else line
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: at, level, logger, message and, where there is one, the traceback."""
+    """One JSON object a line: at, level, logger, message and, where there is one, request_id and traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -22,6 +33,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -35,7 +48,7 @@ def configure_logs(level: str, form: str, *, stream: TextIO | None = None) -> No
     if form == "json":
         formatter: logging.Formatter = JsonFormatter()
     elif form == "text":
-        formatter = logging.Formatter(_TEXT, _DATE)
+        formatter = TextFormatter(_TEXT, _DATE)
     else:
         raise ValueError(f"log format: got {form!r}; allowed: text, json")
     formatter.converter = time.gmtime

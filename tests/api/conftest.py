@@ -47,7 +47,7 @@ class AppTransport(httpx.BaseTransport):
 class ApiService:
     """The application and the parts behind it, so that a test can let a tick happen or look into the inbox."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
         self.store = MemoryStore()
         self.run_log = MemoryRunLog()
         self.clock = ManualClock(NOW_S)
@@ -56,7 +56,7 @@ class ApiService:
         self.leader: Lease | None = None
         self.app = create_app(
             self.store,
-            Settings(),
+            settings or Settings(auth="off", allowed_hosts="service"),
             clock=self.clock,
             policies=self.policies,
             lease=lambda: self.leader,
@@ -104,10 +104,11 @@ class ApiService:
         job = self.made("/v1/jobs", {"name": name, "gpus": {"min": 1, "max": 2}, "steps": 1000, **fields})
         return str(job["id"])
 
-    def refused(self, method: str, path: str, document: object = None) -> dict[str, Any]:
+    def refused(self, method: str, path: str, document: object = None, *, token: str = "") -> dict[str, Any]:
         """The 422 problem that answers this request, once it is sure that nothing was put into the inbox."""
         waiting = self.store.inbox_size()
-        problem = problem_of(self.http.request(method, path, json=document), 422)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        problem = problem_of(self.http.request(method, path, json=document, headers=headers), 422)
         assert self.store.inbox_size() == waiting
         assert problem["errors"], problem
         return problem

@@ -43,6 +43,7 @@ class StreamPlay:
             **os.environ,
             **named,
             "EBBTIDE_DATABASE_URL": self.url,
+            "EBBTIDE_AUTH": "off",
             "EBBTIDE_RUN_DIR": str(folder),
             "EBBTIDE_PORT": str(self.port),
             "EBBTIDE_LOG_LEVEL": "WARNING",

@@ -127,10 +127,13 @@ def test_the_token_of_another_job_or_generation_is_a_403(
     ],
 )
 def test_a_malformed_report_is_refused(fleet: ApiService, field: str, change: dict[str, Any]) -> None:
-    assert fleet.refused("POST", "/v1/jobs/any/progress", REPORT | change)["errors"][0]["field"] == field
+    assert (
+        fleet.refused("POST", "/v1/jobs/any/progress", REPORT | change, token="ebt_any")["errors"][0]["field"] == field
+    )
 
 
 def test_a_loss_that_is_not_a_number_is_refused(fleet: ApiService, problem: Problem) -> None:
     body = b'{"generation": 1, "step": 1, "loss": NaN}'
-    answer = fleet.http.post("/v1/jobs/any/progress", content=body, headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer ebt_any"}
+    answer = fleet.http.post("/v1/jobs/any/progress", content=body, headers=headers)
     assert problem(answer, 422)["errors"][0]["field"] == "loss"

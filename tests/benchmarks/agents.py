@@ -64,6 +64,7 @@ def _measured(folder: Path) -> tuple[list[float], float, float]:
     env = {
         **os.environ,
         "EBBTIDE_DATABASE_URL": url,
+        "EBBTIDE_AUTH": "off",
         "EBBTIDE_RUN_DIR": str(folder),
         "EBBTIDE_PORT": str(port),
         "EBBTIDE_LOG_LEVEL": "WARNING",

@@ -91,6 +91,7 @@ class Site:
         env = {
             **os.environ,
             "EBBTIDE_DATABASE_URL": url,
+            "EBBTIDE_AUTH": "off",
             "EBBTIDE_RUN_DIR": str(folder / "run"),
             "EBBTIDE_PORT": str(self.port),
             "EBBTIDE_LOG_LEVEL": "WARNING",

@@ -44,7 +44,7 @@ def test_a_server_that_is_not_there_is_named(mortal_postgres: PostgresServer) ->
 
 def test_the_api_says_that_its_database_is_away(mortal_postgres: PostgresServer) -> None:
     store = SqlStore(mortal_postgres.new_database())
-    settings = Settings()
+    settings = Settings(auth="off", allowed_hosts="service")
     app = create_app(
         store,
         settings,

@@ -43,6 +43,7 @@ def settings(folder: Path, port: int) -> Settings:
         database_url=f"sqlite:///{folder / 'ebbtide.sqlite'}",
         run_dir=folder / "run",
         port=port,
+        auth="off",
         full_pass_period_s=10.0,
         reconfiguration_s=1.0,
         resize_pause_s=1.0,

@@ -40,7 +40,7 @@ class Town:
         self.lease = self.store.acquire("tests", now_s=START_S, ttl_s=1e9)
         self.app = create_app(
             self.store,
-            Settings.model_validate({}),
+            Settings(auth="off", allowed_hosts="town.test"),
             clock=self.clock,
             policies=self.policies,
             lease=lambda: self.lease,

@@ -1,0 +1,117 @@
+"""The audit log's entries: who asked for which change, and what it changed. Reports of workers and agents are none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+
+from api.identity.principal import REPORTER, Principal
+from scheduler.documents.job import job_document
+from scheduler.domain.codec import encode
+from scheduler.domain.command import (
+    AddNode,
+    CancelJob,
+    ChangeQueue,
+    CheckpointJob,
+    Command,
+    CommandBody,
+    CordonNode,
+    CreatePool,
+    CreateQueue,
+    DeletePool,
+    DeleteQueue,
+    RemoveNode,
+    ReportDemand,
+    ResumeJob,
+    ScaleJob,
+    SetLendingPolicy,
+    SubmitJob,
+    SuspendJob,
+    UncordonNode,
+)
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.front import AuditEntry
+from scheduler.telemetry.logs import REQUEST_ID
+
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_FORBIDDEN = 403
+_FLEET = "fleet"
+
+
+def change_entry(command: Command, principal: Principal, before: Snapshot, after: Snapshot) -> AuditEntry:
+    """Of what a command changes, only the fields that differ."""
+    subject = subject_of(command.body)
+    was, will_be = (_state(command.body, subject, snapshot) for snapshot in (before, after))
+    if was is not None and will_be is not None:
+        changed = {name for name in was if was[name] != will_be[name]}
+        was, will_be = ({name: value[name] for name in sorted(changed)} for value in (was, will_be))
+    return AuditEntry(
+        command.at_s,
+        principal.name,
+        principal.token_id,
+        type(command.body).__name__,
+        subject,
+        was,
+        will_be,
+        REQUEST_ID.get(),
+    )
+
+
+def subject_of(body: CommandBody) -> str:
+    """The job, pool, node or queue that a command is about; `fleet` for switches of the whole."""
+    match body:
+        case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | CheckpointJob():
+            return body.job_id
+        case CreatePool(pool):
+            return pool.name
+        case CreateQueue(queue) | ChangeQueue(queue):
+            return queue.name
+        case AddNode(node):
+            return node.name
+        case SetLendingPolicy() | ReportDemand():
+            return body.pool
+        case DeletePool() | DeleteQueue() | RemoveNode() | CordonNode() | UncordonNode():
+            return body.name
+        case _:
+            return _FLEET
+
+
+def note_refusal(request: Request, status: int) -> None:
+    """Log that somebody who is known asked for a change and may not have it; nothing of anything else."""
+    principal = getattr(request.state, "principal", REPORTER)
+    if status != _FORBIDDEN or request.method in _READS or principal is REPORTER:
+        return
+    service = request.app.state.service
+    service.store.audit_log.append(
+        AuditEntry(
+            service.clock.now_s(),
+            principal.name,
+            principal.token_id,
+            f"{request.method} {request.url.path[:200]}",
+            next(iter(request.path_params.values()), "") if request.path_params else "",
+            None,
+            None,
+            REQUEST_ID.get(),
+            outcome="forbidden",
+        )
+    )
+
+
+def _state(body: CommandBody, subject: str, snapshot: Snapshot) -> Mapping[str, Any] | None:
+    match body:
+        case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | CheckpointJob():
+            job = snapshot.jobs.get(subject)
+            return None if job is None else {"intent": job.intent.value, **job_document(job.spec)}
+        case CreatePool() | DeletePool() | SetLendingPolicy():
+            found: Any = snapshot.pools.get(subject)
+        case CreateQueue() | ChangeQueue() | DeleteQueue():
+            found = snapshot.queues.get(subject)
+        case AddNode() | RemoveNode() | CordonNode() | UncordonNode():
+            found = snapshot.nodes.get(subject)
+        case ReportDemand():
+            found = snapshot.demand.get(subject)
+        case _:
+            found = snapshot.switches
+    return None if found is None else encode(found)

@@ -1,0 +1,184 @@
+"""Gate: what every request passes before a route sees it, and before its body is read.
+
+id            X-Request-Id, the asker's or a new one; it comes back on every answer and stands in the log
+form          path and query are UTF-8 without NUL
+host          while nobody has to say who asks: only a name of this machine (against DNS rebinding)
+rule          who may call the route, by method and path (api.identity.rules)
+principal     from the bearer token, with its rate limit (api.identity.authenticator)
+role          on some queue, or on all; whose job it is, the route finds out
+body          no larger than the rule says, whether or not it says its length
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.audit import note_refusal
+from api.errors import REQUEST_ID_HEADER, ProblemError, problem_answer, unavailable_answer
+from api.identity.authenticator import Authenticator
+from api.identity.principal import ANYBODY, REPORTER, Principal
+from api.identity.rules import Asks, Rule, RuleBook
+from scheduler.domain.worker_token import AGENT_PREFIX
+from scheduler.domain.worker_token import PREFIX as WORKER_PREFIX
+from scheduler.settings import Settings, is_loopback
+from scheduler.store.protocol import UnavailableError
+from scheduler.telemetry.logs import REQUEST_ID
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
+_PREFIXES = {Asks.WORKERS: WORKER_PREFIX, Asks.AGENTS: AGENT_PREFIX}
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """ASGI middleware. `authenticator` is None where nobody has to say who asks."""
+
+    app: ASGIApp
+    settings: Settings
+    rules: RuleBook
+    authenticator: Authenticator | None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        REQUEST_ID.set(request_id)
+
+        async def tagged(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                name = REQUEST_ID_HEADER.lower().encode()
+                others = [header for header in message["headers"] if header[0] != name]
+                message["headers"] = [*others, (name, request_id.encode())]
+            await send(message)
+
+        try:
+            rule = await self._admit(scope)
+        except (ProblemError, UnavailableError) as refused:
+            answer = await self._refusal(Request(scope), refused)
+            await answer(scope, receive, tagged)
+            return
+        if rule is not None:
+            receive = _bounded(receive, getattr(self.settings, rule.body_setting))
+        await self.app(scope, receive, tagged)
+
+    async def _admit(self, scope: Scope) -> Rule | None:
+        """The rule that lets this request pass, its principal in the request's state; None where no route takes it."""
+        _refuse_malformed(scope)
+        if self.authenticator is None:
+            self._refuse_foreign_host(_header(scope, b"host"))
+        rule = self.rules.rule(scope["method"], scope["path"])
+        if rule is None:
+            return None
+        state = scope.setdefault("state", {})
+        state["rule"] = rule
+        state["principal"] = principal = await self._principal(rule, scope)
+        if rule.asks is not Asks.NOBODY:
+            _require(rule, principal)
+        _refuse_large(scope, getattr(self.settings, rule.body_setting))
+        return rule
+
+    async def _principal(self, rule: Rule, scope: Scope) -> Principal:
+        if rule.asks in _PREFIXES:
+            _require_reporter(rule, _header(scope, b"authorization"))
+            return REPORTER
+        if self.authenticator is None or rule.asks is Asks.NOBODY:
+            return ANYBODY
+        if rule.asks is Asks.SCRAPERS and self.settings.metrics_open:
+            return ANYBODY
+        address = (scope.get("client") or ("", 0))[0]
+        return await self.authenticator.principal(_header(scope, b"authorization"), address)
+
+    def _refuse_foreign_host(self, named: str) -> None:
+        host = named.rsplit(":", 1)[0] if not named.endswith("]") else named
+        host = host.strip("[]").lower()
+        allowed = {each.strip().lower() for each in self.settings.allowed_hosts.split(",")}
+        allowed |= {urlsplit(self.settings.worker_url).hostname or ""}
+        if self.settings.is_loopback and not is_loopback(host) and host not in allowed:
+            detail = (
+                f"Host: got {named!r}; allowed: a name of this machine, or one of EBBTIDE_ALLOWED_HOSTS, because here "
+                "nobody has to say who asks"
+            )
+            raise ProblemError(421, "misdirected", detail)
+
+    async def _refusal(self, request: Request, refused: ProblemError | UnavailableError) -> JSONResponse:
+        if isinstance(refused, UnavailableError):
+            return unavailable_answer(request, refused)
+        try:
+            await run_in_threadpool(note_refusal, request, refused.status)
+        except UnavailableError as away:
+            return unavailable_answer(request, away)
+        return problem_answer(request, refused)
+
+
+def _require(rule: Rule, principal: Principal) -> None:
+    has = principal.may(rule.role) if rule.everywhere else principal.may_somewhere(rule.role)
+    if not has:
+        where = "" if not rule.everywhere or rule.role.label == "admin" else " on all queues"
+        raise ProblemError(403, "forbidden", f"this needs the role {rule.role.label}{where}; you are {principal}")
+
+
+def _require_reporter(rule: Rule, authorization: str) -> None:
+    """The kind of token; the route checks whether it is that of the job."""
+    scheme, _, token = authorization.partition(" ")
+    prefix = _PREFIXES[rule.asks]
+    if scheme.lower() != "bearer" or not token.strip():
+        detail = (
+            f"{rule.asks.value} report with the token that they were started with: Authorization: Bearer {prefix}..."
+        )
+        raise ProblemError(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+    if not token.strip().startswith(prefix):
+        raise ProblemError(403, "forbidden", f"the token is not that of {rule.asks.value} of this job")
+
+
+def _request_id(scope: Scope) -> str:
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def _refuse_malformed(scope: Scope) -> None:
+    for what, raw in (("path", scope.get("raw_path") or scope["path"].encode()), ("query", scope["query_string"])):
+        found = unquote_to_bytes(raw)
+        try:
+            found.decode()
+        except UnicodeDecodeError:
+            raise ProblemError(400, "malformed", f"{what}: allowed: UTF-8, percent-encoded") from None
+        if b"\0" in found:
+            raise ProblemError(400, "malformed", f"{what}: got a NUL; allowed: text")
+
+
+def _refuse_large(scope: Scope, bytes_max: int) -> None:
+    length = _header(scope, b"content-length")
+    if length.isascii() and length.isdigit() and int(length[:20]) > bytes_max:
+        raise ProblemError(413, "body-too-large", _too_large(bytes_max))
+
+
+def _bounded(receive: Receive, bytes_max: int) -> Receive:
+    """For bodies that do not say how long they are."""
+    received = 0
+
+    async def bounded() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > bytes_max:
+            raise HTTPException(413, _too_large(bytes_max))  # FastAPI lets this class of errors pass, and no other
+        return message
+
+    return bounded
+
+
+def _too_large(bytes_max: int) -> str:
+    return f"the body has more than {bytes_max} bytes, which is the most that is taken here"

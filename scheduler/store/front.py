@@ -1,0 +1,110 @@
+"""What the API needs of a store besides Store: tokens that let people in, and the log of what they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scheduler.domain.command import Command
+from scheduler.store.protocol import Page, Store
+
+
+@dataclass(frozen=True, slots=True)
+class ApiToken:
+    """A token without its secret. `digest` is the secret's SHA-256 in hexadecimal, `prefix` its first characters, by
+    which people know it again. `grants`: texts such as "submitter:research". Times in seconds since 1970 (UTC)."""
+
+    id: str
+    name: str
+    prefix: str
+    digest: str
+    grants: tuple[str, ...]
+    created_at_s: float
+    created_by: str
+    expires_at_s: float | None = None
+    last_used_at_s: float | None = None
+    revoked_at_s: float | None = None
+
+    def is_live(self, now_s: float) -> bool:
+        return self.revoked_at_s is None and (self.expires_at_s is None or now_s < self.expires_at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change that was asked for. `action` is a command's name or, where it was refused, method and path. `before`
+    and `after` hold what it changed; `token_id` is empty for who came without an API token."""
+
+    at_s: float
+    actor: str
+    token_id: str
+    action: str
+    subject: str
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any] | None
+    request_id: str
+    outcome: str = "accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """`number` ascends without end and never repeats."""
+
+    number: int
+    entry: AuditEntry
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Only entries of this actor, of this subject, from `since_s` on; what is empty or None filters nothing."""
+
+    actor: str = ""
+    subject: str = ""
+    since_s: float | None = None
+
+    def takes(self, entry: AuditEntry) -> bool:
+        return (
+            self.actor in ("", entry.actor)
+            and self.subject in ("", entry.subject)
+            and (self.since_s is None or entry.at_s >= self.since_s)
+        )
+
+
+class Tokens(Protocol):
+    """Everything may raise UnavailableError."""
+
+    def add(self, token: ApiToken, audit: AuditEntry) -> None:
+        """Keep a new token, and log that in the same transaction."""
+
+    def by_digest(self, digest: str) -> ApiToken | None: ...
+
+    def by_id(self, token_id: str) -> ApiToken | None: ...
+
+    def page(self, *, after: str, limit: int) -> tuple[ApiToken, ...]:
+        """Tokens by id, those after the id `after`; revoked and expired ones too."""
+
+    def revoke(self, token_id: str, now_s: float, audit: AuditEntry) -> ApiToken | None:
+        """End a token and log that in the same transaction; None where there is none. Again, it changes nothing."""
+
+    def touch(self, token_id: str, now_s: float) -> None:
+        """Note that it was used now."""
+
+
+class AuditLog(Protocol):
+    """It only grows. Everything may raise UnavailableError."""
+
+    def append(self, entry: AuditEntry) -> None: ...
+
+    def page(self, page: Page, wanted: AuditFilter) -> tuple[StoredEntry, ...]:
+        """Entries in ascending number."""
+
+
+class FrontStore(Store, Protocol):
+    @property
+    def tokens(self) -> Tokens: ...
+
+    @property
+    def audit_log(self) -> AuditLog: ...
+
+    def send(self, command: Command, *, audit: AuditEntry | None = None) -> bool:
+        """As Store.send; where the command is new, `audit` is logged in the same transaction."""
