@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.worker.rendezvous import main
+
 pytestmark = pytest.mark.e2e
 
 COMMAND = [sys.executable, "-m", "scheduler.worker.rendezvous", "--port-file"]
@@ -109,7 +111,11 @@ def test_as_a_service_it_serves_its_port_until_sigterm_whatever_becomes_of_its_i
 
 
 @pytest.mark.parametrize("words", [[], ["--port", "0"], ["--port", "http"], ["--port", "80", "--port-file", "x"]])
-def test_it_wants_one_port_or_a_file_for_it(words: list[str]) -> None:
-    refused = subprocess.run([*COMMAND[:-1], *words], capture_output=True, text=True)
-    assert refused.returncode == 2
-    assert "--port" in refused.stderr
+def test_it_wants_one_port_or_a_file_for_it(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rendezvous", *words])
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert refused.value.code == 2
+    assert "--port" in capsys.readouterr().err
