@@ -37,7 +37,7 @@ from tests.builders import a_node
 from tests.e2e.training_play import losses
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 NODES = ("n0", "n1")
 _TICK_S = 0.2
 
