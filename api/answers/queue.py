@@ -13,6 +13,7 @@ class QueueView(TypedDict):
     name: str
     guaranteed_gpus: int
     limit_gpus: int | None
+    user_limit_gpus: int | None
     weight: float
     declared: bool
     used_gpus: int
@@ -29,6 +30,7 @@ def queue_view(use: QueueUse) -> QueueView:
         "name": queue.name,
         "guaranteed_gpus": queue.guaranteed_gpus,
         "limit_gpus": queue.limit_gpus,
+        "user_limit_gpus": queue.user_limit_gpus,
         "weight": queue.weight,
         "declared": use.is_declared,
         "used_gpus": use.used_gpus,

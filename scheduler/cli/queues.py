@@ -17,13 +17,16 @@ from scheduler.cli.service import DEFAULT_URL, UrlOption, service
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-app = typer.Typer(name="queues", help="List, create, set or delete queues: guaranteed GPUs, limit, weight.")
+app = typer.Typer(name="queues", help="List, create, set or delete queues: guaranteed GPUs, limits, weight.")
 
 QueueArgument = Annotated[
     str, typer.Argument(metavar="QUEUE", autocompletion=queue_names, help="Name of a queue, as jobs give it.")
 ]
 GuaranteedOption = Annotated[int | None, typer.Option("--guaranteed", help="GPUs that are its own; others borrow.")]
 LimitOption = Annotated[str | None, typer.Option("--limit", help="Most GPUs that its jobs use together, or none.")]
+UserLimitOption = Annotated[
+    str | None, typer.Option("--user-limit", help="Most GPUs that the jobs of one user hold together in it, or none.")
+]
 WeightOption = Annotated[float | None, typer.Option("--weight", help="Its share of what queues borrow.")]
 
 
@@ -48,12 +51,13 @@ def create_queue(
     limit: LimitOption = None,
     weight: WeightOption = None,
     *,
+    user_limit: UserLimitOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Declare a queue. A queue that is not declared has no guarantee and no limit."""
     with service(url) as client:
-        answer = client.create_queue({"name": name, **_quota(guaranteed, limit, weight)})
+        answer = client.create_queue({"name": name, **_quota(guaranteed, limit, user_limit, weight)})
     emit(answer, output, lambda: facts({"queue": f"{name} is created: {_terms(answer)}"}))
 
 
@@ -64,13 +68,14 @@ def set_queue(
     limit: LimitOption = None,
     weight: WeightOption = None,
     *,
+    user_limit: UserLimitOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Change what is given of a declared queue."""
-    change = _quota(guaranteed, limit, weight)
+    change = _quota(guaranteed, limit, user_limit, weight)
     if not change:
-        refuse("nothing to set: give --guaranteed, --limit or --weight")
+        refuse("nothing to set: give --guaranteed, --limit, --user-limit or --weight")
     with service(url) as client:
         answer = client.change_queue(name, change)
     emit(answer, output, lambda: facts({"queue": f"{name} is set: {_terms(answer)}"}))
@@ -90,7 +95,8 @@ def queue_rows(found: Iterable[Mapping[str, Any]]) -> RenderableType:
             [
                 queue["name"],
                 str(queue["guaranteed_gpus"]),
-                _limit_text(queue),
+                _limit_text(queue["limit_gpus"]),
+                _limit_text(queue["user_limit_gpus"]),
                 f"{queue['weight']:g}",
                 str(queue["used_gpus"]),
                 str(queue["borrowed_gpus"]),
@@ -100,27 +106,30 @@ def queue_rows(found: Iterable[Mapping[str, Any]]) -> RenderableType:
             ]
             for queue in found
         ),
-        heads=["queue", "guaranteed", "limit", "weight", "uses", "borrowed", "jobs", "waiting", ""],
-        right=["guaranteed", "limit", "weight", "uses", "borrowed", "jobs"],
+        heads=["queue", "guaranteed", "limit", "per user", "weight", "uses", "borrowed", "jobs", "waiting", ""],
+        right=["guaranteed", "limit", "per user", "weight", "uses", "borrowed", "jobs"],
         empty="There are no queues.",
     )
 
 
-def _quota(guaranteed: int | None, limit: str | None, weight: float | None) -> dict[str, Any]:
+def _quota(guaranteed: int | None, limit: str | None, user_limit: str | None, weight: float | None) -> dict[str, Any]:
     """The fields that were given; the service checks the rest."""
     given: dict[str, Any] = {}
     if guaranteed is not None:
         given["guaranteed_gpus"] = guaranteed
     if limit is not None:
         given["limit_gpus"] = None if limit == "none" else count_of("--limit", limit, least=0)
+    if user_limit is not None:
+        given["user_limit_gpus"] = None if user_limit == "none" else count_of("--user-limit", user_limit, least=0)
     if weight is not None:
         given["weight"] = weight
     return given
 
 
 def _terms(queue: Mapping[str, Any]) -> str:
-    return f"{queue['guaranteed_gpus']} GPUs guaranteed, limit {_limit_text(queue)}, weight {queue['weight']:g}"
+    limits = f"limit {_limit_text(queue['limit_gpus'])}, for one user {_limit_text(queue['user_limit_gpus'])}"
+    return f"{queue['guaranteed_gpus']} GPUs guaranteed, {limits}, weight {queue['weight']:g}"
 
 
-def _limit_text(queue: Mapping[str, Any]) -> str:
-    return "none" if queue["limit_gpus"] is None else str(queue["limit_gpus"])
+def _limit_text(limit_gpus: int | None) -> str:
+    return "none" if limit_gpus is None else str(limit_gpus)

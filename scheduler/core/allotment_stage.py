@@ -38,6 +38,7 @@ class Deal:
     free: Counter[Kind]
     soon: Counter[Kind]
     offers: list[Offer]
+    book: QuotaBook
     starts: dict[str, int] = field(default_factory=dict)
     grows: dict[str, int] = field(default_factory=dict)
     given_up: list[tuple[Offer, Job]] = field(default_factory=list)
@@ -99,28 +100,51 @@ def _allotment(course: Course, left_out: set[str]) -> tuple[Allotment, set[str]]
 
 def _deal(course: Course, allotment: Allotment) -> Deal:
     """Who starts and grows now, who gives up what for whom; all others wait, with the reason."""
-    deal = Deal(Counter(course.draft.ledger.free), releasing_by_kind(course), _offers(course, allotment))
+    deal = Deal(
+        Counter(course.draft.ledger.free), releasing_by_kind(course), _offers(course, allotment), QuotaBook(course.view)
+    )
     jobs = course.draft.jobs
     for position, (job_id, count) in enumerate(allotment.gpus.items()):
         job, missing = jobs[job_id], count - jobs[job_id].allocation.target_gpus
         if job.is_placed and missing > 0 and _may_grow(course, job):
-            _find_more(course, deal, job, count)
+            _find_more(course, deal, job, _within_limits(deal, job, count, offers=course.full_pass))
         elif not job.is_placed and count:
-            _find_room(course, deal, job, count, position)
+            _find_room(course, deal, job, _within_limits(deal, job, count, offers=True), position)
     for job_id, reason in allotment.waiting.items():
         if jobs[job_id].state is JobState.QUEUED and not allotment.gpus.get(job_id):
             course.waiting[job_id] = reason
     return deal
 
 
+def _within_limits(deal: Deal, job: Job, count: int, *, offers: bool) -> int:
+    """As many of `count` GPUs as the limits of the job's queue leave it now. With `offers`, those under the same limit
+    that hold more than their allotment give up what is missing."""
+    more = count - job.allocation.target_gpus
+    over, of_user = deal.book.excess(job, more), deal.book.user_excess(job, more)
+    missing = over
+    for offer in tuple(deal.offers) if offers else ():
+        other = offer.job
+        if missing > 0 and other.spec.queue == job.spec.queue and (not of_user or other.owner == job.owner):
+            deal.given_up.append((offer, job))
+            deal.offers.remove(offer)
+            deal.soon += offer.gives
+            missing -= other.allocation.target_gpus - offer.left
+    return count - over
+
+
 def _find_room(course: Course, deal: Deal, job: Job, count: int, position: int) -> None:
     """GPUs to start on: those that are free, else also those that come free soon, else also what others give up."""
     least = least_gpus(course.view, job, course.node_sizes)
+    if count < least:
+        if job.state is JobState.QUEUED and (why := deal.book.verdict(job, least)):
+            course.waiting[job.id] = why
+        return
     models = _models(course, job)
     for wanted in dict.fromkeys((count, least)):
         for kinds in models:
             if job.state is JobState.QUEUED and _total(deal.free, kinds) >= wanted:
                 _take(wanted, kinds, deal.free)
+                deal.book.take(job, wanted)
                 deal.starts[job.id] = wanted
                 return
         if any(_wait_for(deal, job, wanted, kinds, offers=False) for kinds in models) or any(
@@ -136,11 +160,15 @@ def _find_room(course: Course, deal: Deal, job: Job, count: int, position: int) 
 def _find_more(course: Course, deal: Deal, job: Job, count: int) -> None:
     kinds = [kind for of_model in _models(course, job) for kind in of_model]
     missing = count - job.allocation.target_gpus
+    if missing <= 0:
+        return
     if _total(deal.free, kinds) >= missing:
         _take(missing, kinds, deal.free)
+        deal.book.take(job, missing)
         deal.grows[job.id] = count
     elif not _wait_for(deal, job, missing, kinds, offers=course.full_pass) and (more := _total(deal.free, kinds)) > 0:
         _take(more, kinds, deal.free)
+        deal.book.take(job, more)
         deal.grows[job.id] = job.allocation.target_gpus + more
 
 

@@ -204,6 +204,8 @@ def _change_queue(intake: Intake, change: CreateQueue | ChangeQueue | DeleteQueu
         return
     queue = intake.queues[name] = change.queue
     limit = "no limit" if queue.limit_gpus is None else f"limit {queue.limit_gpus}"
+    if queue.user_limit_gpus is not None:
+        limit = f"{limit}, {queue.user_limit_gpus} for one user"
     message = f"queue {name}: {queue.guaranteed_gpus} GPUs guaranteed, {limit}, weight {queue.weight:g}"
     intake.tell(EventCode.QUEUE_CHANGED, name, message)
 

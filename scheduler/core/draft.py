@@ -10,6 +10,7 @@ from scheduler.domain.ledger import Ledger
 from scheduler.domain.loan import Loan
 from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.quota import QuotaBook
 
 
 class Draft:
@@ -23,6 +24,7 @@ class Draft:
         self.loans: dict[str, Loan] = dict(snapshot.loans)
         self.ledger: Ledger = snapshot.ledger.copy()
         self.ledger.jobs, self.ledger.loans = self.jobs, self.loans
+        self._quotas: QuotaBook | None = None
         self._view = replace(snapshot, jobs=self.jobs, loans=self.loans, memo=self.ledger)
 
     @property
@@ -53,11 +55,20 @@ class Draft:
         """Jobs that hold GPUs of the node, leaving ones included."""
         return frozenset(self.ledger.holders.get(node, {}).values())
 
+    @property
+    def quotas(self) -> QuotaBook:
+        """What each queue and each user holds; worked out at the first question, then kept."""
+        if self._quotas is None:
+            self._quotas = QuotaBook(self._view)
+        return self._quotas
+
     def put_job(self, job: Job) -> None:
         """Replace a job and bring the ledger up to date."""
         before = self.jobs[job.id]
         self.jobs[job.id] = job
         self.ledger.put_job(job.id, before)
+        if self._quotas is not None:
+            self._quotas.take(job, job.allocation.target_gpus - before.allocation.target_gpus)
 
     def put_loan(self, loan: Loan) -> None:
         """Replace a loan, or add it."""

@@ -15,7 +15,13 @@ from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.speed import gpu_model, node_sizes, packed
 
-_BY_QUOTA = (ReasonCode.WAITING_FOR_QUOTA, ReasonCode.EXCEEDS_MAX_QUOTA, ReasonCode.HELD_BY_MINIMUM_RUNTIME)
+_BY_QUOTA = (
+    ReasonCode.WAITING_FOR_QUOTA,
+    ReasonCode.EXCEEDS_MAX_QUOTA,
+    ReasonCode.WAITING_FOR_USER_LIMIT,
+    ReasonCode.EXCEEDS_USER_LIMIT,
+    ReasonCode.HELD_BY_MINIMUM_RUNTIME,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,12 @@ def _unblocks(job: Job, reason: Reason | None, needed: int, missing: int) -> str
             return f"the end of other jobs of queue {job.spec.queue}, or a higher limit for it"
         case ReasonCode.EXCEEDS_MAX_QUOTA:
             return f"a limit of {gpu_sets.counted(job.spec.min_gpus)} for queue {job.spec.queue}, or a smaller gpus.min"
+        case ReasonCode.WAITING_FOR_USER_LIMIT:
+            whose = job.owner or "its owner"
+            return f"the end of other jobs of {whose} in queue {job.spec.queue}, or a higher user limit for it"
+        case ReasonCode.EXCEEDS_USER_LIMIT:
+            least = gpu_sets.counted(job.spec.min_gpus)
+            return f"a user limit of {least} for queue {job.spec.queue}, or a smaller gpus.min"
         case ReasonCode.HELD_BY_MINIMUM_RUNTIME:
             return f"the end of the minimum run time of those who borrow GPUs of queue {job.spec.queue}"
         case ReasonCode.BEHIND_HEAD:

@@ -93,11 +93,14 @@ def _rebalance(course: Course) -> None:
         job = course.draft.jobs[job_id]
         if count < job.allocation.target_gpus and job_id not in course.touched:
             _shrink(course, job, count, ReasonCode.GAIN)
+    book = QuotaBook(course.view)  # where somebody could not shrink after all, there is less room under a limit
     for job_id, count in wanted.items():
         job = course.draft.jobs[job_id]
         present = job.allocation.target_gpus
-        if count > present and job_id not in course.touched and course.usable_gpus:
-            _grow(course, job, min(count, present + course.usable_gpus))
+        most = min(count, present + course.usable_gpus, present + book.headroom(job))
+        if most > present and job_id not in course.touched:
+            _grow(course, job, most)
+            book.take(job, course.draft.jobs[job_id].allocation.target_gpus - present)
 
 
 def _fit_range(course: Course, job: Job) -> None:

@@ -84,6 +84,9 @@ def _target_laws(draft: Draft, job: Job, decision: StartJob | ResizeJob) -> Iter
         yield from _memory_laws(job, decision, node)
         yield from _occupancy_laws(draft, job, name, indices)
     yield from _model_laws(draft, decision)
+    more = count - job.allocation.target_gpus
+    if more > 0 and (why := draft.quotas.verdict(job, more)):
+        yield Law.OVER_LIMIT, why.detail
     given = decision.seats if isinstance(decision, ResizeJob) else ()
     if given and sorted(given) != sorted(gpu_sets.seats(decision.gpus, first=())):
         yield Law.SEATS_MISFIT, f"the seats are not the {count} GPUs of the target, each once"

@@ -16,17 +16,23 @@ from scheduler.policies.quota_reclaim import Givers, QuotaReclaim
 
 
 def is_refused(course: Course, stock: Stock, givers: Givers, job: Job) -> bool:
-    """The job waits for its queue's limit. Where flexible GPUs of its queue stand in its way, they are given up."""
+    """The job waits for a limit of its queue. Where flexible GPUs of its queue stand in its way, they are given up."""
     offer = stock.offer(job) or stock.promise(job)
     gpus = offer[1] if offer else job.spec.min_gpus
     if (verdict := givers.book.verdict(job, gpus)) is None:
         return False
     course.waiting[job.id] = verdict
     if counts := givers.room_within_limit(job, gpus):
-        reason = Reason(ReasonCode.QUOTA_RECLAIMED, f"{job.id} needs room under the limit of queue {job.spec.queue}")
+        reason = Reason(
+            ReasonCode.QUOTA_RECLAIMED, f"{job.id} needs room under {_which(verdict)} of queue {job.spec.queue}"
+        )
         course.giving_way |= {job_id: (count, reason) for job_id, count in counts.items()}
         givers.book.take(job, gpus)
     return True
+
+
+def _which(verdict: Reason) -> str:
+    return "the user limit" if verdict.code is ReasonCode.WAITING_FOR_USER_LIMIT else "the limit"
 
 
 def is_reclaiming(course: Course, stock: Stock, givers: Givers, job: Job) -> bool:

@@ -63,7 +63,11 @@ def _start_mixed(course: Course, queue: Iterable[str]) -> None:
         job, reason = course.draft.jobs[job_id], course.waiting.get(job_id)
         if reason is None or reason.code is not ReasonCode.NO_MATCHING_FLAVOR or job.state is not _QUEUED:
             continue
+        if course.book and course.book.verdict(job, job.spec.min_gpus):
+            continue
         if target := mixed_target(course, job, job.spec.min_gpus):
+            if course.book:
+                course.book.take(job, gpu_sets.count(target[0]))
             _start_on(course, job, target)
 
 
@@ -111,7 +115,8 @@ def _deal(course: Course, book: QuotaBook, stock: Stock, queue: Sequence[str], m
             if course.policies.strict:
                 _wait_behind(course, queue[position + 1 :], job_id)
                 break
-    if len(short) == 1 and (offer := stock.meagre_offer(short[0])):  # nobody else waits: better slowly than not
+    offer = stock.meagre_offer(short[0]) if len(short) == 1 else None
+    if offer and not book.verdict(short[0], offer[1]):  # nobody else waits: better slowly than not
         starters[short[0].id] = offer
         book.take(short[0], offer[1])
         course.waiting_for_gpus = False

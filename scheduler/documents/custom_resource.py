@@ -98,12 +98,14 @@ class PoolSpec(Document):
 
 
 class QueueSpec(Document):
-    """Absent fields keep the default: nothing guaranteed, no limit, weight 1."""
+    """Absent fields keep the default: nothing guaranteed, no limit and none for one user, weight 1. The user of an
+    ElasticJob is its namespace."""
 
     model_config = CAMEL
     guaranteed: _Gpus = 0
     limit: _Gpus | None = None
     weight: Annotated[float, Field(strict=True, gt=0, le=1e6)] = 1.0
+    user_limit: _Gpus | None = None
 
     @model_validator(mode="after")
     def _limit_holds_the_guarantee(self) -> Self:
@@ -128,8 +130,8 @@ def queue_of(name: str, spec: QueueSpec) -> JobQueue:
     Raises:
         RefusedError: the name.
     """
-    quota = {"guaranteed_gpus": spec.guaranteed, "limit_gpus": spec.limit, "weight": spec.weight}
-    return job_queue(read(QueueDocument, {"name": name, **quota}))
+    quota = {"guaranteed_gpus": spec.guaranteed, "limit_gpus": spec.limit, "user_limit_gpus": spec.user_limit}
+    return job_queue(read(QueueDocument, {"name": name, "weight": spec.weight, **quota}))
 
 
 def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> LendingPolicy:

@@ -11,7 +11,7 @@ from scheduler.documents.trace_rows import JobRow
 JOB_COLUMNS = ("job_id", "submit_time_s", "duration_s", "gpus")
 JOB_OPTIONAL = (
     *("min_gpus", "max_gpus", "model", "global_batch", "sequence_length", "iterations"),
-    *("priority", "queue", "deadline_s", "gpu"),
+    *("priority", "queue", "user", "deadline_s", "gpu"),
 )
 
 POLLUX_ITERATIONS = {
@@ -77,6 +77,7 @@ def _own_job(cells: Cells) -> JobRow:
         global_batch=cells.whole("global_batch", least=1) if cells.has("global_batch") else 0,
         priority=cells.whole("priority", least=-1000) if cells.has("priority") else 0,
         queue=cells.texts.get("queue") or "default",
+        user=cells.texts.get("user", ""),
         deadline_s=_deadline_s(cells) if cells.has("deadline_s") else None,
         gpu=cells.texts.get("gpu", ""),
         iterations=cells.whole("iterations", least=0) if cells.has("iterations") else 0,

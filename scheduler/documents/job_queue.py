@@ -18,11 +18,16 @@ _Gpus = Annotated[int, Field(strict=True, ge=0, le=GPUS_MAX)]
 
 
 class QuotaDocument(Document):
-    """Absent fields keep the default: nothing guaranteed, no limit (null), weight 1."""
+    """Absent fields keep the default: nothing guaranteed, no limit and no limit for one user (null), weight 1. GPUs of
+    all models count alike."""
 
     guaranteed_gpus: _Gpus = 0
     limit_gpus: _Gpus | None = None
     weight: Annotated[float, Field(strict=True, gt=0, le=WEIGHT_MAX)] = 1.0
+
+    user_limit_gpus: Annotated[
+        _Gpus | None, Field(description="Most GPUs that the jobs of one owner hold together; null: no limit.")
+    ] = None
 
     @model_validator(mode="after")
     def _limit_holds_the_guarantee(self) -> Self:

@@ -11,7 +11,8 @@ class JobRow:
 
     `model` names a preset of the solver or a measured model; `application` is the name that a trace of somebody else's
     gives, which has a curve only where a measured profile knows it. `duration_s` is 0 in a trace that gives
-    iterations alone. `line` is where the row stands in `path`, `deadline_s` a time of the trace.
+    iterations alone. `line` is where the row stands in `path`, `deadline_s` a time of the trace, `user` the
+    job's owner.
     """
 
     line: int
@@ -30,6 +31,7 @@ class JobRow:
     iterations: int = 0
     application: str = ""
     sequence_length: int = 0
+    user: str = ""
     path: str = field(default="jobs", compare=False)
 
 

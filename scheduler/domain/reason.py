@@ -38,6 +38,8 @@ class ReasonCode(StrEnum):
     BEHIND_HEAD = "BehindHeadOfQueue"
     WAITING_FOR_QUOTA = "WaitingForQuota"
     EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
+    WAITING_FOR_USER_LIMIT = "WaitingForUserLimit"
+    EXCEEDS_USER_LIMIT = "ExceedsUserLimit"
     TOPOLOGY = "TopologyPlacementFailed"
     HELD_BY_MINIMUM_RUNTIME = "HeldByMinimumRuntime"
     DEADLINE_UNREACHABLE = "DeadlineUnreachable"

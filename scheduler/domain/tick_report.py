@@ -34,6 +34,7 @@ class Law(StrEnum):
     PLAN_MISFITS = "plan-world-size"
     SEATS_MISFIT = "seats-are-not-the-gpus"
     OUT_OF_MEMORY = "peak-bytes-above-gpu-memory"
+    OVER_LIMIT = "over-a-limit-of-its-queue"
     NODE_STILL_USED = "node-still-used"
     DEADLINE_PASSED = "deadline-in-the-past"
 

@@ -60,13 +60,14 @@ class Taken:
 
 def take_in(resources: Resources, loaded: Loaded, now_s: float, *, job_namespace: str) -> Taken:
     """Commands for what differs, and a verdict for each resource that was read. Whatever a spec holds, nothing is
-    raised: what cannot be taken in is a claim that does not hold. Jobs from HTTP that name no namespace have their
+    raised: what cannot be taken in is a claim that does not hold. The owner of an ElasticJob's job is its namespace,
+    because no resource tells who made it. Jobs from HTTP that name no namespace have their
     resources in `job_namespace`."""
     snapshot = loaded.snapshot
     fleet = take_in_fleet(resources.pools, resources.queues, resources.nodes, loaded)
     bodies = {f"{name}-{snapshot.generation}": body for name, body in fleet.bodies.items()}
     claims, asked = dict(fleet.claims), dict[str, tuple[str, ...]]()
-    submitted_at_s: dict[str, float] = {}
+    submitted_at_s, owners = dict[str, float](), dict[str, str]()
     for resource in resources.elastic_jobs:
         if not is_managed_by_us(resource):
             continue
@@ -77,8 +78,11 @@ def take_in(resources: Resources, loaded: Loaded, now_s: float, *, job_namespace
         if verdict is not None:
             claims[meta.uid] = (verdict,)
         submitted_at_s[f"submit-{meta.uid}"] = min(now_s, time_s(meta.created_at) or now_s)
+        owners[f"submit-{meta.uid}"] = f"namespace/{meta.namespace}"
     bodies |= _gone(resources, snapshot)
-    commands = (Command(name, submitted_at_s.get(name, now_s), body, ACTOR) for name, body in bodies.items())
+    commands = (
+        Command(name, submitted_at_s.get(name, now_s), body, owners.get(name, ACTOR)) for name, body in bodies.items()
+    )
     return Taken(tuple(commands), claims, asked, fleet, resources)
 
 

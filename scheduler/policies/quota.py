@@ -4,13 +4,14 @@ Own are the GPUs that a queue's placed jobs hold up to its guarantee, borrowed t
 borrowed, and is reclaimed when its owner has a job for it (`scheduler.policies.quota_reclaim`). What a waiting job is
 guaranteed is judged by base GPUs alone, because flexible ones give way first. The words own, borrowed, guarantee
 (nominal quota) and limit (nominal quota + borrowing limit) mean what they mean in Kueue; sharing what is borrowed by
-weight follows Dominant Resource Fairness (NSDI'11, section 4) with GPUs as the one resource.
+weight follows Dominant Resource Fairness (NSDI'11, section 4) with GPUs as the one resource. A queue's user limit
+bounds what the jobs of one owner in it hold together, counted like the queue's limit; it guarantees nobody anything.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import groupby
@@ -22,6 +23,13 @@ from scheduler.domain.job_state import WAITING
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.snapshot import Snapshot
 
+User = tuple[str, str]
+"""A queue, and the owner of jobs in it."""
+
+
+def user_of(job: Job) -> User:
+    return job.spec.queue, job.owner
+
 
 class QuotaBook:
     """The accounts of all queues, kept while one tick deals out GPUs. Without declared queues it keeps none."""
@@ -32,6 +40,8 @@ class QuotaBook:
         self._gpus: dict[str, int] = {}
         self._used: Counter[str] = Counter()
         self._base: Counter[str] = Counter()
+        self._of_user: Counter[User] = Counter()
+        self._base_of_user: Counter[User] = Counter()
         self._claimants: set[str] = set()
         if self._queues:
             for job in snapshot.jobs.values():
@@ -76,6 +86,9 @@ class QuotaBook:
 
     def verdict(self, job: Job, gpus: int) -> Reason | None:
         """Why the job may not have `gpus` more; None where its queue's limit permits it."""
+        return self._queue_verdict(job, gpus) or self._user_verdict(job, gpus)
+
+    def _queue_verdict(self, job: Job, gpus: int) -> Reason | None:
         queue = self._queues.get(job.spec.queue)
         if queue is None or (limit := queue.limit_gpus) is None:
             return None
@@ -95,10 +108,32 @@ class QuotaBook:
         detail = f"needs {counted(gpus)}; queue {queue.name} uses {used} of its limit of {limit}"
         return Reason(ReasonCode.WAITING_FOR_QUOTA, detail, numbers)
 
+    def _user_verdict(self, job: Job, gpus: int) -> Reason | None:
+        queue = self.queue(job.spec.queue)
+        if (limit := queue.user_limit_gpus) is None:
+            return None
+        used, least, owner = self._of_user[user_of(job)], job.spec.min_gpus, job.owner or "its owner"
+        if least <= limit and used + gpus <= limit:
+            return None
+        numbers = {"needed_gpus": float(gpus), "user_used_gpus": float(used), "user_limit_gpus": float(limit)}
+        if least > limit:
+            detail = f"needs {counted(least)}, more than one user may have in queue {queue.name}, {limit}"
+            return Reason(ReasonCode.EXCEEDS_USER_LIMIT, detail, numbers)
+        detail = f"needs {counted(gpus)}; {owner} has {used} of {counted(limit)} in queue {queue.name}"
+        return Reason(ReasonCode.WAITING_FOR_USER_LIMIT, detail, numbers)
+
     def excess(self, job: Job, gpus: int) -> int:
-        """How far above its limit the job's queue would be with `gpus` more."""
-        limit = self.queue(job.spec.queue).limit_gpus
-        return 0 if limit is None else max(0, self._used[job.spec.queue] + gpus - limit)
+        """How far above their limits the job's queue or its owner would be with `gpus` more: the larger of the two."""
+        return max(self.excess_of_queue(job.spec.queue, gpus), self.user_excess(job, gpus))
+
+    def user_excess(self, job: Job, gpus: int) -> int:
+        """How far above the limit of a user the job's owner would be in its queue with `gpus` more."""
+        limit = self.queue(job.spec.queue).user_limit_gpus
+        return 0 if limit is None else max(0, self._of_user[user_of(job)] + gpus - limit)
+
+    def excess_of_queue(self, name: str, gpus: int) -> int:
+        limit = self.queue(name).limit_gpus
+        return 0 if limit is None else max(0, self._used[name] + gpus - limit)
 
     def take(self, job: Job, gpus: int) -> None:
         """The job gets `gpus` more than it has been given so far; negative ones it gives back."""
@@ -106,17 +141,21 @@ class QuotaBook:
             before, name, least = self._gpus.get(job.id, 0), job.spec.queue, job.spec.min_gpus
             self._gpus[job.id] = after = before + gpus
             self._used[name] += gpus
-            self._base[name] += min(after, least) - min(before, least)
+            base = min(after, least) - min(before, least)
+            self._base[name] += base
+            if self.queue(name).user_limit_gpus is not None:
+                self._of_user[user_of(job)] += gpus
+                self._base_of_user[user_of(job)] += base
 
     def give_back(self, job: Job, gpus: int) -> None:
         self.take(job, -gpus)
 
     def headroom(self, job: Job) -> int:
-        """How many more GPUs the job may get, by its own range and its queue's limit."""
-        present = self._gpus.get(job.id, 0) if self._queues else job.allocation.target_gpus
-        room = job.spec.max_gpus - present
-        limit = self.queue(job.spec.queue).limit_gpus if self._queues else None
-        return max(0, room if limit is None else min(room, limit - self._used[job.spec.queue]))
+        """How many more GPUs the job may get, by its own range and the limits of its queue."""
+        if not self._queues:
+            return max(0, job.spec.max_gpus - job.allocation.target_gpus)
+        room = job.spec.max_gpus - self._gpus.get(job.id, 0)
+        return max(0, room - self.excess(job, room)) if room > 0 else 0
 
     def spare(self, job: Job, flexible: int) -> int:
         """How many of a running job's `flexible` GPUs jobs of other queues may take: borrowed ones alone."""
@@ -128,13 +167,15 @@ class QuotaBook:
         Highest priority first; then jobs within their queue's guarantee, and from here on these are the claimants;
         then the queue that has borrowed least for its weight, counting those before it in this order. Apart from
         that the given order stays. A job too large for what is left of its queue's guarantee keeps no smaller ones
-        behind it from that.
+        behind it from that, and one that its owner's limit keeps from starting claims nothing and counts for nothing.
         """
         if not self._queues:
             return tuple(job_ids)
         jobs = sorted((self._jobs[job_id] for job_id in job_ids), key=lambda job: -job.spec.priority)
-        base = Counter(self._base)
+        base, kept_back = Counter(self._base), self._kept_back(jobs)
         for job in jobs:
+            if job.id in kept_back:
+                continue
             name, gpus = job.spec.queue, job.spec.min_gpus
             if name in self._queues and base[name] + gpus <= self._queues[name].guaranteed_gpus:
                 base[name] += gpus
@@ -147,10 +188,26 @@ class QuotaBook:
                     ordered.append(job.id)
                 else:
                     lines.setdefault(job.spec.queue, deque()).append((position, job))
-            ordered += self._least_borrowed_first(lines, base)
+            ordered += self._least_borrowed_first(lines, base, kept_back)
         return tuple(ordered)
 
-    def _least_borrowed_first(self, lines: Mapping[str, deque[tuple[int, Job]]], base: Counter[str]) -> Iterator[str]:
+    def _kept_back(self, jobs: Iterable[Job]) -> set[str]:
+        """Those of the jobs, given in order, whose minimum is more than their owners may have beside those before."""
+        kept_back: set[str] = set()
+        base = Counter(self._base_of_user)
+        for job in jobs:
+            limit, user = self.queue(job.spec.queue).user_limit_gpus, user_of(job)
+            if limit is None:
+                continue
+            if base[user] + job.spec.min_gpus > limit:
+                kept_back.add(job.id)
+            else:
+                base[user] += job.spec.min_gpus
+        return kept_back
+
+    def _least_borrowed_first(
+        self, lines: Mapping[str, deque[tuple[int, Job]]], base: Counter[str], kept_back: Set[str]
+    ) -> Iterator[str]:
         """The jobs of several lines as one, added to `base` one by one."""
 
         def place(name: str) -> tuple[float, int, str]:
@@ -162,7 +219,7 @@ class QuotaBook:
         while heads:
             name = heads[0][2]
             _, job = lines[name].popleft()
-            base[name] += job.spec.min_gpus
+            base[name] += 0 if job.id in kept_back else job.spec.min_gpus
             yield job.id
             if lines[name]:
                 heapreplace(heads, place(name))
@@ -173,27 +230,30 @@ class QuotaBook:
 def within_quota(snapshot: Snapshot, book: QuotaBook, wanted: Mapping[str, int]) -> Mapping[str, int]:
     """The counts that a scaling policy wants of running jobs, cut to what queues may have.
 
-    No queue grows above its limit, and none is shrunk below what it holds of its guarantee: flexible GPUs that are
-    its own gain others nothing. A queue that gives up too much keeps its last jobs, by id, as they are.
+    No queue and no user grows above a limit, and no queue is shrunk below what it holds of its guarantee: flexible GPUs
+    that are its own gain others nothing. A queue that gives up too much keeps its last jobs, by id, as they are.
     """
     if not book:
         return wanted
-    change: Counter[str] = Counter()
+    change, change_of_user = Counter[str](), Counter[User]()
     deltas = {job_id: count - snapshot.jobs[job_id].allocation.target_gpus for job_id, count in wanted.items()}
     for job_id, delta in deltas.items():
-        change[snapshot.jobs[job_id].spec.queue] += delta
+        job = snapshot.jobs[job_id]
+        change[job.spec.queue] += delta
+        change_of_user[user_of(job)] += delta
     for job_id in sorted(deltas):
         name = snapshot.jobs[job_id].spec.queue
         own = min(book.used(name), book.queue(name).guaranteed_gpus)
         if deltas[job_id] < 0 and book.used(name) + change[name] < own:
+            change_of_user[user_of(snapshot.jobs[job_id])] -= deltas[job_id]
             change[name] -= deltas.pop(job_id)
     for job_id, delta in reversed(deltas.items()):
-        name = snapshot.jobs[job_id].spec.queue
-        limit = book.queue(name).limit_gpus
-        over = 0 if limit is None else max(0, book.used(name) + change[name] - limit)
+        job, name = snapshot.jobs[job_id], snapshot.jobs[job_id].spec.queue
+        over = max(book.excess_of_queue(name, change[name]), book.user_excess(job, change_of_user[user_of(job)]))
         if delta > 0 and over:
             deltas[job_id] = max(0, delta - over)
             change[name] -= delta - deltas[job_id]
+            change_of_user[user_of(job)] -= delta - deltas[job_id]
     return {job_id: snapshot.jobs[job_id].allocation.target_gpus + delta for job_id, delta in deltas.items()}
 
 

@@ -84,11 +84,14 @@ class Givers:
         return None
 
     def room_within_limit(self, job: Job, gpus: int) -> Mapping[str, int]:
-        """What running jobs of a waiting job's queue keep, so that `gpus` more fit under the queue's limit; empty
-        where they fit already, or even without their flexible GPUs would not."""
+        """What running jobs of a waiting job's queue keep, so that `gpus` more fit under the queue's limits; empty
+        where they fit already, or even without their flexible GPUs would not. Under the limit of a user only jobs of
+        the same owner can make room."""
         if not 0 < (missing := self.book.excess(job, gpus)) <= self.book.flexible(job.spec.queue):
             return {}
-        line = self._lines.get(job.spec.queue, ())
+        line = self._lines.get(job.spec.queue, [])
+        if self.book.user_excess(job, gpus):
+            line = [other for other in line if other.owner == job.owner]
         offers = [self._shrink(other, gpus) for other in line if (gpus := self._flexible(other))]
         return self._agreed(self._chosen(offers, missing, missing) or {})
 

@@ -146,5 +146,5 @@ def _within_reach(snapshot: Snapshot, spec: JobSpec, gpu: str) -> int:
     """GPUs of a model that the job could have if it were alone."""
     serving, queue = snapshot.serving, snapshot.queues.get(spec.queue)
     most = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if spec.fungible else 0)
-    limit = queue.limit_gpus if queue else None
-    return most if limit is None else min(most, limit)
+    limits = (queue.limit_gpus, queue.user_limit_gpus) if queue else ()
+    return min((most, *(limit for limit in limits if limit is not None)))

@@ -164,7 +164,7 @@ class Simulation:
         self.executor.advance_to(now_s)
         while self._submissions.next_s <= now_s:
             submission = self._submissions.take()
-            self._send(SubmitJob(submission.job_id, submission.spec))
+            self._send(SubmitJob(submission.job_id, submission.spec), actor=submission.user)
             self._moved_at_s = now_s
         while self._changes.next_s <= now_s:
             self._change_demand(self._changes.take())
@@ -231,9 +231,9 @@ class Simulation:
         nothing_runs = self.executor.occupied_gpus == 0 and self._faults.next_event_s() == math.inf
         return nothing_runs and self.clock.now_s() - self._moved_at_s > GIVEN_UP_AFTER_S
 
-    def _send(self, body: CommandBody) -> None:
-        self.memory.send(self._command(body))
+    def _send(self, body: CommandBody, *, actor: str = "") -> None:
+        self.memory.send(self._command(body, actor=actor))
 
-    def _command(self, body: CommandBody) -> Command:
+    def _command(self, body: CommandBody, *, actor: str = "") -> Command:
         self._commands += 1
-        return Command(f"simulated-{self._commands}", self.clock.now_s(), body, actor="simulator")
+        return Command(f"simulated-{self._commands}", self.clock.now_s(), body, actor=actor or "simulator")

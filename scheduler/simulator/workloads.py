@@ -32,6 +32,7 @@ class Submission:
     trace_gpus: int
     run_time_s_min: float
     steps_true: float | None = None
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ def submissions(
         WorkloadError: a job's GPUs do not fit the cluster, or its model, GPU or plan does not exist.
     """
     models = gpu_models(cluster)
-    return tuple(_submission(row, cluster, models, curves, elastic=elastic) for row in rows)
+    made = ((row, _submission(row, cluster, models, curves, elastic=elastic)) for row in rows)
+    return tuple(replace(submission, user=row.user) for row, submission in made)
 
 
 def _submission(
@@ -93,10 +95,14 @@ def _submission(
 
 
 def _refuse_too_large(row: JobRow, cluster: ClusterDocument, least: int, of_what: str, gpus: int) -> None:
-    """A job that could never start, for want of GPUs or under the limit of its queue."""
-    limits = {queue.name: queue.limit_gpus for queue in cluster.queues if queue.limit_gpus is not None}
-    for most, whose in ((gpus, of_what), (limits.get(row.queue, least), f"the limit of queue {row.queue}")):
-        if least > most:
+    """A job that could never start, for want of GPUs or under a limit of its queue."""
+    bounds: list[tuple[int | None, str]] = [(gpus, of_what)]
+    for queue in cluster.queues:
+        if queue.name == row.queue:
+            bounds.append((queue.limit_gpus, f"the limit of queue {row.queue}"))
+            bounds.append((queue.user_limit_gpus, f"the user limit of queue {row.queue}"))
+    for most, whose in bounds:
+        if most is not None and least > most:
             raise _refused(row, "min_gpus" if least == row.min_gpus else "gpus", least, f"at most {most}, {whose}")
 
 

@@ -17,6 +17,7 @@ def test_a_queue_is_declared_found_at_once_and_kept_by_the_next_tick(fleet: ApiS
     assert (answer.status_code, answer.headers["Location"]) == (201, "/v1/queues/vision")
     assert fleet.get("/v1/queues/vision") == {
         **VISION,
+        "user_limit_gpus": None,
         "declared": True,
         "used_gpus": 0,
         "own_gpus": 0,
@@ -50,11 +51,13 @@ def test_a_queue_is_changed_field_by_field(fleet: ApiService, problem: Problem) 
         ({"guaranteed_gpus": 2}, (2, 4, 2.0)),
         ({"limit_gpus": None}, (2, None, 2.0)),
         ({"limit_gpus": 3, "weight": 0.5}, (2, 3, 0.5)),
+        ({"user_limit_gpus": 2}, (2, 3, 0.5)),
     ):
         answer = fleet.http.patch("/v1/queues/vision", json=change)
         assert answer.status_code == 202
         view = answer.json()
         assert (view["guaranteed_gpus"], view["limit_gpus"], view["weight"]) == expected
+    assert view["user_limit_gpus"] == 2
     told = fleet.refused("PATCH", "/v1/queues/vision", {"limit_gpus": 1})
     assert "at least guaranteed_gpus, which is 2" in told["errors"][0]["allowed"]
     problem(fleet.http.patch("/v1/queues/nobody", json={"weight": 2}), 404)
@@ -94,6 +97,7 @@ def test_a_deleted_queue_leaves_its_jobs_without_guarantee(fleet: ApiService, pr
         ("guaranteed_gpus", {"name": "a", "guaranteed_gpus": None}),
         ("limit_gpus", {"name": "a", "guaranteed_gpus": 4, "limit_gpus": 3}),
         ("limit_gpus", {"name": "a", "limit_gpus": 10**400}),
+        ("user_limit_gpus", {"name": "a", "user_limit_gpus": -1}),
         ("weight", {"name": "a", "weight": 0}),
         ("weight", {"name": "a", "weight": "much"}),
         ("gpus", {"name": "a", "gpus": 4}),

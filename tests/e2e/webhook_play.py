@@ -41,7 +41,7 @@ class WebhookPlay:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = int(probe.getsockname()[1])
         given = {"DATABASE_URL": self.database_url, "RUN_DIR": str(self._folder / "run"), "PORT": str(port)}
-        chosen = {"WEBHOOK_HOSTS": "127.0.0.1", **given, **settings}
+        chosen = {"WEBHOOK_HOSTS": "127.0.0.1", "AUTH": "off", **given, **settings}
         environment = {**os.environ, **{f"EBBTIDE_{name}": value for name, value in chosen.items()}}
         log_path = self._folder / f"api-{len(self._processes)}.log"
         with log_path.open("wb") as log:

@@ -114,7 +114,8 @@ class Stage:
         given = dict(word.split("=") for word in words[1:])
         limit = given.get("limit")
         queue = JobQueue(words[0], int(given.get("guaranteed", "0")), int(limit) if limit else None)
-        self._send(CreateQueue(queue))
+        of_user = given.get("user-limit")
+        self._send(CreateQueue(replace(queue, user_limit_gpus=int(of_user) if of_user else None)))
 
     def _stale_after(self, words: Words) -> None:
         lending = replace(_LENDING, demand_stale_s=float(words[1]))
@@ -142,7 +143,7 @@ class Stage:
             global_batch=8 if "model" in given else 0,
             checkpoint=CheckpointSpec(interval_s=float(given.get("checkpoint-every", "900"))),
         )
-        self._send(SubmitJob(words[0], spec))
+        self._send(SubmitJob(words[0], spec), actor=given.get("owner", ""))
 
     def _burst(self, words: Words) -> None:
         for number in range(int(words[0])):
@@ -184,9 +185,9 @@ class Stage:
     def _expect(self, happened: bool) -> None:
         assert happened, "the scenario asks for a fault of a run that does not exist"
 
-    def _send(self, body: CommandBody) -> None:
+    def _send(self, body: CommandBody, *, actor: str = "") -> None:
         self._sent += 1
-        self._store.send(Command(f"golden-{self._sent}", self._clock.now_s(), body))
+        self._store.send(Command(f"golden-{self._sent}", self._clock.now_s(), body, actor))
 
     def _run(self, words: Words) -> None:
         until_s = self._clock.now_s() + float(words[0])

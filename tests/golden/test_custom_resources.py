@@ -31,7 +31,7 @@ def rig() -> Operating:
     rig = Operating()
     rig.server.add(POOL, "training", {"kind": "training", "nodeSelector": {"role": "train"}})
     rig.server.add(POOL, "serving", {"kind": "inference", "nodeSelector": {"role": "serve"}})
-    rig.server.add(QUEUE, "research", {"guaranteed": 4, "limit": 16})
+    rig.server.add(QUEUE, "research", {"guaranteed": 4, "limit": 16, "userLimit": 8})
     for name, role in (("t0", "train"), ("s0", "serve")):
         rig.add_node(name, {"role": role})
     rig.add_node("s1", {"role": "serve"}, product="NVIDIA-GH200-480GB")

@@ -16,7 +16,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.policies.policy_set import PolicySet, policy_set
+from scheduler.policies.policy_set import PolicySet, policy_set, policy_set_names
 from scheduler.policies.quota import QuotaBook
 from scheduler.policies.settings import PolicySettings
 from tests.builders import a_fleet, a_job, a_snapshot
@@ -24,33 +24,36 @@ from tests.properties.test_core_laws import SEEDS, violations
 from tests.properties.worlds import a_world
 
 NOW_S = 10_000.0
+USERS = ("ada", "bob", "")
 NAMES = ("own", "lab", "rest", "guest")
 WORLDS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 AT_ONCE = PolicySettings(run_time_min_s=0.0)
 
 
-def queues_of(random: Random, capacity: int) -> dict[str, JobQueue]:
+def queues_of(random: Random, capacity: int, *, of_users: bool = False) -> dict[str, JobQueue]:
     """Up to three declared queues whose guarantees fit into the capacity together."""
     declared, left = {}, capacity
     for name in NAMES[: random.randint(1, 3)]:
         guaranteed = random.randint(0, left)
         limit = random.choice((None, None, guaranteed, guaranteed + random.randint(0, 6)))
-        declared[name] = JobQueue(name, guaranteed, limit, random.choice((1.0, 2.0)))
+        weight = random.choice((1.0, 2.0))
+        declared[name] = JobQueue(name, guaranteed, limit, weight, random.randint(1, 6) if of_users else None)
         left -= guaranteed
     return declared
 
 
-def any_world(seed: int) -> Snapshot:
-    """A world in any state, with queues laid over it."""
+def any_world(seed: int, *, of_users: bool = False) -> Snapshot:
+    """A world in any state, with queues laid over it, and owners; `of_users` with limits for those."""
     random, snapshot = Random(seed), a_world(seed).snapshot
     jobs = {
-        job_id: replace(job, spec=replace(job.spec, queue=random.choice(NAMES)))
+        job_id: replace(job, spec=replace(job.spec, queue=random.choice(NAMES)), owner=random.choice(USERS))
         for job_id, job in snapshot.jobs.items()
     }
-    return replace(snapshot, jobs=jobs, queues=queues_of(random, sum(node.gpus for node in snapshot.nodes.values())))
+    capacity = sum(node.gpus for node in snapshot.nodes.values())
+    return replace(snapshot, jobs=jobs, queues=queues_of(random, capacity, of_users=of_users))
 
 
-def calm_world(seed: int) -> Snapshot:
+def calm_world(seed: int, *, of_users: bool = False) -> Snapshot:
     """A world in which every job can run on any GPU, and only GPUs are short."""
     random, nodes = Random(seed), Random(seed + 1).randint(1, 5)
     fleet = a_fleet(training=nodes, inference=0, gpus_per_node=4)
@@ -65,7 +68,9 @@ def calm_world(seed: int) -> Snapshot:
             for node, index in (free.pop() for _ in range(count)):
                 on[node] = (*on.get(node, ()), index)
         jobs.append(queued_or_running(random, f"j{at:02d}", least, most, on))
-    return a_snapshot(fleet, jobs, queues=queues_of(random, 4 * nodes), now_s=NOW_S)
+    if of_users:
+        jobs = [replace(job, owner=random.choice(USERS)) for job in jobs]
+    return a_snapshot(fleet, jobs, queues=queues_of(random, 4 * nodes, of_users=of_users), now_s=NOW_S)
 
 
 def queued_or_running(random: Random, job_id: str, least: int, most: int, on: dict[str, tuple[int, ...]]) -> Job:
@@ -78,17 +83,51 @@ def used(snapshot: Snapshot, name: str) -> int:
     return QuotaBook(snapshot).used(name)
 
 
+def used_by(snapshot: Snapshot, name: str, user: str) -> int:
+    jobs = (job for job in snapshot.jobs.values() if (job.spec.queue, job.owner) == (name, user))
+    return sum(job.allocation.target_gpus for job in jobs)
+
+
 @pytest.mark.parametrize("policy", ["ebbtide", "fifo", "opportunistic"])
 @WORLDS
 @given(seed=SEEDS)
 def test_no_queue_passes_its_limit_and_every_decision_is_legal(policy: str, seed: int) -> None:
-    snapshot = any_world(seed)
+    snapshot = any_world(seed, of_users=seed % 2 == 0)
     decisions = decide(snapshot, policy_set(policy)).decisions
     assert violations(snapshot, decisions) == []
     after = apply(snapshot, decisions)
     for name, queue in snapshot.queues.items():
         if queue.limit_gpus is not None:
             assert used(after, name) <= max(queue.limit_gpus, used(snapshot, name))
+
+
+@pytest.mark.parametrize("policy", policy_set_names())
+@WORLDS
+@given(seed=SEEDS)
+def test_no_tick_lets_a_user_or_a_queue_above_a_limit(policy: str, seed: int) -> None:
+    snapshot, policies = calm_world(seed, of_users=True), policy_set(policy, AT_ONCE)
+    for _ in range(5):
+        decisions = decide(snapshot, policies).decisions
+        assert violations(snapshot, decisions) == []
+        after = apply(snapshot, decisions)
+        for name, queue in snapshot.queues.items():
+            assert queue.limit_gpus is None or used(after, name) <= max(queue.limit_gpus, used(snapshot, name))
+            for user in USERS:
+                assert queue.user_limit_gpus is not None
+                assert used_by(after, name, user) <= max(queue.user_limit_gpus, used_by(snapshot, name, user))
+        snapshot, _ = a_while_later(snapshot, policies)
+
+
+@WORLDS
+@given(seed=SEEDS)
+def test_a_user_at_the_limit_keeps_nobody_else_from_what_the_queue_is_guaranteed(seed: int) -> None:
+    snapshot, policies = calm_world(seed, of_users=True), policy_set("ebbtide", AT_ONCE)
+    for _ in range(12):
+        snapshot, preempted = a_while_later(snapshot, policies)
+    assert not preempted
+    book, waiting = QuotaBook(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
+    book.order([job.id for job in waiting])
+    assert [job.id for job in waiting if book.is_guaranteed(job)] == []
 
 
 @WORLDS

@@ -135,6 +135,12 @@ def test_a_job_in_planning_waits_for_the_solver_or_for_a_node_of_its_model() -> 
         (ReasonCode.WAITING_FOR_QUOTA, "the end of other jobs of queue lab, or a higher limit for it", None),
         (ReasonCode.EXCEEDS_MAX_QUOTA, "a limit of 4 GPUs for queue lab, or a smaller gpus.min", None),
         (
+            ReasonCode.WAITING_FOR_USER_LIMIT,
+            "the end of other jobs of ada in queue lab, or a higher user limit for it",
+            None,
+        ),
+        (ReasonCode.EXCEEDS_USER_LIMIT, "a user limit of 4 GPUs for queue lab, or a smaller gpus.min", None),
+        (
             ReasonCode.HELD_BY_MINIMUM_RUNTIME,
             "the end of the minimum run time of those who borrow GPUs of queue lab",
             70.0,
@@ -145,7 +151,7 @@ def test_a_job_that_waits_for_its_quota_is_told_what_would_change_that(
     code: ReasonCode, unblocks: str, expected_start_s: float | None
 ) -> None:
     numbers = {"held_until_s": 70.0} if code is ReasonCode.HELD_BY_MINIMUM_RUNTIME else {}
-    snapshot = a_snapshot(FLEET, [*RUNNERS, a_job("big", 4, queue="lab")])
+    snapshot = a_snapshot(FLEET, [*RUNNERS, replace(a_job("big", 4, queue="lab"), owner="ada")])
     found = explain(snapshot, {"big": Reason(code, "so", numbers)}, "big")
     assert (found.unblocks, found.expected_start_s) == (unblocks, expected_start_s)
 

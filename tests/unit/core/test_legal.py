@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.core.apply import take
 from scheduler.core.draft import Draft
 from scheduler.core.legal import breaches, illegal
 from scheduler.domain.decision import (
@@ -18,9 +19,11 @@ from scheduler.domain.decision import (
     ResizeJob,
     ReturnNode,
     StartJob,
+    subject,
 )
 from scheduler.domain.fleet import DemandReading, NodeState
 from scheduler.domain.gpus import Gpus
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import LoanState
 from scheduler.domain.memory_record import MemoryRecord
@@ -28,7 +31,7 @@ from scheduler.domain.observation import Observation, Run, RunPhase
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.tick_report import BreachKind, Law
+from scheduler.domain.tick_report import BreachKind, Law, Violation
 from tests.builders import GPU, a_fleet, a_job, a_loan, a_node, a_snapshot
 
 WHY = Reason(ReasonCode.FIRST_IN_ORDER, "next in order")
@@ -36,7 +39,7 @@ NOW_S = 100.0
 
 
 def world() -> Snapshot:
-    """t0: the runner on 0-1. t1: down. h0: another model. i0 lent, i1 recalled and used, i2 at home."""
+    """t0: the runner on 0-1. t1: down. h0: another model. i0 lent, i1 recalled and used, i2 at home. At most 5 GPUs."""
     pools, nodes = a_fleet(training=2, inference=3)
     nodes = {**nodes, "t1": replace(nodes["t1"], state=NodeState.DOWN), "h0": a_node("h0", gpu="h100-80g")}
     jobs = [
@@ -45,7 +48,8 @@ def world() -> Snapshot:
         a_job("leaver", 2, state=JobState.PREEMPTED, releasing={"i1": (0, 1)}),
     ]
     loans = [a_loan("i0"), a_loan("i1", LoanState.RECALLED, return_by_s=NOW_S + 10)]
-    return a_snapshot((pools, nodes), jobs, loans, now_s=NOW_S)
+    queues = {"default": JobQueue("default", limit_gpus=5)}
+    return a_snapshot((pools, nodes), jobs, loans, now_s=NOW_S, queues=queues)
 
 
 def start(gpus: Gpus, *, plan_gpus: int = 0, gpu: str = GPU, reason: Reason = WHY) -> StartJob:
@@ -53,8 +57,32 @@ def start(gpus: Gpus, *, plan_gpus: int = 0, gpu: str = GPU, reason: Reason = WH
 
 
 FITS = {"t0": (2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("queue", "decision", "detail"),
+    [
+        (JobQueue("default", limit_gpus=3), start(FITS), "needs 2 GPUs; queue default uses 2 of its limit of 3"),
+        (
+            JobQueue("default", user_limit_gpus=3),
+            ResizeJob("runner", {"t0": (0, 1, 2, 3)}, data_parallel_plan(GPU, 4), NOW_S, WHY),
+            "needs 2 GPUs; its owner has 2 of 3 GPUs in queue default",
+        ),
+    ],
+)
+def test_nobody_gets_more_than_the_limits_of_the_queue(queue: JobQueue, decision: Decision, detail: str) -> None:
+    limited = replace(world(), queues={"default": queue})
+    assert illegal(Draft(limited), decision) == Violation(Law.OVER_LIMIT, subject(decision), detail)
+    draft = Draft(replace(limited, queues={"default": replace(queue, limit_gpus=None, user_limit_gpus=4)}))
+    assert illegal(draft, decision) is None
+    take(draft, decision)
+    both = {job_id: draft.jobs[job_id].allocation.target_gpus for job_id in ("queued", "runner")}
+    assert sum(both.values()) == draft.quotas.used("default") == 4, "decisions count once they are taken"
+
+
 BROKEN: list[tuple[Decision, Law]] = [
     (PreemptJob("nobody", NOW_S, WHY), Law.UNKNOWN_SUBJECT),
+    (start({"t0": (2, 3, 4, 5)}), Law.OVER_LIMIT),
     (LendNode("nowhere", WHY), Law.UNKNOWN_SUBJECT),
     (PreemptJob("queued", NOW_S, WHY), Law.WRONG_STATE),
     (RejectJob("leaver", WHY), Law.WRONG_STATE),

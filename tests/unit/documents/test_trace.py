@@ -26,9 +26,11 @@ def test_jobs_are_read_plain_and_gzipped(tmp_path: Path, name: str) -> None:
 
 
 def test_optional_columns_may_be_empty(tmp_path: Path) -> None:
-    header = "job_id,submit_time_s,duration_s,gpus,min_gpus,max_gpus,model,global_batch,priority,queue,deadline_s,gpu\n"
-    rows = read_jobs(written(tmp_path, header + "a,5,10,4,2,8,gpt2,64,1,research,100,cpu\nb,5,10,4,,,,,,,,\n"))
-    assert rows[0] == JobRow(2, "a", 5.0, 10.0, 4, 2, 8, "gpt2", 64, 1, "research", 100.0, "cpu")
+    header = (
+        "job_id,submit_time_s,duration_s,gpus,min_gpus,max_gpus,model,global_batch,priority,queue,deadline_s,gpu,user\n"
+    )
+    rows = read_jobs(written(tmp_path, header + "a,5,10,4,2,8,gpt2,64,1,research,100,cpu,ada\nb,5,10,4,,,,,,,,,\n"))
+    assert rows[0] == JobRow(2, "a", 5.0, 10.0, 4, 2, 8, "gpt2", 64, 1, "research", 100.0, "cpu", user="ada")
     assert rows[1] == JobRow(3, "b", 5.0, 10.0, 4)
 
 

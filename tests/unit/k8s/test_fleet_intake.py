@@ -251,9 +251,9 @@ def test_queues_are_declared_changed_and_taken_back() -> None:
     rig.server.add(QUEUE, "research", {"guaranteed": 8})
     assert rig.round() == ["CreateQueue"]
     rig.settle()
-    rig.server.change(QUEUE, "research", limit=16, weight=2)
+    rig.server.change(QUEUE, "research", limit=16, weight=2, userLimit=4)
     assert rig.round() == ["ChangeQueue"]
-    assert rig.snapshot.queues["research"] == JobQueue("research", 8, 16, 2.0)
+    assert rig.snapshot.queues["research"] == JobQueue("research", 8, 16, 2.0, 4)
     rig.settle()
     rig.server.change(QUEUE, "research", limit=4)
     rig.settle()

@@ -76,6 +76,55 @@ def test_a_minimum_above_the_limit_can_never_run() -> None:
     )
 
 
+def of(owner: str, job: Job) -> Job:
+    return replace(job, owner=owner)
+
+
+LAB = JobQueue("lab", 16, user_limit_gpus=8)
+
+
+def test_a_user_at_the_limit_is_told_so_with_numbers_and_others_are_not_stopped() -> None:
+    ours = [of("ada", runs("a", "lab", "t0", 6)), of("ada", waits("b", "lab", 3)), of("bob", waits("c", "lab", 8))]
+    snapshot = world([LAB], *ours, of("ada", waits("d", "lab", 9)), of("ada", runs("e", "other", "t1", 8)))
+    book = QuotaBook(snapshot)
+    verdict, never = book.verdict(snapshot.jobs["b"], 3), book.verdict(snapshot.jobs["d"], 9)
+    assert verdict is not None
+    assert (verdict.code, verdict.detail) == (
+        ReasonCode.WAITING_FOR_USER_LIMIT,
+        "needs 3 GPUs; ada has 6 of 8 GPUs in queue lab",
+    )
+    assert dict(verdict.numbers) == {"needed_gpus": 3.0, "user_used_gpus": 6.0, "user_limit_gpus": 8.0}
+    assert never is not None
+    assert (never.code, never.detail) == (
+        ReasonCode.EXCEEDS_USER_LIMIT,
+        "needs 9 GPUs, more than one user may have in queue lab, 8",
+    )
+    assert (book.verdict(snapshot.jobs["b"], 2), book.verdict(snapshot.jobs["c"], 8)) == (None, None)
+    assert (book.excess(snapshot.jobs["b"], 3), book.headroom(of("ada", waits("f", "lab", 1, 8)))) == (1, 2)
+
+
+def test_jobs_of_nobody_known_are_one_users() -> None:
+    snapshot = world([LAB], runs("a", "lab", "t0", 8), waits("b", "lab", 1))
+    verdict = QuotaBook(snapshot).verdict(snapshot.jobs["b"], 1)
+    assert verdict is not None
+    assert verdict.detail == "needs 1 GPU; its owner has 8 of 8 GPUs in queue lab"
+
+
+def test_growth_is_cut_to_what_each_user_may_have() -> None:
+    adas = [of("ada", runs(job_id, "lab", node, 3, most=8)) for job_id, node in (("a1", "t0"), ("a2", "t1"))]
+    snapshot = world([LAB], *adas, of("bob", runs("b", "lab", "t2", 2, most=8)))
+    wanted = {"a1": 4, "a2": 8, "b": 8}
+    assert within_quota(snapshot, QuotaBook(snapshot), wanted) == {"a1": 4, "a2": 4, "b": 8}
+
+
+def test_a_job_that_its_owners_limit_keeps_back_claims_nothing_of_the_guarantee() -> None:
+    first = [of("ada", runs("a", "lab", "t0", 8)), of("ada", waits("kept", "lab", 4)), of("bob", waits("b", "lab", 8))]
+    snapshot = world([LAB, JobQueue("other")], *first, runs("o", "other", "t1", 8))
+    book = QuotaBook(snapshot)
+    assert book.order(["kept", "b"]) == ("b", "kept")
+    assert (book.is_guaranteed(snapshot.jobs["b"]), book.is_guaranteed(snapshot.jobs["kept"])) == (True, False)
+
+
 def test_what_is_dealt_in_one_tick_counts_at_once() -> None:
     snapshot = world([JobQueue("vision", 4, 8)], waits("a", "vision", 2, 8), waits("b", "vision", 2))
     book, a, b = QuotaBook(snapshot), snapshot.jobs["a"], snapshot.jobs["b"]
