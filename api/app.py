@@ -33,6 +33,7 @@ from api.routers import (
     snapshots,
     streams,
     tokens,
+    usage,
     webhooks,
 )
 from api.streams.streams import Streams
@@ -48,7 +49,7 @@ _ROUTED = (
     agents,  # first, because it is asked most often, and the first route that matches is taken
     streams,  # before the pages of the same paths
     *(jobs, job_reports, checkpoints, progress),
-    *(pools, nodes, queues, demand, lending, events, snapshots, plans, webhooks, tokens, audit, health),
+    *(pools, nodes, queues, usage, demand, lending, events, snapshots, plans, webhooks, tokens, audit, health),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests never change the state: they put commands into an inbox, and the next "

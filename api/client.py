@@ -14,12 +14,13 @@ from api.sdk.lending import LendingCalls
 from api.sdk.queues import QueueCalls
 from api.sdk.record import RecordCalls
 from api.sdk.streams import StreamCalls
+from api.sdk.usage import UsageCalls
 from api.sdk.webhooks import WebhookCalls
 
 __all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "Retries", "UnreachableError"]
 
 
-class Client(JobCalls, FleetCalls, QueueCalls, LendingCalls, RecordCalls, StreamCalls, WebhookCalls):
+class Client(JobCalls, FleetCalls, QueueCalls, UsageCalls, LendingCalls, RecordCalls, StreamCalls, WebhookCalls):
     """A connection to one service. Use it as a context manager, or call `close`.
 
     Every method raises:

@@ -82,6 +82,7 @@ RULES: Mapping[str, Rule] = {
     "GET /v1/queues/{name}": VIEWER,
     "PATCH /v1/queues/{name}": QUEUE_ADMIN,
     "DELETE /v1/queues/{name}": ADMIN,
+    "GET /v1/usage": VIEWER,
     "GET /v1/loans": VIEWER,
     "POST /v1/lending:pause": ADMIN,
     "POST /v1/lending:resume": ADMIN,

@@ -25,6 +25,7 @@ from scheduler.cli import (
     simulate,
     submit,
     top,
+    usage,
 )
 from scheduler.cli.failure import FAILED
 
@@ -92,7 +93,7 @@ def _add(group: str, *verbs: Callable[..., None], hidden: bool = False) -> None:
 
 _add(JOBS, submit.submit, jobs.ps, jobs.describe, record.explain, record.events)
 _add(JOBS, jobs.scale, jobs.suspend, jobs.resume, jobs.cancel)
-_add(FLEET, top.top, lending.loans, fleet.cordon, fleet.drain, fleet.uncordon, record.snapshot)
+_add(FLEET, top.top, usage.usage, lending.loans, fleet.cordon, fleet.drain, fleet.uncordon, record.snapshot)
 for _group in (fleet.pools_app, fleet.nodes_app, queues.app, lending.app):
     app.add_typer(_group, rich_help_panel=FLEET)
 _add(LOCAL, plan.plan, fit.fit, simulate.simulate, replay.replay, about.demo, about.version, completing.completion)

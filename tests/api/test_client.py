@@ -51,6 +51,12 @@ REQUESTS: list[tuple[str, Callable[[Client], object], object]] = [
     ("POST /v1/jobs:dry-run", lambda c: c.dry_run({"name": "a"}), {"name": "a"}),
     ("GET /v1/jobs?limit=100", lambda c: list(c.jobs()), None),
     ("GET /v1/jobs?state=running&name=a&limit=7", lambda c: list(c.jobs(state="running", name="a", limit=7)), None),
+    ("GET /v1/usage?by=queue", lambda c: c.usage(), None),
+    (
+        "GET /v1/usage?from=2026-11-01&to=9&by=day%2Cowner",
+        lambda c: c.usage(since="2026-11-01", until="9", by=["day", "owner"]),
+        None,
+    ),
     ("GET /v1/jobs/a%2Fb", lambda c: c.job("a/b"), None),
     ("PATCH /v1/jobs/a", lambda c: c.scale("a", max_gpus=4), {"gpus": {"max": 4}}),
     ("PATCH /v1/jobs/a", lambda c: c.scale("a", min_gpus=2, max_gpus=4), {"gpus": {"min": 2, "max": 4}}),
