@@ -13,6 +13,7 @@ from api.errors import add_error_handlers
 from api.gate import Gate
 from api.identity.authenticator import Authenticator
 from api.identity.rules import RuleBook
+from api.openapi import describe
 from api.present import Present
 from api.request_timing import RequestTiming
 from api.routers import (
@@ -90,6 +91,7 @@ def create_app(
         rules=RuleBook(routes_of(app)),
         authenticator=Authenticator(store.tokens, settings, clock) if settings.auth == "on" else None,
     )
+    describe(app)
     app.add_middleware(RequestTiming)
     return app
 

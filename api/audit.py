@@ -13,6 +13,7 @@ from scheduler.domain.codec import encode
 from scheduler.domain.command import (
     AddNode,
     CancelJob,
+    ChangeJob,
     ChangeQueue,
     CheckpointJob,
     Command,
@@ -62,7 +63,7 @@ def change_entry(command: Command, principal: Principal, before: Snapshot, after
 def subject_of(body: CommandBody) -> str:
     """The job, pool, node or queue that a command is about; `fleet` for switches of the whole."""
     match body:
-        case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | CheckpointJob():
+        case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             return body.job_id
         case CreatePool(pool):
             return pool.name
@@ -101,7 +102,7 @@ def note_refusal(request: Request, status: int) -> None:
 
 def _state(body: CommandBody, subject: str, snapshot: Snapshot) -> Mapping[str, Any] | None:
     match body:
-        case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | CheckpointJob():
+        case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             job = snapshot.jobs.get(subject)
             return None if job is None else {"intent": job.intent.value, **job_document(job.spec)}
         case CreatePool() | DeletePool() | SetLendingPolicy():

@@ -92,6 +92,7 @@ class Connection:
         json: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
         key: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """The JSON object that the service answers with (see `api.answers`); empty for an answer without a body.
 
@@ -99,7 +100,7 @@ class Connection:
             ProblemError: the service refused.
             UnreachableError: no usable answer came.
         """
-        answer = self._send(method, path, json=json, query=query, key=key)
+        answer = self._send(method, path, json=json, query=query, key=key, headers=headers)
         if answer.is_error:
             raise _problem(answer)
         if not answer.content:
@@ -110,10 +111,17 @@ class Connection:
         return document
 
     def _send(
-        self, method: str, path: str, *, json: Mapping[str, Any] | None, query: Mapping[str, str] | None, key: str
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Mapping[str, Any] | None,
+        query: Mapping[str, str] | None,
+        key: str,
+        headers: Mapping[str, str] | None,
     ) -> httpx.Response:
         attempts = self._retries.attempts if key or method in REPEATABLE else 1
-        headers = {"Idempotency-Key": key} if key else {}
+        headers = {**(headers or {}), **({"Idempotency-Key": key} if key else {})}
         for attempt in range(1, attempts + 1):
             last = attempt == attempts
             pause_s = self._retries.pause_s * 2.0 ** (attempt - 1)

@@ -26,6 +26,7 @@ TYPE_PREFIX = "urn:ebbtide:problem:"
 TITLES = {
     "not-found": "There is no such thing",
     "method-not-allowed": "This resource does not know the method",
+    "changed": "It has changed since it was read",
     "conflict": "The present state does not permit it",
     "invalid-input": "The request has fields that are refused",
     "idempotency-key-reused": "The key belongs to another request",

@@ -8,6 +8,7 @@ from api.errors import ProblemError
 from api.identity.principal import Principal, Role
 from scheduler.domain.command import (
     CancelJob,
+    ChangeJob,
     ChangeQueue,
     CheckpointJob,
     CommandBody,
@@ -27,6 +28,10 @@ def permit(principal: Principal, body: CommandBody, snapshot: Snapshot) -> None:
             require(principal, Role.SUBMITTER, spec.queue)
         case CancelJob(job_id) | SuspendJob(job_id) | ResumeJob(job_id) | ScaleJob(job_id) | CheckpointJob(job_id):
             permit_job(principal, snapshot.jobs[job_id])
+        case ChangeJob(job_id, queue=queue):
+            permit_job(principal, snapshot.jobs[job_id])
+            if queue is not None:
+                require(principal, Role.SUBMITTER, queue)
         case ChangeQueue(queue):
             require(principal, Role.QUEUE_ADMIN, queue.name)
         case _:

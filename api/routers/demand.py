@@ -17,6 +17,7 @@ from api.answers.fleet import (
 )
 from api.dependencies import WorldDep
 from api.errors import conflict, refuse
+from api.problems import problems
 from api.world import World
 from scheduler.documents.document import Document
 from scheduler.domain.command import ReportDemand
@@ -35,7 +36,7 @@ class DemandReport(Document):
     at: Annotated[float, Field(strict=True, ge=0)] | None = None
 
 
-@router.post("/pools/{name}/demand", status_code=202)
+@router.post("/pools/{name}/demand", status_code=202, responses=problems(409))
 def report_demand(name: str, report: DemandReport, world: WorldDep) -> PoolDemandView:
     """Demand above the pool's capacity is accepted; it counts as the capacity, and recalls every loan."""
     _require_inference(world, name)
@@ -45,7 +46,7 @@ def report_demand(name: str, report: DemandReport, world: WorldDep) -> PoolDeman
     return {"pool": name, "capacity_gpus": after.snapshot.capacity(name), **demand_view(reading)}
 
 
-@router.get("/pools/{name}/demand")
+@router.get("/pools/{name}/demand", responses=problems(409))
 def get_demand(
     name: str,
     world: WorldDep,
@@ -63,7 +64,7 @@ def get_demand(
     }
 
 
-@router.get("/pools/{name}/forecast")
+@router.get("/pools/{name}/forecast", responses=problems(409))
 def get_forecast(name: str, world: WorldDep) -> PoolForecastView:
     """The newest forecast; null while there are too few readings for one."""
     _require_inference(world, name)

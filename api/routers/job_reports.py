@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.answers.job import job_view
 from api.answers.page import PageOf
 from api.answers.plan import PlanView, plan_view
-from api.answers.prospect import DryRunView, ExplanationView, choice_view, explanation_view
-from api.answers.record import EventView, reason_view
+from api.answers.prospect import DryRunView, ExplanationView, dry_run_view, explanation_view
+from api.answers.record import EventView
 from api.checks import check_job
 from api.dependencies import After, Limit, ServiceDep, WorldDep
 from api.errors import ProblemError
 from api.identity.principal import Role
 from api.paging import Cursor
+from api.problems import problems
 from api.rehearsal import Rehearsal, rehearse
 from api.routers.events import page_of_events
 from api.routers.jobs import new_job_id
@@ -21,9 +21,9 @@ from api.routers.streams import STREAMED
 from api.world import new_command
 from scheduler.core.explain import explain, explain_ended
 from scheduler.documents.job import JobDocument, job_spec
+from scheduler.domain.codec import encode
 from scheduler.domain.command import SubmitJob
 from scheduler.domain.decision import Decision, subject
-from scheduler.domain.job_state import JobState
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
@@ -57,7 +57,7 @@ def explain_job(job_id: str, world: WorldDep, service: ServiceDep) -> Explanatio
     return world.redacted(explanation_view(told, _decision_about(job_id, rehearsal)))
 
 
-@router.post("/jobs:dry-run")
+@router.post("/jobs:dry-run", responses=problems(409))
 def dry_run_job(document: JobDocument, world: WorldDep, service: ServiceDep) -> DryRunView:
     """What the next tick would do if this job were submitted now. Nothing is kept.
 
@@ -68,21 +68,16 @@ def dry_run_job(document: JobDocument, world: WorldDep, service: ServiceDep) -> 
     world.require(Role.SUBMITTER, spec.queue)
     job_id = new_job_id(spec.name, world)
     command = new_command(SubmitJob(job_id, spec), world.now_s, actor=world.principal.name)
-    rehearsal = rehearse(world.snapshot, service.policies, command)
-    job = rehearsal.snapshot.jobs.get(job_id)
-    decision = _decision_about(job_id, rehearsal)
-    waiting = rehearsal.report.waiting.get(job_id)
-    answer: DryRunView = {
-        "state": job.state if job else JobState.FAILED,
-        "job": job_view(job, world.now_s) if job else None,
-        "plan": plan_view(job.allocation.plan) if job and job.allocation.plan else None,
-        "reason": reason_view(decision.reason) if decision else reason_view(waiting) if waiting else None,
-        "explanation": explanation_view(explain(rehearsal.snapshot, rehearsal.report.waiting, job_id), None)
-        if job
-        else None,
-        "others": [choice_view(d) for d in rehearsal.report.decisions if subject(d) != job_id],
-    }
-    return world.redacted(answer)
+    coming, without = rehearse(world.snapshot, service.policies, command), rehearse(world.snapshot, service.policies)
+    anyway = {_essence(decision) for decision in without.report.decisions}
+    because = [decision for decision in coming.report.decisions if _essence(decision) not in anyway]
+    return world.redacted(dry_run_view(job_id, world.snapshot, coming, because))
+
+
+def _essence(decision: Decision) -> tuple[str, str, str]:
+    """What a decision does, whatever its reason says."""
+    does = {name: value for name, value in encode(decision).items() if name != "reason"}
+    return type(decision).__name__, subject(decision), repr(does)
 
 
 def _decision_about(job_id: str, rehearsal: Rehearsal) -> Decision | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import secrets
-from typing import Annotated
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Depends, Response
-from pydantic import Field
+from pydantic import model_validator
 
 from api.answers.job import JobView, job_view
 from api.answers.page import PageOf
@@ -18,10 +18,14 @@ from api.idempotency import IdempotencyKey, submit_once
 from api.identity.principal import Role
 from api.job_filter import JobFilter
 from api.paging import Cursor, page_of_jobs
+from api.preconditions import IfMatch, job_tag, put_tag, require_match
+from api.problems import problems
 from api.world import World
 from scheduler.documents.document import Document
-from scheduler.documents.job import GpuCount, JobDocument, job_spec
-from scheduler.domain.command import CancelJob, CommandBody, ResumeJob, ScaleJob, SubmitJob, SuspendJob
+from scheduler.documents.fields import Label
+from scheduler.documents.job import GpuCount, JobDocument, Priority, job_spec
+from scheduler.documents.refusal import refused_field
+from scheduler.domain.command import CancelJob, ChangeJob, ResumeJob, ScaleJob, SubmitJob, SuspendJob
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 
@@ -36,7 +40,17 @@ class RangeChange(Document):
 
 
 class JobChange(Document):
-    gpus: RangeChange = Field(description="The only thing that can be changed after submission.")
+    """What can be changed after submission; what is left out stays."""
+
+    gpus: RangeChange | None = None
+    queue: Label | None = None
+    priority: Priority | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if self.gpus is None and self.queue is None and self.priority is None:
+            raise refused_field("gpus", None, "something to change: give gpus, queue, priority or several of them")
+        return self
 
 
 def new_job_id(name: str, world: World) -> str:
@@ -47,7 +61,7 @@ def new_job_id(name: str, world: World) -> str:
             return job_id
 
 
-@router.post("/jobs", status_code=201)
+@router.post("/jobs", status_code=201, responses=problems(409))
 def submit_job(document: JobDocument, world: WorldDep, response: Response, key: IdempotencyKey = "") -> JobView:
     """Submit a job. It is accepted once this answers, and planned and queued by the next tick. With an
     `Idempotency-Key`, asking again is safe: the answer is the job that the first request made, as it is now."""
@@ -60,7 +74,7 @@ def submit_job(document: JobDocument, world: WorldDep, response: Response, key: 
         job_id = new_job_id(spec.name, world)
         after = world.send(SubmitJob(job_id, spec))
     response.headers["Location"] = f"/v1/jobs/{job_id}"
-    return job_view(after.job(job_id), after.now_s)
+    return _told(after, after.job(job_id), response)
 
 
 @router.get("/jobs")
@@ -74,56 +88,70 @@ def list_jobs(
 
 
 @router.get("/jobs/{job_id}")
-def get_job(job_id: str, world: WorldDep) -> JobView:
+def get_job(job_id: str, world: WorldDep, response: Response) -> JobView:
     """A job that lives, or has ended."""
-    return job_view(world.shown(world.job(job_id)), world.now_s)
+    return _told(world, world.job(job_id), response)
 
 
-@router.patch("/jobs/{job_id}", status_code=202)
-def change_job(job_id: str, change: JobChange, world: WorldDep) -> JobView:
-    """Change the job's GPU range; the next tick acts on it."""
-    spec = world.live_job(job_id).spec
-    min_gpus = change.gpus.min or spec.min_gpus
-    max_gpus = change.gpus.max or spec.max_gpus
-    if max_gpus < min_gpus:
-        field, value = ("gpus.max", max_gpus) if change.gpus.max else ("gpus.min", min_gpus)
-        refuse(field, value, f"min <= max; the range would be {min_gpus} to {max_gpus}")
-    return _asked(world, job_id, ScaleJob(job_id, min_gpus, max_gpus))
+@router.patch("/jobs/{job_id}", status_code=202, responses=problems(409))
+def change_job(job_id: str, change: JobChange, world: WorldDep, response: Response, if_match: IfMatch = "") -> JobView:
+    """Change the job's GPU range, queue or priority; the next tick acts on it."""
+    job = world.live_job(job_id)
+    require_match(if_match, job_tag(job), f"job {job_id}")
+    if change.gpus is not None:
+        world = world.send(_new_range(job, change.gpus))
+    if change.queue is not None or change.priority is not None:
+        world = world.send(ChangeJob(job_id, queue=change.queue, priority=change.priority))
+    return _told(world, world.job(job_id), response)
 
 
-@router.delete("/jobs/{job_id}", status_code=202)
-def cancel_job(job_id: str, world: WorldDep) -> JobView:
+@router.delete("/jobs/{job_id}", status_code=202, responses=problems(409))
+def cancel_job(job_id: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> JobView:
     """Cancel the job: its workers are stopped, its record stays. Cancelling again changes nothing."""
     job = world.job(job_id)
     if job.state is JobState.CANCELLED:
-        return job_view(job, world.now_s)
+        return _told(world, job, response)
     world.live_job(job_id)
-    return _asked(world, job_id, CancelJob(job_id))
+    require_match(if_match, job_tag(job), f"job {job_id}")
+    return _asked(world, CancelJob(job_id), response)
 
 
-@router.post("/jobs/{job_id}:suspend", status_code=202)
-def suspend_job(job_id: str, world: WorldDep) -> JobView:
+@router.post("/jobs/{job_id}:suspend", status_code=202, responses=problems(409))
+def suspend_job(job_id: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> JobView:
     """Take the job's GPUs after a checkpoint; it waits until it is resumed."""
-    _refuse_cancelled(world.live_job(job_id))
-    return _asked(world, job_id, SuspendJob(job_id))
+    job = world.live_job(job_id)
+    require_match(if_match, job_tag(job), f"job {job_id}")
+    _refuse_cancelled(job)
+    return _asked(world, SuspendJob(job_id), response)
 
 
-@router.post("/jobs/{job_id}:resume", status_code=202)
-def resume_job(job_id: str, world: WorldDep) -> JobView:
+@router.post("/jobs/{job_id}:resume", status_code=202, responses=problems(409))
+def resume_job(job_id: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> JobView:
     """Let a suspended job queue again; it goes on from its checkpoint."""
     job = world.live_job(job_id)
+    require_match(if_match, job_tag(job), f"job {job_id}")
     _refuse_cancelled(job)
     if job.intent is not Intent.SUSPEND:
         conflict(f"job {job.id} is {job.state}, it was not suspended")
-    return _asked(world, job_id, ResumeJob(job_id))
+    return _asked(world, ResumeJob(job_id), response)
 
 
-def _asked(world: World, job_id: str, body: CommandBody) -> JobView:
-    return _view(world.send(body), job_id)
+def _new_range(job: Job, change: RangeChange) -> ScaleJob:
+    min_gpus, max_gpus = change.min or job.spec.min_gpus, change.max or job.spec.max_gpus
+    if max_gpus < min_gpus:
+        field, value = ("gpus.max", max_gpus) if change.max else ("gpus.min", min_gpus)
+        refuse(field, value, f"min <= max; the range would be {min_gpus} to {max_gpus}")
+    return ScaleJob(job.id, min_gpus, max_gpus)
 
 
-def _view(world: World, job_id: str) -> JobView:
-    return job_view(world.shown(world.snapshot.jobs[job_id]), world.now_s)
+def _asked(world: World, body: CancelJob | SuspendJob | ResumeJob, response: Response) -> JobView:
+    after = world.send(body)
+    return _told(after, after.snapshot.jobs[body.job_id], response)
+
+
+def _told(world: World, job: Job, response: Response) -> JobView:
+    put_tag(response, job_tag(job))
+    return job_view(world.shown(job), world.now_s)
 
 
 def _refuse_cancelled(job: Job) -> None:

@@ -19,6 +19,7 @@ router = APIRouter(prefix="/v1", tags=["lending"])
 @router.get("/loans")
 def list_loans(
     world: WorldDep,
+    *,
     state: States = "",
     pool: Text = "",
     node: Text = "",

@@ -11,6 +11,8 @@ from api.dependencies import Limit, WorldDep
 from api.errors import conflict, refuse
 from api.filters import Text
 from api.paging import Cursor, page_by_name
+from api.preconditions import IfMatch, node_tag, put_tag, require_match
+from api.problems import problems
 from api.world import World
 from scheduler.documents import fleet
 from scheduler.documents.fleet import NodeDocument
@@ -23,7 +25,7 @@ router = APIRouter(prefix="/v1", tags=["fleet"])
 _SHAPE = ("pool", "gpu", "gpus", "gpu_memory_bytes")
 
 
-@router.post("/nodes", status_code=201)
+@router.post("/nodes", status_code=201, responses=problems(409))
 def add_node(document: NodeDocument, world: WorldDep, response: Response) -> NodeView:
     """Register a node. The same shape again answers 200 and changes nothing; another shape is refused."""
     node = fleet.node(document, gpu_memory_bytes=gpu_memory_bytes(document.gpu))
@@ -34,9 +36,9 @@ def add_node(document: NodeDocument, world: WorldDep, response: Response) -> Nod
     if present is not None:
         _refuse_other_shape(present, node)
         response.status_code = 200
-        return node_view(present, world.snapshot)
+        return _told(world, present, response)
     response.headers["Location"] = f"/v1/nodes/{node.name}"
-    return _asked(world, node.name, AddNode(node))
+    return _asked(world, node.name, AddNode(node), response)
 
 
 @router.get("/nodes")
@@ -51,15 +53,16 @@ def list_nodes(world: WorldDep, pool: Text = "", limit: Limit = 100, cursor: Cur
 
 
 @router.get("/nodes/{name}")
-def get_node(name: str, world: WorldDep) -> NodeView:
+def get_node(name: str, world: WorldDep, response: Response) -> NodeView:
     """A node with its loan and the jobs on it."""
-    return world.redacted(node_view(world.node(name), world.snapshot))
+    return _told(world, world.node(name), response)
 
 
-@router.delete("/nodes/{name}", status_code=202)
-def remove_node(name: str, world: WorldDep) -> NodeView:
+@router.delete("/nodes/{name}", status_code=202, responses=problems(409))
+def remove_node(name: str, world: WorldDep, if_match: IfMatch = "") -> NodeView:
     """Remove a node that nobody holds and that is not lent."""
     node = world.node(name)
+    require_match(if_match, node_tag(node), f"node {name}")
     if world.snapshot.is_lent(node):
         conflict(f"node {name} is lent to training; drain it, and it goes home first")
     holders = sorted(job.id for job in world.snapshot.jobs.values() if name in job.allocation.held)
@@ -71,29 +74,34 @@ def remove_node(name: str, world: WorldDep) -> NodeView:
 
 
 @router.post("/nodes/{name}:cordon", status_code=202)
-def cordon_node(name: str, world: WorldDep) -> NodeView:
+def cordon_node(name: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> NodeView:
     """Nothing new is put on the node; what runs there stays."""
-    world.node(name)
-    return _asked(world, name, CordonNode(name))
+    require_match(if_match, node_tag(world.node(name)), f"node {name}")
+    return _asked(world, name, CordonNode(name), response)
 
 
 @router.post("/nodes/{name}:drain", status_code=202)
-def drain_node(name: str, world: WorldDep) -> NodeView:
+def drain_node(name: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> NodeView:
     """Cordon the node and move its jobs away."""
-    world.node(name)
-    return _asked(world, name, CordonNode(name, drain=True))
+    require_match(if_match, node_tag(world.node(name)), f"node {name}")
+    return _asked(world, name, CordonNode(name, drain=True), response)
 
 
 @router.post("/nodes/{name}:uncordon", status_code=202)
-def uncordon_node(name: str, world: WorldDep) -> NodeView:
+def uncordon_node(name: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> NodeView:
     """Let the node take jobs again."""
-    world.node(name)
-    return _asked(world, name, UncordonNode(name))
+    require_match(if_match, node_tag(world.node(name)), f"node {name}")
+    return _asked(world, name, UncordonNode(name), response)
 
 
-def _asked(world: World, name: str, body: CommandBody) -> NodeView:
+def _asked(world: World, name: str, body: CommandBody, response: Response) -> NodeView:
     after = world.send(body)
-    return node_view(after.snapshot.nodes[name], after.snapshot)
+    return _told(after, after.snapshot.nodes[name], response)
+
+
+def _told(world: World, node: Node, response: Response) -> NodeView:
+    put_tag(response, node_tag(node))
+    return world.redacted(node_view(node, world.snapshot))
 
 
 def _refuse_other_shape(present: Node, wanted: Node) -> None:

@@ -11,6 +11,9 @@ from api.answers.page import PageOf
 from api.dependencies import Limit, WorldDep
 from api.errors import conflict
 from api.paging import Cursor, page_by_name
+from api.preconditions import IfMatch, pool_tag, put_tag, require_match
+from api.problems import problems
+from api.world import World
 from scheduler.documents import fleet
 from scheduler.documents.document import Document
 from scheduler.documents.fleet import LendingDocument, PoolDocument
@@ -28,7 +31,7 @@ class PoolChange(Document):
     lending: LendingDocument
 
 
-@router.post("/pools", status_code=201)
+@router.post("/pools", status_code=201, responses=problems(409))
 def create_pool(document: PoolDocument, world: WorldDep, response: Response) -> PoolView:
     """Create a pool. The same pool again answers 200 and changes nothing; another of its name is refused."""
     pool = fleet.pool(document)
@@ -36,10 +39,10 @@ def create_pool(document: PoolDocument, world: WorldDep, response: Response) -> 
     if present is not None:
         _refuse_difference(present, pool)
         response.status_code = 200
-        return pool_view(present, world.snapshot)
+        return _told(world, present, response)
     after = world.send(CreatePool(pool))
     response.headers["Location"] = f"/v1/pools/{pool.name}"
-    return pool_view(pool, after.snapshot)
+    return _told(after, pool, response)
 
 
 @router.get("/pools")
@@ -50,27 +53,29 @@ def list_pools(world: WorldDep, limit: Limit = 100, cursor: Cursor = "") -> Page
 
 
 @router.get("/pools/{name}")
-def get_pool(name: str, world: WorldDep) -> PoolView:
+def get_pool(name: str, world: WorldDep, response: Response) -> PoolView:
     """A pool with its capacity and, for inference, its lending policy and demand."""
-    return pool_view(world.pool(name), world.snapshot)
+    return _told(world, world.pool(name), response)
 
 
-@router.patch("/pools/{name}", status_code=202)
-def change_pool(name: str, change: PoolChange, world: WorldDep) -> PoolView:
+@router.patch("/pools/{name}", status_code=202, responses=problems(409))
+def change_pool(name: str, change: PoolChange, world: WorldDep, response: Response, if_match: IfMatch = "") -> PoolView:
     """Change what the pool's owner allows. Loans that are no longer allowed are recalled."""
     pool = world.pool(name)
+    require_match(if_match, pool_tag(pool), f"pool {name}")
     if pool.kind is PoolKind.TRAINING:
         conflict(f"pool {name} is of kind training: it lends nothing")
     wanted = fleet.lending_policy(change.lending)
     given = {field: getattr(wanted, field) for field in change.lending.model_fields_set}
     after = world.send(SetLendingPolicy(name, replace(pool.lending, **given)))
-    return pool_view(after.snapshot.pools[name], after.snapshot)
+    return _told(after, after.snapshot.pools[name], response)
 
 
-@router.delete("/pools/{name}", status_code=202)
-def delete_pool(name: str, world: WorldDep) -> PoolView:
+@router.delete("/pools/{name}", status_code=202, responses=problems(409))
+def delete_pool(name: str, world: WorldDep, if_match: IfMatch = "") -> PoolView:
     """Delete an empty pool."""
     pool = world.pool(name)
+    require_match(if_match, pool_tag(pool), f"pool {name}")
     nodes = [node for node in world.snapshot.nodes.values() if node.pool == name]
     lent = sorted(node.name for node in nodes if world.snapshot.is_lent(node))
     if lent:
@@ -79,6 +84,11 @@ def delete_pool(name: str, world: WorldDep) -> PoolView:
         names = ", ".join(sorted(node.name for node in nodes)[:10])
         conflict(f"pool {name} still has {len(nodes)} nodes: {names}; remove them first")
     world.send(DeletePool(name))
+    return pool_view(pool, world.snapshot)
+
+
+def _told(world: World, pool: Pool, response: Response) -> PoolView:
+    put_tag(response, pool_tag(pool))
     return pool_view(pool, world.snapshot)
 
 

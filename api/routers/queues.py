@@ -12,6 +12,8 @@ from api.dependencies import Limit, WorldDep
 from api.errors import conflict, not_found
 from api.identity.principal import Role
 from api.paging import Cursor, page_by_name
+from api.preconditions import IfMatch, put_tag, queue_tag, require_match
+from api.problems import problems
 from api.world import World
 from scheduler.documents import job_queue
 from scheduler.documents.job_queue import QueueDocument, QuotaDocument
@@ -23,7 +25,7 @@ from scheduler.policies.quota import queue_uses
 router = APIRouter(prefix="/v1", tags=["queues"])
 
 
-@router.post("/queues", status_code=201)
+@router.post("/queues", status_code=201, responses=problems(409))
 def create_queue(document: QueueDocument, world: WorldDep, response: Response) -> QueueView:
     """Declare a queue. The same queue again answers 200 and changes nothing; another of its name is refused."""
     queue = job_queue.job_queue(document)
@@ -31,9 +33,9 @@ def create_queue(document: QueueDocument, world: WorldDep, response: Response) -
     if present is not None:
         _refuse_difference(present, queue)
         response.status_code = 200
-        return _view(world, queue.name)
+        return _told(world, queue.name, response)
     response.headers["Location"] = f"/v1/queues/{queue.name}"
-    return _view(world.send(CreateQueue(queue)), queue.name)
+    return _told(world.send(CreateQueue(queue)), queue.name, response)
 
 
 @router.get("/queues")
@@ -44,22 +46,26 @@ def list_queues(world: WorldDep, limit: Limit = 100, cursor: Cursor = "") -> Pag
 
 
 @router.get("/queues/{name}")
-def get_queue(name: str, world: WorldDep) -> QueueView:
+def get_queue(name: str, world: WorldDep, response: Response) -> QueueView:
     """What the queue is given, and what it uses, borrows and waits for."""
-    return _view(world, name)
+    return _told(world, name, response)
 
 
 @router.patch("/queues/{name}", status_code=202)
-def change_queue(name: str, change: QuotaDocument, world: WorldDep) -> QueueView:
+def change_queue(
+    name: str, change: QuotaDocument, world: WorldDep, response: Response, if_match: IfMatch = ""
+) -> QueueView:
     """Change what is given; a limit of null is none. A lower limit stops growth and starts, and ends nothing."""
-    changed = job_queue.changed_queue(_declared(world, name), change)
-    return _view(world.send(ChangeQueue(changed)), name)
+    queue = _declared(world, name)
+    require_match(if_match, queue_tag(queue), f"queue {name}")
+    changed = job_queue.changed_queue(queue, change)
+    return _told(world.send(ChangeQueue(changed)), name, response)
 
 
 @router.delete("/queues/{name}", status_code=202)
-def delete_queue(name: str, world: WorldDep) -> QueueView:
+def delete_queue(name: str, world: WorldDep, if_match: IfMatch = "") -> QueueView:
     """Take the declaration back. The queue's jobs stay, without guarantee and without limit."""
-    _declared(world, name)
+    require_match(if_match, queue_tag(_declared(world, name)), f"queue {name}")
     view = _view(world, name)
     world.send(DeleteQueue(name))
     return view
@@ -68,6 +74,12 @@ def delete_queue(name: str, world: WorldDep) -> QueueView:
 def _declared(world: World, name: str) -> JobQueue:
     queue = world.snapshot.queues.get(name)
     return queue if queue and world.principal.may(Role.VIEWER, name) else not_found("declared queue", name)
+
+
+def _told(world: World, name: str, response: Response) -> QueueView:
+    view = _view(world, name)
+    put_tag(response, queue_tag(world.snapshot.queues.get(name) or JobQueue(name)))
+    return view
 
 
 def _view(world: World, name: str) -> QueueView:

@@ -44,6 +44,12 @@ class JobCalls(Calls):
         gpus = {bound: value for bound, value in given.items() if value is not None}
         return self._connection.object("PATCH", _job(job_id), json={"gpus": gpus})
 
+    def change_job(self, job_id: str, change: Mapping[str, Any], *, etag: str = "") -> JobView:
+        """Change `gpus`, `queue` or `priority`. `etag`: only if that is still the job's; else a problem of status
+        412."""
+        headers = {"If-Match": etag} if etag else {}
+        return self._connection.object("PATCH", _job(job_id), json=change, headers=headers)
+
     def cancel(self, job_id: str) -> JobView:
         return self._connection.object("DELETE", _job(job_id))
 

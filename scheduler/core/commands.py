@@ -9,6 +9,7 @@ from scheduler.core.intake import Intake
 from scheduler.domain.command import (
     AddNode,
     CancelJob,
+    ChangeJob,
     ChangeQueue,
     CheckpointJob,
     Command,
@@ -58,6 +59,8 @@ def obey(intake: Intake, command: Command) -> None:
             _checkpoint(intake, job_id)
         case ScaleJob() as scale:
             _scale(intake, scale)
+        case ChangeJob() as change:
+            _change_job(intake, change)
         case ReportProgress() as report:
             _progress(intake, report)
         case CreatePool() | DeletePool() | SetLendingPolicy() as change:
@@ -149,6 +152,16 @@ def _scale(intake: Intake, scale: ScaleJob) -> None:
         return
     intake.jobs[job.id] = replace(job, spec=spec)
     intake.tell(EventCode.JOB_STATE, job.id, f"its range is now {spec.min_gpus} to {spec.max_gpus} GPUs")
+
+
+def _change_job(intake: Intake, change: ChangeJob) -> None:
+    job = _live_job(intake, change.job_id)
+    if job is None:
+        return
+    queue = job.spec.queue if change.queue is None else change.queue
+    priority = job.spec.priority if change.priority is None else change.priority
+    intake.jobs[job.id] = replace(job, spec=replace(job.spec, queue=queue, priority=priority))
+    intake.tell(EventCode.JOB_STATE, job.id, f"it is in queue {queue} now, with priority {priority}")
 
 
 def _progress(intake: Intake, report: ReportProgress) -> None:

@@ -127,11 +127,16 @@ def _ceiling(snapshot: Snapshot, job: Job) -> str:
 
 def _expected_start_s(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job, missing: int) -> float | None:
     """Where a quota stands against the job: when minimum run times end that hold its queue's GPUs, if it is that. A
-    head that it would delay, or a plan or a place that is missing, has no known end."""
+    job that would delay the head starts once there is room for those before it and for itself. Where nobody knows the
+    head's start, or a plan or a place is missing, there is no known end."""
     reason = waiting.get(job.id)
     if reason is not None and reason.code in _BY_QUOTA:
         return reason.numbers.get("held_until_s")
-    if job.state is not JobState.QUEUED or (reason and (reason.code is ReasonCode.BEHIND_HEAD or not missing)):
+    if job.state is not JobState.QUEUED:
+        return None
+    if reason is not None and reason.code is ReasonCode.BEHIND_HEAD and "position" in reason.numbers:
+        missing = int(reason.numbers["needed_gpus"] - reason.numbers["free_gpus"])  # below 0 where it alone would fit
+    elif reason is not None and not missing:
         return None
     missing += sum(_needed_before(snapshot, waiting, job))
     at_s = snapshot.now_s

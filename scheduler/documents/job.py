@@ -55,6 +55,7 @@ EnvName = Annotated[str, AfterValidator(_env_name)]
 Count = Annotated[int, Field(strict=True, ge=1, le=COUNT_MAX)]
 Batch = Annotated[int, Field(strict=True, ge=1, le=BATCH_MAX)]
 SequenceLength = Annotated[int, Field(strict=True, ge=1, le=SEQUENCE_MAX)]
+Priority = Annotated[int, Field(strict=True, ge=-1000, le=1000)]
 GpuCount = Annotated[int, Field(strict=True, ge=1, le=GPUS_MAX)]
 
 
@@ -79,7 +80,7 @@ class JobDocument(Document):
     name: Label
     gpus: GpuRange
     queue: Label = "default"
-    priority: Annotated[int, Field(strict=True, ge=-1000, le=1000)] = 0
+    priority: Priority = 0
     gpu: Text = Field(default="", description="The only GPU model it may run on; empty: any.")
     model: Text = Field(default="", description="A model preset that the solver knows.")
     profile: Annotated[dict[str, Any], AfterValidator(finite_json)] | None = Field(

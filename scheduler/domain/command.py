@@ -52,6 +52,15 @@ class ScaleJob:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeJob:
+    """What is None stays as it is."""
+
+    job_id: str
+    queue: str | None = None
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReportProgress:
     """A worker's word on its job. Reports of another generation than the job's present one are dropped.
 
@@ -184,6 +193,7 @@ CommandBody = (
     | ResumeJob
     | CheckpointJob
     | ScaleJob
+    | ChangeJob
     | ReportProgress
     | CreatePool
     | DeletePool

@@ -156,6 +156,21 @@ def test_a_dry_run_says_what_would_happen_and_leaves_no_trace(fleet: ApiService)
     assert fleet.store.load() == before
 
 
+def test_a_dry_run_names_whom_the_job_would_shrink_and_nothing_that_happens_anyway(fleet: ApiService) -> None:
+    other = fleet.submit("other")
+    fleet.tick()
+    fleet.tick(after_s=400.0)
+    assert fleet.get(f"/v1/jobs/{other}")["gpus"]["target"] == 2
+    told = fleet.made("/v1/jobs:dry-run", {"name": "maybe", "gpus": {"min": 1, "max": 1}, "steps": 10})
+    [shrunk] = told["resized"]
+    assert (shrunk["job_id"], shrunk["from_gpus"], shrunk["to_gpus"]) == (other, 2, 1)
+    assert (told["preempted"], told["lent"], told["placement"]) == ([], [], None)
+    assert told["reason"]["code"] == "WaitingForPreemptedWorkloads"
+    assert told["expected_start_s"] == shrunk["leave_by_s"]
+    huge = fleet.made("/v1/jobs:dry-run", {"name": "huge", "gpus": {"min": 64, "max": 64}})
+    assert (huge["resized"], huge["others"], huge["expected_start_s"]) == ([], [], None)
+
+
 def test_a_dry_run_of_a_job_that_is_not_solved_answers_planning(fleet: ApiService) -> None:
     job = {"name": "big", "gpus": {"min": 1, "max": 1}, "model": "gpt2", "globalBatch": 8, "sequenceLength": 128}
     assert fleet.made("/v1/jobs:dry-run", job)["state"] == "planning"

@@ -57,7 +57,14 @@ def test_a_job_is_told_what_it_starts_on_not_the_least_that_any_plan_works_on() 
     assert (found.expected_start_s, found.unblocks) == (100.0, "2 more free GPUs")
 
 
-def test_a_job_that_would_delay_the_head_is_not_promised_a_start() -> None:
+def test_a_job_that_would_delay_the_head_starts_once_there_is_room_for_both() -> None:
+    """Two are free, and two more come at 100 s, for the head. Four come at 500 s."""
+    found = told(a_snapshot(FLEET, [*RUNNERS, a_job("head", 4, steps=10), a_job("long", 2, steps=10_000)]), "long")
+    assert found.reason is not None
+    assert (found.reason.code, found.expected_start_s) == (ReasonCode.BEHIND_HEAD, 500.0)
+
+
+def test_a_job_that_fits_only_after_the_head_has_ended_is_not_promised_a_start() -> None:
     found = told(a_snapshot(FLEET, [*RUNNERS, a_job("big", 8, steps=10), a_job("long", 2, steps=10_000)]), "long")
     assert found.reason is not None
     assert (found.reason.code, found.expected_start_s) == (ReasonCode.BEHIND_HEAD, None)

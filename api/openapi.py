@@ -1,0 +1,120 @@
+"""The OpenAPI document: FastAPI's, with the problems, headers, tokens and examples that all routes share put in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.problems import FIELD_ERROR, PROBLEM, problems
+
+OPEN_TAG = "service"
+"""What tells how the service itself fares asks for no token."""
+_ALWAYS = (401, 403, 429, 500, 503)
+_OPEN = (500, 503)
+_CHANGING = ("post", "put", "patch")
+_TAGS = {
+    "jobs": "Training jobs: submit, follow, change.",
+    "fleet": "Pools and nodes, and the demand of inference.",
+    "queues": "Who pays for jobs, and how many GPUs that buys.",
+    "lending": "Inference nodes in training use.",
+    "record": "What happened and what was decided.",
+    "plans": "The solver, for any model on any GPUs.",
+    OPEN_TAG: "How the service itself fares.",
+}
+_BEARER = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "An API token, an OpenID Connect token, or the token that a worker or agent was started with.",
+}
+_REQUEST_ID = {"description": "Names the request in the log and in the audit log.", "schema": {"type": "string"}}
+_ETAG = {"description": "Of what was asked for; goes into `If-Match`.", "schema": {"type": "string"}}
+_LOCATION = {"description": "Path of what was made.", "schema": {"type": "string"}}
+
+
+def describe(app: FastAPI) -> None:
+    """Lets `app.openapi()`, and so /openapi.json, give the whole document; it is made once."""
+
+    @cache
+    def document() -> dict[str, Any]:
+        return _complete(app)
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _complete(app: FastAPI) -> dict[str, Any]:
+    tags = [{"name": name, "description": text} for name, text in _TAGS.items()]
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, tags=tags
+    )
+    schemas = document["components"]["schemas"]
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)
+    schemas |= {"Problem": PROBLEM, "FieldError": FIELD_ERROR}
+    document["components"]["securitySchemes"] = {"bearer": _BEARER}
+    document["security"] = [{"bearer": []}]
+    for method, path, operation in operations(document):
+        _put_problems(operation, method, path)
+        _put_headers(operation)
+        _put_examples(operation)
+        if OPEN_TAG in operation.get("tags", ()):
+            operation["security"] = []
+    return document
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Each operation with its method and path."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield method, path, operation
+
+
+def _put_problems(operation: dict[str, Any], method: str, path: str) -> None:
+    """Those that follow from the operation's form."""
+    statuses = list(_OPEN if OPEN_TAG in operation.get("tags", ()) else _ALWAYS)
+    if "{" in path:
+        statuses.append(404)
+    if operation.get("parameters") or "requestBody" in operation:
+        statuses.append(422)
+    if method in _CHANGING:
+        statuses.append(413)
+    if any(parameter["name"] == "If-Match" for parameter in operation.get("parameters", ())):
+        statuses.append(412)
+    responses = operation["responses"]
+    responses |= {str(status): response for status, response in problems(*statuses).items()}
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _put_headers(operation: dict[str, Any]) -> None:
+    tagged = any(parameter["name"] in ("If-Match", "If-None-Match") for parameter in operation.get("parameters", ()))
+    for status, response in operation["responses"].items():
+        headers = response.setdefault("headers", {})
+        headers["X-Request-Id"] = _REQUEST_ID
+        if status == "201":
+            headers["Location"] = _LOCATION
+        if tagged and status.startswith("2"):
+            headers["ETag"] = _ETAG
+
+
+def _put_examples(operation: dict[str, Any]) -> None:
+    """By the name of the schema: what a noun looks like is the same wherever it is told or asked for."""
+    bodies = [operation.get("requestBody", {})]
+    bodies += [response for status, response in operation["responses"].items() if status.startswith("2")]
+    for body in bodies:
+        for content in body.get("content", {}).values():
+            name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+            if name in examples():
+                content["example"] = examples()[name]
+
+
+@cache
+def examples() -> dict[str, Any]:
+    """Documents by the name of their schema."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
+    pages = {f"PageOf_{name}_": {"items": [document], "next": None} for name, document in found.items()}
+    return {**pages, **found}

@@ -1,0 +1,90 @@
+"""The OpenAPI document: what other programs build on. EBBTIDE_GOLDEN=write rewrites the committed copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema_rs import Draft202012Validator
+
+from api.errors import TITLES, TYPE_PREFIX
+from api.openapi import examples, operations
+from tests.api.conftest import ApiService, Problem
+
+ROOT = Path(__file__).resolve().parents[2]
+COPY = ROOT / "api" / "openapi.json"
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return ApiService().app.openapi()
+
+
+def test_the_committed_copy_is_the_document_of_the_code(document: dict[str, Any]) -> None:
+    written = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    if os.environ.get("EBBTIDE_GOLDEN") == "write":
+        COPY.write_text(written, encoding="utf-8")
+    assert written == COPY.read_text(encoding="utf-8"), "rewrite it with EBBTIDE_GOLDEN=write, and read the diff"
+
+
+def test_the_service_serves_it(service: ApiService) -> None:
+    assert service.get("/openapi.json") == json.loads(COPY.read_text(encoding="utf-8"))
+
+
+def test_every_operation_has_a_name_of_its_own_a_tag_and_says_what_it_does(document: dict[str, Any]) -> None:
+    names = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(names) == len(set(names))
+    for method, path, operation in operations(document):
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)+", operation["operationId"]), (method, path)
+        assert operation["tags"], (method, path)
+        assert operation["description"], (method, path)
+
+
+def test_every_problem_that_is_declared_has_the_form_of_problems(document: dict[str, Any]) -> None:
+    for method, path, operation in operations(document):
+        for status, response in operation["responses"].items():
+            if not status.startswith("2"):
+                [(media, content)] = response["content"].items()
+                assert media == "application/problem+json", (method, path)
+                assert content["schema"] == {"$ref": "#/components/schemas/Problem"}, (method, path)
+
+
+def test_every_body_has_an_example(document: dict[str, Any]) -> None:
+    for method, path, operation in operations(document):
+        for content in _json_bodies(operation):
+            assert "example" in content, (method, path)
+
+
+def test_every_example_is_what_its_schema_says(document: dict[str, Any]) -> None:
+    told = examples().keys() & document["components"]["schemas"].keys()
+    assert told >= {name for name in examples() if not name.startswith("PageOf")}
+    for name in told:
+        whole = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        Draft202012Validator(whole).validate(examples()[name])
+
+
+def test_problems_are_what_their_schema_says(document: dict[str, Any], service: ApiService, problem: Problem) -> None:
+    whole = {"$ref": "#/components/schemas/Problem", "components": document["components"]}
+    answers = [
+        problem(service.http.get("/v1/jobs/nobody"), 404),
+        problem(service.http.put("/v1/jobs"), 405),
+        problem(service.post("/v1/jobs", {"name": 5, "gpus": {}}), 422),
+        problem(service.http.get("/readyz"), 503),
+    ]
+    for answer in answers:
+        Draft202012Validator(whole).validate(answer)
+
+
+def test_every_type_of_problem_stands_in_a_table_of_the_readme() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    assert [slug for slug in TITLES if not any(f"`{TYPE_PREFIX}{slug}`" in row for row in rows)] == []
+
+
+def _json_bodies(operation: dict[str, Any]) -> list[dict[str, Any]]:
+    bodies = [operation.get("requestBody", {})]
+    bodies += [response for status, response in operation["responses"].items() if status.startswith("2")]
+    return [content for body in bodies for media, content in body.get("content", {}).items() if "json" in media]
