@@ -1,0 +1,58 @@
+"""A service on which everybody has to say who asks, and tokens for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from api.identity.api_token import new_token
+from api.identity.principal import Grant
+from scheduler.settings import Settings
+from scheduler.store.front import ApiToken, AuditEntry
+from tests.api.conftest import NOW_S, ApiService
+
+MADE = AuditEntry(NOW_S, "tests", "", "CreateToken", "", None, None, "")
+
+
+class Guarded(ApiService):
+    """Its fleet and queues are made by an admin, named root."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(Settings(**{"auth": "on", "rate_burst": 10_000, **settings}))
+        self.root = self.token("root", "admin")
+
+    def token(self, name: str, *grants: str, life_s: float | None = None) -> str:
+        return self.made_token(name, *grants, life_s=life_s)[1]
+
+    def made_token(self, name: str, *grants: str, life_s: float | None = None) -> tuple[ApiToken, str]:
+        now_s = self.clock.now_s()
+        token, secret = new_token(
+            name,
+            map(Grant.of, grants),
+            created_by="tests",
+            now_s=now_s,
+            expires_at_s=None if life_s is None else now_s + life_s,
+        )
+        self.store.tokens.add(token, MADE)
+        return token, secret
+
+    def ask(self, method: str, path: str, token: str, document: object = None) -> httpx.Response:
+        return self.http.request(method, path, json=document, headers={"Authorization": f"Bearer {token}"})
+
+    def job(self, token: str, queue: str, name: str = "train") -> str:
+        document = {"name": name, "queue": queue, "gpus": {"min": 1, "max": 2}, "steps": 1000}
+        answer = self.ask("POST", "/v1/jobs", token, document)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def with_fleet(self) -> Guarded:
+        for path, document in (
+            ("/v1/pools", {"name": "training", "kind": "training"}),
+            ("/v1/nodes", {"name": "t0", "pool": "training", "gpu": "cpu", "gpus": 2}),
+            ("/v1/queues", {"name": "research"}),
+            ("/v1/queues", {"name": "vision"}),
+        ):
+            answer = self.ask("POST", path, self.root, document)
+            assert answer.status_code == 201, answer.text
+        return self
