@@ -1,0 +1,276 @@
+"""Who may see and change what: tokens, roles by queue, the audit log, limits, request ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from api.identity.authenticator import FRESH_S
+from api.identity.principal import Grant, Role
+from api.identity.sight import HIDDEN
+from tests.api.conftest import Problem
+from tests.api.guarded import Guarded
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    made = Guarded().with_fleet()
+    yield made
+    made.http.close()
+
+
+def items(answer: httpx.Response) -> list[dict[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["items"]
+    return found
+
+
+def test_a_token_is_shown_once_and_kept_as_a_digest(guarded: Guarded) -> None:
+    answer = guarded.ask("POST", "/v1/tokens", guarded.root, {"name": "ci", "grants": ["submitter:research"]})
+    made = answer.json()
+    assert answer.status_code == 201
+    assert re.fullmatch(r"ebk_[A-Za-z0-9_-]{43}", made["secret"])
+    assert made["secret"].startswith(made["prefix"])
+    assert made["created_by"] == "root"
+    told = guarded.ask("GET", "/v1/tokens", guarded.root).text + guarded.ask("GET", "/v1/audit", guarded.root).text
+    assert made["secret"] not in told
+    kept = guarded.store.tokens.by_id(made["id"])
+    assert kept is not None
+    assert made["secret"] not in repr(kept)
+    assert guarded.ask("GET", "/v1/whoami", made["secret"]).json() == {
+        "name": "ci", "grants": ["submitter:research"], "token_id": made["id"],
+    }  # fmt: skip
+
+
+def test_a_revoked_token_is_refused_within_seconds(guarded: Guarded, problem: Problem) -> None:
+    token, secret = guarded.made_token("ci", "viewer")
+    assert guarded.ask("GET", "/v1/jobs", secret).status_code == 200
+    assert guarded.ask("DELETE", f"/v1/tokens/{token.id}", guarded.root).json()["revoked_at_s"] is not None
+    guarded.clock.move_to(guarded.clock.now_s() + FRESH_S)
+    problem(guarded.ask("GET", "/v1/jobs", secret), 401)
+    problem(guarded.ask("DELETE", "/v1/tokens/tok-none", guarded.root), 404)
+
+
+def test_a_token_that_expires_is_not_believed_for_a_moment_longer(guarded: Guarded, problem: Problem) -> None:
+    secret = guarded.token("ci", "viewer", life_s=2.0)
+    assert guarded.ask("GET", "/v1/jobs", secret).status_code == 200
+    guarded.clock.move_to(guarded.clock.now_s() + 2.0)
+    problem(guarded.ask("GET", "/v1/jobs", secret), 401)
+
+
+def test_its_last_use_is_noted_once_a_minute(guarded: Guarded) -> None:
+    token, secret = guarded.made_token("ci", "viewer")
+
+    def used_after(seconds: float) -> float | None:
+        guarded.clock.move_to(guarded.clock.now_s() + seconds)
+        guarded.ask("GET", "/v1/jobs", secret)
+        found = guarded.ask("GET", f"/v1/tokens/{token.id}", guarded.root).json()["last_used_at_s"]
+        return None if found is None else float(found) - token.created_at_s
+
+    assert [used_after(each) for each in (0.0, 10.0, 40.0, 10.0)] == [0.0, 0.0, 0.0, 60.0]
+
+
+def test_tokens_are_listed_page_by_page(guarded: Guarded) -> None:
+    for number in range(4):
+        guarded.token(f"t{number}", "viewer")
+    names, cursor = [], ""
+    while True:
+        page = guarded.ask("GET", f"/v1/tokens?limit=2&cursor={cursor}", guarded.root).json()
+        names += [token["name"] for token in page["items"]]
+        if not (cursor := page["next"] or ""):
+            break
+    assert sorted(names) == ["root", "t0", "t1", "t2", "t3"]
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"name": "", "grants": ["viewer"]}, "name"),
+        ({"name": "a b", "grants": ["viewer"]}, "name"),
+        ({"name": "a", "grants": []}, "grants"),
+        ({"name": "a", "grants": ["veiwer"]}, "grants.0"),
+        ({"name": "a", "grants": ["admin:research"]}, "grants.0"),
+        ({"name": "a", "grants": ["viewer:"]}, "grants.0"),
+        ({"name": "a", "grants": ["viewer"], "expires_in_s": 0}, "expires_in_s"),
+    ],
+)
+def test_a_malformed_token_document_is_refused(
+    guarded: Guarded, problem: Problem, document: dict[str, Any], field: str
+) -> None:
+    answer = problem(guarded.ask("POST", "/v1/tokens", guarded.root, document), 422)
+    assert [error["field"] for error in answer["errors"]] == [field]
+
+
+def test_a_role_that_is_misspelt_is_met_with_the_near_one() -> None:
+    with pytest.raises(ValueError, match="did you mean 'viewer'"):
+        Grant.of("veiwer:research")
+    assert Grant.of("queue-admin:research") == Grant(Role.QUEUE_ADMIN, "research")
+
+
+def test_jobs_of_other_queues_are_not_there(guarded: Guarded, problem: Problem) -> None:
+    anna, bert = guarded.token("anna", "submitter:research"), guarded.token("bert", "submitter:vision")
+    hers, his = guarded.job(anna, "research"), guarded.job(bert, "vision")
+    assert [job["id"] for job in items(guarded.ask("GET", "/v1/jobs", anna))] == [hers]
+    assert [queue["name"] for queue in items(guarded.ask("GET", "/v1/queues", anna))] == ["research"]
+    for method, path in (
+        ("GET", ""), ("GET", "/plan"), ("GET", "/events"), ("GET", "/explanation"), ("GET", "/progress"),
+        ("DELETE", ""), ("POST", ":suspend"), ("POST", ":resume"),
+    ):  # fmt: skip
+        problem(guarded.ask(method, f"/v1/jobs/{his}{path}", anna), 404)
+    problem(guarded.ask("PATCH", f"/v1/jobs/{his}", anna, {"gpus": {"min": 1}}), 404)
+    problem(guarded.ask("GET", "/v1/queues/vision", anna), 404)
+    problem(guarded.ask("GET", "/v1/snapshots/latest", anna), 403)
+
+
+def test_submitters_change_their_own_jobs_and_queue_admins_all_of_their_queue(
+    guarded: Guarded, problem: Problem
+) -> None:
+    anna, carl = guarded.token("anna", "submitter:research"), guarded.token("carl", "submitter:research")
+    boss = guarded.token("boss", "queue-admin:research")
+    job = guarded.job(anna, "research")
+    refused = problem(guarded.ask("DELETE", f"/v1/jobs/{job}", carl), 403)["detail"]
+    assert refused == (
+        f"this needs the role queue-admin on queue research; you are carl with submitter:research; job {job} is anna's"
+    )
+    assert guarded.ask("POST", f"/v1/jobs/{job}:suspend", anna).status_code == 202
+    assert guarded.ask("DELETE", f"/v1/jobs/{job}", boss).status_code == 202
+    assert guarded.ask("PATCH", "/v1/queues/research", boss, {"weight": 2}).status_code == 202
+    problem(guarded.ask("PATCH", "/v1/queues/vision", boss, {"weight": 2}), 404)
+    problem(guarded.ask("POST", "/v1/lending:pause", boss), 403)
+
+
+def test_nobody_submits_into_a_queue_without_the_role(guarded: Guarded, problem: Problem) -> None:
+    anna = guarded.token("anna", "submitter:research", "viewer:vision")
+    document = {"name": "x", "queue": "vision", "gpus": {"min": 1, "max": 1}, "steps": 9}
+    for path in ("/v1/jobs", "/v1/jobs:dry-run"):
+        detail = problem(guarded.ask("POST", path, anna, document), 403)["detail"]
+        assert (
+            detail
+            == "this needs the role submitter on queue vision; you are anna with submitter:research, viewer:vision"
+        )
+
+
+def test_one_key_of_two_people_is_two_keys(guarded: Guarded) -> None:
+    document = {"name": "x", "queue": "research", "gpus": {"min": 1, "max": 1}, "steps": 9}
+    ids = set()
+    for name in ("anna", "carl", "anna"):
+        headers = {"Authorization": f"Bearer {guarded.token(name, 'submitter')}", "Idempotency-Key": "k"}
+        ids.add(guarded.http.post("/v1/jobs", json=document, headers=headers).json()["id"])
+    assert len(ids) == 2
+
+
+def test_no_view_names_a_job_of_a_queue_that_one_may_not_read(guarded: Guarded) -> None:
+    anna, bert = guarded.token("anna", "submitter:research"), guarded.token("bert", "submitter:vision")
+    his = guarded.job(bert, "vision", "secret")
+    guarded.tick()
+    guarded.tick()
+    hers = guarded.job(anna, "research")
+    guarded.tick()
+    paths = ("/v1/events", "/v1/decisions", "/v1/nodes", "/v1/nodes/t0", f"/v1/jobs/{hers}/explanation", "/v1/queues")
+    told = {path: guarded.ask("GET", path, anna) for path in paths}
+    document = {"name": "x", "queue": "research", "gpus": {"min": 1, "max": 1}, "steps": 9}
+    told["dry run"] = guarded.ask("POST", "/v1/jobs:dry-run", anna, document)
+    for path, answer in told.items():
+        assert answer.status_code == 200
+        assert his not in answer.text, path
+        assert "secret" not in answer.text, path
+    assert HIDDEN in told["/v1/nodes/t0"].json()["jobs"]
+    assert hers in told["/v1/events"].text
+    assert his in guarded.ask("GET", "/v1/decisions", guarded.root).text
+
+
+def test_pages_of_what_may_be_seen_leave_nothing_out(guarded: Guarded) -> None:
+    anna, bert = guarded.token("anna", "submitter:research"), guarded.token("bert", "submitter:vision")
+    for at in range(3):
+        guarded.job(anna, "research", f"a{at}")
+        guarded.job(bert, "vision", f"b{at}")
+    guarded.tick()
+    whole = items(guarded.ask("GET", "/v1/events", anna))
+    paged: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        page = guarded.ask("GET", f"/v1/events?limit=1&cursor={cursor}", anna).json()
+        paged += page["items"]
+        if not (cursor := page["next"] or ""):
+            break
+    assert paged == whole
+    assert whole
+
+
+def test_each_change_is_logged_with_what_it_changed(guarded: Guarded) -> None:
+    anna = guarded.token("anna", "submitter:research")
+    job = guarded.job(anna, "research")
+    headers = {"Authorization": f"Bearer {anna}", "X-Request-Id": "trace-7"}
+    guarded.http.patch(f"/v1/jobs/{job}", json={"gpus": {"max": 1}}, headers=headers)
+    submitted, scaled = items(guarded.ask("GET", f"/v1/audit?subject={job}", guarded.root))
+    assert (submitted["actor"], submitted["action"], submitted["before"]) == ("anna", "SubmitJob", None)
+    assert submitted["after"]["queue"] == "research"
+    assert scaled["action"] == "ScaleJob"
+    assert (scaled["before"], scaled["after"]) == ({"gpus": {"min": 1, "max": 2}}, {"gpus": {"min": 1, "max": 1}})
+    assert scaled["request_id"] == "trace-7"
+    assert scaled["outcome"] == "accepted"
+    assert scaled["token_id"].startswith("tok-")
+
+
+def test_a_forbidden_change_is_logged_too(guarded: Guarded) -> None:
+    vera = guarded.token("vera", "viewer")
+    job = guarded.job(guarded.token("anna", "submitter"), "research")
+    guarded.ask("GET", "/v1/tokens", vera)
+    guarded.ask("DELETE", f"/v1/jobs/{job}", vera)
+    guarded.ask("POST", "/v1/lending:pause", vera)
+    found = items(guarded.ask("GET", "/v1/audit?actor=vera", guarded.root))
+    assert [(each["action"], each["outcome"]) for each in found] == [
+        (f"DELETE /v1/jobs/{job}", "forbidden"), ("POST /v1/lending:pause", "forbidden"),
+    ]  # fmt: skip
+
+
+def test_tokens_made_and_revoked_are_logged(guarded: Guarded) -> None:
+    made = guarded.ask("POST", "/v1/tokens", guarded.root, {"name": "ci", "grants": ["viewer"]}).json()
+    for _ in range(2):
+        guarded.ask("DELETE", f"/v1/tokens/{made['id']}", guarded.root)
+    found = items(guarded.ask("GET", f"/v1/audit?subject={made['id']}", guarded.root))
+    assert [each["action"] for each in found] == ["CreateToken", "RevokeToken"]
+
+
+def test_the_audit_log_is_read_from_a_time_on_and_page_by_page(guarded: Guarded) -> None:
+    guarded.clock.move_to(guarded.clock.now_s() + 100.0)
+    since_s = guarded.clock.now_s()
+    for verb in ("pause", "resume", "pause"):
+        guarded.ask("POST", f"/v1/lending:{verb}", guarded.root)
+    first = guarded.ask("GET", f"/v1/audit?since_s={since_s}&limit=2", guarded.root).json()
+    rest = guarded.ask("GET", f"/v1/audit?since_s={since_s}&cursor={first['next']}", guarded.root).json()
+    actions = [each["action"] for each in (*first["items"], *rest["items"])]
+    assert actions == ["PauseLending", "ResumeLending", "PauseLending"]
+    assert rest["next"] is None
+
+
+def test_who_asks_too_often_is_asked_to_wait_and_nobody_else(problem: Problem) -> None:
+    with (guarded := Guarded(rate_burst=3, rate_per_s=0.001)).http:
+        busy, calm = guarded.token("busy", "viewer"), guarded.token("calm", "viewer")
+        for _ in range(3):
+            assert guarded.ask("GET", "/v1/whoami", busy).status_code == 200
+        refused = guarded.ask("GET", "/v1/whoami", busy)
+        assert problem(refused, 429)["type"].endswith(":rate-limited")
+        assert int(refused.headers["Retry-After"]) > 1
+        assert guarded.ask("GET", "/v1/whoami", calm).status_code == 200
+
+
+def test_strangers_are_limited_by_address_while_who_is_known_goes_on(problem: Problem) -> None:
+    with (guarded := Guarded(rate_burst=3, rate_per_s=0.001)).http:
+        assert guarded.ask("GET", "/v1/whoami", guarded.root).status_code == 200
+        for number in range(3):
+            problem(guarded.ask("GET", "/v1/whoami", f"ebk_guess{number}"), 401)
+        problem(guarded.ask("GET", "/v1/whoami", "ebk_guess"), 429)
+        problem(guarded.http.get("/v1/jobs"), 429)
+        assert guarded.ask("GET", "/v1/whoami", guarded.root).status_code == 200
+
+
+def test_every_answer_bears_a_request_id(guarded: Guarded) -> None:
+    for path in ("/healthz", "/v1/jobs", "/nowhere", "/v1/jobs/%ff"):
+        assert guarded.http.get(path, headers={"X-Request-Id": "mine-1"}).headers["X-Request-Id"] == "mine-1"
+        made = guarded.http.get(path, headers={"X-Request-Id": "not { one"}).headers["X-Request-Id"]
+        assert re.fullmatch("[0-9a-f]{16}", made)

@@ -1,0 +1,178 @@
+"""JWTs of an OIDC issuer: a real one on loopback, with real keys."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from api.identity import oidc
+from tests.api.conftest import Problem
+from tests.api.guarded import Guarded
+from tests.http_server import LoopbackServer, Quiet
+
+RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+EC_KEY = ec.generate_private_key(ec.SECP256R1())
+Claims = dict[str, Any]
+
+
+class Provider:
+    """An issuer. `keys` are those it tells now; None: it fails. `asked` are the paths that were asked for."""
+
+    def __init__(self) -> None:
+        self.keys: list[dict[str, Any]] | None = [_jwk(RSA_KEY, "rsa-1"), _jwk(EC_KEY, "ec-1")]
+        self.asked: list[str] = []
+        provider = self
+
+        class Handler(Quiet, BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                provider.asked.append(self.path)
+                self.send_response(503 if provider.keys is None else 200)
+                self.end_headers()
+                discovery = {"issuer": provider.url, "jwks_uri": f"{provider.url}/keys"}
+                document = {"keys": provider.keys} if self.path == "/keys" else discovery
+                self.wfile.write(json.dumps(document).encode())
+
+        self.server = LoopbackServer(Handler)
+        self.url = self.server.url
+
+    def claims(self, **changes: Any) -> Claims:
+        now_s = int(time.time())
+        told = {"iss": self.url, "aud": "ebbtide", "sub": "anna", "exp": now_s + 300, "ebbtide": ["submitter:research"]}
+        return {name: value for name, value in {**told, **changes}.items() if value is not None}
+
+
+def _jwk(key: Any, kid: str) -> dict[str, Any]:
+    algorithm = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
+    told: dict[str, Any] = algorithm.to_jwk(key.public_key(), as_dict=True)
+    return {**told, "kid": kid, "use": "sig"}
+
+
+def signed(claims: Claims, key: Any = RSA_KEY, alg: str = "RS256", kid: str = "rsa-1") -> str:
+    return jwt.encode(claims, key, algorithm=alg, headers={"kid": kid})
+
+
+def _signed_with_the_public_key(claims: Claims) -> str:
+    """What fools who takes the algorithm from the token: everybody has the key."""
+    public = RSA_KEY.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    parts = ({"alg": "HS256", "typ": "JWT", "kid": "rsa-1"}, claims)
+    told = b".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts)
+    digest = hmac.new(public, told, sha256).digest()
+    return (told + b"." + base64.urlsafe_b64encode(digest).rstrip(b"=")).decode()
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    made = Provider()
+    with made.server:
+        yield made
+
+
+@pytest.fixture
+def guarded(provider: Provider) -> Iterator[Guarded]:
+    made = Guarded(oidc_issuer=provider.url).with_fleet()
+    yield made
+    made.http.close()
+
+
+def test_a_jwt_says_who_asks_and_with_which_roles(guarded: Guarded, provider: Provider, problem: Problem) -> None:
+    token = signed(provider.claims())
+    assert guarded.ask("GET", "/v1/whoami", token).json() == {
+        "name": "anna", "grants": ["submitter:research"], "token_id": "",
+    }  # fmt: skip
+    job = guarded.job(token, "research")
+    assert guarded.ask("GET", f"/v1/jobs/{job}", token).json()["owner"] == "anna"
+    problem(guarded.ask("POST", "/v1/lending:pause", token), 403)
+    assert provider.asked == ["/.well-known/openid-configuration", "/keys"], "the keys are fetched once"
+
+
+def test_keys_on_curves_are_taken_and_roles_of_others_passed_over(guarded: Guarded, provider: Provider) -> None:
+    token = signed(provider.claims(ebbtide=["offline_access", "viewer", 7]), EC_KEY, "ES256", "ec-1")
+    assert guarded.ask("GET", "/v1/whoami", token).json()["grants"] == ["viewer"]
+
+
+def test_who_has_no_role_is_told_so(guarded: Guarded, provider: Provider, problem: Problem) -> None:
+    detail = problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims(ebbtide=None))), 403)["detail"]
+    assert detail == "this needs the role viewer; you are anna with no role"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"exp": 1_600_000_000}, {"exp": None}, {"nbf": 4_000_000_000}, {"iss": "https://other.example"}, {"iss": None},
+        {"aud": "another"}, {"aud": None}, {"sub": None}, {"sub": 7}, {"sub": "a\nb"},
+    ],
+)  # fmt: skip
+def test_claims_that_are_not_right_are_refused(
+    guarded: Guarded, provider: Provider, problem: Problem, changes: Claims
+) -> None:
+    assert (
+        "the JWT is refused"
+        in problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims(**changes))), 401)["detail"]
+    )
+
+
+def test_signatures_of_others_are_refused(guarded: Guarded, provider: Provider, problem: Problem) -> None:
+    claims = provider.claims()
+    other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    head, body, _ = signed(claims).split(".")
+    for token in (
+        signed(claims, other),
+        _signed_with_the_public_key(claims),
+        jwt.encode(claims, "", algorithm="none", headers={"kid": "rsa-1"}),
+        signed(claims, RSA_KEY, "PS256"),
+        signed(claims, EC_KEY, "ES256", "rsa-1"),
+        f"{head}.{body}.",
+        f"{head}.{signed(provider.claims(sub='root')).split('.')[1]}.{signed(claims).split('.')[2]}",
+    ):
+        problem(guarded.ask("GET", "/v1/jobs", token), 401)
+
+
+def test_a_key_that_is_shared_is_not_taken_from_the_issuer_either(
+    guarded: Guarded, provider: Provider, problem: Problem
+) -> None:
+    secret = b"k" * 32
+    provider.keys = [{"kty": "oct", "k": "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s", "kid": "s", "alg": "HS256"}]
+    problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims(), secret, "HS256", "s")), 401)
+
+
+def test_a_new_key_is_fetched_and_invented_ones_are_not_time_and_again(
+    guarded: Guarded, provider: Provider, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert guarded.ask("GET", "/v1/jobs", signed(provider.claims())).status_code == 200
+    for number in range(5):
+        problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims(), kid=f"invented-{number}")), 401)
+    assert provider.asked.count("/keys") == 1
+    assert provider.keys is not None
+    provider.keys = [_jwk(EC_KEY, "ec-2")]
+    monkeypatch.setattr(oidc, "REFETCH_PAUSE_S", 0.0)
+    assert guarded.ask("GET", "/v1/jobs", signed(provider.claims(), EC_KEY, "ES256", "ec-2")).status_code == 200
+
+
+def test_an_issuer_that_is_silent_is_a_503_for_who_needs_it_alone(
+    guarded: Guarded, provider: Provider, problem: Problem
+) -> None:
+    provider.keys = None
+    for _ in range(2):
+        answer = guarded.ask("GET", "/v1/jobs", signed(provider.claims()))
+        assert problem(answer, 503)["type"].endswith(":issuer-unavailable")
+        assert answer.headers["Retry-After"]
+    assert guarded.ask("GET", "/v1/jobs", guarded.root).status_code == 200
+
+
+def test_without_an_issuer_no_jwt_is_taken(problem: Problem, provider: Provider) -> None:
+    with (guarded := Guarded()).http:
+        problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims())), 401)
+    assert provider.asked == []

@@ -1,0 +1,103 @@
+"""Tokens and audit log, as every store keeps them: in memory, in SQLite, in a real PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from scheduler.domain.command import Command, PauseLending
+from scheduler.store.front import ApiToken, AuditEntry, AuditFilter, FrontStore, StoredEntry
+from scheduler.store.memory import MemoryStore
+from scheduler.store.migrate import migrate
+from scheduler.store.protocol import Page
+from scheduler.store.sql import SqlStore
+from tests.postgres_server import PostgresServer
+
+ENTRY = AuditEntry(5.0, "anna", "tok-1", "ScaleJob", "job-1", {"gpus": {"min": 1}}, {"gpus": {"min": 2}}, "r-1")
+TOKEN = ApiToken("tok-b", "ci", "ebk_abc", "d1", ("viewer", "submitter:research"), 1.0, "root")
+ALL = AuditFilter()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "memory":
+        return ""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'state.sqlite'}"
+        migrate(url)
+        return url
+    server = request.getfixturevalue("postgres")
+    assert isinstance(server, PostgresServer)
+    return server.new_database()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[FrontStore]:
+    made: FrontStore = SqlStore(url) if url else MemoryStore()
+    yield made
+    made.close()
+
+
+def entries(store: FrontStore, wanted: AuditFilter = ALL, page: Page | None = None) -> list[AuditEntry]:
+    return [stored.entry for stored in store.audit_log.page(page or Page(), wanted)]
+
+
+def test_a_command_is_logged_with_it_and_not_again(store: FrontStore) -> None:
+    command = Command("c1", 5.0, PauseLending(), actor="anna")
+    assert store.send(command, audit=ENTRY)
+    assert not store.send(command, audit=replace(ENTRY, request_id="r-2"))
+    assert entries(store) == [ENTRY]
+    assert store.inbox_size() == 1
+
+
+def test_the_log_is_read_by_number_and_filtered(store: FrontStore) -> None:
+    later = replace(ENTRY, at_s=9.0, before=None, outcome="forbidden")
+    other = replace(ENTRY, actor="bert", subject="job-2", after=None)
+    for entry in (ENTRY, other, later):
+        store.audit_log.append(entry)
+    assert [each.number for each in store.audit_log.page(Page(), ALL)] == [1, 2, 3]
+    assert store.audit_log.page(Page(1, 1), ALL) == (StoredEntry(2, other),)
+    assert entries(store, AuditFilter(actor="anna")) == [ENTRY, later]
+    assert entries(store, AuditFilter(subject="job-2")) == [other]
+    assert entries(store, AuditFilter(since_s=9.0)) == [later]
+
+
+def test_a_token_comes_back_as_it_was_kept_and_its_making_is_logged(store: FrontStore) -> None:
+    store.tokens.add(TOKEN, ENTRY)
+    assert store.tokens.by_digest("d1") == store.tokens.by_id("tok-b") == TOKEN
+    assert (store.tokens.by_digest("d2"), store.tokens.by_id("tok-c")) == (None, None)
+    assert entries(store) == [ENTRY]
+
+
+def test_tokens_are_listed_by_id(store: FrontStore) -> None:
+    for number in (2, 0, 1):
+        store.tokens.add(replace(TOKEN, id=f"tok-{number}", digest=f"d{number}"), ENTRY)
+    assert [token.id for token in store.tokens.page(after="", limit=2)] == ["tok-0", "tok-1"]
+    assert [token.id for token in store.tokens.page(after="tok-1", limit=2)] == ["tok-2"]
+
+
+def test_a_token_is_revoked_once_and_for_all(store: FrontStore) -> None:
+    store.tokens.add(TOKEN, ENTRY)
+    store.tokens.touch("tok-b", 3.0)
+    over = replace(TOKEN, last_used_at_s=3.0, revoked_at_s=7.0)
+    assert store.tokens.revoke("tok-b", 7.0, ENTRY) == over
+    assert store.tokens.revoke("tok-b", 8.0, ENTRY) == over
+    assert store.tokens.revoke("tok-c", 8.0, ENTRY) is None
+    assert len(entries(store)) == 2
+
+
+@pytest.mark.parametrize("statement", ["UPDATE audit_log SET actor = 'eve'", "DELETE FROM audit_log"])
+def test_the_database_itself_refuses_to_change_the_log(store: FrontStore, url: str, statement: str) -> None:
+    store.audit_log.append(ENTRY)
+    if not url:
+        return  # a log in memory has nobody else to guard against
+    engine = create_engine(url)
+    with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+    assert entries(store) == [ENTRY]
