@@ -14,13 +14,24 @@ from api.sdk.lending import LendingCalls
 from api.sdk.queues import QueueCalls
 from api.sdk.record import RecordCalls
 from api.sdk.streams import StreamCalls
+from api.sdk.tokens import TokenCalls
 from api.sdk.usage import UsageCalls
 from api.sdk.webhooks import WebhookCalls
 
 __all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "Retries", "UnreachableError"]
 
 
-class Client(JobCalls, FleetCalls, QueueCalls, UsageCalls, LendingCalls, RecordCalls, StreamCalls, WebhookCalls):
+class Client(
+    JobCalls,
+    StreamCalls,
+    FleetCalls,
+    QueueCalls,
+    UsageCalls,
+    LendingCalls,
+    RecordCalls,
+    WebhookCalls,
+    TokenCalls,
+):
     """A connection to one service. Use it as a context manager, or call `close`.
 
     Every method raises:
@@ -32,12 +43,19 @@ class Client(JobCalls, FleetCalls, QueueCalls, UsageCalls, LendingCalls, RecordC
         self,
         url: str,
         *,
+        token: str = "",
         timeout_s: float = 30.0,
         retries: Retries | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Raises ValueError for a URL that is not http or https."""
-        super().__init__(Connection(url, timeout_s=timeout_s, retries=retries or Retries(), transport=transport))
+        """`token`: an API token or a JWT; without one, the service has to ask nobody who asks.
+
+        Raises:
+            ValueError: the URL is not http or https, or the token is none that can be sent.
+        """
+        super().__init__(
+            Connection(url, token=token, timeout_s=timeout_s, retries=retries or Retries(), transport=transport)
+        )
 
     def __enter__(self) -> Self:
         return self

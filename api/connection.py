@@ -58,14 +58,19 @@ class Connection:
     after a broken connection or an answer that says "later"; every other request is sent once.
     """
 
-    def __init__(self, url: str, *, timeout_s: float, retries: Retries, transport: httpx.BaseTransport | None) -> None:
-        """Raises ValueError for a URL that is not http or https."""
+    def __init__(
+        self, url: str, *, token: str = "", timeout_s: float, retries: Retries, transport: httpx.BaseTransport | None
+    ) -> None:
+        """Raises ValueError for a URL that is not http or https, and for a token that cannot be sent."""
+        if not token.isascii() or any(mark.isspace() for mark in token):
+            raise ValueError("token: got one with blanks or other than ASCII characters; allowed: ebk_... or a JWT")
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url: {url!r} must start with http:// or https://")
         self.url = url.rstrip("/")
         self._retries = retries
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            self._http = httpx.Client(base_url=self.url, timeout=timeout_s, transport=transport)
+            self._http = httpx.Client(base_url=self.url, timeout=timeout_s, transport=transport, headers=headers)
         except httpx.InvalidURL as wrong:
             raise ValueError(f"url: {url!r} is not a URL: {wrong}") from None
 

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
-from typing_extensions import TypedDict
 
+from api.answers.identity import AuditAnswer, audit_answer
 from api.answers.page import PageOf
 from api.dependencies import Limit, ServiceDep
 from api.paging import Cursor, page_by_number
-from scheduler.store.front import AuditFilter, StoredEntry
+from scheduler.store.front import AuditFilter
 
 router = APIRouter(prefix="/v1", tags=["identity"])
-
-
-class AuditAnswer(TypedDict):
-    """A change that was asked for. `at_s` in seconds since 1970 (UTC). `before` and `after`: the fields it changed."""
-
-    number: int
-    at_s: float
-    actor: str
-    token_id: str
-    action: str
-    subject: str
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
-    request_id: str
-    outcome: str
 
 
 @router.get("/audit")
@@ -45,20 +30,4 @@ def list_audit(
     wanted = AuditFilter(actor, subject, since_s)
     read = partial(service.store.audit_log.page, wanted=wanted)
     page = page_by_number("audit", read, lambda _: True, after=0, cursor=cursor, limit=limit)
-    return {"items": [_answer(row) for row in page["items"]], "next": page["next"]}
-
-
-def _answer(stored: StoredEntry) -> AuditAnswer:
-    entry = stored.entry
-    return {
-        "number": stored.number,
-        "at_s": entry.at_s,
-        "actor": entry.actor,
-        "token_id": entry.token_id,
-        "action": entry.action,
-        "subject": entry.subject,
-        "before": None if entry.before is None else dict(entry.before),
-        "after": None if entry.after is None else dict(entry.after),
-        "request_id": entry.request_id,
-        "outcome": entry.outcome,
-    }
+    return {"items": [audit_answer(row) for row in page["items"]], "next": page["next"]}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired
+from typing import Annotated
 
 from fastapi import APIRouter, Response
 from pydantic import AfterValidator, Field
-from typing_extensions import TypedDict
 
+from api.answers.identity import TokenAnswer, WhoAnswer, token_answer
 from api.answers.page import PageOf
 from api.dependencies import Limit, PrincipalDep, ServiceDep
 from api.errors import not_found
@@ -32,29 +32,6 @@ class TokenDocument(Document):
     name: Annotated[str, Field(pattern=NAME)]
     grants: Annotated[list[GrantText], Field(min_length=1, max_length=100)]
     expires_in_s: Annotated[float, Field(gt=0, le=LIFE_S_MAX)] | None = None
-
-
-class TokenAnswer(TypedDict):
-    """Times in seconds since 1970 (UTC). `secret` stands in the answer to its making, and never again."""
-
-    id: str
-    name: str
-    prefix: str
-    grants: list[str]
-    created_at_s: float
-    created_by: str
-    expires_at_s: float | None
-    last_used_at_s: float | None
-    revoked_at_s: float | None
-    secret: NotRequired[str]
-
-
-class WhoAnswer(TypedDict):
-    """`token_id` is empty for who came without an API token."""
-
-    name: str
-    grants: list[str]
-    token_id: str
 
 
 @router.get("/whoami")
@@ -100,20 +77,6 @@ def revoke_token(token_id: str, service: ServiceDep, principal: PrincipalDep) ->
         not_found("token", token_id)
     entry = token_entry("RevokeToken", token, principal, now_s)
     return token_answer(service.store.tokens.revoke(token_id, now_s, entry) or not_found("token", token_id))
-
-
-def token_answer(token: ApiToken) -> TokenAnswer:
-    return {
-        "id": token.id,
-        "name": token.name,
-        "prefix": token.prefix,
-        "grants": list(token.grants),
-        "created_at_s": token.created_at_s,
-        "created_by": token.created_by,
-        "expires_at_s": token.expires_at_s,
-        "last_used_at_s": token.last_used_at_s,
-        "revoked_at_s": token.revoked_at_s,
-    }
 
 
 def token_entry(action: str, token: ApiToken, principal: Principal, now_s: float) -> AuditEntry:

@@ -11,12 +11,14 @@ from typer.core import TyperGroup
 
 from scheduler.cli import (
     about,
+    audit,
     completing,
     export_trace,
     fit,
     fleet,
     jobs,
     lending,
+    login,
     plan,
     queues,
     record,
@@ -24,6 +26,7 @@ from scheduler.cli import (
     serve,
     simulate,
     submit,
+    tokens,
     top,
     usage,
 )
@@ -31,6 +34,7 @@ from scheduler.cli.failure import FAILED
 
 JOBS = "Jobs"
 FLEET = "Fleet"
+IDENTITY = "Who asks"
 LOCAL = "On this machine, without a service"
 SERVICE = "Running the service"
 
@@ -96,6 +100,9 @@ _add(JOBS, jobs.scale, jobs.suspend, jobs.resume, jobs.cancel)
 _add(FLEET, top.top, usage.usage, lending.loans, fleet.cordon, fleet.drain, fleet.uncordon, record.snapshot)
 for _group in (fleet.pools_app, fleet.nodes_app, queues.app, lending.app):
     app.add_typer(_group, rich_help_panel=FLEET)
+_add(IDENTITY, login.login, login.whoami, audit.audit)
+for _group in (login.app, tokens.app):
+    app.add_typer(_group, rich_help_panel=IDENTITY)
 _add(LOCAL, plan.plan, fit.fit, simulate.simulate, replay.replay, about.demo, about.version, completing.completion)
 _add(SERVICE, serve.serve, serve.operator, serve.migrate, export_trace.export_trace)
 _add(SERVICE, serve.controller, serve.api, hidden=True)

@@ -11,9 +11,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import TyperException
 from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
+from scheduler.cli.contexts import target_of
 from scheduler.cli.service import DEFAULT_URL
 
 if TYPE_CHECKING:
@@ -70,10 +72,10 @@ def _asked(
 ) -> list[tuple[str, str]]:
     from api.client import Client, ProblemError, Retries, UnreachableError
 
-    url = context.params.get("url") or DEFAULT_URL
     try:
-        with Client(url, timeout_s=PATIENCE_S, retries=Retries(attempts=1)) as client:
+        target = target_of(context.params.get("url") or DEFAULT_URL)
+        with Client(target.url, token=target.token, timeout_s=PATIENCE_S, retries=Retries(attempts=1)) as client:
             found = list(islice(offered(client), OFFERED_MAX))
-    except (ProblemError, UnreachableError, ValueError):
+    except (ProblemError, UnreachableError, ValueError, TyperException):
         return []
     return [(str(name), str(said)) for name, said in found if str(name).startswith(incomplete)]

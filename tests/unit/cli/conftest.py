@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -75,13 +76,13 @@ class AppTransport(httpx.BaseTransport):
 
 
 @pytest.fixture
-def run() -> Run:
+def run(tmp_path: Path) -> Run:
     """`run("ps", "-o", "json")` is what a user would type. Nobody listens at the URL."""
     from scheduler.cli.app import app
 
-    def invoke(*words: str, stdin: str | None = None) -> Result:
-        environment = {"EBBTIDE_URL": "http://127.0.0.1:1", "COLUMNS": "100"}
-        return CliRunner().invoke(app, list(words), input=stdin, env=environment, prog_name="ebbtide")
+    def invoke(*words: str, stdin: str | None = None, **more: str | None) -> Result:
+        environment = {"EBBTIDE_URL": "http://127.0.0.1:1", "COLUMNS": "100", "XDG_CONFIG_HOME": str(tmp_path)}
+        return CliRunner().invoke(app, list(words), input=stdin, env={**environment, **more}, prog_name="ebbtide")
 
     return invoke
 
