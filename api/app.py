@@ -26,6 +26,7 @@ from api.routers import (
     job_reports,
     jobs,
     lending,
+    logs,
     nodes,
     plans,
     pools,
@@ -49,7 +50,7 @@ from scheduler.telemetry.fleet_gauges import package_version
 _ROUTED = (
     agents,  # first, because it is asked most often, and the first route that matches is taken
     streams,  # before the pages of the same paths
-    *(jobs, job_reports, checkpoints, progress),
+    *(jobs, job_reports, checkpoints, logs, progress),
     *(pools, nodes, queues, usage, demand, lending, events, snapshots, plans, webhooks, tokens, audit, health),
 )
 _DESCRIPTION = (
@@ -83,6 +84,7 @@ def create_app(
     app.state.service = Service(store, settings, clock, policies, lease, token_secret, desk, Present(store))
     app.state.streams = Streams(store, streams_max=settings.streams_max)
     add_error_handlers(app)
+    app.include_router(logs.streamed)
     for noun in _ROUTED:
         app.include_router(noun.router)
     app.add_middleware(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ JsonObject = dict[str, Any]
 REPEATABLE = frozenset({"GET", "DELETE"})
 TRY_LATER = frozenset({429, 502, 503, 504})
 PAUSE_S_MAX = 10.0
+SILENCE_S_MAX = 45.0
+"""Three heartbeats of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Connection:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url: {url!r} must start with http:// or https://")
         self.url = url.rstrip("/")
-        self._retries = retries
+        self.retries = retries
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             self._http = httpx.Client(base_url=self.url, timeout=timeout_s, transport=transport, headers=headers)
@@ -115,6 +118,22 @@ class Connection:
             raise UnreachableError(f"{self.url}{path} did not answer with a JSON object: is this an Ebbtide service?")
         return document
 
+    @contextmanager
+    def stream(self, path: str, *, query: Mapping[str, str], last_id: str) -> Iterator[Iterator[str]]:
+        """The lines of a stream of server-sent events, after the message of that id.
+
+        Raises:
+            ProblemError: the service refused.
+            httpx.TransportError: the connection broke, or was silent for longer than a living service is.
+        """
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
+        patience = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S_MAX)
+        with self._http.stream("GET", path, params=query, headers=headers, timeout=patience) as answer:
+            if answer.is_error:
+                answer.read()
+                raise _problem(answer)
+            yield answer.iter_lines()
+
     def _send(
         self,
         method: str,
@@ -125,11 +144,11 @@ class Connection:
         key: str,
         headers: Mapping[str, str] | None,
     ) -> httpx.Response:
-        attempts = self._retries.attempts if key or method in REPEATABLE else 1
+        attempts = self.retries.attempts if key or method in REPEATABLE else 1
         headers = {**(headers or {}), **({"Idempotency-Key": key} if key else {})}
         for attempt in range(1, attempts + 1):
             last = attempt == attempts
-            pause_s = self._retries.pause_s * 2.0 ** (attempt - 1)
+            pause_s = self.retries.pause_s * 2.0 ** (attempt - 1)
             try:
                 answer = self._http.request(method, path, json=json, params=query, headers=headers)
             except httpx.TransportError as broken:
@@ -139,7 +158,7 @@ class Connection:
                 if last or answer.status_code not in TRY_LATER:
                     return answer
                 pause_s = max(pause_s, _retry_after_s(answer))
-            self._retries.sleep(min(pause_s, PAUSE_S_MAX))
+            self.retries.sleep(min(pause_s, PAUSE_S_MAX))
         raise AssertionError("the last attempt returns or raises")
 
 

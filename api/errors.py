@@ -41,6 +41,7 @@ TITLES = {
     "busy": "The service is busy",
     "not-ready": "The service is not ready",
     "store-unavailable": "The database does not answer",
+    "logs-elsewhere": "The logs are not here",
     "internal": "The service made a mistake",
 }
 _SLUGS = {404: "not-found", 405: "method-not-allowed", 409: "conflict", 413: "body-too-large", 422: "invalid-input"}

@@ -72,6 +72,12 @@ class Settings(BaseSettings):
     lease_s: Seconds = Field(default=10.0, description="A leader that is silent for so long is replaced.")
     season_s: Seconds = Field(default=86_400.0, description="Length of one season of the inference demand.")
     solver_processes: int = Field(default=1, ge=1, le=256, description="Processes that solve scaling curves.")
+    log_bytes: int = Field(
+        default=67_108_864, ge=65_536, description="Bytes that are kept of what each rank prints, the newest."
+    )
+    log_generations: int = Field(
+        default=20, ge=1, description="Generations of a job of which is kept what their ranks have printed."
+    )
     streams_max: int = Field(default=1000, ge=1, le=100_000, description="Most event streams that one API holds open.")
     store_host: str = Field(
         default="127.0.0.1",

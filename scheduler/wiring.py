@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.executors.local import LocalExecutor
 from scheduler.executors.local_run import Patience
+from scheduler.executors.log_file import LogLimits
 from scheduler.executors.protocol import Executor
 from scheduler.forecast.forecaster import SeasonalForecaster
 from scheduler.k8s.asking import Asked
@@ -79,7 +80,13 @@ def build_controller(
     secret = token_secret(settings.secret_path)
     patience = Patience(close_s=settings.leave_grace_s)
     executor = LocalExecutor(
-        settings.run_dir, now=clock.now_s, url=settings.worker_url, secret=secret, patience=patience, at=at
+        settings.run_dir,
+        now=clock.now_s,
+        url=settings.worker_url,
+        secret=secret,
+        patience=patience,
+        logs=LogLimits(settings.log_bytes, settings.log_generations),
+        at=at,
     )
     return _controller(settings, store, executor, clock, holder=_new_holder(), has_news=executor.has_news, at=at)
 

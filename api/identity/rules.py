@@ -93,6 +93,7 @@ RULES: Mapping[str, Rule] = {
     "POST /v1/plans": VIEWER,
     "POST /v1/jobs/{job_id}:checkpoint": SUBMITTER,
     "GET /v1/jobs/{job_id}/checkpoints": VIEWER,
+    "GET /v1/jobs/{job_id}/logs": VIEWER,
     "GET /v1/webhooks": QUEUE_ADMIN,
     "POST /v1/webhooks": QUEUE_ADMIN,
     "GET /v1/webhooks/{webhook_id}": QUEUE_ADMIN,

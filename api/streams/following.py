@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from api.identity.principal import Principal, Role
-from api.streams.event_stream import HEARTBEAT, RETRY
+from api.streams.event_stream import HEARTBEAT, RETRY, frame
 from api.streams.event_tail import BATCH_EVENTS, RETRY_S, Told, told
+from api.streams.job_logs import JobLogs, LogPlace, LogRead
 from api.streams.sight import told_to
 from api.streams.streams import Streams
 from scheduler.store.protocol import Page, Store, UnavailableError
+
+BATCH_LINES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +66,37 @@ async def _within(news: asyncio.Event, seconds: float) -> bool:
             return await news.wait()
     except TimeoutError:
         return False
+
+
+async def follow_logs(
+    streams: Streams, logs: JobLogs, place: LogPlace, has_ended: Callable[[], bool]
+) -> AsyncGenerator[bytes]:
+    """Lines from `place` on, until the job has ended and nobody prints any more."""
+    pace, quiet_s = streams.pace, 0.0
+    yield RETRY
+    while True:
+        try:
+            is_last = await asyncio.to_thread(has_ended)  # before the look, so that nothing comes in between
+        except UnavailableError:
+            is_last = False
+        read = await asyncio.to_thread(logs.read, place, BATCH_LINES)
+        chunk = _log_chunk(read)
+        place = read.place
+        if chunk:
+            quiet_s = 0.0
+            yield chunk
+        elif is_last and (read.is_end or not logs.generations()):
+            yield frame({}, number=place, event="end")
+            return
+        else:
+            await asyncio.sleep(pace.file_s)
+            quiet_s += pace.file_s
+            if quiet_s >= pace.heartbeat_s:
+                quiet_s = 0.0
+                yield HEARTBEAT
+
+
+def _log_chunk(read: LogRead) -> bytes:
+    gap = {"generation": read.place.generation, "dropped_bytes": read.dropped_bytes}
+    begun = frame(gap, number=read.place, event="gap") if read.dropped_bytes else b""
+    return begun + b"".join(frame(line, number=line["cursor"]) for line in read.lines)

@@ -19,6 +19,7 @@ from scheduler.cli import (
     jobs,
     lending,
     login,
+    logs,
     plan,
     queues,
     record,
@@ -96,6 +97,7 @@ def _add(group: str, *verbs: Callable[..., None], hidden: bool = False) -> None:
 
 
 _add(JOBS, submit.submit, jobs.ps, jobs.describe, record.explain, record.events)
+_add(JOBS, logs.logs, logs.checkpoint)
 _add(JOBS, jobs.scale, jobs.suspend, jobs.resume, jobs.cancel)
 _add(FLEET, top.top, usage.usage, lending.loans, fleet.cordon, fleet.drain, fleet.uncordon, record.snapshot)
 for _group in (fleet.pools_app, fleet.nodes_app, queues.app, lending.app):

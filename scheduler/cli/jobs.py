@@ -11,6 +11,7 @@ from scheduler.cli.failure import refuse
 from scheduler.cli.job_view import describe_view, job_rows, line_of
 from scheduler.cli.output import Format, OutputOption, emit, facts
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
+from scheduler.cli.watching import EveryOption, WatchOption, refresh, require_table
 
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", autocompletion=job_ids, help="Id of a job, as `ebbtide ps` shows it.")
@@ -20,9 +21,19 @@ MaxOption = Annotated[int | None, typer.Option("--max", help="GPUs it can use at
 MinOption = Annotated[int | None, typer.Option("--min", help="GPUs it needs at least.")]
 
 
-def ps(state: StateOption = "", url: UrlOption = DEFAULT_URL, output: OutputOption = Format.TABLE) -> None:
+def ps(
+    state: StateOption = "",
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Format.TABLE,
+) -> None:
     """List the jobs: state, GPUs held of the range, plan, progress."""
+    require_table(output, watch)
     with service(url) as client:
+        if watch:
+            refresh(lambda: job_rows(client.jobs(state=state)), every)
+            return
         jobs = list(client.jobs(state=state))
     emit(jobs, output, lambda: job_rows(jobs))
 

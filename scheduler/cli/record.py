@@ -6,6 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from scheduler.cli.humanise import clock, counted, gpus, number, span
 from scheduler.cli.jobs import JobArgument
 from scheduler.cli.output import Format, OutputOption, columns, emit, facts, say
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
+from scheduler.cli.watching import FollowOption, pour
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,13 +32,22 @@ _HOLDERS_MAX = 8
 def events(
     subject: SubjectArgument = "",
     limit: LimitOption = 50,
+    follow: FollowOption = False,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """List what happened last, oldest first."""
+    """List what happened last, oldest first; with -f go on with what happens."""
     with service(url) as client:
         found = list(deque(client.events(subject=subject, limit=PAGE), maxlen=limit))
+        if follow:
+            after = found[-1]["number"] if found else 0
+            pour(chain(found, client.follow_events(subject=subject, after=after)), output, _event_line)
+            return
     emit(found, output, lambda: event_rows(found))
+
+
+def _event_line(event: Mapping[str, Any]) -> str:
+    return f"{clock(event['at_s'])}  {event['code']:<18}  {event['subject']}  {event['message']}"
 
 
 def event_rows(found: Iterable[Mapping[str, Any]]) -> RenderableType:

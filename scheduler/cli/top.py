@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from scheduler.cli.failure import refuse
 from scheduler.cli.fleet_view import pool_rows
 from scheduler.cli.humanise import clock
 from scheduler.cli.job_view import ENDED, job_rows
 from scheduler.cli.lending import loan_rows
-from scheduler.cli.output import Format, OutputOption, console, emit, stacked
+from scheduler.cli.output import Format, OutputOption, emit, stacked
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
+from scheduler.cli.watching import EveryOption, WatchOption, refresh, require_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from api.client import Client
-
-WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Stay and refresh until Ctrl-C.")]
-EveryOption = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two refreshes.")]
 
 
 def top(
@@ -32,27 +26,13 @@ def top(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Show pools, loans and live jobs at once."""
-    if watch and output is not Format.TABLE:
-        refuse(f"--watch: refreshes a table on the screen; it does not go with -o {output.value}")
+    require_table(output, watch)
     with service(url) as client:
         if not watch:
             seen = _look(client)
             emit(seen, output, lambda: _screen(seen))
             return
-        _watch(client, every)
-
-
-def _watch(client: Client, every_s: float) -> None:
-    from rich.live import Live
-
-    screen = console()
-    with (
-        suppress(KeyboardInterrupt),
-        Live(_screen(_look(client)), console=screen, screen=screen.is_terminal, auto_refresh=False) as live,
-    ):
-        while True:
-            time.sleep(every_s)
-            live.update(_screen(_look(client)), refresh=True)
+        refresh(lambda: _screen(_look(client)), every)
 
 
 def _look(client: Client) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from scheduler.executors.local_processes import end_marked
 from scheduler.executors.local_records import RunRoot, StartedRecord
 from scheduler.executors.local_rendezvous import Rendezvous
 from scheduler.executors.local_run import LocalRun, Patience
+from scheduler.executors.log_file import LogLimits
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +75,14 @@ class LocalExecutor:
         rendezvous_command: Sequence[str] = _RENDEZVOUS,
         preload: Sequence[str] = _PRELOAD,
         patience: Patience | None = None,
+        logs: LogLimits | None = None,
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
-        self._root = RunRoot(run_root)
+        logs = logs or LogLimits()
+        self._root = RunRoot(run_root, logs=logs)
         self._now = now
         self._rendezvous = Rendezvous(rendezvous_command, run_root=self._root.path)
-        self._agents = Agents(self._root, command=_AGENT, preload=preload, at=at)
+        self._agents = Agents(self._root, command=(*_AGENT, "--log-bytes", str(logs.bytes_max)), preload=preload, at=at)
         self._launcher = Launcher(self._root, self._rendezvous, self._agents, url=url, secret=secret)
         self._patience = patience or Patience()
         self._at = at

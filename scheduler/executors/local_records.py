@@ -31,6 +31,7 @@ from scheduler.domain.gpus import Gpus
 from scheduler.domain.observation import Run
 from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
 from scheduler.domain.rank_status import RankStatus
+from scheduler.executors.log_file import LogLimits
 from scheduler.executors.rank_status import read_rank_status
 
 logger = logging.getLogger(__name__)
@@ -128,8 +129,9 @@ class RankStatuses:
 class RunRoot:
     """The folder of one executor, one in a process. `path` is absolute, because processes are found by it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, logs: LogLimits | None = None) -> None:
         self.path = path.resolve()
+        self._logs = logs or LogLimits()
         self._lock: int | None = None
 
     def lock(self) -> None:
@@ -179,7 +181,14 @@ class RunRoot:
         write_atomically(part / "started.json", encode(record))
         part.rename(folder.path)
         self.checkpoint_dir(record.job_id).mkdir(exist_ok=True)
+        for generation in self.generations(record.job_id)[: -self._logs.generations]:
+            for log in self.folder(record.job_id, generation).path.glob("rank-*.log"):
+                log.unlink()
         return folder
+
+    def generations(self, job_id: str) -> list[int]:
+        """Those of the job that were begun, in their order."""
+        return sorted(int(path.name.removeprefix("gen-")) for path in self._job_dir(job_id).glob("gen-*"))
 
     def unsettled(self) -> Iterator[GenerationFolder]:
         """Folders of all generations that were begun and that the desired state has not moved on from."""

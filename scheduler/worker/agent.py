@@ -38,12 +38,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scheduler.executors.log_file import LogLimits, bound, bound_file
 from scheduler.worker.rank_process import EnvironmentMark, Program, RankProcess, execute, fork, kill_with_parent, run
 
 logger = logging.getLogger("scheduler.worker.agent")
 
 GRACE_S = 5.0
 _CHUNK_BYTES = 65536
+_LOG_LOOK_PERIOD_S = 1.0
+_STDERR = 2
 
 
 def main() -> None:
@@ -55,7 +58,7 @@ def main() -> None:
     # What a module prints must not be taken for a report, and no rank may read orders.
     orders_fd, reports_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    agent = Agent(orders_fd, reports_fd, mark)
+    agent = Agent(orders_fd, reports_fd, mark, log_bytes=arguments.log_bytes)
     agent.load(arguments.preload)
     program = agent.serve()
     if program is not None:
@@ -65,7 +68,7 @@ def main() -> None:
 class Agent:
     """Mutable on purpose: it stands for processes."""
 
-    def __init__(self, orders_fd: int, reports_fd: int, mark: EnvironmentMark) -> None:
+    def __init__(self, orders_fd: int, reports_fd: int, mark: EnvironmentMark, *, log_bytes: int) -> None:
         self._orders_fd = orders_fd
         self._reports_fd = reports_fd
         self._mark = mark
@@ -77,6 +80,9 @@ class Agent:
         self._unread = b""
         self._ranks: dict[tuple[int, int], RankProcess] = {}
         self._kill_at_s: float | None = None
+        self._log_bytes = log_bytes
+        self._logs: dict[tuple[int, int], Path] = {}
+        self._logs_seen_s = float("-inf")
 
     def load(self, modules: Sequence[str]) -> None:
         """Import what the ranks will need. What cannot be imported here is left to them, who then say why."""
@@ -103,14 +109,16 @@ class Agent:
                 elif (program := self._start(**order["start"])) is not None:
                     return program
             self._reap()
+            self._bound_logs()
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                 self._send_all(signal.SIGKILL)
         return None
 
     def _wait(self) -> None:
-        """Until an order comes, a child ends or what is left has to be killed."""
+        """Until an order comes, a child ends, logs are to be looked at or what is left has to be killed."""
         if self._kill_at_s is None:
-            select.select([self._orders_fd, self._wake_fd], [], [])
+            period_s = _LOG_LOOK_PERIOD_S if self._ranks else None
+            select.select([self._orders_fd, self._wake_fd], [], [], period_s)
         else:
             select.select([self._wake_fd], [], [], max(0.02, self._kill_at_s - time.monotonic()))
         while _read(self._wake_fd):
@@ -138,7 +146,7 @@ class Agent:
             return None
         if started is None:
             return program
-        self._ranks[generation, rank] = started
+        self._ranks[generation, rank], self._logs[generation, rank] = started, program.log
         self._report("started", generation=generation, rank=rank, pid=started.pid)
         return None
 
@@ -154,8 +162,22 @@ class Agent:
         for (generation, rank), process in list(self._ranks.items()):
             code = process.reap()
             if code is not None:
-                del self._ranks[generation, rank]
+                del self._ranks[generation, rank], self._logs[generation, rank]
                 self._report("ended", generation=generation, rank=rank, code=code)
+
+    def _bound_logs(self) -> None:
+        """What ranks and this agent print. A file system that cannot do it is complained of once."""
+        now_s = time.monotonic()
+        if now_s < self._logs_seen_s + _LOG_LOOK_PERIOD_S:
+            return
+        self._logs_seen_s = now_s
+        try:
+            bound(_STDERR, self._log_bytes)
+            for log in self._logs.values():
+                bound_file(log, self._log_bytes)
+        except OSError as failure:
+            logger.warning("logs grow without a bound, as their file system cannot give back their front: %s", failure)
+            self._logs_seen_s = float("inf")
 
     def _controller_is_dead(self) -> None:
         if self._kill_at_s is None:
@@ -178,6 +200,7 @@ class Agent:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scheduler.worker.agent", description="Start a job's ranks.")
     parser.add_argument("--preload", action="append", default=[], metavar="MODULE", help="imported before any rank")
+    parser.add_argument("--log-bytes", type=int, default=LogLimits().bytes_max, help="most that a log may hold")
     parser.add_argument("--die-with-parent", action="store_true", help="do not outlive who has started it")
     return parser.parse_args()
 

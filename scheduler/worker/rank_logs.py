@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from scheduler.executors.log_file import first_kept
+
 logger = logging.getLogger(__name__)
 
 _LOOK_PERIOD_S = 0.2
@@ -90,12 +92,17 @@ class RankLogs:
         """The lines that have come, a part at a time; whether there may be more by now."""
         try:
             with log.path.open("rb") as file:
-                file.seek(log.offset)
+                kept = first_kept(file.fileno(), log.offset)
+                file.seek(kept)
                 new = file.read(_CHUNK_BYTES)
         except FileNotFoundError:
             return False
+        if kept > log.offset:
+            gap = f"... {kept - log.offset} bytes were printed too fast to be passed on\n"
+            self._out.write(log.mark + gap.encode())
+            log.part, log.offset = b"", kept
         log.offset += len(new)
-        *lines, log.part = _LINE_END.split(log.part + new)
+        *lines, log.part = _LINE_END.split(log.part + new.replace(b"\0", b""))
         if len(log.part) > _LINE_BYTES_MAX:
             lines, log.part = [*lines, log.part], b""
         text = b"".join(log.mark + line + b"\n" for line in lines if line)

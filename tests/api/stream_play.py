@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.domain.event import Event, EventCode
+from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Commit
@@ -30,6 +31,7 @@ class StreamPlay:
     """`api` may be ended and started again, on the same port and database."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder = folder
         self.url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
         migrate(self.url)
         self.store = SqlStore(self.url)
@@ -78,6 +80,13 @@ class StreamPlay:
         after = replace(snapshot or previous, generation=previous.generation + 1)
         events = tuple(Event(time.time(), EventCode.JOB_STATE, subject, message) for subject in subjects)
         self.store.commit(Commit(previous, after, epoch=self._epoch, events=events))
+
+    def end_job(self, job: Job) -> None:
+        """One tick in which it leaves the snapshot."""
+        previous = self.store.load().snapshot
+        jobs = {name: each for name, each in previous.jobs.items() if name != job.id}
+        after = replace(previous, generation=previous.generation + 1, jobs=jobs)
+        self.store.commit(Commit(previous, after, epoch=self._epoch, ended_jobs=(job,)))
 
     @contextmanager
     def follow(self, path: str, *, last_id: str = "", buffer_bytes: int = 0) -> Iterator[Reader]:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 def test_a_running_training_saves_when_it_is_asked_to_and_goes_on(tmp_path: Path) -> None:
     with service_play(tmp_path) as play:
         play.open(nodes=1, gpus=2)
-        trainer = ["python", "-m", "scheduler.worker.train", "--step-delay-s", "0.1"]
+        trainer = ["python", "-m", "scheduler.worker.train", "--global-batch", "4", "--step-delay-s", "0.1"]
         document = {"name": "train", "gpus": {"min": 2, "max": 2}, "steps": 100_000, "command": trainer}
         job = str(play.client.submit({**document, "checkpoint": {"interval": "10h"}})["id"])
         play.wait(lambda: _steps(play, job) >= 3)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from scheduler.executors.local_processes import marked_processes
+from scheduler.executors.log_file import read_part
 from scheduler.executors.render import RUN_DIR_VARIABLE, agent_environment
 from scheduler.worker.agent import GRACE_S
 
@@ -26,9 +27,10 @@ PATIENCE_S = 30.0
 class Rig:
     """One agent under test; generation 1 throughout."""
 
-    def __init__(self, folder: Path, *preload: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, *preload: str, env: dict[str, str] | None = None, log_bytes: int = 2**30) -> None:
         self.folder = folder
         words = [word for module in preload for word in ("--preload", module)]
+        words += ["--log-bytes", str(log_bytes)]
         self.log = folder / "agent.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -268,3 +270,31 @@ def test_many_ranks_of_one_generation_after_another(rig: Rig) -> None:
         assert sorted(each["rank"] for each in ended) == list(range(16))
         assert {each["code"] for each in ended} == {0}
     assert rig.said(11).split() == ["11"] * 3
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_what_a_rank_prints_is_bounded_while_it_prints_and_ends_as_it_printed_it(tmp_path: Path, *, warm: bool) -> None:
+    rig = Rig(tmp_path, log_bytes=65_536)
+    try:
+        rig.start(
+            """
+            import time
+            for number in range(60_000):
+                print(f"line {number:06d}", flush=True)
+            time.sleep(2.5)
+            print("last", flush=True)
+            time.sleep(600)
+            """,
+            warm=warm,
+        )
+        rig.report("started")
+        log = rig.rank_log()
+        wait_for(lambda: log.exists() and log.stat().st_size >= 60_000 * 12 + 5)
+        assert log.stat().st_blocks * 512 <= 65_536 + 8192
+        part = read_part(log, 0, lines_max=10_000, is_over=False)
+        assert part.dropped_bytes % 12 == 0
+        first = part.dropped_bytes // 12
+        told = [f"line {number:06d}" for number in range(first, 60_000)]
+        assert [line.text for line in part.lines] == [*told, "last"]
+    finally:
+        rig.close()

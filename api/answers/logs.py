@@ -1,0 +1,27 @@
+"""What ranks have printed, as answers."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+
+class LogLine(TypedDict):
+    """`cursor` is the place behind it. `cut`: the line is too long for one item and goes on in the next."""
+
+    generation: int
+    rank: int
+    text: str
+    cut: bool
+    cursor: str
+
+
+class LogPage(TypedDict):
+    """`dropped_bytes` were printed before the first line and are no longer kept. `next` leads to more that is there
+    now, `resume` to what comes later."""
+
+    job_id: str
+    generations: list[int]
+    items: list[LogLine]
+    dropped_bytes: int
+    next: str | None
+    resume: str

@@ -1,0 +1,98 @@
+"""Followers of a real API process, the SDK's and the command line's: a service that is restarted loses them nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from api.client import Client, ProblemError, Retries, UnreachableError
+from scheduler.domain.job_state import JobState
+from scheduler.domain.observation import Run, RunPhase
+from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.local_records import RunRoot, StartedRecord
+from tests.api.stream_play import StreamPlay, stream_play
+from tests.builders import GPU, a_job
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamPlay]:
+    with stream_play(tmp_path_factory.mktemp("following")) as made:
+        made.commit(Snapshot(jobs={"train": a_job("train", 1, 1, state=JobState.RUNNING)}), "train")
+        yield made
+
+
+@pytest.fixture
+def client(play: StreamPlay) -> Iterator[Client]:
+    with Client(f"http://127.0.0.1:{play.port}") as made:
+        yield made
+
+
+def test_the_client_follows_events_over_a_restart(play: StreamPlay, client: Client) -> None:
+    events = client.follow_events(after=play.store.newest_event())
+    play.commit(None, "a")
+    assert next(events)["subject"] == "a"
+    play.stop()
+    play.commit(None, "b")
+    restart = threading.Thread(target=play.start)
+    restart.start()
+    assert next(events)["subject"] == "b"
+    restart.join()
+    play.commit(None, "train", "c")
+    assert [event["subject"] for event in islice(events, 2)] == ["train", "c"]
+    assert [event["subject"] for event in islice(client.follow_events(job_id="train"), 2)] == ["train", "train"]
+
+
+def test_the_client_gives_up_on_a_service_that_is_gone_and_at_once_on_a_refusal(client: Client) -> None:
+    with pytest.raises(ProblemError, match="there is no job"):
+        next(client.follow_events(job_id="nobody"))
+    with Client("http://127.0.0.1:9", retries=Retries(sleep=lambda _: None)) as nobody, pytest.raises(UnreachableError):
+        next(nobody.follow_events())
+
+
+def test_logs_are_followed_to_the_end_of_the_job(play: StreamPlay, client: Client) -> None:
+    root = RunRoot(play.folder)
+    folder = root.begin(StartedRecord("train", 1, {"t0": (0,)}, 1, 1, 0.0), data_parallel_plan(GPU, 1))
+    folder.log_path(0).write_bytes(b"zero\none\ntwo\n")
+    assert [line["text"] for line in client.logs("train")] == ["zero", "one", "two"]
+    lines = client.follow_logs("train", tail=2)
+    assert [line["text"] for line in islice(lines, 2)] == ["one", "two"]
+    with folder.log_path(0).open("ab") as log:
+        log.write(b"three\n")
+    assert next(lines)["text"] == "three"
+    with _cli(play, "logs", "train", "-f", "--tail", "1") as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "three\n"
+        folder.write_ended(Run("train", 1, RunPhase.SUCCEEDED))
+        play.end_job(replace(a_job("train", 1, 1), state=JobState.SUCCEEDED))
+        assert list(lines) == []
+        assert command.wait(60) == 0
+
+
+@pytest.mark.parametrize("words", [["events", "-f", "-o", "json"], ["ps", "-w"], ["top", "-w"]])
+def test_who_watches_ends_well_at_ctrl_c(play: StreamPlay, words: Sequence[str]) -> None:
+    with _cli(play, *words) as command:
+        assert command.stdout is not None
+        first = command.stdout.readline()
+        if words[0] == "events":
+            assert json.loads(first)["number"] == 1
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=60)
+        assert (command.returncode, said) == (0, "")
+
+
+def _cli(play: StreamPlay, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "EBBTIDE_URL": f"http://127.0.0.1:{play.port}"}
+    command = [sys.executable, "-m", "scheduler.cli", *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,0 +1,126 @@
+"""Logs over HTTP: what a rank has printed, from the run folder, whatever it printed and whenever it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from api.streams.following import follow_logs
+from api.streams.job_logs import JobLogs, LogPlace
+from api.streams.streams import Pace, Streams
+from scheduler.domain.observation import Run, RunPhase
+from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.executors.local_records import GenerationFolder, RunRoot, StartedRecord
+from scheduler.executors.log_file import LogLimits, bound_file
+from scheduler.store.memory import MemoryStore
+from tests.builders import GPU
+
+if TYPE_CHECKING:
+    from tests.api.conftest import ApiService, Problem
+
+
+@pytest.fixture
+def root(fleet: ApiService, tmp_path: Path) -> RunRoot:
+    service = fleet.app.state.service
+    fleet.app.state.service = replace(service, settings=service.settings.model_copy(update={"run_dir": tmp_path}))
+    return RunRoot(tmp_path, logs=LogLimits(generations=2))
+
+
+def begin(root: RunRoot, job: str, generation: int, printed: bytes, *, ended: bool = False) -> GenerationFolder:
+    record = StartedRecord(job, generation, {"t0": (0,)}, 1, generation, 0.0)
+    folder = root.begin(record, data_parallel_plan(GPU, 1))
+    folder.log_path(0).write_bytes(printed)
+    if ended:
+        folder.write_ended(Run(job, generation, RunPhase.LEFT))
+    return folder
+
+
+def test_a_job_prints_nothing_before_it_begins_and_is_unknown_before_it_is_submitted(
+    fleet: ApiService, root: RunRoot, problem: Problem
+) -> None:
+    job = fleet.submit()
+    page = fleet.get(f"/v1/jobs/{job}/logs")
+    assert (page["items"], page["generations"], page["next"]) == ([], [], None)
+    problem(fleet.http.get("/v1/jobs/nobody/logs"), 404)
+    problem(fleet.http.get("/v1/jobs/..%2f..%2fetc/logs"), 404)
+
+
+def test_pages_go_on_where_the_one_before_ended_and_into_the_next_generation(fleet: ApiService, root: RunRoot) -> None:
+    job = fleet.submit()
+    begin(root, job, 1, b"one\ntwo\nthree\npart", ended=True)
+    begin(root, job, 2, b"four\nfi")
+    assert [line["text"] for line in fleet.get(f"/v1/jobs/{job}/logs")["items"]] == ["four"], "the newest by itself"
+    path, seen = f"/v1/jobs/{job}/logs", []
+    page = fleet.get(path, generation=1, limit=2)
+    assert page["generations"] == [1]
+    page = fleet.get(path, limit=2, cursor="1:0")
+    while True:
+        seen += [(line["generation"], line["text"]) for line in page["items"]]
+        if page["next"] is None:
+            break
+        page = fleet.get(path, limit=2, cursor=page["next"])
+    assert seen == [(1, "one"), (1, "two"), (1, "three"), (1, "part"), (2, "four")]
+    assert fleet.get(path, cursor=page["resume"])["items"] == []
+    root.folder(job, 2).log_path(0).write_bytes(b"four\nfive\n")
+    assert [line["text"] for line in fleet.get(path, cursor=page["resume"])["items"]] == ["five"]
+    assert [line["text"] for line in fleet.get(path, tail=1)["items"]] == ["five"]
+    assert fleet.get(path, rank=7)["items"] == []
+
+
+def test_what_is_no_longer_kept_is_told(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
+    job = fleet.submit()
+    folder = begin(root, job, 1, b"".join(b"line %06d\n" % number for number in range(40_000)))
+    bound_file(folder.log_path(0), 65_536)
+    page = fleet.get(f"/v1/jobs/{job}/logs", cursor="1:0", limit=1)
+    assert page["dropped_bytes"] + 12 == int(page["items"][0]["cursor"].split(":")[1])
+    assert page["items"][0]["text"] == f"line {page['dropped_bytes'] // 12:06d}"
+    for generation in (2, 3):
+        begin(root, job, generation, b"later\n")
+    assert fleet.get(f"/v1/jobs/{job}/logs", generation=1)["items"] == [], "of two generations is kept what they print"
+    wrong = problem(fleet.http.get(f"/v1/jobs/{job}/logs", params={"cursor": "../1"}), 422)
+    assert wrong["errors"][0]["field"] == "cursor"
+
+
+def test_a_job_that_ended_long_ago_says_that_its_logs_are_gone(
+    fleet: ApiService, root: RunRoot, problem: Problem
+) -> None:
+    job = fleet.submit()
+    fleet.tick()
+    fleet.tick()
+    fleet.http.delete(f"/v1/jobs/{job}")
+    fleet.tick()
+    gone = problem(fleet.http.get(f"/v1/jobs/{job}/logs"), 404)
+    assert gone["detail"] == f"what job {job} has printed is not kept any more"
+
+
+def test_a_follower_is_told_of_gaps_new_lines_new_generations_and_the_end(tmp_path: Path) -> None:
+    root, job = RunRoot(tmp_path), "train"
+    first = begin(root, job, 1, b"one\n")
+    asked = 0
+
+    def has_ended() -> bool:
+        """Each look, the job is a little further on."""
+        nonlocal asked
+        asked += 1
+        steps: list[Callable[[], object]] = [
+            lambda: None,
+            lambda: first.log_path(0).write_bytes(b"one\ntwo\n"),
+            lambda: begin(root, job, 2, b"three\n"),
+            lambda: root.folder(job, 2).write_ended(Run(job, 2, RunPhase.SUCCEEDED)),
+        ]
+        steps[min(asked, len(steps)) - 1]()
+        return asked >= len(steps)
+
+    async def follow() -> list[str]:
+        streams = Streams(MemoryStore(), streams_max=1, pace=Pace(file_s=0.01, heartbeat_s=0.01))
+        logs = JobLogs(root, job, 0)
+        return [chunk.decode() async for chunk in follow_logs(streams, logs, LogPlace(1), has_ended)]
+
+    frames = [each for each in "".join(asyncio.run(follow())).split("\n\n") if each.startswith("id:")]
+    assert [each.split("\n")[0] for each in frames] == ["id: 1:4", "id: 1:8", "id: 2:6", "id: 2:6"]
+    assert "event: end" in frames[-1]
