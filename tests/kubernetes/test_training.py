@@ -72,7 +72,7 @@ def test_a_job_is_scaled_up_and_down_while_it_trains_and_leaves_nothing_behind(t
 def test_a_recalled_node_is_given_back_and_a_killed_agent_costs_work_since_a_checkpoint(trained: Trained) -> None:
     trained.add_nodes(1, gpus=1)
     trained.add_inference(2, replicas=0, gpus=1)
-    trained.train(NAME, most=2, steps=STEPS, checkpoint_every=10, step_s=0.1, says_length=False)
+    trained.train(NAME, most=2, steps=STEPS, checkpoint_every=10, step_s=0.25, says_length=False)
     trained.until_it_runs_on(NAME, 2)
     assert len(trained.lent_nodes()) == 1
     trained.scale_inference(2)
