@@ -35,7 +35,7 @@ from tests.kubernetes import custom_resources
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_agents import FakeAgents
 from tests.kubernetes.fake_kubelet import FakeKubelet
-from tests.kubernetes.waiting import eventually
+from tests.kubernetes.waiting import PATIENCE_S, eventually
 
 SERVING = {"app": "llm"}
 POOL_LABELS = {"ebbtide.dev/test-pool": "training"}
@@ -260,7 +260,7 @@ class Operated:
 
 def _ends_by_itself(process: subprocess.Popen[bytes]) -> bool:
     try:
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
