@@ -15,8 +15,8 @@ from api.problems import FIELD_ERROR, PROBLEM, problems
 
 OPEN_TAG = "service"
 """What tells how the service itself fares asks for no token."""
-_ALWAYS = (401, 403, 429, 500, 503)
-_OPEN = (500, 503)
+_ALWAYS = (400, 401, 403, 421, 429, 500, 503)
+_OPEN = (400, 421, 429, 500, 503)
 _CHANGING = ("post", "put", "patch")
 _TAGS = {
     "jobs": "Training jobs: submit, follow, change.",

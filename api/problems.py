@@ -11,15 +11,18 @@ from typing import Any
 from api.errors import MEDIA_TYPE, TITLES, TYPE_PREFIX
 
 _MEANING = {
+    400: "The request cannot be read.",
     401: "No valid token came with the request.",
     403: "The token does not permit this.",
     404: "There is no such thing, or the token does not permit to see it.",
     409: "The present state does not permit it.",
     412: "It has changed since the ETag was read that `If-Match` names.",
     413: "The body is too large.",
+    421: "The request names another host (only while nobody has to say who asks).",
     422: "Fields are refused; `errors` names each with its value and what is allowed.",
     429: "Too many requests: ask again after `Retry-After` seconds.",
     500: "The service made a mistake.",
+    501: "The service cannot do this here; the detail says where it can be done.",
     503: "The database does not answer, or nobody leads: ask again after `Retry-After` seconds.",
 }
 _RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 0}}
