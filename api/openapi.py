@@ -24,6 +24,9 @@ _TAGS = {
     "queues": "Who pays for jobs, and how many GPUs that buys.",
     "lending": "Inference nodes in training use.",
     "record": "What happened and what was decided.",
+    "usage": "Who held how many GPU-seconds.",
+    "webhooks": "Events sent to a URL.",
+    "identity": "Who asks: tokens, and the log of what was asked for.",
     "plans": "The solver, for any model on any GPUs.",
     OPEN_TAG: "How the service itself fares.",
 }

@@ -57,6 +57,12 @@ def place_in(cursor: str, noun: str, *kinds: type) -> list[Any] | None:
     return refuse("cursor", cursor, f"the value of `next` in an earlier list of {noun}")
 
 
+def number_in(cursor: str, noun: str) -> int | None:
+    """The place of a list by number."""
+    place = place_in(cursor, noun, int)
+    return None if place is None else int(place[0])
+
+
 def _is_plain(part: Any) -> bool:
     """Every database can compare it."""
     return part.isprintable() if isinstance(part, str) else abs(part) < 2**63
@@ -83,8 +89,8 @@ def page_by_number(
 ) -> PageOf[Numbered]:
     """Rows that may be seen, after the number `after` or the cursor's. Looks at LOOKED_AT_MAX rows at most, so that a
     page may be short, or empty, and not the last."""
-    place = place_in(cursor, noun, int)
-    at = after if place is None else int(place[0])
+    place = number_in(cursor, noun)
+    at = after if place is None else place
     found: list[Numbered] = []
     reach = at + LOOKED_AT_MAX
     while True:

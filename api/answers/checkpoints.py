@@ -21,7 +21,7 @@ class AwaitedCheckpoint(TypedDict):
     step_min: int | None
 
 
-class Checkpoints(TypedDict):
+class CheckpointsView(TypedDict):
     """`latest` is what a crash would fall back to. `dir` is empty where the executor has chosen the folder."""
 
     job_id: str
@@ -32,7 +32,7 @@ class Checkpoints(TypedDict):
     dir: str
 
 
-def checkpoints(job: Job) -> Checkpoints:
+def checkpoints_view(job: Job) -> CheckpointsView:
     progress, spec, wish = job.progress, job.spec.checkpoint, None if job.is_ended else job.awaited_checkpoint
     step = int(progress.checkpoint_steps)
     step_min = None if wish is None or wish.steps is None else int(wish.steps)

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from scheduler.store.front import ApiToken, StoredEntry
 
 
-class TokenAnswer(TypedDict):
+class TokenView(TypedDict):
     """Times in seconds since 1970 (UTC). `secret` stands in the answer to its making, and never again."""
 
     id: str
@@ -24,7 +24,7 @@ class TokenAnswer(TypedDict):
     secret: NotRequired[str]
 
 
-class WhoAnswer(TypedDict):
+class WhoView(TypedDict):
     """`token_id` is empty for who came without an API token."""
 
     name: str
@@ -32,7 +32,7 @@ class WhoAnswer(TypedDict):
     token_id: str
 
 
-class AuditAnswer(TypedDict):
+class AuditView(TypedDict):
     """A change that was asked for. `at_s` in seconds since 1970 (UTC). `before` and `after`: the fields it changed."""
 
     number: int
@@ -47,7 +47,7 @@ class AuditAnswer(TypedDict):
     outcome: str
 
 
-def token_answer(token: ApiToken) -> TokenAnswer:
+def token_view(token: ApiToken) -> TokenView:
     return {
         "id": token.id,
         "name": token.name,
@@ -61,7 +61,7 @@ def token_answer(token: ApiToken) -> TokenAnswer:
     }
 
 
-def audit_answer(stored: StoredEntry) -> AuditAnswer:
+def audit_view(stored: StoredEntry) -> AuditView:
     entry = stored.entry
     return {
         "number": stored.number,

@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 from scheduler.domain.webhook import Delivery, Webhook
 
 
-class WebhookAnswer(TypedDict):
+class WebhookView(TypedDict):
     """Empty `codes`, `queue` or `subject` let all events pass. `disabled_reason` is empty where a person did."""
 
     id: str
@@ -23,18 +23,13 @@ class WebhookAnswer(TypedDict):
     old_secret_until_s: float | None
 
 
-class WebhookSecretAnswer(WebhookAnswer):
+class WebhookSecretView(WebhookView):
     """`secret` is shown this once."""
 
     secret: str
 
 
-class WebhookPage(TypedDict):
-    items: list[WebhookAnswer]
-    next: str | None
-
-
-class DeliveryAnswer(TypedDict):
+class DeliveryView(TypedDict):
     """`status` is that of the last answer, `next_at_s` when it is tried next; both None where there is none."""
 
     id: str
@@ -52,12 +47,7 @@ class DeliveryAnswer(TypedDict):
     body: str
 
 
-class DeliveryPage(TypedDict):
-    items: list[DeliveryAnswer]
-    next: str | None
-
-
-def webhook_answer(webhook: Webhook) -> WebhookAnswer:
+def webhook_view(webhook: Webhook) -> WebhookView:
     return {
         "id": webhook.id,
         "owner": webhook.owner,
@@ -73,11 +63,11 @@ def webhook_answer(webhook: Webhook) -> WebhookAnswer:
     }
 
 
-def secret_answer(webhook: Webhook, secret: str) -> WebhookSecretAnswer:
-    return {**webhook_answer(webhook), "secret": secret}
+def secret_view(webhook: Webhook, secret: str) -> WebhookSecretView:
+    return {**webhook_view(webhook), "secret": secret}
 
 
-def delivery_answer(delivery: Delivery) -> DeliveryAnswer:
+def delivery_view(delivery: Delivery) -> DeliveryView:
     return {
         "id": delivery.id,
         "webhook_id": delivery.webhook_id,

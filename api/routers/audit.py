@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from api.answers.identity import AuditAnswer, audit_answer
+from api.answers.identity import AuditView, audit_view
 from api.answers.page import PageOf
 from api.dependencies import Limit, ServiceDep
 from api.paging import Cursor, page_by_number
@@ -25,9 +25,9 @@ def list_audit(
     *,
     limit: Limit = 100,
     cursor: Cursor = "",
-) -> PageOf[AuditAnswer]:
+) -> PageOf[AuditView]:
     """Changes asked for, oldest first: forbidden ones too. What workers and agents report is none."""
     wanted = AuditFilter(actor, subject, since_s)
     read = partial(service.store.audit_log.page, wanted=wanted)
     page = page_by_number("audit", read, lambda _: True, after=0, cursor=cursor, limit=limit)
-    return {"items": [audit_answer(row) for row in page["items"]], "next": page["next"]}
+    return {"items": [audit_view(row) for row in page["items"]], "next": page["next"]}

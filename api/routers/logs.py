@@ -10,6 +10,7 @@ from starlette.responses import Response
 from api.answers.logs import LogPage
 from api.dependencies import Limit, Service, ServiceDep, WorldDep
 from api.errors import ProblemError, refuse
+from api.problems import problems
 from api.routers.streams import STREAMED, LastEventId, StreamRoute, StreamsDep
 from api.streams.event_stream import EventStream
 from api.streams.following import follow_logs
@@ -52,7 +53,7 @@ def stream_logs(
     return EventStream(follow_logs(streams, logs, place, has_ended), streams)
 
 
-@router.get("/jobs/{job_id}/logs", responses=STREAMED)
+@router.get("/jobs/{job_id}/logs", responses=STREAMED | problems(501))
 def get_logs(
     job_id: str,
     world: WorldDep,

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from pydantic import AfterValidator, Field
 
-from api.answers.identity import TokenAnswer, WhoAnswer, token_answer
+from api.answers.identity import TokenView, WhoView, token_view
 from api.answers.page import PageOf
 from api.dependencies import Limit, PrincipalDep, ServiceDep
 from api.errors import not_found
@@ -35,7 +35,7 @@ class TokenDocument(Document):
 
 
 @router.get("/whoami")
-def whoami(principal: PrincipalDep) -> WhoAnswer:
+def who_am_i(principal: PrincipalDep) -> WhoView:
     """Who asks, and with which roles. Where nobody has to say who asks, everybody is `anybody`."""
     return {"name": principal.name, "grants": list(map(str, principal.grants)), "token_id": principal.token_id}
 
@@ -43,7 +43,7 @@ def whoami(principal: PrincipalDep) -> WhoAnswer:
 @router.post("/tokens", status_code=201)
 def create_token(
     document: TokenDocument, service: ServiceDep, principal: PrincipalDep, response: Response
-) -> TokenAnswer:
+) -> TokenView:
     """Make a token. Its secret is in this answer alone: only a digest of it is kept."""
     now_s = service.clock.now_s()
     expires_at_s = None if document.expires_in_s is None else now_s + document.expires_in_s
@@ -52,31 +52,32 @@ def create_token(
     service.store.tokens.add(token, token_entry("CreateToken", token, principal, now_s))
     response.headers["Location"] = f"/v1/tokens/{token.id}"
     response.headers["Cache-Control"] = "no-store"
-    return {**token_answer(token), "secret": secret}
+    return {**token_view(token), "secret": secret}
 
 
 @router.get("/tokens")
-def list_tokens(service: ServiceDep, limit: Limit = 100, cursor: Cursor = "") -> PageOf[TokenAnswer]:
+def list_tokens(service: ServiceDep, limit: Limit = 100, cursor: Cursor = "") -> PageOf[TokenView]:
     """All tokens by id, revoked and expired ones too, without their secrets."""
     place = place_in(cursor, "tokens", str)
     found = service.store.tokens.page(after=place[0] if place else "", limit=limit + 1)
     following = cursor_of("tokens", found[limit - 1].id) if len(found) > limit else None
-    return {"items": [token_answer(token) for token in found[:limit]], "next": following}
+    return {"items": [token_view(token) for token in found[:limit]], "next": following}
 
 
 @router.get("/tokens/{token_id}")
-def get_token(token_id: str, service: ServiceDep) -> TokenAnswer:
-    return token_answer(service.store.tokens.by_id(token_id) or not_found("token", token_id))
+def get_token(token_id: str, service: ServiceDep) -> TokenView:
+    """A token, without its secret."""
+    return token_view(service.store.tokens.by_id(token_id) or not_found("token", token_id))
 
 
 @router.delete("/tokens/{token_id}")
-def revoke_token(token_id: str, service: ServiceDep, principal: PrincipalDep) -> TokenAnswer:
+def revoke_token(token_id: str, service: ServiceDep, principal: PrincipalDep) -> TokenView:
     """End a token. Every process of the API refuses it within 5 s. Again, it changes nothing."""
     now_s, token = service.clock.now_s(), service.store.tokens.by_id(token_id)
     if token is None:
         not_found("token", token_id)
     entry = token_entry("RevokeToken", token, principal, now_s)
-    return token_answer(service.store.tokens.revoke(token_id, now_s, entry) or not_found("token", token_id))
+    return token_view(service.store.tokens.revoke(token_id, now_s, entry) or not_found("token", token_id))
 
 
 def token_entry(action: str, token: ApiToken, principal: Principal, now_s: float) -> AuditEntry:

@@ -9,20 +9,20 @@ from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Query, Response
 
+from api.answers.page import PageOf
 from api.answers.webhooks import (
-    DeliveryAnswer,
-    DeliveryPage,
-    WebhookAnswer,
-    WebhookPage,
-    WebhookSecretAnswer,
-    delivery_answer,
-    secret_answer,
-    webhook_answer,
+    DeliveryView,
+    WebhookSecretView,
+    WebhookView,
+    delivery_view,
+    secret_view,
+    webhook_view,
 )
 from api.dependencies import Limit, PrincipalDep, ServiceDep
 from api.errors import ProblemError, conflict, not_found, refuse
 from api.identity.principal import Principal, Role
-from api.kept import SqlStoreDep, number_of
+from api.kept import SqlStoreDep
+from api.paging import Cursor, cursor_of, number_in
 from api.webhooks.addresses import RefusedAddressError, allowed_hosts, check_literal
 from api.webhooks.message import asked_delivery
 from api.webhooks.signature import webhook_secret
@@ -49,7 +49,7 @@ WebhookDep = Annotated[Webhook, Depends(_webhook)]
 @router.post("", status_code=201)
 def create_webhook(
     document: WebhookDocument, service: ServiceDep, store: SqlStoreDep, principal: PrincipalDep, response: Response
-) -> WebhookSecretAnswer:
+) -> WebhookSecretView:
     """Have the events from now on sent to a URL. The secret that messages are signed with is shown this once."""
     queue = document.queue or ""
     if not principal.may(Role.QUEUE_ADMIN, queue):
@@ -67,33 +67,35 @@ def create_webhook(
     )
     made = store.webhooks.create(new)
     response.headers["Location"] = f"/v1/webhooks/{made.id}"
-    return secret_answer(made, webhook_secret(service.token_secret, made.id, made.secret_number))
+    return secret_view(made, webhook_secret(service.token_secret, made.id, made.secret_number))
 
 
 @router.get("")
-def list_webhooks(store: SqlStoreDep, principal: PrincipalDep, limit: Limit = 100, cursor: str = "") -> WebhookPage:
+def list_webhooks(
+    store: SqlStoreDep, principal: PrincipalDep, limit: Limit = 100, cursor: Cursor = ""
+) -> PageOf[WebhookView]:
     """Webhooks that one may see, oldest first. `next` is the cursor of the following page."""
-    found = store.webhooks.webhooks(after=number_of(cursor) or 0, limit=limit + 1, queues=_queues(principal))
-    items = [webhook_answer(each) for each in found[:limit]]
-    return {"items": items, "next": str(found[limit - 1].number) if len(found) > limit else None}
+    after = number_in(cursor, "webhooks") or 0
+    found = store.webhooks.webhooks(after=after, limit=limit + 1, queues=_queues(principal))
+    following = cursor_of("webhooks", found[limit - 1].number) if len(found) > limit else None
+    return {"items": [webhook_view(each) for each in found[:limit]], "next": following}
 
 
 @router.get("/{webhook_id}")
-def get_webhook(webhook: WebhookDep) -> WebhookAnswer:
-    return webhook_answer(webhook)
+def get_webhook(webhook: WebhookDep) -> WebhookView:
+    """A webhook, without its secret."""
+    return webhook_view(webhook)
 
 
 @router.patch("/{webhook_id}")
-def change_webhook(
-    change: WebhookChange, webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep
-) -> WebhookAnswer:
+def change_webhook(change: WebhookChange, webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep) -> WebhookView:
     """Change what is given. One that is enabled again is told of all that happened meanwhile."""
     given = {name: value for name, value in change.model_dump(exclude_unset=True).items() if value is not None}
     if change.url is not None:
         _check_url(change.url, service.settings.webhook_hosts)
     if change.enabled is not None:
         given |= {"disabled_reason": "", "dead_in_a_row": 0}
-    return webhook_answer(store.webhooks.change(webhook.id, **given) or not_found("webhook", webhook.id))
+    return webhook_view(store.webhooks.change(webhook.id, **given) or not_found("webhook", webhook.id))
 
 
 @router.delete("/{webhook_id}", status_code=204)
@@ -103,23 +105,21 @@ def delete_webhook(webhook: WebhookDep, store: SqlStoreDep) -> None:
 
 
 @router.post("/{webhook_id}:rotate-secret")
-def rotate_webhook_secret(webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep) -> WebhookSecretAnswer:
+def rotate_webhook_secret(webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep) -> WebhookSecretView:
     """A new secret, shown this once. For a day messages bear a signature by the old one as well."""
     until_s = service.clock.now_s() + OLD_SECRET_S
     rotated = store.webhooks.rotate(webhook.id, old_until_s=until_s) or not_found("webhook", webhook.id)
-    return secret_answer(rotated, webhook_secret(service.token_secret, rotated.id, rotated.secret_number))
+    return secret_view(rotated, webhook_secret(service.token_secret, rotated.id, rotated.secret_number))
 
 
 @router.post("/{webhook_id}:test", status_code=202)
-def test_webhook(
-    webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep, principal: PrincipalDep
-) -> DeliveryAnswer:
+def test_webhook(webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep, principal: PrincipalDep) -> DeliveryView:
     """Send a message of code Test, behind all that waits. What became of it stands among the deliveries."""
     if not webhook.enabled:
         conflict(f"webhook {webhook.id} is disabled: enable it first")
     new = asked_delivery(webhook, asked_by=principal.name, now_s=service.clock.now_s())
     try:
-        return delivery_answer(store.webhooks.add(new))
+        return delivery_view(store.webhooks.add(new))
     except ClaimLostError:
         not_found("webhook", webhook.id)
 
@@ -130,17 +130,18 @@ def list_deliveries(
     store: SqlStoreDep,
     state: Annotated[Literal["", "pending", "delivered", "dead"], Query(description="Only these.")] = "",
     limit: Limit = 100,
-    cursor: str = "",
-) -> DeliveryPage:
+    cursor: Cursor = "",
+) -> PageOf[DeliveryView]:
     """What was and is to be delivered, newest first; for a week after it ended."""
     wanted = DeliveryState(state) if state else None
-    found = store.webhooks.deliveries(webhook.id, before=number_of(cursor), limit=limit + 1, state=wanted)
-    items = [delivery_answer(each) for each in found[:limit]]
-    return {"items": items, "next": str(found[limit - 1].number) if len(found) > limit else None}
+    before = number_in(cursor, "deliveries")
+    found = store.webhooks.deliveries(webhook.id, before=before, limit=limit + 1, state=wanted)
+    following = cursor_of("deliveries", found[limit - 1].number) if len(found) > limit else None
+    return {"items": [delivery_view(each) for each in found[:limit]], "next": following}
 
 
 @router.post("/{webhook_id}/deliveries/{delivery_id}:redeliver", status_code=202)
-def redeliver(delivery_id: str, webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep) -> DeliveryAnswer:
+def redeliver_message(delivery_id: str, webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep) -> DeliveryView:
     """Try a dead delivery again, before all that came later."""
     found = store.webhooks.delivery(webhook.id, delivery_id) or not_found("delivery", delivery_id)
     try:
@@ -149,7 +150,7 @@ def redeliver(delivery_id: str, webhook: WebhookDep, service: ServiceDep, store:
         not_found("webhook", webhook.id)
     if revived is None:
         conflict(f"delivery {delivery_id} is {found.state}: only a dead one is delivered again")
-    return delivery_answer(revived)
+    return delivery_view(revived)
 
 
 def _queues(principal: Principal) -> frozenset[str] | None:

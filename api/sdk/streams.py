@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import cast
 from urllib.parse import quote
 
-from api.answers.checkpoints import Checkpoints
+from api.answers.checkpoints import CheckpointsView
 from api.answers.logs import LogLine
 from api.connection import JsonObject
 from api.event_source import follow
@@ -44,11 +44,11 @@ class StreamCalls(Calls):
                 of = int(message.data["generation"])
                 yield LogLine(generation=of, rank=rank, text=gap, cut=False, cursor=message.id)
 
-    def checkpoint(self, job_id: str) -> Checkpoints:
+    def checkpoint(self, job_id: str) -> CheckpointsView:
         """Have the running job save at its next step boundary; `checkpoints` tells when it is done."""
         return self._connection.object("POST", f"{_job(job_id)}:checkpoint")
 
-    def checkpoints(self, job_id: str) -> Checkpoints:
+    def checkpoints(self, job_id: str) -> CheckpointsView:
         return self._connection.object("GET", f"{_job(job_id)}/checkpoints")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import quote
 
-from api.answers.webhooks import DeliveryAnswer, WebhookAnswer, WebhookSecretAnswer
+from api.answers.webhooks import DeliveryView, WebhookSecretView, WebhookView
 from api.sdk.calls import Calls
 from api.webhooks.signature import SignatureError, verify
 
@@ -14,41 +14,41 @@ __all__ = ["SignatureError", "WebhookCalls", "verify"]
 
 
 class WebhookCalls(Calls):
-    def create_webhook(self, document: Mapping[str, Any]) -> WebhookSecretAnswer:
+    def create_webhook(self, document: Mapping[str, Any]) -> WebhookSecretView:
         """`{url, codes, queue, subject}`, all but the first optional. The answer's `secret` is shown this once."""
-        return cast(WebhookSecretAnswer, self._connection.object("POST", "/v1/webhooks", json=document))
+        return cast(WebhookSecretView, self._connection.object("POST", "/v1/webhooks", json=document))
 
-    def webhooks(self, *, limit: int = 100) -> Iterator[WebhookAnswer]:
+    def webhooks(self, *, limit: int = 100) -> Iterator[WebhookView]:
         for item in self._connection.items("/v1/webhooks", limit=limit, query={}):
-            yield cast(WebhookAnswer, item)
+            yield cast(WebhookView, item)
 
-    def webhook(self, webhook_id: str) -> WebhookAnswer:
-        return cast(WebhookAnswer, self._connection.object("GET", _webhook(webhook_id)))
+    def webhook(self, webhook_id: str) -> WebhookView:
+        return cast(WebhookView, self._connection.object("GET", _webhook(webhook_id)))
 
-    def change_webhook(self, webhook_id: str, change: Mapping[str, Any]) -> WebhookAnswer:
+    def change_webhook(self, webhook_id: str, change: Mapping[str, Any]) -> WebhookView:
         """Change `url`, `codes`, `subject` or `enabled`; what is left out stays."""
-        return cast(WebhookAnswer, self._connection.object("PATCH", _webhook(webhook_id), json=change))
+        return cast(WebhookView, self._connection.object("PATCH", _webhook(webhook_id), json=change))
 
     def delete_webhook(self, webhook_id: str) -> None:
         self._connection.object("DELETE", _webhook(webhook_id))
 
-    def rotate_webhook_secret(self, webhook_id: str) -> WebhookSecretAnswer:
+    def rotate_webhook_secret(self, webhook_id: str) -> WebhookSecretView:
         """A new secret; the old one is signed with as well for a day."""
         answer = self._connection.object("POST", f"{_webhook(webhook_id)}:rotate-secret")
-        return cast(WebhookSecretAnswer, answer)
+        return cast(WebhookSecretView, answer)
 
-    def test_webhook(self, webhook_id: str) -> DeliveryAnswer:
+    def test_webhook(self, webhook_id: str) -> DeliveryView:
         """Have a message of code Test sent; look for its id among the deliveries."""
-        return cast(DeliveryAnswer, self._connection.object("POST", f"{_webhook(webhook_id)}:test"))
+        return cast(DeliveryView, self._connection.object("POST", f"{_webhook(webhook_id)}:test"))
 
-    def webhook_deliveries(self, webhook_id: str, *, state: str = "", limit: int = 100) -> Iterator[DeliveryAnswer]:
+    def webhook_deliveries(self, webhook_id: str, *, state: str = "", limit: int = 100) -> Iterator[DeliveryView]:
         """Newest first; `state`: pending, delivered or dead."""
         for item in self._connection.items(f"{_webhook(webhook_id)}/deliveries", limit=limit, query={"state": state}):
-            yield cast(DeliveryAnswer, item)
+            yield cast(DeliveryView, item)
 
-    def redeliver(self, webhook_id: str, delivery_id: str) -> DeliveryAnswer:
+    def redeliver(self, webhook_id: str, delivery_id: str) -> DeliveryView:
         path = f"{_webhook(webhook_id)}/deliveries/{quote(delivery_id, safe='')}:redeliver"
-        return cast(DeliveryAnswer, self._connection.object("POST", path))
+        return cast(DeliveryView, self._connection.object("POST", path))
 
 
 def _webhook(webhook_id: str) -> str:

@@ -73,10 +73,10 @@ def list_tokens(
 ) -> None:
     """List all tokens, without their secrets."""
     if _is_straight(url, database_url):
-        from api.answers.identity import token_answer
+        from api.answers.identity import token_view
 
         with _database(database_url) as store:
-            found: list[Any] = [token_answer(each) for each in store.tokens.page(after="", limit=1_000_000)]
+            found: list[Any] = [token_view(each) for each in store.tokens.page(after="", limit=1_000_000)]
     else:
         with service(url) as client:
             found = list(client.tokens())
@@ -107,7 +107,7 @@ def _is_straight(url: str, database_url: str | None) -> bool:
 def _made_here(document: Mapping[str, Any], database_url: str | None) -> dict[str, Any]:
     from pydantic import ValidationError
 
-    from api.answers.identity import token_answer
+    from api.answers.identity import token_view
     from api.identity.api_token import new_token
     from api.identity.principal import Grant, Principal
     from api.routers.tokens import TokenDocument, token_entry
@@ -123,11 +123,11 @@ def _made_here(document: Mapping[str, Any], database_url: str | None) -> dict[st
     made, secret = new_token(checked.name, grants, created_by=by.name, now_s=now_s, expires_at_s=ends_s)
     with _database(database_url) as store:
         store.tokens.add(made, token_entry("CreateToken", made, by, now_s))
-    return {**token_answer(made), "secret": secret}
+    return {**token_view(made), "secret": secret}
 
 
 def _revoked_here(token_id: str, database_url: str | None) -> Mapping[str, Any]:
-    from api.answers.identity import token_answer
+    from api.answers.identity import token_view
     from api.identity.principal import Principal
     from api.routers.tokens import token_entry
 
@@ -136,7 +136,7 @@ def _revoked_here(token_id: str, database_url: str | None) -> Mapping[str, Any]:
         if found is None:
             raise Failed(f"there is no token {token_id!r}; `ebbtide token list` shows all")
         entry = token_entry("RevokeToken", found, Principal("command line", ()), now_s)
-        return token_answer(store.tokens.revoke(token_id, now_s, entry) or found)
+        return token_view(store.tokens.revoke(token_id, now_s, entry) or found)
 
 
 @contextmanager
