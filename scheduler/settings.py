@@ -68,6 +68,10 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="Least time a job runs before it may be preempted for what another queue is guaranteed.",
     )
+    undeclared_queues: Literal["allow", "refuse"] = Field(
+        default="allow",
+        description="What becomes of a job submitted to a queue that nobody declared, once some queue is declared.",
+    )
     tick_s_max: Seconds = Field(default=1.0, description="Longest pause of the control loop between two ticks.")
     lease_s: Seconds = Field(default=10.0, description="A leader that is silent for so long is replaced.")
     season_s: Seconds = Field(default=86_400.0, description="Length of one season of the inference demand.")

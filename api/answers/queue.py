@@ -14,6 +14,7 @@ class QueueView(TypedDict):
     guaranteed_gpus: int
     limit_gpus: int | None
     user_limit_gpus: int | None
+    user_jobs_max: int | None
     weight: float
     declared: bool
     used_gpus: int
@@ -31,6 +32,7 @@ def queue_view(use: QueueUse) -> QueueView:
         "guaranteed_gpus": queue.guaranteed_gpus,
         "limit_gpus": queue.limit_gpus,
         "user_limit_gpus": queue.user_limit_gpus,
+        "user_jobs_max": queue.user_jobs_max,
         "weight": queue.weight,
         "declared": use.is_declared,
         "used_gpus": use.used_gpus,

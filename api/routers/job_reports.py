@@ -8,7 +8,7 @@ from api.answers.page import PageOf
 from api.answers.plan import PlanView, plan_view
 from api.answers.prospect import DryRunView, ExplanationView, dry_run_view, explanation_view
 from api.answers.record import EventView
-from api.checks import check_job
+from api.checks import check_job, check_queue
 from api.dependencies import After, Limit, ServiceDep, WorldDep
 from api.errors import ProblemError
 from api.identity.principal import Role
@@ -66,6 +66,7 @@ def dry_run_job(document: JobDocument, world: WorldDep, service: ServiceDep) -> 
     spec = job_spec(document)
     check_job(spec)
     world.require(Role.SUBMITTER, spec.queue)
+    check_queue(spec.queue, world, undeclared=service.settings.undeclared_queues)
     job_id = new_job_id(spec.name, world)
     command = new_command(SubmitJob(job_id, spec), world.now_s, actor=world.principal.name)
     coming, without = rehearse(world.snapshot, service.policies, command), rehearse(world.snapshot, service.policies)

@@ -11,8 +11,8 @@ from pydantic import model_validator
 
 from api.answers.job import JobView, job_view
 from api.answers.page import PageOf
-from api.checks import check_job
-from api.dependencies import Limit, WorldDep
+from api.checks import check_job, check_queue
+from api.dependencies import Limit, ServiceDep, WorldDep
 from api.errors import conflict, refuse
 from api.idempotency import IdempotencyKey, submit_once
 from api.identity.principal import Role
@@ -62,16 +62,23 @@ def new_job_id(name: str, world: World) -> str:
 
 
 @router.post("/jobs", status_code=201, responses=problems(409))
-def submit_job(document: JobDocument, world: WorldDep, response: Response, key: IdempotencyKey = "") -> JobView:
+def submit_job(
+    document: JobDocument, world: WorldDep, service: ServiceDep, response: Response, key: IdempotencyKey = ""
+) -> JobView:
     """Submit a job. It is accepted once this answers, and planned and queued by the next tick. With an
     `Idempotency-Key`, asking again is safe: the answer is the job that the first request made, as it is now."""
     spec = job_spec(document)
     check_job(spec)
     world.require(Role.SUBMITTER, spec.queue)
+
+    def new_id() -> str:
+        check_queue(spec.queue, world, undeclared=service.settings.undeclared_queues)
+        return new_job_id(spec.name, world)
+
     if key:
-        after, job_id = submit_once(world, spec, key, lambda: new_job_id(spec.name, world))
+        after, job_id = submit_once(world, spec, key, new_id)
     else:
-        job_id = new_job_id(spec.name, world)
+        job_id = new_id()
         after = world.send(SubmitJob(job_id, spec))
     response.headers["Location"] = f"/v1/jobs/{job_id}"
     return _told(after, after.job(job_id), response)
@@ -94,10 +101,20 @@ def get_job(job_id: str, world: WorldDep, response: Response) -> JobView:
 
 
 @router.patch("/jobs/{job_id}", status_code=202, responses=problems(409))
-def change_job(job_id: str, change: JobChange, world: WorldDep, response: Response, if_match: IfMatch = "") -> JobView:
+def change_job(
+    job_id: str,
+    change: JobChange,
+    world: WorldDep,
+    service: ServiceDep,
+    response: Response,
+    *,
+    if_match: IfMatch = "",
+) -> JobView:
     """Change the job's GPU range, queue or priority; the next tick acts on it."""
     job = world.live_job(job_id)
     require_match(if_match, job_tag(job), f"job {job_id}")
+    if change.queue is not None and change.queue != job.spec.queue:
+        check_queue(change.queue, world, undeclared=service.settings.undeclared_queues)
     if change.gpus is not None:
         world = world.send(_new_range(job, change.gpus))
     if change.queue is not None or change.priority is not None:

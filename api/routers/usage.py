@@ -46,7 +46,7 @@ def get_usage(
     now_s = max(now_s, books.snapshot.now_s)
     entries = [
         entry
-        for entry in summed((*books.entries, *unbooked(books.snapshot, now_s)))
+        for entry in summed((*books.entries, *unbooked(books.snapshot, now_s, from_s=from_s)))
         if from_s <= entry.kind.hour_s < to_s and principal.may(Role.VIEWER, entry.kind.queue)
     ]
     report: UsageReport = {

@@ -27,6 +27,9 @@ LimitOption = Annotated[str | None, typer.Option("--limit", help="Most GPUs that
 UserLimitOption = Annotated[
     str | None, typer.Option("--user-limit", help="Most GPUs that the jobs of one user hold together in it, or none.")
 ]
+JobsMaxOption = Annotated[
+    str | None, typer.Option("--user-jobs", help="Most waiting jobs of one user that it takes, or none.")
+]
 WeightOption = Annotated[float | None, typer.Option("--weight", help="Its share of what queues borrow.")]
 
 
@@ -52,12 +55,13 @@ def create_queue(
     weight: WeightOption = None,
     *,
     user_limit: UserLimitOption = None,
+    user_jobs: JobsMaxOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Declare a queue. A queue that is not declared has no guarantee and no limit."""
     with service(url) as client:
-        answer = client.create_queue({"name": name, **_quota(guaranteed, limit, user_limit, weight)})
+        answer = client.create_queue({"name": name, **_quota(guaranteed, limit, user_limit, weight, user_jobs)})
     emit(answer, output, lambda: facts({"queue": f"{name} is created: {_terms(answer)}"}))
 
 
@@ -69,13 +73,14 @@ def set_queue(
     weight: WeightOption = None,
     *,
     user_limit: UserLimitOption = None,
+    user_jobs: JobsMaxOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Change what is given of a declared queue."""
-    change = _quota(guaranteed, limit, user_limit, weight)
+    change = _quota(guaranteed, limit, user_limit, weight, user_jobs)
     if not change:
-        refuse("nothing to set: give --guaranteed, --limit, --user-limit or --weight")
+        refuse("nothing to set: give --guaranteed, --limit, --user-limit, --user-jobs or --weight")
     with service(url) as client:
         answer = client.change_queue(name, change)
     emit(answer, output, lambda: facts({"queue": f"{name} is set: {_terms(answer)}"}))
@@ -112,15 +117,20 @@ def queue_rows(found: Iterable[Mapping[str, Any]]) -> RenderableType:
     )
 
 
-def _quota(guaranteed: int | None, limit: str | None, user_limit: str | None, weight: float | None) -> dict[str, Any]:
+def _quota(
+    guaranteed: int | None, limit: str | None, user_limit: str | None, weight: float | None, user_jobs: str | None
+) -> dict[str, Any]:
     """The fields that were given; the service checks the rest."""
     given: dict[str, Any] = {}
     if guaranteed is not None:
         given["guaranteed_gpus"] = guaranteed
-    if limit is not None:
-        given["limit_gpus"] = None if limit == "none" else count_of("--limit", limit, least=0)
-    if user_limit is not None:
-        given["user_limit_gpus"] = None if user_limit == "none" else count_of("--user-limit", user_limit, least=0)
+    for field, option, text in (
+        ("limit_gpus", "--limit", limit),
+        ("user_limit_gpus", "--user-limit", user_limit),
+        ("user_jobs_max", "--user-jobs", user_jobs),
+    ):
+        if text is not None:
+            given[field] = None if text == "none" else count_of(option, text, least=0)
     if weight is not None:
         given["weight"] = weight
     return given

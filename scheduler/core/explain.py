@@ -13,6 +13,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.spelling import meant
 from scheduler.policies.speed import gpu_model, node_sizes, packed
 
 _BY_QUOTA = (
@@ -63,7 +64,7 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
     return Explanation(
         job_id=job_id,
         state=job.state,
-        summary=_summary(job, reason) + _ceiling(snapshot, job),
+        summary=_summary(job, reason) + _ceiling(snapshot, job) + _near_queue(snapshot, job),
         reason=reason,
         position=_position(reason),
         needed_gpus=needed,
@@ -106,6 +107,14 @@ def _summary(job: Job, reason: Reason | None) -> str:
     if reason is not None:
         return f"{job.state}: {reason.detail}"
     return f"{job.state}: {job.message}" if job.message else str(job.state)
+
+
+def _near_queue(snapshot: Snapshot, job: Job) -> str:
+    """That its queue may be a slip of the pen: it is not declared, and one that is has nearly its name."""
+    queue, queues = job.spec.queue, snapshot.queues
+    if queue in queues or job.is_ended or not (near := meant(queue, queues)):
+        return ""
+    return f"; queue {queue!r} is not declared{near}"
 
 
 def _ceiling(snapshot: Snapshot, job: Job) -> str:

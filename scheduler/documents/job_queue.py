@@ -14,11 +14,12 @@ from scheduler.documents.refusal import refused_field
 from scheduler.domain.job_queue import JobQueue
 
 WEIGHT_MAX = 1e6
+JOBS_MAX = 1_000_000
 _Gpus = Annotated[int, Field(strict=True, ge=0, le=GPUS_MAX)]
 
 
 class QuotaDocument(Document):
-    """Absent fields keep the default: nothing guaranteed, no limit and no limit for one user (null), weight 1. GPUs of
+    """Absent fields keep the default: nothing guaranteed, no limits of GPUs or of one user (null), weight 1. GPUs of
     all models count alike."""
 
     guaranteed_gpus: _Gpus = 0
@@ -27,6 +28,11 @@ class QuotaDocument(Document):
 
     user_limit_gpus: Annotated[
         _Gpus | None, Field(description="Most GPUs that the jobs of one owner hold together; null: no limit.")
+    ] = None
+
+    user_jobs_max: Annotated[
+        Annotated[int, Field(strict=True, ge=0, le=JOBS_MAX)] | None,
+        Field(description="Most waiting jobs of one owner that are taken over HTTP; null: no limit."),
     ] = None
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ class JobQueue:
     It never uses more than `limit_gpus` (None: no limit), and the jobs of one owner in it never more than
     `user_limit_gpus` together; jobs that nobody is known to own are one owner's. GPUs of all models count alike. Where
     several queues borrow, the one that borrows least for its `weight` comes first. A queue that nobody declared has no
-    guarantee, no limit, and weight 1.
+    guarantee, no limit, and weight 1. The service takes no more than `user_jobs_max` waiting jobs of one owner.
     """
 
     name: str
@@ -20,6 +20,7 @@ class JobQueue:
     limit_gpus: int | None = None
     weight: float = 1.0
     user_limit_gpus: int | None = None
+    user_jobs_max: int | None = None
 
     def __post_init__(self) -> None:
         if self.guaranteed_gpus < 0:
@@ -27,7 +28,8 @@ class JobQueue:
         if self.limit_gpus is not None and self.limit_gpus < self.guaranteed_gpus:
             least = f"at least guaranteed_gpus = {self.guaranteed_gpus}"
             raise ValueError(f"limit_gpus must be {least}, or absent, got {self.limit_gpus}")
-        if self.user_limit_gpus is not None and self.user_limit_gpus < 0:
-            raise ValueError(f"user_limit_gpus must be at least 0, or absent, got {self.user_limit_gpus}")
+        for name in ("user_limit_gpus", "user_jobs_max"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise ValueError(f"{name} must be at least 0, or absent, got {value}")
         if not 0.0 < self.weight < float("inf"):
             raise ValueError(f"weight must be a positive, finite number, got {self.weight}")

@@ -8,12 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from scheduler.domain.fleet import Node, NodeState
+from scheduler.domain.fleet import Node, NodeState, PoolKind
 from scheduler.domain.job_state import ENDED, JobState
 from scheduler.domain.loan import LoanState
 from scheduler.domain.snapshot import Snapshot
 
 _LIVE_LOANS = (LoanState.OFFERED, LoanState.ACTIVE, LoanState.RECALLED)
+_GPU_KINDS = ("own", "lent")
 _GPU_STATES = ("training", "inference", "idle", "down")
 
 
@@ -37,6 +38,7 @@ class FleetGauges:
     def collect(self) -> Iterable[Metric]:
         yield from self._fleet()
         yield from self._work()
+        yield from self._queues()
         yield from self._demand()
         yield from self._running_jobs()
         yield _gauge("ebbtide_snapshot_generation", "Generation of the newest snapshot.", self._snapshot.generation)
@@ -74,6 +76,18 @@ class FleetGauges:
         jobs.update((job.state.value,) for job in self._snapshot.jobs.values() if not job.is_ended)
         yield _labelled("ebbtide_loans", "Live loans by state.", ("state",), loans)
         yield _labelled("ebbtide_jobs", "Jobs that have not ended, by state.", ("state",), jobs)
+
+    def _queues(self) -> Iterator[Metric]:
+        """What jobs hold, by declared queue; clients may name any others, and all of those are one series."""
+        snapshot = self._snapshot
+        gpus: Counter[tuple[str, ...]] = Counter({(name, kind): 0 for name in snapshot.queues for kind in _GPU_KINDS})
+        for job in snapshot.jobs.values():
+            queue = job.spec.queue if job.spec.queue in snapshot.queues else ""
+            for name, indices in job.allocation.held.items():
+                lent = snapshot.pools[snapshot.nodes[name].pool].kind is PoolKind.INFERENCE
+                gpus[queue, _GPU_KINDS[lent]] += len(indices)
+        told = "GPUs that jobs hold, by declared queue, and whether they are training's own or lent."
+        yield _labelled("ebbtide_queue_gpus", told, ("queue", "kind"), gpus)
 
     def _running_jobs(self) -> Iterator[Metric]:
         """One series a running job, gone with the run: what is not running has no progress to watch."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.api.conftest import ApiService, Problem
+from scheduler.settings import Settings
+from tests.api.conftest import ApiService, Problem
 
 VISION = {"name": "vision", "guaranteed_gpus": 1, "limit_gpus": 4, "weight": 2}
 
@@ -18,6 +19,7 @@ def test_a_queue_is_declared_found_at_once_and_kept_by_the_next_tick(fleet: ApiS
     assert fleet.get("/v1/queues/vision") == {
         **VISION,
         "user_limit_gpus": None,
+        "user_jobs_max": None,
         "declared": True,
         "used_gpus": 0,
         "own_gpus": 0,
@@ -105,3 +107,49 @@ def test_a_deleted_queue_leaves_its_jobs_without_guarantee(fleet: ApiService, pr
 )
 def test_a_malformed_queue_is_refused_by_field(fleet: ApiService, field: str, document: dict[str, Any]) -> None:
     assert fleet.refused("POST", "/v1/queues", document)["errors"][0]["field"] == field
+
+
+def test_a_user_may_keep_only_so_many_jobs_waiting(fleet: ApiService, problem: Problem) -> None:
+    fleet.made("/v1/queues", {"name": "vision", "user_limit_gpus": 2, "user_jobs_max": 2})
+    document = {"name": "train", "gpus": {"min": 2, "max": 2}, "queue": "vision", "steps": 1000}
+    key = {"Idempotency-Key": "second"}
+    running = fleet.submit(**{**document, "name": "first"})  # type: ignore[arg-type]
+    fleet.tick()
+    assert fleet.get(f"/v1/jobs/{running}")["state"] == "starting"
+    fleet.submit(**document)  # type: ignore[arg-type]
+    second = fleet.http.post("/v1/jobs", json=document, headers=key)
+    assert second.status_code == 201
+    told = problem(fleet.post("/v1/jobs", document), 409)
+    assert "anybody has 2 waiting jobs in queue vision, which takes 2 of one user (user_jobs_max)" in told["detail"]
+    problem(fleet.post("/v1/jobs:dry-run", document), 409)
+    again = fleet.http.post("/v1/jobs", json=document, headers=key)
+    assert again.json()["id"] == second.json()["id"], "a submission that was taken is not refused when it is repeated"
+    fleet.submit(**{**document, "queue": "elsewhere"})  # type: ignore[arg-type]
+    fleet.tick()
+    told = fleet.get(f"/v1/jobs/{second.json()['id']}/explanation")
+    assert told["summary"] == "queued: needs 2 GPUs; anybody has 2 of 2 GPUs in queue vision"
+    assert told["reason"]["code"] == "WaitingForUserLimit"
+    assert told["reason"]["numbers"] == {"needed_gpus": 2.0, "user_used_gpus": 2.0, "user_limit_gpus": 2.0}
+    assert told["unblocks"] == "the end of other jobs of anybody in queue vision, or a higher user limit for it"
+
+
+def test_a_slip_in_a_queues_name_is_told_or_refused_as_the_operator_has_chosen(
+    fleet: ApiService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fleet.submit(queue="visoin")
+    assert "declared" not in fleet.get(f"/v1/jobs/{first}/explanation")["summary"], "nobody has declared any"
+    fleet.made("/v1/queues", VISION)
+    summary = fleet.get(f"/v1/jobs/{first}/explanation")["summary"]
+    assert summary.endswith("; queue 'visoin' is not declared; did you mean 'vision'?")
+    other = fleet.submit(queue="text")
+    assert "declared" not in fleet.get(f"/v1/jobs/{other}/explanation")["summary"]
+
+    strict = Settings(undeclared_queues="refuse")
+    monkeypatch.setattr(fleet.app.state, "service", replace(fleet.app.state.service, settings=strict))
+    document = {"name": "train", "gpus": {"min": 1, "max": 1}, "queue": "visoin"}
+    for path in ("/v1/jobs", "/v1/jobs:dry-run"):
+        (error,) = fleet.refused("POST", path, document)["errors"]
+        assert (error["field"], error["allowed"]) == ("queue", "one of vision; did you mean 'vision'?")
+    fleet.submit(queue="vision")
+    fleet.http.delete("/v1/queues/vision")
+    fleet.submit(queue="visoin")

@@ -51,7 +51,7 @@ def test_a_time_span_is_taken_to_whole_hours(fleet: ApiService) -> None:
     fleet.submit(gpus={"min": 1, "max": 1})
     fleet.tick()
     fleet.clock.move_to(THIS_HOUR_S + 3 * HOUR_S + 60.0)
-    report = fleet.get(f"/v1/usage?from={THIS_HOUR_S + HOUR_S + 7}&to=2025-10-09T10:00:01Z")
+    report = fleet.http.get(f"/v1/usage?from={THIS_HOUR_S + HOUR_S + 7}&to=2025-10-09T10:00:01Z").json()
     assert (report["from_s"], report["to_s"]) == (THIS_HOUR_S + HOUR_S, THIS_HOUR_S + 3 * HOUR_S)
     assert report["total"]["gpu_s"] == 2 * 3600.0
     assert fleet.get("/v1/usage", to="2025-10-01")["items"] == []

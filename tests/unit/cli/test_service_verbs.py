@@ -204,7 +204,7 @@ def test_queues_are_created_set_listed_and_deleted(ask: Ask, run: Run, fleet: An
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("set", "vision"), "nothing to set: give --guaranteed, --limit, --user-limit or --weight"),
+        (("set", "vision"), "nothing to set: give --guaranteed, --limit, --user-limit, --user-jobs or --weight"),
         (("set", "vision", "--limit", "lots"), "--limit: 'lots' is not a whole number; allowed are 0 to"),
         (("create", "vision", "--guaranteed", "4", "--limit", "2"), "limit_gpus: got 2; allowed: null, or at least"),
         (("create", "vision", "--weight", "0"), "weight: got 0.0"),

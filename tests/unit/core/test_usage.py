@@ -47,6 +47,7 @@ def test_what_was_not_settled_is_not_booked_and_can_be_told_at_any_time() -> Non
     assert booked(snapshot, after(snapshot, measured, 5000.0)) == ()
     assert booked(snapshot, snapshot) == ()
     assert unbooked(snapshot, 4010.0) == (UsageEntry(OWN, 20.0), UsageEntry(LENT, 10.0))
+    assert unbooked(snapshot, 4010.0, from_s=4006.0) == (UsageEntry(OWN, 8.0), UsageEntry(LENT, 4.0))
     assert unbooked(snapshot, 3990.0) == (), "a clock that was set back takes nothing away"
 
 

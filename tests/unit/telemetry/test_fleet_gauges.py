@@ -7,6 +7,7 @@ from dataclasses import replace
 from scheduler.domain.allocation import Allocation
 from scheduler.domain.fleet import DemandReading, Node, NodeState, Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec, Progress
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
@@ -55,6 +56,22 @@ def test_every_gpu_is_counted_once_by_what_uses_it() -> None:
     assert in_all == sum(node.gpus for node in NODES)
 
 
+def test_what_queues_hold_is_told_of_own_and_lent_gpus_and_undeclared_queues_are_one_series() -> None:
+    held = Allocation(1, target={"t0": (0, 1), "i0": (0,)}, releasing={"t0": (2,)})
+    named = {queue: replace(job(held), id=queue, spec=JobSpec("a", 1, 8, queue=queue)) for queue in ("lab", "x", "y")}
+    pools = {"training": Pool("training", PoolKind.TRAINING), "inference": Pool("inference", PoolKind.INFERENCE)}
+    nodes, queues = {node.name: node for node in NODES}, {name: JobQueue(name) for name in ("lab", "idle")}
+    gauges = shown(Snapshot(pools=pools, nodes=nodes, jobs=named, queues=queues))
+    assert {each[1:]: value for each, value in gauges.items() if each[0] == "ebbtide_queue_gpus"} == {
+        ("lab", "own"): 3,
+        ("lab", "lent"): 1,
+        ("idle", "own"): 0,
+        ("idle", "lent"): 0,
+        ("", "own"): 6,
+        ("", "lent"): 2,
+    }
+
+
 def test_nodes_are_counted_by_the_state_that_matters_most() -> None:
     snapshot = Snapshot(
         pools={"inference": Pool("inference", PoolKind.INFERENCE)},
@@ -69,14 +86,15 @@ def test_nodes_are_counted_by_the_state_that_matters_most() -> None:
 def test_only_a_running_job_has_series_of_its_own_and_only_for_what_is_known() -> None:
     held = job(Allocation(1, target={"t0": (0,)}))
     runs = replace(held, progress=Progress(0.0, steps=12.0, loss=2.5, samples_per_s=30.0, peak_bytes=7_000))
-    gauges = shown(Snapshot(jobs={"a": runs}))
+    empty = Snapshot(pools={"training": Pool("training", PoolKind.TRAINING)}, nodes={"t0": NODES[0]})
+    gauges = shown(replace(empty, jobs={"a": runs}))
     told = {name: gauges[f"ebbtide_job_{name}", "a"] for name in ("steps", "loss", "samples_per_s", "peak_bytes")}
     assert told == {"steps": 12.0, "loss": 2.5, "samples_per_s": 30.0, "peak_bytes": 7_000}
-    assert [name for name, *_ in shown(Snapshot(jobs={"a": held})) if name.startswith("ebbtide_job_")] == [
+    assert [name for name, *_ in shown(replace(empty, jobs={"a": held})) if name.startswith("ebbtide_job_")] == [
         "ebbtide_job_steps"
     ]
     queued = replace(runs, state=JobState.QUEUED)
-    assert not [name for name, *_ in shown(Snapshot(jobs={"a": queued})) if name.startswith("ebbtide_job_")]
+    assert not [name for name, *_ in shown(replace(empty, jobs={"a": queued})) if name.startswith("ebbtide_job_")]
 
 
 def test_an_empty_service_shows_zeros_and_no_leader() -> None:
