@@ -135,8 +135,8 @@ def _within_limits(deal: Deal, job: Job, count: int, *, offers: bool) -> int:
 def _find_room(course: Course, deal: Deal, job: Job, count: int, position: int) -> None:
     """GPUs to start on: those that are free, else also those that come free soon, else also what others give up."""
     least = least_gpus(course.view, job, course.node_sizes)
-    if count < least:
-        if job.state is JobState.QUEUED and (why := deal.book.verdict(job, least)):
+    if count < least and (why := deal.book.verdict(job, least)):
+        if job.state is JobState.QUEUED:
             course.waiting[job.id] = why
         return
     models = _models(course, job)

@@ -201,6 +201,33 @@ def test_queues_are_created_set_listed_and_deleted(ask: Ask, run: Run, fleet: An
     assert job_id
 
 
+def test_limits_of_one_user_are_set_and_told(ask: Ask, run: Run, fleet: Any) -> None:
+    made = ask("queues", "create", "vision", "--user-limit", "2", "--user-jobs", "7")
+    assert (made["user_limit_gpus"], made["user_jobs_max"]) == (2, 7)
+    assert "limit none, for one user 2" in run("queues", "set", "vision", "--weight", "2").stdout
+    assert ask("queues", "set", "vision", "--user-limit", "none")["user_limit_gpus"] is None
+
+
+def test_usage_reads_well_and_comes_as_csv(ask: Ask, run: Run, fleet: Any) -> None:
+    assert "Nobody has held a GPU in this time." in run("usage").stdout
+    submitted(ask, "train", "--queue", "vision")
+    fleet.tick()
+    fleet.clock.move_to(fleet.clock.now_s() + 1800.0)
+    held = ask("usage", "--by", "queue,owner")["items"][0]["gpu_s"]
+    assert held == ask("usage")["total"]["gpu_s"] > 3000.0
+    told = run("usage", "--by", "day,queue,owner").stdout
+    assert "GPU-hours" in told
+    assert "vision" in told
+    assert "0.0% of them on lent GPUs; the work of 0 was lost." in " ".join(told.split())
+    assert run("usage", "--csv").stdout.splitlines() == [
+        "queue,gpu_s,own_gpu_s,lent_gpu_s,lost_gpu_s",
+        f"vision,{held:.3f},{held:.3f},0.000,0.000",
+    ]
+    wrong = run("usage", "--by", "ownr")
+    assert wrong.exit_code != 0
+    assert "did you mean 'owner'?" in wrong.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -39,6 +39,7 @@ def test_a_new_resource_is_submitted_once_under_its_uid_as_of_its_birth() -> Non
     (command,) = rig.take().commands
     assert (command.id, command.at_s) == (f"submit-{made['metadata']['uid']}", BORN_S)
     assert isinstance(command.body, SubmitJob)
+    assert command.actor == "namespace/team-a", "the job's owner, for limits of users and for usage"
     assert (command.body.spec.namespace, command.body.spec.resource_uid) == ("team-a", made["metadata"]["uid"])
     assert rig.round() == ["SubmitJob"]
     rig.settle()
