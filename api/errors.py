@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from api.audit import note_refusal
 from scheduler.documents.refusal import Refusal, RefusedError, refusals, shown
+from scheduler.domain.spelling import meant
 from scheduler.store.protocol import UnavailableError
 from scheduler.telemetry.logs import REQUEST_ID
 
@@ -61,8 +62,9 @@ class ProblemError(Exception):
         return self.detail
 
 
-def not_found(what: str, name: str) -> NoReturn:
-    raise ProblemError(404, "not-found", f"there is no {what} {shown(name)}")
+def not_found(what: str, name: str, known: Iterable[str] = ()) -> NoReturn:
+    """`known`: names of which one may be meant; whoever asks has to be allowed to see them."""
+    raise ProblemError(404, "not-found", f"there is no {what} {shown(name)}{meant(name, known)}")
 
 
 def conflict(detail: str, *refused: Refusal) -> NoReturn:

@@ -73,10 +73,10 @@ class World:
         return job
 
     def pool(self, name: str) -> Pool:
-        return self.snapshot.pools.get(name) or not_found("pool", name)
+        return self.snapshot.pools.get(name) or not_found("pool", name, self.snapshot.pools)
 
     def node(self, name: str) -> Node:
-        return self.snapshot.nodes.get(name) or not_found("node", name)
+        return self.snapshot.nodes.get(name) or not_found("node", name, self.snapshot.nodes)
 
     def send(self, body: CommandBody, *, at_s: float | None = None, command_id: str = "") -> World:
         """Puts a command into the inbox and gives the world as it will be once that is absorbed.

@@ -19,6 +19,7 @@ from scheduler.documents.fleet import NodeDocument
 from scheduler.documents.refusal import Refusal
 from scheduler.domain.command import AddNode, CommandBody, CordonNode, RemoveNode, UncordonNode
 from scheduler.domain.fleet import Node
+from scheduler.domain.spelling import meant
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
 
@@ -31,7 +32,8 @@ def add_node(document: NodeDocument, world: WorldDep, response: Response) -> Nod
     node = fleet.node(document, gpu_memory_bytes=gpu_memory_bytes(document.gpu))
     if node.pool not in world.snapshot.pools:
         names = sorted(world.snapshot.pools)
-        refuse("pool", node.pool, f"one of {', '.join(names)}" if names else "an existing pool; there is none yet")
+        near = meant(node.pool, names)
+        refuse("pool", node.pool, f"one of {', '.join(names)}{near}" if names else "an existing pool; make one first")
     present = world.snapshot.nodes.get(node.name)
     if present is not None:
         _refuse_other_shape(present, node)
@@ -41,7 +43,7 @@ def add_node(document: NodeDocument, world: WorldDep, response: Response) -> Nod
     return _asked(world, node.name, AddNode(node), response)
 
 
-@router.get("/nodes")
+@router.get("/nodes", responses=problems(404))
 def list_nodes(world: WorldDep, pool: Text = "", limit: Limit = 100, cursor: Cursor = "") -> PageOf[NodeView]:
     """All nodes, or those of one pool, by name."""
     if pool:

@@ -82,7 +82,7 @@ def delete_pool(name: str, world: WorldDep, if_match: IfMatch = "") -> PoolView:
         conflict(f"pool {name} has nodes lent: {', '.join(lent[:10])}; recall them, then remove its nodes first")
     if nodes:
         names = ", ".join(sorted(node.name for node in nodes)[:10])
-        conflict(f"pool {name} still has {len(nodes)} nodes: {names}; remove them first")
+        conflict(f"pool {name} still has {len(nodes)} node{'s' * (len(nodes) > 1)}: {names}; remove them first")
     world.send(DeletePool(name))
     return pool_view(pool, world.snapshot)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import TypeVar
 
 from fastapi import APIRouter, Response
 
@@ -22,6 +24,7 @@ from scheduler.domain.command import ChangeQueue, CreateQueue, DeleteQueue
 from scheduler.domain.job_queue import JobQueue
 from scheduler.policies.quota import queue_uses
 
+Q = TypeVar("Q")
 router = APIRouter(prefix="/v1", tags=["queues"])
 
 
@@ -41,8 +44,7 @@ def create_queue(document: QueueDocument, world: WorldDep, response: Response) -
 @router.get("/queues")
 def list_queues(world: WorldDep, limit: Limit = 100, cursor: Cursor = "") -> PageOf[QueueView]:
     """The declared queues, and those that live jobs name, by name; of them those that one may read."""
-    uses = {name: use for name, use in queue_uses(world.snapshot).items() if world.principal.may(Role.VIEWER, name)}
-    return page_by_name("queues", uses, queue_view, cursor=cursor, limit=limit)
+    return page_by_name("queues", _visible(world, queue_uses(world.snapshot)), queue_view, cursor=cursor, limit=limit)
 
 
 @router.get("/queues/{name}")
@@ -71,9 +73,13 @@ def delete_queue(name: str, world: WorldDep, if_match: IfMatch = "") -> QueueVie
     return view
 
 
+def _visible(world: World, queues: Mapping[str, Q]) -> dict[str, Q]:
+    return {name: queue for name, queue in queues.items() if world.principal.may(Role.VIEWER, name)}
+
+
 def _declared(world: World, name: str) -> JobQueue:
-    queue = world.snapshot.queues.get(name)
-    return queue if queue and world.principal.may(Role.VIEWER, name) else not_found("declared queue", name)
+    declared = _visible(world, world.snapshot.queues)
+    return declared.get(name) or not_found("declared queue", name, declared)
 
 
 def _told(world: World, name: str, response: Response) -> QueueView:
@@ -83,8 +89,9 @@ def _told(world: World, name: str, response: Response) -> QueueView:
 
 
 def _view(world: World, name: str) -> QueueView:
-    use = queue_uses(world.snapshot).get(name)
-    return queue_view(use) if use and world.principal.may(Role.VIEWER, name) else not_found("queue", name)
+    uses = _visible(world, queue_uses(world.snapshot))
+    use = uses.get(name)
+    return queue_view(use) if use is not None else not_found("queue", name, uses)
 
 
 def _refuse_difference(present: JobQueue, wanted: JobQueue) -> None:

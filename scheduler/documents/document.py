@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from scheduler.documents.refusal import RefusedError, refusals, refused_field
+from scheduler.domain.spelling import meant
 
 D = TypeVar("D", bound="Document")
 
@@ -24,7 +25,9 @@ class Document(BaseModel):
             known = [info.alias or name for name, info in cls.model_fields.items()]
             for name, value in document.items():
                 if name not in known:
-                    raise refused_field(str(name), value, f"one of the fields {', '.join(known)}")
+                    raise refused_field(
+                        str(name), value, f"one of the fields {', '.join(known)}{meant(str(name), known)}"
+                    )
         return document
 
 

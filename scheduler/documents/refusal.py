@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import PydanticCustomError
+
+from scheduler.domain.spelling import meant
 
 _SHOWN_CHARACTERS = 200
 _PLAINER = {"missing": "a value; it is required", "model_type": "an object", "model_attributes_type": "an object"}
@@ -70,4 +73,6 @@ def _refusal(error: Mapping[str, Any], strip: int) -> Refusal:
     field = str(shown(".".join(location))) or "document"
     allowed = _PLAINER.get(error["type"]) or error["msg"].removeprefix("Input should be ")
     value = None if error["type"] == "missing" else error["input"]
+    if error["type"] in ("enum", "literal_error") and isinstance(value, str):
+        allowed += meant(value, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
     return Refusal(field, shown(value), allowed)
