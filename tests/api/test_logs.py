@@ -17,6 +17,7 @@ from scheduler.domain.observation import Run, RunPhase
 from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.executors.local_records import GenerationFolder, RunRoot, StartedRecord
 from scheduler.executors.log_file import LogLimits, bound_file
+from scheduler.executors.reported_runs import begun_run
 from scheduler.store.memory import MemoryStore
 from tests.builders import GPU
 
@@ -124,3 +125,13 @@ def test_a_follower_is_told_of_gaps_new_lines_new_generations_and_the_end(tmp_pa
     frames = [each for each in "".join(asyncio.run(follow())).split("\n\n") if each.startswith("id:")]
     assert [each.split("\n")[0] for each in frames] == ["id: 1:4", "id: 1:8", "id: 2:6", "id: 2:6"]
     assert "event: end" in frames[-1]
+
+
+def test_what_pods_print_is_where_the_cluster_has_it(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
+    job = fleet.submit()
+    fleet.tick()
+    live = fleet.store.load().snapshot.jobs[job]
+    fleet.run_log.begin(begun_run(live, (("t0", 0),), {(job, "t0"): "pod"}, 0.0), epoch=1)
+    told = problem(fleet.http.get(f"/v1/jobs/{job}/logs"), 501)
+    assert told["type"] == "urn:ebbtide:problem:logs-elsewhere"
+    assert f"kubectl logs --namespace default --selector ebbtide.dev/job={job}" in told["detail"]

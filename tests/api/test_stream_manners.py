@@ -1,0 +1,135 @@
+"""How a stream behaves while nothing happens, nobody reads, or the database is away: without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from api.identity.principal import ANYBODY, Grant, Principal, Role
+from api.streams.event_stream import EventStream
+from api.streams.event_tail import EventTail
+from api.streams.following import Wish, follow_events
+from api.streams.streams import Pace, Streams
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.memory import MemoryStore
+from scheduler.store.protocol import Commit, Page, StoredEvent, UnavailableError
+from tests.builders import a_job
+
+QUICK = Pace(heartbeat_s=0.02, stall_s=0.05, lifetime_s=0.5, poll_s=0.005)
+SCOPE = {"type": "http", "path": "/v1/events"}
+
+
+class AwayStore(MemoryStore):
+    """Does not answer while it is `away`."""
+
+    away = False
+
+    def events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
+        if self.away:
+            raise UnavailableError("gone")
+        return super().events(page, subject=subject)
+
+
+def tell(store: MemoryStore, *subjects: str, code: EventCode = EventCode.JOB_STATE) -> None:
+    before = store.load().snapshot
+    jobs = {name: a_job(name, 1, 1, queue=name) for name in ("a", "b")}
+    after = Snapshot(generation=before.generation + 1, jobs=jobs)
+    events = tuple(Event(0.0, code, subject, "it happened") for subject in subjects)
+    store.commit(Commit(before, after, epoch=0, events=events))
+
+
+async def sent_by(streams: Streams, store: MemoryStore, wish: Wish, *, stalls: bool = False) -> list[dict[str, Any]]:
+    """All ASGI messages of one stream, to its end."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if stalls and len(sent) > 1:
+            await asyncio.sleep(3600)
+
+    async def receive() -> Any:
+        await asyncio.sleep(3600)
+
+    await EventStream(follow_events(streams, store, wish), streams)(SCOPE, receive, send)
+    return sent
+
+
+def test_an_idle_stream_says_that_it_is_there_and_ends_when_it_is_old() -> None:
+    store = MemoryStore()
+    sent = asyncio.run(sent_by(Streams(store, streams_max=1, pace=QUICK), store, Wish(ANYBODY, 0)))
+    assert sent[1]["body"] == b"retry: 1000\n\n"
+    assert {message["body"] for message in sent[2:-1]} == {b": still here\n\n"}
+    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+def test_a_reader_that_takes_nothing_is_given_up_and_its_place_is_free() -> None:
+    async def play() -> list[dict[str, Any]]:
+        store = MemoryStore()
+        streams = Streams(store, streams_max=1, pace=QUICK)
+        sent = await sent_by(streams, store, Wish(ANYBODY, 0), stalls=True)
+        streams.require_room()
+        return sent
+
+    assert len(asyncio.run(play())) == 2
+
+
+def test_a_stream_outlasts_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.streams.event_tail.RETRY_S", 0.01)
+    monkeypatch.setattr("api.streams.following.RETRY_S", 0.01)
+
+    async def play() -> bytes:
+        store = AwayStore()
+        store.away = True
+        streams = Streams(store, streams_max=1, pace=QUICK)
+        chunks = follow_events(streams, store, Wish(ANYBODY, 0))
+        told = [await anext(chunks) for _ in range(3)]
+        assert told[1:] == [b": still here\n\n"] * 2
+        tell(store, "a")
+        store.away = False
+        while (chunk := await anext(chunks)) == b": still here\n\n":
+            pass
+        await chunks.aclose()
+        return chunk
+
+    assert asyncio.run(play()).startswith(b"id: 1\ndata: {")
+
+
+def test_a_viewer_of_a_queue_is_told_of_its_jobs_alone() -> None:
+    async def play() -> list[bytes]:
+        store = MemoryStore()
+        tell(store, "a", "b", "t0")
+        tell(store, "b", code=EventCode.QUEUE_CHANGED)
+        tell(store, "a", code=EventCode.QUEUE_CHANGED)
+        viewer = Principal("ann", (Grant(Role.VIEWER, "a"),))
+        streams = Streams(store, streams_max=1, pace=QUICK)
+        chunks = follow_events(streams, store, Wish(viewer, 0))
+        first = [await anext(chunks) for _ in range(2)][1]
+        tell(store, "b", "a")
+        while (second := await anext(chunks)) == b": still here\n\n":
+            pass
+        await chunks.aclose()
+        return [line for line in (first + second).split(b"\n") if line.startswith(b"id: ")]
+
+    assert asyncio.run(play()) == [b"id: 1", b"id: 5", b"id: 7"]
+
+
+def test_what_has_fallen_out_of_memory_is_read_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.streams.event_tail.RING_EVENTS", 3)
+
+    async def play() -> tuple[list[int] | None, ...]:
+        store = MemoryStore()
+        tail = EventTail(store, poll_s=0.001)
+        with tail.listening():
+            while not tail.news.is_set() and tail.after(0) is None:
+                await asyncio.sleep(0.001)
+            tell(store, *"abcde")
+            while tail.newest < 5:
+                await asyncio.sleep(0.001)
+            found = [tail.after(number) for number in (1, 2, 4, 5)]
+        assert tail.after(5) is None, "nobody listens: nothing is known"
+        return tuple(None if each is None else [told.number for told in each] for each in found)
+
+    assert asyncio.run(play()) == (None, [3, 4, 5], [5], [])
