@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api.agent_desk import FRESH_S, HEARTBEAT_S
+from api.notices import save_notice
 from scheduler.domain.agent_report import AgentReport, BegunRun, Doom, RankReport
 from scheduler.domain.observation import Run, RunPhase
 from scheduler.domain.parallel_plan import plan_from_json
 from scheduler.domain.rank_status import RankPhase
+from scheduler.domain.saving import SaveWish
 from scheduler.domain.worker_token import check_token, issue_agent_token, issue_token
 from scheduler.executors.reported_runs import begun_run
 
@@ -217,3 +219,18 @@ def test_a_malformed_report_is_refused_by_its_field(
 ) -> None:
     assert problem(agent.post({**IDLE, **change}), 422)["errors"][0]["field"] == field
     assert agent.log.reports() == ()
+
+
+def test_a_wish_for_a_checkpoint_is_told_to_the_agent_of_rank_0_alone(agent: Agent) -> None:
+    agent.begin()
+    assert agent.hear(running())["notice"] is None
+    job = agent.service.store.load().snapshot.jobs[agent.job_id]
+    wish = SaveWish(asked_at_s=7.5, generation=1, steps=3.0)
+    told = {"action": "checkpoint", "step": 3, "seconds_left": None, "request": "7.5"}
+    other = replace(agent.report, ranks=(replace(agent.report.ranks[0], rank=1),))
+    later = replace(agent.report, generation=2)
+    asked = replace(job, save_wish=wish)
+    assert [save_notice(asked, report) for report in (agent.report, other, later)] == [told, None, None]
+    granted = replace(asked, progress=replace(job.progress, checkpoint_steps=3.0))
+    undated = replace(job, save_wish=replace(wish, steps=None))
+    assert [save_notice(each, agent.report) for each in (job, granted, undated)] == [None, None, None]

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -181,3 +182,23 @@ def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
 
 def _bare() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
+
+
+def test_ranks_are_told_once_to_save_and_go_on(pod: Pod) -> None:
+    pod.order(STUBBORN)
+    pod.wait(lambda: pod.phases() == ["running", "running"])
+    notice = {"action": "checkpoint", "step": 7, "seconds_left": None, "request": "1.5"}
+    told = next(pod.folder.glob("run/jobs/*/gen-1")) / "notice.json"
+    seen = set[float]()
+    for request in ("1.5", "1.5", "2.5"):
+        heard = len(pod.desk.reports)
+        pod.desk.reply = {**NOTHING, "generation": 1, "begun": True, "notice": {**notice, "request": request}}
+        pod.wait(partial(_is_told, told, pod.desk.reports, heard + 3))
+        seen.add(told.stat().st_mtime_ns)
+        assert json.loads(told.read_text()) == {"action": "checkpoint", "step": 7, "seconds_left": None}
+    assert len(seen) == 2, "written anew for another request only"
+    assert pod.codes() == [None, None], "nobody is asked to leave"
+
+
+def _is_told(notice: Path, reports: Sequence[object], count: int) -> bool:
+    return notice.exists() and len(reports) >= count
