@@ -32,6 +32,7 @@ from api.routers import (
     pools,
     progress,
     queues,
+    simulations,
     snapshots,
     streams,
     tokens,
@@ -51,7 +52,8 @@ _ROUTED = (
     agents,  # first, because it is asked most often, and the first route that matches is taken
     streams,  # before the pages of the same paths
     *(jobs, job_reports, checkpoints, logs, progress),
-    *(pools, nodes, queues, usage, demand, lending, events, snapshots, plans, webhooks, tokens, audit, health),
+    *(pools, nodes, queues, usage, demand, lending, events, snapshots, plans),
+    *(webhooks, simulations, tokens, audit, health),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests never change the state: they put commands into an inbox, and the next "

@@ -13,6 +13,7 @@ from api.sdk.jobs import JobCalls
 from api.sdk.lending import LendingCalls
 from api.sdk.queues import QueueCalls
 from api.sdk.record import RecordCalls
+from api.sdk.simulations import SimulationCalls
 from api.sdk.streams import StreamCalls
 from api.sdk.tokens import TokenCalls
 from api.sdk.usage import UsageCalls
@@ -30,6 +31,7 @@ class Client(
     LendingCalls,
     RecordCalls,
     WebhookCalls,
+    SimulationCalls,
     TokenCalls,
 ):
     """A connection to one service. Use it as a context manager, or call `close`.

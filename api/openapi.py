@@ -26,6 +26,7 @@ _TAGS = {
     "record": "What happened and what was decided.",
     "usage": "Who held how many GPU-seconds.",
     "webhooks": "Events sent to a URL.",
+    "simulations": "Traces played in the background, under one or more policy sets.",
     "identity": "Who asks: tokens, and the log of what was asked for.",
     "plans": "The solver, for any model on any GPUs.",
     OPEN_TAG: "How the service itself fares.",

@@ -44,6 +44,7 @@ from scheduler.runtime.outage import wait_for
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import Hook, no_hook
 from scheduler.settings import Settings, token_secret
+from scheduler.simulator.task_runner import TaskRunner, Terms
 from scheduler.store.sql import SqlStore
 from scheduler.telemetry.logs import configure_logs
 from scheduler.telemetry.metrics import TickRecorder, record_asked, record_round
@@ -238,7 +239,7 @@ def run_api(settings: Settings, *, courier: Callable[[Settings, SqlStore, Clock]
             token_secret=token_secret(settings.secret_path),
             run_log=store.run_log,
         )
-        with _delivering((courier or build_courier)(settings, store, clock), stop):
+        with _beside((courier or build_courier)(settings, store, clock), task_runner(settings, store, clock), stop):
             serve(app, host=settings.host, port=settings.port)
     finally:
         store.close()
@@ -264,13 +265,27 @@ def build_courier(
     )
 
 
+def task_runner(settings: Settings, store: SqlStore, clock: Clock) -> TaskRunner:
+    """What plays simulations that are handed in, not yet running."""
+    terms = Terms(
+        at_once=settings.simulations_at_once,
+        memory_bytes=settings.simulation_memory_bytes,
+        cpu_s=settings.simulation_cpu_s,
+        kept_s=settings.simulation_kept_s,
+    )
+    return TaskRunner(store.simulations, terms, holder=_new_holder(), clock=clock)
+
+
 @contextmanager
-def _delivering(courier: Courier, stop: threading.Event) -> Iterator[None]:
-    """Within it, webhooks are delivered to; `stop` is set at its end."""
-    thread = threading.Thread(target=lambda: asyncio.run(courier.run(stop)), name="courier")
-    thread.start()
+def _beside(courier: Courier, runner: TaskRunner, stop: threading.Event) -> Iterator[None]:
+    """Within it, webhooks are delivered to and simulations played; `stop` is set at its end."""
+    work = {"courier": lambda: asyncio.run(courier.run(stop)), "simulations": lambda: runner.run(stop)}
+    threads = [threading.Thread(target=each, name=name) for name, each in work.items()]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.http_server import LoopbackServer, Quiet
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)

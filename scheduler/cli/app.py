@@ -26,10 +26,12 @@ from scheduler.cli import (
     replay,
     serve,
     simulate,
+    simulations,
     submit,
     tokens,
     top,
     usage,
+    webhooks,
 )
 from scheduler.cli.failure import FAILED
 
@@ -106,6 +108,8 @@ _add(IDENTITY, login.login, login.whoami, audit.audit)
 for _group in (login.app, tokens.app):
     app.add_typer(_group, rich_help_panel=IDENTITY)
 _add(LOCAL, plan.plan, fit.fit, simulate.simulate, replay.replay, about.demo, about.version, completing.completion)
+app.add_typer(webhooks.app, rich_help_panel=JOBS)
+app.add_typer(simulations.app, rich_help_panel=JOBS)
 _add(SERVICE, serve.serve, serve.operator, serve.migrate, export_trace.export_trace)
 _add(SERVICE, serve.controller, serve.api, hidden=True)
 completing.enable()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from scheduler.documents.plain import plain
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -86,16 +87,3 @@ def stacked(*parts: RenderableType) -> RenderableType:
     from rich.console import Group
 
     return Group(*parts)
-
-
-def plain(document: Any) -> Any:
-    """The same document in plain JSON types; what JSON has no form for (infinite, not a number) is null."""
-    if isinstance(document, Enum):
-        return document.value
-    if isinstance(document, float):
-        return document if math.isfinite(document) else None
-    if isinstance(document, Mapping):
-        return {str(key): plain(value) for key, value in document.items()}
-    if isinstance(document, list | tuple):
-        return [plain(item) for item in document]
-    return document

@@ -15,8 +15,9 @@ import typer
 
 from scheduler.cli.failure import Failed, blaming, refuse
 from scheduler.cli.humanise import counted, span
-from scheduler.cli.output import Format, OutputOption, columns, console, emit, plain, say
+from scheduler.cli.output import Format, OutputOption, columns, console, emit, say
 from scheduler.cli.simulation_view import comparison
+from scheduler.documents.plain import plain
 
 if TYPE_CHECKING:
     from scheduler.policies.policy_set import PolicySet

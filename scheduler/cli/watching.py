@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scheduler.cli.failure import refuse
-from scheduler.cli.output import Format, console, plain
+from scheduler.cli.output import Format, console
+from scheduler.documents.plain import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -135,17 +135,18 @@ class SqlSimulations:
 
     def renew(self, task_id: str, holder: str, *, until_s: float, playing: str, jobs_done: int) -> bool:
         """Say that it is still played, and how far it is. False: it is not `holder`'s any more."""
-        return self._write(task_id, holder, claimed_until_s=until_s, playing=playing, jobs_done=jobs_done)
+        known = {"claimed_until_s": until_s, "playing": playing, "jobs_done": jobs_done}
+        return self._write(task_id, holder, known)
 
     def give_back(self, task_id: str, holder: str, *, reason: str, counts: bool) -> None:
         """It waits again; `counts` tells whether this was one of its tries."""
         tries = SIMULATIONS.c.tries if counts else SIMULATIONS.c.tries - 1
         queued = {"state": TaskState.QUEUED.value, "holder": "", "playing": "", "jobs_done": 0, "started_at_s": None}
-        self._write(task_id, holder, **queued, tries=tries, reason=reason)
+        self._write(task_id, holder, {**queued, "tries": tries, "reason": reason})
 
-    def fail(self, task_id: str, holder: str, *, now_s: float, reason: str) -> None:
+    def fail(self, task_id: str, holder: str, *, now_s: float, reason: str, tries: int) -> None:
         failed = {"state": TaskState.FAILED.value, "ended_at_s": now_s, "holder": "", "playing": ""}
-        self._write(task_id, holder, **failed, reason=reason)
+        self._write(task_id, holder, {**failed, "reason": reason, "tries": tries})
 
     def finish(self, task_id: str, holder: str, report: Mapping[str, Any], *, now_s: float) -> None:
         done = {"state": TaskState.SUCCEEDED.value, "ended_at_s": now_s, "holder": "", "playing": "", "reason": ""}
@@ -163,10 +164,10 @@ class SqlSimulations:
             connection.execute(delete(TEXTS).where(TEXTS.c.id.in_(old)))
             connection.execute(delete(SIMULATIONS).where(SIMULATIONS.c.ended_at_s < before_s))
 
-    def _write(self, task_id: str, holder: str, **values: Any) -> bool:
+    def _write(self, task_id: str, holder: str, values: Mapping[str, Any]) -> bool:
         own = (SIMULATIONS.c.id == task_id) & (SIMULATIONS.c.holder == holder)
         with transaction(self._engine) as connection:
-            return connection.execute(update(SIMULATIONS).where(own).values(values)).rowcount == 1
+            return connection.execute(update(SIMULATIONS).where(own).values(dict(values))).rowcount == 1
 
     def _rows(self, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:
         with transaction(self._reading) as connection:

@@ -19,7 +19,7 @@ from scheduler.domain.event import Event, EventCode
 from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Commit
 from scheduler.store.sql import SqlStore
-from tests.webhook_receiver import wait_for
+from tests.webhook_receiver import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +35,7 @@ class WebhookPlay:
         self._epoch = lease.epoch
         self._processes: list[subprocess.Popen[bytes]] = []
         self._clients: list[Client] = []
+        self.url = ""  # of the API process that was started last
 
     def start_api(self, **settings: str) -> tuple[subprocess.Popen[bytes], Client]:
         """One more API process, once it answers."""
@@ -48,7 +49,8 @@ class WebhookPlay:
             command = [sys.executable, "-m", "tests.e2e.hurried_api"]
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
         self._processes.append(process)
-        client = Client(f"http://127.0.0.1:{port}")
+        self.url = f"http://127.0.0.1:{port}"
+        client = Client(self.url)
         self._clients.append(client)
         wait_for(lambda: process.poll() is not None or _answers(f"http://127.0.0.1:{port}"), log_path.read_text)
         assert process.poll() is None, log_path.read_text()
@@ -71,7 +73,7 @@ class WebhookPlay:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         for process in self._processes:
-            process.wait(60.0)
+            process.wait(PATIENCE_S)
         for client in self._clients:
             client.close()
         self.store.close()

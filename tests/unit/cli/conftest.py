@@ -23,6 +23,7 @@ from scheduler.policies.policy_set import policy_set
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.settings import Settings
+from scheduler.store.front import FrontStore
 from scheduler.store.memory import MemoryStore
 from tests.memory_run_log import MemoryRunLog
 
@@ -33,8 +34,8 @@ START_S = 1_790_000_000.0
 class Town:
     """A service whose controller ticks when it is told to. Its workers run as soon as they are asked for."""
 
-    def __init__(self) -> None:
-        self.store = MemoryStore()
+    def __init__(self, store: FrontStore | None = None) -> None:
+        self.store: FrontStore = store or MemoryStore()
         self.executor = RecordingExecutor()
         self.clock = ManualClock(START_S)
         self.policies = policy_set("ebbtide")
