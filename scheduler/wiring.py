@@ -89,7 +89,16 @@ def build_controller(
         logs=LogLimits(settings.log_bytes, settings.log_generations),
         at=at,
     )
-    return _controller(settings, store, executor, clock, holder=_new_holder(), has_news=executor.has_news, at=at)
+    return _controller(
+        settings,
+        store,
+        executor,
+        clock,
+        holder=_new_holder(),
+        has_news=executor.has_news,
+        may_lead=executor.may_lead,
+        at=at,
+    )
 
 
 def _controller(

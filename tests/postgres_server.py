@@ -64,6 +64,14 @@ class PostgresServer:
         self._administer(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE if is_migrated else 'template1'}")
         return self.url(name)
 
+    def dump(self, url: str) -> bytes:
+        """What `pg_dump` makes of a database, while it is used."""
+        return self._run("pg_dump", "--format=custom", self._database(url))
+
+    def restore(self, url: str, dump: bytes) -> None:
+        """The same database as it was then."""
+        self._run("pg_restore", "--clean", "--if-exists", "--single-transaction", "-d", self._database(url), stdin=dump)
+
     def url(self, database: str) -> str:
         return f"postgresql+psycopg://postgres@/{database}?host={self._folder}"
 
@@ -74,6 +82,14 @@ class PostgresServer:
     @property
     def _programs(self) -> Path:
         return self._folder / "wheel" / INSTALLATION / "bin"
+
+    def _database(self, url: str) -> str:
+        return url.replace("postgresql+psycopg://", "postgresql://")
+
+    def _run(self, program: str, *arguments: str, stdin: bytes = b"") -> bytes:
+        command = [str(self._programs / program), *arguments]
+        run = subprocess.run(command, check=True, input=stdin, stdout=subprocess.PIPE, **_as_unprivileged())
+        return bytes(run.stdout)
 
     def _install(self) -> None:
         """PostgreSQL refuses to run as root, and whom it runs as instead may not be able to read the wheel: copy it."""

@@ -21,6 +21,10 @@ DatabaseOption = Annotated[
     str | None, typer.Option("--database-url", help="Where all state is kept (SQLAlchemy URL); EBBTIDE_DATABASE_URL.")
 ]
 
+RestoredOption = Annotated[
+    bool, typer.Option("--restored", help="It was restored from a back-up: fence whoever led after that was made.")
+]
+
 
 def serve(host: HostOption = None, port: PortOption = None, database_url: DatabaseOption = None) -> None:
     """Run the service here: the API and the controller, as two processes on one database."""
@@ -51,12 +55,14 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
     say(f"Ebbtide {why}.")
 
 
-def migrate(database_url: DatabaseOption = None, output: OutputOption = Format.TABLE) -> None:
+def migrate(
+    database_url: DatabaseOption = None, is_restored: RestoredOption = False, output: OutputOption = Format.TABLE
+) -> None:
     """Bring the database to the newest form. Does nothing where it has that already."""
     if database_url is not None:
         os.environ["EBBTIDE_DATABASE_URL"] = database_url
     settings = read_settings()
-    _migrate(settings)
+    _migrate(settings, is_restored=is_restored)
     document = {"database_url": _shown(settings.database_url), "revision": "head"}
     emit(document, output, lambda: facts({"database": document["database_url"], "is at": "the newest revision"}))
 
@@ -142,11 +148,12 @@ def _check_policy(settings: Settings) -> None:
         policy_set(settings.policy)
 
 
-def _migrate(settings: Settings) -> None:
+def _migrate(settings: Settings, *, is_restored: bool = False) -> None:
     from scheduler.store.migrate import migrate as to_newest
+    from scheduler.store.restored import take_up
 
     with blaming("EBBTIDE_DATABASE_URL"):
-        to_newest(settings.database_url)
+        (take_up if is_restored else to_newest)(settings.database_url)
 
 
 def _shown(database_url: str) -> str:

@@ -23,7 +23,7 @@ from scheduler.executors.inference_placement import node_facts
 from scheduler.executors.local_agent import Agents
 from scheduler.executors.local_launch import Launcher
 from scheduler.executors.local_processes import end_marked
-from scheduler.executors.local_records import RunRoot, StartedRecord
+from scheduler.executors.local_records import RunRoot, RunRootTakenError, StartedRecord
 from scheduler.executors.local_rendezvous import Rendezvous
 from scheduler.executors.local_run import LocalRun, Patience
 from scheduler.executors.log_file import LogLimits
@@ -134,6 +134,15 @@ class LocalExecutor:
         self._converged_generation = desired.generation
         self._at("after-last-effect")
 
+    def may_lead(self) -> bool:
+        """Whether the run root is this executor's: it is that of one living process, also of one that was stopped.
+        What runs there only that one may touch, so nobody else leads before it is gone."""
+        try:
+            self._root.lock()
+        except RunRootTakenError:
+            return False
+        return True
+
     def has_news(self) -> bool:
         """Whether a rank was started or has ended since the last look, so that a tick should come soon. Cheap."""
         return self._agents.have_news or any(run.is_closing for run in self._runs.values())
@@ -143,6 +152,7 @@ class LocalExecutor:
         rendezvous. Waits for all of it."""
         grace_s = self._patience.close_s if grace_s is None else grace_s
         if not self._taken_over:
+            self._root.unlock()
             return
         now_s = self._now()
         for run in self._live():

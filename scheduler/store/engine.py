@@ -25,13 +25,15 @@ _PRAGMAS = (
     "synchronous = FULL",
 )
 # A host that has vanished answers nothing at all: without limits, a statement waits for a quarter of an hour. What the
-# URL says comes before these. In s, but for the last, which is in ms.
+# URL says comes before these. In s, but for those in ms at the end. A leader that was stopped in mid-commit would hold
+# the row of the lease for ever: the server ends its session before the lease is over.
 _POSTGRESQL = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
+    "options": "-c idle_in_transaction_session_timeout=5000 -c statement_timeout=30000",
 }
 _WAL_LIMIT_S, _WAL_RETRY_S = 10.0, 0.05
 _TRUSTED_S = 1.0

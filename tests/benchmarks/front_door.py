@@ -19,7 +19,8 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
 from scheduler.store.migrate import migrate
-from tests.benchmarks.front_door_site import BRIEF, ENDED, RUNNING, Site, fill, filled_jobs
+from tests.benchmarks.front_door_site import ENDED, RUNNING, Site, fill, filled_jobs
+from tests.controller_process import BRIEF
 from tests.postgres_server import PostgresServer
 
 ROUNDS, SECONDS, REST_S = 3, 10.0, 12.0

@@ -30,7 +30,6 @@ from scheduler.store.sql import SqlStore
 from scheduler.store.tables import ENDED_JOBS, EVENTS, INBOX
 from tests.builders import a_fleet, a_job
 
-BRIEF = "brief"
 ENDED, RUNNING, WAITING, NODES = 99_000, 400, 600, 250
 CROWDED = "crowded"
 PATIENCE_S = 120.0
@@ -96,7 +95,7 @@ class Site:
             "EBBTIDE_PORT": str(self.port),
             "EBBTIDE_LOG_LEVEL": "WARNING",
         }
-        commands = (["scheduler.cli", "api"], ["tests.benchmarks.front_door_controller", str(self.record)])
+        commands = (["scheduler.cli", "api"], ["tests.controller_process", str(self.record)])
         self.processes = [
             subprocess.Popen([sys.executable, "-m", *command], env=env, stdin=subprocess.PIPE) for command in commands
         ]

@@ -157,3 +157,20 @@ def _width(play: Play, job_id: str) -> int:
 def _is_over(play: Play, job_id: str) -> bool:
     job = play.job(job_id)
     return job is not None and job.is_ended
+
+
+@pytest.mark.e2e
+def test_nobody_leads_beside_a_controller_of_this_machine_that_was_stopped(play: Play) -> None:
+    """Its workers run on, and it may wake at any moment: whoever led meanwhile would start their jobs a second time."""
+    first = play.start_controller()
+    play.wait(lambda: play.store.lease() is not None, controller=first)
+    second = play.start_controller()
+    before = play.store.lease()
+    assert before is not None
+    first.send_signal(signal.SIGSTOP)
+    play.wait(lambda: time.time() > before.expires_at_s + 3.0, controller=second)
+    after = play.store.lease()
+    assert after is not None
+    assert (after.holder, after.epoch) == (before.holder, before.epoch)
+    first.kill()
+    play.wait(lambda: (held := play.store.lease()) is not None and held.epoch > before.epoch, controller=second)

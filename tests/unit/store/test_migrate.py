@@ -6,12 +6,15 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import inspect, text
+from alembic.script import Script, ScriptDirectory
+from sqlalchemy import JSON, Engine, inspect, text
+from sqlalchemy.types import TypeEngine
 
 from scheduler.domain.command import Command, RecallAll
 from scheduler.domain.fleet import Pool, PoolKind
@@ -28,6 +31,11 @@ from scheduler.store.queries import JobQuery, LoanQuery, Place
 from scheduler.store.sql import SqlStore
 from scheduler.store.tables import METADATA
 from tests.postgres_server import PostgresServer
+
+
+def _older_revisions() -> list[Script]:
+    scripts = ScriptDirectory.from_config(script_config())
+    return [script for script in scripts.walk_revisions() if script.revision not in scripts.get_heads()]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -99,6 +107,40 @@ def test_jobs_and_loans_that_ended_before_are_listed_by_what_their_records_say(u
     assert store.find_ended_jobs(JobQuery(), after=Place(1.0, "j1"), limit=9) == jobs[:1]
     assert store.find_ended_loans(LoanQuery(pool="serve", node="i0"), after=None, limit=9) == (loan,)
     store.close()
+
+
+@pytest.mark.parametrize("revision", [script.revision for script in _older_revisions()])
+def test_every_row_of_an_older_database_is_kept(url: str, revision: str) -> None:
+    migrate(url)
+    engine, config = open_engine(url), script_config()
+    with engine.begin() as connection:
+        for table in METADATA.sorted_tables:
+            if table.name not in ("state", "lease"):  # these have their one row from the first
+                connection.execute(table.insert(), {column.name: _value(column.type) for column in table.columns})
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+    before = _rows(engine)
+    assert all(before.values())
+    migrate(url)
+    after = _rows(engine)
+    engine.dispose()
+    for name, rows in before.items():
+        assert [{column: row[column] for column in rows[0]} for row in after[name]] == rows, name
+
+
+def _value(kind: TypeEngine[Any]) -> Any:
+    if isinstance(kind, JSON):
+        return {"some": ["thing", 1.5]}
+    return 7 if kind.python_type is int else kind.python_type("1")
+
+
+def _rows(engine: Engine) -> dict[str, list[dict[str, Any]]]:
+    """All rows of all tables that there are, by table."""
+    with engine.connect() as connection:
+        names = [name for name in inspect(connection).get_table_names() if name != "alembic_version"]
+        selected = {name: connection.execute(text(f'SELECT * FROM "{name}"')).mappings().all() for name in names}
+    return {name: [dict(row) for row in rows] for name, rows in selected.items()}
 
 
 def test_threads_may_migrate_several_databases_at_once(tmp_path: Path) -> None:
