@@ -16,6 +16,7 @@ from alembic.script import Script, ScriptDirectory
 from sqlalchemy import JSON, Engine, inspect, text
 from sqlalchemy.types import TypeEngine
 
+from scheduler.domain.codec import encode
 from scheduler.domain.command import Command, RecallAll
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.gpu_shape import GpuShape
@@ -116,7 +117,8 @@ def test_every_row_of_an_older_database_is_kept(url: str, revision: str) -> None
     with engine.begin() as connection:
         for table in METADATA.sorted_tables:
             if table.name not in ("state", "lease"):  # these have their one row from the first
-                connection.execute(table.insert(), {column.name: _value(column.type) for column in table.columns})
+                row = {column.name: _value(column.type) for column in table.columns}
+                connection.execute(table.insert(), row | _READ.get(table.name, {}))
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, revision)
@@ -129,10 +131,19 @@ def test_every_row_of_an_older_database_is_kept(url: str, revision: str) -> None
         assert [{column: row[column] for column in rows[0]} for row in after[name]] == rows, name
 
 
+_ENDED_JOB = Job("j", JobSpec("train", 1, 1), JobState.FAILED, 1.0, 9.0, Progress(9.0))
+_READ = {
+    "ended_jobs": {"body": encode(_ENDED_JOB)},
+    "ended_loans": {"body": encode(Loan("l", "i0", "serve", LoanState.LOST, 5.0, 6.0))},
+}
+"""Rows of which later revisions read more than the columns."""
+
+
 def _value(kind: TypeEngine[Any]) -> Any:
     if isinstance(kind, JSON):
         return {"some": ["thing", 1.5]}
-    return 7 if kind.python_type is int else kind.python_type("1")
+    samples: dict[type, Any] = {int: 7, bytes: b"1", bool: True}
+    return samples.get(kind.python_type, kind.python_type("1") if kind.python_type in (str, float) else None)
 
 
 def _rows(engine: Engine) -> dict[str, list[dict[str, Any]]]:
