@@ -1,0 +1,263 @@
+"""Fifty clients submit, scale and cancel while API, controllers and PostgreSQL are killed in turn (SIGKILL, and
+PostgreSQL as by a power failure). Nothing that was accepted is lost, nothing is done twice, and the accounts add up.
+What happens when comes from a seed; the long variant is behind the marker `full`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from scheduler.domain.codec import decode
+from scheduler.domain.command import AddNode, Command, CreatePool, ScaleJob, SubmitJob
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.store.engine import open_engine
+from scheduler.store.protocol import UnavailableError
+from scheduler.store.sql import SqlStore
+from scheduler.store.tables import ENDED_JOBS, EVENTS, INBOX
+from tests.builders import a_node
+from tests.controller_process import BRIEF
+from tests.postgres_server import PostgresServer
+
+ROOT = Path(__file__).parents[2]
+CLIENTS, NODES, WORK = 50, 20, 20
+PAUSE_S, PATIENCE_S, LEASE_S = 1.0, 120.0, 3.0
+REFUSED = (404, 409)
+RESIZED = {EventCode.JOB_GROWN, EventCode.JOB_SHRUNK, EventCode.JOB_MOVED, EventCode.JOB_REARRANGED}
+
+
+@dataclass(slots=True)
+class Accepted:
+    """What one client was told: the jobs of its keys, the last range of each that it scaled, those it cancelled."""
+
+    jobs: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    scaled: dict[str, tuple[int, int]] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
+
+
+class Site:
+    """PostgreSQL, an API and two controllers, each of them killed and started again."""
+
+    def __init__(self, server: PostgresServer, folder: Path) -> None:
+        self.server, self.url, self._folder = server, server.new_database(), folder
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = int(probe.getsockname()[1])
+        self._env = {
+            **os.environ,
+            "EBBTIDE_DATABASE_URL": self.url,
+            "EBBTIDE_RUN_DIR": str(folder / "run"),
+            "EBBTIDE_PORT": str(self.port),
+            "EBBTIDE_LEASE_S": str(LEASE_S),
+        }
+        self.kills: Counter[str] = Counter()
+        self._processes = {name: self._started(name) for name in ("api", "one", "two")}
+
+    def kill(self, name: str) -> None:
+        self.kills[name] += 1
+        if name == "postgres":
+            self.server.kill()
+            self.server.start()
+            return
+        self._processes[name].send_signal(signal.SIGKILL)
+        self._processes[name].communicate()
+        self._processes[name] = self._started(name)
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.communicate()
+
+    def log(self) -> str:
+        return "\n".join(path.read_text()[-2000:] for path in self._folder.glob("*.log"))
+
+    def _started(self, name: str) -> subprocess.Popen[bytes]:
+        controller = ["tests.controller_process", str(self._folder / name)]
+        command = [sys.executable, "-m", *(["scheduler.cli", "api"] if name == "api" else controller)]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(command, cwd=ROOT, env=self._env, stdin=subprocess.PIPE, stdout=log, stderr=log)
+
+
+@pytest.fixture
+def site(mortal_postgres: PostgresServer, tmp_path: Path) -> Iterator[Site]:
+    made = Site(mortal_postgres, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(1, 8), *(pytest.param(seed, 40, marks=pytest.mark.full) for seed in (2, 3))]
+)
+def test_nothing_accepted_is_lost_or_done_twice(site: Site, seed: int, kills: int) -> None:
+    _open(site)
+    over, told = threading.Event(), [Accepted() for _ in range(CLIENTS)]
+    clients = [
+        threading.Thread(target=_use, args=(site.port, Random(f"{seed}-{number}"), number, told[number], over))
+        for number in range(CLIENTS)
+    ]
+    for client in clients:
+        client.start()
+    random, names = Random(seed), ("api", "one", "postgres", "two")
+    for at in range(kills):
+        _wait_for_work(told)
+        time.sleep(random.uniform(0.0, 1.0))
+        site.kill(names[at % len(names)])
+    over.set()
+    for client in clients:
+        client.join(PATIENCE_S)
+        assert not client.is_alive(), site.log()
+    history = _settled(site)
+    _check_submissions(history, told)
+    _check_changes(history, told)
+    _check_accounts(history)
+
+
+def _wait_for_work(told: list[Accepted]) -> None:
+    """Until so many more jobs were accepted: whatever was killed is up again, however slow the machine is."""
+    wanted, limit_s = _submitted(told) + WORK, time.monotonic() + PATIENCE_S
+    while _submitted(told) < wanted:
+        assert time.monotonic() < limit_s, "nobody is answered"
+        time.sleep(0.05)
+
+
+def _submitted(told: list[Accepted]) -> int:
+    return sum(len(each.jobs) for each in told)
+
+
+def _open(site: Site) -> None:
+    store = SqlStore(site.url)
+    store.send(Command("pool", time.time(), CreatePool(Pool("training", PoolKind.TRAINING))))
+    for at in range(NODES):
+        store.send(Command(f"node-{at}", time.time(), AddNode(a_node(f"t{at}"))))
+    store.close()
+
+
+def _use(port: int, random: Random, number: int, told: Accepted, over: threading.Event) -> None:
+    """Asks until it is answered. One job at a time: half are brief and end, the others are scaled, then cancelled."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10.0, trust_env=False) as http:
+        turn = 0
+        while not over.is_set():
+            turn += 1
+            name = f"{random.choice((BRIEF, 'long'))}-{number}-{turn}"
+            submit = partial(http.post, "/v1/jobs", json=_document(name), headers={"Idempotency-Key": name})
+            for _ in range(random.choice((1, 1, 2))):  # some ask again though they were answered
+                told.jobs[name].add(_answer(submit).json()["id"])
+            if name.startswith(BRIEF):
+                continue
+            (job_id, *_) = told.jobs[name]
+            for _ in range(random.randrange(3)):
+                low = random.randint(1, 3)
+                gpus = {"min": low, "max": low}
+                if _answer(partial(http.patch, f"/v1/jobs/{job_id}", json={"gpus": gpus})).status_code == 202:
+                    told.scaled[job_id] = (low, low)
+                over.wait(random.uniform(0.0, PAUSE_S))
+            if _answer(partial(http.delete, f"/v1/jobs/{job_id}")).status_code == 202:
+                told.cancelled.add(job_id)
+
+
+def _document(name: str) -> dict[str, object]:
+    return {"name": name, "gpus": {"min": 1, "max": 1}, "steps": 10 if name.startswith(BRIEF) else 10**9}
+
+
+def _answer(ask: Callable[[], httpx.Response]) -> httpx.Response:
+    limit_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < limit_s:
+        try:
+            answer = ask()
+        except httpx.TransportError:
+            time.sleep(0.1)
+            continue
+        if answer.status_code != 503:
+            assert answer.is_success or answer.status_code in REFUSED, answer.text
+            return answer
+        time.sleep(0.1)
+    raise AssertionError("no answer")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    commands: list[Command]
+    ended: dict[str, Job]
+    events: dict[str, list[Event]]
+
+
+def _settled(site: Site) -> History:
+    """Once every job has ended and the inbox is empty."""
+    store, limit_s = SqlStore(site.url), time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            loaded = store.load()
+        except UnavailableError:
+            continue
+        if not loaded.inbox and not loaded.snapshot.jobs:
+            break
+        assert time.monotonic() < limit_s, f"still there: {list(loaded.snapshot.jobs)[:5]}, {site.log()}"
+        time.sleep(0.2)
+    store.close()
+    engine = open_engine(site.url)
+    with engine.connect() as connection:
+        commands = [decode(Command, row.body) for row in connection.execute(select(INBOX).order_by(INBOX.c.number))]
+        jobs = [decode(Job, row.body) for row in connection.execute(select(ENDED_JOBS))]
+        told = [decode(Event, row.body) for row in connection.execute(select(EVENTS).order_by(EVENTS.c.number))]
+    engine.dispose()
+    assert len({job.id for job in jobs}) == len(jobs), "a job ended twice"
+    events = defaultdict(list)
+    for event in told:
+        events[event.subject].append(event)
+    return History(commands, {job.id: job for job in jobs}, events)
+
+
+def _check_submissions(history: History, told: list[Accepted]) -> None:
+    accepted = {name: ids for each in told for name, ids in each.jobs.items()}
+    assert all(len(ids) == 1 for ids in accepted.values()), "a repeated submission made another job"
+    made = Counter(job.spec.name for job in history.ended.values())
+    assert made == dict.fromkeys(accepted, 1), "each accepted submission made one job, and nothing else did"
+    submits = Counter(command.body.job_id for command in history.commands if isinstance(command.body, SubmitJob))
+    assert submits == dict.fromkeys(history.ended, 1)
+    assert len(accepted) > 2 * CLIENTS, "there was a storm"
+
+
+def _check_changes(history: History, told: list[Accepted]) -> None:
+    for each in told:
+        for job_id, (low, high) in each.scaled.items():
+            spec = history.ended[job_id].spec
+            assert (spec.min_gpus, spec.max_gpus) == (low, high), f"{job_id}: the last accepted range counts"
+        assert {history.ended[job_id].state for job_id in each.cancelled} <= {JobState.CANCELLED}
+    scales = Counter(command.body.job_id for command in history.commands if isinstance(command.body, ScaleJob))
+    for job_id, events in history.events.items():
+        if job_id in history.ended:
+            assert sum(event.message.startswith("submitted:") for event in events) == 1
+            taken = sum(event.message.startswith("its range is now") for event in events)
+            refused = sum(event.code is EventCode.COMMAND_REFUSED for event in events)
+            assert taken <= scales[job_id] <= taken + refused, f"{job_id}: each scaling was taken in once"
+
+
+def _check_accounts(history: History) -> None:
+    """A job that was never resized held its GPUs from its start until it was archived, to the GPU-second."""
+    checked = 0
+    for job in history.ended.values():
+        codes = {event.code for event in history.events[job.id]}
+        starts = [event for event in history.events[job.id] if event.code is EventCode.JOB_STARTED]
+        if not RESIZED.intersection(codes) and len(starts) == 1:
+            (start,) = starts
+            held_s = job.account.settled_at_s - start.at_s
+            assert job.account.gpu_s == pytest.approx(start.numbers["gpus"] * held_s, abs=1e-6)
+            checked += 1
+    assert checked > CLIENTS
