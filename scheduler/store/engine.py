@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -97,7 +97,10 @@ def transaction(engine: Engine) -> Iterator[Connection]:
     try:
         with engine.begin() as connection:
             yield connection
-    except NO_ANSWER as failed:
+    except (DBAPIError, NoConnectionError) as failed:
+        # A session that the server has ended, for having said nothing, is told of in an error of another kind.
+        if not isinstance(failed, NO_ANSWER) and not getattr(failed, "connection_invalidated", False):
+            raise
         raise UnavailableError(f"database {name_of(engine)}: {getattr(failed, 'orig', None) or failed}") from failed
 
 

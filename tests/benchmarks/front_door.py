@@ -70,11 +70,12 @@ def _rows(dialect: str, site: Site) -> Iterator[tuple[str, str, str]]:
     rest_from_s = time.time()
     time.sleep(REST_S)
     at_rest = site.ticks(rest_from_s, time.time())
-    rounds, loaded = list[Times](), list[list[float]]()
+    rounds, loaded, used_s = list[Times](), list[list[float]](), site.used_s()
     for _ in range(ROUNDS):
         from_s = time.time()
         rounds.append(asyncio.run(_at_a_rate(site.port, wanted_per_s, SECONDS)))
         loaded.append(site.ticks(from_s, time.time()))
+    used_s = {name: after_s - used_s[name] for name, after_s in site.used_s().items()}
     delays_s = site.delays(int(wanted_per_s * SECONDS))
     closed = [asyncio.run(_in_turn(site.port, CLIENTS, SECONDS / 2)) for _ in range(ROUNDS)]
     of = f"{dialect}, {stored:,} jobs"
@@ -85,6 +86,9 @@ def _rows(dialect: str, site: Site) -> Iterator[tuple[str, str, str]]:
     yield f"{of}: tick at rest", "", _told([at_rest])
     yield f"{of}: tick under that load", "p99 not more than doubled", _told(loaded)
     yield f"{of}: a submission waits for its tick", "", _told([delays_s])
+    submits = sum(len(each.submit) for each in rounds)
+    shares = ", ".join(f"{name} {1e3 * each_s / submits:.1f}" for name, each_s in used_s.items())
+    yield f"{of}: processor time of all that, by submission", "", f"{shares} ms"
     per_s = median(len(times) / (SECONDS / 2) for times in closed)
     clients = f"{CLIENTS} clients, each submits when it is answered"
     yield f"{of}: {clients}", f"over {wanted_per_s:g}/s", f"{per_s:.0f}/s, {_told(closed)}"

@@ -1,0 +1,155 @@
+"""Two controllers on one database: one leads, the other waits. Real processes, stopped and killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, SubmitJob
+from scheduler.domain.event import EventCode
+from scheduler.domain.fleet import Pool, PoolKind
+from scheduler.store.migrate import migrate
+from scheduler.store.protocol import Page
+from scheduler.store.sql import SqlStore
+from tests.builders import a_node, a_spec
+from tests.controller_process import INSIDE_COMMIT
+from tests.postgres_server import PostgresServer
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+LEASE_S = 3.0
+
+
+class Pair:
+    """A database, controllers on it, and a client that sends straight into the inbox."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.is_a_file = url.startswith("sqlite")
+        self.store = SqlStore(url)
+        self._folder = folder
+        self._env = {**os.environ, "EBBTIDE_DATABASE_URL": url, "EBBTIDE_LEASE_S": str(LEASE_S)}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._sent = 0
+        self.send(CreatePool(Pool("training", PoolKind.TRAINING)))
+        self.send(AddNode(a_node("t0")))
+
+    def start(self, name: str, point: str = "") -> subprocess.Popen[bytes]:
+        command = [
+            sys.executable,
+            "-m",
+            "tests.controller_process",
+            str(self._folder / name),
+            *([point] if point else []),
+        ]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(command, cwd=ROOT, env=self._env, stdout=log, stderr=log)
+        return self._processes[name]
+
+    def send(self, body: CommandBody) -> None:
+        self._sent += 1
+        self.store.send(Command(f"pair-{self._sent}", time.time(), body))
+
+    def submit(self, job_id: str) -> None:
+        self.send(SubmitJob(job_id, a_spec()))
+
+    def events(self, code: EventCode) -> Counter[str]:
+        """How often it was told of each subject."""
+        events = (each.event for each in self.store.events(Page(limit=10_000)))
+        return Counter(each.subject for each in events if each.code is code)
+
+    def starts(self, job_id: str) -> int:
+        return self.events(EventCode.JOB_STARTED)[job_id]
+
+    def leader(self) -> str:
+        lease = self.store.lease()
+        return "" if lease is None else lease.holder.partition("-")[0]
+
+    def log(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text()
+
+    def wait(self, reached: Callable[[], bool], what: str) -> None:
+        limit_s = time.monotonic() + PATIENCE_S
+        while not reached():
+            assert time.monotonic() < limit_s, f"{what}: {[self.log(name) for name in self._processes]}"
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        self.store.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    url = f"sqlite:///{tmp_path / 'state.sqlite'}"
+    if request.param == "sqlite":
+        migrate(url)
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        url = server.new_database()
+    made = Pair(url, tmp_path)
+    yield made
+    made.close()
+
+
+def _stop_in_mid_tick(pair: Pair, point: str) -> subprocess.Popen[bytes]:
+    """A leader that has stopped itself there; the other controller waits behind it."""
+    first = pair.start("first", point)
+    pair.wait(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED, "it stops itself")
+    assert pair.leader() == "first"
+    return first
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("point", ["after-load", "before-commit", "after-commit", INSIDE_COMMIT])
+def test_a_leader_that_slept_is_fenced_and_changes_nothing(pair: Pair, point: str) -> None:
+    if point == INSIDE_COMMIT and pair.is_a_file:
+        pytest.skip("a file has one writer: nobody writes before it is woken or killed")
+    pair.submit("a")
+    first = _stop_in_mid_tick(pair, point)
+    pair.start("second")
+    pair.wait(lambda: pair.leader() == "second" and pair.starts("a") == 1, "the other takes over")
+    pair.submit("b")
+    pair.wait(lambda: pair.starts("b") == 1, "the other goes on")
+
+    first.send_signal(signal.SIGCONT)
+    pair.wait(lambda: _has_noticed(pair, point), "it finds out that it does not lead")
+    pair.submit("c")
+    pair.wait(lambda: pair.starts("c") == 1, "the other still leads")
+    assert pair.leader() == "second"
+    assert pair.events(EventCode.JOB_STARTED) == {"a": 1, "b": 1, "c": 1}
+    steps = pair.events(EventCode.JOB_STATE)
+    assert (steps["a"], steps["b"]) == (3, 3), "submitted, queued, running: each once"
+    assert first.poll() is None, "it waits for its turn"
+
+
+def _has_noticed(pair: Pair, point: str) -> bool:
+    return "epoch has ended" in pair.log("first") or "does not answer" in pair.log("first") or point == "after-commit"
+
+
+@pytest.mark.e2e
+def test_one_takes_over_when_the_other_is_killed_or_told_to_stop(pair: Pair) -> None:
+    first = pair.start("first")
+    pair.wait(lambda: pair.leader() == "first", "the first leads")
+    second = pair.start("second")
+    pair.submit("a")
+    pair.wait(lambda: pair.starts("a") == 1, "a runs")
+    first.kill()
+    pair.submit("b")
+    pair.wait(lambda: pair.starts("b") == 1 and pair.leader() == "second", "the second takes over")
+    pair.start("third")
+    second.terminate()
+    assert second.wait(PATIENCE_S) == 0
+    pair.submit("c")
+    pair.wait(lambda: pair.starts("c") == 1 and pair.leader() == "third", "the third takes over")
+    assert pair.events(EventCode.JOB_STARTED) == {"a": 1, "b": 1, "c": 1}
