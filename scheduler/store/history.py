@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -106,6 +107,7 @@ def select_ended(table: Table[Any], *, limit: int) -> Select[*tuple[Any, ...]]:
 
 
 def select_ended_jobs(wanted: JobQuery, after: Place | None, limit: int) -> Select[*tuple[Any, ...]]:
+    """Without bodies: most lists hold what was listed a moment ago."""
     row = ENDED_JOBS.c
     traits: list[ColumnElement[bool]] = []
     if wanted.states is not None:
@@ -120,7 +122,12 @@ def select_ended_jobs(wanted: JobQuery, after: Place | None, limit: int) -> Sele
         traits.append(row.submitted_at_s >= wanted.since_s)
     if wanted.until_s < math.inf:
         traits.append(row.submitted_at_s < wanted.until_s)
-    return _in_order(select(ENDED_JOBS).where(*traits), row.submitted_at_s, row.id, after, limit=limit)
+    keys = select(row.number, row.id, row.generation)
+    return _in_order(keys.where(*traits), row.submitted_at_s, row.id, after, limit=limit)
+
+
+def select_ended_bodies(numbers: Sequence[int]) -> Select[*tuple[Any, ...]]:
+    return select(ENDED_JOBS).where(ENDED_JOBS.c.number.in_(numbers))
 
 
 def select_ended_loans(wanted: LoanQuery, after: Place | None, limit: int) -> Select[*tuple[Any, ...]]:

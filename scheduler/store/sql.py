@@ -34,6 +34,9 @@ from scheduler.store.tables import ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX
 
 _NEWEST_EVENT = select(func.max(EVENTS.c.number))
 
+LISTED_MAX = 4096
+"""How many ended jobs are kept decoded: to decode the hundred of a page takes longer than all else of its request."""
+
 
 class SqlStore:
     """Safe to use from several threads and processes at once.
@@ -62,6 +65,7 @@ class SqlStore:
         self.tokens = SqlTokens(self._engine)
         self.audit_log = SqlAudit(self._engine)
         self._lock = threading.Lock()
+        self._listed: dict[tuple[Any, ...], Job] = {}  # ended jobs by number, id and generation: they never change
         self._newest = Snapshot()  # guarded by the lock: the newest snapshot that this process read or wrote
         self._waiting = inbox.Waiting()  # likewise
         self._outbox = inbox.Outbox(self._engine)
@@ -140,7 +144,15 @@ class SqlStore:
         return tuple(decode(Job, row.body) for row in self._rows(history.select_ended(ENDED_JOBS, limit=limit)))
 
     def find_ended_jobs(self, wanted: JobQuery, *, after: Place | None, limit: int) -> tuple[Job, ...]:
-        return tuple(decode(Job, row.body) for row in self._rows(history.select_ended_jobs(wanted, after, limit)))
+        listed = [tuple(row) for row in self._rows(history.select_ended_jobs(wanted, after, limit))]
+        jobs = {key: job for key in listed if (job := self._listed.get(key)) is not None}
+        if missing := [key[0] for key in listed if key not in jobs]:
+            found = self._rows(history.select_ended_bodies(missing))
+            jobs |= {(row.number, row.id, row.generation): decode(Job, row.body) for row in found}
+        if len(self._listed) > LISTED_MAX:
+            self._listed = {}
+        self._listed.update(jobs)
+        return tuple(jobs[key] for key in listed if key in jobs)
 
     def ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         return tuple(decode(Loan, row.body) for row in self._rows(history.select_ended(ENDED_LOANS, limit=limit)))

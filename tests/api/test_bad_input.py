@@ -164,7 +164,7 @@ def test_malformed_demand_is_refused(fleet: ApiService, gpus: object) -> None:
         ("gpus.max", {"gpus": {"max": 0}}),
         ("gpus.min", {"gpus": {"min": 3}}),
         ("gpus.max", {"gpus": {"min": 4, "max": 3}}),
-        ("priority", {"gpus": {"max": 4}, "priority": 3}),
+        ("priority", {"gpus": {"max": 4}, "priority": 3000}),
     ],
 )
 def test_a_malformed_change_of_a_job_is_refused(service: ApiService, field: str, change: dict[str, Any]) -> None:

@@ -406,3 +406,12 @@ def _listed(at: int, state: JobState) -> Job:
     spec = replace(job.spec, name=("train", "Test", "eval")[at % 3], queue=("even", "odd")[at % 2])
     job_id = ("a-b", "aa", "a-", "B")[at % 4] + str(at)
     return replace(job, id=job_id, spec=spec, submitted_at_s=at // 3, owner=("ada", "bob")[at // 2 % 2])
+
+
+def test_a_page_of_ended_jobs_is_the_same_when_it_is_asked_for_again(store: Store) -> None:
+    jobs = tuple(_listed(at, JobState.FAILED) for at in range(6))
+    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, ended_jobs=jobs))
+    first = store.find_ended_jobs(JobQuery(), after=None, limit=4)
+    assert len(first) == 4
+    assert store.find_ended_jobs(JobQuery(), after=None, limit=4) == first
+    assert store.find_ended_jobs(JobQuery(), after=None, limit=6)[:4] == first
