@@ -1,0 +1,122 @@
+"""One attempt to deliver, against real servers on loopback: where it goes, how long it waits, how much it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from api.webhooks.sender import Outcome, Sender
+from tests.http_server import LoopbackServer, Quiet
+from tests.webhook_receiver import Answer, Receiver, receiver
+
+NOW_S = 1_760_000_000.0
+
+
+class Names:
+    """A name server whose answers change: the first, then the second, and so on."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        self.asked.append(host)
+        return self.answers.pop(0)
+
+
+@pytest.fixture
+def hook() -> Iterator[Receiver]:
+    with receiver() as made:
+        yield made
+
+
+def send(sender: Sender, url: str) -> Outcome:
+    return asyncio.run(sender.send(url, {"webhook-id": "msg_1"}, b"{}"))
+
+
+def named(hook: Receiver, name: str = "hooks.example") -> str:
+    return hook.url.replace("127.0.0.1", name)
+
+
+def test_a_name_is_looked_up_once_and_the_receiver_is_asked_by_it(hook: Receiver) -> None:
+    names = Names(["127.0.0.1"])
+    sender = Sender(frozenset({"hooks.example"}), resolve=names.resolve)
+    assert send(sender, named(hook)) == Outcome(204)
+    assert names.asked == ["hooks.example"]
+    assert hook.received[0].headers["Host"] == named(hook).split("/")[2]
+
+
+def test_a_name_that_leads_home_at_the_next_attempt_is_refused_then(hook: Receiver) -> None:
+    names = Names(["127.0.0.1"], ["93.184.216.34", "127.0.0.1"])
+    sender = Sender(resolve=names.resolve)
+    for _ in range(2):
+        outcome = send(sender, named(hook))
+        assert outcome.status is None
+        assert "hooks.example (127.0.0.1) is not a public address" in outcome.error
+    assert hook.received == []
+
+
+def test_where_one_address_does_not_answer_the_next_is_tried(hook: Receiver) -> None:
+    names = Names(["::1", "127.0.0.1"])
+    sender = Sender(frozenset({"hooks.example"}), resolve=names.resolve)
+    assert send(sender, named(hook)) == Outcome(204)
+
+
+def test_a_redirect_is_not_followed(hook: Receiver) -> None:
+    hook.answer = lambda number: Answer(307, {"Location": "/elsewhere"})
+    outcome = send(Sender(frozenset({"127.0.0.1"})), hook.url)
+    assert (outcome.status, "redirects are not followed" in outcome.error) == (307, True)
+    assert len(hook.received) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "heeded_s"),
+    [("120", 120.0), (formatdate(NOW_S + 90, usegmt=True), 90.0), ("soon", 0.0), ("-5", 0.0), ("9" * 400, 0.0)],
+)
+def test_retry_after_is_heeded_in_both_its_forms(hook: Receiver, given: str, heeded_s: float) -> None:
+    hook.answer = lambda number: Answer(429, {"Retry-After": given})
+    assert send(Sender(frozenset({"127.0.0.1"}), now=lambda: NOW_S), hook.url).retry_after_s == heeded_s
+
+
+def test_nobody_is_waited_for_longer_than_an_attempt_may_take_however_they_drip() -> None:
+    class Dripping(Quiet, BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100000000")
+            self.end_headers()
+            for _ in range(100):
+                self.wfile.write(b"x")
+                time.sleep(0.1)
+
+    with LoopbackServer(Dripping) as server:
+        outcome = send(Sender(frozenset({"127.0.0.1"}), timeout_s=0.5), server.url)
+    assert outcome == Outcome(None, "no answer within 0.5 s")
+
+
+def test_of_a_long_answer_only_the_beginning_is_read() -> None:
+    class Talking(Quiet, BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(500)
+            self.end_headers()
+            while True:  # until the other side has heard enough
+                try:
+                    self.wfile.write(b"no " * 1000)
+                except OSError:
+                    return
+
+    with LoopbackServer(Talking) as server:
+        outcome = send(Sender(frozenset({"127.0.0.1"})), server.url)
+    assert outcome.status == 500
+    assert outcome.error.startswith("HTTP 500: no no no")
+    assert len(outcome.error) < 250
+
+
+def test_who_does_not_listen_has_no_name_or_speaks_something_else_is_told_apart() -> None:
+    sender = Sender(frozenset({"127.0.0.1"}))
+    assert "ConnectError" in send(sender, "http://127.0.0.1:1/").error
+    assert "has no address" in send(sender, "http://nobody.invalid/").error
