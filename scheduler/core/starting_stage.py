@@ -63,7 +63,8 @@ def _start_mixed(course: Course, queue: Iterable[str]) -> None:
         job, reason = course.draft.jobs[job_id], course.waiting.get(job_id)
         if reason is None or reason.code is not ReasonCode.NO_MATCHING_FLAVOR or job.state is not _QUEUED:
             continue
-        if course.book and course.book.verdict(job, job.spec.min_gpus):
+        if course.book and (why := course.book.verdict(job, job.spec.min_gpus)):
+            course.waiting[job_id] = why
             continue
         if target := mixed_target(course, job, job.spec.min_gpus):
             if course.book:

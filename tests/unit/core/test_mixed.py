@@ -11,6 +11,7 @@ from scheduler.domain.decision import StartJob
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus
 from scheduler.domain.job import Job
+from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import ParallelPlan, Stage
 from scheduler.domain.reason import ReasonCode
 from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
@@ -54,6 +55,17 @@ def started(result: TickResult) -> list[Gpus]:
 def test_a_job_too_large_for_either_model_starts_on_both() -> None:
     result = decided(seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)})))
     assert started(result) == [{"h0": (0, 1, 2, 3), "t0": tuple(range(8))}]
+
+
+def test_it_does_not_start_above_the_limit_of_its_queue_which_others_have_used_up_meanwhile() -> None:
+    snapshot = seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)}))
+    small = a_job("small", 4, gpu=OTHER)
+    both = replace(snapshot, jobs={**snapshot.jobs, "small": small}, queues={"default": JobQueue("default")})
+    assert len(started(decided(both))) == 2
+    limited = replace(both, queues={"default": JobQueue("default", limit_gpus=15)})
+    result = decided(limited)
+    (start,) = started(result)
+    assert (list(start), result.waiting["large"].code) == (["h0"], ReasonCode.WAITING_FOR_QUOTA)
 
 
 def test_of_two_splits_the_faster_is_taken() -> None:
