@@ -58,7 +58,8 @@ def test_a_job_too_large_for_either_model_starts_on_both() -> None:
 
 
 def test_it_does_not_start_above_the_limit_of_its_queue_which_others_have_used_up_meanwhile() -> None:
-    snapshot = seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)}))
+    first = replace(large(), spec=replace(large().spec, priority=1))
+    snapshot = seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)}), first)
     small = a_job("small", 4, gpu=OTHER)
     both = replace(snapshot, jobs={**snapshot.jobs, "small": small}, queues={"default": JobQueue("default")})
     assert len(started(decided(both))) == 2
