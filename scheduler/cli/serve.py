@@ -81,9 +81,9 @@ def api() -> None:
     from scheduler.cli.supervisor import end_with_parent
     from scheduler.wiring import run_api
 
-    end_with_parent()
     settings = read_settings()
     _check_auth(settings)
+    end_with_parent()
     run_api(settings)
 
 

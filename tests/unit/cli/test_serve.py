@@ -56,6 +56,15 @@ def test_a_host_that_cannot_be_listened_on_is_refused(
     assert "EBBTIDE_HOST: cannot listen on '203.0.113.7'" in result.stderr
 
 
+@pytest.mark.parametrize("verb", ["serve", "api"])
+def test_nobody_opens_the_service_to_others_by_accident(run: Run, tmp_path: Path, verb: str) -> None:
+    environment = {"EBBTIDE_AUTH": "off", "EBBTIDE_HOST": "0.0.0.0", "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/x"}
+    result = run(verb, **environment)
+    assert result.exit_code == 2
+    assert "EBBTIDE_AUTH: got off with EBBTIDE_HOST 0.0.0.0, which others reach" in result.stderr
+    assert "off-everywhere" in result.stderr
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A whole service on a database, a folder and a port of its own."""
@@ -80,6 +89,7 @@ def test_serve_answers_acts_and_leaves_nothing_behind(run: Run, served: subproce
     found = re.search(r"serves (http://127\.0\.0\.1:[1-9]\d*) ", served.stderr.readline())
     assert found is not None
     url = found[1]
+    assert "Authentication is off: everybody on this machine may do everything" in served.stderr.readline()
     with Client(url, retries=Retries(attempts=1)) as client:
         give_up_at = time.monotonic() + PATIENCE_S
         while not client.is_ready():
