@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from api.answers.checkpoints import CheckpointsView, checkpoints_view
 from api.dependencies import WorldDep
+from api.problems import problems
 from scheduler.domain.command import CheckpointJob
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -17,7 +18,7 @@ def get_checkpoints(job_id: str, world: WorldDep) -> CheckpointsView:
     return checkpoints_view(world.job(job_id))
 
 
-@router.post("/jobs/{job_id}:checkpoint", status_code=202)
+@router.post("/jobs/{job_id}:checkpoint", status_code=202, responses=problems(409))
 def save_checkpoint(job_id: str, world: WorldDep) -> CheckpointsView:
     """Have the running job save at its next step boundary, and go on. To ask again before that is done changes nothing;
     `awaited` is null once it is."""

@@ -23,6 +23,7 @@ from api.errors import ProblemError, conflict, not_found, refuse
 from api.identity.principal import Principal, Role
 from api.kept import SqlStoreDep
 from api.paging import Cursor, cursor_of, number_in
+from api.problems import problems
 from api.webhooks.addresses import RefusedAddressError, allowed_hosts, check_literal
 from api.webhooks.message import asked_delivery
 from api.webhooks.signature import webhook_secret
@@ -112,7 +113,7 @@ def rotate_webhook_secret(webhook: WebhookDep, service: ServiceDep, store: SqlSt
     return secret_view(rotated, webhook_secret(service.token_secret, rotated.id, rotated.secret_number))
 
 
-@router.post("/{webhook_id}:test", status_code=202)
+@router.post("/{webhook_id}:test", status_code=202, responses=problems(409))
 def test_webhook(webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep, principal: PrincipalDep) -> DeliveryView:
     """Send a message of code Test, behind all that waits. What became of it stands among the deliveries."""
     if not webhook.enabled:
@@ -140,7 +141,7 @@ def list_deliveries(
     return {"items": [delivery_view(each) for each in found[:limit]], "next": following}
 
 
-@router.post("/{webhook_id}/deliveries/{delivery_id}:redeliver", status_code=202)
+@router.post("/{webhook_id}/deliveries/{delivery_id}:redeliver", status_code=202, responses=problems(409))
 def redeliver_message(delivery_id: str, webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep) -> DeliveryView:
     """Try a dead delivery again, before all that came later."""
     found = store.webhooks.delivery(webhook.id, delivery_id) or not_found("delivery", delivery_id)

@@ -19,6 +19,7 @@ from scheduler.policies.policy_set import policy_set
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.settings import Settings
+from scheduler.store.front import FrontStore
 from scheduler.store.memory import MemoryStore
 from scheduler.store.protocol import Lease
 from tests.memory_run_log import MemoryRunLog
@@ -47,8 +48,8 @@ class AppTransport(httpx.BaseTransport):
 class ApiService:
     """The application and the parts behind it, so that a test can let a tick happen or look into the inbox."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.store = MemoryStore()
+    def __init__(self, settings: Settings | None = None, store: FrontStore | None = None) -> None:
+        self.store: FrontStore = store or MemoryStore()
         self.run_log = MemoryRunLog()
         self.clock = ManualClock(NOW_S)
         self.policies = policy_set("ebbtide")

@@ -9,7 +9,7 @@ import httpx
 from api.identity.api_token import new_token
 from api.identity.principal import Grant
 from scheduler.settings import Settings
-from scheduler.store.front import ApiToken, AuditEntry
+from scheduler.store.front import ApiToken, AuditEntry, FrontStore
 from tests.api.conftest import NOW_S, ApiService
 
 MADE = AuditEntry(NOW_S, "tests", "", "CreateToken", "", None, None, "")
@@ -18,8 +18,8 @@ MADE = AuditEntry(NOW_S, "tests", "", "CreateToken", "", None, None, "")
 class Guarded(ApiService):
     """Its fleet and queues are made by an admin, named root."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(Settings(**{"auth": "on", "rate_burst": 10_000, **settings}))
+    def __init__(self, store: FrontStore | None = None, **settings: Any) -> None:
+        super().__init__(Settings(**{"auth": "on", "rate_burst": 10_000, **settings}), store)
         self.root = self.token("root", "admin")
 
     def token(self, name: str, *grants: str, life_s: float | None = None) -> str:

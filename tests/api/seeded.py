@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 from api.dependencies import Service
+from api.openapi import examples
+from api.present import Present
 from scheduler.domain.worker_token import issue_agent_token, issue_token
-from scheduler.store.memory import MemoryStore
-from scheduler.store.protocol import Commit, Page
-from tests.api.conftest import SECRET, ApiService
+from scheduler.store.migrate import migrate
+from scheduler.store.sql import SqlStore
+from tests.api.conftest import SECRET
+from tests.api.guarded import Guarded
 
 
 class SeededService:
-    """Pools, nodes, loans, queues, and jobs that run, wait, are suspended and have ended. `known`: names that path
-    parameters may take. `authorization`: headers of whoever may do everything."""
+    """Pools, nodes, loans, queues, a webhook, a simulation, and jobs that run, wait, are suspended and have ended.
+    `known`: names that path parameters may take. `authorization`: headers of whoever may do everything."""
 
-    def __init__(self) -> None:
-        self.service = made = ApiService()
-        self.authorization: dict[str, str] = {}
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._seed, self._number = folder, folder / "seed.sqlite", 0
+        migrate(f"sqlite:///{self._seed}")
+        store = SqlStore(f"sqlite:///{self._seed}")
+        self.service = made = Guarded(store, rate_per_s=1e6, rate_burst=1_000_000, webhook_hosts="hooks.example.com")
+        self.authorization = {"Authorization": f"Bearer {made.root}"}
+        made.http.headers.update(self.authorization)
         made.made("/v1/pools", {"name": "training", "kind": "training"})
         made.made("/v1/pools", {"name": "empty", "kind": "training"})
         made.made("/v1/pools", {"name": "inference", "kind": "inference", "lending": {"headroom": 0.0}})
@@ -39,21 +48,32 @@ class SeededService:
             "job_id": [self.running, asleep, gone, waiting],
             "name": ["inference", "empty", "spare", "t0", "blue", "default"],
             "node": ["t0"],
+            "token_id": [made.made("/v1/tokens", {"name": "ci", "grants": ["viewer"]})["id"]],
+            **self._background(),
         }
-        self._seed = made.store.load().snapshot, made.store.ended_jobs(limit=99), made.store.events(Page(limit=99))
+        del made.http.headers["Authorization"]
+        store.close()
+        self._store = SqlStore(f"sqlite:///{self._seed}")
+
+    def _background(self) -> dict[str, list[str]]:
+        made = self.service
+        webhook = made.made("/v1/webhooks", {"url": "https://hooks.example.com/ebbtide"})["id"]
+        delivery = made.made(f"/v1/webhooks/{webhook}:test")["id"]
+        simulation = made.made("/v1/simulations", examples()["SimulationDocument"])["id"]
+        return {"webhook_id": [webhook], "delivery_id": [delivery], "simulation_id": [simulation]}
 
     def put_back(self) -> None:
         """Give the application a store as it was first."""
-        snapshot, ended, events = self._seed
-        before = replace(snapshot, generation=snapshot.generation - 1)
-        store = MemoryStore(before)
-        told = tuple(each.event for each in events)
-        store.commit(Commit(before, snapshot, epoch=0, ended_jobs=ended, events=told))
+        self._store.close()
+        self._number += 1
+        path = self._folder / f"{self._number}.sqlite"
+        shutil.copyfile(self._seed, path)
+        self._store = store = SqlStore(f"sqlite:///{path}")
         service = self.service.app.state.service
         assert isinstance(service, Service)
-        self.service.app.state.service = replace(
-            service, store=store, agents=type(service.agents)(store, self.service.run_log)
-        )
+        agents = type(service.agents)(store, self.service.run_log)
+        self.service.app.state.service = replace(service, store=store, agents=agents, present=Present(store))
+        (self._folder / f"{self._number - 1}.sqlite").unlink(missing_ok=True)
 
     def headers(self, operation_id: str) -> dict[str, str]:
         """What lets the one pass who is meant to ask this."""

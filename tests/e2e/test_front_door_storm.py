@@ -62,6 +62,7 @@ class Site:
         self._env = {
             **os.environ,
             "EBBTIDE_DATABASE_URL": self.url,
+            "EBBTIDE_AUTH": "off",
             "EBBTIDE_RUN_DIR": str(folder / "run"),
             "EBBTIDE_PORT": str(self.port),
             "EBBTIDE_LEASE_S": str(LEASE_S),
