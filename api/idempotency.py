@@ -37,14 +37,17 @@ def submit_once(world: World, spec: JobSpec, key: str, new_id: Callable[[], str]
         ProblemError: 422 where the key came with another job before; 409 where the job is refused.
     """
     command_id = f"api-key-{sha256(f'{world.principal.name} {key}'.encode()).hexdigest()}"
+    refused: ProblemError | None = None
+    try:  # most keys are new, so nobody looks first; what stands against a new job is nothing to one that is there
+        job_id = new_id()
+        if after := world.send_once(SubmitJob(job_id, spec), command_id):
+            return after, job_id
+    except ProblemError as problem:
+        refused = problem
     taken = world.store.command(command_id)
     if taken is None:
-        job_id = new_id()
-        after = world.send(SubmitJob(job_id, spec), command_id=command_id)
-        taken = world.store.command(command_id)  # ours, unless somebody with this key was a moment earlier
-        if taken is not None and taken.body == SubmitJob(job_id, spec):
-            return after, job_id
-    assert taken is not None
+        assert refused is not None
+        raise refused
     assert isinstance(taken.body, SubmitJob)
     if taken.body.spec != spec:
         detail = f"the key came with another job document before, which became job {taken.body.job_id}: use a new key"

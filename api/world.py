@@ -78,23 +78,30 @@ class World:
     def node(self, name: str) -> Node:
         return self.snapshot.nodes.get(name) or not_found("node", name, self.snapshot.nodes)
 
-    def send(self, body: CommandBody, *, at_s: float | None = None, command_id: str = "") -> World:
+    def send(self, body: CommandBody, *, at_s: float | None = None) -> World:
         """Puts a command into the inbox and gives the world as it will be once that is absorbed.
 
         A command that the core would refuse in the present state is a 409 problem, one that the principal may not ask
         for is a 403 problem; neither is sent.
         """
-        permit(self.principal, body, self.snapshot)
-        sent_at_s = self.now_s if at_s is None else at_s
-        command = new_command(body, sent_at_s, actor=self.principal.name, command_id=command_id)
+        after = self._sent(new_command(body, self.now_s if at_s is None else at_s, actor=self.principal.name))
+        assert after is not None, "an id of its own"
+        return after
+
+    def send_once(self, body: CommandBody, command_id: str) -> World | None:
+        """As `send`; None where a command of this id was sent before, and then nothing is sent."""
+        return self._sent(new_command(body, self.now_s, actor=self.principal.name, command_id=command_id))
+
+    def _sent(self, command: Command) -> World | None:
+        permit(self.principal, command.body, self.snapshot)
         intake = Intake(self.snapshot)
         obey(intake, command)
         for event in intake.events:
             if event.code is EventCode.COMMAND_REFUSED:
                 conflict(event.message)
         after = intake.view()
-        self.store.send(command, audit=change_entry(command, self.principal, self.snapshot, after))
-        return replace(self, snapshot=after)
+        is_new = self.store.send(command, audit=change_entry(command, self.principal, self.snapshot, after))
+        return replace(self, snapshot=after) if is_new else None
 
 
 _PAST = {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}

@@ -32,6 +32,7 @@ GrantOption = Annotated[
     typer.Option("--grant", metavar="ROLE[:QUEUE]", help="viewer, submitter, queue-admin or admin; again for more."),
 ]
 ExpiresOption = Annotated[str, typer.Option("--expires", metavar="TIME", help="How long it is good, as 90d or 12h.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print the secret and nothing else.")]
 TokenArgument = Annotated[str, typer.Argument(metavar="TOKEN", help="Its id, as `ebbtide token list` shows it.")]
 _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -50,6 +51,7 @@ def create_token(
     url: UrlOption = DEFAULT_URL,
     *,
     database_url: DatabaseOption = None,
+    quiet: QuietOption = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Make a token; its secret is shown once. Over the API where --url, EBBTIDE_URL or a context names a service; else,
@@ -63,6 +65,9 @@ def create_token(
         with service(url) as client:
             made = dict(client.create_token(name, grant, expires_in_s=document.get("expires_in_s")))
     say("The secret is shown this once: keep it now.")
+    if quiet:
+        typer.echo(made["secret"])
+        return
     shown = {"token": made["secret"], "id": made["id"], "name": name, "grants": ", ".join(made["grants"])}
     emit(made, output, lambda: facts({**shown, "expires": _when(made["expires_at_s"], "never")}))
 

@@ -31,6 +31,7 @@ from scheduler.worker.session import Session
 from scheduler.worker.state import Trained, set_state, state, whole_state_digest
 
 logger = logging.getLogger(__name__)
+_PRINT_PERIOD_S = 5.0
 
 _DEFAULT_GLOBAL_BATCH = 12
 _DEFAULT_KEEP = 2
@@ -116,6 +117,7 @@ class Trainer:
         self._meshes = build_meshes(planned, device=session.device)
         self._background = checkpoint.Background()
         self._saving: checkpoint.Saving | None = None
+        self._printed_s = float("-inf")
         size = model_size(settings.model)
         self._batches = Batches(planned, size=size, rank=session.rank, seed=settings.seed, device=session.device)
         torch.manual_seed(settings.seed)
@@ -152,7 +154,11 @@ class Trainer:
         batch = self._layout.global_batch
         self._ledger.step(self.position.step + 1, samples=self._batches.counted(self.position.samples), loss=loss)
         self.position = replace(self.position, step=self.position.step + 1, samples=self.position.samples + batch)
-        self._session.report(step=self.position.step, loss=loss, samples_per_s=batch / (time.perf_counter() - began_s))
+        ended_s = time.perf_counter()
+        self._session.report(step=self.position.step, loss=loss, samples_per_s=batch / (ended_s - began_s))
+        if ended_s - self._printed_s >= _PRINT_PERIOD_S:
+            self._printed_s = ended_s
+            logger.info("step %d: loss %.4f, %.1f samples/s", self.position.step, loss, batch / (ended_s - began_s))
         if self._saving is not None and self._saving.is_written:
             self._finish_save()
 
