@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.postgres_server import PostgresServer
 
 # Hundreds of processes are started here from the same sources: the first ones compile them for all.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+# How long an example takes says nothing of what is tested, and much of what else the machine does.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

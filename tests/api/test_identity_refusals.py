@@ -12,6 +12,8 @@ from api.app import routes_of
 from api.identity.rules import RULES, Asks, Rule, RuleBook
 from scheduler.domain.worker_token import issue_agent_token, issue_token
 from scheduler.settings import Settings
+from scheduler.store.migrate import migrate
+from scheduler.store.sql import SqlStore
 from tests.api.conftest import SECRET, ApiService, Problem
 from tests.api.guarded import MADE as _ENTRY
 from tests.api.guarded import Guarded
@@ -23,15 +25,24 @@ CHANGES = [route for route in ROUTES if not route.startswith("GET ")]
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[Guarded]:
-    made = Guarded().with_fleet()
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlStore]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('refusals') / 'state.sqlite'}"
+    migrate(url)
+    made = SqlStore(url)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(store: SqlStore) -> Iterator[Guarded]:
+    made = Guarded(store, simulation_body_bytes=1 << 20).with_fleet()
     yield made
     made.http.close()
 
 
 @pytest.fixture(scope="module")
-def unguarded() -> Iterator[ApiService]:
-    made = ApiService(Settings(auth="off", allowed_hosts="x, GPU-box"))
+def unguarded(store: SqlStore) -> Iterator[ApiService]:
+    made = ApiService(Settings(auth="off", allowed_hosts="x, GPU-box"), store)
     with made.http:
         yield made
 

@@ -147,7 +147,7 @@ def test_a_wrong_file_is_refused_at_once_with_file_line_and_column(api: Api) -> 
         client.create_simulation(head + row, CLUSTER, demand=DEMAND, policies=["ebbtid"])
     with pytest.raises(ProblemError, match="needed, because the cluster has inference pools"):
         client.create_simulation(head + row, CLUSTER)
-    with pytest.raises(ProblemError, match="at most 500000 bytes") as too_large:
+    with pytest.raises(ProblemError, match="more than 500000 bytes") as too_large:
         client.create_simulation(head + row, CLUSTER + "#" * 500_000, demand=DEMAND)
     assert too_large.value.status == 413
     assert list(client.simulations()) == before
