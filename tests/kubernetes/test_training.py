@@ -87,4 +87,5 @@ def test_a_recalled_node_is_given_back_and_a_killed_agent_costs_work_since_a_che
     assert trained.steps_made() <= STEPS + 10, "no more than since the last checkpoint"
     eventually(lambda: not trained.objects(), what="its objects are gone")
     assert trained.containers.left() == []
-    assert set(trained.containers.exit_codes().values()) == {0, -signal.SIGKILL}
+    # An agent that is told to end before it has come up dies of the signal itself.
+    assert set(trained.containers.exit_codes().values()) - {-signal.SIGTERM} == {0, -signal.SIGKILL}
