@@ -132,7 +132,7 @@ def _request(number: int, job: str, token: str, step: int) -> bytes:
     ranks = [{"rank": rank, "exit_code": None, "status": status, "written_at_ns": step} for rank in range(RANKS)]
     body = json.dumps({"pod": "pod", "generation": 1, "ranks": ranks}).encode()
     head = (
-        f"POST /v1/jobs/{job}/agents/n{number} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\n"
+        f"POST /v1/jobs/{job}/agents/n{number} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
