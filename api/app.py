@@ -13,7 +13,7 @@ from api.errors import add_error_handlers
 from api.gate import Gate
 from api.identity.authenticator import Authenticator
 from api.identity.rules import RuleBook
-from api.openapi import describe
+from api.openapi import DescribedApi
 from api.present import Present
 from api.request_timing import RequestTiming
 from api.routers import (
@@ -73,7 +73,7 @@ def create_app(
 ) -> FastAPI:
     """The application on these parts. `lease` reads who leads, `token_secret` signs the tokens of workers and agents,
     `run_log` takes what agents report."""
-    app = FastAPI(
+    app = DescribedApi(
         title="Ebbtide",
         version=package_version(),
         description=_DESCRIPTION,
@@ -86,7 +86,6 @@ def create_app(
     app.state.service = Service(store, settings, clock, policies, lease, token_secret, desk, Present(store))
     app.state.streams = Streams(store, streams_max=settings.streams_max)
     add_error_handlers(app)
-    app.include_router(logs.streamed)
     for noun in _ROUTED:
         app.include_router(noun.router)
     app.add_middleware(
@@ -95,7 +94,6 @@ def create_app(
         rules=RuleBook(routes_of(app)),
         authenticator=Authenticator(store.tokens, settings, clock) if settings.auth == "on" else None,
     )
-    describe(app)
     app.add_middleware(RequestTiming)
     return app
 

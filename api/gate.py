@@ -98,11 +98,13 @@ class Gate:
         return await self.authenticator.principal(_header(scope, b"authorization"), address)
 
     def _refuse_foreign_host(self, named: str) -> None:
+        if not self.settings.is_loopback:
+            return
         host = named.rsplit(":", 1)[0] if not named.endswith("]") else named
         host = host.strip("[]").lower()
         allowed = {each.strip().lower() for each in self.settings.allowed_hosts.split(",")}
         allowed |= {urlsplit(self.settings.worker_url).hostname or ""}
-        if self.settings.is_loopback and not is_loopback(host) and host not in allowed:
+        if not is_loopback(host) and host not in allowed:
             detail = (
                 f"Host: got {named!r}; allowed: a name of this machine, or one of EBBTIDE_ALLOWED_HOSTS, because here "
                 "nobody has to say who asks"

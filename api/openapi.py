@@ -38,17 +38,18 @@ _BEARER = {
 }
 _REQUEST_ID = {"description": "Names the request in the log and in the audit log.", "schema": {"type": "string"}}
 _ETAG = {"description": "Of what was asked for; goes into `If-Match`.", "schema": {"type": "string"}}
+_TAGGED = ("JobView", "PoolView", "NodeView", "QueueView")
+"""Answers that come with an ETag."""
 _LOCATION = {"description": "Path of what was made.", "schema": {"type": "string"}}
 
 
-def describe(app: FastAPI) -> None:
-    """Lets `app.openapi()`, and so /openapi.json, give the whole document; it is made once."""
+class DescribedApi(FastAPI):
+    """An application whose /openapi.json is the whole document; it is made once."""
 
-    @cache
-    def document() -> dict[str, Any]:
-        return _complete(app)
-
-    app.openapi = document  # type: ignore[method-assign]
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = _complete(self)
+        return self.openapi_schema
 
 
 def _complete(app: FastAPI) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def _complete(app: FastAPI) -> dict[str, Any]:
     document["security"] = [{"bearer": []}]
     for method, path, operation in operations(document):
         _put_problems(operation, method, path)
-        _put_headers(operation)
+        _put_headers(operation, method)
         _put_examples(operation)
         if OPEN_TAG in operation.get("tags", ()):
             operation["security"] = []
@@ -94,14 +95,15 @@ def _put_problems(operation: dict[str, Any], method: str, path: str) -> None:
     operation["responses"] = dict(sorted(responses.items()))
 
 
-def _put_headers(operation: dict[str, Any]) -> None:
-    tagged = any(parameter["name"] in ("If-Match", "If-None-Match") for parameter in operation.get("parameters", ()))
+def _put_headers(operation: dict[str, Any], method: str) -> None:
+    """What is gone once it is deleted has no tag any more; a job that is cancelled stays."""
+    tagged = _TAGGED if method != "delete" else _TAGGED[:1]
     for status, response in operation["responses"].items():
         headers = response.setdefault("headers", {})
         headers["X-Request-Id"] = _REQUEST_ID
         if status == "201":
             headers["Location"] = _LOCATION
-        if tagged and status.startswith("2"):
+        if any(_schema_of(content) in tagged for content in response.get("content", {}).values()):
             headers["ETag"] = _ETAG
 
 
@@ -111,9 +113,15 @@ def _put_examples(operation: dict[str, Any]) -> None:
     bodies += [response for status, response in operation["responses"].items() if status.startswith("2")]
     for body in bodies:
         for content in body.get("content", {}).values():
-            name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+            name = _schema_of(content)
             if name in examples():
                 content["example"] = examples()[name]
+
+
+def _schema_of(content: dict[str, Any]) -> str:
+    """The name of the schema that a body keeps to; empty where it has none of its own."""
+    name: str = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    return name
 
 
 @cache

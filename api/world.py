@@ -63,7 +63,7 @@ class World:
 
     def shown(self, job: Job) -> Job:
         """The job with what the principal may see of its message."""
-        return job if self.sight.is_whole else replace(job, message=self.sight.redacted(job.message))
+        return self.sight.shown(job)
 
     def live_job(self, job_id: str) -> Job:
         """A job that can still change, or a problem: 404, or 409 for one that has ended."""

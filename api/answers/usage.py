@@ -10,11 +10,11 @@ from typing import NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from scheduler.domain.usage import UsageEntry, UsageKind
+from scheduler.domain.usage import HOUR_S, UsageEntry, UsageKind
 
 DAY_S = 86_400
 DIMENSIONS = ("day", "hour", "queue", "owner", "gpu")
-TIMES = {"day": DAY_S, "hour": 3_600}
+TIMES = {"day": DAY_S, "hour": HOUR_S}
 _FORMULA_MARKS = ("=", "+", "-", "@", "\t", "\r")
 
 

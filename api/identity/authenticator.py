@@ -76,10 +76,6 @@ class Authenticator:
         self._slow_down(self._askers, known.principal.token_id or known.principal.name)
         return known.principal
 
-    def stranger(self, address: str) -> None:
-        """Somebody without a token asks for what costs something. Raises a 429 problem for who does so too often."""
-        self._slow_down(self._strangers, address)
-
     async def _looked_up(self, scheme: str, secret: str, key: str, now_s: float) -> _Known:
         if scheme.lower() != "bearer" or not secret:
             unauthenticated("this needs a token: Authorization: Bearer ebk_...; `ebbtide login` keeps one for you")

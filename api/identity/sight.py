@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from api.identity.principal import Principal, Role
@@ -42,6 +42,10 @@ class Sight:
         if name in snapshot.queues:
             return self.principal.may(Role.VIEWER, name)
         return name in snapshot.nodes or name in snapshot.pools
+
+    def shown(self, job: Job) -> Job:
+        """The job with what may be seen of its message."""
+        return job if self.is_whole else replace(job, message=self.redacted(job.message))
 
     def redacted(self, value: Any) -> Any:
         """`value` (plain JSON) without the ids of jobs that may not be seen, in keys or in texts."""

@@ -1,4 +1,4 @@
-"""CheckpointsView: the latest of a job, and one more now."""
+"""Checkpoints: the latest of a job, and one more now."""
 
 from __future__ import annotations
 

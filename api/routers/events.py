@@ -26,7 +26,8 @@ def list_events(
     limit: Limit = 100,
     cursor: Cursor = "",
 ) -> PageOf[EventView]:
-    """Events of one subject (a job id, node, pool) or of all. To follow them, ask again after the last number."""
+    """Events of one subject (a job id, node, pool) or of all. To follow them, ask for a stream, or again after
+    the last number."""
     return page_of_events(world, subject=subject, after=after, limit=limit, cursor=cursor)
 
 

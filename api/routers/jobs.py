@@ -91,7 +91,8 @@ def list_jobs(
     """Jobs, those submitted last first, ended ones included. `next` is the cursor of the following page."""
     query = wanted.query().within(world.principal.queues)
     page = page_of_jobs(world.snapshot.jobs.values(), world.store, query, cursor=cursor, limit=limit)
-    return {"items": [job_view(world.shown(job), world.now_s) for job in page["items"]], "next": page["next"]}
+    sight = world.sight  # one for all rows: it remembers what it has looked up
+    return {"items": [job_view(sight.shown(job), world.now_s) for job in page["items"]], "next": page["next"]}
 
 
 @router.get("/jobs/{job_id}")

@@ -11,7 +11,8 @@ from api.answers.logs import LogPage
 from api.dependencies import Limit, Service, ServiceDep, WorldDep
 from api.errors import ProblemError, refuse
 from api.problems import problems
-from api.routers.streams import STREAMED, LastEventId, StreamRoute, StreamsDep
+from api.routers.streams import STREAMED, LastEventId, StreamsDep
+from api.routers.streams import router as streams_router
 from api.streams.event_stream import EventStream
 from api.streams.following import follow_logs
 from api.streams.job_logs import JobLogs, LogPlace, parse_place
@@ -20,14 +21,13 @@ from scheduler.domain.job import Job
 from scheduler.executors.local_records import RunRoot
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
-streamed = APIRouter(prefix="/v1", route_class=StreamRoute, include_in_schema=False)
 
 RankNumber = Annotated[int, Query(ge=0, lt=2**31, description="Whose lines: ranks print into a file each.")]
 Generation = Annotated[int | None, Query(ge=1, lt=2**31, description="Only of this one; default: the newest, and on.")]
 Tail = Annotated[int | None, Query(ge=0, le=100_000, description="Begin with the last so many lines.")]
 
 
-@streamed.get("/jobs/{job_id}/logs")
+@streams_router.get("/jobs/{job_id}/logs")
 def stream_logs(
     job_id: str,
     world: WorldDep,

@@ -49,9 +49,8 @@ def list_nodes(world: WorldDep, pool: Text = "", limit: Limit = 100, cursor: Cur
     if pool:
         world.pool(pool)
     nodes = {name: node for name, node in world.snapshot.nodes.items() if pool in ("", node.pool)}
-    return page_by_name(
-        "nodes", nodes, lambda node: world.redacted(node_view(node, world.snapshot)), cursor=cursor, limit=limit
-    )
+    page = page_by_name("nodes", nodes, lambda node: node_view(node, world.snapshot), cursor=cursor, limit=limit)
+    return {"items": world.redacted(page["items"]), "next": page["next"]}
 
 
 @router.get("/nodes/{name}")

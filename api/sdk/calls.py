@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from api.connection import Connection
 
 
@@ -10,3 +12,7 @@ class Calls:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+
+def job_path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"

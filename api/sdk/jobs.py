@@ -5,9 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from api.sdk.calls import Calls
+from api.sdk.calls import Calls, job_path
 
 if TYPE_CHECKING:
     from api.answers.job import JobView, ProgressView
@@ -36,44 +35,40 @@ class JobCalls(Calls):
         yield from self._connection.items("/v1/jobs", limit=limit, query=query)
 
     def job(self, job_id: str) -> JobView:
-        return self._connection.object("GET", _job(job_id))
+        return self._connection.object("GET", job_path(job_id))
 
     def scale(self, job_id: str, *, min_gpus: int | None = None, max_gpus: int | None = None) -> JobView:
         """Change the job's GPU range; a bound that is None stays as it is."""
         given = {"min": min_gpus, "max": max_gpus}
         gpus = {bound: value for bound, value in given.items() if value is not None}
-        return self._connection.object("PATCH", _job(job_id), json={"gpus": gpus})
+        return self._connection.object("PATCH", job_path(job_id), json={"gpus": gpus})
 
     def change_job(self, job_id: str, change: Mapping[str, Any], *, etag: str = "") -> JobView:
         """Change `gpus`, `queue` or `priority`. `etag`: only if that is still the job's; else a problem of status
         412."""
         headers = {"If-Match": etag} if etag else {}
-        return self._connection.object("PATCH", _job(job_id), json=change, headers=headers)
+        return self._connection.object("PATCH", job_path(job_id), json=change, headers=headers)
 
     def cancel(self, job_id: str) -> JobView:
-        return self._connection.object("DELETE", _job(job_id))
+        return self._connection.object("DELETE", job_path(job_id))
 
     def suspend(self, job_id: str) -> JobView:
-        return self._connection.object("POST", f"{_job(job_id)}:suspend")
+        return self._connection.object("POST", f"{job_path(job_id)}:suspend")
 
     def resume(self, job_id: str) -> JobView:
-        return self._connection.object("POST", f"{_job(job_id)}:resume")
+        return self._connection.object("POST", f"{job_path(job_id)}:resume")
 
     def job_plan(self, job_id: str) -> PlanView:
         """The plan that the job runs under, as the contract's Plan JSON."""
-        return self._connection.object("GET", f"{_job(job_id)}/plan")
+        return self._connection.object("GET", f"{job_path(job_id)}/plan")
 
     def explanation(self, job_id: str) -> ExplanationView:
         """Why the job is where it is, with numbers."""
-        return self._connection.object("GET", f"{_job(job_id)}/explanation")
+        return self._connection.object("GET", f"{job_path(job_id)}/explanation")
 
     def job_events(self, job_id: str, *, limit: int = 100) -> Iterator[EventView]:
-        yield from self._connection.items(f"{_job(job_id)}/events", limit=limit, query={})
+        yield from self._connection.items(f"{job_path(job_id)}/events", limit=limit, query={})
 
     def progress(self, job_id: str) -> ProgressView:
         """How far the job is. (Workers report it; see `scheduler.worker`.)"""
-        return self._connection.object("GET", f"{_job(job_id)}/progress")
-
-
-def _job(job_id: str) -> str:
-    return f"/v1/jobs/{quote(job_id, safe='')}"
+        return self._connection.object("GET", f"{job_path(job_id)}/progress")

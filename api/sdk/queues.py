@@ -24,8 +24,8 @@ class QueueCalls(Calls):
         return self._connection.object("POST", "/v1/queues", json=document)
 
     def change_queue(self, name: str, change: Mapping[str, Any]) -> QueueView:
-        """Change `guaranteed_gpus`, `limit_gpus`, `user_limit_gpus` (None: no limit) or `weight`; what is left out
-        stays."""
+        """Change `guaranteed_gpus`, `limit_gpus`, `user_limit_gpus`, `user_jobs_max` (None: no limit) or `weight`; what
+        is left out stays."""
         return self._connection.object("PATCH", _queue(name), json=change)
 
     def delete_queue(self, name: str) -> QueueView:

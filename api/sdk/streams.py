@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import cast
-from urllib.parse import quote
 
 from api.answers.checkpoints import CheckpointsView
 from api.answers.logs import LogLine
 from api.connection import JsonObject
 from api.event_source import follow
-from api.sdk.calls import Calls
+from api.sdk.calls import Calls, job_path
 
 
 class StreamCalls(Calls):
@@ -19,7 +18,7 @@ class StreamCalls(Calls):
 
     def follow_events(self, *, subject: str = "", job_id: str = "", after: int | None = None) -> Iterator[JsonObject]:
         """Events without end: those after the number `after`; without it, all of one job, or all from now on."""
-        path = f"{_job(job_id)}/events" if job_id else "/v1/events"
+        path = f"{job_path(job_id)}/events" if job_id else "/v1/events"
         query = {"subject": subject, "after": "" if after is None else str(after)}
         for message in follow(self._connection, path, {name: value for name, value in query.items() if value}):
             yield message.data
@@ -29,14 +28,14 @@ class StreamCalls(Calls):
     ) -> Iterator[LogLine]:
         """What a rank has printed: the newest generation, or that one; all of it, or its last `tail` lines."""
         query = _log_query(rank, generation, tail)
-        yield from cast("Iterator[LogLine]", self._connection.items(f"{_job(job_id)}/logs", query=query))
+        yield from cast("Iterator[LogLine]", self._connection.items(f"{job_path(job_id)}/logs", query=query))
 
     def follow_logs(
         self, job_id: str, *, rank: int = 0, generation: int | None = None, tail: int | None = None
     ) -> Iterator[LogLine]:
         """As `logs`, and then what is printed until the job has ended, from one generation to the next. Where bytes
         were dropped before they could be read, a line says so."""
-        for message in follow(self._connection, f"{_job(job_id)}/logs", _log_query(rank, generation, tail)):
+        for message in follow(self._connection, f"{job_path(job_id)}/logs", _log_query(rank, generation, tail)):
             if message.kind == "message":
                 yield cast("LogLine", message.data)
             elif message.kind == "gap":
@@ -46,16 +45,12 @@ class StreamCalls(Calls):
 
     def checkpoint(self, job_id: str) -> CheckpointsView:
         """Have the running job save at its next step boundary; `checkpoints` tells when it is done."""
-        return self._connection.object("POST", f"{_job(job_id)}:checkpoint")
+        return self._connection.object("POST", f"{job_path(job_id)}:checkpoint")
 
     def checkpoints(self, job_id: str) -> CheckpointsView:
-        return self._connection.object("GET", f"{_job(job_id)}/checkpoints")
+        return self._connection.object("GET", f"{job_path(job_id)}/checkpoints")
 
 
 def _log_query(rank: int, generation: int | None, tail: int | None) -> dict[str, str]:
     asked = {"rank": rank, "generation": generation, "tail": tail}
     return {name: str(value) for name, value in asked.items() if value is not None}
-
-
-def _job(job_id: str) -> str:
-    return f"/v1/jobs/{quote(job_id, safe='')}"

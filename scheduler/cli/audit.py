@@ -10,12 +10,12 @@ import typer
 
 from scheduler.cli.humanise import clock
 from scheduler.cli.output import Format, OutputOption, columns, emit
+from scheduler.cli.record import LimitOption
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
 
 ActorOption = Annotated[str, typer.Option("--actor", help="Only what this one asked for.")]
 SubjectOption = Annotated[str, typer.Option("--subject", help="Only what this job, node, pool, queue or token saw.")]
 HoursOption = Annotated[float | None, typer.Option("--hours", min=0, help="Only of the last so many hours.")]
-LimitOption = Annotated[int, typer.Option("-n", "--limit", min=1, max=100_000, help="At most so many, the newest.")]
 
 
 def audit(

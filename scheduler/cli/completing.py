@@ -45,7 +45,7 @@ def enable() -> None:
 
 
 def job_ids(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Live jobs first, newest first, each with its state."""
+    """Newest first, each with its state."""
 
     def offered(client: Client) -> Iterator[tuple[str, str]]:
         return ((job["id"], job["state"]) for job in client.jobs(limit=OFFERED_MAX))

@@ -20,6 +20,8 @@ StateOption = Annotated[str, typer.Option("--state", help="Only jobs in this sta
 MaxOption = Annotated[int | None, typer.Option("--max", help="GPUs it can use at most.")]
 MinOption = Annotated[int | None, typer.Option("--min", help="GPUs it needs at least.")]
 
+PAGE = 1000
+
 
 def ps(
     state: StateOption = "",
@@ -32,9 +34,9 @@ def ps(
     require_table(output, watch)
     with service(url) as client:
         if watch:
-            refresh(lambda: job_rows(client.jobs(state=state)), every)
+            refresh(lambda: job_rows(client.jobs(state=state, limit=PAGE)), every)
             return
-        jobs = list(client.jobs(state=state))
+        jobs = list(client.jobs(state=state, limit=PAGE))
     emit(jobs, output, lambda: job_rows(jobs))
 
 

@@ -190,4 +190,4 @@ def _rows(found: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def _when(at_s: float | None, otherwise: str) -> str:
-    return otherwise if at_s is None else time.strftime("%Y-%m-%d ", time.gmtime(at_s)) + clock(at_s)
+    return otherwise if at_s is None else clock(at_s)

@@ -9,7 +9,7 @@ import typer
 
 from scheduler.cli.fleet_view import pool_rows
 from scheduler.cli.humanise import clock
-from scheduler.cli.job_view import ENDED, job_rows
+from scheduler.cli.job_view import job_rows
 from scheduler.cli.lending import loan_rows
 from scheduler.cli.output import Format, OutputOption, console, emit, stacked
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
@@ -50,7 +50,7 @@ def _look(client: Client) -> dict[str, Any]:
         "at_s": time.time(),
         "pools": client.pools(),
         "loans": [loan for loan in client.loans() if loan["is_live"]],
-        "jobs": [job for job in client.jobs() if job["state"] not in ENDED],
+        "jobs": list(client.jobs(state="live")),
     }
 
 

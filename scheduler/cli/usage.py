@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scheduler.cli.failure import refuse
-from scheduler.cli.humanise import clock, number, share
+from scheduler.cli.humanise import HOUR_S, clock, number, share
 from scheduler.cli.output import Format, OutputOption, columns, emit, stacked
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-HOUR_S = 3_600
 FromOption = Annotated[str, typer.Option("--from", metavar="TIME", help="A date or time (UTC); else 30 days ago.")]
 ToOption = Annotated[str, typer.Option("--to", metavar="TIME", help="A date or time (UTC); else now.")]
 ByOption = Annotated[str, typer.Option("--by", help="One or more of day, hour, queue, owner, gpu, with commas.")]

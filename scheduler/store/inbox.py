@@ -63,7 +63,7 @@ class _Sent:
         self.audit = audit
         self.row = {"id": command.id, "body": encode(command)}
         self.is_new: bool | None = None
-        self.error: UnavailableError | None = None
+        self.error: Exception | None = None
 
 
 class Outbox:
@@ -86,8 +86,10 @@ class Outbox:
         with self._turn:
             if sent.is_new is None and sent.error is None:
                 self._write([self._unwritten.popleft() for _ in range(len(self._unwritten))])
-        if sent.error is not None:
+        if isinstance(sent.error, UnavailableError):
             raise UnavailableError(str(sent.error)) from sent.error
+        if sent.error is not None:
+            raise sent.error
         assert sent.is_new is not None
         return sent.is_new
 
@@ -98,7 +100,7 @@ class Outbox:
             with transaction(self._engine) as connection:
                 new = set(connection.execute(self._insert_new, rows).scalars())
                 log(connection, [sent.audit for command_id, sent in first.items() if sent.audit and command_id in new])
-        except UnavailableError as error:
+        except Exception as error:  # whoever waits is told, not the one alone who happened to write
             for sent in batch:
                 sent.error = error
             return

@@ -22,7 +22,7 @@ from sqlalchemy import (
     select,
 )
 
-from scheduler.store.engine import for_reading, transaction
+from scheduler.store.engine import for_glancing, transaction
 from scheduler.store.front import AuditEntry, AuditFilter, StoredEntry
 from scheduler.store.protocol import Page
 from scheduler.store.tables import METADATA
@@ -52,7 +52,7 @@ class SqlAudit:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._reading = for_reading(engine)
+        self._reading = for_glancing(engine)
 
     def append(self, entry: AuditEntry) -> None:
         with transaction(self._engine) as connection:

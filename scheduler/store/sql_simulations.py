@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 
 from scheduler.domain.simulation_task import LIVE, SimulationFiles, SimulationTask, TaskState
-from scheduler.store.engine import for_reading, transaction
+from scheduler.store.engine import for_glancing, transaction
 from scheduler.store.history import AnyRow
 from scheduler.store.tables import METADATA
 
@@ -78,7 +78,7 @@ class SqlSimulations:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._reading = for_reading(engine)
+        self._reading = for_glancing(engine)
 
     def create(self, task: SimulationTask, files: SimulationFiles) -> None:
         row = asdict(task) | {"policies": list(task.policies), "state": task.state.value}

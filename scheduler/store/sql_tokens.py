@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import JSON, Column, Double, Engine, Named, Select, String, Table, TypedColumns, insert, select, update
 
-from scheduler.store.engine import for_reading, transaction
+from scheduler.store.engine import for_glancing, transaction
 from scheduler.store.front import ApiToken, AuditEntry
 from scheduler.store.history import AnyRow
 from scheduler.store.sql_audit import log
@@ -35,7 +35,7 @@ class SqlTokens:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._reading = for_reading(engine)
+        self._reading = for_glancing(engine)
 
     def add(self, token: ApiToken, audit: AuditEntry) -> None:
         row = {name: getattr(token, name) for name in _FIELDS} | {"grants": list(token.grants)}

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select, and_, delete, func, insert, or_, select, update
 
 from scheduler.domain.webhook import Delivery, DeliveryState, Webhook
-from scheduler.store.engine import for_reading, transaction
+from scheduler.store.engine import for_glancing, transaction
 from scheduler.store.history import AnyRow
 from scheduler.store.tables import EVENTS
 from scheduler.store.webhook_tables import DELIVERIES, WEBHOOKS
@@ -31,7 +31,7 @@ class SqlWebhooks:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._reading = for_reading(engine)
+        self._reading = for_glancing(engine)
 
     def create(self, webhook: Webhook) -> Webhook:
         """It is told of events from now on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -47,9 +48,9 @@ def unguarded(store: SqlStore) -> Iterator[ApiService]:
         yield made
 
 
-def call(service: ApiService, route: str, names: str = "any", **request: object) -> httpx.Response:
+def call(service: ApiService, route: str, names: str = "any", **request: Any) -> httpx.Response:
     method, path = route.split(" ", 1)
-    return service.http.request(method, re.sub(r"{\w+}", names, path), **request)  # type: ignore[arg-type]
+    return service.http.request(method, re.sub(r"{\w+}", names, path), **request)
 
 
 def bearer(token: str) -> dict[str, str]:

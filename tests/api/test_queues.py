@@ -111,12 +111,13 @@ def test_a_malformed_queue_is_refused_by_field(fleet: ApiService, field: str, do
 
 def test_a_user_may_keep_only_so_many_jobs_waiting(fleet: ApiService, problem: Problem) -> None:
     fleet.made("/v1/queues", {"name": "vision", "user_limit_gpus": 2, "user_jobs_max": 2})
-    document = {"name": "train", "gpus": {"min": 2, "max": 2}, "queue": "vision", "steps": 1000}
+    fields: dict[str, Any] = {"gpus": {"min": 2, "max": 2}, "steps": 1000}
+    document = {"name": "train", "queue": "vision", **fields}
     key = {"Idempotency-Key": "second"}
-    running = fleet.submit(**{**document, "name": "first"})  # type: ignore[arg-type]
+    running = fleet.submit("first", queue="vision", **fields)
     fleet.tick()
     assert fleet.get(f"/v1/jobs/{running}")["state"] == "starting"
-    fleet.submit(**document)  # type: ignore[arg-type]
+    fleet.submit(queue="vision", **fields)
     second = fleet.http.post("/v1/jobs", json=document, headers=key)
     assert second.status_code == 201
     told = problem(fleet.post("/v1/jobs", document), 409)
@@ -124,7 +125,7 @@ def test_a_user_may_keep_only_so_many_jobs_waiting(fleet: ApiService, problem: P
     problem(fleet.post("/v1/jobs:dry-run", document), 409)
     again = fleet.http.post("/v1/jobs", json=document, headers=key)
     assert again.json()["id"] == second.json()["id"], "a submission that was taken is not refused when it is repeated"
-    fleet.submit(**{**document, "queue": "elsewhere"})  # type: ignore[arg-type]
+    fleet.submit(queue="elsewhere", **fields)
     fleet.tick()
     told = fleet.get(f"/v1/jobs/{second.json()['id']}/explanation")
     assert told["summary"] == "queued: needs 2 GPUs; anybody has 2 of 2 GPUs in queue vision"

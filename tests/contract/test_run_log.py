@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from scheduler.domain.agent_report import AgentReport, BegunRun, Doom, RankRepor
 from scheduler.domain.observation import FailureCause, Run, RunPhase
 from scheduler.domain.rank_status import RankPhase, RankStatus
 from scheduler.domain.scaling_curve import data_parallel_plan
-from scheduler.store.migrate import migrate
 from scheduler.store.protocol import FencedError
 from scheduler.store.run_log import RunLog
 from scheduler.store.sql import SqlStore
@@ -28,17 +26,12 @@ REPORT = AgentReport("a", "n0", "pod-1", 6.0, 3, RANKS, terminated=True, since_s
 NEVER = 99
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RunLog, int]]:
-    if request.param == "memory":
+@pytest.fixture
+def log(store_url: str) -> Iterator[tuple[RunLog, int]]:
+    if not store_url:
         yield MemoryRunLog(epoch=4), 4
         return
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/run-log.sqlite"
-        migrate(url)
-    else:
-        url = request.getfixturevalue("postgres").new_database()
-    store = SqlStore(url)
+    store = SqlStore(store_url)
     lease = store.acquire("leader", now_s=0.0, ttl_s=60.0)
     assert lease is not None
     yield store.run_log, lease.epoch

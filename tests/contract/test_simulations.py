@@ -40,12 +40,9 @@ def sqlite(tmp_path: Path) -> Iterator[SqlSimulations]:
     store.close()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def kept(request: pytest.FixtureRequest) -> Iterator[SqlSimulations]:
-    if request.param == "sqlite":
-        yield request.getfixturevalue("sqlite")
-        return
-    store = SqlStore(request.getfixturevalue("postgres").new_database())
+@pytest.fixture
+def kept(database_url: str) -> Iterator[SqlSimulations]:
+    store = SqlStore(database_url)
     yield store.simulations
     store.close()
 

@@ -4,75 +4,27 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from scheduler.domain.allocation import Allocation
 from scheduler.domain.command import CancelJob, Command, CurveSolved, ReportDemand
 from scheduler.domain.decision import LendNode, StartJob
 from scheduler.domain.event import Event, EventCode
 from scheduler.domain.fleet import Blackout, DemandReading, LendingPolicy, Node, NodeState, Pool, PoolKind
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.job import Intent, Job, JobAccount, JobSpec, Progress
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import ENDED, JobState
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches
-from scheduler.domain.usage import UsageEntry, UsageKind
-from scheduler.store.memory import MemoryStore
-from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Books, Commit, ConflictError, FencedError, Page, Store
-from scheduler.store.queries import JobQuery, LoanQuery, place_of_job, place_of_loan
-from scheduler.store.sql import SqlStore
+from tests.contract.store_records import OpenStore, a_stored_job, commit_next, next_of
 
-OpenStore = Callable[[], Store]
 ONE, EIGHT = (GpuShape.packed("a100-80g", gpus, 8) for gpus in (1, 8))
 REASON = Reason(ReasonCode.GAIN, "it gains 3 h", {"gain_s": 10_800.0})
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
-    """Opens the same store at every call: for SQL another connection of what may be another process."""
-    if request.param == "memory":
-        only = MemoryStore()
-        yield lambda: only
-        return
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'state.sqlite'}"
-        migrate(url)
-    else:
-        url = request.getfixturevalue("postgres").new_database()
-    opened: list[Store] = []
-
-    def open_sql() -> Store:
-        opened.append(SqlStore(url))
-        return opened[-1]
-
-    yield open_sql
-    for each in opened:
-        each.close()
-
-
-@pytest.fixture
-def store(open_store: OpenStore) -> Store:
-    return open_store()
-
-
-def _job(number: int, state: JobState) -> Job:
-    plan = data_parallel_plan("a100-80g", 2)
-    spec = JobSpec(f"j{number}", 1, 4, env={"SEED": str(number)}, command=("python", "train.py"))
-    allocation = Allocation(3, {"t0": (0, 1)}, {"i0": (2,)}, plan, leave_by_s=90.5, asked_at_generation=7)
-    allocation = replace(allocation, seats=(("t0", 1), ("t0", 0)))
-    account = JobAccount(waited_s=5.0, first_started_at_s=None, failures=1)
-    return Job(
-        f"job-{number}", spec, state, 1.5, 2.5, Progress(3.5, loss=0.25), account, allocation, Intent.SUSPEND, "so"
-    )
 
 
 def _filled() -> Snapshot:
@@ -88,7 +40,7 @@ def _filled() -> Snapshot:
         now_s=12.5,
         pools={"train": Pool("train", PoolKind.TRAINING), "serve": Pool("serve", PoolKind.INFERENCE, lending)},
         nodes={node.name: node for node in (*nodes, down)},
-        jobs={f"job-{at}": _job(at, state) for at, state in enumerate(live)},
+        jobs={f"job-{at}": a_stored_job(at, state) for at, state in enumerate(live)},
         loans={loan.node: loan for loan in loans},
         curves={"gpt2/batch-8/seq-1024": curve, "nothing-solved-yet": ScalingCurve()},
         demand={"serve": DemandReading(12.0, 16.0, 20.0)},
@@ -98,18 +50,6 @@ def _filled() -> Snapshot:
         full_pass_at_s=10.0,
         solver="5f0e",
     )
-
-
-def _next(previous: Snapshot, **changes: object) -> Snapshot:
-    return replace(previous, generation=previous.generation + 1, **changes)  # type: ignore[arg-type]  # any field
-
-
-def _commit(store: Store, **changes: object) -> Snapshot:
-    """Commit an otherwise unchanged snapshot, at the epoch of a lease that nobody took yet."""
-    previous = store.load().snapshot
-    snapshot = _next(previous, **changes)
-    store.commit(Commit(previous, snapshot, epoch=0))
-    return snapshot
 
 
 def _command(number: int) -> Command:
@@ -142,7 +82,7 @@ def test_a_command_is_found_whether_it_waits_or_was_consumed(open_store: OpenSto
     store.send(first)
     assert store.command("c1") == first
     assert not store.send(replace(first, actor="mallory"))
-    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, consumed=("c1",)))
+    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, consumed=("c1",)))
     assert open_store().command("c1") == first
 
 
@@ -150,11 +90,15 @@ def test_a_reader_sees_each_change_and_each_removal(open_store: OpenStore) -> No
     writer, reader = open_store(), open_store()
     writer.commit(Commit(Snapshot(), filled := _filled(), epoch=0))
     before = reader.load().snapshot
-    jobs = {**filled.jobs, "job-1": replace(filled.jobs["job-1"], message="new"), "job-new": _job(9, JobState.QUEUED)}
+    jobs = {
+        **filled.jobs,
+        "job-1": replace(filled.jobs["job-1"], message="new"),
+        "job-new": a_stored_job(9, JobState.QUEUED),
+    }
     del jobs["job-2"]
     curve = ScalingCurve({EIGHT: data_parallel_plan("a100-80g", 8)})
     curves, queues = {"gpt2/batch-8/seq-1024": curve}, {"vision": JobQueue("vision", 8)}
-    _commit(writer, now_s=20.0, jobs=jobs, loans={}, forecasts={}, queues=queues, curves=curves)
+    commit_next(writer, now_s=20.0, jobs=jobs, loans={}, forecasts={}, queues=queues, curves=curves)
     after = reader.load().snapshot
     assert after == writer.load().snapshot
     assert (after.jobs["job-1"].message, "job-2" in after.jobs, after.loans) == ("new", False, {})
@@ -165,9 +109,9 @@ def test_a_reader_sees_each_change_and_each_removal(open_store: OpenStore) -> No
 
 def test_a_record_may_come_back_after_its_removal(open_store: OpenStore) -> None:
     writer, reader = open_store(), open_store()
-    job = _job(0, JobState.QUEUED)
+    job = a_stored_job(0, JobState.QUEUED)
     for jobs in ({"job-0": job}, {}, {"job-0": replace(job, message="again")}):
-        _commit(writer, jobs=jobs)
+        commit_next(writer, jobs=jobs)
         assert reader.load().snapshot.jobs == jobs
     assert open_store().load().snapshot.jobs["job-0"].message == "again"
 
@@ -176,18 +120,18 @@ def test_points_join_a_curve_that_has_none_and_may_change_sides(open_store: Open
     writer, reader = open_store(), open_store()
     plan = data_parallel_plan("a100-80g", 1)
     for curve in (ScalingCurve(), ScalingCurve({ONE: plan}), ScalingCurve({}, {ONE: "no"}), ScalingCurve()):
-        _commit(writer, curves={"c": curve})
+        commit_next(writer, curves={"c": curve})
         assert reader.load().snapshot.curves == {"c": curve}
-    _commit(writer, curves={})
+    commit_next(writer, curves={})
     assert reader.load().snapshot.curves == {}
 
 
 def test_the_second_of_two_commits_on_one_generation_conflicts_and_writes_nothing(open_store: OpenStore) -> None:
     first, second = open_store(), open_store()
     previous = second.load().snapshot
-    winner = _commit(first, now_s=1.0)
+    winner = commit_next(first, now_s=1.0)
     second.send(_command(1))
-    loser = _next(previous, now_s=2.0, pools={"train": Pool("train", PoolKind.TRAINING)})
+    loser = next_of(previous, now_s=2.0, pools={"train": Pool("train", PoolKind.TRAINING)})
     with pytest.raises(ConflictError):
         second.commit(Commit(previous, loser, epoch=0, consumed=("c1",), events=(_event(2.0, "i0"),)))
     assert second.load().snapshot == winner
@@ -201,9 +145,9 @@ def test_a_leader_that_lost_its_lease_is_fenced_even_before_it_conflicts(open_st
     previous = old.load().snapshot
     taken = new.acquire("new", now_s=11.0, ttl_s=10.0)
     assert taken is not None
-    new.commit(Commit(previous, _next(previous, now_s=11.0), epoch=taken.epoch))
+    new.commit(Commit(previous, next_of(previous, now_s=11.0), epoch=taken.epoch))
     with pytest.raises(FencedError):
-        old.commit(Commit(previous, _next(previous, now_s=12.0), epoch=lease.epoch))
+        old.commit(Commit(previous, next_of(previous, now_s=12.0), epoch=lease.epoch))
     assert old.load().snapshot.now_s == 11.0
 
 
@@ -234,7 +178,7 @@ def test_a_leader_that_released_its_lease_commits_nothing_more(store: Store) -> 
     assert lease is not None
     store.release("a")
     with pytest.raises(FencedError):
-        store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=lease.epoch))
+        store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=lease.epoch))
 
 
 def test_commands_wait_in_order_of_arrival_until_they_are_consumed(open_store: OpenStore) -> None:
@@ -244,7 +188,7 @@ def test_commands_wait_in_order_of_arrival_until_they_are_consumed(open_store: O
     assert [sender.send(command) for command in commands] == [True, True, True]
     assert (writer.load().inbox, writer.inbox_size()) == (commands, 3)
     previous = writer.load().snapshot
-    writer.commit(Commit(previous, _next(previous), epoch=0, consumed=("c3", "c1", "never-sent")))
+    writer.commit(Commit(previous, next_of(previous), epoch=0, consumed=("c3", "c1", "never-sent")))
     assert (sender.load().inbox, sender.inbox_size()) == ((commands[1],), 1)
 
 
@@ -252,7 +196,7 @@ def test_the_inbox_takes_each_id_once_for_ever(store: Store) -> None:
     assert store.send(_command(1))
     assert not store.send(replace(_command(1), actor="bob"))
     assert store.load().inbox == (_command(1),)
-    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, consumed=("c1",)))
+    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, consumed=("c1",)))
     assert not store.send(_command(1))
     assert store.load().inbox == ()
 
@@ -279,7 +223,7 @@ def test_events_are_numbered_paged_and_found_by_subject(store: Store) -> None:
     previous = Snapshot()
     assert store.newest_event() == 0
     for tick in range(3):
-        snapshot = _next(previous, now_s=float(tick))
+        snapshot = next_of(previous, now_s=float(tick))
         store.commit(Commit(previous, snapshot, epoch=0, events=(_event(tick, "i0"), _event(tick, "i1"))))
         previous = snapshot
     first = store.events(Page(limit=4))
@@ -295,57 +239,11 @@ def test_events_are_numbered_paged_and_found_by_subject(store: Store) -> None:
 
 def test_decisions_are_kept_with_generation_and_time(store: Store) -> None:
     decisions = (LendNode("i0", REASON), StartJob("job-0", {"t0": (0, 2)}, data_parallel_plan("a100-80g", 2), REASON))
-    store.commit(Commit(Snapshot(), _next(Snapshot(), now_s=7.5), epoch=0, decisions=decisions))
+    store.commit(Commit(Snapshot(), next_of(Snapshot(), now_s=7.5), epoch=0, decisions=decisions))
     stored = store.decisions(Page())
     assert [(each.generation, each.at_s, each.decision) for each in stored] == [(1, 7.5, each) for each in decisions]
     assert store.decisions(Page(after=stored[0].number)) == stored[1:]
     assert store.decisions(Page(limit=1)) == stored[:1]
-
-
-def test_ended_jobs_and_loans_are_found_in_history_newest_first(store: Store) -> None:
-    jobs = tuple(_job(at, state) for at, state in enumerate(sorted(ENDED)))
-    loans = tuple(Loan(f"l{at}", f"i{at}", "serve", s, 1.0, 2.0) for at, s in enumerate(list(LoanState)[3:]))
-    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, ended_jobs=jobs, ended_loans=loans))
-    assert store.ended_job("job-1") == jobs[1]
-    assert store.ended_job("job-99") is None
-    assert store.ended_jobs(limit=2) == (jobs[2], jobs[1])
-    assert store.ended_loans(limit=9) == loans[::-1]
-
-
-def test_readings_are_kept_by_pool_and_given_in_order_of_time(store: Store) -> None:
-    late, early, same = DemandReading(30.0, 8.0, 9.0), DemandReading(10.0, 4.0, 4.0), DemandReading(30.0, 7.0, 7.0)
-    readings = (("serve", late), ("serve", early), ("other", early), ("serve", same))
-    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, readings=readings))
-    assert store.readings("serve", since_s=0.0) == (early, late, same)
-    assert store.readings("serve", since_s=30.0) == (late, same)
-    assert store.readings("other", since_s=10.1) == ()
-
-
-def test_usage_is_added_up_by_hour_queue_owner_and_kind_and_read_with_its_snapshot(open_store: OpenStore) -> None:
-    own, lent = (UsageKind(3600, "vision", "ada", "a100-80g", is_lent) for is_lent in (False, True))
-    later, nameless = replace(own, hour_s=7200), replace(own, owner="", gpu="")
-    writer, reader = open_store(), open_store()
-    added = (UsageEntry(own, 1.5), UsageEntry(lent, 8.0, 0.5)), (UsageEntry(later, 4.0), UsageEntry(own, 2.5, 1.0))
-    for usage in (*added, (UsageEntry(nameless, 0.25),), ()):
-        previous = writer.load().snapshot
-        writer.commit(Commit(previous, _next(previous), epoch=0, usage=usage))
-    first = (UsageEntry(nameless, 0.25), UsageEntry(own, 4.0, 1.0), UsageEntry(lent, 8.0, 0.5))
-    books = reader.usage(from_s=3600.0, to_s=7200.0)
-    assert (books.entries, books.snapshot) == (first, writer.load().snapshot)
-    assert reader.usage(from_s=7199.0, to_s=7201.0).entries == (*first, UsageEntry(later, 4.0))
-    assert reader.usage(from_s=7200.0, to_s=9000.0).entries == (UsageEntry(later, 4.0),)
-    assert reader.usage(from_s=0.0, to_s=3600.0).entries == ()
-
-
-def test_a_commit_that_fails_books_nothing(store: Store) -> None:
-    usage = (UsageEntry(UsageKind(0, "vision", "ada", "a100-80g", False), 1.0),)
-    previous = store.load().snapshot
-    _commit(store)
-    with pytest.raises(ConflictError):
-        store.commit(Commit(previous, _next(previous), epoch=0, usage=usage))
-    with pytest.raises(FencedError):
-        store.commit(Commit(store.load().snapshot, _next(store.load().snapshot), epoch=7, usage=usage))
-    assert store.usage(from_s=0.0, to_s=math.inf).entries == ()
 
 
 def test_many_threads_send_and_load_while_one_commits(store: Store) -> None:
@@ -364,54 +262,8 @@ def test_many_threads_send_and_load_while_one_commits(store: Store) -> None:
     while any(thread.is_alive() for thread in threads) or store.inbox_size():
         loaded = store.load()
         ids = tuple(command.id for command in loaded.inbox)
-        moved = _next(loaded.snapshot, now_s=loaded.snapshot.generation + 1.0)
+        moved = next_of(loaded.snapshot, now_s=loaded.snapshot.generation + 1.0)
         store.commit(Commit(loaded.snapshot, moved, epoch=0, consumed=ids))
         consumed += ids
     assert len(accepted) == 40
     assert sorted(consumed) == sorted(f"c{sender * 100 + number}" for sender in range(4) for number in range(10))
-
-
-def test_ended_jobs_are_listed_by_submission_after_a_place_and_by_what_is_asked(store: Store) -> None:
-    jobs = [_listed(at, state) for at, state in enumerate([*sorted(ENDED)] * 3)]
-    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, ended_jobs=tuple(reversed(jobs))))
-    asked = [
-        JobQuery(),
-        JobQuery(states=frozenset({JobState.FAILED, JobState.SUCCEEDED})),
-        JobQuery(queues=frozenset({"odd"}), owner="ada"),
-        JobQuery(queues=frozenset()),
-        JobQuery(name_prefix="tr"),
-        JobQuery(name_prefix="%"),
-        JobQuery(since_s=1.0, until_s=2.0),
-    ]
-    for wanted in asked:
-        listed = sorted(filter(wanted.matches, jobs), key=place_of_job, reverse=True)
-        assert store.find_ended_jobs(wanted, after=None, limit=99) == tuple(listed)
-        for at, job in enumerate(listed):
-            assert store.find_ended_jobs(wanted, after=place_of_job(job), limit=2) == tuple(listed[at + 1 : at + 3])
-
-
-def test_ended_loans_are_listed_by_their_offer_after_a_place_and_by_what_is_asked(store: Store) -> None:
-    ended = [LoanState.RETURNED, LoanState.LOST] * 3
-    loans = [Loan(f"l{at}", f"i{at % 3}", f"p{at % 2}", state, at // 2, 9.0) for at, state in enumerate(ended)]
-    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, ended_loans=tuple(loans)))
-    for wanted in (LoanQuery(), LoanQuery(frozenset({LoanState.LOST})), LoanQuery(pool="p0", node="i1")):
-        listed = sorted(filter(wanted.matches, loans), key=place_of_loan, reverse=True)
-        assert store.find_ended_loans(wanted, after=None, limit=99) == tuple(listed)
-        assert store.find_ended_loans(wanted, after=place_of_loan(listed[0]), limit=1) == tuple(listed[1:2])
-
-
-def _listed(at: int, state: JobState) -> Job:
-    """Several of one moment, with ids that other orders than that of code points would turn round."""
-    job = _job(at, state)
-    spec = replace(job.spec, name=("train", "Test", "eval")[at % 3], queue=("even", "odd")[at % 2])
-    job_id = ("a-b", "aa", "a-", "B")[at % 4] + str(at)
-    return replace(job, id=job_id, spec=spec, submitted_at_s=at // 3, owner=("ada", "bob")[at // 2 % 2])
-
-
-def test_a_page_of_ended_jobs_is_the_same_when_it_is_asked_for_again(store: Store) -> None:
-    jobs = tuple(_listed(at, JobState.FAILED) for at in range(6))
-    store.commit(Commit(Snapshot(), _next(Snapshot()), epoch=0, ended_jobs=jobs))
-    first = store.find_ended_jobs(JobQuery(), after=None, limit=4)
-    assert len(first) == 4
-    assert store.find_ended_jobs(JobQuery(), after=None, limit=4) == first
-    assert store.find_ended_jobs(JobQuery(), after=None, limit=6)[:4] == first

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scheduler.domain.event import Event, EventCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.webhook import Delivery, DeliveryState, Webhook
-from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Commit
 from scheduler.store.sql import SqlStore
 from scheduler.store.sql_webhooks import ClaimLostError, SqlWebhooks
@@ -19,14 +18,9 @@ from scheduler.store.sql_webhooks import ClaimLostError, SqlWebhooks
 WEBHOOK = Webhook("wh_a", "ada", "https://a.example/", 5.0, codes=("JobStarted",), queue="vision")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/webhooks.sqlite"
-        migrate(url)
-    else:
-        url = request.getfixturevalue("postgres").new_database()
-    made = SqlStore(url)
+@pytest.fixture
+def store(database_url: str) -> Iterator[SqlStore]:
+    made = SqlStore(database_url)
     yield made
     made.close()
 
@@ -36,9 +30,9 @@ def kept(store: SqlStore) -> SqlWebhooks:
     return store.webhooks
 
 
-def delivery(number: int, **changes: object) -> Delivery:
+def delivery(number: int, **changes: Any) -> Delivery:
     made = Delivery(f"msg_{number}", "wh_a", number, "JobStarted", "job-1", 10.0, "{}", next_at_s=10.0)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(made, **changes)
 
 
 def without_number(found: Delivery | Webhook | None) -> Delivery | Webhook | None:

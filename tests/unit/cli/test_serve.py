@@ -50,6 +50,7 @@ def test_a_host_that_cannot_be_listened_on_is_refused(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EBBTIDE_AUTH", raising=False)
     monkeypatch.setenv("EBBTIDE_HOST", "")
     result = run("serve", "--host", "203.0.113.7", "--port", "0")
     assert result.exit_code == 2

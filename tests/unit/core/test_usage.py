@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,11 @@ FLEET = a_fleet(training=1, inference=1)
 OWN, LENT = (UsageKind(3600, "vision", "ada", GPU, is_lent) for is_lent in (False, True))
 
 
-def adas(job_id: str = "j", **more: object) -> Job:
+def adas(job_id: str = "j", **more: Any) -> Job:
     """Two GPUs of training's own, and one lent one that is being left, since 4,000 s."""
     on, releasing = {"t0": (0, 1)}, {"i0": (5,)}
     job = a_job(job_id, 2, state=JobState.RUNNING, on=on, releasing=releasing, now_s=4000.0, queue="vision")
-    return replace(job, owner="ada", **more)  # type: ignore[arg-type]  # any field
+    return replace(job, owner="ada", **more)
 
 
 def after(snapshot: Snapshot, job: Job, now_s: float) -> Snapshot:

@@ -1,0 +1,55 @@
+"""The stores of contract tests: in memory, in SQLite, in a real PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler.store.front import FrontStore
+from scheduler.store.memory import MemoryStore
+from scheduler.store.migrate import migrate
+from scheduler.store.sql import SqlStore
+from tests.contract.store_records import OpenStore
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database, migrated."""
+    return _database(request, tmp_path)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database, migrated; empty for a store in memory."""
+    return "" if request.param == "memory" else _database(request, tmp_path)
+
+
+@pytest.fixture
+def open_store(store_url: str) -> Iterator[OpenStore]:
+    """Opens the same store at every call: for SQL another connection of what may be another process."""
+    only, opened = MemoryStore(), list[SqlStore]()
+
+    def open_again() -> FrontStore:
+        if not store_url:
+            return only
+        opened.append(SqlStore(store_url))
+        return opened[-1]
+
+    yield open_again
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> FrontStore:
+    return open_store()
+
+
+def _database(request: pytest.FixtureRequest, folder: Path) -> str:
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres").new_database())
+    url = f"sqlite:///{folder / 'state.sqlite'}"
+    migrate(url)
+    return url

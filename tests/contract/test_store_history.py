@@ -1,0 +1,110 @@
+"""What every store promises of what has ended, was read and was used: in memory, in SQLite, in a real PostgreSQL."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from scheduler.domain.fleet import DemandReading
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import ENDED, JobState
+from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.usage import UsageEntry, UsageKind
+from scheduler.store.protocol import Commit, ConflictError, FencedError, Store
+from scheduler.store.queries import JobQuery, LoanQuery, place_of_job, place_of_loan
+from tests.contract.store_records import OpenStore, a_stored_job, commit_next, next_of
+
+
+def test_ended_jobs_and_loans_are_found_in_history_newest_first(store: Store) -> None:
+    jobs = tuple(a_stored_job(at, state) for at, state in enumerate(sorted(ENDED)))
+    loans = tuple(Loan(f"l{at}", f"i{at}", "serve", s, 1.0, 2.0) for at, s in enumerate(list(LoanState)[3:]))
+    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_jobs=jobs, ended_loans=loans))
+    assert store.ended_job("job-1") == jobs[1]
+    assert store.ended_job("job-99") is None
+    assert store.ended_jobs(limit=2) == (jobs[2], jobs[1])
+    assert store.ended_loans(limit=9) == loans[::-1]
+
+
+def test_ended_jobs_are_listed_by_submission_after_a_place_and_by_what_is_asked(store: Store) -> None:
+    jobs = [_listed(at, state) for at, state in enumerate([*sorted(ENDED)] * 3)]
+    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_jobs=tuple(reversed(jobs))))
+    asked = [
+        JobQuery(),
+        JobQuery(states=frozenset({JobState.FAILED, JobState.SUCCEEDED})),
+        JobQuery(queues=frozenset({"odd"}), owner="ada"),
+        JobQuery(queues=frozenset()),
+        JobQuery(name_prefix="tr"),
+        JobQuery(name_prefix="%"),
+        JobQuery(since_s=1.0, until_s=2.0),
+    ]
+    for wanted in asked:
+        listed = sorted(filter(wanted.matches, jobs), key=place_of_job, reverse=True)
+        assert store.find_ended_jobs(wanted, after=None, limit=99) == tuple(listed)
+        for at, job in enumerate(listed):
+            assert store.find_ended_jobs(wanted, after=place_of_job(job), limit=2) == tuple(listed[at + 1 : at + 3])
+
+
+def _listed(at: int, state: JobState) -> Job:
+    """Several of one moment, with ids that other orders than that of code points would turn round."""
+    job = a_stored_job(at, state)
+    spec = replace(job.spec, name=("train", "Test", "eval")[at % 3], queue=("even", "odd")[at % 2])
+    job_id = ("a-b", "aa", "a-", "B")[at % 4] + str(at)
+    return replace(job, id=job_id, spec=spec, submitted_at_s=at // 3, owner=("ada", "bob")[at // 2 % 2])
+
+
+def test_ended_loans_are_listed_by_their_offer_after_a_place_and_by_what_is_asked(store: Store) -> None:
+    ended = [LoanState.RETURNED, LoanState.LOST] * 3
+    loans = [Loan(f"l{at}", f"i{at % 3}", f"p{at % 2}", state, at // 2, 9.0) for at, state in enumerate(ended)]
+    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_loans=tuple(loans)))
+    for wanted in (LoanQuery(), LoanQuery(frozenset({LoanState.LOST})), LoanQuery(pool="p0", node="i1")):
+        listed = sorted(filter(wanted.matches, loans), key=place_of_loan, reverse=True)
+        assert store.find_ended_loans(wanted, after=None, limit=99) == tuple(listed)
+        assert store.find_ended_loans(wanted, after=place_of_loan(listed[0]), limit=1) == tuple(listed[1:2])
+
+
+def test_a_page_of_ended_jobs_is_the_same_when_it_is_asked_for_again(store: Store) -> None:
+    jobs = tuple(_listed(at, JobState.FAILED) for at in range(6))
+    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_jobs=jobs))
+    first = store.find_ended_jobs(JobQuery(), after=None, limit=4)
+    assert len(first) == 4
+    assert store.find_ended_jobs(JobQuery(), after=None, limit=4) == first
+    assert store.find_ended_jobs(JobQuery(), after=None, limit=6)[:4] == first
+
+
+def test_readings_are_kept_by_pool_and_given_in_order_of_time(store: Store) -> None:
+    late, early, same = DemandReading(30.0, 8.0, 9.0), DemandReading(10.0, 4.0, 4.0), DemandReading(30.0, 7.0, 7.0)
+    readings = (("serve", late), ("serve", early), ("other", early), ("serve", same))
+    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, readings=readings))
+    assert store.readings("serve", since_s=0.0) == (early, late, same)
+    assert store.readings("serve", since_s=30.0) == (late, same)
+    assert store.readings("other", since_s=10.1) == ()
+
+
+def test_usage_is_added_up_by_hour_queue_owner_and_kind_and_read_with_its_snapshot(open_store: OpenStore) -> None:
+    own, lent = (UsageKind(3600, "vision", "ada", "a100-80g", is_lent) for is_lent in (False, True))
+    later, nameless = replace(own, hour_s=7200), replace(own, owner="", gpu="")
+    writer, reader = open_store(), open_store()
+    added = (UsageEntry(own, 1.5), UsageEntry(lent, 8.0, 0.5)), (UsageEntry(later, 4.0), UsageEntry(own, 2.5, 1.0))
+    for usage in (*added, (UsageEntry(nameless, 0.25),), ()):
+        previous = writer.load().snapshot
+        writer.commit(Commit(previous, next_of(previous), epoch=0, usage=usage))
+    first = (UsageEntry(nameless, 0.25), UsageEntry(own, 4.0, 1.0), UsageEntry(lent, 8.0, 0.5))
+    books = reader.usage(from_s=3600.0, to_s=7200.0)
+    assert (books.entries, books.snapshot) == (first, writer.load().snapshot)
+    assert reader.usage(from_s=7199.0, to_s=7201.0).entries == (*first, UsageEntry(later, 4.0))
+    assert reader.usage(from_s=7200.0, to_s=9000.0).entries == (UsageEntry(later, 4.0),)
+    assert reader.usage(from_s=0.0, to_s=3600.0).entries == ()
+
+
+def test_a_commit_that_fails_books_nothing(store: Store) -> None:
+    usage = (UsageEntry(UsageKind(0, "vision", "ada", "a100-80g", False), 1.0),)
+    previous = store.load().snapshot
+    commit_next(store)
+    with pytest.raises(ConflictError):
+        store.commit(Commit(previous, next_of(previous), epoch=0, usage=usage))
+    with pytest.raises(FencedError):
+        store.commit(Commit(store.load().snapshot, next_of(store.load().snapshot), epoch=7, usage=usage))
+    assert store.usage(from_s=0.0, to_s=math.inf).entries == ()
