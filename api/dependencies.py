@@ -14,6 +14,7 @@ from api.errors import ProblemError
 from api.identity.principal import Principal
 from api.identity.rules import RULES
 from api.present import Present
+from api.routing import Later
 from api.world import World, load_world
 from scheduler.domain.worker_token import check_agent_token, check_token
 from scheduler.policies.policy_set import PolicySet
@@ -69,11 +70,12 @@ ServiceDep = Annotated[Service, Depends(_service)]
 PrincipalDep = Annotated[Principal, Depends(_principal)]
 
 
-def _world(service: ServiceDep, principal: PrincipalDep) -> World:
-    return load_world(service.present, service.store, service.clock.now_s(), principal)
+async def _world(service: ServiceDep, principal: PrincipalDep) -> Later[World]:
+    return Later(lambda: load_world(service.present, service.store, service.clock.now_s(), principal))
 
 
 WorldDep = Annotated[World, Depends(_world)]
+"""Read in the endpoint's thread, see api.routing."""
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Most items in one answer.")]
 After = Annotated[int, Query(ge=0, lt=2**63, description="Only items with a higher number.")]
 

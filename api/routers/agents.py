@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
@@ -14,11 +14,12 @@ from api.dependencies import ServiceDep, require_agent
 from api.errors import not_found, refuse
 from api.notices import notice_for, save_notice
 from api.routers.progress import ByteCount, StepNumber
+from api.routing import Router
 from scheduler.documents.document import Document
 from scheduler.domain.agent_report import AgentReport, RankReport
 from scheduler.executors.rank_status import rank_status
 
-router = APIRouter(prefix="/v1", tags=["jobs"])
+router = Router(prefix="/v1", tags=["jobs"])
 
 RANKS_MAX = 256
 TEXT_LENGTH_MAX = 8192

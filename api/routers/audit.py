@@ -5,15 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from api.answers.identity import AuditView, audit_view
 from api.answers.page import PageOf
 from api.dependencies import Limit, ServiceDep
 from api.paging import Cursor, page_by_number
+from api.routing import Router
 from scheduler.store.front import AuditFilter
 
-router = APIRouter(prefix="/v1", tags=["identity"])
+router = Router(prefix="/v1", tags=["identity"])
 
 
 @router.get("/audit")

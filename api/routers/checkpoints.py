@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from api.answers.checkpoints import CheckpointsView, checkpoints_view
 from api.dependencies import WorldDep
 from api.problems import problems
+from api.routing import Router
 from scheduler.domain.command import CheckpointJob
 
-router = APIRouter(prefix="/v1", tags=["jobs"])
+router = Router(prefix="/v1", tags=["jobs"])
 
 
 @router.get("/jobs/{job_id}/checkpoints")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 
 from api.answers.fleet import (
@@ -18,12 +18,13 @@ from api.answers.fleet import (
 from api.dependencies import WorldDep
 from api.errors import conflict, refuse
 from api.problems import problems
+from api.routing import Router
 from api.world import World
 from scheduler.documents.document import Document
 from scheduler.domain.command import ReportDemand
 from scheduler.domain.fleet import DAY_S, PoolKind
 
-router = APIRouter(prefix="/v1", tags=["fleet"])
+router = Router(prefix="/v1", tags=["fleet"])
 
 GPUS_MAX = 1e9
 EARLY_S_MAX = 60.0

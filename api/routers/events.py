@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from fastapi import APIRouter
-
 from api.answers.page import PageOf
 from api.answers.record import DecisionView, EventView, decision_view, event_view
 from api.dependencies import After, Limit, WorldDep
 from api.filters import Text
 from api.paging import Cursor, page_by_number
 from api.routers.streams import STREAMED
+from api.routing import Router
 from api.world import World
 from scheduler.domain.decision import subject as subject_of
 
-router = APIRouter(prefix="/v1", tags=["record"])
+router = Router(prefix="/v1", tags=["record"])
 
 
 @router.get("/events", responses=STREAMED)

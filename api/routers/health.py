@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.answers.service import HealthView, ReadyView
 from api.dependencies import ServiceDep
 from api.errors import ProblemError
 from api.landing import landing_page
+from api.routing import Router
 from scheduler.telemetry.fleet_gauges import FleetGauges, package_version
 from scheduler.telemetry.metrics import CONTENT_TYPE, exposition
 
-router = APIRouter(tags=["service"])
+router = Router(tags=["service"])
 
 
 @router.get("/healthz")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from api.answers.page import PageOf
 from api.answers.plan import PlanView, plan_view
 from api.answers.prospect import DryRunView, ExplanationView, dry_run_view, explanation_view
@@ -18,6 +16,7 @@ from api.rehearsal import Rehearsal, rehearse
 from api.routers.events import page_of_events
 from api.routers.jobs import new_job_id
 from api.routers.streams import STREAMED
+from api.routing import Router
 from api.world import new_command
 from scheduler.core.explain import explain, explain_ended
 from scheduler.documents.job import JobDocument, job_spec
@@ -25,7 +24,7 @@ from scheduler.domain.codec import encode
 from scheduler.domain.command import SubmitJob
 from scheduler.domain.decision import Decision, subject
 
-router = APIRouter(prefix="/v1", tags=["jobs"])
+router = Router(prefix="/v1", tags=["jobs"])
 
 
 @router.get("/jobs/{job_id}/plan")
@@ -67,7 +66,7 @@ def dry_run_job(document: JobDocument, world: WorldDep, service: ServiceDep) -> 
     check_job(spec)
     world.require(Role.SUBMITTER, spec.queue)
     check_queue(spec.queue, world, undeclared=service.settings.undeclared_queues)
-    job_id = new_job_id(spec.name, world)
+    job_id = new_job_id(spec.name)
     command = new_command(SubmitJob(job_id, spec), world.now_s, actor=world.principal.name)
     coming, without = rehearse(world.snapshot, service.policies, command), rehearse(world.snapshot, service.policies)
     anyway = {_essence(decision) for decision in without.report.decisions}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from api.answers.loan import LoanView, SwitchesView, loan_view, switches_view
 from api.answers.page import PageOf
 from api.dependencies import Limit, WorldDep
 from api.filters import States, Text, states_in
 from api.paging import Cursor, page_of_loans
+from api.routing import Router
 from scheduler.domain.command import PauseLending, RecallAll, ResumeLending
 from scheduler.domain.loan import LIVE_LOANS, LoanState
 from scheduler.store.queries import LoanQuery
 
-router = APIRouter(prefix="/v1", tags=["lending"])
+router = Router(prefix="/v1", tags=["lending"])
 
 
 @router.get("/loans")

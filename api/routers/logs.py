@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.responses import Response
 
 from api.answers.logs import LogPage
@@ -13,6 +13,7 @@ from api.errors import ProblemError, refuse
 from api.problems import problems
 from api.routers.streams import STREAMED, LastEventId, StreamsDep
 from api.routers.streams import router as streams_router
+from api.routing import Router
 from api.streams.event_stream import EventStream
 from api.streams.following import follow_logs
 from api.streams.job_logs import JobLogs, LogPlace, parse_place
@@ -20,7 +21,7 @@ from api.world import World
 from scheduler.domain.job import Job
 from scheduler.executors.local_records import RunRoot
 
-router = APIRouter(prefix="/v1", tags=["jobs"])
+router = Router(prefix="/v1", tags=["jobs"])
 
 RankNumber = Annotated[int, Query(ge=0, lt=2**31, description="Whose lines: ranks print into a file each.")]
 Generation = Annotated[int | None, Query(ge=1, lt=2**31, description="Only of this one; default: the newest, and on.")]

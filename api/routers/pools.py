@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from api.answers.fleet import PoolView, pool_view
 from api.answers.page import PageOf
@@ -13,6 +13,7 @@ from api.errors import conflict
 from api.paging import Cursor, page_by_name
 from api.preconditions import IfMatch, pool_tag, put_tag, require_match
 from api.problems import problems
+from api.routing import Router
 from api.world import World
 from scheduler.documents import fleet
 from scheduler.documents.document import Document
@@ -22,7 +23,7 @@ from scheduler.domain.codec import encode
 from scheduler.domain.command import CreatePool, DeletePool, SetLendingPolicy
 from scheduler.domain.fleet import Pool, PoolKind
 
-router = APIRouter(prefix="/v1", tags=["fleet"])
+router = Router(prefix="/v1", tags=["fleet"])
 
 
 class PoolChange(Document):

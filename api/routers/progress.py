@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field
 
 from api.answers.agent import ProgressReplyView
@@ -12,13 +12,14 @@ from api.answers.job import ProgressView, progress_view
 from api.dependencies import ServiceDep, WorldDep, require_worker
 from api.errors import refuse
 from api.notices import notice_for
+from api.routing import Router
 from api.world import new_command
 from scheduler.core.frozen_layers import frozen_layers_fault
 from scheduler.documents.document import Document
 from scheduler.documents.job import COUNT_MAX
 from scheduler.domain.command import ReportProgress
 
-router = APIRouter(prefix="/v1", tags=["jobs"])
+router = Router(prefix="/v1", tags=["jobs"])
 
 StepNumber = Annotated[int, Field(strict=True, ge=0, le=COUNT_MAX)]
 ByteCount = Annotated[int, Field(strict=True, ge=0, lt=2**63)]

@@ -7,7 +7,7 @@ import re
 import secrets
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends, Response
 
 from api.answers.page import PageOf
 from api.answers.simulations import SimulationView, simulation_view
@@ -17,12 +17,13 @@ from api.identity.principal import Role
 from api.kept import SqlStoreDep
 from api.paging import Cursor, cursor_of, number_in
 from api.problems import problems
+from api.routing import Router
 from scheduler.documents.refusal import Refusal
 from scheduler.documents.simulation import SimulationDocument, simulation_files
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask, TaskState
 from scheduler.simulator.task_files import check_files
 
-router = APIRouter(prefix="/v1/simulations", tags=["simulations"])
+router = Router(prefix="/v1/simulations", tags=["simulations"])
 
 LIVE_MAX = 50
 """Simulations of one owner that have not ended."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from api.answers.record import SnapshotView, snapshot_view
 from api.dependencies import ServiceDep
+from api.routing import Router
 
-router = APIRouter(prefix="/v1", tags=["record"])
+router = Router(prefix="/v1", tags=["record"])
 
 
 @router.get("/snapshots/latest")

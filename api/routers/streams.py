@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import Depends, Header, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.routing import Match
@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from api.dependencies import PrincipalDep, ServiceDep, WorldDep
 from api.errors import refuse
+from api.routing import Router
 from api.streams.event_stream import MEDIA_TYPE, EventStream
 from api.streams.following import Wish, follow_events
 from api.streams.streams import Streams
@@ -50,7 +51,7 @@ async def _streams(request: Request) -> Streams:
     return streams
 
 
-router = APIRouter(prefix="/v1", route_class=StreamRoute, include_in_schema=False)
+router = Router(prefix="/v1", route_class=StreamRoute, include_in_schema=False)
 StreamsDep = Annotated[Streams, Depends(_streams)]
 LastEventId = Annotated[str, Header(alias="Last-Event-ID")]
 AfterNumber = Annotated[int | None, Query(ge=0, lt=2**63)]

@@ -6,17 +6,18 @@ import math
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import Header, Query, Response
 
 from api.answers.usage import DAY_S, DIMENSIONS, UsageReport, usage_csv, usage_rows, usage_sums
 from api.dependencies import PrincipalDep, ServiceDep
 from api.errors import refuse
 from api.identity.principal import Role
+from api.routing import Router
 from scheduler.core.usage import summed, unbooked
 from scheduler.domain.spelling import meant
 from scheduler.domain.usage import HOUR_S
 
-router = APIRouter(prefix="/v1", tags=["usage"])
+router = Router(prefix="/v1", tags=["usage"])
 
 DAYS_DEFAULT, DAYS_MAX = 30, 366
 TIME_S_MAX = 253_402_300_800

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, Row, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from scheduler.domain.codec import decode, encode
@@ -19,47 +20,54 @@ from scheduler.store.sql_audit import log
 from scheduler.store.tables import INBOX, STATE
 
 _WAITS = INBOX.c.consumed_at_generation.is_(None)
-_STANDS = (
-    select(STATE.c.generation, INBOX.c.number, INBOX.c.id)
-    .select_from(STATE.outerjoin(INBOX, _WAITS))
+COUNT = select(func.count()).select_from(INBOX).where(_WAITS)
+_GLANCE = (
+    select(STATE.c.generation, COUNT.scalar_subquery().label("waiting"), INBOX.c.number, INBOX.c.id, INBOX.c.body)
+    .select_from(STATE.outerjoin(INBOX, _WAITS & (INBOX.c.number > bindparam("after"))))
     .order_by(INBOX.c.number)
 )
-COUNT = select(func.count()).select_from(INBOX).where(_WAITS)
-
-Names = tuple[tuple[int, str], ...]
+SENT_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The commands that waited at one moment, and what they are called in the database: number and id of each."""
+    """The commands that waited at one moment, in ascending number, `newest` the number of the last."""
 
-    names: Names = ()
     commands: tuple[Command, ...] = ()
+    newest: int = 0
 
 
-def stands(connection: Connection) -> tuple[int, Names]:
-    """The generation, and what waits: enough to tell, in one statement, whether anything has changed."""
-    rows = connection.execute(_STANDS).all()
-    return rows[0].generation, tuple((row.number, row.id) for row in rows if row.number is not None)
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """One statement's view: the generation, how many commands wait, and the rows of those after a number."""
+
+    generation: int
+    count: int
+    rows: tuple[Row[*tuple[Any, ...]], ...]
 
 
-def read(connection: Connection, known: Waiting, names: Names) -> Waiting:
-    """The commands of these names, consumed meanwhile or not. Those that are `known` stay the same objects."""
-    if names == known.names:
+def glance(connection: Connection, *, after: int) -> Glance:
+    rows = connection.execute(_GLANCE, {"after": after}).all()
+    return Glance(rows[0].generation, rows[0].waiting, tuple(row for row in rows if row.number is not None))
+
+
+def joined(known: Waiting, seen: Glance, sent: Mapping[str, Command]) -> Waiting | None:
+    """What waits, if that is what was `known` before, in the same generation, and the rows seen: commands leave only
+    with a commit. None where one of a lower number was committed after those of higher ones. Commands that this process
+    `sent` itself need no decoding."""
+    if len(known.commands) + len(seen.rows) != seen.count:
+        return None
+    if not seen.rows:
         return known
-    commands = dict(zip(known.names, known.commands, strict=True))
-    wanted = {name for name in names if name not in commands}
-    if wanted:
-        for row in connection.execute(select(INBOX).where(INBOX.c.number >= min(wanted)[0])):
-            if (row.number, row.id) in wanted:
-                commands[row.number, row.id] = decode(Command, row.body)
-    return Waiting(names, tuple(commands[name] for name in names))
+    new = (sent.get(row.id) or decode(Command, row.body) for row in seen.rows)
+    return Waiting((*known.commands, *new), seen.rows[-1].number)
 
 
 class _Sent:
     """A command on its way. `is_new` is None until it was written."""
 
     def __init__(self, command: Command, audit: AuditEntry | None) -> None:
+        self.command = command
         self.audit = audit
         self.row = {"id": command.id, "body": encode(command)}
         self.is_new: bool | None = None
@@ -77,6 +85,8 @@ class Outbox:
         self._insert_new = unless_taken.returning(INBOX.c.id)
         self._turn = threading.Lock()
         self._unwritten: deque[_Sent] = deque()
+        self.recent: dict[str, Command] = {}
+        """Commands that were sent from here, by id: some of the last."""
 
     def send(self, command: Command, *, audit: AuditEntry | None) -> bool:
         """False where a command of this id was ever sent before; then `audit` is not written either. Raises
@@ -104,5 +114,8 @@ class Outbox:
             for sent in batch:
                 sent.error = error
             return
+        if len(self.recent) > SENT_KEPT:
+            self.recent = {}
+        self.recent.update((command_id, first[command_id].command) for command_id in new)
         for sent in batch:
             sent.is_new = first[sent.row["id"]] is sent and sent.row["id"] in new

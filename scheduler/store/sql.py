@@ -67,22 +67,25 @@ class SqlStore:
         self._lock = threading.Lock()
         self._listed: dict[tuple[Any, ...], Job] = {}  # ended jobs by number, id and generation: they never change
         self._newest = Snapshot()  # guarded by the lock: the newest snapshot that this process read or wrote
-        self._waiting = inbox.Waiting()  # likewise
+        self._waiting, self._waiting_at = inbox.Waiting(), -1  # likewise: what waited at a generation
         self._outbox = inbox.Outbox(self._engine)
 
     def load(self) -> Loaded:
         with self._lock:
             with transaction(self._glancing) as connection:
-                generation, names = inbox.stands(connection)
-                is_newest = generation == self._newest.generation
-                if is_newest:
-                    self._waiting = inbox.read(connection, self._waiting, names)
-            if not is_newest:
+                seen = inbox.glance(connection, after=self._waiting.newest)
+            sent = self._outbox.recent
+            waiting = inbox.joined(self._waiting, seen, sent) if seen.generation == self._waiting_at else None
+            if waiting is None:
                 with transaction(self._reading) as connection:
                     newer = live_state.fetch_newer(connection, self._newest)
-                    self._waiting = inbox.read(connection, self._waiting, inbox.stands(connection)[1])
+                    seen = inbox.glance(connection, after=0)
                 self._newest = live_state.refresh(newer)
-            return Loaded(self._newest, self._waiting.commands)
+                known = {command.id: command for command in self._waiting.commands}
+                waiting = inbox.joined(inbox.Waiting(), seen, {**sent, **known})
+                assert waiting is not None, "one moment, all rows"
+            self._waiting, self._waiting_at = waiting, seen.generation
+            return Loaded(self._newest, waiting.commands)
 
     def commit(self, commit: Commit) -> None:
         generation = commit.snapshot.generation

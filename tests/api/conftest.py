@@ -22,6 +22,7 @@ from scheduler.settings import Settings
 from scheduler.store.front import FrontStore
 from scheduler.store.memory import MemoryStore
 from scheduler.store.protocol import Lease
+from tests.api.described import hold_to_description
 from tests.memory_run_log import MemoryRunLog
 
 NOW_S = 1_760_000_000.0
@@ -42,7 +43,10 @@ class AppTransport(httpx.BaseTransport):
         body = request.read()
         asked = httpx.Request(request.method, request.url, headers=request.headers, content=body)
         answer = await self._transport.handle_async_request(asked)
-        return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+        told = httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+        if told.content and told.headers.get("content-type") == "application/json":
+            hold_to_description(request.method, request.url.path, told.status_code, told.json())
+        return told
 
 
 class ApiService:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from scheduler.domain.command import ScaleJob, SubmitJob
@@ -15,8 +16,7 @@ def test_a_submitted_job_is_answered_with_its_place_and_found_before_any_tick(se
     assert answer.status_code == 201
     job = answer.json()
     assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
-    assert job["id"].startswith("train-")
-    assert len(job["id"]) == len("train-") + 6
+    assert re.fullmatch("train-[a-z2-7]{10}", job["id"])
     found = service.get(answer.headers["location"])
     assert found["state"] == "submitted"
     assert found["spec"]["maxRunTime"] == 5400.0

@@ -14,9 +14,9 @@ from jsonschema_rs import Draft202012Validator
 from api.errors import TITLES, TYPE_PREFIX
 from api.openapi import examples, operations
 from tests.api.conftest import ApiService, Problem
+from tests.api.described import COPY
 
 ROOT = Path(__file__).resolve().parents[2]
-COPY = ROOT / "api" / "openapi.json"
 
 
 @pytest.fixture(scope="module")
