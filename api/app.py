@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fastapi import FastAPI
-from fastapi.routing import iter_route_contexts
+from starlette.routing import Route
 
 from api.agent_desk import AgentDesk
 from api.dependencies import Service
@@ -80,14 +80,12 @@ def create_app(
         docs_url=None,  # the interactive pages load their scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
+        routes=[route for noun in _ROUTED for route in noun.router.routes],  # including them would analyse them anew
     )
     desk = AgentDesk(store, run_log)
     app.state.service = Service(store, settings, clock, policies, lease, token_secret, desk, Present(store))
     app.state.streams = Streams(store, streams_max=settings.streams_max)
     add_error_handlers(app)
-    for noun in _ROUTED:
-        app.include_router(noun.router)
     app.add_middleware(
         Gate,
         settings=settings,
@@ -100,5 +98,5 @@ def create_app(
 
 def routes_of(app: FastAPI) -> list[tuple[str, str]]:
     """Method and path template of every route, in the order in which they are tried."""
-    contexts = iter_route_contexts(app.routes)
-    return [(method, each.path or "") for each in contexts for method in sorted((each.methods or set()) - {"HEAD"})]
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    return [(method, route.path) for route in routes for method in sorted((route.methods or set()) - {"HEAD"})]

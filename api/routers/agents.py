@@ -14,12 +14,12 @@ from api.dependencies import ServiceDep, require_agent
 from api.errors import not_found, refuse
 from api.notices import notice_for, save_notice
 from api.routers.progress import ByteCount, StepNumber
-from api.routing import Router
+from api.routing import noun_router
 from scheduler.documents.document import Document
 from scheduler.domain.agent_report import AgentReport, RankReport
 from scheduler.executors.rank_status import rank_status
 
-router = Router(prefix="/v1", tags=["jobs"])
+router = noun_router("jobs")
 
 RANKS_MAX = 256
 TEXT_LENGTH_MAX = 8192

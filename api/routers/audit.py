@@ -11,10 +11,10 @@ from api.answers.identity import AuditView, audit_view
 from api.answers.page import PageOf
 from api.dependencies import Limit, ServiceDep
 from api.paging import Cursor, page_by_number
-from api.routing import Router
+from api.routing import noun_router
 from scheduler.store.front import AuditFilter
 
-router = Router(prefix="/v1", tags=["identity"])
+router = noun_router("identity")
 
 
 @router.get("/audit")

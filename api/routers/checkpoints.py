@@ -5,10 +5,10 @@ from __future__ import annotations
 from api.answers.checkpoints import CheckpointsView, checkpoints_view
 from api.dependencies import WorldDep
 from api.problems import problems
-from api.routing import Router
+from api.routing import noun_router
 from scheduler.domain.command import CheckpointJob
 
-router = Router(prefix="/v1", tags=["jobs"])
+router = noun_router("jobs")
 
 
 @router.get("/jobs/{job_id}/checkpoints")

@@ -18,13 +18,13 @@ from api.answers.fleet import (
 from api.dependencies import WorldDep
 from api.errors import conflict, refuse
 from api.problems import problems
-from api.routing import Router
+from api.routing import noun_router
 from api.world import World
 from scheduler.documents.document import Document
 from scheduler.domain.command import ReportDemand
 from scheduler.domain.fleet import DAY_S, PoolKind
 
-router = Router(prefix="/v1", tags=["fleet"])
+router = noun_router("fleet")
 
 GPUS_MAX = 1e9
 EARLY_S_MAX = 60.0

@@ -10,11 +10,11 @@ from api.dependencies import After, Limit, WorldDep
 from api.filters import Text
 from api.paging import Cursor, page_by_number
 from api.routers.streams import STREAMED
-from api.routing import Router
+from api.routing import noun_router
 from api.world import World
 from scheduler.domain.decision import subject as subject_of
 
-router = Router(prefix="/v1", tags=["record"])
+router = noun_router("record")
 
 
 @router.get("/events", responses=STREAMED)

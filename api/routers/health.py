@@ -11,11 +11,11 @@ from api.answers.service import HealthView, ReadyView
 from api.dependencies import ServiceDep
 from api.errors import ProblemError
 from api.landing import landing_page
-from api.routing import Router
+from api.routing import noun_router
 from scheduler.telemetry.fleet_gauges import FleetGauges, package_version
 from scheduler.telemetry.metrics import CONTENT_TYPE, exposition
 
-router = Router(tags=["service"])
+router = noun_router("service", prefix="")
 
 
 @router.get("/healthz")

@@ -16,7 +16,7 @@ from api.rehearsal import Rehearsal, rehearse
 from api.routers.events import page_of_events
 from api.routers.jobs import new_job_id
 from api.routers.streams import STREAMED
-from api.routing import Router
+from api.routing import noun_router
 from api.world import new_command
 from scheduler.core.explain import explain, explain_ended
 from scheduler.documents.job import JobDocument, job_spec
@@ -24,7 +24,7 @@ from scheduler.domain.codec import encode
 from scheduler.domain.command import SubmitJob
 from scheduler.domain.decision import Decision, subject
 
-router = Router(prefix="/v1", tags=["jobs"])
+router = noun_router("jobs")
 
 
 @router.get("/jobs/{job_id}/plan")

@@ -20,7 +20,7 @@ from api.job_filter import JobFilter
 from api.paging import Cursor, page_of_jobs
 from api.preconditions import IfMatch, job_tag, put_tag, require_match
 from api.problems import problems
-from api.routing import Router
+from api.routing import noun_router
 from api.world import World
 from scheduler.documents.document import Document
 from scheduler.documents.fields import Label
@@ -30,7 +30,7 @@ from scheduler.domain.command import CancelJob, ChangeJob, ResumeJob, ScaleJob, 
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 
-router = Router(prefix="/v1", tags=["jobs"])
+router = noun_router("jobs")
 
 
 class RangeChange(Document):

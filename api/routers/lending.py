@@ -7,12 +7,12 @@ from api.answers.page import PageOf
 from api.dependencies import Limit, WorldDep
 from api.filters import States, Text, states_in
 from api.paging import Cursor, page_of_loans
-from api.routing import Router
+from api.routing import noun_router
 from scheduler.domain.command import PauseLending, RecallAll, ResumeLending
 from scheduler.domain.loan import LIVE_LOANS, LoanState
 from scheduler.store.queries import LoanQuery
 
-router = Router(prefix="/v1", tags=["lending"])
+router = noun_router("lending")
 
 
 @router.get("/loans")

@@ -13,7 +13,7 @@ from api.errors import ProblemError, refuse
 from api.problems import problems
 from api.routers.streams import STREAMED, LastEventId, StreamsDep
 from api.routers.streams import router as streams_router
-from api.routing import Router
+from api.routing import noun_router
 from api.streams.event_stream import EventStream
 from api.streams.following import follow_logs
 from api.streams.job_logs import JobLogs, LogPlace, parse_place
@@ -21,7 +21,7 @@ from api.world import World
 from scheduler.domain.job import Job
 from scheduler.executors.local_records import RunRoot
 
-router = Router(prefix="/v1", tags=["jobs"])
+router = noun_router("jobs")
 
 RankNumber = Annotated[int, Query(ge=0, lt=2**31, description="Whose lines: ranks print into a file each.")]
 Generation = Annotated[int | None, Query(ge=1, lt=2**31, description="Only of this one; default: the newest, and on.")]

@@ -13,7 +13,7 @@ from api.filters import Text
 from api.paging import Cursor, page_by_name
 from api.preconditions import IfMatch, node_tag, put_tag, require_match
 from api.problems import problems
-from api.routing import Router
+from api.routing import noun_router
 from api.world import World
 from scheduler.documents import fleet
 from scheduler.documents.fleet import NodeDocument
@@ -22,7 +22,7 @@ from scheduler.domain.command import AddNode, CommandBody, CordonNode, RemoveNod
 from scheduler.domain.fleet import Node
 from scheduler.domain.spelling import meant
 
-router = Router(prefix="/v1", tags=["fleet"])
+router = noun_router("fleet")
 
 _SHAPE = ("pool", "gpu", "gpus", "gpu_memory_bytes")
 

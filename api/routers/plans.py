@@ -6,7 +6,7 @@ from api.answers.plan import SolvedPlanView, solved_plan_view
 from api.checks import check_gpu, check_model
 from api.dependencies import Service, ServiceDep
 from api.errors import ProblemError, refuse
-from api.routing import Router
+from api.routing import noun_router
 from scheduler.documents.plan_request import PlanRequestDocument, shape_of
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.profiles.shipped import ProfileError, load_gpu, load_model, parse_model
@@ -14,7 +14,7 @@ from scheduler.solver.request import Infeasible, RequestError, SolveRequest
 from scheduler.solver.search.outcome import SearchOutcome
 from scheduler.solver.search.search import search
 
-router = Router(prefix="/v1", tags=["plans"])
+router = noun_router("plans")
 
 
 @router.post("/plans")

@@ -13,7 +13,7 @@ from api.errors import conflict
 from api.paging import Cursor, page_by_name
 from api.preconditions import IfMatch, pool_tag, put_tag, require_match
 from api.problems import problems
-from api.routing import Router
+from api.routing import noun_router
 from api.world import World
 from scheduler.documents import fleet
 from scheduler.documents.document import Document
@@ -23,7 +23,7 @@ from scheduler.domain.codec import encode
 from scheduler.domain.command import CreatePool, DeletePool, SetLendingPolicy
 from scheduler.domain.fleet import Pool, PoolKind
 
-router = Router(prefix="/v1", tags=["fleet"])
+router = noun_router("fleet")
 
 
 class PoolChange(Document):

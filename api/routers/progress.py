@@ -12,14 +12,14 @@ from api.answers.job import ProgressView, progress_view
 from api.dependencies import ServiceDep, WorldDep, require_worker
 from api.errors import refuse
 from api.notices import notice_for
-from api.routing import Router
+from api.routing import noun_router
 from api.world import new_command
 from scheduler.core.frozen_layers import frozen_layers_fault
 from scheduler.documents.document import Document
 from scheduler.documents.job import COUNT_MAX
 from scheduler.domain.command import ReportProgress
 
-router = Router(prefix="/v1", tags=["jobs"])
+router = noun_router("jobs")
 
 StepNumber = Annotated[int, Field(strict=True, ge=0, le=COUNT_MAX)]
 ByteCount = Annotated[int, Field(strict=True, ge=0, lt=2**63)]

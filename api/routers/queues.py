@@ -16,7 +16,7 @@ from api.identity.principal import Role
 from api.paging import Cursor, page_by_name
 from api.preconditions import IfMatch, put_tag, queue_tag, require_match
 from api.problems import problems
-from api.routing import Router
+from api.routing import noun_router
 from api.world import World
 from scheduler.documents import job_queue
 from scheduler.documents.job_queue import QueueDocument, QuotaDocument
@@ -26,7 +26,7 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.policies.quota import queue_uses
 
 Q = TypeVar("Q")
-router = Router(prefix="/v1", tags=["queues"])
+router = noun_router("queues")
 
 
 @router.post("/queues", status_code=201, responses=problems(409))

@@ -17,13 +17,13 @@ from api.identity.principal import Role
 from api.kept import SqlStoreDep
 from api.paging import Cursor, cursor_of, number_in
 from api.problems import problems
-from api.routing import Router
+from api.routing import noun_router
 from scheduler.documents.refusal import Refusal
 from scheduler.documents.simulation import SimulationDocument, simulation_files
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask, TaskState
 from scheduler.simulator.task_files import check_files
 
-router = Router(prefix="/v1/simulations", tags=["simulations"])
+router = noun_router("simulations", prefix="/v1/simulations")
 
 LIVE_MAX = 50
 """Simulations of one owner that have not ended."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from api.answers.record import SnapshotView, snapshot_view
 from api.dependencies import ServiceDep
-from api.routing import Router
+from api.routing import noun_router
 
-router = Router(prefix="/v1", tags=["record"])
+router = noun_router("record")
 
 
 @router.get("/snapshots/latest")

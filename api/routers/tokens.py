@@ -14,12 +14,12 @@ from api.errors import not_found
 from api.identity.api_token import new_token
 from api.identity.principal import Grant, Principal
 from api.paging import Cursor, cursor_of, place_in
-from api.routing import Router
+from api.routing import noun_router
 from scheduler.documents.document import Document
 from scheduler.store.front import ApiToken, AuditEntry
 from scheduler.telemetry.logs import REQUEST_ID
 
-router = Router(prefix="/v1", tags=["identity"])
+router = noun_router("identity")
 
 LIFE_S_MAX = 10 * 366 * 86_400.0
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}$"

@@ -12,12 +12,12 @@ from api.answers.usage import DAY_S, DIMENSIONS, UsageReport, usage_csv, usage_r
 from api.dependencies import PrincipalDep, ServiceDep
 from api.errors import refuse
 from api.identity.principal import Role
-from api.routing import Router
+from api.routing import noun_router
 from scheduler.core.usage import summed, unbooked
 from scheduler.domain.spelling import meant
 from scheduler.domain.usage import HOUR_S
 
-router = Router(prefix="/v1", tags=["usage"])
+router = noun_router("usage")
 
 DAYS_DEFAULT, DAYS_MAX = 30, 366
 TIME_S_MAX = 253_402_300_800

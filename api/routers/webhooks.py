@@ -24,7 +24,7 @@ from api.identity.principal import Principal, Role
 from api.kept import SqlStoreDep
 from api.paging import Cursor, cursor_of, number_in
 from api.problems import problems
-from api.routing import Router
+from api.routing import noun_router
 from api.webhooks.addresses import RefusedAddressError, allowed_hosts, check_literal
 from api.webhooks.message import asked_delivery
 from api.webhooks.signature import webhook_secret
@@ -32,7 +32,7 @@ from scheduler.documents.webhook import WebhookChange, WebhookDocument
 from scheduler.domain.webhook import DeliveryState, Webhook
 from scheduler.store.sql_webhooks import ClaimLostError
 
-router = Router(prefix="/v1/webhooks", tags=["webhooks"])
+router = noun_router("webhooks", prefix="/v1/webhooks")
 
 OLD_SECRET_S = 86_400.0
 """How long a secret that was rotated is signed with beside the new one."""
