@@ -3,60 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from scheduler.domain.worker_token import issue_agent_token
 from scheduler.executors.local import LocalExecutor
 from scheduler.executors.local_run import Patience
 from scheduler.executors.log_file import LogLimits
 from scheduler.executors.protocol import Executor
 from scheduler.forecast.forecaster import SeasonalForecaster
-from scheduler.k8s.asking import Asked
-from scheduler.k8s.client import connect
-from scheduler.k8s.cluster_mirrors import ClusterMirrors
-from scheduler.k8s.demand import DemandSources
-from scheduler.k8s.effects import Effects
-from scheduler.k8s.election import LIMITS, Election
-from scheduler.k8s.executor import KubernetesExecutor
-from scheduler.k8s.job_objects import JobObjects, SiteRules
-from scheduler.k8s.node_lending import NodeLending
-from scheduler.k8s.operating import Round, Standing
-from scheduler.k8s.operator import Operator
-from scheduler.k8s.story import Story
-from scheduler.k8s.writer import Writer
 from scheduler.policies.policy_set import PolicySet, policy_set
 from scheduler.policies.settings import PolicySettings
 from scheduler.runtime.clock import Clock, RealClock
 from scheduler.runtime.controller import Controller, Pace
 from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_watch import DemandWatch
-from scheduler.runtime.outage import wait_for
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import Hook, no_hook
 from scheduler.settings import Settings, token_secret
 from scheduler.simulator.task_runner import TaskRunner, Terms
 from scheduler.store.sql import SqlStore
 from scheduler.telemetry.logs import configure_logs
-from scheduler.telemetry.metrics import TickRecorder, record_asked, record_round
-from scheduler.telemetry.probes import Probes
+from scheduler.telemetry.metrics import TickRecorder
 
 if TYPE_CHECKING:
     from api.webhooks.courier import Courier, Rhythm
     from api.webhooks.retrying import Backoff
 
 HISTORY_SEASONS = 14
-
-log = logging.getLogger(__name__)
 
 
 def policies_of(settings: Settings) -> PolicySet:
@@ -89,19 +69,19 @@ def build_controller(
         logs=LogLimits(settings.log_bytes, settings.log_generations),
         at=at,
     )
-    return _controller(
+    return controller_of(
         settings,
         store,
         executor,
         clock,
-        holder=_new_holder(),
+        holder=new_holder(),
         has_news=executor.has_news,
         may_lead=executor.may_lead,
         at=at,
     )
 
 
-def _controller(
+def controller_of(
     settings: Settings,
     store: SqlStore,
     executor: Executor,
@@ -112,6 +92,7 @@ def _controller(
     may_lead: Callable[[], bool] = lambda: True,
     at: Hook = no_hook,
 ) -> Controller:
+    """A controller on this executor, not yet running."""
     forecaster = partial(SeasonalForecaster, season_s=settings.season_s)
     return Controller(
         holder=holder,
@@ -129,12 +110,12 @@ def _controller(
     )
 
 
-def _new_holder() -> str:
+def new_holder() -> str:
     """A name for this process that none has had."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def _stop_signal() -> threading.Event:
+def stop_signal() -> threading.Event:
     """Set by SIGTERM and SIGINT from now on."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -147,85 +128,7 @@ def run_controller(settings: Settings) -> None:
     configure_logs(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url)
     try:
-        build_controller(settings, store).run(_stop_signal())
-    finally:
-        store.close()
-
-
-def build_operator(settings: Settings, store: SqlStore) -> Operator:
-    """An operator with its controller, mirrors and election, not yet running.
-
-    Raises:
-        NoClusterError: no API server of Kubernetes is named anywhere.
-    """
-    kubeconfig, clock = settings.kubeconfig or "", RealClock()
-    identity = _new_holder()
-    votes = connect(kubeconfig, limits=LIMITS, on_asked=_record_asked)
-    election = Election(votes, name="ebbtide-operator", namespace=settings.lease_namespace, identity=identity)
-    cluster = connect(kubeconfig, on_asked=_record_asked, may_write=lambda: election.is_leading)
-    effects, secret = Effects(), token_secret(settings.secret_path)
-    mirrors = ClusterMirrors(cluster)
-    executor = KubernetesExecutor(
-        JobObjects(
-            cluster,
-            mirrors,
-            SiteRules(settings.job_namespace, settings.worker_url, settings.worker_image),
-            epoch=lambda: controller.epoch,
-            agent_token=partial(issue_agent_token, secret),
-        ),
-        NodeLending(cluster, mirrors, epoch=lambda: controller.epoch),
-        view=mirrors.view,
-        run_log=store.run_log,
-        now=clock.now_s,
-        epoch=lambda: controller.epoch,
-        effects=effects,
-    )
-    controller = _controller(
-        settings, store, executor, clock, holder=identity, has_news=mirrors.has_news, may_lead=lambda: operator.may_lead
-    )
-    operator = Operator(
-        mirrors=mirrors,
-        election=election,
-        controller=controller,
-        store=store,
-        clock=clock,
-        demand=DemandSources(cluster, prometheus_url=settings.prometheus_url),
-        writer=Writer(cluster, mirrors),
-        story=Story(store, reporter=identity),
-        effects=effects,
-        job_namespace=settings.job_namespace,
-        on_round=_record_round,
-    )
-    return operator
-
-
-def _record_asked(asked: Asked) -> None:
-    record_asked(verb=asked.verb, resource=asked.resource, status=asked.status, took_s=asked.took_s)
-
-
-def _record_round(done: Round) -> None:
-    among = [standing.value for standing in Standing]
-    record_round(standing=done.standing.value, among=among, silent_s=done.silent_s, now_s=time.time())
-
-
-def run_operator(settings: Settings, probes: Probes) -> None:
-    """Lead while elected, until SIGTERM or SIGINT. Jobs go on while nobody leads. A database that does not answer is
-    waited for.
-
-    Raises:
-        NoClusterError: no API server of Kubernetes is named anywhere.
-        StoreError: the database cannot be used as it is.
-    """
-    configure_logs(settings.log_level, settings.log_format)
-    stop = _stop_signal()
-    log.info("probes are answered on %s:%d", settings.host, probes.port)
-    store = wait_for(lambda: SqlStore(settings.database_url), stop, time.monotonic)
-    if store is None:
-        return
-    try:
-        operator = build_operator(settings, store)
-        probes.unlive, probes.unready = operator.unlive, operator.unready
-        operator.run(stop)
+        build_controller(settings, store).run(stop_signal())
     finally:
         store.close()
 
@@ -237,7 +140,7 @@ def run_api(settings: Settings, *, courier: Callable[[Settings, SqlStore, Clock]
 
     configure_logs(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url)
-    clock, stop = RealClock(), _stop_signal()  # uvicorn hands these signals on to us once it has stopped
+    clock, stop = RealClock(), stop_signal()  # uvicorn hands these signals on to us once it has stopped
     try:
         app = create_app(
             store,
@@ -266,7 +169,7 @@ def build_courier(
         store,
         Sender(allowed_hosts(settings.webhook_hosts), now=clock.now_s),
         secret=token_secret(settings.secret_path),
-        holder=_new_holder(),
+        holder=new_holder(),
         clock=clock,
         draw=secrets.SystemRandom().random,
         backoff=backoff,
@@ -282,7 +185,7 @@ def task_runner(settings: Settings, store: SqlStore, clock: Clock) -> TaskRunner
         cpu_s=settings.simulation_cpu_s,
         kept_s=settings.simulation_kept_s,
     )
-    return TaskRunner(store.simulations, terms, holder=_new_holder(), clock=clock)
+    return TaskRunner(store.simulations, terms, holder=new_holder(), clock=clock)
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def api() -> None:
 def operator() -> None:
     """Run jobs on Kubernetes: custom resources in and out, decisions from the same database as the API's."""
     from scheduler.telemetry.probes import Probes
-    from scheduler.wiring import run_operator
+    from scheduler.wiring_operator import run_operator
 
     settings = read_settings()
     _check_policy(settings)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]  # scipy ships no types
 
 Floats = NDArray[np.float64]
 
@@ -28,6 +27,9 @@ def best_assignment(gains: Sequence[Floats]) -> list[int]:
 
 
 def _cheapest(cost: Floats) -> list[int]:
+    # Imported once a job is resized: it takes as long as a quarter of all else that a process has to import.
+    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]  # scipy ships no types
+
     return list(map(int, linear_sum_assignment(cost)[1]))
 
 

@@ -21,9 +21,9 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.store import history, inbox, leadership, live_state
 from scheduler.store.engine import StoreError, for_glancing, for_reading, open_engine, transaction
 from scheduler.store.front import AuditEntry
-from scheduler.store.migrate import require_head
 from scheduler.store.protocol import Books, Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
 from scheduler.store.queries import JobQuery, LoanQuery, Place
+from scheduler.store.revision import require_head
 from scheduler.store.sql_audit import SqlAudit
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_simulations import SqlSimulations

@@ -19,7 +19,7 @@ from typer.testing import Result
 
 from api.client import Client, Retries
 from scheduler.store.engine import open_engine
-from scheduler.store.migrate import require_head
+from scheduler.store.revision import require_head
 
 Run = Callable[..., Result]
 PATIENCE_S = 90.0
