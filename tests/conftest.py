@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -13,6 +15,10 @@ from tests.postgres_server import PostgresServer
 # Hundreds of processes are started here from the same sources: the first ones compile them for all.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+
+HERE = Path(__file__).parent
+LONG = ("e2e", "kubernetes", "contract")
+"""Folders whose tests start processes and wait for them."""
 
 # How long an example takes says nothing of what is tested, and much of what else the machine does.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -24,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:] = _spread(items, getattr(config, "workerinput", {"workercount": 1})["workercount"])
     if config.getoption("--full"):
         return
     long = pytest.mark.skip(reason="long variant: run with --full (make test-full)")
@@ -44,6 +51,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("faults injected")
         for line in sorted(counts):
             terminalreporter.write_line(line)
+
+
+def _spread(items: Sequence[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Each process of xdist gets one of so many equal parts, and takes from the end of another's when it has done its
+    own: so each part begins with its share of the long tests, and ends with short ones."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    long = [file for file in files if file.relative_to(HERE).parts[0] in LONG]
+    short = (item for file in files if file not in long for item in files[file])
+    spread: list[pytest.Item] = []
+    for number in range(processes):
+        share = [item for file in long[number::processes] for item in files[file]]
+        spread += [*share, *islice(short, max(0, len(items) // processes - len(share)))]
+    return [*spread, *short]
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A whole controller that ends itself with SIGKILL at a named point: `python -m tests.e2e.killable_controller`.
 
-Arguments: the folder of the test, the point (or `never`), at which passage of the point it dies, and how long
-workers may take to leave.
+Arguments: the folder of the test, the point (or `never`), at which passage of the point it dies, how long workers may
+take to leave, and `--torchless` where none of them needs torch: the store over which ranks meet is made up then.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from scheduler.executors.local import LocalExecutor
+from scheduler.executors.local_run import Patience
+from scheduler.runtime.clock import RealClock
+from scheduler.runtime.controller import Controller
 from scheduler.settings import Settings
 from scheduler.store.sql import SqlStore
-from scheduler.wiring import build_controller
+from scheduler.wiring import build_controller, controller_of, new_holder
+from tests.contract.local_rig import RENDEZVOUS
 
 
 def settings(folder: Path, *, leave_grace_s: float = 0.6) -> Settings:
@@ -43,14 +48,40 @@ def killer(point: str, passage: int) -> Callable[[str], None]:
     return at
 
 
-def main(folder: Path, point: str, passage: int, leave_grace_s: float) -> None:
+def torchless(chosen: Settings, store: SqlStore, at: Callable[[str], None]) -> Controller:
+    """As `build_controller` builds it, without a process that takes seconds to load what nobody uses."""
+    clock = RealClock()
+    patience = Patience(close_s=chosen.leave_grace_s)
+    executor = LocalExecutor(
+        chosen.run_dir, now=clock.now_s, rendezvous_command=RENDEZVOUS, preload=(), patience=patience, at=at
+    )
+    return controller_of(
+        chosen,
+        store,
+        executor,
+        clock,
+        holder=new_holder(),
+        has_news=executor.has_news,
+        may_lead=executor.may_lead,
+        at=at,
+    )
+
+
+def main(folder: Path, point: str, passage: int, leave_grace_s: float, *, has_torch: bool) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    chosen = settings(folder, leave_grace_s=leave_grace_s)
+    chosen, at = settings(folder, leave_grace_s=leave_grace_s), killer(point, passage)
     store = SqlStore(chosen.database_url)
-    build_controller(chosen, store, at=killer(point, passage)).run(stop)
+    controller = build_controller(chosen, store, at=at) if has_torch else torchless(chosen, store, at)
+    controller.run(stop)
     store.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    main(
+        Path(sys.argv[1]),
+        sys.argv[2],
+        int(sys.argv[3]),
+        float(sys.argv[4]),
+        has_torch="--torchless" not in sys.argv[5:],
+    )

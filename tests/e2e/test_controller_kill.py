@@ -54,7 +54,7 @@ class Play:
         self.store.send(Command(f"play-{self._sent}", time.time(), body))
 
     def start_controller(self, point: str = "never", passage: int = 1) -> subprocess.Popen[bytes]:
-        controls = [str(self.folder), point, str(passage), str(LEAVE_GRACE_S)]
+        controls = [str(self.folder), point, str(passage), str(LEAVE_GRACE_S), "--torchless"]
         arguments = [sys.executable, "-m", "tests.e2e.killable_controller", *controls]
         with (self.folder / "controller.log").open("ab") as log:
             controller = subprocess.Popen(arguments, cwd=ROOT, stdout=log, stderr=log)

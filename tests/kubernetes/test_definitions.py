@@ -12,7 +12,6 @@ from scheduler.k8s.api_error import ApiError
 from scheduler.k8s.client import Cluster
 from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL, QUEUE, Kind
 from tests.kubernetes.control_plane import ASSETS, ControlPlane
-from tests.kubernetes.custom_resources import install
 
 JOB = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
 CLAIM = {"persistentVolumeClaim": {"claimName": "shared"}}
@@ -20,9 +19,7 @@ LENDS = {"kind": "inference", "nodeSelector": {"role": "serve"}}
 CONTAINER = {"name": "main", "image": "trainer", "resources": {"limits": {"cpu": 4, "memory": "16Gi"}}}
 
 
-@pytest.fixture(autouse=True)
-def _served(cluster: Cluster) -> None:
-    install(cluster)
+pytestmark = pytest.mark.usefixtures("definitions")
 
 
 def resource(kind: Kind, name: str, namespace: str, spec: Any) -> dict[str, Any]:

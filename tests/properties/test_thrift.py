@@ -30,6 +30,7 @@ from tests.properties.worlds import CURVE, a_world
 
 SEEDS = st.integers(min_value=0, max_value=10**9)
 WORLDS = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+FOR_EACH_SET = settings(WORLDS, max_examples=60)
 
 
 def a_jagged_curve(random: Random, gpus_per_node: int) -> ScalingCurve:
@@ -66,7 +67,7 @@ def taken(snapshot: Snapshot, result: TickResult) -> Iterator[tuple[Job, StartJo
 
 
 @pytest.mark.parametrize("policy", [name for name in policy_set_names() if policy_set(name).thrifty])
-@WORLDS
+@FOR_EACH_SET
 @given(seed=SEEDS)
 def test_no_target_holds_a_part_on_which_the_job_is_known_to_be_as_fast(policy: str, seed: int) -> None:
     snapshot = a_jagged_world(seed)
