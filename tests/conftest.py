@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,9 +17,16 @@ from tests.postgres_server import PostgresServer
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+# Who starts a suite in the background has it ignore Ctrl-C, and with it all processes that it starts: some are tested
+# on how they end at one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 HERE = Path(__file__).parent
 LONG = ("e2e", "kubernetes", "contract")
 """Folders whose tests start processes and wait for them."""
+LIMIT_S, AGAIN_S = 900.0, 30.0
+"""A test that waits for ever fails after that time, and is told again where its own end waits for ever too."""
 
 # How long an example takes says nothing of what is tested, and much of what else the machine does.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -37,6 +45,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(long)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    def end(_number: int, _frame: object) -> None:
+        pytest.fail(f"{item.nodeid} is not over within {LIMIT_S:g} s")
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

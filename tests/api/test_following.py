@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 
@@ -92,7 +93,13 @@ def test_who_watches_ends_well_at_ctrl_c(play: StreamPlay, words: Sequence[str])
         assert (command.returncode, said) == (0, "")
 
 
-def _cli(play: StreamPlay, *words: str) -> subprocess.Popen[str]:
+@contextmanager
+def _cli(play: StreamPlay, *words: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "EBBTIDE_URL": f"http://127.0.0.1:{play.port}"}
     command = [sys.executable, "-m", "scheduler.cli", *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
