@@ -64,7 +64,8 @@ class Snapshot:
     def curve_requests(self) -> Mapping[str, CurveRequest]:
         """What the curves of all live jobs are solved for, by key: for what is known of a job's memory and frozen
         layers now, not as it was submitted."""
-        return {request.key: request for job in self.jobs.values() for request in job.curve_requests}
+        profiled = (job for job in self.jobs.values() if job.spec.has_profile)
+        return {request.key: request for job in profiled for request in job.curve_requests}
 
     def shape_of(self, gpus: Gpus) -> GpuShape:
         """The shape of exact GPUs. Raises KeyError for a node that does not exist."""

@@ -19,19 +19,22 @@ class RecordingExecutor:
     def __init__(self, world: Snapshot | None = None) -> None:
         self.converged: list[Snapshot] = []
         self._world = world or Snapshot()
+        self._shown: dict[str, tuple[Job, Run]] = {}
+        self._nodes: tuple[Snapshot, dict[str, NodeFacts]] | None = None
 
     def observe(self) -> Observation:
-        world = self._world
-        runs = tuple(_run(job, world.now_s) for job in world.jobs.values() if job.allocation.target)
-        nodes = {
-            node.name: NodeFacts(
-                up=node.state is NodeState.UP,
-                inference_gpus=0 if _is_on_loan(world, node.name) else node.inference_gpus,
-                other_gpus=node.other_gpus,
-            )
-            for node in world.nodes.values()
+        """What nothing has happened to is the same object as before."""
+        world, shown = self._world, self._shown
+        placed = {job.id: job for job in world.jobs.values() if job.allocation.target}
+        self._shown = {
+            job_id: known
+            if (known := shown.get(job_id)) and known[0] is job and known[1].steps is None
+            else (job, _run(job, world.now_s))
+            for job_id, job in placed.items()
         }
-        return Observation(world.now_s, world.generation, runs, nodes)
+        if self._nodes is None or not _are_nodes_alike(self._nodes[0], world):
+            self._nodes = world, _node_facts(world)
+        return Observation(world.now_s, world.generation, tuple(run for _, run in self._shown.values()), self._nodes[1])
 
     def converge(self, desired: Snapshot) -> None:
         self.converged.append(desired)
@@ -39,6 +42,21 @@ class RecordingExecutor:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+
+def _are_nodes_alike(one: Snapshot, other: Snapshot) -> bool:
+    return one.nodes is other.nodes and one.loans is other.loans
+
+
+def _node_facts(world: Snapshot) -> dict[str, NodeFacts]:
+    return {
+        node.name: NodeFacts(
+            up=node.state is NodeState.UP,
+            inference_gpus=0 if _is_on_loan(world, node.name) else node.inference_gpus,
+            other_gpus=node.other_gpus,
+        )
+        for node in world.nodes.values()
+    }
 
 
 def _run(job: Job, now_s: float) -> Run:

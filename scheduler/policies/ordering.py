@@ -43,15 +43,16 @@ def least_service(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, ..
     Both are those on the fewest GPUs that are used well. A job with a deadline is taken for no longer than the time it
     can still wait and meet it on those.
     """
-    sizes, now_s = node_sizes(snapshot), snapshot.now_s
+    sizes, now_s, patience_s = node_sizes(snapshot), snapshot.now_s, _patience_s(settings)
 
     def key(job: Job) -> tuple[float, float, float, str]:
-        if is_overdue(job, now_s, settings):
+        waited_s = _waited_s(job, now_s)
+        if waited_s > patience_s:
             return (-job.spec.priority, -1.0, job.submitted_at_s, job.id)
         gpus = efficient_gpus(snapshot, job, sizes)
         length_s = remaining_s(snapshot, job, gpus, sizes)
         slack_s = max(0.0, job.deadline_at_s - now_s - length_s)
-        ageing = 1.0 + _waited_s(job, now_s) / settings.ageing_s
+        ageing = 1.0 + waited_s / settings.ageing_s
         urgent_gpu_s = min(length_s, slack_s) * gpus
         return (-job.spec.priority, urgent_gpu_s / ageing, job.submitted_at_s, job.id)
 
@@ -78,7 +79,11 @@ def shortest_first(snapshot: Snapshot, settings: PolicySettings) -> tuple[str, .
 
 def is_overdue(job: Job, now_s: float, settings: PolicySettings) -> bool:
     """The job has waited so long that nobody behind it may take GPUs that it could use."""
-    return _waited_s(job, now_s) > settings.patience_ageings * settings.ageing_s
+    return _waited_s(job, now_s) > _patience_s(settings)
+
+
+def _patience_s(settings: PolicySettings) -> float:
+    return settings.patience_ageings * settings.ageing_s
 
 
 def _waited_s(job: Job, now_s: float) -> float:

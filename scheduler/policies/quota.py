@@ -43,17 +43,22 @@ class QuotaBook:
         self._of_user: Counter[User] = Counter()
         self._base_of_user: Counter[User] = Counter()
         self._claimants: set[str] = set()
+        self._undeclared: dict[str, JobQueue] = {}
+        self._verdicts: dict[str, dict[tuple[int, int], Reason | None]] = {}
         if self._queues:
             for job in snapshot.jobs.values():
-                if gpus := job.allocation.target_gpus:
-                    self.take(job, gpus)
+                if job.allocation.target:
+                    self.take(job, job.allocation.target_gpus)
 
     def __bool__(self) -> bool:
         """Some queue is declared."""
         return bool(self._queues)
 
     def queue(self, name: str) -> JobQueue:
-        return self._queues.get(name) or JobQueue(name)
+        found = self._queues.get(name) or self._undeclared.get(name)
+        if found is None:
+            found = self._undeclared[name] = JobQueue(name)
+        return found
 
     def used(self, name: str) -> int:
         """GPUs that the queue's placed jobs are to hold."""
@@ -85,8 +90,12 @@ class QuotaBook:
         return self.own_flexible(mine) + sum(borrowers)
 
     def verdict(self, job: Job, gpus: int) -> Reason | None:
-        """Why the job may not have `gpus` more; None where its queue's limit permits it."""
-        return self._queue_verdict(job, gpus) or self._user_verdict(job, gpus)
+        """Why the job may not have `gpus` more; None where its queue's limit permits it. Jobs that wait in one queue
+        for as many GPUs share one reason: hundreds may be asked for at every tick."""
+        known, asked = self._verdicts.setdefault(job.spec.queue, {}), (gpus, job.spec.min_gpus)
+        if asked not in known:
+            known[asked] = self._queue_verdict(job, gpus)
+        return known[asked] or self._user_verdict(job, gpus)
 
     def _queue_verdict(self, job: Job, gpus: int) -> Reason | None:
         queue = self._queues.get(job.spec.queue)
@@ -141,8 +150,9 @@ class QuotaBook:
             before, name, least = self._gpus.get(job.id, 0), job.spec.queue, job.spec.min_gpus
             self._gpus[job.id] = after = before + gpus
             self._used[name] += gpus
-            base = min(after, least) - min(before, least)
+            base = (after if after < least else least) - (before if before < least else least)
             self._base[name] += base
+            self._verdicts.pop(name, None)
             if self.queue(name).user_limit_gpus is not None:
                 self._of_user[user_of(job)] += gpus
                 self._base_of_user[user_of(job)] += base

@@ -87,7 +87,8 @@ class Givers:
         """What running jobs of a waiting job's queue keep, so that `gpus` more fit under the queue's limits; empty
         where they fit already, or even without their flexible GPUs would not. Under the limit of a user only jobs of
         the same owner can make room."""
-        if not 0 < (missing := self.book.excess(job, gpus)) <= self.book.flexible(job.spec.queue):
+        flexible = self.book.flexible(job.spec.queue)
+        if not flexible or not 0 < (missing := self.book.excess(job, gpus)) <= flexible:
             return {}
         line = self._lines.get(job.spec.queue, [])
         if self.book.user_excess(job, gpus):
