@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -17,6 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, Interf
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from scheduler.store.bulk import compact
 from scheduler.store.protocol import UnavailableError
 
 _PRAGMAS = (
@@ -58,7 +57,7 @@ def open_engine(url: str, *, writes_at_once: bool = False) -> Engine:
     try:
         engine = create_engine(
             make_url(url),
-            json_serializer=partial(json.dumps, separators=(",", ":")),
+            json_serializer=compact,
             **_served(make_url(url)),
         )
     except (ArgumentError, ModuleNotFoundError) as refused:

@@ -12,10 +12,11 @@ from sqlalchemy import (
     Connection,
     Row,
     Select,
+    String,
     Table,
+    any_,
     bindparam,
     func,
-    insert,
     or_,
     select,
     update,
@@ -27,15 +28,16 @@ from scheduler.domain.event import Event
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
+from scheduler.store.bulk import array, array_of
 from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
 from scheduler.store.queries import JobQuery, LoanQuery, Place
 from scheduler.store.tables import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX, READINGS
 
 AnyRow = Row[*tuple[Any, ...]]
-_CONSUME = (
-    update(INBOX)
-    .where(INBOX.c.id == bindparam("command_id"), INBOX.c.consumed_at_generation.is_(None))
-    .values(consumed_at_generation=bindparam("at_generation"))
+_CONSUME = update(INBOX).values(consumed_at_generation=bindparam("at_generation"))
+_CONSUME_EACH = _CONSUME.where(INBOX.c.id == bindparam("command_id"), INBOX.c.consumed_at_generation.is_(None))
+_CONSUME_ALL = _CONSUME.where(
+    INBOX.c.id == any_(array_of("command_ids", String())), INBOX.c.consumed_at_generation.is_(None)
 )
 
 
@@ -62,15 +64,12 @@ def _listed_loan(loan: Loan) -> dict[str, Any]:
     return {"offered_at_s": loan.offered_at_s, "state": loan.state.value, "pool": loan.pool, "node": loan.node}
 
 
-def append(connection: Connection, table: Table[Any], rows: list[dict[str, Any]]) -> None:
-    if rows:
-        connection.execute(insert(table), rows)
-
-
 def consume(connection: Connection, ids: tuple[str, ...], *, at_generation: int) -> None:
     """Mark commands of the inbox as done with. Their ids stay taken."""
-    if ids:
-        connection.execute(_CONSUME, [{"command_id": each, "at_generation": at_generation} for each in ids])
+    if ids and connection.dialect.name == "sqlite":
+        connection.execute(_CONSUME_EACH, [{"command_id": each, "at_generation": at_generation} for each in ids])
+    elif ids:
+        connection.execute(_CONSUME_ALL, {"command_ids": array(ids), "at_generation": at_generation})
 
 
 def select_events(page: Page, subject: str) -> Select[*tuple[Any, ...]]:

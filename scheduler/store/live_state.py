@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Row, Table, delete, select, update
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.snapshot import Snapshot, Switches
@@ -72,16 +72,6 @@ def changes(previous: Snapshot, snapshot: Snapshot) -> list[tuple[Table[Any], li
     return [*records, (CURVE_POINTS, changed_curve_rows(previous, snapshot))]
 
 
-def replace_rows(connection: Connection, table: Table[Any], rows: list[RecordRow]) -> None:
-    """Put rows in the place of those with the same primary key."""
-    if not rows:
-        return
-    same_key = [column == _parameter(column.name) for column in table.primary_key]
-    keys = [{f"old_{column.name}": row[column.name] for column in table.primary_key} for row in rows]
-    connection.execute(delete(table).where(*same_key), keys)
-    connection.execute(insert(table), rows)
-
-
 def advance(connection: Connection, previous: Snapshot, snapshot: Snapshot) -> None:
     """Move the state row on from `previous`.
 
@@ -113,7 +103,3 @@ def sweep(connection: Connection, *, up_to_generation: int) -> None:
 def _rows_after(connection: Connection, table: Table[Any], generation: int) -> Sequence[Row[*tuple[Any, ...]]]:
     newer = select(table).where(table.c.generation > generation)
     return connection.execute(newer.order_by(*table.primary_key)).all()
-
-
-def _parameter(column: str) -> Any:
-    return bindparam(f"old_{column}")

@@ -19,6 +19,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store import history, inbox, leadership, live_state
+from scheduler.store.bulk import insert_rows, replace_rows
 from scheduler.store.engine import StoreError, for_glancing, for_reading, open_engine, transaction
 from scheduler.store.front import AuditEntry
 from scheduler.store.protocol import Books, Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
@@ -95,10 +96,10 @@ class SqlStore:
             leadership.fence(connection, commit.epoch)
             live_state.advance(connection, commit.previous, commit.snapshot)
             for table, rows in changes:
-                live_state.replace_rows(connection, table, rows)
+                replace_rows(connection, table, rows)
             history.consume(connection, commit.consumed, at_generation=generation)
             for table, rows in appended:
-                history.append(connection, table, rows)
+                insert_rows(connection, table, rows)
             add_usage(connection, commit.usage)
             if generation % self._tombstones_kept == 0:
                 live_state.sweep(connection, up_to_generation=generation - self._tombstones_kept)
