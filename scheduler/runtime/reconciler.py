@@ -38,12 +38,14 @@ def tick(
     epoch: int,
     learned: tuple[Command, ...] = (),
     standing: tuple[Breach, ...] = (),
+    commands_max: int | None = None,
     at: Hook = no_hook,
 ) -> TickReport:
     """One step of the control loop: observe, absorb, decide, check, commit, converge.
 
     `learned` are solved curve points and forecasts, which do not pass through the inbox; `standing` are the
-    breaches of the tick before, which are not told again. `now` is read once.
+    breaches of the tick before, which are not told again. Of the inbox the first `commands_max` commands are taken in,
+    all of them without it. `now` is read once.
 
     Raises:
         ConflictError: somebody else committed first; nothing was written and nothing put into effect.
@@ -55,6 +57,7 @@ def tick(
     observation = executor.observe()
     watch.lap("observe")
     loaded = store.load()
+    loaded = replace(loaded, inbox=loaded.inbox[:commands_max])
     watch.lap("load")
     at("after-load")
     absorbed = absorb(_at(loaded.snapshot, now_s), observation, (*loaded.inbox, *learned))

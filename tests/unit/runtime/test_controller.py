@@ -84,6 +84,18 @@ def test_many_commands_cost_one_tick() -> None:
     assert rig.store.load().inbox == ()
 
 
+def test_a_burst_is_taken_in_by_several_ticks_the_first_commands_first() -> None:
+    rig = Rig()
+    rig.step()
+    burst = [Command(f"c{at}", 1000.0, PauseLending() if at % 2 else ResumeLending()) for at in range(150)]
+    for command in burst:
+        rig.store.send(command)
+    waiting = []
+    while rig.step(0.1) is not None:
+        waiting.append([command.id for command in rig.store.load().inbox])
+    assert waiting == [[command.id for command in burst[taken:]] for taken in (64, 128, 150)]
+
+
 def test_a_new_leader_first_puts_the_stored_state_into_effect() -> None:
     rig = Rig()
     stored = rig.store.load().snapshot
