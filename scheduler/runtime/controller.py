@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -39,10 +40,10 @@ class Pace:
 
 
 class Controller:
-    """One thread, one loop. Hints merge: commands that wait together cost one tick, up to a bound. `has_news` tells, at each
-    poll and cheaply, that the executor's world has changed in a way that a tick should not come late for. `may_lead`
-    is asked at each step: where another election stands before the store's lease, who has lost that one gives the
-    lease up."""
+    """One thread, one loop. Hints merge: commands that wait together cost one tick, up to a bound. `has_news` tells, at
+    each poll and cheaply, that the executor's world has changed in a way that a tick should not come late for.
+    `may_lead` is asked at each step: where another election stands before the store's lease, who has lost that one
+    gives the lease up."""
 
     def __init__(
         self,
@@ -80,11 +81,16 @@ class Controller:
     def run(self, stop: threading.Event) -> None:
         """Lead while the lease is ours, wait for it otherwise; returns when `stop` is set. While the database does not
         answer, what runs goes on, and nothing is decided."""
-        outage = Outage(self._clock.elapsed_s)
+        outage, is_settled = Outage(self._clock.elapsed_s), False
         try:
             while not stop.is_set():
                 try:
-                    self.step()
+                    if self.step() is not None and not is_settled:
+                        # What is imported and loaded by now stays. To look for garbage in all of it took as long as
+                        # two ticks, again and again in the middle of one.
+                        gc.collect()
+                        gc.freeze()
+                        is_settled = True
                 except UnavailableError as error:
                     stop.wait(outage.note(error))
                 else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 import pytest
@@ -193,6 +195,21 @@ def test_stopping_lets_go_of_everything() -> None:
     assert not loop.is_alive()
     other = rig.store.acquire("two", now_s=rig.clock.now_s(), ttl_s=1.0)
     assert other is not None
+
+
+def test_no_search_for_garbage_goes_through_what_stays_once_it_ticks() -> None:
+    rig, stop = Rig(), threading.Event()
+    loop = threading.Thread(target=rig.controller.run, args=(stop,))
+    loop.start()
+    try:
+        until_s = time.monotonic() + 30.0
+        while not gc.get_freeze_count() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert gc.get_freeze_count() > 0
+    finally:
+        stop.set()
+        loop.join(timeout=30.0)
+        gc.unfreeze()
 
 
 class Failing(MemoryStore):
