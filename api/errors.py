@@ -28,6 +28,7 @@ TITLES = {
     "not-found": "There is no such thing",
     "method-not-allowed": "This resource does not know the method",
     "changed": "It has changed since it was read",
+    "swept": "It is kept no more",
     "conflict": "The present state does not permit it",
     "invalid-input": "The request has fields that are refused",
     "idempotency-key-reused": "The key belongs to another request",

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from fastapi import Query
 
 from api.answers.page import PageOf
-from api.errors import refuse
+from api.errors import ProblemError, refuse
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.store.protocol import Page, Store
@@ -83,14 +83,21 @@ def page_by_number(
     read: Callable[[Page], Sequence[Numbered]],
     sees: Callable[[Numbered], bool],
     *,
+    swept: Callable[[], int],
     after: int,
     cursor: str,
     limit: int,
 ) -> PageOf[Numbered]:
     """Rows that may be seen, after the number `after` or the cursor's. Looks at LOOKED_AT_MAX rows at most, so that a
-    page may be short, or empty, and not the last."""
+    page may be short, or empty, and not the last. `swept`: up to which number rows are kept no more; who goes on from
+    one of them gets a 410 problem, who asks from the start gets what is kept."""
     place = number_in(cursor, noun)
     at = after if place is None else place
+    if 0 < at < (gone := swept()):
+        detail = (
+            f"{noun} up to number {gone} are kept no more, {at} among them: ask from the start, which begins behind"
+        )
+        raise ProblemError(410, "swept", detail)
     found: list[Numbered] = []
     reach = at + LOOKED_AT_MAX
     while True:

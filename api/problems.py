@@ -16,6 +16,7 @@ _MEANING = {
     403: "The token does not permit this.",
     404: "There is no such thing, or the token does not permit to see it.",
     409: "The present state does not permit it.",
+    410: "What the cursor points into is kept no more; the detail says where to go on.",
     412: "It has changed since the ETag was read that `If-Match` names.",
     413: "The body is too large.",
     421: "The request names another host (only while nobody has to say who asks).",

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Days = Annotated[int, Field(ge=0, le=36_500)]
 SECRET_BYTES = 32
 
 
@@ -129,6 +130,15 @@ class Settings(BaseSettings):
     )
     simulation_kept_s: Seconds = Field(
         default=30 * 86_400.0, description="How long an ended simulation is kept, with its report."
+    )
+    events_kept_days: Days = Field(default=90, description="Days that events and decisions are kept; 0: for ever.")
+    audit_kept_days: Days = Field(default=0, description="Days that entries of the audit log are kept; 0: for ever.")
+    commands_kept_days: Days = Field(default=30, description="Days that consumed commands are kept; 0: for ever.")
+    deliveries_kept_days: Days = Field(
+        default=7, description="Days that deliveries to webhooks are kept after their end; 0: for ever."
+    )
+    logs_kept_days: Days = Field(
+        default=90, description="Days that logs of local jobs are kept after their end; 0: for ever."
     )
     token_secret_file: Path | None = Field(
         default=None, description="Secret that worker tokens are signed with; absent: token.secret in the run folder."

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from scheduler.executors.local import LocalExecutor
+from scheduler.executors.local_records import RunRoot
 from scheduler.executors.local_run import Patience
 from scheduler.executors.log_file import LogLimits
 from scheduler.executors.protocol import Executor
@@ -26,11 +27,13 @@ from scheduler.runtime.curve_builder import CurveBuilder
 from scheduler.runtime.demand_watch import DemandWatch
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import Hook, no_hook
+from scheduler.runtime.retention import DAY_S, Kept, Retention
 from scheduler.settings import Settings, token_secret
 from scheduler.simulator.task_runner import TaskRunner, Terms
+from scheduler.store.front import HistoryLog
 from scheduler.store.sql import SqlStore
 from scheduler.telemetry.logs import configure_logs
-from scheduler.telemetry.metrics import TickRecorder
+from scheduler.telemetry.metrics import TickRecorder, record_swept
 
 if TYPE_CHECKING:
     from api.webhooks.courier import Courier, Rhythm
@@ -110,6 +113,24 @@ def controller_of(
     )
 
 
+def retention(
+    settings: Settings, store: SqlStore, *, epoch: Callable[[], int], root: RunRoot | None = None
+) -> Retention:
+    """What removes old history while this process leads, not yet running; `root`: where logs of jobs lie."""
+    days = {
+        HistoryLog.EVENTS: settings.events_kept_days,
+        HistoryLog.DECISIONS: settings.events_kept_days,
+        HistoryLog.AUDIT: settings.audit_kept_days,
+        HistoryLog.COMMANDS: settings.commands_kept_days,
+        HistoryLog.DELIVERIES: settings.deliveries_kept_days,
+    }
+    kept = Kept(
+        {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days},
+        DAY_S * settings.logs_kept_days if settings.logs_kept_days else None,
+    )
+    return Retention(store, kept, clock=RealClock(), epoch=epoch, root=root, note=record_swept)
+
+
 def new_holder() -> str:
     """A name for this process that none has had."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -128,7 +149,10 @@ def run_controller(settings: Settings) -> None:
     configure_logs(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url)
     try:
-        build_controller(settings, store).run(stop_signal())
+        controller, stop = build_controller(settings, store), stop_signal()
+        root = RunRoot(settings.run_dir)
+        with retention(settings, store, epoch=lambda: controller.epoch, root=root).beside(stop):
+            controller.run(stop)
     finally:
         store.close()
 

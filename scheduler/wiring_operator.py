@@ -28,7 +28,7 @@ from scheduler.store.sql import SqlStore
 from scheduler.telemetry.logs import configure_logs
 from scheduler.telemetry.metrics import record_asked, record_round
 from scheduler.telemetry.probes import Probes
-from scheduler.wiring import controller_of, new_holder, stop_signal
+from scheduler.wiring import controller_of, new_holder, retention, stop_signal
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,7 @@ def run_operator(settings: Settings, probes: Probes) -> None:
     try:
         operator = build_operator(settings, store)
         probes.unlive, probes.unready = operator.unlive, operator.unready
-        operator.run(stop)
+        with retention(settings, store, epoch=lambda: operator.epoch).beside(stop):
+            operator.run(stop)
     finally:
         store.close()

@@ -9,15 +9,17 @@ from api.answers.record import DecisionView, EventView, decision_view, event_vie
 from api.dependencies import After, Limit, WorldDep
 from api.filters import Text
 from api.paging import Cursor, page_by_number
+from api.problems import problems
 from api.routers.streams import STREAMED
 from api.routing import noun_router
 from api.world import World
 from scheduler.domain.decision import subject as subject_of
+from scheduler.store.front import HistoryLog
 
 router = noun_router("record")
 
 
-@router.get("/events", responses=STREAMED)
+@router.get("/events", responses=STREAMED | problems(410))
 def list_events(
     world: WorldDep,
     subject: Text = "",
@@ -30,7 +32,7 @@ def list_events(
     return page_of_events(world, subject=subject, after=after, limit=limit, cursor=cursor)
 
 
-@router.get("/decisions")
+@router.get("/decisions", responses=problems(410))
 def list_decisions(world: WorldDep, after: After = 0, limit: Limit = 100, cursor: Cursor = "") -> PageOf[DecisionView]:
     """What ticks decided, each decision with its reason."""
     sight = world.sight
@@ -38,6 +40,7 @@ def list_decisions(world: WorldDep, after: After = 0, limit: Limit = 100, cursor
         "decisions",
         world.store.decisions,
         lambda row: sight.subject(subject_of(row.decision)),
+        swept=partial(world.store.swept_up_to, HistoryLog.DECISIONS),
         after=after,
         cursor=cursor,
         limit=limit,
@@ -51,6 +54,7 @@ def page_of_events(world: World, *, subject: str, after: int, limit: int, cursor
         "events",
         partial(world.store.events, subject=subject),
         lambda row: sight.subject(row.event.subject),
+        swept=partial(world.store.swept_up_to, HistoryLog.EVENTS),
         after=after,
         cursor=cursor,
         limit=limit,

@@ -36,7 +36,7 @@ def get_job_plan(job_id: str, world: WorldDep) -> PlanView:
     return plan_view(job.allocation.plan)
 
 
-@router.get("/jobs/{job_id}/events", responses=STREAMED)
+@router.get("/jobs/{job_id}/events", responses=STREAMED | problems(410))
 def list_job_events(
     job_id: str, world: WorldDep, after: After = 0, limit: Limit = 100, cursor: Cursor = ""
 ) -> PageOf[EventView]:

@@ -19,6 +19,7 @@ from api.routing import Router
 from api.streams.event_stream import MEDIA_TYPE, EventStream
 from api.streams.following import Wish, follow_events
 from api.streams.streams import Streams
+from scheduler.store.front import FrontStore, HistoryLog
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -67,10 +68,10 @@ def stream_events(
     after: AfterNumber = None,
     last_event_id: LastEventId = "",
 ) -> Response:
-    """Events from now on, or those after a number."""
+    """Events from now on, or those after a number. `gap` tells of events that are kept no more."""
     newest = service.store.newest_event()
     start = _start(after, last_event_id, newest)
-    wish = Wish(principal, newest if start is None else start, subject)
+    wish = Wish(principal, newest if start is None else start, subject, _swept(service.store))
     return EventStream(follow_events(streams, service.store, wish), streams)
 
 
@@ -81,8 +82,12 @@ def stream_job_events(
     """All events of the job, or those after a number."""
     world.job(job_id)
     start = _start(after, last_event_id, world.store.newest_event())
-    wish = Wish(world.principal, start or 0, job_id)
+    wish = Wish(world.principal, start or 0, job_id, _swept(world.store))
     return EventStream(follow_events(streams, world.store, wish), streams)
+
+
+def _swept(store: FrontStore) -> int:
+    return store.swept_up_to(HistoryLog.EVENTS)
 
 
 def _start(after: int | None, last_event_id: str, newest: int) -> int | None:

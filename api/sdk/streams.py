@@ -8,7 +8,7 @@ from typing import cast
 from api.answers.checkpoints import CheckpointsView
 from api.answers.logs import LogLine
 from api.connection import JsonObject
-from api.event_source import follow
+from api.event_source import Message, follow
 from api.sdk.calls import Calls, job_path
 
 
@@ -17,11 +17,12 @@ class StreamCalls(Calls):
     UnreachableError once the service has not answered for most of a minute."""
 
     def follow_events(self, *, subject: str = "", job_id: str = "", after: int | None = None) -> Iterator[JsonObject]:
-        """Events without end: those after the number `after`; without it, all of one job, or all from now on."""
+        """Events without end: those after the number `after`; without it, all of one job, or all from now on. Of
+        those that are kept no more an event of code Gap tells."""
         path = f"{job_path(job_id)}/events" if job_id else "/v1/events"
         query = {"subject": subject, "after": "" if after is None else str(after)}
         for message in follow(self._connection, path, {name: value for name, value in query.items() if value}):
-            yield message.data
+            yield message.data if message.kind == "message" else _gap(message)
 
     def logs(
         self, job_id: str, *, rank: int = 0, generation: int | None = None, tail: int | None = None
@@ -49,6 +50,14 @@ class StreamCalls(Calls):
 
     def checkpoints(self, job_id: str) -> CheckpointsView:
         return self._connection.object("GET", f"{job_path(job_id)}/checkpoints")
+
+
+def _gap(message: Message) -> JsonObject:
+    """In the form of an event, so that whoever prints events prints it."""
+    up_to = int(message.data["up_to"])
+    said = f"events after number {message.data['after']} up to {up_to} are kept no more"
+    known = {"generation": 0, "at_s": 0.0, "subject": "", "numbers": {}, "cause": ""}
+    return {"number": up_to, "code": "Gap", "message": said, **known}
 
 
 def _log_query(rank: int, generation: int | None, tail: int | None) -> dict[str, str]:

@@ -19,17 +19,22 @@ BATCH_LINES = 500
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Events after the number `after`, of one subject or of all, of which `principal` is told what it may see."""
+    """Events after the number `after`, of one subject or of all, of which `principal` is told what it may see. Those up
+    to `swept` are kept no more."""
 
     principal: Principal
     after: int
     subject: str = ""
+    swept: int = 0
 
 
 async def follow_events(streams: Streams, store: Store, wish: Wish) -> AsyncGenerator[bytes]:
     """Chunks without end. While the database is away there are heartbeats, and afterwards what was missed."""
     tail, cursor = streams.tail, wish.after
     yield RETRY
+    if 0 < cursor < wish.swept:
+        yield frame({"after": cursor, "up_to": wish.swept}, number=wish.swept, event="gap")
+        cursor = wish.swept
     with tail.listening():
         while True:
             news, newest = tail.news, tail.newest  # taken before the look, so that nothing comes in between

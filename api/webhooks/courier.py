@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-KEPT_S = 7 * 86_400.0
-"""Deliveries that have ended are listed for so long."""
 _STORE_THREADS = 4
 
 
@@ -49,7 +47,6 @@ class Rhythm:
     turn_s: float = 10.0
     at_once: int = 64
     page: int = 200
-    tidy_s: float = 3600.0
 
 
 class Courier:
@@ -77,7 +74,6 @@ class Courier:
         self._backoff = backoff or Backoff()
         self._rhythm = rhythm or Rhythm()
         self._turns: dict[str, asyncio.Task[None]] = {}
-        self._tidied_at_s = 0.0
         self._threads = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="courier-store")
 
     async def run(self, stop: Flag) -> None:
@@ -107,9 +103,6 @@ class Courier:
             self._turns[webhook_id] = asyncio.create_task(self._turn(webhook_id))
         oldest_at_s = await self._in_store(self._kept.oldest_pending_at_s)
         record_webhook_lag(0.0 if oldest_at_s is None else max(0.0, now_s - oldest_at_s))
-        if now_s - self._tidied_at_s > self._rhythm.tidy_s:
-            self._tidied_at_s = now_s
-            await self._in_store(self._kept.forget, before_s=now_s - KEPT_S)
 
     async def _turn(self, webhook_id: str) -> None:
         try:

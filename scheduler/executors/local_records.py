@@ -21,10 +21,11 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.gpus import Gpus
@@ -189,6 +190,27 @@ class RunRoot:
     def generations(self, job_id: str) -> list[int]:
         """Those of the job that were begun, in their order."""
         return sorted(int(path.name.removeprefix("gen-")) for path in self._job_dir(job_id).glob("gen-*"))
+
+    def jobs(self) -> Iterator[str]:
+        """The ids of all jobs of which generations are kept here."""
+        for path in self.path.glob("jobs/*"):
+            if next(path.glob("gen-*"), None) is not None:
+                yield unquote(path.name)
+
+    def remove_runs(self, job_id: str) -> int:
+        """Take away what the job's ranks and agents have printed, and what else lies here of its runs, unless one of
+        them is not settled; never its checkpoints. 1 where something went, else 0."""
+        folders = [self.folder(job_id, generation) for generation in self.generations(job_id)]
+        if not folders or not all(folder.is_settled for folder in folders):
+            return 0
+        for log in self._job_dir(job_id).glob("agent-*.log"):
+            log.unlink()
+        for folder in folders:
+            shutil.rmtree(folder.path)
+        for empty in (self.checkpoint_dir(job_id), self._job_dir(job_id)):
+            with suppress(OSError):  # it holds something
+                empty.rmdir()
+        return 1
 
     def unsettled(self) -> Iterator[GenerationFolder]:
         """Folders of all generations that were begun and that the desired state has not moved on from."""

@@ -111,6 +111,11 @@ class Operator:
         """It was elected, and sees the cluster as it is."""
         return self._election.is_leading and self._mirrors.are_synced and not self._mirrors.stale
 
+    @property
+    def epoch(self) -> int:
+        """That of the store's lease, 0 without one."""
+        return self._controller.epoch
+
     def unlive(self) -> str:
         """Why this process should be started anew; empty where it goes on. That the API server or the database does
         not answer is no reason: another process would fare no better."""

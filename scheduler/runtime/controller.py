@@ -116,7 +116,7 @@ class Controller:
     @property
     def epoch(self) -> int:
         """That of the lease, 0 without one."""
-        return 0 if self._lease is None else self._lease.epoch
+        return 0 if (lease := self._lease) is None else lease.epoch  # other threads ask as well
 
     def stand_down(self) -> None:
         """Give the lease up; the next step tries for it again. Raises UnavailableError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 from scheduler.domain.command import Command
@@ -70,6 +71,16 @@ class AuditFilter:
         )
 
 
+class HistoryLog(StrEnum):
+    """What only grows but for the sweep: it takes out what is older than it is to be kept."""
+
+    EVENTS = "events"
+    DECISIONS = "decisions"
+    AUDIT = "audit"
+    COMMANDS = "commands"
+    DELIVERIES = "deliveries"
+
+
 class Tokens(Protocol):
     """Everything may raise UnavailableError."""
 
@@ -91,7 +102,7 @@ class Tokens(Protocol):
 
 
 class AuditLog(Protocol):
-    """It only grows. Everything may raise UnavailableError."""
+    """It only grows, and only the sweep shortens it. Everything may raise UnavailableError."""
 
     def append(self, entry: AuditEntry) -> None: ...
 
@@ -105,6 +116,9 @@ class FrontStore(Store, Protocol):
 
     @property
     def audit_log(self) -> AuditLog: ...
+
+    def swept_up_to(self, swept: HistoryLog) -> int:
+        """The number up to which rows are gone because they were old; 0: none is."""
 
     def send(self, command: Command, *, audit: AuditEntry | None = None) -> bool:
         """As Store.send; where the command is new, `audit` is logged in the same transaction."""

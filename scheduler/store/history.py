@@ -34,7 +34,7 @@ from scheduler.store.queries import JobQuery, LoanQuery, Place
 from scheduler.store.tables import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX, READINGS
 
 AnyRow = Row[*tuple[Any, ...]]
-_CONSUME = update(INBOX).values(consumed_at_generation=bindparam("at_generation"))
+_CONSUME = update(INBOX).values(consumed_at_generation=bindparam("at_generation"), consumed_at_s=bindparam("at_s"))
 _CONSUME_EACH = _CONSUME.where(INBOX.c.id == bindparam("command_id"), INBOX.c.consumed_at_generation.is_(None))
 _CONSUME_ALL = _CONSUME.where(
     INBOX.c.id == any_(array_of("command_ids", String())), INBOX.c.consumed_at_generation.is_(None)
@@ -64,12 +64,13 @@ def _listed_loan(loan: Loan) -> dict[str, Any]:
     return {"offered_at_s": loan.offered_at_s, "state": loan.state.value, "pool": loan.pool, "node": loan.node}
 
 
-def consume(connection: Connection, ids: tuple[str, ...], *, at_generation: int) -> None:
+def consume(connection: Connection, commit: Commit) -> None:
     """Mark commands of the inbox as done with. Their ids stay taken."""
-    if ids and connection.dialect.name == "sqlite":
-        connection.execute(_CONSUME_EACH, [{"command_id": each, "at_generation": at_generation} for each in ids])
-    elif ids:
-        connection.execute(_CONSUME_ALL, {"command_ids": array(ids), "at_generation": at_generation})
+    now = {"at_generation": commit.snapshot.generation, "at_s": commit.snapshot.now_s}
+    if commit.consumed and connection.dialect.name == "sqlite":
+        connection.execute(_CONSUME_EACH, [{"command_id": each, **now} for each in commit.consumed])
+    elif commit.consumed:
+        connection.execute(_CONSUME_ALL, {"command_ids": array(commit.consumed), **now})
 
 
 def select_events(page: Page, subject: str) -> Select[*tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.usage import HOUR_S, UsageEntry, UsageKind
-from scheduler.store.front import AuditEntry
+from scheduler.store.front import AuditEntry, HistoryLog
 from scheduler.store.memory_front import MemoryAudit, MemoryTokens
 from scheduler.store.protocol import (
     Books,
@@ -147,6 +147,10 @@ class MemoryStore:
                 if from_s < kind.hour_s + HOUR_S and kind.hour_s < to_s
             ]
             return Books(tuple(sorted(entries)), self._snapshot)
+
+    def swept_up_to(self, swept: HistoryLog) -> int:
+        """Nothing lives longer than its process."""
+        return 0
 
     def close(self) -> None:
         """Nothing is open."""

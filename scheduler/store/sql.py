@@ -28,6 +28,7 @@ from scheduler.store.revision import require_head
 from scheduler.store.sql_audit import SqlAudit
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_simulations import SqlSimulations
+from scheduler.store.sql_sweep import SqlSweep
 from scheduler.store.sql_tokens import SqlTokens
 from scheduler.store.sql_usage import add_usage, read_usage
 from scheduler.store.sql_webhooks import SqlWebhooks
@@ -65,6 +66,8 @@ class SqlStore:
         self.simulations = SqlSimulations(self._engine)
         self.tokens = SqlTokens(self._engine)
         self.audit_log = SqlAudit(self._engine)
+        self.sweep = SqlSweep(self._engine)
+        self.swept_up_to = self.sweep.up_to
         self._lock = threading.Lock()
         self._listed: dict[tuple[Any, ...], Job] = {}  # ended jobs by number, id and generation: they never change
         self._newest = Snapshot()  # guarded by the lock: the newest snapshot that this process read or wrote
@@ -97,7 +100,7 @@ class SqlStore:
             live_state.advance(connection, commit.previous, commit.snapshot)
             for table, rows in changes:
                 replace_rows(connection, table, rows)
-            history.consume(connection, commit.consumed, at_generation=generation)
+            history.consume(connection, commit)
             for table, rows in appended:
                 insert_rows(connection, table, rows)
             add_usage(connection, commit.usage)

@@ -157,11 +157,6 @@ class SqlWebhooks:
         with transaction(self._reading) as connection:
             return connection.execute(query).scalar_one()
 
-    def forget(self, *, before_s: float) -> None:
-        """Delete deliveries that ended before that."""
-        with transaction(self._engine) as connection:
-            connection.execute(delete(DELIVERIES).where(DELIVERIES.c.ended_at_s < before_s))
-
     def _rows(self, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:
         with transaction(self._reading) as connection:
             return list(connection.execute(query).all())

@@ -56,12 +56,13 @@ class CurvePointColumns(TypedColumns):
 
 
 class InboxColumns(TypedColumns):
-    """Consumed commands stay, because an id is taken once for ever."""
+    """Consumed commands stay for long, because an id is taken once; those that submitted a job stay for ever."""
 
     number: Named[int] = Column(primary_key=True)
     id: Named[str] = Column(String, unique=True, index=True)
     consumed_at_generation: Named[int | None] = Column(BigInteger, index=True)
     body: Named[Any] = Column(JSON, nullable=False)
+    consumed_at_s: Named[float | None] = Column(Double)
 
 
 class EventColumns(TypedColumns):

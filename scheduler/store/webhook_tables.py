@@ -44,7 +44,7 @@ class DeliveryColumns(TypedColumns):
     state: Named[str] = Column(String)
     attempts: Named[int] = Column()
     next_at_s: Named[float] = Column(Double)
-    ended_at_s: Named[float | None] = Column(Double)
+    ended_at_s: Named[float | None] = Column(Double, index=True)
     status: Named[int | None] = Column()
     error: Named[str] = Column(String)
 

@@ -78,6 +78,12 @@ WEBHOOK_LAG = Gauge(
     registry=REGISTRY,
     multiprocess_mode="livemostrecent",
 )
+SWEPT = Counter(
+    "ebbtide_swept_total",
+    "What was removed because it was old enough: rows of logs, and jobs whose logs went.",
+    ["kind"],
+    registry=REGISTRY,
+)
 
 KUBERNETES_REQUESTS = Counter(
     "ebbtide_kubernetes_requests_total",
@@ -176,6 +182,11 @@ def record_delivery(outcome: str) -> None:
 
 def record_webhook_lag(seconds: float) -> None:
     WEBHOOK_LAG.set(seconds)
+
+
+def record_swept(kind: str, count: int) -> None:
+    """Rows of a log, or jobs whose logs went (`logs`)."""
+    SWEPT.labels(kind).inc(count)
 
 
 def record_asked(*, verb: str, resource: str, status: int, took_s: float) -> None:

@@ -90,3 +90,13 @@ def test_a_run_root_is_locked_once_and_again_after_it_was_unlocked(tmp_path: Pat
     root.unlock()
     root.lock()
     root.unlock()
+
+
+def test_runs_that_are_not_settled_and_folders_with_checkpoints_stay(tmp_path: Path) -> None:
+    root = RunRoot(tmp_path)
+    first, second = (root.begin(a_record(generation=generation), PLAN) for generation in (1, 2))
+    first.settle()
+    assert root.remove_runs("a") == 0
+    second.settle()
+    assert (root.remove_runs("a"), root.remove_runs("a")) == (1, 0)
+    assert list((tmp_path / "jobs").iterdir()) == [], "it held no checkpoint"

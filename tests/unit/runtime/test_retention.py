@@ -1,0 +1,118 @@
+"""Retention: rounds of a leader, and what they leave of a job that has ended."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.local_records import RunRoot, StartedRecord
+from scheduler.runtime.clock import ManualClock
+from scheduler.runtime.retention import DAY_S, LOGS, Kept, Retention, Stride
+from scheduler.store.front import AuditFilter, HistoryLog
+from scheduler.store.migrate import migrate
+from scheduler.store.protocol import Commit, Page
+from scheduler.store.sql import SqlStore
+from tests.builders import a_job
+
+NOW_S = 100 * DAY_S
+KEPT = Kept({HistoryLog.EVENTS: 10 * DAY_S}, logs_s=30 * DAY_S)
+
+
+class Site:
+    """A store with 5 old events, a run root with two jobs that have ended (one long ago), and what tends both."""
+
+    def __init__(self, folder: Path) -> None:
+        url = f"sqlite:///{folder / 'state.sqlite'}"
+        migrate(url)
+        self.store, self.root = SqlStore(url), RunRoot(folder / "run")
+        events = tuple(Event(at_s, EventCode.JOB_STATE, "job", "it happened") for at_s in (*range(5), NOW_S))
+        ended = (self._ended("old/job", 5 * DAY_S), self._ended("new", 90 * DAY_S))
+        self.store.commit(Commit(Snapshot(), Snapshot(generation=1), epoch=0, events=events, ended_jobs=ended))
+        self.epoch, self.clock, self.noted = 0, ManualClock(NOW_S), Counter[str]()
+        self.retention = Retention(
+            self.store, KEPT,
+            clock=self.clock, epoch=lambda: self.epoch, root=self.root, note=self._note, stride=Stride(2, 1, 0.01),
+        )  # fmt: skip
+
+    def lead(self) -> None:
+        lease = self.store.acquire("me", now_s=NOW_S, ttl_s=1e9)
+        assert lease is not None
+        self.epoch = lease.epoch
+
+    @property
+    def numbers(self) -> list[int]:
+        return [each.number for each in self.store.events(Page())]
+
+    @property
+    def told(self) -> int:
+        return len(self.store.audit_log.page(Page(), AuditFilter()))
+
+    def _note(self, kind: str, count: int) -> None:
+        self.noted[kind] += count
+
+    def _ended(self, job_id: str, at_s: float) -> Job:
+        folder = self.root.begin(StartedRecord(job_id, 1, {"t0": (0,)}, 1, 1, at_s), data_parallel_plan("cpu", 1))
+        folder.log_path(0).write_text("loss 0.1\n")
+        folder.settle()
+        self.root.agent_log(job_id, "t0").write_text("started\n")
+        (self.root.checkpoint_dir(job_id) / "step-9").write_text("weights")
+        return replace(a_job(job_id, 1, 1), state=JobState.SUCCEEDED, state_since_s=at_s)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_round_goes_in_small_steps_is_told_once_and_rests_for_a_day(site: Site) -> None:
+    site.lead()
+    site.retention.step()
+    assert (site.numbers, site.told) == ([3, 4, 5, 6], 0)
+    for _ in range(9):
+        site.retention.step()
+    assert (site.numbers, site.told, site.noted) == ([6], 1, {"events": 5, LOGS: 1})
+    previous = site.store.load().snapshot
+    late = (Event(0.0, EventCode.JOB_STATE, "job", "late"), Event(NOW_S, EventCode.JOB_STATE, "job", "now"))
+    following = replace(previous, generation=previous.generation + 1)
+    site.store.commit(Commit(previous, following, epoch=site.epoch, events=late))
+    site.clock.move_to(NOW_S + 11 * DAY_S)
+    for _ in range(9):
+        site.retention.step()
+    assert (site.numbers, site.told) == ([8], 2)
+
+
+def test_what_a_job_printed_goes_and_its_checkpoints_stay(site: Site) -> None:
+    site.lead()
+    for _ in range(9):
+        site.retention.step()
+    assert site.root.generations("old/job") == []
+    assert not site.root.agent_log("old/job", "t0").exists()
+    assert (site.root.checkpoint_dir("old/job") / "step-9").read_text() == "weights"
+    assert site.root.folder("new", 1).log_path(0).read_text() == "loss 0.1\n"
+    assert sorted(site.root.jobs()) == ["new"]
+
+
+def test_who_does_not_lead_removes_nothing_and_the_loop_goes_on_when_it_does(site: Site) -> None:
+    site.retention.step()
+    assert site.numbers == [1, 2, 3, 4, 5, 6]
+    site.epoch = 7  # it slept, and another leads
+    stop = threading.Event()
+    with site.retention.beside(stop):
+        stop.wait(0.1)
+        assert site.numbers == [1, 2, 3, 4, 5, 6]
+        site.lead()
+        while site.told == 0:
+            stop.wait(0.01)
+    assert site.numbers == [6]
