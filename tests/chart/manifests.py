@@ -20,6 +20,7 @@ POSTGRESQL: Manifest = {
 }
 SQLITE: Manifest = {"database": {"kind": "sqlite"}, "api": {"replicas": 1}, "operator": {"replicas": 1}}
 PEER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+ANYWHERE = {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}
 EVERYTHING: Manifest = {
     **POSTGRESQL,
     "image": {"repository": "harbour.example/ebbtide", "tag": "1", "pullPolicy": "Always"},
@@ -29,7 +30,11 @@ EVERYTHING: Manifest = {
     "settings": {"FULL_PASS_PERIOD_S": 60, "LEASE_S": 7.5, "SEASON_S": 604800},
     "api": {"replicas": 3, "serviceType": "LoadBalancer", "nodeSelector": {"role": "system"}},
     "operator": {"tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}]},
-    "networkPolicy": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "metricsFrom": [PEER]},
+    "networkPolicy": {
+        "apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+        "metricsFrom": [PEER],
+        "egress": {"webhooks": {"to": [ANYWHERE, PEER], "ports": [443, 8443]}, "oidc": {"to": [PEER]}},
+    },
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True},

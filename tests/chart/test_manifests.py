@@ -159,3 +159,14 @@ def test_the_settings_lead_to_the_services(case: str) -> None:
     assert settings["EBBTIDE_PUBLIC_URL"] == f"http://{host}:{services['ebbtide-api']}"
     assert settings["EBBTIDE_STORE_HOST"] == f"ebbtide-rendezvous.{manifests.NAMESPACE}.svc"
     assert settings["EBBTIDE_STORE_PORT"] == str(services["ebbtide-rendezvous"])
+
+
+def test_simulations_and_the_api_have_room_in_their_container(case: str) -> None:
+    made = read(case)
+    simulation_bytes = int(named(made, "ConfigMap", "ebbtide")["data"]["EBBTIDE_SIMULATION_MEMORY_BYTES"])
+    limits = [
+        container["resources"]["limits"]["memory"]
+        for _, spec in pod_specs(made) for container in spec["containers"] if container["name"] == "api"
+    ]  # fmt: skip
+    assert limits == ["2Gi"]
+    assert 2 * simulation_bytes <= 2 * 2**30

@@ -46,6 +46,9 @@ WRONG: list[dict[str, Any]] = [
     {"operator": {"replicas": 1.5}},
     {"rendezvous": {"replicas": 2}},
     {"networkPolicy": {"apiFrom": [{}]}},
+    {"networkPolicy": {"egress": {"webhooks": True}}},
+    {"networkPolicy": {"egress": {"oidc": {"to": [{}]}}}},
+    {"networkPolicy": {"egress": {"oidc": {"ports": []}}}},
     {"monitoring": {"serviceMonitor": {"interval": "often"}}},
     {**manifests.SQLITE, "operator": {"replicas": 2}},
 ]
