@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore
 from typing import Annotated
@@ -11,6 +12,7 @@ from fastapi import Depends, Query, Request
 
 from api.agent_desk import AgentDesk
 from api.errors import ProblemError
+from api.identity.bearer import bearer_token
 from api.identity.principal import Principal
 from api.identity.rules import RULES
 from api.present import Present
@@ -44,6 +46,16 @@ class Service:
     agents: AgentDesk
     present: Present
     searches: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(SEARCHES_MAX))
+
+    @contextmanager
+    def search(self, what: str) -> Iterator[None]:
+        """Within it, one of `searches` is held. Raises ProblemError (429) where others have all of them."""
+        if not self.searches.acquire(blocking=False):
+            raise ProblemError(429, "busy", f"{what}; try again soon", headers={"Retry-After": "1"})
+        try:
+            yield
+        finally:
+            self.searches.release()
 
     @property
     def has_leader(self) -> bool:
@@ -82,20 +94,15 @@ After = Annotated[int, Query(ge=0, lt=2**63, description="Only items with a high
 
 def require_worker(service: Service, request: Request, *, job_id: str, generation: int) -> None:
     """Lets only the workers of this generation of this job pass: 401 without a token, 403 with another's."""
-    token = _token(request, "a worker reports with the token of its job and generation: Authorization: Bearer ebt_...")
+    needed = "a worker reports with the token of its job and generation: Authorization: Bearer ebt_..."
+    token = bearer_token(request.headers.get("Authorization", ""), needed=needed)
     if not check_token(service.token_secret, token, job_id, generation):
         raise ProblemError(403, "forbidden", f"the token is not that of job {job_id}, generation {generation}")
 
 
 def require_agent(service: Service, request: Request, *, job_id: str) -> None:
     """Lets only the node agents of this job pass: 401 without a token, 403 with another's."""
-    token = _token(request, "a node agent reports with the token of its job's agents: Authorization: Bearer eba_...")
+    needed = "a node agent reports with the token of its job's agents: Authorization: Bearer eba_..."
+    token = bearer_token(request.headers.get("Authorization", ""), needed=needed)
     if not check_agent_token(service.token_secret, token, job_id):
         raise ProblemError(403, "forbidden", f"the token is not that of the agents of job {job_id}")
-
-
-def _token(request: Request, needed: str) -> str:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise ProblemError(401, "unauthenticated", needed, headers={"WWW-Authenticate": "Bearer"})
-    return token.strip()

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.audit import note_refusal
 from api.errors import REQUEST_ID_HEADER, ProblemError, problem_answer, unavailable_answer
 from api.identity.authenticator import Authenticator
+from api.identity.bearer import bearer_token
 from api.identity.principal import ANYBODY, REPORTER, Principal
 from api.identity.rules import Asks, Rule, RuleBook
 from scheduler.domain.worker_token import AGENT_PREFIX
@@ -130,14 +131,9 @@ def _require(rule: Rule, principal: Principal) -> None:
 
 def _require_reporter(rule: Rule, authorization: str) -> None:
     """The kind of token; the route checks whether it is that of the job."""
-    scheme, _, token = authorization.partition(" ")
     prefix = _PREFIXES[rule.asks]
-    if scheme.lower() != "bearer" or not token.strip():
-        detail = (
-            f"{rule.asks.value} report with the token that they were started with: Authorization: Bearer {prefix}..."
-        )
-        raise ProblemError(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
-    if not token.strip().startswith(prefix):
+    needed = f"{rule.asks.value} report with the token that they were started with: Authorization: Bearer {prefix}..."
+    if not bearer_token(authorization, needed=needed).startswith(prefix):
         raise ProblemError(403, "forbidden", f"the token is not that of {rule.asks.value} of this job")
 
 

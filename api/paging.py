@@ -19,7 +19,8 @@ from api.answers.page import PageOf
 from api.errors import ProblemError, refuse
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
-from scheduler.store.protocol import Page, Store
+from scheduler.store.front import FrontStore
+from scheduler.store.protocol import Page
 from scheduler.store.queries import JobQuery, LoanQuery, Place, first_after, place_of_job, place_of_loan
 
 Row = TypeVar("Row")
@@ -114,7 +115,7 @@ def page_by_number(
             return {"items": found, "next": cursor_of(noun, at)}
 
 
-def page_of_jobs(live: Iterable[Job], store: Store, wanted: JobQuery, *, cursor: str, limit: int) -> PageOf[Job]:
+def page_of_jobs(live: Iterable[Job], store: FrontStore, wanted: JobQuery, *, cursor: str, limit: int) -> PageOf[Job]:
     after = _place(cursor, "jobs")
     found = {job.id: job for job in live if not job.is_ended and wanted.matches(job)}
     if wanted.wants_ended:
@@ -124,7 +125,9 @@ def page_of_jobs(live: Iterable[Job], store: Store, wanted: JobQuery, *, cursor:
     return _page("jobs", rows, place_of_job, limit)
 
 
-def page_of_loans(live: Iterable[Loan], store: Store, wanted: LoanQuery, *, cursor: str, limit: int) -> PageOf[Loan]:
+def page_of_loans(
+    live: Iterable[Loan], store: FrontStore, wanted: LoanQuery, *, cursor: str, limit: int
+) -> PageOf[Loan]:
     after = _place(cursor, "loans")
     found = {loan.id: loan for loan in live if wanted.matches(loan)}
     if wanted.wants_ended:

@@ -8,12 +8,12 @@ from collections import defaultdict
 import pytest
 
 from scheduler.domain.usage import UsageEntry
-from scheduler.store.protocol import Store
+from scheduler.store.front import FrontStore
 
 JOBS_MAX = 1_000_000
 
 
-def check_books(store: Store) -> tuple[UsageEntry, ...]:
+def check_books(store: FrontStore) -> tuple[UsageEntry, ...]:
     """Gives the books, once each queue and owner has booked what the accounts of their jobs say, live and ended."""
     books = store.usage(from_s=-math.inf, to_s=math.inf)
     held, lost, gpu_s, lost_gpu_s = (defaultdict[tuple[str, str], float](float) for _ in range(4))

@@ -7,14 +7,14 @@ from typing_extensions import TypedDict
 from scheduler.domain.job import Job
 
 
-class Checkpoint(TypedDict):
+class CheckpointView(TypedDict):
     """Complete since `completed_at_s`, with all that `step` steps have made."""
 
     step: int
     completed_at_s: float
 
 
-class AwaitedCheckpoint(TypedDict):
+class AwaitedCheckpointView(TypedDict):
     """Asked for at `asked_at_s`; it will hold `step_min` steps or more, null until the ranks were heard."""
 
     asked_at_s: float
@@ -25,8 +25,8 @@ class CheckpointsView(TypedDict):
     """`latest` is what a crash would fall back to. `dir` is empty where the executor has chosen the folder."""
 
     job_id: str
-    latest: Checkpoint | None
-    awaited: AwaitedCheckpoint | None
+    latest: CheckpointView | None
+    awaited: AwaitedCheckpointView | None
     interval_s: float
     keep: int
     dir: str

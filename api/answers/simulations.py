@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 from scheduler.domain.simulation_task import SimulationTask, TaskState
 
 
-class SimulationProgress(TypedDict):
+class SimulationProgressView(TypedDict):
     """Jobs that have ended, over all policy sets. `playing` is the policy set that is played now, empty: none is."""
 
     fraction: float
@@ -27,7 +27,7 @@ class SimulationView(TypedDict):
     created_at_s: float
     started_at_s: float | None
     ended_at_s: float | None
-    progress: SimulationProgress
+    progress: SimulationProgressView
     tries: int
     reason: str
 

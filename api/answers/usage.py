@@ -18,7 +18,7 @@ TIMES = {"day": DAY_S, "hour": HOUR_S}
 _FORMULA_MARKS = ("=", "+", "-", "@", "\t", "\r")
 
 
-class UsageSums(TypedDict):
+class UsageSumsView(TypedDict):
     """`gpu_s` = `own_gpu_s` + `lent_gpu_s`: GPUs of training's own pools, and such that inference pools had lent.
     `lost_gpu_s` is the part whose work was lost, in the hour in which that came to light."""
 
@@ -28,7 +28,7 @@ class UsageSums(TypedDict):
     lost_gpu_s: float
 
 
-class UsageRow(UsageSums):
+class UsageRowView(UsageSumsView):
     """Of what was asked for by `by`; `day` and `hour` are when they began, in seconds since 1970 (UTC)."""
 
     day: NotRequired[int]
@@ -38,30 +38,30 @@ class UsageRow(UsageSums):
     gpu: NotRequired[str]
 
 
-class UsageReport(TypedDict):
+class UsageReportView(TypedDict):
     """Whole hours from `from_s` to before `to_s`; what jobs hold now is counted up to `as_of_s`."""
 
     from_s: int
     to_s: int
     as_of_s: float
     by: list[str]
-    items: list[UsageRow]
-    total: UsageSums
+    items: list[UsageRowView]
+    total: UsageSumsView
 
 
-def usage_rows(entries: Iterable[UsageEntry], by: Sequence[str]) -> list[UsageRow]:
+def usage_rows(entries: Iterable[UsageEntry], by: Sequence[str]) -> list[UsageRowView]:
     """The sums of the entries that agree in all of `by`, in its order."""
     groups: dict[tuple[int | str, ...], list[UsageEntry]] = {}
     for entry in entries:
         groups.setdefault(tuple(_value(entry.kind, name) for name in by), []).append(entry)
-    rows: list[UsageRow] = []
+    rows: list[UsageRowView] = []
     for values in sorted(groups):
         kind = dict(zip(by, values, strict=True))
-        rows.append(cast(UsageRow, {**kind, **usage_sums(groups[values])}))
+        rows.append(cast(UsageRowView, {**kind, **usage_sums(groups[values])}))
     return rows
 
 
-def usage_sums(entries: Iterable[UsageEntry]) -> UsageSums:
+def usage_sums(entries: Iterable[UsageEntry]) -> UsageSumsView:
     own = lent = lost = 0.0
     for entry in entries:
         own, lent = (own, lent + entry.gpu_s) if entry.kind.is_lent else (own + entry.gpu_s, lent)
@@ -69,11 +69,11 @@ def usage_sums(entries: Iterable[UsageEntry]) -> UsageSums:
     return {"gpu_s": own + lent, "own_gpu_s": own, "lent_gpu_s": lent, "lost_gpu_s": lost}
 
 
-def usage_csv(report: UsageReport) -> str:
+def usage_csv(report: UsageReportView) -> str:
     """A line for each item; times as people and spreadsheets read them."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
-    sums = tuple(UsageSums.__annotations__)
+    sums = tuple(UsageSumsView.__annotations__)
     writer.writerow([*report["by"], *sums])
     for item in report["items"]:
         values: dict[str, object] = {**item}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import NoReturn
 
 from starlette.concurrency import run_in_threadpool
 
 from api.errors import ProblemError
 from api.identity.api_token import PREFIX, digest, principal_of
+from api.identity.bearer import bearer_token, unauthenticated
 from api.identity.limits import RateLimit
 from api.identity.oidc import InvalidTokenError, Issuer, IssuerSilentError
 from api.identity.principal import Principal
@@ -27,6 +27,7 @@ FRESH_S = 5.0
 USE_NOTED_S = 60.0
 _KNOWN_MAX = 4096
 _TOKEN_LENGTH_MAX = 8192
+_NEEDED = "this needs a token: Authorization: Bearer ebk_...; `ebbtide login` keeps one for you"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,15 @@ class Authenticator:
             ProblemError: 401 without a token or with a wrong one, 403 for a worker's, 429 for one who asks too often,
                 503 where the OIDC issuer is needed and silent.
         """
-        scheme, _, secret = authorization.partition(" ")
-        secret = secret.strip()
-        key = digest(secret)
+        key = digest(authorization)
         known = self._known.get(key)
         now_s = self._clock.now_s()
         if known is None or not 0.0 <= now_s - known.read_at_s < FRESH_S or now_s >= known.expires_at_s:
             self._known.pop(key, None)
             self._slow_down(self._strangers, address, cost=0.0)
             try:
-                known = await self._looked_up(scheme, secret, key, now_s)
+                secret = bearer_token(authorization, needed=_NEEDED)
+                known = await self._looked_up(secret, now_s)
             except ProblemError:
                 self._slow_down(self._strangers, address)
                 raise
@@ -76,13 +76,11 @@ class Authenticator:
         self._slow_down(self._askers, known.principal.token_id or known.principal.name)
         return known.principal
 
-    async def _looked_up(self, scheme: str, secret: str, key: str, now_s: float) -> _Known:
-        if scheme.lower() != "bearer" or not secret:
-            unauthenticated("this needs a token: Authorization: Bearer ebk_...; `ebbtide login` keeps one for you")
+    async def _looked_up(self, secret: str, now_s: float) -> _Known:
         if secret.startswith((WORKER_PREFIX, AGENT_PREFIX)):
             raise ProblemError(403, "forbidden", "this token is a worker's: it can only report on its own job")
         if secret.startswith(PREFIX):
-            return await run_in_threadpool(self._api_token, key, now_s)
+            return await run_in_threadpool(self._api_token, digest(secret), now_s)
         if self._issuer is None or secret.count(".") != 2 or len(secret) > _TOKEN_LENGTH_MAX:
             unauthenticated("the token is malformed: API tokens begin with ebk_; ask an admin for one")
         return await run_in_threadpool(self._jwt, self._issuer, secret, now_s)
@@ -117,7 +115,3 @@ class Authenticator:
         if wait_s := limit.wait_s(asker, self._clock.elapsed_s(), cost=cost):
             headers = {"Retry-After": str(int(wait_s) + 1)}
             raise ProblemError(429, "rate-limited", f"too many requests: ask again in {wait_s:.1f} s", headers=headers)
-
-
-def unauthenticated(detail: str) -> NoReturn:
-    raise ProblemError(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query
 from starlette.responses import Response
 
-from api.answers.logs import LogPage
+from api.answers.logs import LogPageView
 from api.dependencies import Limit, Service, ServiceDep, WorldDep
 from api.errors import ProblemError, refuse
 from api.problems import problems
@@ -65,7 +65,7 @@ def get_logs(
     tail: Tail = None,
     limit: Limit = 1000,
     cursor: str = "",
-) -> LogPage:
+) -> LogPageView:
     """What a rank has printed, oldest first; nothing for one that has not begun."""
     logs = _logs(world, service, job_id, rank, generation)
     read = logs.read(_place(logs, tail, "cursor", cursor), limit)

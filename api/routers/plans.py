@@ -34,14 +34,10 @@ def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlan
 
 def _search(request: SolveRequest, document: PlanRequestDocument, service: Service) -> tuple[SearchOutcome, float]:
     """The outcome and the seconds it took, or a 429 problem while too many searches run."""
-    if not service.searches.acquire(blocking=False):
-        raise ProblemError(429, "busy", "other plans are being solved; try again soon", headers={"Retry-After": "1"})
-    try:
+    with service.search("other plans are being solved"):
         started_s = service.clock.elapsed_s()
         outcome = search(request, tolerance=document.tolerance, runners_up=document.alternatives)
         return outcome, service.clock.elapsed_s() - started_s
-    finally:
-        service.searches.release()
 
 
 def _request(document: PlanRequestDocument) -> SolveRequest:

@@ -111,13 +111,10 @@ def cancel_simulation(task: TaskDep, service: ServiceDep, store: SqlStoreDep) ->
 
 def _checked(files: SimulationFiles, policies: list[str], service: Service) -> int:
     """How many jobs there are, or a problem: 422, or 429 while too many others are checked or solved."""
-    if not service.searches.acquire(blocking=False):
-        raise ProblemError(429, "busy", "others are being read; try again soon", headers={"Retry-After": "1"})
     try:
-        return check_files(files, policies)
+        with service.search("others are being read"):
+            return check_files(files, policies)
     except ValueError as wrong:
         told = _TOLD.fullmatch(str(wrong))
         refused = (Refusal(told["where"], told["value"], told["allowed"]),) if told else ()
         raise ProblemError(422, "invalid-input", str(wrong), refused) from None
-    finally:
-        service.searches.release()

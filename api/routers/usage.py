@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from fastapi import Header, Query, Response
 
-from api.answers.usage import DAY_S, DIMENSIONS, UsageReport, usage_csv, usage_rows, usage_sums
+from api.answers.usage import DAY_S, DIMENSIONS, UsageReportView, usage_csv, usage_rows, usage_sums
 from api.dependencies import PrincipalDep, ServiceDep
 from api.errors import refuse
 from api.identity.principal import Role
@@ -26,7 +26,9 @@ CSV = "text/csv"
 _TIME = "Seconds since 1970 (UTC), or a date or time such as 2026-11-22 or 2026-11-22T08:00:00Z; taken to whole hours."
 
 
-@router.get("/usage", response_model=UsageReport, responses={200: {"content": {CSV: {"schema": {"type": "string"}}}}})
+@router.get(
+    "/usage", response_model=UsageReportView, responses={200: {"content": {CSV: {"schema": {"type": "string"}}}}}
+)
 def get_usage(
     service: ServiceDep,
     principal: PrincipalDep,
@@ -36,7 +38,7 @@ def get_usage(
     by: Annotated[str, Query(max_length=100, description="One or more of day, hour, queue, owner, gpu.")] = "queue",
     form: Annotated[Literal["", "json", "csv"], Query(alias="format", description="Else as Accept asks.")] = "",
     accept: Annotated[str, Header(max_length=1000)] = "",
-) -> UsageReport | Response:
+) -> UsageReportView | Response:
     """GPU-seconds that jobs held, jobs that run now included, of the queues that the asker may see."""
     now_s, dimensions = service.clock.now_s(), _dimensions(by)
     to_s = math.ceil(_time("to", until, now_s) / HOUR_S) * HOUR_S
@@ -50,7 +52,7 @@ def get_usage(
         for entry in summed((*books.entries, *unbooked(books.snapshot, now_s, from_s=from_s)))
         if from_s <= entry.kind.hour_s < to_s and principal.may(Role.VIEWER, entry.kind.queue)
     ]
-    report: UsageReport = {
+    report: UsageReportView = {
         "from_s": from_s,
         "to_s": to_s,
         "as_of_s": now_s,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from api.answers.checkpoints import CheckpointsView
-from api.answers.logs import LogLine
+from api.answers.logs import LogLineView
 from api.connection import JsonObject
 from api.event_source import Message, follow
 from api.sdk.calls import Calls, job_path
@@ -26,23 +26,23 @@ class StreamCalls(Calls):
 
     def logs(
         self, job_id: str, *, rank: int = 0, generation: int | None = None, tail: int | None = None
-    ) -> Iterator[LogLine]:
+    ) -> Iterator[LogLineView]:
         """What a rank has printed: the newest generation, or that one; all of it, or its last `tail` lines."""
         query = _log_query(rank, generation, tail)
-        yield from cast("Iterator[LogLine]", self._connection.items(f"{job_path(job_id)}/logs", query=query))
+        yield from cast("Iterator[LogLineView]", self._connection.items(f"{job_path(job_id)}/logs", query=query))
 
     def follow_logs(
         self, job_id: str, *, rank: int = 0, generation: int | None = None, tail: int | None = None
-    ) -> Iterator[LogLine]:
+    ) -> Iterator[LogLineView]:
         """As `logs`, and then what is printed until the job has ended, from one generation to the next. Where bytes
         were dropped before they could be read, a line says so."""
         for message in follow(self._connection, f"{job_path(job_id)}/logs", _log_query(rank, generation, tail)):
             if message.kind == "message":
-                yield cast("LogLine", message.data)
+                yield cast("LogLineView", message.data)
             elif message.kind == "gap":
                 gap = f"... {message.data['dropped_bytes']} bytes are not kept any more"
                 of = int(message.data["generation"])
-                yield LogLine(generation=of, rank=rank, text=gap, cut=False, cursor=message.id)
+                yield LogLineView(generation=of, rank=rank, text=gap, cut=False, cursor=message.id)
 
     def checkpoint(self, job_id: str) -> CheckpointsView:
         """Have the running job save at its next step boundary; `checkpoints` tells when it is done."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from api.answers.record import event_view
 from api.streams.event_stream import frame
-from scheduler.store.protocol import Page, Store, StoredEvent, UnavailableError
+from scheduler.store.front import FrontStore
+from scheduler.store.protocol import Page, StoredEvent, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def told(stored: StoredEvent) -> Told:
 class EventTail:
     """To be used in one event loop at a time. `news` is set, and replaced by another, when there is something new."""
 
-    def __init__(self, store: Store, *, poll_s: float) -> None:
+    def __init__(self, store: FrontStore, *, poll_s: float) -> None:
         self.news = asyncio.Event()
         self.newest = 0
         self._store = store

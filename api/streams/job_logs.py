@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from api.answers.logs import LogLine
+from api.answers.logs import LogLineView
 from scheduler.executors.local_records import RunRoot
 from scheduler.executors.log_file import read_part, tail_offset
 
@@ -28,7 +28,7 @@ class LogRead:
     """Lines up to `place`, before which `dropped_bytes` are gone. `is_end`: nobody prints behind it any more, in the
     generations that have begun so far."""
 
-    lines: tuple[LogLine, ...]
+    lines: tuple[LogLineView, ...]
     place: LogPlace
     dropped_bytes: int
     is_end: bool
@@ -74,7 +74,7 @@ class JobLogs:
             place = LogPlace(place.generation, part.end)
             if part.lines or part.dropped_bytes or not later:
                 lines = tuple(
-                    LogLine(
+                    LogLineView(
                         generation=place.generation,
                         rank=self._rank,
                         text=line.text,

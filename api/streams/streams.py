@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from api.errors import ProblemError
 from api.streams.event_tail import EventTail
-from scheduler.store.protocol import Store
+from scheduler.store.front import FrontStore
 from scheduler.telemetry.metrics import STREAMS
 
 
@@ -26,7 +26,7 @@ class Pace:
 class Streams:
     """To be used in the event loop alone, but for its making."""
 
-    def __init__(self, store: Store, *, streams_max: int, pace: Pace | None = None) -> None:
+    def __init__(self, store: FrontStore, *, streams_max: int, pace: Pace | None = None) -> None:
         self.pace = pace or Pace()
         self.tail = EventTail(store, poll_s=self.pace.poll_s)
         self._streams_max = streams_max

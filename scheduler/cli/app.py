@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from scheduler.cli import (
     about,
     audit,
+    checkpoints,
     completing,
     export_trace,
     fit,
@@ -99,7 +100,7 @@ def _add(group: str, *verbs: Callable[..., None], hidden: bool = False) -> None:
 
 
 _add(JOBS, submit.submit, jobs.ps, jobs.describe, record.explain, record.events)
-_add(JOBS, logs.logs, logs.checkpoint)
+_add(JOBS, logs.logs, checkpoints.checkpoint)
 _add(JOBS, jobs.scale, jobs.suspend, jobs.resume, jobs.cancel)
 _add(FLEET, top.top, usage.usage, lending.loans, fleet.cordon, fleet.drain, fleet.uncordon, record.snapshot)
 for _group in (fleet.pools_app, fleet.nodes_app, queues.app, lending.app):

@@ -34,6 +34,7 @@ from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
 from scheduler.domain.rank_status import RankStatus
 from scheduler.executors.log_file import LogLimits
 from scheduler.executors.rank_status import read_rank_status
+from scheduler.executors.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -95,10 +96,10 @@ class GenerationFolder:
 
     def write_notice(self, action: str, *, seconds_left: float = math.inf, step: int | None = None) -> None:
         left = seconds_left if math.isfinite(seconds_left) else None
-        write_atomically(self.path / "notice.json", {"action": action, "step": step, "seconds_left": left})
+        write_whole(self.path / "notice.json", {"action": action, "step": step, "seconds_left": left})
 
     def write_ended(self, run: Run) -> None:
-        write_atomically(self.path / "ended.json", encode(run))
+        write_whole(self.path / "ended.json", encode(run))
 
     def settle(self) -> None:
         (self.path / "settled").touch()
@@ -178,8 +179,8 @@ class RunRoot:
         part = folder.path.with_name(f".{folder.path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        write_atomically(part / "plan.json", plan_to_json(plan))
-        write_atomically(part / "started.json", encode(record))
+        write_whole(part / "plan.json", plan_to_json(plan))
+        write_whole(part / "started.json", encode(record))
         part.rename(folder.path)
         self.checkpoint_dir(record.job_id).mkdir(exist_ok=True)
         for generation in self.generations(record.job_id)[: -self._logs.generations]:
@@ -222,13 +223,6 @@ class RunRoot:
     def _job_dir(self, job_id: str) -> Path:
         # A job id may hold anything, a folder's name may not hold a slash nor be `.` or `..`.
         return self.path / "jobs" / quote(job_id, safe="").replace(".", "%2E")
-
-
-def write_atomically(path: Path, document: object) -> None:
-    """Readers see the old file or the new one, never a part."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(document), encoding="utf-8")
-    part.replace(path)
 
 
 def _read(path: Path) -> Any:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from scheduler.domain.fleet import NodeState
 from scheduler.domain.job import Job
-from scheduler.domain.loan import LoanState
 from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.snapshot import Snapshot
 
@@ -70,4 +69,4 @@ def _run(job: Job, now_s: float) -> Run:
 
 def _is_on_loan(world: Snapshot, node: str) -> bool:
     loan = world.loans.get(node)
-    return loan is not None and loan.state in (LoanState.OFFERED, LoanState.ACTIVE, LoanState.RECALLED)
+    return loan is not None and loan.is_live

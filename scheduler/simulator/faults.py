@@ -14,7 +14,6 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.protocol import Executor
 from scheduler.executors.simulated import SimulatedExecutor
 from scheduler.store.protocol import (
-    Books,
     Commit,
     ConflictError,
     Lease,
@@ -24,7 +23,6 @@ from scheduler.store.protocol import (
     StoredDecision,
     StoredEvent,
 )
-from scheduler.store.queries import JobQuery, LoanQuery, Place
 
 
 class ControllerDiedError(Exception):
@@ -130,9 +128,6 @@ class LossyStore:
     def events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
         return self._store.events(page, subject=subject)
 
-    def newest_event(self) -> int:
-        return self._store.newest_event()
-
     def decisions(self, page: Page) -> tuple[StoredDecision, ...]:
         return self._store.decisions(page)
 
@@ -142,20 +137,11 @@ class LossyStore:
     def ended_jobs(self, *, limit: int) -> tuple[Job, ...]:
         return self._store.ended_jobs(limit=limit)
 
-    def find_ended_jobs(self, wanted: JobQuery, *, after: Place | None, limit: int) -> tuple[Job, ...]:
-        return self._store.find_ended_jobs(wanted, after=after, limit=limit)
-
     def ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         return self._store.ended_loans(limit=limit)
 
-    def find_ended_loans(self, wanted: LoanQuery, *, after: Place | None, limit: int) -> tuple[Loan, ...]:
-        return self._store.find_ended_loans(wanted, after=after, limit=limit)
-
     def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         return self._store.readings(pool, since_s=since_s)
-
-    def usage(self, *, from_s: float, to_s: float) -> Books:
-        return self._store.usage(from_s=from_s, to_s=to_s)
 
     def close(self) -> None:
         self._store.close()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.documents.plain import plain
+from scheduler.executors.whole_file import write_whole
 from scheduler.simulator.policy_faults import PolicyError
 from scheduler.simulator.sweep import simulate_seeds
 from scheduler.simulator.task_files import read_files, without_folder
@@ -36,20 +37,13 @@ def main(folder: Path) -> int:
     resource.setrlimit(resource.RLIMIT_CPU, (asked["cpu_s"], asked["cpu_s"] + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        put_whole(folder / REPORT, _played(folder, asked["policies"], asked["seed"]))
+        write_whole(folder / REPORT, _played(folder, asked["policies"], asked["seed"]))
     except (ValueError, PolicyError) as wrong:
         return _failed(folder, without_folder(str(wrong), folder))
     except MemoryError:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # to say so takes some
         return _failed(folder, f"it needs more memory than the {asked['memory_bytes']} bytes that it may have")
     return 0
-
-
-def put_whole(path: Path, document: Any) -> None:
-    """Nobody ever reads half of it."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(document, allow_nan=False))
-    draft.rename(path)
 
 
 def _played(folder: Path, policies: Sequence[str], seed: int) -> Any:
@@ -67,7 +61,7 @@ def _teller(folder: Path, policies: Sequence[str], jobs: int) -> Callable[[int, 
         if time.monotonic() - told_s >= TELL_S:
             told_s = time.monotonic()
             playing = policies[min(done // jobs, len(policies) - 1)]
-            put_whole(folder / PROGRESS, {"playing": playing, "jobs_done": done})
+            write_whole(folder / PROGRESS, {"playing": playing, "jobs_done": done})
 
     tell(0, 0)
     return tell

@@ -21,8 +21,9 @@ from threading import Event as Flag
 
 from scheduler.domain.simulation_task import SimulationTask
 from scheduler.executors.signal_names import signal_name
+from scheduler.executors.whole_file import write_whole
 from scheduler.runtime.clock import Clock
-from scheduler.simulator.task import FAILURE, PROGRESS, REPORT, TASK, put_whole
+from scheduler.simulator.task import FAILURE, PROGRESS, REPORT, TASK
 from scheduler.simulator.task_files import write_files
 from scheduler.store.protocol import UnavailableError
 from scheduler.store.sql_simulations import SqlSimulations
@@ -125,7 +126,7 @@ class TaskRunner:
         folder = Path(tempfile.mkdtemp(prefix="ebbtide-simulation-"))
         write_files(files, folder)
         bounds = {"memory_bytes": self._terms.memory_bytes, "cpu_s": self._terms.cpu_s}
-        put_whole(folder / TASK, {"policies": task.policies, "seed": task.seed, **bounds})
+        write_whole(folder / TASK, {"policies": task.policies, "seed": task.seed, **bounds})
         command = [sys.executable, "-m", "scheduler.simulator.task", str(folder)]
         with (folder / "stderr.txt").open("wb") as errors:
             process = subprocess.Popen(

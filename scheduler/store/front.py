@@ -1,4 +1,4 @@
-"""What the API needs of a store besides Store: tokens that let people in, and the log of what they changed."""
+"""What the API needs of a store besides Store: tokens, the log of what people changed, lists of what ended, usage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from scheduler.domain.command import Command
+from scheduler.domain.job import Job
+from scheduler.domain.loan import Loan
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.usage import UsageEntry
 from scheduler.store.protocol import Page, Store
+from scheduler.store.queries import JobQuery, LoanQuery, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,14 @@ class AuditFilter:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What is booked of usage, and the snapshot from which to work out what is not booked yet: both of one moment."""
+
+    entries: tuple[UsageEntry, ...]
+    snapshot: Snapshot
+
+
 class HistoryLog(StrEnum):
     """What only grows but for the sweep: it takes out what is older than it is to be kept."""
 
@@ -116,6 +129,18 @@ class FrontStore(Store, Protocol):
 
     @property
     def audit_log(self) -> AuditLog: ...
+
+    def newest_event(self) -> int:
+        """The number of the last event; 0 before the first."""
+
+    def find_ended_jobs(self, wanted: JobQuery, *, after: Place | None, limit: int) -> tuple[Job, ...]:
+        """Up to `limit` ended jobs that come after `after` in lists (None: from the start), in their order."""
+
+    def find_ended_loans(self, wanted: LoanQuery, *, after: Place | None, limit: int) -> tuple[Loan, ...]:
+        """Likewise for loans."""
+
+    def usage(self, *, from_s: float, to_s: float) -> Books:
+        """What is booked of the hours that touch this time span, in order of hour, queue, owner and kind of GPU."""
 
     def swept_up_to(self, swept: HistoryLog) -> int:
         """The number up to which rows are gone because they were old; 0: none is."""

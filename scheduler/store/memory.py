@@ -13,10 +13,9 @@ from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.usage import HOUR_S, UsageEntry, UsageKind
-from scheduler.store.front import AuditEntry, HistoryLog
+from scheduler.store.front import AuditEntry, Books, HistoryLog
 from scheduler.store.memory_front import MemoryAudit, MemoryTokens
 from scheduler.store.protocol import (
-    Books,
     Commit,
     ConflictError,
     FencedError,

@@ -13,7 +13,6 @@ from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.usage import UsageEntry
-from scheduler.store.queries import JobQuery, LoanQuery, Place
 
 
 class ConflictError(Exception):
@@ -55,14 +54,6 @@ class Commit:
     ended_loans: tuple[Loan, ...] = ()
     readings: tuple[tuple[str, DemandReading], ...] = ()
     usage: tuple[UsageEntry, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Books:
-    """What is booked of usage, and the snapshot from which to work out what is not booked yet: both of one moment."""
-
-    entries: tuple[UsageEntry, ...]
-    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +125,6 @@ class Store(Protocol):
     def events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
         """Events in ascending number, of one subject or of all."""
 
-    def newest_event(self) -> int:
-        """The number of the last event; 0 before the first."""
-
     def decisions(self, page: Page) -> tuple[StoredDecision, ...]:
         """Decisions in ascending number."""
 
@@ -146,20 +134,11 @@ class Store(Protocol):
     def ended_jobs(self, *, limit: int) -> tuple[Job, ...]:
         """The jobs that ended last, newest first."""
 
-    def find_ended_jobs(self, wanted: JobQuery, *, after: Place | None, limit: int) -> tuple[Job, ...]:
-        """Up to `limit` ended jobs that come after `after` in lists (None: from the start), in their order."""
-
     def ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
         """The loans that ended last, newest first."""
 
-    def find_ended_loans(self, wanted: LoanQuery, *, after: Place | None, limit: int) -> tuple[Loan, ...]:
-        """Likewise for loans."""
-
     def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         """The recorded demand of one pool from `since_s` on, in order of time."""
-
-    def usage(self, *, from_s: float, to_s: float) -> Books:
-        """What is booked of the hours that touch this time span, in order of hour, queue, owner and kind of GPU."""
 
     def close(self) -> None:
         """Let go of files and connections."""

@@ -21,8 +21,8 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.store import history, inbox, leadership, live_state
 from scheduler.store.bulk import insert_rows, replace_rows
 from scheduler.store.engine import StoreError, for_glancing, for_reading, open_engine, transaction
-from scheduler.store.front import AuditEntry
-from scheduler.store.protocol import Books, Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
+from scheduler.store.front import AuditEntry, Books
+from scheduler.store.protocol import Commit, Lease, Loaded, Page, StoredDecision, StoredEvent
 from scheduler.store.queries import JobQuery, LoanQuery, Place
 from scheduler.store.revision import require_head
 from scheduler.store.sql_audit import SqlAudit

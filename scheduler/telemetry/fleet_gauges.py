@@ -10,10 +10,9 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from scheduler.domain.fleet import Node, NodeState, PoolKind
 from scheduler.domain.job_state import ENDED, JobState
-from scheduler.domain.loan import LoanState
+from scheduler.domain.loan import LIVE_LOANS
 from scheduler.domain.snapshot import Snapshot
 
-_LIVE_LOANS = (LoanState.OFFERED, LoanState.ACTIVE, LoanState.RECALLED)
 _GPU_KINDS = ("own", "lent")
 _GPU_STATES = ("training", "inference", "idle", "down")
 
@@ -70,7 +69,7 @@ class FleetGauges:
         return loan.state.value if loan is not None and loan.is_live else "up"
 
     def _work(self) -> Iterator[Metric]:
-        loans: Counter[tuple[str, ...]] = Counter({(state.value,): 0 for state in _LIVE_LOANS})
+        loans: Counter[tuple[str, ...]] = Counter({(state.value,): 0 for state in LIVE_LOANS})
         loans.update((loan.state.value,) for loan in self._snapshot.loans.values() if loan.is_live)
         jobs: Counter[tuple[str, ...]] = Counter({(state.value,): 0 for state in JobState if state not in ENDED})
         jobs.update((job.state.value,) for job in self._snapshot.jobs.values() if not job.is_ended)

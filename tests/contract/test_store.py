@@ -20,7 +20,8 @@ from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches
-from scheduler.store.protocol import Books, Commit, ConflictError, FencedError, Page, Store
+from scheduler.store.front import Books, FrontStore
+from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
 from tests.contract.store_records import OpenStore, a_stored_job, commit_next, next_of
 
 ONE, EIGHT = (GpuShape.packed("a100-80g", gpus, 8) for gpus in (1, 8))
@@ -60,7 +61,7 @@ def _event(at_s: float, subject: str) -> Event:
     return Event(at_s, EventCode.NODE_LENT, subject, "lent", {"gpus": 8.0})
 
 
-def test_a_new_store_is_empty(store: Store) -> None:
+def test_a_new_store_is_empty(store: FrontStore) -> None:
     loaded = store.load()
     assert (loaded.snapshot, loaded.inbox, store.inbox_size()) == (Snapshot(), (), 0)
     assert (store.events(Page()), store.decisions(Page())) == ((), ())
@@ -173,7 +174,7 @@ def test_the_lease_is_held_renewed_expired_and_released(open_store: OpenStore) -
     assert third.epoch > second.epoch
 
 
-def test_a_leader_that_released_its_lease_commits_nothing_more(store: Store) -> None:
+def test_a_leader_that_released_its_lease_commits_nothing_more(store: FrontStore) -> None:
     lease = store.acquire("a", now_s=0.0, ttl_s=10.0)
     assert lease is not None
     store.release("a")
@@ -192,7 +193,7 @@ def test_commands_wait_in_order_of_arrival_until_they_are_consumed(open_store: O
     assert (sender.load().inbox, sender.inbox_size()) == ((commands[1],), 1)
 
 
-def test_the_inbox_takes_each_id_once_for_ever(store: Store) -> None:
+def test_the_inbox_takes_each_id_once_for_ever(store: FrontStore) -> None:
     assert store.send(_command(1))
     assert not store.send(replace(_command(1), actor="bob"))
     assert store.load().inbox == (_command(1),)
@@ -219,7 +220,7 @@ def test_of_many_who_send_one_id_at_once_exactly_one_is_told_that_it_was_new(ope
     assert len(stores[0].load().inbox) == 10
 
 
-def test_events_are_numbered_paged_and_found_by_subject(store: Store) -> None:
+def test_events_are_numbered_paged_and_found_by_subject(store: FrontStore) -> None:
     previous = Snapshot()
     assert store.newest_event() == 0
     for tick in range(3):
@@ -237,7 +238,7 @@ def test_events_are_numbered_paged_and_found_by_subject(store: Store) -> None:
     assert [(each.generation, each.event) for each in of_one] == [(2, _event(1.0, "i1"))]
 
 
-def test_decisions_are_kept_with_generation_and_time(store: Store) -> None:
+def test_decisions_are_kept_with_generation_and_time(store: FrontStore) -> None:
     decisions = (LendNode("i0", REASON), StartJob("job-0", {"t0": (0, 2)}, data_parallel_plan("a100-80g", 2), REASON))
     store.commit(Commit(Snapshot(), next_of(Snapshot(), now_s=7.5), epoch=0, decisions=decisions))
     stored = store.decisions(Page())
@@ -246,7 +247,7 @@ def test_decisions_are_kept_with_generation_and_time(store: Store) -> None:
     assert store.decisions(Page(limit=1)) == stored[:1]
 
 
-def test_many_threads_send_and_load_while_one_commits(store: Store) -> None:
+def test_many_threads_send_and_load_while_one_commits(store: FrontStore) -> None:
     def send(sender: int) -> None:
         for number in range(10):
             assert store.send(_command(sender * 100 + number))

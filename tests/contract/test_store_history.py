@@ -13,12 +13,13 @@ from scheduler.domain.job_state import ENDED, JobState
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.usage import UsageEntry, UsageKind
-from scheduler.store.protocol import Commit, ConflictError, FencedError, Store
+from scheduler.store.front import FrontStore
+from scheduler.store.protocol import Commit, ConflictError, FencedError
 from scheduler.store.queries import JobQuery, LoanQuery, place_of_job, place_of_loan
 from tests.contract.store_records import OpenStore, a_stored_job, commit_next, next_of
 
 
-def test_ended_jobs_and_loans_are_found_in_history_newest_first(store: Store) -> None:
+def test_ended_jobs_and_loans_are_found_in_history_newest_first(store: FrontStore) -> None:
     jobs = tuple(a_stored_job(at, state) for at, state in enumerate(sorted(ENDED)))
     loans = tuple(Loan(f"l{at}", f"i{at}", "serve", s, 1.0, 2.0) for at, s in enumerate(list(LoanState)[3:]))
     store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_jobs=jobs, ended_loans=loans))
@@ -28,7 +29,7 @@ def test_ended_jobs_and_loans_are_found_in_history_newest_first(store: Store) ->
     assert store.ended_loans(limit=9) == loans[::-1]
 
 
-def test_ended_jobs_are_listed_by_submission_after_a_place_and_by_what_is_asked(store: Store) -> None:
+def test_ended_jobs_are_listed_by_submission_after_a_place_and_by_what_is_asked(store: FrontStore) -> None:
     jobs = [_listed(at, state) for at, state in enumerate([*sorted(ENDED)] * 3)]
     store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_jobs=tuple(reversed(jobs))))
     asked = [
@@ -55,7 +56,7 @@ def _listed(at: int, state: JobState) -> Job:
     return replace(job, id=job_id, spec=spec, submitted_at_s=at // 3, owner=("ada", "bob")[at // 2 % 2])
 
 
-def test_ended_loans_are_listed_by_their_offer_after_a_place_and_by_what_is_asked(store: Store) -> None:
+def test_ended_loans_are_listed_by_their_offer_after_a_place_and_by_what_is_asked(store: FrontStore) -> None:
     ended = [LoanState.RETURNED, LoanState.LOST] * 3
     loans = [Loan(f"l{at}", f"i{at % 3}", f"p{at % 2}", state, at // 2, 9.0) for at, state in enumerate(ended)]
     store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_loans=tuple(loans)))
@@ -65,7 +66,7 @@ def test_ended_loans_are_listed_by_their_offer_after_a_place_and_by_what_is_aske
         assert store.find_ended_loans(wanted, after=place_of_loan(listed[0]), limit=1) == tuple(listed[1:2])
 
 
-def test_a_page_of_ended_jobs_is_the_same_when_it_is_asked_for_again(store: Store) -> None:
+def test_a_page_of_ended_jobs_is_the_same_when_it_is_asked_for_again(store: FrontStore) -> None:
     jobs = tuple(_listed(at, JobState.FAILED) for at in range(6))
     store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_jobs=jobs))
     first = store.find_ended_jobs(JobQuery(), after=None, limit=4)
@@ -74,7 +75,7 @@ def test_a_page_of_ended_jobs_is_the_same_when_it_is_asked_for_again(store: Stor
     assert store.find_ended_jobs(JobQuery(), after=None, limit=6)[:4] == first
 
 
-def test_readings_are_kept_by_pool_and_given_in_order_of_time(store: Store) -> None:
+def test_readings_are_kept_by_pool_and_given_in_order_of_time(store: FrontStore) -> None:
     late, early, same = DemandReading(30.0, 8.0, 9.0), DemandReading(10.0, 4.0, 4.0), DemandReading(30.0, 7.0, 7.0)
     readings = (("serve", late), ("serve", early), ("other", early), ("serve", same))
     store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, readings=readings))
@@ -99,7 +100,7 @@ def test_usage_is_added_up_by_hour_queue_owner_and_kind_and_read_with_its_snapsh
     assert reader.usage(from_s=0.0, to_s=3600.0).entries == ()
 
 
-def test_a_commit_that_fails_books_nothing(store: Store) -> None:
+def test_a_commit_that_fails_books_nothing(store: FrontStore) -> None:
     usage = (UsageEntry(UsageKind(0, "vision", "ada", "a100-80g", False), 1.0),)
     previous = store.load().snapshot
     commit_next(store)
