@@ -12,6 +12,7 @@ from api.dependencies import Service
 from api.errors import add_error_handlers
 from api.gate import Gate
 from api.identity.authenticator import Authenticator
+from api.identity.reporters import Reporters
 from api.identity.rules import RuleBook
 from api.openapi import DescribedApi
 from api.present import Present
@@ -91,6 +92,7 @@ def create_app(
         settings=settings,
         rules=RuleBook(routes_of(app)),
         authenticator=Authenticator(store.tokens, settings, clock) if settings.auth == "on" else None,
+        reporters=Reporters(settings, clock),
     )
     app.add_middleware(RequestTiming)
     return app

@@ -4,7 +4,7 @@ id            X-Request-Id, the asker's or a new one; it comes back on every ans
 form          path and query are UTF-8 without NUL
 host          while nobody has to say who asks: only a name of this machine (against DNS rebinding)
 rule          who may call the route, by method and path (api.identity.rules)
-principal     from the bearer token, with its rate limit (api.identity.authenticator)
+principal     from the bearer token, with its rate limit (api.identity.authenticator, api.identity.reporters)
 role          on some queue, or on all; whose job it is, the route finds out
 body          no larger than the rule says, whether or not it says its length
 """
@@ -25,17 +25,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.audit import note_refusal
 from api.errors import REQUEST_ID_HEADER, ProblemError, problem_answer, unavailable_answer
 from api.identity.authenticator import Authenticator
-from api.identity.bearer import bearer_token
 from api.identity.principal import ANYBODY, REPORTER, Principal
+from api.identity.reporters import PREFIXES, Reporters
 from api.identity.rules import Asks, Rule, RuleBook
-from scheduler.domain.worker_token import AGENT_PREFIX
-from scheduler.domain.worker_token import PREFIX as WORKER_PREFIX
 from scheduler.settings import Settings, is_loopback
 from scheduler.store.protocol import UnavailableError
 from scheduler.telemetry.logs import REQUEST_ID
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
-_PREFIXES = {Asks.WORKERS: WORKER_PREFIX, Asks.AGENTS: AGENT_PREFIX}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,7 @@ class Gate:
     settings: Settings
     rules: RuleBook
     authenticator: Authenticator | None
+    reporters: Reporters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,8 +86,8 @@ class Gate:
         return rule
 
     async def _principal(self, rule: Rule, scope: Scope) -> Principal:
-        if rule.asks in _PREFIXES:
-            _require_reporter(rule, _header(scope, b"authorization"))
+        if rule.asks in PREFIXES:
+            self.reporters.admit(rule, _header(scope, b"authorization"), scope["path"])
             return REPORTER
         if self.authenticator is None or rule.asks is Asks.NOBODY:
             return ANYBODY
@@ -127,14 +125,6 @@ def _require(rule: Rule, principal: Principal) -> None:
     if not has:
         where = "" if not rule.everywhere or rule.role.label == "admin" else " on all queues"
         raise ProblemError(403, "forbidden", f"this needs the role {rule.role.label}{where}; you are {principal}")
-
-
-def _require_reporter(rule: Rule, authorization: str) -> None:
-    """The kind of token; the route checks whether it is that of the job."""
-    prefix = _PREFIXES[rule.asks]
-    needed = f"{rule.asks.value} report with the token that they were started with: Authorization: Bearer {prefix}..."
-    if not bearer_token(authorization, needed=needed).startswith(prefix):
-        raise ProblemError(403, "forbidden", f"the token is not that of {rule.asks.value} of this job")
 
 
 def _request_id(scope: Scope) -> str:

@@ -155,6 +155,10 @@ class Settings(BaseSettings):
         default=100.0, description="Requests a second that one token may make, in the long run."
     )
     rate_burst: int = Field(default=200, ge=1, description="Requests that one token may make at once.")
+    report_rate_per_s: Seconds = Field(
+        default=20.0, description="Reports a second that one worker or agent may make, in the long run."
+    )
+    report_rate_burst: int = Field(default=100, ge=1, description="Reports that one worker or agent may make at once.")
     body_bytes_max: int = Field(default=1 << 20, ge=1024, description="Largest body of a request.")
     oidc_issuer: UrlOrNone = Field(default="", description="OIDC issuer whose JWTs are taken; empty: none.")
     oidc_audience: str = Field(default="ebbtide", min_length=1, description="Audience that those JWTs must name.")

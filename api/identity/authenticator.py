@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from api.errors import ProblemError
 from api.identity.api_token import PREFIX, digest, principal_of
 from api.identity.bearer import bearer_token, unauthenticated
-from api.identity.limits import RateLimit
+from api.identity.limits import RateLimit, slow_down
 from api.identity.oidc import InvalidTokenError, Issuer, IssuerSilentError
 from api.identity.principal import Principal
 from scheduler.domain.worker_token import AGENT_PREFIX
@@ -112,6 +112,4 @@ class Authenticator:
         return _Known(identity.principal, now_s, identity.expires_at_s)
 
     def _slow_down(self, limit: RateLimit, asker: str, *, cost: float = 1.0) -> None:
-        if wait_s := limit.wait_s(asker, self._clock.elapsed_s(), cost=cost):
-            headers = {"Retry-After": str(int(wait_s) + 1)}
-            raise ProblemError(429, "rate-limited", f"too many requests: ask again in {wait_s:.1f} s", headers=headers)
+        slow_down(limit, asker, self._clock.elapsed_s(), cost=cost)

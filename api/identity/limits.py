@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from api.errors import ProblemError
+
 _KNOWN_MAX = 10_000
 
 
@@ -42,3 +44,10 @@ class RateLimit:
         kept = {asker: each for asker, each in self._buckets.items() if now_s - each.at_s < full_s}
         newest = sorted(kept.items(), key=lambda each: each[1].at_s)[-_KNOWN_MAX // 2 :]
         self._buckets = dict(newest)
+
+
+def slow_down(limit: RateLimit, asker: str, now_s: float, *, cost: float = 1.0) -> None:
+    """Raises ProblemError (429) where the asker has no request left."""
+    if wait_s := limit.wait_s(asker, now_s, cost=cost):
+        headers = {"Retry-After": str(int(wait_s) + 1)}
+        raise ProblemError(429, "rate-limited", f"too many requests: ask again in {wait_s:.1f} s", headers=headers)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler.worker.too_many import STATUS, TooManyError
+
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 5.0
@@ -112,7 +114,8 @@ class AgentLine:
                 logger.warning("no assignment from %s, ranks go on: %s", self._url, failure)
             self._failures += 1
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10))
-            return pause_s * random.uniform(0.5, 1.0)
+            asked_s = failure.after_s if isinstance(failure, TooManyError) else 0.0
+            return max(asked_s, pause_s * random.uniform(0.5, 1.0))
         if self._failures:
             logger.info("%s answers again", self._url)
         self._failures = 0
@@ -143,6 +146,8 @@ class AgentLine:
         self._connection.request("POST", self._path, json.dumps(report).encode(), headers)
         answer = self._connection.getresponse()
         body = answer.read()
+        if answer.status == STATUS:
+            raise TooManyError(answer.headers["Retry-After"])
         if answer.status != http.client.OK:
             raise ValueError(f"{answer.status} {body.decode('utf-8', 'replace')[:_DETAIL_LENGTH_MAX]}")
         document = json.loads(body)

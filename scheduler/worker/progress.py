@@ -7,12 +7,14 @@ import json
 import logging
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.notice import Notice, notice_from_json
+from scheduler.worker.too_many import STATUS, TooManyError
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,8 @@ class ProgressPoster:
             if not self._failing:
                 logger.warning("progress is not heard at %s: %s", self._url, failure)
             self._failing = True
+            if isinstance(failure, TooManyError):
+                self._stop.wait(failure.after_s)
         else:
             if self._failing:
                 logger.info("progress is heard again at %s", self._url)
@@ -99,8 +103,13 @@ class ProgressPoster:
         }
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")
-        with self._opener.open(request, timeout=_TIMEOUT_S) as reply:
-            return json.loads(reply.read() or b"null")
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as reply:
+                return json.loads(reply.read() or b"null")
+        except urllib.error.HTTPError as refused:
+            if refused.code == STATUS:
+                raise TooManyError(refused.headers["Retry-After"]) from None
+            raise
 
     def _hear(self, reply: object) -> None:
         document = reply.get("notice") if isinstance(reply, dict) else None

@@ -12,7 +12,8 @@ import pytest
 from api.identity.authenticator import FRESH_S
 from api.identity.principal import Grant, Role
 from api.identity.sight import HIDDEN
-from tests.api.conftest import Problem
+from scheduler.domain.worker_token import issue_agent_token, issue_token
+from tests.api.conftest import SECRET, Problem
 from tests.api.guarded import Guarded
 
 
@@ -267,6 +268,26 @@ def test_strangers_are_limited_by_address_while_who_is_known_goes_on(problem: Pr
         problem(guarded.ask("GET", "/v1/whoami", "ebk_guess"), 429)
         problem(guarded.http.get("/v1/jobs"), 429)
         assert guarded.ask("GET", "/v1/whoami", guarded.root).status_code == 200
+
+
+def test_an_agent_that_reports_too_often_is_asked_to_wait_and_its_neighbour_is_not(problem: Problem) -> None:
+    with (guarded := Guarded(report_rate_burst=2, report_rate_per_s=0.5)).http:
+        token, statement = issue_agent_token(SECRET, "train"), {"pod": "p", "generation": 0}
+        for _ in range(2):
+            problem(guarded.ask("POST", "/v1/jobs/train/agents/t0", token, statement), 404)
+        refused = guarded.ask("POST", "/v1/jobs/train/agents/t0", token, statement)
+        assert problem(refused, 429)["type"].endswith(":rate-limited")
+        assert 1 <= int(refused.headers["Retry-After"]) <= 3
+        problem(guarded.ask("POST", "/v1/jobs/train/agents/t1", token, statement), 404)
+        problem(guarded.ask("POST", "/v1/jobs/train/agents/t0", issue_agent_token(SECRET, "other"), statement), 403)
+
+
+def test_a_worker_that_reports_too_often_is_asked_to_wait(problem: Problem) -> None:
+    with (guarded := Guarded(report_rate_burst=1, report_rate_per_s=0.5)).http:
+        token, report = issue_token(SECRET, "train", 1), {"generation": 1, "step": 3}
+        problem(guarded.ask("POST", "/v1/jobs/train/progress", token, report), 404)
+        problem(guarded.ask("POST", "/v1/jobs/train/progress", token, report), 429)
+        problem(guarded.ask("POST", "/v1/jobs/train/progress", issue_token(SECRET, "train", 2), report), 403)
 
 
 def test_every_answer_bears_a_request_id(guarded: Guarded) -> None:

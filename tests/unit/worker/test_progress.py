@@ -26,6 +26,7 @@ class Controller:
     reply: dict[str, Any]
     url: str = ""
     got: list[tuple[str, str, Any]] = field(default_factory=list)
+    refusals: int = 0
 
 
 @contextmanager
@@ -37,7 +38,11 @@ def _controller(reply: dict[str, Any]) -> Iterator[Controller]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             controller.got.append((self.path, self.headers["Authorization"], body))
             answer = json.dumps(controller.reply).encode()
-            self.send_response(200)
+            if len(controller.got) <= controller.refusals:
+                self.send_response(429)
+                self.send_header("Retry-After", "2")
+            else:
+                self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
@@ -110,3 +115,16 @@ def test_an_absent_control_plane_is_logged_once_and_harms_nothing(caplog: pytest
         poster.close()
     assert poster.pending() is None
     assert [record.getMessage().startswith("progress is not heard at") for record in caplog.records] == [True]
+
+
+def test_who_is_told_to_wait_waits_and_is_heard_then() -> None:
+    with _controller({"notice": {"action": "leave", "step": 9, "seconds_left": 20}}) as controller:
+        controller.refusals = 1
+        poster = ProgressPoster(RankEnvironment(job_id="a", url=controller.url, token="t0ken"))
+        poster.tell(PROGRESS)
+        assert _eventually(lambda: len(controller.got) == 1)
+        begun_s = time.monotonic()
+        poster.tell(PROGRESS)
+        assert _eventually(lambda: poster.pending() is not None)
+        assert time.monotonic() - begun_s > 1.5, "without the answer's word it would have been 1 s"
+        poster.close()
