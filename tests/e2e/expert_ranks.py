@@ -1,6 +1,6 @@
 """One of four gloo ranks that compare spread experts with the same experts on one rank.
 
-`python -m tests.e2e.expert_ranks FOLDER RANK RANKS` runs all cases, and writes what it found to
+`main(FOLDER, RANK, RANKS)` runs all cases, and writes what it found to
 `FOLDER/found-RANK.json`.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from pathlib import Path
 
 import torch
@@ -220,7 +219,3 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     part.rename(folder / f"found-{rank}.json")
     # No rank leaves while another still talks to it.
     dist.barrier()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

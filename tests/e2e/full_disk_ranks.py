@@ -1,6 +1,6 @@
 """One of several gloo ranks whose disk is full when rank 0 comes to write the manifest.
 
-`python -m tests.e2e.full_disk_ranks FOLDER RANK RANKS` saves at once and in the background, and writes what each
+`main(FOLDER, RANK, RANKS)` saves at once and in the background, and writes what each
 of them raised to `FOLDER/found-RANK.json`.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -56,7 +55,3 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
     # No rank leaves while another still talks to it.
     dist.barrier()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

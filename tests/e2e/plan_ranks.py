@@ -1,6 +1,6 @@
 """One of several gloo ranks that make one step under each of many plans, beside the same step on one rank.
 
-`python -m tests.e2e.plan_ranks FOLDER RANK RANKS` follows all plans of so many ranks, and writes to
+`main(FOLDER, RANK, RANKS)` follows all plans of so many ranks, and writes to
 `FOLDER/found-RANK.json` how far the loss and each gradient are off.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,7 +136,3 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     part.rename(folder / f"found-{rank}.json")
     # No rank leaves while another still talks to it.
     dist.barrier()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

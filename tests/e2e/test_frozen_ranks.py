@@ -1,18 +1,19 @@
 """Blocks freeze in the middle of a training under one layout or another, as they do on one rank."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, ScheduleName, Stage
-from tests.e2e.test_worker_resharding import BATCH, Generation, lines, plan, port
+from tests.e2e.forked_ranks import Farm, Training, farm
+from tests.e2e.test_worker_resharding import plan
 
-__all__ = ["port"]
 pytestmark = pytest.mark.e2e
 
 STEPS = 12
-FREEZE = ("--freeze", "4:1,8:2", "--steps", str(STEPS), "--dtype", "float64")
+FREEZE = ("--freeze", "4:1,8:2", "--dtype", "float64", "--seed", "3", "--learning-rate", "0.003")
 """Of the two blocks first one is frozen, then both. In double precision layouts differ by roundings alone."""
 
 
@@ -39,25 +40,30 @@ MODELS = {"experts": "nano-moe", "experts, by columns": "nano-moe"}
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, port: int) -> dict[str, dict[int, float]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    with farm(tmp_path_factory.mktemp("farm")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, ranks: Farm) -> dict[str, dict[int, float]]:
     """The losses of either model on one rank."""
     one = plan(LayerStrategy(2))
-    return {model: losses(tmp_path_factory.mktemp(model), one, port, model) for model in ("nano-gpt", "nano-moe")}
+    return {model: losses(ranks, tmp_path_factory.mktemp(model), one, model) for model in ("nano-gpt", "nano-moe")}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_blocks_freeze_under_every_layout_and_every_rank_says_so(
-    tmp_path: Path, port: int, alone: dict[str, dict[int, float]], name: str
+    tmp_path: Path, ranks: Farm, alone: dict[str, dict[int, float]], name: str
 ) -> None:
     model = MODELS.get(name, "nano-gpt")
-    spread = losses(tmp_path, LAYOUTS[name], port, model)
+    spread = losses(ranks, tmp_path, LAYOUTS[name], model)
     assert sorted(spread) == sorted(alone[model]) == list(range(1, STEPS + 1))
     assert max(abs(spread[step] - alone[model][step]) for step in spread) < 1e-9
 
 
-def losses(root: Path, layout: ParallelPlan, port: int, model: str) -> dict[int, float]:
-    assert layout.global_batch == BATCH
-    with Generation(root, 1, layout, port=port, words=(*FREEZE, "--model", model)) as ranks:
-        ends = ranks.ended()
+def losses(ranks: Farm, root: Path, layout: ParallelPlan, model: str) -> dict[int, float]:
+    training = Training(root, model, STEPS, FREEZE)
+    ends = ranks.run(training, layout)
     assert {(end["phase"], end["frozen_layers"]) for end in ends} == {("succeeded", 2)}, ends
-    return {line["step"]: line["loss"] for line in lines(root, "losses-*")}
+    return training.losses()
