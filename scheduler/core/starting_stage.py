@@ -41,7 +41,7 @@ def start_waiting(course: Course) -> None:
         keep_cleared(course, queue)
     misfits: set[str] = set()
     while True:
-        course.book = book = QuotaBook(course.view)
+        course.book = book = course.draft.quotas.copy()
         stock = Stock(course)
         starters = _deal(course, book, stock, book.order(queue), misfits)
         _start_all(course, book, stock, starters)
