@@ -42,6 +42,8 @@ class DemandWatch:
         if forecaster is None:
             forecaster = self._forecasters[pool.name] = self._new_forecaster()
         self._catch_up(forecaster, pool.name, now_s)
+        if pool.name not in self._seen_s:  # its last reading is older than what is remembered
+            return None
         rules, levels = pool.lending, _levels(pool)
         forecast = forecaster.forecast(now_s, rules.horizon_s, quantiles=levels)
         if rules.loan_s_min > rules.horizon_s:

@@ -86,6 +86,14 @@ def test_nothing_is_forecast_for_pools_that_do_not_lend_or_say_nothing() -> None
     assert closed.watch.forecasts(closed.snapshot, 10.0) == ()
 
 
+def test_nothing_is_forecast_of_a_demand_that_was_last_told_longer_ago_than_is_remembered() -> None:
+    rig = Rig()
+    rig.record(100.0, 9.0)
+    assert rig.watch.forecasts(rig.snapshot, 1200.0) == ()
+    rig.record(1300.0, 2.0)
+    assert len(rig.watch.forecasts(rig.snapshot, 1400.0)) == 1
+
+
 def test_a_pool_that_lends_for_long_alone_gets_a_second_look_that_far_ahead() -> None:
     rig = Rig(LendingPolicy(loan_s_min=3600.0))
     rig.record(100.0, 9.0)
