@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import json
 import zlib
 from base64 import b64decode
@@ -70,14 +69,15 @@ def _as_yaml(cluster: dict[str, Any]) -> str:
 def _text(field: str, given: str | Packed) -> str:
     if isinstance(given, str):
         return given
-    unpacking = zlib.decompressobj(wbits=31)  # gzip's form
+    field, unpacking = f"{field}.gzip_base64", zlib.decompressobj(wbits=31)  # gzip's form
     try:
         data = unpacking.decompress(b64decode(given.gzip_base64, validate=True), TEXT_BYTES_MAX)
         if unpacking.unconsumed_tail:
-            allowed = f"at most {TEXT_BYTES_MAX} bytes, unpacked"
-            raise RefusedError(Refusal(f"{field}.gzip_base64", None, allowed))
+            raise RefusedError(Refusal(field, None, f"at most {TEXT_BYTES_MAX} bytes, unpacked"))
         if not unpacking.eof:
-            raise RefusedError(Refusal(f"{field}.gzip_base64", None, "a whole file; this one ends early"))
+            raise RefusedError(Refusal(field, None, "a whole file; this one ends early"))
         return data.decode("utf-8-sig")
-    except (binascii.Error, zlib.error, UnicodeError) as wrong:
-        raise RefusedError(Refusal(f"{field}.gzip_base64", None, f"gzipped UTF-8 text as base64 ({wrong})")) from None
+    except RefusedError:
+        raise
+    except (ValueError, zlib.error) as wrong:  # base64 has errors of its own, and plain ones
+        raise RefusedError(Refusal(field, None, f"gzipped UTF-8 text as base64 ({wrong})")) from None
