@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from api.errors import conflict, refuse
 from api.world import World
+from scheduler.core.preconditions import crowding
 from scheduler.domain.job import JobSpec
 from scheduler.domain.spelling import meant
 from scheduler.solver.profiles.shipped import ProfileError, gpu_names, load_gpu, model_names, parse_model
@@ -32,22 +33,14 @@ def check_job(spec: JobSpec) -> None:
             refuse("profile", None, str(wrong))
 
 
-def check_queue(name: str, world: World, *, undeclared: str) -> None:
+def check_queue(name: str, world: World, *, owner: str, undeclared: str) -> None:
     """Refuses a queue that nobody declared, where some are and `undeclared` is "refuse"; and one more waiting job of a
     user who has as many there as the queue allows."""
-    queues, owner = world.snapshot.queues, world.principal.name
+    queues = world.snapshot.queues
     if undeclared == "refuse" and queues and name not in queues:
         refuse("queue", name, f"one of {', '.join(sorted(queues))}{meant(name, queues)}")
-    queue = queues.get(name)
-    if queue is None or queue.user_jobs_max is None:
-        return
-    jobs = (job for job in world.snapshot.jobs.values() if job.spec.queue == queue.name and job.owner == owner)
-    waiting = sum(not job.is_placed and not job.is_ended for job in jobs)
-    if waiting >= queue.user_jobs_max:
-        conflict(
-            f"{owner} has {waiting} waiting jobs in queue {queue.name}, which takes {queue.user_jobs_max} of one user "
-            "(user_jobs_max): wait until one starts, or cancel one"
-        )
+    if why := crowding(world.snapshot.jobs, queues.get(name), owner):
+        conflict(why)
 
 
 def gpu_memory_bytes(gpu: str) -> int:

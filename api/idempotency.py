@@ -12,7 +12,7 @@ from typing import Annotated
 
 from fastapi import Header
 
-from api.errors import ProblemError
+from api.errors import ProblemError, conflict
 from api.world import World, load_world
 from scheduler.domain.command import SubmitJob
 from scheduler.domain.job import JobSpec
@@ -34,7 +34,7 @@ def submit_once(world: World, spec: JobSpec, key: str, new_id: Callable[[], str]
     """The world with the job of this key in it, and the job's id.
 
     Raises:
-        ProblemError: 422 where the key came with another job before; 409 where the job is refused.
+        ProblemError: 422 where the key came with another job before; 409 where the job is, or was, refused.
     """
     command_id = f"api-key-{sha256(f'{world.principal.name} {key}'.encode()).hexdigest()}"
     refused: ProblemError | None = None
@@ -52,4 +52,7 @@ def submit_once(world: World, spec: JobSpec, key: str, new_id: Callable[[], str]
     if taken.body.spec != spec:
         detail = f"the key came with another job document before, which became job {taken.body.job_id}: use a new key"
         raise ProblemError(422, "idempotency-key-reused", detail)
-    return load_world(world.present, world.store, world.now_s, world.principal), taken.body.job_id
+    now = load_world(world.present, world.store, world.now_s, world.principal)
+    if taken.body.job_id not in now.snapshot.jobs and world.store.ended_job(taken.body.job_id) is None:
+        conflict("the job of this key was refused when its turn came, because somebody was faster: use a new key")
+    return now, taken.body.job_id

@@ -13,6 +13,7 @@ from api.identity.permits import permit, require
 from api.identity.principal import Principal, Role
 from api.identity.sight import Sight
 from api.present import Present
+from api.verdict import is_limited, send_judged
 from scheduler.core.commands import obey
 from scheduler.core.intake import Intake
 from scheduler.domain.command import Command, CommandBody
@@ -78,13 +79,14 @@ class World:
     def node(self, name: str) -> Node:
         return self.snapshot.nodes.get(name) or not_found("node", name, self.snapshot.nodes)
 
-    def send(self, body: CommandBody, *, at_s: float | None = None) -> World:
+    def send(self, body: CommandBody, *, at_s: float | None = None, basis: str = "") -> World:
         """Puts a command into the inbox and gives the world as it will be once that is absorbed.
 
         A command that the core would refuse in the present state is a 409 problem, one that the principal may not ask
-        for is a 403 problem; neither is sent.
+        for is a 403 problem; neither is sent. Whoever was faster with what `basis` was read of makes it a 412 problem.
         """
-        after = self._sent(new_command(body, self.now_s if at_s is None else at_s, actor=self.principal.name))
+        command = new_command(body, self.now_s if at_s is None else at_s, actor=self.principal.name)
+        after = self._sent(replace(command, basis=basis))
         assert after is not None, "an id of its own"
         return after
 
@@ -100,7 +102,8 @@ class World:
             if event.code is EventCode.COMMAND_REFUSED:
                 conflict(event.message)
         after = intake.view()
-        is_new = self.store.send(command, audit=change_entry(command, self.principal, self.snapshot, after))
+        audit = change_entry(command, self.principal, self.snapshot, after)
+        is_new = send_judged(self.store, command, audit=audit, limited=is_limited(command, self.snapshot))
         return replace(self, snapshot=after) if is_new else None
 
 
@@ -115,4 +118,4 @@ def load_world(present: Present, store: FrontStore, now_s: float, principal: Pri
 
 def new_command(body: CommandBody, at_s: float, *, actor: str, command_id: str = "") -> Command:
     """`command_id` makes the command idempotent; without one it is unique."""
-    return Command(command_id or f"api-{secrets.token_hex(12)}", at_s, body, actor)
+    return Command(command_id or f"api-{secrets.token_hex(12)}", at_s, body, actor, is_counted=True)

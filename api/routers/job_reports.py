@@ -65,7 +65,7 @@ def dry_run_job(document: JobDocument, world: WorldDep, service: ServiceDep) -> 
     spec = job_spec(document)
     check_job(spec)
     world.require(Role.SUBMITTER, spec.queue)
-    check_queue(spec.queue, world, undeclared=service.settings.undeclared_queues)
+    check_queue(spec.queue, world, owner=world.principal.name, undeclared=service.settings.undeclared_queues)
     job_id = new_job_id(spec.name)
     command = new_command(SubmitJob(job_id, spec), world.now_s, actor=world.principal.name)
     coming, without = rehearse(world.snapshot, service.policies, command), rehearse(world.snapshot, service.policies)

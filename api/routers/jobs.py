@@ -18,10 +18,11 @@ from api.idempotency import IdempotencyKey, submit_once
 from api.identity.principal import Role
 from api.job_filter import JobFilter
 from api.paging import Cursor, page_of_jobs
-from api.preconditions import IfMatch, job_tag, put_tag, require_match
+from api.preconditions import IfMatch, put_tag, require_match
 from api.problems import problems
 from api.routing import noun_router
 from api.world import World
+from scheduler.core.preconditions import job_tag
 from scheduler.documents.document import Document
 from scheduler.documents.fields import Label
 from scheduler.documents.job import GpuCount, JobDocument, Priority, job_spec
@@ -71,7 +72,7 @@ def submit_job(
     world.require(Role.SUBMITTER, spec.queue)
 
     def new_id() -> str:
-        check_queue(spec.queue, world, undeclared=service.settings.undeclared_queues)
+        check_queue(spec.queue, world, owner=world.principal.name, undeclared=service.settings.undeclared_queues)
         return new_job_id(spec.name)
 
     if key:
@@ -112,14 +113,11 @@ def change_job(
 ) -> JobView:
     """Change the job's GPU range, queue or priority; the next tick acts on it."""
     job = world.live_job(job_id)
-    require_match(if_match, job_tag(job), f"job {job_id}")
+    basis = require_match(if_match, job_tag(job), f"job {job_id}")
     if change.queue is not None and change.queue != job.spec.queue:
-        check_queue(change.queue, world, undeclared=service.settings.undeclared_queues)
-    if change.gpus is not None:
-        world = world.send(_new_range(job, change.gpus))
-    if change.queue is not None or change.priority is not None:
-        world = world.send(ChangeJob(job_id, queue=change.queue, priority=change.priority))
-    return _told(world, world.job(job_id), response)
+        check_queue(change.queue, world, owner=job.owner, undeclared=service.settings.undeclared_queues)
+    after = world.send(_changing(job, change), basis=basis)
+    return _told(after, after.job(job_id), response)
 
 
 @router.delete("/jobs/{job_id}", status_code=202, responses=problems(409))
@@ -129,41 +127,46 @@ def cancel_job(job_id: str, world: WorldDep, response: Response, if_match: IfMat
     if job.state is JobState.CANCELLED:
         return _told(world, job, response)
     world.live_job(job_id)
-    require_match(if_match, job_tag(job), f"job {job_id}")
-    return _asked(world, CancelJob(job_id), response)
+    return _asked(world, job, CancelJob(job_id), if_match, response)
 
 
 @router.post("/jobs/{job_id}:suspend", status_code=202, responses=problems(409))
 def suspend_job(job_id: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> JobView:
     """Take the job's GPUs after a checkpoint; it waits until it is resumed."""
     job = world.live_job(job_id)
-    require_match(if_match, job_tag(job), f"job {job_id}")
     _refuse_cancelled(job)
-    return _asked(world, SuspendJob(job_id), response)
+    return _asked(world, job, SuspendJob(job_id), if_match, response)
 
 
 @router.post("/jobs/{job_id}:resume", status_code=202, responses=problems(409))
 def resume_job(job_id: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> JobView:
     """Let a suspended job queue again; it goes on from its checkpoint."""
     job = world.live_job(job_id)
-    require_match(if_match, job_tag(job), f"job {job_id}")
     _refuse_cancelled(job)
     if job.intent is not Intent.SUSPEND:
         conflict(f"job {job.id} is {job.state}, it was not suspended")
-    return _asked(world, ResumeJob(job_id), response)
+    return _asked(world, job, ResumeJob(job_id), if_match, response)
 
 
-def _new_range(job: Job, change: RangeChange) -> ScaleJob:
-    min_gpus, max_gpus = change.min or job.spec.min_gpus, change.max or job.spec.max_gpus
+def _changing(job: Job, change: JobChange) -> ScaleJob | ChangeJob:
+    """One command, so that all of it is done or nothing."""
+    gpus = change.gpus or RangeChange()
+    min_gpus, max_gpus = gpus.min or job.spec.min_gpus, gpus.max or job.spec.max_gpus
     if max_gpus < min_gpus:
-        field, value = ("gpus.max", max_gpus) if change.max else ("gpus.min", min_gpus)
+        field, value = ("gpus.max", max_gpus) if gpus.max else ("gpus.min", min_gpus)
         refuse(field, value, f"min <= max; the range would be {min_gpus} to {max_gpus}")
-    return ScaleJob(job.id, min_gpus, max_gpus)
+    if change.queue is None and change.priority is None:
+        return ScaleJob(job.id, min_gpus, max_gpus)
+    if change.gpus is None:
+        return ChangeJob(job.id, change.queue, change.priority)
+    return ChangeJob(job.id, change.queue, change.priority, min_gpus, max_gpus)
 
 
-def _asked(world: World, body: CancelJob | SuspendJob | ResumeJob, response: Response) -> JobView:
-    after = world.send(body)
-    return _told(after, after.snapshot.jobs[body.job_id], response)
+def _asked(
+    world: World, job: Job, body: CancelJob | SuspendJob | ResumeJob, if_match: str, response: Response
+) -> JobView:
+    after = world.send(body, basis=require_match(if_match, job_tag(job), f"job {job.id}"))
+    return _told(after, after.snapshot.jobs[job.id], response)
 
 
 def _told(world: World, job: Job, response: Response) -> JobView:

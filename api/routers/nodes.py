@@ -11,10 +11,11 @@ from api.dependencies import Limit, WorldDep
 from api.errors import conflict, refuse
 from api.filters import Text
 from api.paging import Cursor, page_by_name
-from api.preconditions import IfMatch, node_tag, put_tag, require_match
+from api.preconditions import IfMatch, put_tag, require_match
 from api.problems import problems
 from api.routing import noun_router
 from api.world import World
+from scheduler.core.preconditions import node_tag
 from scheduler.documents import fleet
 from scheduler.documents.fleet import NodeDocument
 from scheduler.documents.refusal import Refusal
@@ -64,40 +65,40 @@ def get_node(name: str, world: WorldDep, response: Response) -> NodeView:
 def remove_node(name: str, world: WorldDep, if_match: IfMatch = "") -> NodeView:
     """Remove a node that nobody holds and that is not lent."""
     node = world.node(name)
-    require_match(if_match, node_tag(node), f"node {name}")
+    basis = require_match(if_match, node_tag(node), f"node {name}")
     if world.snapshot.is_lent(node):
         conflict(f"node {name} is lent to training; drain it, and it goes home first")
     holders = sorted(job.id for job in world.snapshot.jobs.values() if name in job.allocation.held)
     if holders:
         conflict(f"node {name} is held by {', '.join(holders[:10])}; drain it first")
     view = node_view(node, world.snapshot)
-    world.send(RemoveNode(name))
+    world.send(RemoveNode(name), basis=basis)
     return view
 
 
 @router.post("/nodes/{name}:cordon", status_code=202)
 def cordon_node(name: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> NodeView:
     """Nothing new is put on the node; what runs there stays."""
-    require_match(if_match, node_tag(world.node(name)), f"node {name}")
-    return _asked(world, name, CordonNode(name), response)
+    basis = require_match(if_match, node_tag(world.node(name)), f"node {name}")
+    return _asked(world, name, CordonNode(name), response, basis=basis)
 
 
 @router.post("/nodes/{name}:drain", status_code=202)
 def drain_node(name: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> NodeView:
     """Cordon the node and move its jobs away."""
-    require_match(if_match, node_tag(world.node(name)), f"node {name}")
-    return _asked(world, name, CordonNode(name, drain=True), response)
+    basis = require_match(if_match, node_tag(world.node(name)), f"node {name}")
+    return _asked(world, name, CordonNode(name, drain=True), response, basis=basis)
 
 
 @router.post("/nodes/{name}:uncordon", status_code=202)
 def uncordon_node(name: str, world: WorldDep, response: Response, if_match: IfMatch = "") -> NodeView:
     """Let the node take jobs again."""
-    require_match(if_match, node_tag(world.node(name)), f"node {name}")
-    return _asked(world, name, UncordonNode(name), response)
+    basis = require_match(if_match, node_tag(world.node(name)), f"node {name}")
+    return _asked(world, name, UncordonNode(name), response, basis=basis)
 
 
-def _asked(world: World, name: str, body: CommandBody, response: Response) -> NodeView:
-    after = world.send(body)
+def _asked(world: World, name: str, body: CommandBody, response: Response, *, basis: str = "") -> NodeView:
+    after = world.send(body, basis=basis)
     return _told(after, after.snapshot.nodes[name], response)
 
 

@@ -11,10 +11,11 @@ from api.answers.page import PageOf
 from api.dependencies import Limit, WorldDep
 from api.errors import conflict
 from api.paging import Cursor, page_by_name
-from api.preconditions import IfMatch, pool_tag, put_tag, require_match
+from api.preconditions import IfMatch, put_tag, require_match
 from api.problems import problems
 from api.routing import noun_router
 from api.world import World
+from scheduler.core.preconditions import pool_tag
 from scheduler.documents import fleet
 from scheduler.documents.document import Document
 from scheduler.documents.fleet import LendingDocument, PoolDocument
@@ -63,12 +64,12 @@ def get_pool(name: str, world: WorldDep, response: Response) -> PoolView:
 def change_pool(name: str, change: PoolChange, world: WorldDep, response: Response, if_match: IfMatch = "") -> PoolView:
     """Change what the pool's owner allows. Loans that are no longer allowed are recalled."""
     pool = world.pool(name)
-    require_match(if_match, pool_tag(pool), f"pool {name}")
+    basis = require_match(if_match, pool_tag(pool), f"pool {name}")
     if pool.kind is PoolKind.TRAINING:
         conflict(f"pool {name} is of kind training: it lends nothing")
     wanted = fleet.lending_policy(change.lending)
     given = {field: getattr(wanted, field) for field in change.lending.model_fields_set}
-    after = world.send(SetLendingPolicy(name, replace(pool.lending, **given)))
+    after = world.send(SetLendingPolicy(name, replace(pool.lending, **given)), basis=basis)
     return _told(after, after.snapshot.pools[name], response)
 
 
@@ -76,7 +77,7 @@ def change_pool(name: str, change: PoolChange, world: WorldDep, response: Respon
 def delete_pool(name: str, world: WorldDep, if_match: IfMatch = "") -> PoolView:
     """Delete an empty pool."""
     pool = world.pool(name)
-    require_match(if_match, pool_tag(pool), f"pool {name}")
+    basis = require_match(if_match, pool_tag(pool), f"pool {name}")
     nodes = [node for node in world.snapshot.nodes.values() if node.pool == name]
     lent = sorted(node.name for node in nodes if world.snapshot.is_lent(node))
     if lent:
@@ -84,7 +85,7 @@ def delete_pool(name: str, world: WorldDep, if_match: IfMatch = "") -> PoolView:
     if nodes:
         names = ", ".join(sorted(node.name for node in nodes)[:10])
         conflict(f"pool {name} still has {len(nodes)} node{'s' * (len(nodes) > 1)}: {names}; remove them first")
-    world.send(DeletePool(name))
+    world.send(DeletePool(name), basis=basis)
     return pool_view(pool, world.snapshot)
 
 

@@ -14,10 +14,11 @@ from api.dependencies import Limit, WorldDep
 from api.errors import conflict, not_found
 from api.identity.principal import Role
 from api.paging import Cursor, page_by_name
-from api.preconditions import IfMatch, put_tag, queue_tag, require_match
+from api.preconditions import IfMatch, put_tag, require_match
 from api.problems import problems
 from api.routing import noun_router
 from api.world import World
+from scheduler.core.preconditions import queue_tag
 from scheduler.documents import job_queue
 from scheduler.documents.job_queue import QueueDocument, QuotaDocument
 from scheduler.documents.refusal import Refusal
@@ -60,17 +61,17 @@ def change_queue(
 ) -> QueueView:
     """Change what is given; a limit of null is none. A lower limit stops growth and starts, and ends nothing."""
     queue = _declared(world, name)
-    require_match(if_match, queue_tag(queue), f"queue {name}")
+    basis = require_match(if_match, queue_tag(queue), f"queue {name}")
     changed = job_queue.changed_queue(queue, change)
-    return _told(world.send(ChangeQueue(changed)), name, response)
+    return _told(world.send(ChangeQueue(changed), basis=basis), name, response)
 
 
 @router.delete("/queues/{name}", status_code=202)
 def delete_queue(name: str, world: WorldDep, if_match: IfMatch = "") -> QueueView:
     """Take the declaration back. The queue's jobs stay, without guarantee and without limit."""
-    require_match(if_match, queue_tag(_declared(world, name)), f"queue {name}")
+    basis = require_match(if_match, queue_tag(_declared(world, name)), f"queue {name}")
     view = _view(world, name)
-    world.send(DeleteQueue(name))
+    world.send(DeleteQueue(name), basis=basis)
     return view
 
 

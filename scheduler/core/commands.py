@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from scheduler.core.frozen_layers import freeze
 from scheduler.core.intake import Intake
+from scheduler.core.preconditions import unmet
 from scheduler.domain.command import (
     AddNode,
     CancelJob,
@@ -46,6 +49,9 @@ from scheduler.domain.snapshot import Switches
 
 def obey(intake: Intake, command: Command) -> None:
     """Take one command in. One that no longer fits the state is refused by an event and changes nothing."""
+    if refusal := unmet(intake, command):
+        intake.events.append(refusal)
+        return
     match command.body:
         case SubmitJob() as submit:
             _submit(intake, submit, command)
@@ -142,26 +148,39 @@ def _checkpoint(intake: Intake, job_id: str) -> None:
 
 
 def _scale(intake: Intake, scale: ScaleJob) -> None:
-    job = _live_job(intake, scale.job_id)
-    if job is None:
-        return
-    try:
-        spec = replace(job.spec, min_gpus=scale.min_gpus, max_gpus=scale.max_gpus)
-    except ValueError as wrong:
-        intake.refuse(scale.job_id, str(wrong))
-        return
-    intake.jobs[job.id] = replace(job, spec=spec)
-    intake.tell(EventCode.JOB_STATE, job.id, f"its range is now {spec.min_gpus} to {spec.max_gpus} GPUs")
+    changed = _changed(intake, scale.job_id, {"min_gpus": scale.min_gpus, "max_gpus": scale.max_gpus})
+    if changed is not None:
+        _tell_range(intake, changed)
 
 
 def _change_job(intake: Intake, change: ChangeJob) -> None:
-    job = _live_job(intake, change.job_id)
+    given = {name: getattr(change, name) for name in ("queue", "priority", "min_gpus", "max_gpus")}
+    job = _changed(intake, change.job_id, {name: value for name, value in given.items() if value is not None})
     if job is None:
         return
-    queue = job.spec.queue if change.queue is None else change.queue
-    priority = job.spec.priority if change.priority is None else change.priority
-    intake.jobs[job.id] = replace(job, spec=replace(job.spec, queue=queue, priority=priority))
-    intake.tell(EventCode.JOB_STATE, job.id, f"it is in queue {queue} now, with priority {priority}")
+    if change.min_gpus is not None or change.max_gpus is not None:
+        _tell_range(intake, job)
+    if change.queue is not None or change.priority is not None:
+        told = f"it is in queue {job.spec.queue} now, with priority {job.spec.priority}"
+        intake.tell(EventCode.JOB_STATE, job.id, told)
+
+
+def _changed(intake: Intake, job_id: str, values: Mapping[str, Any]) -> Job | None:
+    """The job with these values in its spec; None where it is refused."""
+    job = _live_job(intake, job_id)
+    if job is None:
+        return None
+    try:
+        intake.jobs[job.id] = job = replace(job, spec=replace(job.spec, **values))
+    except ValueError as wrong:
+        intake.refuse(job_id, str(wrong))
+        return None
+    return job
+
+
+def _tell_range(intake: Intake, job: Job) -> None:
+    told = f"its range is now {job.spec.min_gpus} to {job.spec.max_gpus} GPUs"
+    intake.tell(EventCode.JOB_STATE, job.id, told)
 
 
 def _progress(intake: Intake, report: ReportProgress) -> None:

@@ -58,6 +58,8 @@ class ChangeJob:
     job_id: str
     queue: str | None = None
     priority: int | None = None
+    min_gpus: int | None = None
+    max_gpus: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,13 @@ CommandBody = (
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """`basis`: the tag (core/preconditions) of what it changes, as whoever asked had read it: it is refused where that
+    has another one when it is obeyed. Empty: it is meant whatever has happened since. `is_counted`: a job that it
+    brings into a queue counts against the queue's `user_jobs_max`."""
+
     id: str
     at_s: float
     body: CommandBody
     actor: str = ""
+    basis: str = ""
+    is_counted: bool = False

@@ -41,7 +41,7 @@ class EventCode(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Event:
     """`subject` is a job id, node, pool, queue or loan; `numbers` are the figures behind `message`. `cause` says in one
-    word, for counters, what brought about the loss of work."""
+    word, for counters, what brought about the loss of work; it is the command's id where a precondition refused it."""
 
     at_s: float
     code: EventCode

@@ -10,6 +10,7 @@ from scheduler.core.absorb import Absorbed, absorb
 from scheduler.domain.command import (
     AddNode,
     CancelJob,
+    ChangeJob,
     ChangeQueue,
     Command,
     CommandBody,
@@ -229,3 +230,13 @@ def test_a_new_lending_policy_replaces_the_old_one() -> None:
     assert (
         told(a_snapshot(FLEET), SetLendingPolicy("inference", lending)).snapshot.pools["inference"].lending == lending
     )
+
+
+def test_a_change_of_a_job_is_done_as_a_whole_or_not_at_all() -> None:
+    snapshot = a_snapshot(FLEET, [a_job("a", 1, state=JobState.QUEUED)])
+    done = absorb(snapshot, Observation(0.0, 0), [Command("c", 0.0, ChangeJob("a", "blue", 3, 2, 4))])
+    spec = done.snapshot.jobs["a"].spec
+    assert (spec.queue, spec.priority, spec.min_gpus, spec.max_gpus) == ("blue", 3, 2, 4)
+    refused = absorb(snapshot, Observation(0.0, 0), [Command("c", 0.0, ChangeJob("a", "blue", 3, 5, 4))])
+    assert refused.snapshot.jobs == snapshot.jobs
+    assert [event.code for event in refused.events] == [EventCode.COMMAND_REFUSED]
