@@ -13,7 +13,8 @@ from api.answers.page import PageOf
 from api.answers.simulations import SimulationView, simulation_view
 from api.dependencies import Limit, PrincipalDep, Service, ServiceDep
 from api.errors import ProblemError, conflict, not_found
-from api.identity.principal import Role
+from api.idempotency import IdempotencyKey, creation_key, make_once
+from api.identity.principal import Principal, Role
 from api.kept import SqlStoreDep
 from api.paging import Cursor, cursor_of, number_in
 from api.problems import problems
@@ -50,24 +51,29 @@ TaskDep = Annotated[SimulationTask, Depends(_task)]
 
 @router.post("", status_code=202, responses=problems(409))
 def create_simulation(
-    document: SimulationDocument, service: ServiceDep, store: SqlStoreDep, principal: PrincipalDep, response: Response
+    document: SimulationDocument,
+    service: ServiceDep,
+    store: SqlStoreDep,
+    principal: PrincipalDep,
+    response: Response,
+    *,
+    key: IdempotencyKey = "",
 ) -> SimulationView:
-    """Hand in what `ebbtide simulate` takes as files. All is read and checked at once, and played in the background."""
+    """Hand in what `ebbtide simulate` takes as files. All is read and checked at once, and played in the background.
+    With an `Idempotency-Key`, asking again is safe: the answer is what the first request handed in, as it is now."""
     if not principal.may_somewhere(Role.SUBMITTER):
         raise ProblemError(403, "forbidden", "a simulation needs the role submitter, of any queue")
-    if store.simulations.live_count(principal.name) >= LIVE_MAX:
-        conflict(f"{LIVE_MAX} simulations of {principal.name} have not ended: cancel one, or wait")
-    files = simulation_files(document)
-    jobs = _checked(files, document.policies, service)
-    task = SimulationTask(
-        id=f"sim-{base64.b32encode(secrets.token_bytes(10)).decode().lower()}",
-        owner=principal.name,
-        created_at_s=service.clock.now_s(),
-        policies=tuple(document.policies),
-        seed=document.seed,
-        jobs_total=jobs * len(document.policies),
-    )
-    store.simulations.create(task, files)
+    kept = creation_key(key, principal, "simulation", document)
+
+    def make() -> SimulationTask:
+        if store.simulations.live_count(principal.name) >= LIVE_MAX:
+            conflict(f"{LIVE_MAX} simulations of {principal.name} have not ended: cancel one, or wait")
+        files = simulation_files(document)
+        task = _new_task(document, principal, service, jobs=_checked(files, document.policies, service))
+        store.simulations.create(task, files, kept)
+        return task
+
+    task = make_once(store, kept, make, store.simulations.task)
     response.headers["Location"] = f"/v1/simulations/{task.id}"
     return simulation_view(task)
 
@@ -107,6 +113,17 @@ def cancel_simulation(task: TaskDep, service: ServiceDep, store: SqlStoreDep) ->
     if after.state is not TaskState.CANCELLED:
         conflict(f"simulation {task.id} has ended: it {after.state}")
     return simulation_view(after)
+
+
+def _new_task(document: SimulationDocument, principal: Principal, service: Service, *, jobs: int) -> SimulationTask:
+    return SimulationTask(
+        id=f"sim-{base64.b32encode(secrets.token_bytes(10)).decode().lower()}",
+        owner=principal.name,
+        created_at_s=service.clock.now_s(),
+        policies=tuple(document.policies),
+        seed=document.seed,
+        jobs_total=jobs * len(document.policies),
+    )
 
 
 def _checked(files: SimulationFiles, policies: list[str], service: Service) -> int:

@@ -20,6 +20,7 @@ from api.answers.webhooks import (
 )
 from api.dependencies import Limit, PrincipalDep, ServiceDep
 from api.errors import ProblemError, conflict, not_found, refuse
+from api.idempotency import IdempotencyKey, creation_key, make_once
 from api.identity.principal import Principal, Role
 from api.kept import SqlStoreDep
 from api.paging import Cursor, cursor_of, number_in
@@ -48,11 +49,18 @@ def _webhook(webhook_id: str, store: SqlStoreDep, principal: PrincipalDep) -> We
 WebhookDep = Annotated[Webhook, Depends(_webhook)]
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, responses=problems(409))
 def create_webhook(
-    document: WebhookDocument, service: ServiceDep, store: SqlStoreDep, principal: PrincipalDep, response: Response
+    document: WebhookDocument,
+    service: ServiceDep,
+    store: SqlStoreDep,
+    principal: PrincipalDep,
+    response: Response,
+    *,
+    key: IdempotencyKey = "",
 ) -> WebhookSecretView:
-    """Have the events from now on sent to a URL. The secret that messages are signed with is shown this once."""
+    """Have the events from now on sent to a URL. The secret that messages are signed with is shown this once, and to
+    whoever asks again with the same `Idempotency-Key`."""
     queue = document.queue or ""
     if not principal.may(Role.QUEUE_ADMIN, queue):
         needed = f"queue-admin of queue {queue}" if queue else "admin, or queue-admin of the `queue` that it names"
@@ -67,7 +75,8 @@ def create_webhook(
         queue=queue,
         subject=document.subject or "",
     )
-    made = store.webhooks.create(new)
+    kept = creation_key(key, principal, "webhook", document)
+    made = make_once(store, kept, lambda: store.webhooks.create(new, kept), store.webhooks.webhook)
     response.headers["Location"] = f"/v1/webhooks/{made.id}"
     return secret_view(made, webhook_secret(service.token_secret, made.id, made.secret_number))
 

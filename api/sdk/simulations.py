@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import secrets
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -22,12 +23,15 @@ class SimulationCalls(Calls):
         demand: str = "",
         policies: Sequence[str] = ("ebbtide",),
         seed: int = 0,
+        key: str = "",
     ) -> SimulationView:
-        """Hand in the texts of the files of `ebbtide simulate` (jobs and demand CSV, cluster YAML or its object)."""
+        """Hand in the texts of the files of `ebbtide simulate` (jobs and demand CSV, cluster YAML or its object). Where
+        an answer is lost it is asked again, which hands in nothing twice; `key`: by default one of this call alone."""
         texts = {"jobs": jobs} | ({"demand": demand} if demand else {})
         packed = {name: {"gzip_base64": _packed(text)} for name, text in texts.items()}
         document = {**packed, "cluster": cluster, "policies": list(policies), "seed": seed}
-        return cast(SimulationView, self._connection.object("POST", "/v1/simulations", json=document))
+        key = key or secrets.token_hex(16)
+        return cast(SimulationView, self._connection.object("POST", "/v1/simulations", json=document, key=key))
 
     def simulations(self, *, limit: int = 100) -> Iterator[SimulationView]:
         """One's own, newest first."""

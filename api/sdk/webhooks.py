@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import quote
@@ -14,9 +15,11 @@ __all__ = ["SignatureError", "WebhookCalls", "verify"]
 
 
 class WebhookCalls(Calls):
-    def create_webhook(self, document: Mapping[str, Any]) -> WebhookSecretView:
-        """`{url, codes, queue, subject}`, all but the first optional. The answer's `secret` is shown this once."""
-        return cast(WebhookSecretView, self._connection.object("POST", "/v1/webhooks", json=document))
+    def create_webhook(self, document: Mapping[str, Any], *, key: str = "") -> WebhookSecretView:
+        """`{url, codes, queue, subject}`, all but the first optional. The answer's `secret` is shown this once. Where
+        an answer is lost it is asked again, which makes no second webhook; `key`: by default one of this call alone."""
+        made = self._connection.object("POST", "/v1/webhooks", json=document, key=key or secrets.token_hex(16))
+        return cast(WebhookSecretView, made)
 
     def webhooks(self, *, limit: int = 100) -> Iterator[WebhookView]:
         for item in self._connection.items("/v1/webhooks", limit=limit, query={}):

@@ -26,6 +26,7 @@ from scheduler.store.protocol import Commit, Lease, Loaded, Page, StoredDecision
 from scheduler.store.queries import JobQuery, LoanQuery, Place
 from scheduler.store.revision import require_head
 from scheduler.store.sql_audit import SqlAudit
+from scheduler.store.sql_keys import SqlKeys
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_simulations import SqlSimulations
 from scheduler.store.sql_sweep import SqlSweep
@@ -64,6 +65,7 @@ class SqlStore:
         self.run_log = SqlRunLog(self._engine)
         self.webhooks = SqlWebhooks(self._engine)
         self.simulations = SqlSimulations(self._engine)
+        self.creation_keys = SqlKeys(self._engine)
         self.tokens = SqlTokens(self._engine)
         self.audit_log = SqlAudit(self._engine)
         self.sweep = SqlSweep(self._engine)

@@ -36,6 +36,7 @@ from sqlalchemy import (
 from scheduler.domain.simulation_task import LIVE, SimulationFiles, SimulationTask, TaskState
 from scheduler.store.engine import for_glancing, transaction
 from scheduler.store.history import AnyRow
+from scheduler.store.sql_keys import CreationKey, take_key
 from scheduler.store.tables import METADATA
 
 
@@ -80,11 +81,14 @@ class SqlSimulations:
         self._engine = engine
         self._reading = for_glancing(engine)
 
-    def create(self, task: SimulationTask, files: SimulationFiles) -> None:
+    def create(self, task: SimulationTask, files: SimulationFiles, key: CreationKey | None = None) -> None:
+        """Raises KeyTakenError."""
         row = asdict(task) | {"policies": list(task.policies), "state": task.state.value}
         del row["number"]
         texts = {"id": task.id, "files": _packed(asdict(files)), "report": None}
         with transaction(self._engine) as connection:
+            if key is not None:
+                take_key(connection, key, task.id)
             connection.execute(insert(SIMULATIONS), row | {"holder": "", "claimed_until_s": 0.0})
             connection.execute(insert(TEXTS), texts)
 

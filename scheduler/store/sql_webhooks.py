@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, Select, and_, delete, func, insert, o
 from scheduler.domain.webhook import Delivery, DeliveryState, Webhook
 from scheduler.store.engine import for_glancing, transaction
 from scheduler.store.history import AnyRow
+from scheduler.store.sql_keys import CreationKey, take_key
 from scheduler.store.tables import EVENTS
 from scheduler.store.webhook_tables import DELIVERIES, WEBHOOKS
 
@@ -33,10 +34,12 @@ class SqlWebhooks:
         self._engine = engine
         self._reading = for_glancing(engine)
 
-    def create(self, webhook: Webhook) -> Webhook:
-        """It is told of events from now on."""
+    def create(self, webhook: Webhook, key: CreationKey | None = None) -> Webhook:
+        """It is told of events from now on. Raises KeyTakenError."""
         row = {**_row(webhook), "cursor": _NEWEST, "due_at_s": None, "holder": "", "claimed_until_s": 0.0}
         with transaction(self._engine) as connection:
+            if key is not None:
+                take_key(connection, key, webhook.id)
             connection.execute(insert(WEBHOOKS).values(row))
         made = self.webhook(webhook.id)
         assert made is not None, "nobody else knows its id yet"

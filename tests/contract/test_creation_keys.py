@@ -1,0 +1,52 @@
+"""Keys of what was made, in SQLite and in a real PostgreSQL: whoever is second makes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
+from scheduler.domain.webhook import Webhook
+from scheduler.store.sql import SqlStore
+from scheduler.store.sql_keys import CreationKey, KeyTakenError
+
+KEY = CreationKey("key", "document")
+WEBHOOK = Webhook("wh_a", "ada", "https://a.example/", 5.0)
+TASK = SimulationTask("sim-a", "ada", 5.0, ("fifo",), 7, 20)
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[SqlStore]:
+    made = SqlStore(database_url)
+    yield made
+    made.close()
+
+
+def test_a_key_is_taken_with_what_it_makes_or_not_at_all(store: SqlStore) -> None:
+    assert store.creation_keys.find("key") is None
+    store.webhooks.create(WEBHOOK, KEY)
+    assert store.creation_keys.find("key") == (KEY, "wh_a")
+    with pytest.raises(KeyTakenError):
+        store.webhooks.create(replace(WEBHOOK, id="wh_b"), replace(KEY, document="other"))
+    with pytest.raises(KeyTakenError):
+        store.simulations.create(TASK, SimulationFiles("", "", ""), KEY)
+    assert [webhook.id for webhook in store.webhooks.webhooks(after=0, limit=9)] == ["wh_a"]
+    assert store.simulations.tasks(limit=9) == ()
+    assert store.creation_keys.find("key") == (KEY, "wh_a")
+
+
+def test_of_many_at_once_one_makes_something(store: SqlStore) -> None:
+    def make(at: int) -> bool:
+        try:
+            store.webhooks.create(replace(WEBHOOK, id=f"wh_{at}"), KEY)
+        except KeyTakenError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(make, range(16))) == 1
+    (made,) = store.webhooks.webhooks(after=0, limit=20)
+    assert store.creation_keys.find("key") == (KEY, made.id)
