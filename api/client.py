@@ -7,7 +7,7 @@ from typing import Self
 
 import httpx
 
-from api.connection import Connection, FieldError, JsonObject, ProblemError, Retries, UnreachableError
+from api.connection import Connection, FieldError, JsonObject, ProblemError, Retries, UnreachableError, etag_of
 from api.sdk.fleet import FleetCalls
 from api.sdk.jobs import JobCalls
 from api.sdk.lending import LendingCalls
@@ -19,7 +19,7 @@ from api.sdk.tokens import TokenCalls
 from api.sdk.usage import UsageCalls
 from api.sdk.webhooks import WebhookCalls
 
-__all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "Retries", "UnreachableError"]
+__all__ = ["Client", "FieldError", "JsonObject", "ProblemError", "Retries", "UnreachableError", "etag_of"]
 
 
 class Client(

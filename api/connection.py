@@ -13,6 +13,7 @@ import httpx
 JsonObject = dict[str, Any]
 
 REPEATABLE = frozenset({"GET", "DELETE"})
+IF_MATCH = "If-Match"
 TRY_LATER = frozenset({429, 502, 503, 504})
 PAUSE_S_MAX = 10.0
 SILENCE_S_MAX = 45.0
@@ -54,11 +55,31 @@ class Retries:
     sleep: Callable[[float], None] = time.sleep
 
 
+class _Tagged(JsonObject):
+    """An answer, and the ETag that came with it."""
+
+    def __init__(self, document: JsonObject, etag: str) -> None:
+        super().__init__(document)
+        self.etag = etag
+
+
+def etag_of(view: Mapping[str, object]) -> str:
+    """The ETag of a job, pool, node or queue, as a method of the client has given it: what `if_match` takes.
+
+    Raises:
+        ValueError: it came without one, or is a copy.
+    """
+    if not isinstance(view, _Tagged) or not view.etag:
+        raise ValueError("view: it has no ETag; allowed: a job, pool, node or queue just as the client has given it")
+    return view.etag
+
+
 class Connection:
     """Sends requests to one service.
 
     A request that changes nothing when it is repeated (GET, DELETE, or one with an idempotency key) is tried again
-    after a broken connection or an answer that says "later"; every other request is sent once.
+    after a broken connection or an answer that says "later"; every other request is sent once, also one with If-Match:
+    that has to fail where its first attempt was obeyed.
     """
 
     def __init__(
@@ -116,7 +137,7 @@ class Connection:
         document = _document(answer)
         if not isinstance(document, dict):
             raise UnreachableError(f"{self.url}{path} did not answer with a JSON object: is this an Ebbtide service?")
-        return document
+        return _Tagged(document, answer.headers.get("ETag", ""))
 
     @contextmanager
     def stream(self, path: str, *, query: Mapping[str, str], last_id: str) -> Iterator[Iterator[str]]:
@@ -144,8 +165,8 @@ class Connection:
         key: str,
         headers: Mapping[str, str] | None,
     ) -> httpx.Response:
-        attempts = self.retries.attempts if key or method in REPEATABLE else 1
         headers = {**(headers or {}), **({"Idempotency-Key": key} if key else {})}
+        attempts = self.retries.attempts if key or (method in REPEATABLE and IF_MATCH not in headers) else 1
         for attempt in range(1, attempts + 1):
             last = attempt == attempts
             pause_s = self.retries.pause_s * 2.0 ** (attempt - 1)

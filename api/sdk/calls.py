@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from api.connection import Connection
+from api.connection import IF_MATCH, Connection
 
 
 class Calls:
@@ -16,3 +16,8 @@ class Calls:
 
 def job_path(job_id: str) -> str:
     return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def matching(if_match: str) -> dict[str, str]:
+    """The header that has a change made only where this is still the ETag of what it changes; else a problem of 412."""
+    return {IF_MATCH: if_match} if if_match else {}

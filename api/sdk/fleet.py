@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from api.sdk.calls import Calls
+from api.sdk.calls import Calls, matching
 
 if TYPE_CHECKING:
     from api.answers.fleet import DemandHistoryView, NodeView, PoolDemandView, PoolForecastView, PoolView
@@ -22,8 +22,8 @@ class FleetCalls(Calls):
     def create_pool(self, document: Mapping[str, Any]) -> PoolView:
         return self._connection.object("POST", "/v1/pools", json=document)
 
-    def delete_pool(self, name: str) -> PoolView:
-        return self._connection.object("DELETE", _pool(name))
+    def delete_pool(self, name: str, *, if_match: str = "") -> PoolView:
+        return self._connection.object("DELETE", _pool(name), headers=matching(if_match))
 
     def nodes(self, *, pool: str = "") -> list[NodeView]:
         return list(self._connection.items("/v1/nodes", query={"pool": pool}))
@@ -34,17 +34,17 @@ class FleetCalls(Calls):
     def add_node(self, document: Mapping[str, Any]) -> NodeView:
         return self._connection.object("POST", "/v1/nodes", json=document)
 
-    def delete_node(self, name: str) -> NodeView:
-        return self._connection.object("DELETE", _node(name))
+    def delete_node(self, name: str, *, if_match: str = "") -> NodeView:
+        return self._connection.object("DELETE", _node(name), headers=matching(if_match))
 
-    def cordon(self, node: str) -> NodeView:
-        return self._connection.object("POST", f"{_node(node)}:cordon")
+    def cordon(self, node: str, *, if_match: str = "") -> NodeView:
+        return self._connection.object("POST", f"{_node(node)}:cordon", headers=matching(if_match))
 
-    def drain(self, node: str) -> NodeView:
-        return self._connection.object("POST", f"{_node(node)}:drain")
+    def drain(self, node: str, *, if_match: str = "") -> NodeView:
+        return self._connection.object("POST", f"{_node(node)}:drain", headers=matching(if_match))
 
-    def uncordon(self, node: str) -> NodeView:
-        return self._connection.object("POST", f"{_node(node)}:uncordon")
+    def uncordon(self, node: str, *, if_match: str = "") -> NodeView:
+        return self._connection.object("POST", f"{_node(node)}:uncordon", headers=matching(if_match))
 
     def demand(self, pool: str) -> DemandHistoryView:
         """The pool's latest demand and the recorded readings."""

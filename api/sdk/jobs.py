@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from api.sdk.calls import Calls, job_path
+from api.sdk.calls import Calls, job_path, matching
 
 if TYPE_CHECKING:
     from api.answers.job import JobView, ProgressView
@@ -37,26 +37,27 @@ class JobCalls(Calls):
     def job(self, job_id: str) -> JobView:
         return self._connection.object("GET", job_path(job_id))
 
-    def scale(self, job_id: str, *, min_gpus: int | None = None, max_gpus: int | None = None) -> JobView:
+    def scale(
+        self, job_id: str, *, min_gpus: int | None = None, max_gpus: int | None = None, if_match: str = ""
+    ) -> JobView:
         """Change the job's GPU range; a bound that is None stays as it is."""
         given = {"min": min_gpus, "max": max_gpus}
         gpus = {bound: value for bound, value in given.items() if value is not None}
-        return self._connection.object("PATCH", job_path(job_id), json={"gpus": gpus})
+        return self.change_job(job_id, {"gpus": gpus}, if_match=if_match)
 
-    def change_job(self, job_id: str, change: Mapping[str, Any], *, etag: str = "") -> JobView:
-        """Change `gpus`, `queue` or `priority`. `etag`: only if that is still the job's; else a problem of status
-        412."""
-        headers = {"If-Match": etag} if etag else {}
-        return self._connection.object("PATCH", job_path(job_id), json=change, headers=headers)
+    def change_job(self, job_id: str, change: Mapping[str, Any], *, if_match: str = "") -> JobView:
+        """Change `gpus`, `queue` or `priority`. `if_match`: only if that is still the job's ETag (`etag_of`); else a
+        problem of status 412."""
+        return self._connection.object("PATCH", job_path(job_id), json=change, headers=matching(if_match))
 
-    def cancel(self, job_id: str) -> JobView:
-        return self._connection.object("DELETE", job_path(job_id))
+    def cancel(self, job_id: str, *, if_match: str = "") -> JobView:
+        return self._connection.object("DELETE", job_path(job_id), headers=matching(if_match))
 
-    def suspend(self, job_id: str) -> JobView:
-        return self._connection.object("POST", f"{job_path(job_id)}:suspend")
+    def suspend(self, job_id: str, *, if_match: str = "") -> JobView:
+        return self._connection.object("POST", f"{job_path(job_id)}:suspend", headers=matching(if_match))
 
-    def resume(self, job_id: str) -> JobView:
-        return self._connection.object("POST", f"{job_path(job_id)}:resume")
+    def resume(self, job_id: str, *, if_match: str = "") -> JobView:
+        return self._connection.object("POST", f"{job_path(job_id)}:resume", headers=matching(if_match))
 
     def job_plan(self, job_id: str) -> PlanView:
         """The plan that the job runs under, as the contract's Plan JSON."""

@@ -218,8 +218,9 @@ def test_the_last_answer_counts_when_the_service_stays_busy() -> None:
         lambda c: c.scale("a", max_gpus=2),
         lambda c: c.suspend("a"),
         lambda c: c.recall_all(),
+        lambda c: c.cancel("a", if_match='"read"'),  # its own first attempt would have changed the tag
     ],
-    ids=["dry-run", "scale", "suspend", "recall-all"],
+    ids=["dry-run", "scale", "suspend", "recall-all", "cancel-as-read"],
 )
 @pytest.mark.parametrize("answer", [httpx.ConnectError("refused"), httpx.Response(503)], ids=["broken", "busy"])
 def test_what_changes_something_is_sent_once(

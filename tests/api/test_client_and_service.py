@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from api.client import Client, ProblemError
+from api.client import Client, ProblemError, etag_of
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService
@@ -67,6 +68,36 @@ def test_the_record_and_the_solver(fleet: ApiService, client: Client) -> None:
     assert {decision["kind"] for decision in client.decisions(limit=1)} >= {"LendNode"}
     assert client.snapshot()["generation"] == fleet.store.load().snapshot.generation
     assert client.plan({"model": "gpt2", "gpu": "a100-80g", "gpus": 1, "globalBatch": 4})["candidates"] > 0
+
+
+def test_a_change_is_made_only_of_what_was_read(fleet: ApiService, client: Client) -> None:
+    job_id = client.submit({"name": "train", "gpus": {"min": 1, "max": 1}, "steps": 100})["id"]
+    client.create_queue({"name": "blue"})
+    read = client.job(job_id)
+    changed = client.change_job(job_id, {"priority": 3}, if_match=etag_of(read))
+    assert etag_of(changed) == etag_of(client.job(job_id)) != etag_of(read)
+    pool, node, queue = (etag_of(view) for view in (client.pool("training"), client.node("t0"), client.queue("blue")))
+    client.cordon("t0", if_match=node)
+    client.change_queue("blue", {"weight": 2.0}, if_match=queue)
+    stale: list[Callable[[], object]] = [
+        lambda: client.scale(job_id, max_gpus=2, if_match=etag_of(read)),
+        lambda: client.suspend(job_id, if_match=etag_of(read)),
+        lambda: client.cancel(job_id, if_match=etag_of(read)),
+        lambda: client.delete_pool("training", if_match=node),
+        *(partial(change, "t0", if_match=node) for change in (client.drain, client.uncordon, client.delete_node)),
+        lambda: client.delete_queue("blue", if_match=queue),
+    ]
+    for change in stale:
+        with pytest.raises(ProblemError) as refused:
+            change()
+        assert refused.value.status == 412
+    assert etag_of(client.pool("training")) == pool
+
+
+def test_what_has_no_etag_is_told(client: Client) -> None:
+    for view in ({**client.pool("training")}, client.snapshot()):
+        with pytest.raises(ValueError, match="view: it has no ETag; allowed: a job, pool, node or queue"):
+            etag_of(view)
 
 
 def test_a_refused_field_reaches_the_caller_as_a_sentence(client: Client) -> None:
