@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import secrets
+import ssl
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,6 +38,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _authorities(file: Path) -> Path:
+    try:
+        ssl.create_default_context(cafile=str(file))
+    except OSError as wrong:  # a file that holds none is an SSLError, which is one
+        raise ValueError(f"must be a readable PEM file of certificates: {wrong}") from None
+    return file
+
+
+Authorities = Annotated[Path, AfterValidator(_authorities)]
 
 
 class Settings(BaseSettings):
@@ -117,6 +129,9 @@ class Settings(BaseSettings):
     webhook_hosts: str = Field(
         default="",
         description="Hosts, with commas between, that webhooks may lead to though their addresses are not public.",
+    )
+    webhook_ca_file: Authorities | None = Field(
+        default=None, description="PEM file of authorities that webhooks are trusted by, beside the public ones."
     )
     simulations_at_once: int = Field(
         default=1, ge=0, le=64, description="Simulations that an API process plays at once; 0: none."

@@ -187,11 +187,12 @@ def build_courier(
     """What delivers to webhooks, not yet running."""
     from api.webhooks.addresses import allowed_hosts
     from api.webhooks.courier import Courier
-    from api.webhooks.sender import Sender
+    from api.webhooks.sender import Sender, trusting
 
+    hosts, trust = allowed_hosts(settings.webhook_hosts), trusting(settings.webhook_ca_file)
     return Courier(
         store,
-        Sender(allowed_hosts(settings.webhook_hosts), now=clock.now_s),
+        Sender(hosts, now=clock.now_s, trust=trust),
         secret=token_secret(settings.secret_path),
         holder=new_holder(),
         clock=clock,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -17,15 +18,17 @@ class Quiet:
 
 
 class LoopbackServer:
-    """Serves from its making until `close`, which may be called again."""
+    """Serves from its making until `close`, which may be called again; over TLS where it is given a context."""
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_PERIOD_S,))
         self._thread.start()
         self.address = f"127.0.0.1:{self._server.server_port}"
-        self.url = f"http://{self.address}"
+        self.url = f"{'http' if tls is None else 'https'}://{self.address}"
 
     def close(self) -> None:
         if self._thread.is_alive():

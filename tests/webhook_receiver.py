@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ class Receiver:
 
 
 @contextmanager
-def receiver() -> Iterator[Receiver]:
+def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     made = Receiver()
 
     class Handler(Quiet, BaseHTTPRequestHandler):
@@ -69,7 +70,7 @@ def receiver() -> Iterator[Receiver]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-    with LoopbackServer(Handler) as server:
+    with LoopbackServer(Handler, tls) as server:
         made.url = f"{server.url}/hook"
         yield made
 

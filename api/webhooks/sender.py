@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 
 import httpx
 
@@ -32,14 +34,24 @@ class Outcome:
         return not self.error
 
 
+def trusting(ca_file: Path | None = None) -> ssl.SSLContext:
+    """Trusts the public authorities, and those of the PEM file."""
+    context = httpx.create_ssl_context(trust_env=False)
+    if ca_file is not None:
+        context.load_verify_locations(ca_file)
+    return context
+
+
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """`timeout_s` is for a whole attempt, names looked up and answer read, however slowly either comes."""
+    """`timeout_s` is for a whole attempt, names looked up and answer read, however slowly either comes. `trust`: whose
+    certificates a receiver may show; an attempt is over where it shows another, or one of another name."""
 
     hosts: frozenset[str] = frozenset()
     resolve: Resolver = resolved
     timeout_s: float = TIMEOUT_S
     now: Callable[[], float] = time.time
+    trust: ssl.SSLContext = field(default_factory=trusting)
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
         try:
@@ -49,6 +61,8 @@ class Sender:
             return Outcome(None, f"no answer within {self.timeout_s:g} s")
         except RefusedAddressError as refused:
             return Outcome(None, str(refused))
+        except httpx.ConnectError as broken:
+            return Outcome(None, _refused_certificate(broken) or f"ConnectError: {broken}")
         except httpx.HTTPError as broken:
             return Outcome(None, f"{type(broken).__name__}: {broken}".removesuffix(": "))
         except OSError as unknown:
@@ -58,7 +72,8 @@ class Sender:
         port = url.port or (443 if url.scheme == "https" else 80)
         *spare, last = (await addresses_of(url.host, port, self.hosts, self.resolve))[:ADDRESSES_TRIED]
         # No proxy of the environment: it would look the name up again, elsewhere.
-        async with httpx.AsyncClient(timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_S), trust_env=False) as http:
+        timeout = httpx.Timeout(self.timeout_s, connect=CONNECT_S)
+        async with httpx.AsyncClient(timeout=timeout, verify=self.trust, trust_env=False) as http:
             for address in spare:
                 try:
                     return await self._post(http, url, address, headers, body)
@@ -82,6 +97,17 @@ class Sender:
             return _outcome(answer, await _beginning(answer), now_s=self.now())
         finally:
             await answer.aclose()
+
+
+def _refused_certificate(broken: httpx.ConnectError) -> str:
+    """What was wrong with the receiver's certificate; empty where nobody got so far as to look."""
+    found: BaseException | None = broken
+    while found is not None and not isinstance(found, ssl.SSLCertVerificationError):
+        found = found.__cause__ or found.__context__
+    if found is None:
+        return ""
+    allowed = "a public authority's, or one's of EBBTIDE_WEBHOOK_CA_FILE, for that host"
+    return f"its certificate is not trusted: {found.verify_message}; allowed: {allowed}"
 
 
 async def _beginning(answer: httpx.Response) -> bytes:

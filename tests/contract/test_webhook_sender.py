@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from api.webhooks.sender import Outcome, Sender
+from api.webhooks.sender import Outcome, Sender, trusting
+from scheduler.settings import Settings
 from tests.http_server import LoopbackServer, Quiet
+from tests.kubernetes.certificates import Authority
 from tests.webhook_receiver import Answer, Receiver, receiver
 
 NOW_S = 1_760_000_000.0
@@ -120,3 +125,53 @@ def test_who_does_not_listen_has_no_name_or_speaks_something_else_is_told_apart(
     sender = Sender(frozenset({"127.0.0.1"}))
     assert "ConnectError" in send(sender, "http://127.0.0.1:1/").error
     assert "has no address" in send(sender, "http://nobody.invalid/").error
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    made = Authority(tmp_path_factory.mktemp("certificates") / "authority")
+    made.sign_server("hooks", "DNS:hooks.example")
+    return made
+
+
+@pytest.fixture
+def secure(authority: Authority) -> Iterator[Receiver]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(authority.certificate("hooks"), authority.key("hooks"))
+    with receiver(context) as made:
+        yield made
+
+
+def test_a_receiver_with_a_certificate_of_a_trusted_authority_is_sent_to(
+    secure: Receiver, authority: Authority
+) -> None:
+    settings = Settings(webhook_ca_file=authority.certificate("ca"))
+    sender = Sender(
+        frozenset({"hooks.example"}), Names(["127.0.0.1"]).resolve, trust=trusting(settings.webhook_ca_file)
+    )
+    assert send(sender, named(secure)) == Outcome(204)
+    assert secure.received[0].headers["Host"] == named(secure).split("/")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_known", "told"),
+    [
+        ("hooks.example", False, "unable to get local issuer certificate"),
+        ("other.example", True, "Hostname mismatch, certificate is not valid for 'other.example'"),
+    ],
+)
+def test_a_certificate_that_is_not_trusted_is_told_and_nothing_is_sent(
+    secure: Receiver, authority: Authority, name: str, is_known: bool, told: str
+) -> None:
+    trust = trusting(authority.certificate("ca") if is_known else None)
+    outcome = send(Sender(frozenset({name}), Names(["127.0.0.1"]).resolve, trust=trust), named(secure, name))
+    assert outcome.status is None
+    assert outcome.error.startswith(f"its certificate is not trusted: {told}")
+    assert secure.received == []
+
+
+def test_a_file_that_holds_no_authorities_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_text("nothing")
+    for file in (tmp_path / "empty.pem", tmp_path / "absent.pem"):
+        with pytest.raises(ValidationError, match="must be a readable PEM file of certificates"):
+            Settings(webhook_ca_file=file)
