@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -73,15 +73,14 @@ class Retention:
         """Until `stop` is set."""
         outage = Outage(self._clock.elapsed_s)
         while not stop.is_set():
+            pause_s = self._stride.pause_s
             try:
-                self.step()
-            except FencedError:
-                stop.wait(self._stride.pause_s)  # who leads now goes on with it
-            except UnavailableError as error:
-                stop.wait(outage.note(error))
-            else:
+                with suppress(FencedError):  # who leads now goes on with it
+                    self.step()
                 outage.end()
-                stop.wait(self._stride.pause_s)
+            except UnavailableError as error:
+                pause_s = outage.note(error)
+            stop.wait(pause_s)
 
     def step(self) -> None:
         """Raises FencedError, UnavailableError."""

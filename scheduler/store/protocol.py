@@ -105,10 +105,11 @@ class Store(Protocol):
         """
 
     def send(self, command: Command) -> bool:
-        """Append to the inbox. False where a command of this id was ever sent before (nothing changes)."""
+        """Append to the inbox. False where a command of this id was sent before and is kept (nothing changes):
+        one that submits a job is kept for ever."""
 
     def command(self, command_id: str) -> Command | None:
-        """The command of this id, whether it waits or was consumed long ago; None if none was ever sent."""
+        """The command of this id, whether it waits or was consumed long ago; None if none is kept."""
 
     def inbox_size(self) -> int:
         """How many commands wait: cheap, asked several times a second."""

@@ -6,28 +6,11 @@ newest row of a log always stays: SQLite would give its number out again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Double,
-    Engine,
-    Named,
-    Select,
-    String,
-    Table,
-    TypedColumns,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Engine, Select, Table, delete, func, insert, select, update
 
 from scheduler.domain.codec import decode
 from scheduler.domain.command import Command, SubmitJob
@@ -36,22 +19,10 @@ from scheduler.store.engine import for_glancing, transaction
 from scheduler.store.front import AuditEntry, HistoryLog
 from scheduler.store.history import AnyRow
 from scheduler.store.sql_audit import AUDIT_LOG, log
-from scheduler.store.tables import DECISIONS, EVENTS, INBOX, METADATA
+from scheduler.store.tables import DECISIONS, EVENTS, INBOX, SWEPT
 from scheduler.store.webhook_tables import DELIVERIES
 
 ACTOR, ACTION = "ebbtide", "SweepHistory"
-
-
-class SweptColumns(TypedColumns):
-    """One row a log that was ever swept. `rows_untold` are those that no entry of the audit log tells of yet."""
-
-    log: Named[str] = Column(String, primary_key=True)
-    up_to_number: Named[int] = Column(BigInteger)
-    up_to_s: Named[float] = Column(Double)
-    rows_untold: Named[int] = Column(BigInteger)
-
-
-SWEPT = Table("swept", METADATA, SweptColumns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +49,13 @@ class SqlSweep:
         """Take the oldest rows out that are from before that time."""
         if old is HistoryLog.DELIVERIES:
             return self._remove_deliveries(before_s, rows_max, epoch)
-        table, at_s, stays = _LOGS[old]
+        table, at_s = _LOGS[old]
         newest = select(func.max(table.c.number)).scalar_subquery()
         following = select(table).where(table.c.number > self.up_to(old), table.c.number < newest)
         found = self._rows(following.order_by(table.c.number).limit(rows_max))
         rows = list(takewhile(lambda row: (since_s := getattr(row, at_s)) is not None and since_s < before_s, found))
         if rows:
-            doomed = [row.number for row in rows if not stays(row)]
+            doomed = [row.number for row in rows if old is not HistoryLog.COMMANDS or not _submits(row)]
             with transaction(self._engine) as connection:
                 leadership.fence(connection, epoch)
                 last = rows[-1]
@@ -135,13 +106,9 @@ def _submits(row: AnyRow) -> bool:
     return isinstance(decode(Command, row.body).body, SubmitJob)
 
 
-def _none_stays(_row: AnyRow) -> bool:
-    return False
-
-
-_LOGS: dict[HistoryLog, tuple[Table[Any], str, Callable[[AnyRow], bool]]] = {
-    HistoryLog.EVENTS: (EVENTS, "at_s", _none_stays),
-    HistoryLog.DECISIONS: (DECISIONS, "at_s", _none_stays),
-    HistoryLog.AUDIT: (AUDIT_LOG, "at_s", _none_stays),
-    HistoryLog.COMMANDS: (INBOX, "consumed_at_s", _submits),
+_LOGS: dict[HistoryLog, tuple[Table[Any], str]] = {
+    HistoryLog.EVENTS: (EVENTS, "at_s"),
+    HistoryLog.DECISIONS: (DECISIONS, "at_s"),
+    HistoryLog.AUDIT: (AUDIT_LOG, "at_s"),
+    HistoryLog.COMMANDS: (INBOX, "consumed_at_s"),
 }

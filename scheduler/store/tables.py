@@ -133,6 +133,15 @@ class AgentReportColumns(TypedColumns):
     body: Named[Any] = Column(JSON, nullable=False)
 
 
+class SweptColumns(TypedColumns):
+    """One row a log that was ever swept. `rows_untold` are those that no entry of the audit log tells of yet."""
+
+    log: Named[str] = Column(String, primary_key=True)
+    up_to_number: Named[int] = Column(BigInteger)
+    up_to_s: Named[float] = Column(Double)
+    rows_untold: Named[int] = Column(BigInteger)
+
+
 STATE = Table("state", METADATA, StateColumns)
 LEASE = Table("lease", METADATA, LeaseColumns)
 
@@ -154,6 +163,7 @@ READINGS = Table("readings", METADATA, ReadingColumns)
 
 BEGUN_RUNS = Table("begun_runs", METADATA, BegunRunColumns)
 AGENT_REPORTS = Table("agent_reports", METADATA, AgentReportColumns)
+SWEPT = Table("swept", METADATA, SweptColumns)
 
 Index(None, EVENTS.c.subject, EVENTS.c.number)
 Index(None, READINGS.c.pool, READINGS.c.at_s)

@@ -203,3 +203,21 @@ def test_the_migrations_can_be_taken_back(url: str) -> None:
     engine.dispose()
     migrate(url)
     SqlStore(url).close()
+
+
+def test_commands_that_were_consumed_before_count_as_consumed_at_the_last_tick(url: str) -> None:
+    migrate(url)
+    store = SqlStore(url)
+    for name in ("done", "waiting"):
+        store.send(Command(name, 1.0, RecallAll()))
+    store.commit(Commit(Snapshot(), Snapshot(generation=1, now_s=5.0), epoch=0, consumed=("done",)))
+    store.close()
+    engine, config = open_engine(url), script_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0008")
+    migrate(url)
+    with engine.begin() as connection:
+        rows = connection.execute(text("SELECT id, consumed_at_s FROM inbox ORDER BY number")).all()
+    engine.dispose()
+    assert [tuple(row) for row in rows] == [("done", 5.0), ("waiting", None)]

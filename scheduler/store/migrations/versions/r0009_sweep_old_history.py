@@ -13,6 +13,7 @@ down_revision: str | None = "0008"
 branch_labels: str | None = None
 depends_on: str | None = None
 
+_ROWS_AT_ONCE = 20_000
 _REFUSAL = "the audit log is append-only"
 _SWEPT = "coalesce((SELECT up_to_number FROM swept WHERE log = 'audit'), 0)"
 _IN_SQLITE = (
@@ -25,12 +26,12 @@ def upgrade() -> None:
     op.create_table(
         "swept",
         sa.Column("log", sa.String, primary_key=True),
-        *(sa.Column(name, kind, nullable=False) for name, kind in (
-            ("up_to_number", sa.BigInteger), ("up_to_s", sa.Double), ("rows_untold", sa.BigInteger)
-        )),
-    )  # fmt: skip
+        sa.Column("up_to_number", sa.BigInteger, nullable=False),
+        sa.Column("up_to_s", sa.Double, nullable=False),
+        sa.Column("rows_untold", sa.BigInteger, nullable=False),
+    )
     op.add_column("inbox", sa.Column("consumed_at_s", sa.Double, nullable=True))
-    op.execute("UPDATE inbox SET consumed_at_s = (SELECT now_s FROM state) WHERE consumed_at_generation IS NOT NULL")
+    _note_when_commands_were_consumed()
     op.create_index("ix_webhook_deliveries_ended_at_s", "webhook_deliveries", ["ended_at_s"])
     if op.get_bind().dialect.name == "sqlite":
         op.execute("DROP TRIGGER audit_log_refuses_DELETE")
@@ -60,6 +61,18 @@ def downgrade() -> None:
     op.drop_index("ix_webhook_deliveries_ended_at_s", "webhook_deliveries")
     op.drop_column("inbox", "consumed_at_s")
     op.drop_table("swept")
+
+
+def _note_when_commands_were_consumed() -> None:
+    """In parts, because a server ends a statement that takes long."""
+    connection = op.get_bind()
+    change = sa.text(
+        "UPDATE inbox SET consumed_at_s = (SELECT now_s FROM state) "
+        "WHERE number > :after AND number <= :up_to AND consumed_at_generation IS NOT NULL"
+    )
+    newest = connection.execute(sa.text("SELECT coalesce(max(number), 0) FROM inbox")).scalar_one()
+    for after in range(0, newest, _ROWS_AT_ONCE):
+        connection.execute(change, {"after": after, "up_to": after + _ROWS_AT_ONCE})
 
 
 def _refuse_on_postgresql(verbs: str) -> None:

@@ -1,0 +1,54 @@
+"""A controller process takes out what is older than its settings say, while it leads, and ends as it is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.snapshot import Snapshot
+from scheduler.runtime.retention import DAY_S
+from scheduler.store.front import AuditFilter
+from scheduler.store.migrate import migrate
+from scheduler.store.protocol import Commit, Page
+from scheduler.store.sql import SqlStore
+
+pytestmark = pytest.mark.e2e
+
+PATIENCE_S = 120.0
+
+
+def test_a_controller_sweeps_by_its_settings_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'state.sqlite'}"
+    migrate(url)
+    store, now_s = SqlStore(url), time.time()
+    events = tuple(Event(now_s - days * DAY_S, EventCode.JOB_STATE, "job", "it happened") for days in (9, 8, 3, 1, 0))
+    store.commit(Commit(Snapshot(), Snapshot(generation=1, now_s=now_s), epoch=0, events=events))
+    env = {
+        **os.environ,
+        "EBBTIDE_DATABASE_URL": url,
+        "EBBTIDE_RUN_DIR": str(tmp_path / "run"),
+        "EBBTIDE_EVENTS_KEPT_DAYS": "2",
+    }
+    with (tmp_path / "log").open("wb") as log:
+        controller = subprocess.Popen([sys.executable, "-m", "scheduler.cli", "controller"], env=env, stderr=log)
+    try:
+        limit_s = time.monotonic() + PATIENCE_S
+        while not (told := store.audit_log.page(Page(), AuditFilter())):
+            assert controller.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < limit_s, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        assert [each.number for each in store.events(Page())] == [4, 5]
+        assert told[0].entry.after == {"events": {"rows": 3, "up_to_s": events[2].at_s}}
+        controller.send_signal(signal.SIGTERM)
+        assert controller.wait(timeout=PATIENCE_S) == 0, (tmp_path / "log").read_text()
+    finally:
+        controller.kill()
+        controller.wait()
+        store.close()
