@@ -22,6 +22,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Commit
 from scheduler.store.sql import SqlStore
+from tests.loopback import free_port
 
 PATIENCE_S = 60.0
 Message = dict[str, Any]
@@ -38,8 +39,7 @@ class StreamPlay:
         lease = self.store.acquire("test", now_s=time.time(), ttl_s=1e6)
         assert lease is not None
         self._epoch = lease.epoch
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         named = {f"EBBTIDE_{name.upper()}": value for name, value in settings.items()}
         self._env = {
             **os.environ,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Commit
 from scheduler.store.sql import SqlStore
 from tests.builders import a_job, a_node
+from tests.loopback import free_port
 
 JOBS, NODES_PER_JOB, RANKS = 125, 8, 8
 CONNECTIONS = 50
@@ -59,8 +59,7 @@ def _measured(folder: Path) -> tuple[list[float], float, float]:
     migrate(url)
     _fill(url)
     secret = token_secret(folder / "token.secret")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     env = {
         **os.environ,
         "EBBTIDE_DATABASE_URL": url,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from scheduler.store.protocol import Commit
 from scheduler.store.sql import SqlStore
 from scheduler.store.tables import ENDED_JOBS, EVENTS, INBOX
 from tests.builders import a_fleet, a_job
+from tests.loopback import free_port
 
 ENDED, RUNNING, WAITING, NODES = 99_000, 400, 600, 250
 CROWDED = "crowded"
@@ -86,8 +86,7 @@ class Site:
     def __init__(self, folder: Path, url: str) -> None:
         self.url = url
         self.record = folder / "ticks.jsonl"
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         env = {
             **os.environ,
             "EBBTIDE_DATABASE_URL": url,

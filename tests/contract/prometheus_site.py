@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -12,6 +11,7 @@ import httpx
 
 from tests.http_server import LoopbackServer, Quiet
 from tests.kubernetes.waiting import eventually
+from tests.loopback import free_port
 
 PROGRAM = shutil.which("prometheus")
 _CONFIG = """
@@ -44,9 +44,7 @@ class Prometheus:
     def __init__(self, folder: Path, target: Target) -> None:
         self._folder = folder
         (folder / "prometheus.yml").write_text(_CONFIG.format(target=target.address))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._address = f"127.0.0.1:{free_port()}"
         self.url = f"http://{self._address}"
         self._process: subprocess.Popen[bytes] | None = None
 

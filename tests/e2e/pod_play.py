@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -35,6 +34,7 @@ from scheduler.store.protocol import Commit
 from scheduler.store.sql import SqlStore
 from tests.builders import a_node
 from tests.e2e.training_play import losses
+from tests.loopback import free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
@@ -51,7 +51,7 @@ class PodPlay:
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._pods: dict[str, str] = {}
         self._born: dict[int, psutil.Process] = {}
-        self._api_port, self._store_port = _free_port(), _free_port()
+        self._api_port, self._store_port = free_port(), free_port()
         url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
         migrate(url)
         self.store = SqlStore(url)
@@ -221,12 +221,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     if process.stdin is not None:
         process.stdin.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _lives(process: psutil.Process) -> bool:

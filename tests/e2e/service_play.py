@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from api.client import Client
 from scheduler.executors.local_processes import marked_processes
 from scheduler.store.migrate import migrate
 from tests.e2e.hurried_service import settings
+from tests.loopback import free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
@@ -87,8 +87,7 @@ class ServicePlay:
 
 @contextmanager
 def service_play(folder: Path) -> Iterator[ServicePlay]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
+    port = free_port()
     made = ServicePlay(folder, port)
     try:
         yield made

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from api.client import Client
+from tests.loopback import free_port
 
 ROOT = Path(__file__).parents[2]
 WRITTEN_URL = "http://127.0.0.1:8787"
@@ -51,8 +51,7 @@ class FirstHour:
     """A newcomer's shell, beside a service that was started in an empty folder."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
         installed = folder / "bin"
         installed.mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from scheduler.domain.event import Event, EventCode
 from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Commit
 from scheduler.store.sql import SqlStore
+from tests.loopback import free_port
 from tests.webhook_receiver import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -39,8 +39,7 @@ class WebhookPlay:
 
     def start_api(self, **settings: str) -> tuple[subprocess.Popen[bytes], Client]:
         """One more API process, once it answers."""
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = int(probe.getsockname()[1])
+        port = free_port()
         given = {"DATABASE_URL": self.database_url, "RUN_DIR": str(self._folder / "run"), "PORT": str(port)}
         chosen = {"WEBHOOK_HOSTS": "127.0.0.1", "AUTH": "off", **given, **settings}
         environment = {**os.environ, **{f"EBBTIDE_{name}": value for name, value in chosen.items()}}

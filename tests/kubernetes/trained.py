@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
+from tests.loopback import free_port
 
 BATCH = 4
 
@@ -38,7 +38,7 @@ class Trained(Operated):
         super().__init__(plane, cluster, kubelet, namespace, folder, has_agents=False)
         self.containers = Containers(cluster, kubelet, folder)
         self.ledger = folder / "ledger"
-        api_port, store_port = _free_port(), _free_port()
+        api_port, store_port = free_port(), free_port()
         self.settings = {
             "EBBTIDE_PORT": str(api_port),
             "EBBTIDE_STORE_PORT": str(store_port),
@@ -131,8 +131,3 @@ class Trained(Operated):
             self._services.append(
                 subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

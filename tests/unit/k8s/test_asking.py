@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,7 @@ from scheduler.k8s.connection import NoClusterError
 from scheduler.k8s.kinds import CONFIG_MAP, NODE
 from scheduler.k8s.objects import Object
 from scheduler.store.protocol import FencedError
+from tests.loopback import free_port
 from tests.unit.k8s.scripted_server import Answer, ScriptedServer
 
 QUICK = Limits(rate_per_s=1_000, burst=1_000, connect_s=2.0, read_s=0.5, patience_s=10.0)
@@ -186,9 +186,7 @@ def test_a_watch_that_is_not_one_is_an_error(script: Script) -> None:
 
 
 def test_nobody_there_is_no_answer_and_certainly_nothing_done(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     cluster = connect(kubeconfig(tmp_path, url), limits=Limits(patience_s=0.3))
     with pytest.raises(ApiError, match="no answer NewConnectionError") as caught:
         cluster.create(CONFIG_MAP, MINE)
