@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 
@@ -32,6 +33,8 @@ def serve(app: FastAPI, *, host: str, port: int) -> None:
         app, host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=SHUTDOWN_S
     )
     server = Server(config, app.state.streams)
+    gc.collect()
+    gc.freeze()  # what stays for good is not searched for garbage again and again, in the middle of requests
     try:
         server.run()
     except KeyboardInterrupt:
