@@ -20,7 +20,7 @@ _KEEPING = (
     'BEGIN INSERT INTO kept_jobs VALUES (NEW.key, NEW.generation, NEW.body); RETURN NULL; END'""",
     """CREATE FUNCTION keep_tick() RETURNS trigger LANGUAGE plpgsql AS
     'BEGIN INSERT INTO kept_ticks VALUES (NEW.generation, NEW.now_s); RETURN NULL; END'""",
-    "CREATE TRIGGER keep_job AFTER INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION keep_job()",
+    "CREATE TRIGGER keep_job AFTER INSERT OR UPDATE ON jobs FOR EACH ROW EXECUTE FUNCTION keep_job()",
     """CREATE TRIGGER keep_tick AFTER UPDATE ON state FOR EACH ROW
     WHEN (OLD.generation <> NEW.generation) EXECUTE FUNCTION keep_tick()""",
 )
