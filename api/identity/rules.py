@@ -60,6 +60,7 @@ RULES: Mapping[str, Rule] = {
     "POST /v1/jobs/{job_id}:resume": SUBMITTER,
     "GET /v1/jobs/{job_id}/plan": VIEWER,
     "GET /v1/jobs/{job_id}/events": VIEWER,
+    "GET /v1/jobs/{job_id}/history": VIEWER,
     "GET /v1/jobs/{job_id}/explanation": VIEWER,
     "GET /v1/jobs/{job_id}/progress": VIEWER,
     "GET /v1/pools": VIEWER,

@@ -1,7 +1,8 @@
-"""What can be read of one job (plan, events, explanation), and what would become of one (dry run)."""
+"""What can be read of one job (plan, events, history, explanation), and what would become of one (dry run)."""
 
 from __future__ import annotations
 
+from api.answers.history import JobHistoryView, job_history_view
 from api.answers.page import PageOf
 from api.answers.plan import PlanView, plan_view
 from api.answers.prospect import DryRunView, ExplanationView, dry_run_view, explanation_view
@@ -26,6 +27,9 @@ from scheduler.domain.decision import Decision, subject
 
 router = noun_router("jobs")
 
+HISTORY_EVENTS_MAX = 1000
+"""More than half of a job's events change its state."""
+
 
 @router.get("/jobs/{job_id}/plan")
 def get_job_plan(job_id: str, world: WorldDep) -> PlanView:
@@ -43,6 +47,14 @@ def list_job_events(
     """What happened to the job, oldest first."""
     world.job(job_id)
     return page_of_events(world, subject=job_id, after=after, limit=limit, cursor=cursor)
+
+
+@router.get("/jobs/{job_id}/history")
+def get_job_history(job_id: str, world: WorldDep) -> JobHistoryView:
+    """What to draw of a job: its states, what it held, loss and throughput over time; ended jobs too."""
+    job, store = world.job(job_id), world.store
+    events = [stored.event for stored in store.last_events(job_id, limit=HISTORY_EVENTS_MAX)]
+    return world.redacted(job_history_view(job, events, store.samples(job_id), world.snapshot))
 
 
 @router.get("/jobs/{job_id}/explanation")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from api.sdk.calls import Calls, job_path, matching
 
 if TYPE_CHECKING:
+    from api.answers.history import JobHistoryView
     from api.answers.job import JobView, ProgressView
     from api.answers.plan import PlanView
     from api.answers.prospect import DryRunView, ExplanationView
@@ -69,6 +70,10 @@ class JobCalls(Calls):
 
     def job_events(self, job_id: str, *, limit: int = 100) -> Iterator[EventView]:
         yield from self._connection.items(f"{job_path(job_id)}/events", limit=limit, query={})
+
+    def history(self, job_id: str) -> JobHistoryView:
+        """The job's states, what it held, and its loss and throughput over time."""
+        return self._connection.object("GET", f"{job_path(job_id)}/history")
 
     def progress(self, job_id: str) -> ProgressView:
         """How far the job is. (Workers report it; see `scheduler.worker`.)"""

@@ -16,6 +16,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import LoanState
 from scheduler.domain.observation import Observation
+from scheduler.domain.sample import PlacedSample
 from scheduler.domain.scaling_curve import LINEAR_CURVE
 from scheduler.domain.snapshot import UNSOLVED, Snapshot
 
@@ -25,11 +26,13 @@ STUCK_AFTER_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Absorbed:
-    """`readings` are the demand figures that belong into the forecaster's history."""
+    """`readings` are the demand figures that belong into the forecaster's history, `samples` into the
+    series of jobs."""
 
     snapshot: Snapshot
     events: tuple[Event, ...]
     readings: tuple[tuple[str, DemandReading], ...]
+    samples: tuple[PlacedSample, ...]
 
 
 def absorb(snapshot: Snapshot, observation: Observation, commands: Iterable[Command]) -> Absorbed:
@@ -47,7 +50,7 @@ def absorb(snapshot: Snapshot, observation: Observation, commands: Iterable[Comm
     for job in _unsettled(intake):
         _move_on(intake, job)
     _activate_loans(intake)
-    return Absorbed(intake.view(), tuple(intake.events), tuple(intake.readings))
+    return Absorbed(intake.view(), tuple(intake.events), tuple(intake.readings), tuple(intake.samples))
 
 
 def _unsettled(intake: Intake) -> list[Job]:

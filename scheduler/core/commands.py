@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from scheduler.core.frozen_layers import freeze
 from scheduler.core.intake import Intake
 from scheduler.core.preconditions import unmet
+from scheduler.core.progress import take_report
 from scheduler.domain.command import (
     AddNode,
     CancelJob,
@@ -38,7 +38,7 @@ from scheduler.domain.command import (
     SuspendJob,
     UncordonNode,
 )
-from scheduler.domain.event import EventCode
+from scheduler.domain.event import EventCode, JobStep
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Intent, Job, JobAccount, Progress
 from scheduler.domain.job_state import JobState
@@ -68,7 +68,7 @@ def obey(intake: Intake, command: Command) -> None:
         case ChangeJob() as change:
             _change_job(intake, change)
         case ReportProgress() as report:
-            _progress(intake, report)
+            take_report(intake, report, command.at_s)
         case CreatePool() | DeletePool() | SetLendingPolicy() as change:
             _change_pool(intake, change)
         case CreateQueue() | ChangeQueue() | DeleteQueue() as change:
@@ -110,7 +110,8 @@ def _submit(intake: Intake, submit: SubmitJob, command: Command) -> None:
         account=account,
         owner=command.actor,
     )
-    intake.tell(EventCode.JOB_STATE, job_id, f"submitted: {spec.name}, {spec.min_gpus} to {spec.max_gpus} GPUs")
+    message = f"submitted: {spec.name}, {spec.min_gpus} to {spec.max_gpus} GPUs"
+    intake.tell(EventCode.JOB_STATE, job_id, message, job=JobStep(JobState.SUBMITTED))
 
 
 def _live_job(intake: Intake, job_id: str) -> Job | None:
@@ -181,25 +182,6 @@ def _changed(intake: Intake, job_id: str, values: Mapping[str, Any]) -> Job | No
 def _tell_range(intake: Intake, job: Job) -> None:
     told = f"its range is now {job.spec.min_gpus} to {job.spec.max_gpus} GPUs"
     intake.tell(EventCode.JOB_STATE, job.id, told)
-
-
-def _progress(intake: Intake, report: ReportProgress) -> None:
-    """Reports of workers that were replaced say nothing about the present ones."""
-    job = intake.jobs.get(report.job_id)
-    if job is None or not job.is_placed or report.generation != job.allocation.generation:
-        return
-    progress = job.progress
-    if report.loss is not None:
-        progress = replace(progress, loss=report.loss)
-    if report.samples_per_s is not None:
-        progress = replace(progress, samples_per_s=report.samples_per_s)
-    if report.peak_bytes is not None and report.peak_bytes > (progress.peak_bytes or 0):
-        progress = replace(progress, peak_bytes=report.peak_bytes)
-    if report.checkpoint_steps is not None and report.checkpoint_steps > progress.checkpoint_steps:
-        progress = replace(progress, checkpoint_steps=report.checkpoint_steps, checkpoint_at_s=intake.now_s)
-    if progress != job.progress:
-        intake.jobs[job.id] = job = replace(job, progress=progress)
-    freeze(intake, job, report.frozen_layers)
 
 
 def _change_pool(intake: Intake, change: CreatePool | DeletePool | SetLendingPolicy) -> None:

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from scheduler.domain.event import Event, EventCode
+from scheduler.core.story import job_step
+from scheduler.domain.event import Event, EventCode, JobStep
 from scheduler.domain.fleet import DemandReading, Node, Pool
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import Loan
+from scheduler.domain.sample import PlacedSample
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot
 
@@ -66,6 +68,7 @@ class Intake:
         self.solver = snapshot.solver
         self.events: list[Event] = []
         self.readings: list[tuple[str, DemandReading]] = []
+        self.samples: list[PlacedSample] = []
 
     @property
     def next_generation(self) -> int:
@@ -79,8 +82,9 @@ class Intake:
         numbers: Mapping[str, float] | None = None,
         *,
         cause: str = "",
+        job: JobStep | None = None,
     ) -> None:
-        self.events.append(Event(self.now_s, code, subject, message, numbers or {}, cause))
+        self.events.append(Event(self.now_s, code, subject, message, numbers or {}, cause, job))
 
     def refuse(self, subject: str, why: str) -> None:
         """A command that fitted when it was sent and no longer does: people are told, nothing changes."""
@@ -92,7 +96,8 @@ class Intake:
 
     def put_moved(self, before: Job, moved: Job) -> Job:
         self.jobs[before.id] = moved
-        self.tell(EventCode.JOB_STATE, before.id, f"{before.state} -> {moved.state}: {moved.message}".rstrip(": "))
+        message = f"{before.state} -> {moved.state}: {moved.message}".rstrip(": ")
+        self.tell(EventCode.JOB_STATE, before.id, message, job=job_step(moved, self.nodes, self.pools))
         return moved
 
     def capacity(self, pool: str) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.decision import (
     CancelRecall,
     Decision,
+    JobDecision,
     LendNode,
     PreemptJob,
     RecallNode,
@@ -17,7 +21,9 @@ from scheduler.domain.decision import (
     SuspendRun,
     subject,
 )
-from scheduler.domain.event import Event, EventCode
+from scheduler.domain.event import Event, EventCode, JobStep
+from scheduler.domain.fleet import Node, Pool, PoolKind
+from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, Violation
 
@@ -26,6 +32,24 @@ def tell(before: Snapshot, decision: Decision) -> Event:
     """`before` is the state that the decision was taken on: it says whether a resize grows or shrinks a job."""
     code, message, numbers = _told(before, decision)
     return Event(before.now_s, code, subject(decision), message, {**decision.reason.numbers, **numbers})
+
+
+def stepped(told: Event, decision: Decision, after: Snapshot) -> Event:
+    """The event with where the job stands in `after`, in which the decision was applied."""
+    if not isinstance(decision, JobDecision):
+        return told
+    return replace(told, job=job_step(after.jobs[decision.job_id], after.nodes, after.pools))
+
+
+def job_step(job: Job, nodes: Mapping[str, Node], pools: Mapping[str, Pool]) -> JobStep:
+    """Where the job stands now."""
+    allocation, gpus, lent_gpus = job.allocation, 0, 0
+    for name, indices in allocation.target.items():
+        gpus += len(indices)
+        if pools[nodes[name].pool].kind is PoolKind.INFERENCE:
+            lent_gpus += len(indices)
+    plan = "" if allocation.plan is None else allocation.plan.summary()
+    return JobStep(job.state, allocation.generation, gpus, lent_gpus, plan)
 
 
 def tell_violation(now_s: float, violation: Violation) -> Event:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from scheduler.domain.job_state import JobState
+
 
 class EventCode(StrEnum):
     JOB_STATE = "JobState"
@@ -39,9 +41,22 @@ class EventCode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class JobStep:
+    """Where a job stands once its state or its GPUs have changed. `gpus`: those of its generation's target, 0 where it
+    has none; `lent_gpus`: those among them that inference pools lent; `plan`: in one line, empty where it has none."""
+
+    state: JobState
+    generation: int = 0
+    gpus: int = 0
+    lent_gpus: int = 0
+    plan: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """`subject` is a job id, node, pool, queue or loan; `numbers` are the figures behind `message`. `cause` says in one
-    word, for counters, what brought about the loss of work; it is the command's id where a precondition refused it."""
+    word, for counters, what brought about the loss of work; it is the command's id where a precondition refused it.
+    `job`: where the job stands then, if that changed."""
 
     at_s: float
     code: EventCode
@@ -49,3 +64,4 @@ class Event:
     message: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     cause: str = ""
+    job: JobStep | None = None

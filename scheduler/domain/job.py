@@ -11,6 +11,7 @@ from scheduler.domain.freezing import UNFROZEN, Freezing
 from scheduler.domain.job_state import ENDED, JOB_EDGES, PLACED, WAITING, JobState
 from scheduler.domain.memory_record import NO_DEATHS, MemoryRecord
 from scheduler.domain.replan import NO_REPLAN, Replan
+from scheduler.domain.sample import Sampled
 from scheduler.domain.saving import SaveWish
 from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest, curve_key
 
@@ -165,7 +166,8 @@ class JobAccount:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`owner` is who submitted it; empty where nobody said. `save_wish` is the last one, granted or not."""
+    """`owner` is who submitted it; empty where nobody said. `save_wish` is the last one, granted or not.
+    `sampled` is None before the first sample of its work."""
 
     id: str
     spec: JobSpec
@@ -182,6 +184,7 @@ class Job:
     replan: Replan = NO_REPLAN
     owner: str = ""
     save_wish: SaveWish | None = None
+    sampled: Sampled | None = None
 
     @property
     def awaited_checkpoint(self) -> SaveWish | None:
@@ -328,7 +331,7 @@ class Job:
         """The job with what often changes. Written out field by field: `replace` takes four times as long."""
         return Job(
             self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
-            message, self.memory, self.freezing, self.replan, self.owner, self.save_wish,
+            message, self.memory, self.freezing, self.replan, self.owner, self.save_wish, self.sampled,
         )  # fmt: skip
 
     def _curve_key(self, frozen_layers: int) -> str:

@@ -10,7 +10,7 @@ from scheduler.core.apply import Archived, archive, take
 from scheduler.core.decide import decide
 from scheduler.core.draft import Draft
 from scheduler.core.legal import breaches, illegal
-from scheduler.core.story import tell, tell_breach, tell_violation
+from scheduler.core.story import stepped, tell, tell_breach, tell_violation
 from scheduler.core.usage import booked
 from scheduler.domain.command import Command
 from scheduler.domain.decision import Decision
@@ -124,8 +124,9 @@ def _apply_legal(snapshot: Snapshot, result: TickResult) -> Applied:
             violations.append(violation)
             events.append(tell_violation(snapshot.now_s, violation))
             continue
-        events.append(tell(draft.view(), decision))
+        told = tell(draft.view(), decision)
         take(draft, decision)
+        events.append(stepped(told, decision, draft.view()))
         kept.append(decision)
     settled = replace(draft.view(), full_pass_at_s=full_pass_at_s)
     return Applied(settled, tuple(kept), tuple(violations), tuple(events))
@@ -171,6 +172,7 @@ def _commit(
         ended_jobs=archived.ended_jobs,
         ended_loans=archived.ended_loans,
         readings=absorbed.readings,
+        samples=absorbed.samples,
         usage=booked(loaded.snapshot, applied.snapshot),
     )
 

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 from scheduler.domain.command import Command
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
+from scheduler.domain.sample import Sample
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.usage import UsageEntry
-from scheduler.store.protocol import Page, Store
+from scheduler.store.protocol import Page, Store, StoredEvent
 from scheduler.store.queries import JobQuery, LoanQuery, Place
 
 
@@ -132,6 +133,12 @@ class FrontStore(Store, Protocol):
 
     def newest_event(self) -> int:
         """The number of the last event; 0 before the first."""
+
+    def last_events(self, subject: str, *, limit: int) -> tuple[StoredEvent, ...]:
+        """The newest events of one subject, in ascending number."""
+
+    def samples(self, job_id: str) -> tuple[Sample, ...]:
+        """The series of a job that lives or has ended, in order of time."""
 
     def find_ended_jobs(self, wanted: JobQuery, *, after: Place | None, limit: int) -> tuple[Job, ...]:
         """Up to `limit` ended jobs that come after `after` in lists (None: from the start), in their order."""

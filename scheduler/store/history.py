@@ -80,6 +80,10 @@ def select_events(page: Page, subject: str) -> Select[*tuple[Any, ...]]:
     return query.order_by(EVENTS.c.number).limit(page.limit)
 
 
+def select_last_events(subject: str, limit: int) -> Select[*tuple[Any, ...]]:
+    return select(EVENTS).where(EVENTS.c.subject == subject).order_by(EVENTS.c.number.desc()).limit(limit)
+
+
 def stored_event(row: AnyRow) -> StoredEvent:
     return StoredEvent(row.number, row.generation, decode(Event, row.body))
 

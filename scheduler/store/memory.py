@@ -11,6 +11,7 @@ from scheduler.domain.command import Command
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
+from scheduler.domain.sample import Sample
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.usage import HOUR_S, UsageEntry, UsageKind
 from scheduler.store.front import AuditEntry, Books, HistoryLog
@@ -44,6 +45,7 @@ class MemoryStore:
         self._ended_jobs: list[Job] = []
         self._ended_loans: list[Loan] = []
         self._readings: dict[str, list[DemandReading]] = {}
+        self._samples: dict[str, dict[int, Sample]] = {}
         self._usage: dict[UsageKind, tuple[float, float]] = {}
         self.audit_log = MemoryAudit()
         self.tokens = MemoryTokens(self.audit_log)
@@ -105,6 +107,11 @@ class MemoryStore:
             after = (self._events[at] for at in range(page.after, len(self._events)))
             return tuple(islice((each for each in after if subject in ("", each.event.subject)), page.limit))
 
+    def last_events(self, subject: str, *, limit: int) -> tuple[StoredEvent, ...]:
+        with self._lock:
+            newest = islice((each for each in reversed(self._events) if each.event.subject == subject), limit)
+            return tuple(newest)[::-1]
+
     def newest_event(self) -> int:
         with self._lock:
             return len(self._events)
@@ -138,6 +145,10 @@ class MemoryStore:
             recorded = self._readings.get(pool, [])
             return tuple(recorded[bisect_left(recorded, since_s, key=attrgetter("at_s")) :])
 
+    def samples(self, job_id: str) -> tuple[Sample, ...]:
+        with self._lock:
+            return tuple(sorted(self._samples.get(job_id, {}).values(), key=attrgetter("at_s")))
+
     def usage(self, *, from_s: float, to_s: float) -> Books:
         with self._lock:
             entries = [
@@ -165,5 +176,7 @@ class MemoryStore:
         for entry in commit.usage:
             gpu_s, lost_gpu_s = self._usage.get(entry.kind, (0.0, 0.0))
             self._usage[entry.kind] = (gpu_s + entry.gpu_s, lost_gpu_s + entry.lost_gpu_s)
+        for placed in commit.samples:
+            self._samples.setdefault(placed.job_id, {})[placed.place] = placed.sample
         for pool, reading in commit.readings:
             insort_right(self._readings.setdefault(pool, []), reading, key=attrgetter("at_s"))

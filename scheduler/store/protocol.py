@@ -11,6 +11,7 @@ from scheduler.domain.event import Event
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
+from scheduler.domain.sample import PlacedSample
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.usage import UsageEntry
 
@@ -42,6 +43,7 @@ class Commit:
 
     `previous` is the snapshot that `load` gave; records that are the same object in both are not written.
     Ended jobs and loans have left `snapshot` and go into history; `usage` is added to what is booked.
+    A sample takes the place of the one that was in its place of its job's series.
     """
 
     previous: Snapshot
@@ -54,6 +56,7 @@ class Commit:
     ended_loans: tuple[Loan, ...] = ()
     readings: tuple[tuple[str, DemandReading], ...] = ()
     usage: tuple[UsageEntry, ...] = ()
+    samples: tuple[PlacedSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

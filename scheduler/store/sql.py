@@ -17,6 +17,7 @@ from scheduler.domain.command import Command
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job
 from scheduler.domain.loan import Loan
+from scheduler.domain.sample import Sample
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store import history, inbox, leadership, live_state
 from scheduler.store.bulk import insert_rows, replace_rows
@@ -28,6 +29,7 @@ from scheduler.store.revision import require_head
 from scheduler.store.sql_audit import SqlAudit
 from scheduler.store.sql_keys import SqlKeys
 from scheduler.store.sql_run_log import SqlRunLog
+from scheduler.store.sql_samples import put_samples, sample, select_samples
 from scheduler.store.sql_simulations import SqlSimulations
 from scheduler.store.sql_sweep import SqlSweep
 from scheduler.store.sql_tokens import SqlTokens
@@ -106,6 +108,7 @@ class SqlStore:
             for table, rows in appended:
                 insert_rows(connection, table, rows)
             add_usage(connection, commit.usage)
+            put_samples(connection, commit.samples)
             if generation % self._tombstones_kept == 0:
                 live_state.sweep(connection, up_to_generation=generation - self._tombstones_kept)
         with self._lock:
@@ -139,6 +142,10 @@ class SqlStore:
     def events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
         return tuple(map(history.stored_event, self._rows(history.select_events(page, subject))))
 
+    def last_events(self, subject: str, *, limit: int) -> tuple[StoredEvent, ...]:
+        newest = self._rows(history.select_last_events(subject, limit))
+        return tuple(map(history.stored_event, reversed(newest)))
+
     def newest_event(self) -> int:
         return int(self._rows(_NEWEST_EVENT)[0][0] or 0)
 
@@ -171,6 +178,9 @@ class SqlStore:
 
     def readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         return tuple(map(history.reading, self._rows(history.select_readings(pool, since_s))))
+
+    def samples(self, job_id: str) -> tuple[Sample, ...]:
+        return tuple(map(sample, self._rows(select_samples(job_id))))
 
     def usage(self, *, from_s: float, to_s: float) -> Books:
         with self._lock:

@@ -66,6 +66,7 @@ REQUESTS: list[tuple[str, Callable[[Client], object], object]] = [
     ("GET /v1/jobs/a/plan", lambda c: c.job_plan("a"), None),
     ("GET /v1/jobs/a/explanation", lambda c: c.explanation("a"), None),
     ("GET /v1/jobs/a/events?limit=100", lambda c: list(c.job_events("a")), None),
+    ("GET /v1/jobs/a/history", lambda c: c.history("a"), None),
     ("GET /v1/jobs/a/progress", lambda c: c.progress("a"), None),
     ("GET /v1/pools", lambda c: c.pools(), None),
     ("GET /v1/pools/p", lambda c: c.pool("p"), None),

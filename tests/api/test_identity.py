@@ -118,8 +118,8 @@ def test_jobs_of_other_queues_are_not_there(guarded: Guarded, problem: Problem) 
     assert [job["id"] for job in items(guarded.ask("GET", "/v1/jobs", anna))] == [hers]
     assert [queue["name"] for queue in items(guarded.ask("GET", "/v1/queues", anna))] == ["research"]
     for method, path in (
-        ("GET", ""), ("GET", "/plan"), ("GET", "/events"), ("GET", "/explanation"), ("GET", "/progress"),
-        ("DELETE", ""), ("POST", ":suspend"), ("POST", ":resume"),
+        ("GET", ""), ("GET", "/plan"), ("GET", "/events"), ("GET", "/history"), ("GET", "/explanation"),
+        ("GET", "/progress"), ("DELETE", ""), ("POST", ":suspend"), ("POST", ":resume"),
     ):  # fmt: skip
         problem(guarded.ask(method, f"/v1/jobs/{his}{path}", anna), 404)
     problem(guarded.ask("PATCH", f"/v1/jobs/{his}", anna, {"gpus": {"min": 1}}), 404)

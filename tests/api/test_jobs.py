@@ -115,7 +115,7 @@ def test_resuming_what_was_not_suspended_is_a_conflict(service: ApiService, prob
 
 
 def test_an_unknown_job_is_a_404_everywhere(service: ApiService, problem: Problem) -> None:
-    for path in ("", "/plan", "/events", "/explanation", "/progress"):
+    for path in ("", "/plan", "/events", "/history", "/explanation", "/progress"):
         assert problem(service.http.get(f"/v1/jobs/nobody{path}"), 404)["type"].endswith(":not-found")
     for verb in ("suspend", "resume"):
         problem(service.post(f"/v1/jobs/nobody:{verb}"), 404)

@@ -7,14 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.domain.event import Event, EventCode, JobStep
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import ENDED, JobState
 from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.sample import PlacedSample, Sample
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.usage import UsageEntry, UsageKind
 from scheduler.store.front import FrontStore
-from scheduler.store.protocol import Commit, ConflictError, FencedError
+from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
 from scheduler.store.queries import JobQuery, LoanQuery, place_of_job, place_of_loan
 from tests.contract.store_records import OpenStore, a_stored_job, commit_next, next_of
 
@@ -109,3 +111,43 @@ def test_a_commit_that_fails_books_nothing(store: FrontStore) -> None:
     with pytest.raises(FencedError):
         store.commit(Commit(store.load().snapshot, next_of(store.load().snapshot), epoch=7, usage=usage))
     assert store.usage(from_s=0.0, to_s=math.inf).entries == ()
+
+
+def test_a_sample_takes_the_place_of_the_one_before_it_and_a_series_is_given_in_order_of_time(
+    open_store: OpenStore,
+) -> None:
+    first, second = Sample(10.0, 1.0), Sample(20.0, 2.0, 0.5, 8.25, 70_000_000_000)
+    third, fourth, last = (Sample(at_s, at_s, -1.5) for at_s in (30.0, 40.0, 45.0))
+    writer = open_store()
+    commits = (
+        (PlacedSample("a", 0, first), PlacedSample("a", 3, second), PlacedSample("b", 0, third)),
+        (PlacedSample("a", 1, third),),
+        (PlacedSample("a", 3, fourth), PlacedSample("a", 3, last)),
+        (),
+    )
+    seen = []
+    for samples in commits:
+        previous = writer.load().snapshot
+        writer.commit(Commit(previous, next_of(previous), epoch=0, samples=samples))
+        seen.append(open_store().samples("a"))
+    assert seen == [(first, second), (first, second, third), (first, third, last), (first, third, last)]
+    assert writer.samples("b") == (third,)
+    assert writer.samples("nobody") == ()
+
+
+def test_a_commit_that_fails_keeps_no_samples(store: FrontStore) -> None:
+    previous = store.load().snapshot
+    commit_next(store)
+    with pytest.raises(ConflictError):
+        store.commit(Commit(previous, next_of(previous), epoch=0, samples=(PlacedSample("a", 0, Sample(1.0, 1.0)),)))
+    assert store.samples("a") == ()
+
+
+def test_the_last_events_of_a_subject_come_in_their_order_with_where_its_job_stood(store: FrontStore) -> None:
+    step = JobStep(JobState.RUNNING, 3, 8, 2, "dp8 · 1 micro-batch")
+    told = [Event(float(at), EventCode.JOB_STATE, "ab"[at % 2], "so", job=step if at else None) for at in range(9)]
+    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, events=tuple(told)))
+    assert [each.event for each in store.last_events("a", limit=9)] == told[::2]
+    assert [each.event for each in store.last_events("a", limit=2)] == [told[6], told[8]]
+    assert store.last_events("a", limit=2) == store.events(Page(), subject="a")[-2:]
+    assert store.last_events("nobody", limit=2) == ()

@@ -1,0 +1,135 @@
+"""A job's history in one answer: states, what it held, samples of its work."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api.answers.history import STEPS_MAX, job_history_view
+from scheduler.domain.event import Event, EventCode, JobStep
+from scheduler.domain.job import Job, JobSpec, Progress
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.worker_token import issue_token
+from tests.api.conftest import NOW_S, SECRET
+
+if TYPE_CHECKING:
+    from tests.api.conftest import ApiService
+
+
+def history(fleet: ApiService, job_id: str) -> dict[str, Any]:
+    return fleet.get(f"/v1/jobs/{job_id}/history")
+
+
+def states(told: dict[str, Any]) -> list[str]:
+    return [step["state"] for step in told["states"]]
+
+
+def held(told: dict[str, Any]) -> list[tuple[int, int, int]]:
+    return [(step["generation"], step["gpus"], step["lent_gpus"]) for step in told["allocations"]]
+
+
+def test_a_job_that_no_tick_has_seen_yet_is_submitted_and_holds_nothing(fleet: ApiService) -> None:
+    job_id = fleet.submit()
+    assert history(fleet, job_id) == {
+        "job_id": job_id,
+        "states": [{"at_s": NOW_S, "state": "submitted", "message": ""}],
+        "allocations": [{"at_s": NOW_S, "generation": 0, "gpus": 0, "lent_gpus": 0, "plan": None}],
+        "samples": [],
+    }
+
+
+def test_states_and_allocations_go_from_submission_to_the_end_and_stay_when_the_job_has_ended(
+    fleet: ApiService,
+) -> None:
+    job_id = fleet.submit()
+    fleet.tick()
+    fleet.tick()
+    fleet.http.patch(f"/v1/jobs/{job_id}", json={"gpus": {"max": 1}})
+    fleet.tick()
+    fleet.tick()
+    fleet.http.delete(f"/v1/jobs/{job_id}")
+    fleet.tick()
+    fleet.tick()
+    assert job_id not in fleet.store.load().snapshot.jobs
+    told = history(fleet, job_id)
+    assert states(told) == ["submitted", "queued", "starting", "running", "resizing", "running", "cancelled"]
+    assert held(told) == [(0, 0, 0), (1, 2, 0), (2, 1, 0), (3, 0, 0)]
+    assert [step["plan"] for step in told["allocations"]] == [None, "dp2 · 1 micro-batch", "dp1 · 1 micro-batch", None]
+    assert [step["at_s"] for step in told["states"]] == [NOW_S + at for at in (1, 1, 1, 2, 3, 4, 5)]
+    assert told["states"][0]["message"] == "train, 1 to 2 GPUs"
+    assert told["states"][1]["message"] == ""
+
+
+def test_gpus_of_lent_nodes_are_told_apart(fleet: ApiService) -> None:
+    fleet.lend_all()
+    [job] = fleet.get("/v1/jobs")["items"]
+    assert held(history(fleet, job["id"])) == [(0, 0, 0), (1, 4, 2)]
+
+
+def test_a_command_that_waits_in_the_inbox_is_seen_at_once(fleet: ApiService) -> None:
+    job_id = fleet.submit()
+    fleet.made(f"/v1/jobs/{job_id}:suspend")
+    fleet.tick()
+    fleet.clock.move_to(NOW_S + 9.0)
+    fleet.made(f"/v1/jobs/{job_id}:resume")
+    before, resumed = history(fleet, job_id)["states"][-2:]
+    assert (before["state"], resumed["state"], resumed["at_s"]) == ("suspended", "queued", NOW_S + 9.0)
+
+
+def test_reports_of_the_present_workers_become_samples_at_most_one_in_5_s(fleet: ApiService) -> None:
+    job_id = fleet.submit()
+    fleet.tick()
+    fleet.tick()
+    token = issue_token(SECRET, job_id, 1)
+    for step in range(12):
+        report = {"generation": 1, "step": step, "loss": 4.0 - step / 10}
+        if step == 10:
+            report |= {"samples_per_s": 8.5, "peak_bytes": 70_000_000_000}
+        assert fleet.post(f"/v1/jobs/{job_id}/progress", report, token=token).status_code == 200
+        fleet.tick()
+    samples = history(fleet, job_id)["samples"]
+    assert [(at["at_s"] - NOW_S, at["steps"], at["loss"]) for at in samples] == [
+        (2.0, 0.0, 4.0), (7.0, 5.0, 3.5), (12.0, 10.0, 3.0),
+    ]  # fmt: skip
+    assert [(at["samples_per_s"], at["peak_bytes"]) for at in samples] == [(None, None)] * 2 + [(8.5, 70_000_000_000)]
+    fleet.http.delete(f"/v1/jobs/{job_id}")
+    fleet.tick()
+    fleet.tick()
+    assert history(fleet, job_id)["samples"] == samples
+
+
+JOB = Job("a", JobSpec("a", 1, 1), JobState.RUNNING, 0.0, 7.0, Progress(7.0), message="it runs")
+
+
+def test_a_job_whose_events_are_older_than_this_answer_is_told_as_it_stands() -> None:
+    old = [Event(5.0, EventCode.JOB_STATE, "a", "starting -> running")]
+    told = job_history_view(JOB, old, [], Snapshot())
+    assert told["states"] == [{"at_s": 7.0, "state": JobState.RUNNING, "message": "it runs"}]
+
+
+def test_events_that_are_newer_than_the_snapshot_have_the_last_word() -> None:
+    newer = [Event(8.0, EventCode.JOB_PREEMPTED, "a", "the node went home", job=JobStep(JobState.PREEMPTED, 2))]
+    told = job_history_view(JOB, newer, [], Snapshot())
+    assert told["states"] == [{"at_s": 8.0, "state": JobState.PREEMPTED, "message": "the node went home"}]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=30), st.booleans())
+def test_only_what_changes_is_an_allocation_and_the_newest_are_told(steps: list[tuple[int, int]], many: bool) -> None:
+    steps = steps * (60 if many else 1)
+    events = [
+        Event(float(at), EventCode.JOB_STATE, "a", "x -> y: z", job=JobStep(JobState.RESIZING, generation, gpus))
+        for at, (generation, gpus) in enumerate(steps)
+    ]
+    told = job_history_view(JOB, events, [], Snapshot())
+    assert len(told["states"]) <= STEPS_MAX
+    assert len(told["allocations"]) <= STEPS_MAX
+    kinds = [{**step, "at_s": 0.0} for step in told["allocations"]]
+    assert all(one != other for one, other in pairwise(kinds))
+    if len(steps) > 8:
+        assert told["allocations"][-1]["generation"] == steps[-1][0]
+        assert told["states"][-1]["at_s"] == len(steps) - 1
