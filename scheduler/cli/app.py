@@ -99,7 +99,7 @@ def _add(group: str, *verbs: Callable[..., None], hidden: bool = False) -> None:
         app.command(rich_help_panel=group, hidden=hidden)(verb)
 
 
-_add(JOBS, submit.submit, jobs.ps, jobs.describe, record.explain, record.events)
+_add(JOBS, submit.submit, jobs.ps, jobs.describe, record.explain, record.events, record.history)
 _add(JOBS, logs.logs, checkpoints.checkpoint)
 _add(JOBS, jobs.scale, jobs.suspend, jobs.resume, jobs.cancel)
 _add(FLEET, top.top, usage.usage, lending.loans, fleet.cordon, fleet.drain, fleet.uncordon, record.snapshot)

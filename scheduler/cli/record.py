@@ -1,4 +1,4 @@
-"""What happened and why: events, the explanation of a job, the snapshot."""
+"""What happened and why: events, the explanation and the history of a job, the snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from scheduler.cli.failure import Failed
 from scheduler.cli.humanise import clock, counted, gpus, number, span
 from scheduler.cli.jobs import JobArgument
-from scheduler.cli.output import Format, OutputOption, columns, emit, facts, say
+from scheduler.cli.output import Format, OutputOption, columns, emit, facts, say, stacked
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
 from scheduler.cli.watching import FollowOption, pour
 
@@ -110,6 +110,30 @@ def _obstacles(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _are(count: float) -> str:
     return "is" if count == 1 else "are"
+
+
+def history(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Format.TABLE) -> None:
+    """Show the states that a job went through, and what it held; -o json: its loss and throughput over time, too."""
+    with service(url) as client:
+        found = client.history(job)
+    emit(found, output, lambda: _history_view(found))
+
+
+def _history_view(found: Mapping[str, Any]) -> RenderableType:
+    states = columns(
+        ([clock(step["at_s"]), step["state"], step["message"]] for step in found["states"]),
+        heads=["time (UTC)", "state", "why"],
+    )
+    figures = ("gpus", "lent_gpus", "generation")
+    held = columns(
+        (
+            [clock(step["at_s"]), *(str(step[name]) for name in figures), step["plan"] or "-"]
+            for step in found["allocations"]
+        ),
+        heads=["since (UTC)", "GPUs", "lent", "generation", "plan"],
+        right=["GPUs", "lent", "generation"],
+    )
+    return stacked(states, "", held)
 
 
 def snapshot(to: ToOption = "", url: UrlOption = DEFAULT_URL, output: OutputOption = Format.JSON) -> None:

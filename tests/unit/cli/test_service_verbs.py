@@ -143,6 +143,16 @@ def test_waiting_for_a_job_fails_unless_it_succeeds(run: Run, fleet: Any, monkey
     assert "Error: job doomed-" in result.stderr
 
 
+def test_history_shows_states_and_what_was_held(run: Run, ask: Ask, fleet: Any) -> None:
+    job_id = submitted(ask, "first", "--steps", "100000")
+    fleet.tick()
+    shown = run("history", job_id).stdout
+    assert [line.split()[2] for line in shown.splitlines()[1:4]] == ["submitted", "queued", "starting"]
+    assert shown.splitlines()[-1].split()[2:] == ["4", "0", "1", "dp4", "·", "1", "micro-batch"]
+    told = ask("history", job_id)
+    assert (told["job_id"], told["samples"]) == (job_id, [])
+
+
 def test_explain_says_in_numbers_what_a_job_waits_for(run: Run, ask: Ask, fleet: Any) -> None:
     first = submitted(ask, "first", "--steps", "100000")
     fleet.tick()
