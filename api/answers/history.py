@@ -38,7 +38,8 @@ class AllocationView(TypedDict):
 
 
 class SampleView(TypedDict):
-    """What its workers reported then; null is what they did not say. `peak_bytes`: the most memory of a rank."""
+    """What its workers reported then; null is what they did not say. `steps` fall where work was lost. `peak_bytes`:
+    the most memory that a rank has had."""
 
     at_s: AtSeconds
     steps: float
