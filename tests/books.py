@@ -17,7 +17,8 @@ def check_books(store: FrontStore) -> tuple[UsageEntry, ...]:
     """Gives the books, once each queue and owner has booked what the accounts of their jobs say, live and ended."""
     books = store.usage(from_s=-math.inf, to_s=math.inf)
     held, lost, gpu_s, lost_gpu_s = (defaultdict[tuple[str, str], float](float) for _ in range(4))
-    for job in (*books.snapshot.jobs.values(), *store.ended_jobs(limit=JOBS_MAX)):
+    ended = {job.id: job for job in store.ended_jobs(limit=JOBS_MAX)}  # read later: who ended meanwhile was live then
+    for job in (ended | dict(books.snapshot.jobs)).values():
         held[job.spec.queue, job.owner] += job.account.gpu_s
         lost[job.spec.queue, job.owner] += job.account.lost_gpu_s
     for entry in books.entries:

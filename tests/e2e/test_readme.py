@@ -116,6 +116,6 @@ def test_the_first_hour_goes_as_written(first_hour: FirstHour) -> None:
     assert "data: " in curl
     program = block_with("from api.client import Client").replace(WRITTEN_URL, first_hour.url)
     python = first_hour.type(login.splitlines()[1], f"python - <<'END'\n{program}END")
-    assert "GPU on n0" in python
+    assert re.search("GPUs? on n0", python)
     states = first_hour.type("ebbtide ps -o json | jq -r '.[].intent'").split()
     assert states == ["cancel"] * 3
