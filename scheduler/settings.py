@@ -166,6 +166,9 @@ class Settings(BaseSettings):
         default="", description="Host names, with commas, that requests may name while auth is off, besides loopback's."
     )
     metrics_open: bool = Field(default=False, description="Let everybody read /metrics; else viewers of all queues.")
+    metrics_by_job: bool = Field(
+        default=False, description="Show series of each running job in /metrics, labelled by its id."
+    )
     rate_per_s: Seconds = Field(
         default=100.0, description="Requests a second that one token may make, in the long run."
     )

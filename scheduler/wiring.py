@@ -33,7 +33,8 @@ from scheduler.simulator.task_runner import TaskRunner, Terms
 from scheduler.store.front import HistoryLog
 from scheduler.store.sql import SqlStore
 from scheduler.telemetry.logs import configure_logs
-from scheduler.telemetry.metrics import TickRecorder, record_swept
+from scheduler.telemetry.metrics import record_solve, record_swept
+from scheduler.telemetry.tick_recorder import TickRecorder
 
 if TYPE_CHECKING:
     from api.webhooks.courier import Courier, Rhythm
@@ -103,7 +104,11 @@ def controller_of(
         executor=executor,
         clock=clock,
         policies=policies_of(settings),
-        curves=CurveBuilder(ProcessPool(settings.solver_processes), most_in_flight=4 * settings.solver_processes),
+        curves=CurveBuilder(
+            ProcessPool(settings.solver_processes),
+            most_in_flight=4 * settings.solver_processes,
+            on_solved=record_solve,
+        ),
         demand=DemandWatch(store, forecaster, memory_s=HISTORY_SEASONS * settings.season_s),
         on_report=TickRecorder().record,
         has_news=has_news,

@@ -47,7 +47,7 @@ def test_every_setting_stands_in_a_table_of_the_readme() -> None:
 
 
 def test_every_metric_stands_in_a_table_of_the_readme() -> None:
-    gauges = FleetGauges(Snapshot(), has_leader=True, inbox_size=0)
+    gauges = FleetGauges(Snapshot(), has_leader=True, inbox_size=0, by_job=True)
     families = [*REGISTRY.collect(), *gauges.collect()]
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     assert _undocumented(names) == []

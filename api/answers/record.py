@@ -26,7 +26,7 @@ class ReasonView(TypedDict):
 
 class EventView(TypedDict):
     """`number` ascends and never repeats. `subject` is a job id, node, pool, queue or loan. `cause`: in one word, what
-    brought about the loss of work."""
+    brought about a loss of work, the code of a decision's reason, or a job's new state."""
 
     number: int
     generation: int

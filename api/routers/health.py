@@ -38,7 +38,8 @@ def get_metrics(service: ServiceDep) -> Response:
     """All metrics in the text format of Prometheus."""
     loaded = service.store.load()
     present = replace(loaded.snapshot, now_s=max(service.clock.now_s(), loaded.snapshot.now_s))
-    gauges = FleetGauges(present, has_leader=service.has_leader, inbox_size=len(loaded.inbox))
+    by_job = service.settings.metrics_by_job
+    gauges = FleetGauges(present, has_leader=service.has_leader, inbox_size=len(loaded.inbox), by_job=by_job)
     return Response(exposition(gauges), media_type=CONTENT_TYPE)
 
 

@@ -96,8 +96,8 @@ class Intake:
 
     def put_moved(self, before: Job, moved: Job) -> Job:
         self.jobs[before.id] = moved
-        message = f"{before.state} -> {moved.state}: {moved.message}".rstrip(": ")
-        self.tell(EventCode.JOB_STATE, before.id, message, job=job_step(moved, self.nodes, self.pools))
+        told, step = f"{before.state} -> {moved.state}: {moved.message}", job_step(moved, self.nodes, self.pools)
+        self.tell(EventCode.JOB_STATE, before.id, told.rstrip(": "), cause=moved.state.value, job=step)
         return moved
 
     def capacity(self, pool: str) -> int:

@@ -31,7 +31,8 @@ from scheduler.domain.tick_report import Breach, Violation
 def tell(before: Snapshot, decision: Decision) -> Event:
     """`before` is the state that the decision was taken on: it says whether a resize grows or shrinks a job."""
     code, message, numbers = _told(before, decision)
-    return Event(before.now_s, code, subject(decision), message, {**decision.reason.numbers, **numbers})
+    numbers = {**decision.reason.numbers, **numbers}
+    return Event(before.now_s, code, subject(decision), message, numbers, decision.reason.code.value)
 
 
 def stepped(told: Event, decision: Decision, after: Snapshot) -> Event:

@@ -55,8 +55,8 @@ class JobStep:
 @dataclass(frozen=True, slots=True)
 class Event:
     """`subject` is a job id, node, pool, queue or loan; `numbers` are the figures behind `message`. `cause` says in one
-    word, for counters, what brought about the loss of work; it is the command's id where a precondition refused it.
-    `job`: where the job stands then, if that changed."""
+    word, for counters, what brought about a loss of work, the code of a decision's reason, or a job's new state; of a
+    precondition that was not met it is the command's id. `job`: where the job stands then, if that changed."""
 
     at_s: float
     code: EventCode

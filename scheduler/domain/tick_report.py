@@ -8,8 +8,10 @@ from enum import StrEnum
 
 from scheduler.domain.decision import Decision
 from scheduler.domain.event import Event
+from scheduler.domain.fleet import DemandReading
 from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.reason import Reason
+from scheduler.domain.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,9 @@ class TickResult:
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """What a tick did. `stage_s` is wall time by stage, for metrics alone."""
+    """What a tick did. `stage_s` is wall time by stage, for metrics alone. `before` is the state that it loaded,
+    `after` the one that it leaves, with what has just ended in it; `readings` are all figures of demand that it heard,
+    by pool."""
 
     generation: int
     now_s: float
@@ -92,3 +96,6 @@ class TickReport:
     full_pass: bool
     committed: bool
     stage_s: Mapping[str, float] = field(default_factory=dict)
+    before: Snapshot = field(default_factory=Snapshot, compare=False, repr=False)
+    after: Snapshot = field(default_factory=Snapshot, compare=False, repr=False)
+    readings: tuple[tuple[str, DemandReading], ...] = ()

@@ -66,7 +66,7 @@ def tick(
     watch.lap("decide")
     applied = _apply_legal(absorbed.snapshot, result)
     broken = breaches(applied.snapshot, observation)
-    report = _report(absorbed, result, applied, broken, standing)
+    report = replace(_report(absorbed, result, applied, broken, standing), before=loaded.snapshot)
     watch.lap("apply")
     if not _changes(loaded, report, applied.snapshot):
         executor.converge(loaded.snapshot)
@@ -148,6 +148,8 @@ def _report(
         next_wake_s=result.next_wake_s,
         full_pass=result.full_pass,
         committed=False,
+        after=snapshot,
+        readings=absorbed.readings,
     )
 
 

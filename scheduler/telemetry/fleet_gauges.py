@@ -27,19 +27,21 @@ def package_version() -> str:
 
 class FleetGauges:
     """One scrape's worth of gauges, of the moment that the snapshot gives as now. `has_leader`: whether some
-    controller's lease is live."""
+    controller's lease is live. `by_job`: with a series for each running job, whose number nothing bounds."""
 
-    def __init__(self, snapshot: Snapshot, *, has_leader: bool, inbox_size: int) -> None:
+    def __init__(self, snapshot: Snapshot, *, has_leader: bool, inbox_size: int, by_job: bool = False) -> None:
         self._snapshot = snapshot
         self._has_leader = has_leader
         self._inbox_size = inbox_size
+        self._by_job = by_job
 
     def collect(self) -> Iterable[Metric]:
         yield from self._fleet()
         yield from self._work()
         yield from self._queues()
         yield from self._demand()
-        yield from self._running_jobs()
+        if self._by_job:
+            yield from self._running_jobs()
         yield _gauge("ebbtide_snapshot_generation", "Generation of the newest snapshot.", self._snapshot.generation)
         yield _gauge("ebbtide_inbox_commands", "Commands that wait for the next tick.", self._inbox_size)
         yield _gauge("ebbtide_leader", "1 while some controller's lease is live.", int(self._has_leader))
@@ -80,13 +82,26 @@ class FleetGauges:
         """What jobs hold, by declared queue; clients may name any others, and all of those are one series."""
         snapshot = self._snapshot
         gpus: Counter[tuple[str, ...]] = Counter({(name, kind): 0 for name in snapshot.queues for kind in _GPU_KINDS})
+        allocated: Counter[tuple[str, ...]] = Counter({(name,): 0 for name in snapshot.queues})
         for job in snapshot.jobs.values():
+            if not (job.allocation.target or job.allocation.releasing):
+                continue
             queue = job.spec.queue if job.spec.queue in snapshot.queues else ""
+            allocated[queue,] += job.allocation.target_gpus
             for name, indices in job.allocation.held.items():
                 lent = snapshot.pools[snapshot.nodes[name].pool].kind is PoolKind.INFERENCE
                 gpus[queue, _GPU_KINDS[lent]] += len(indices)
         told = "GPUs that jobs hold, by declared queue, and whether they are training's own or lent."
         yield _labelled("ebbtide_queue_gpus", told, ("queue", "kind"), gpus)
+        declared = snapshot.queues.items()
+        guaranteed: Counter[tuple[str, ...]] = Counter({(name,): queue.guaranteed_gpus for name, queue in declared})
+        borrowed = Counter({name: max(0, count - guaranteed[name]) for name, count in allocated.items()})
+        for name, told, counts in (
+            ("ebbtide_queue_guaranteed_gpus", "GPUs that a queue is guaranteed.", guaranteed),
+            ("ebbtide_queue_allocated_gpus", "GPUs that the placed jobs of a queue are to hold.", allocated),
+            ("ebbtide_queue_borrowed_gpus", "Those of them above the queue's guarantee.", borrowed),
+        ):
+            yield _labelled(name, told, ("queue",), counts)
 
     def _running_jobs(self) -> Iterator[Metric]:
         """One series a running job, gone with the run: what is not running has no progress to watch."""

@@ -7,7 +7,6 @@ API shows the counters of either.
 from __future__ import annotations
 
 import os
-from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -15,17 +14,15 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from scheduler.domain.decision import PreemptJob
-from scheduler.domain.event import Event, EventCode
-from scheduler.domain.reason import ReasonCode
-from scheduler.domain.replan import ReplanPhase
-from scheduler.domain.tick_report import Breach, BreachKind, TickReport
-
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _TICK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _REPLAN_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _KUBERNETES_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_DIRECTIONS = {EventCode.JOB_GROWN: "grow", EventCode.JOB_SHRUNK: "shrink", EventCode.JOB_MOVED: "move"}
+_WAIT_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0, 259200.0)
+_JCT_BUCKETS_S = (60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 86400.0, 259200.0, 604800.0, 2592000.0)
+_RESIZE_BUCKETS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0)
+_SOLVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_GAP_BUCKETS = (0.0, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 REGISTRY = CollectorRegistry()
 TICK_DURATION = Histogram(
@@ -53,12 +50,84 @@ REPLAN_BYTES = Counter(
     ["kind"],
     registry=REGISTRY,
 )
-RESIZES = Counter("ebbtide_resizes_total", "Running jobs moved to other GPUs.", ["direction"], registry=REGISTRY)
-PREEMPTIONS = Counter("ebbtide_preemptions_total", "Jobs whose GPUs were all taken back.", registry=REGISTRY)
+RESIZES = Counter(
+    "ebbtide_resize_total", "Running jobs given other GPUs or another plan.", ["direction", "reason"], registry=REGISTRY
+)
+RESIZE_DURATION = Histogram(
+    "ebbtide_resize_duration_seconds",
+    "From a resize's decision until all workers of the new plan run.",
+    registry=REGISTRY,
+    buckets=_RESIZE_BUCKETS_S,
+)
+PREEMPTIONS = Counter(
+    "ebbtide_preemptions_total", "Jobs whose GPUs were all taken back.", ["reason"], registry=REGISTRY
+)
+RESTARTS = Counter(
+    "ebbtide_restarts_total", "Runs that ended unasked, whose jobs try again.", ["cause"], registry=REGISTRY
+)
+RESTARTING_JOBS = Gauge(
+    "ebbtide_restarting_jobs",
+    "Live jobs whose runs ended unasked three times or more within the last hour.",
+    registry=REGISTRY,
+    multiprocess_mode="livemostrecent",
+)
+RECALL_DURATION = Histogram(
+    "ebbtide_recall_duration_seconds",
+    "From a recall's decision until the node is given back.",
+    registry=REGISTRY,
+    buckets=_RESIZE_BUCKETS_S,
+)
+QUEUEING = Histogram(
+    "ebbtide_queueing_seconds",
+    "From a job's submission to its first start.",
+    registry=REGISTRY,
+    buckets=_WAIT_BUCKETS_S,
+)
+JCT = Histogram(
+    "ebbtide_jct_seconds",
+    "Job completion time: from submission to success.",
+    registry=REGISTRY,
+    buckets=_JCT_BUCKETS_S,
+)
+GPU_SECONDS = Counter(
+    "ebbtide_gpu_seconds_total",
+    "GPU-seconds that jobs held, by use: running, or moving (starting, resizing, leaving).",
+    ["use"],
+    registry=REGISTRY,
+)
+GOODPUT = Gauge(
+    "ebbtide_goodput_ratio",
+    "Useful GPU-seconds over GPU-seconds held, of the last 24 hours.",
+    registry=REGISTRY,
+    multiprocess_mode="livemostrecent",
+)
+GOODPUT.set(float("nan"))  # a process that does not lead knows of none, which is not 0
+FORECAST_COVERAGE = Gauge(
+    "ebbtide_forecast_coverage_ratio",
+    "Part of the forecasts of the last 24 hours that demand stayed at or below, by quantile.",
+    ["pool", "quantile"],
+    registry=REGISTRY,
+    multiprocess_mode="livemostrecent",
+)
+FORECASTS_JUDGED = Counter(
+    "ebbtide_forecasts_judged_total", "Forecasts whose horizon has passed.", ["pool"], registry=REGISTRY
+)
+SOLVE_DURATION = Histogram(
+    "ebbtide_solve_duration_seconds",
+    "Time to solve a shape of a scaling curve, in its process.",
+    registry=REGISTRY,
+    buckets=_SOLVE_BUCKETS_S,
+)
+SOLVE_GAP = Histogram(
+    "ebbtide_solve_optimality_gap",
+    "Proven gap to the optimum, as a share of the step time, of each plan found.",
+    registry=REGISTRY,
+    buckets=_GAP_BUCKETS,
+)
 PENDING_JOBS = Gauge(
     "ebbtide_pending_jobs",
-    "Jobs that wait, by the reason of the last tick.",
-    ["reason"],
+    "Jobs that wait, by declared queue and the reason of the last tick.",
+    ["queue", "reason"],
     registry=REGISTRY,
     multiprocess_mode="livemostrecent",
 )
@@ -114,65 +183,16 @@ OPERATOR_STANDING = Gauge(
 )
 
 
-class TickRecorder:
-    """Turns tick reports into metrics. It remembers which breaches stand, so that a lasting one counts once."""
-
-    def __init__(self) -> None:
-        self._standing: frozenset[tuple[BreachKind, str]] = frozenset()
-        self._reasons: set[ReasonCode] = set()
-
-    def record(self, report: TickReport) -> None:
-        """A report that was not committed changed nothing: only its times count."""
-        for stage, seconds in report.stage_s.items():
-            TICK_DURATION.labels(stage).observe(seconds)
-        self._record_breaches(report.breaches)
-        for violation in report.violations:
-            VIOLATIONS.labels(violation.law.value).inc()
-        if report.committed:
-            _record_committed(report)
-            self._record_waiting(report)
-
-    def _record_breaches(self, breaches: tuple[Breach, ...]) -> None:
-        standing = frozenset((breach.kind, breach.subject) for breach in breaches)
-        for kind, _ in standing - self._standing:
-            BREACHES.labels(kind.value).inc()
-            if kind is BreachKind.RECALL_LATE:
-                RECALLS_LATE.inc()
-        self._standing = standing
-
-    def _record_waiting(self, report: TickReport) -> None:
-        """A reason that no job waits for any more goes to 0: a series that vanishes looks like a fault."""
-        waiting = Tally(reason.code for reason in report.waiting.values())
-        self._reasons.update(waiting)
-        for code in self._reasons:
-            PENDING_JOBS.labels(code.value).set(waiting[code])
-
-
-def _record_committed(report: TickReport) -> None:
-    for decision in report.decisions:
-        DECISIONS.labels(type(decision).__name__).inc()
-        if isinstance(decision, PreemptJob):
-            PREEMPTIONS.inc()
-    for event in report.events:
-        if event.code is EventCode.JOB_LOST_WORK:
-            LOST_GPU_SECONDS.labels(event.cause).inc(event.numbers.get("gpu_s", 0.0))
-        if event.code is EventCode.JOB_REPLANNED:
-            _record_replan(event)
-        if event.code in _DIRECTIONS:
-            RESIZES.labels(_DIRECTIONS[event.code]).inc()
-
-
-def _record_replan(event: Event) -> None:
-    for phase in ReplanPhase:
-        if (seconds := event.numbers.get(f"{phase}_s")) is not None:
-            REPLAN_PHASE.labels(phase.value).observe(seconds)
-    for kind in ("needed", "read", "moved"):
-        REPLAN_BYTES.labels(kind).inc(event.numbers.get(f"{kind}_bytes", 0.0))
-
-
 def record_request(*, method: str, route: str, status: int, seconds: float) -> None:
     """One answered request. `route` is the template, never the path, so that its labels stay few."""
     REQUEST_DURATION.labels(method, route, str(status)).observe(seconds)
+
+
+def record_solve(seconds: float, gaps: Iterable[float]) -> None:
+    """One shape of a curve, solved in `seconds`; the gap of each plan found."""
+    SOLVE_DURATION.observe(seconds)
+    for gap in gaps:
+        SOLVE_GAP.observe(gap)
 
 
 def record_delivery(outcome: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from scheduler.domain.command import ReportProgress
 from scheduler.domain.worker_token import issue_token
+from scheduler.settings import Settings
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
@@ -38,6 +40,9 @@ def test_a_report_goes_into_the_inbox_and_there_is_no_notice(fleet: ApiService) 
     assert fleet.get(f"/v1/jobs/{job_id}/progress")["checkpoint_steps"] == 10
     progress = fleet.get(f"/v1/jobs/{job_id}")["progress"]
     assert (progress["samples_per_s"], progress["peak_bytes"]) == (8.0, 70_000_000_000)
+    assert job_id not in fleet.http.get("/metrics").text
+    by_job = Settings(auth="off", allowed_hosts="service", metrics_by_job=True)
+    fleet.app.state.service = replace(fleet.app.state.service, settings=by_job)
     metrics = fleet.http.get("/metrics").text
     assert f'ebbtide_job_samples_per_s{{job="{job_id}"}} 8.0' in metrics
     assert f'ebbtide_job_peak_bytes{{job="{job_id}"}} 7e+10' in metrics.replace("e+0", "e+")

@@ -36,7 +36,7 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.domain.parallel_plan import Stage as PipelineStage
 from scheduler.domain.scaling_curve import data_parallel_plan
-from scheduler.domain.tick_report import Breach
+from scheduler.domain.tick_report import Breach, TickReport
 from scheduler.executors.simulated import SimulatedExecutor
 from scheduler.executors.simulated_delays import Delays
 from scheduler.policies.policy_set import policy_set
@@ -52,7 +52,8 @@ _LENDING = LendingPolicy(return_deadline_s=300.0, cold_start_s=300.0, headroom=0
 class Stage:
     """Plays a scenario line by line. `run N` lets N seconds pass; every other line happens now."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_report: Callable[[TickReport], None] = lambda report: None) -> None:
+        self._on_report = on_report
         self.told: list[str] = []
         self._clock = ManualClock()
         self._store = MemoryStore()
@@ -203,6 +204,7 @@ class Stage:
         report = tick(
             self._store, self._executor, self._clock, self._policies, epoch=self._epoch, standing=self._standing
         )
+        self._on_report(report)
         self._standing = report.breaches
         self._ticks += 1
         assert self._ticks < 5_000, "the scenario does not come to rest"

@@ -146,3 +146,17 @@ def test_a_shape_of_a_job_that_is_gone_is_not_solved() -> None:
     curves.want(snapshot, wanted("gone/batch-8/seq-0", 2))
     assert pool.waiting == []
     assert curves.is_idle
+
+
+def test_each_shape_solved_is_told_with_its_time_and_the_gaps_of_its_plans() -> None:
+    told: list[tuple[float, list[float]]] = []
+    _, pool, snapshot, key = builder()
+    curves = CurveBuilder(
+        pool, most_in_flight=4, solve=solve, on_solved=lambda took_s, gaps: told.append((took_s, [*gaps]))
+    )
+    curves.want(snapshot, wanted(key, 1, 6, 7))
+    for _ in range(3):
+        pool.run_one()
+    curves.finished(1.0)
+    assert [gaps for _, gaps in told] == [[], [0.0, 0.0]], "none has a plan, two plans, and the refused one nothing"
+    assert all(took_s > 0 for took_s, _ in told)

@@ -27,8 +27,8 @@ def job(held: Allocation) -> Job:
     return Job("a", JobSpec("a", 1, 8), JobState.RUNNING, 0.0, 0.0, Progress(0.0), allocation=held)
 
 
-def shown(snapshot: Snapshot) -> dict[tuple[str, ...], float]:
-    gauges = FleetGauges(snapshot, has_leader=False, inbox_size=3)
+def shown(snapshot: Snapshot, *, by_job: bool = False) -> dict[tuple[str, ...], float]:
+    gauges = FleetGauges(snapshot, has_leader=False, inbox_size=3, by_job=by_job)
     return {
         (sample.name, *sample.labels.values()): sample.value for metric in gauges.collect() for sample in metric.samples
     }
@@ -72,6 +72,28 @@ def test_what_queues_hold_is_told_of_own_and_lent_gpus_and_undeclared_queues_are
     }
 
 
+def test_what_a_queue_is_to_hold_is_told_beside_its_guarantee_and_what_is_above_it() -> None:
+    sizes = {"lab": 4, "web": 2, "x": 1, "y": 3}
+    jobs = {
+        name: replace(
+            job(Allocation(1, target={"t0": tuple(range(count))}, releasing={"i0": (0,)})),
+            id=name,
+            spec=JobSpec("a", 1, 8, queue=name),
+        )
+        for name, count in sizes.items()
+    }
+    queues = {"lab": JobQueue("lab", 3), "web": JobQueue("web", 6), "idle": JobQueue("idle", 1)}
+    pools = {"training": Pool("training", PoolKind.TRAINING), "inference": Pool("inference", PoolKind.INFERENCE)}
+    gauges = shown(Snapshot(pools=pools, nodes={node.name: node for node in NODES}, jobs=jobs, queues=queues))
+    told = {
+        name: tuple(
+            gauges.get((f"ebbtide_queue_{kind}_gpus", name)) for kind in ("guaranteed", "allocated", "borrowed")
+        )
+        for name in ("lab", "web", "idle", "")
+    }
+    assert told == {"lab": (3, 4, 1), "web": (6, 2, 0), "idle": (1, 0, 0), "": (None, 4, 4)}
+
+
 def test_nodes_are_counted_by_the_state_that_matters_most() -> None:
     snapshot = Snapshot(
         pools={"inference": Pool("inference", PoolKind.INFERENCE)},
@@ -83,18 +105,18 @@ def test_nodes_are_counted_by_the_state_that_matters_most() -> None:
         assert gauges["ebbtide_nodes", "inference", state] == 1
 
 
-def test_only_a_running_job_has_series_of_its_own_and_only_for_what_is_known() -> None:
+def test_only_a_running_job_has_series_of_its_own_where_they_are_asked_for_and_only_for_what_is_known() -> None:
     held = job(Allocation(1, target={"t0": (0,)}))
     runs = replace(held, progress=Progress(0.0, steps=12.0, loss=2.5, samples_per_s=30.0, peak_bytes=7_000))
     empty = Snapshot(pools={"training": Pool("training", PoolKind.TRAINING)}, nodes={"t0": NODES[0]})
-    gauges = shown(replace(empty, jobs={"a": runs}))
+    assert not [name for name, *_ in shown(replace(empty, jobs={"a": runs})) if name.startswith("ebbtide_job_")]
+    gauges = shown(replace(empty, jobs={"a": runs}), by_job=True)
     told = {name: gauges[f"ebbtide_job_{name}", "a"] for name in ("steps", "loss", "samples_per_s", "peak_bytes")}
     assert told == {"steps": 12.0, "loss": 2.5, "samples_per_s": 30.0, "peak_bytes": 7_000}
-    assert [name for name, *_ in shown(replace(empty, jobs={"a": held})) if name.startswith("ebbtide_job_")] == [
-        "ebbtide_job_steps"
-    ]
-    queued = replace(runs, state=JobState.QUEUED)
-    assert not [name for name, *_ in shown(replace(empty, jobs={"a": queued})) if name.startswith("ebbtide_job_")]
+    unknown = shown(replace(empty, jobs={"a": held}), by_job=True)
+    assert [name for name, *_ in unknown if name.startswith("ebbtide_job_")] == ["ebbtide_job_steps"]
+    queued = shown(replace(empty, jobs={"a": replace(runs, state=JobState.QUEUED)}), by_job=True)
+    assert not [name for name, *_ in queued if name.startswith("ebbtide_job_")]
 
 
 def test_an_empty_service_shows_zeros_and_no_leader() -> None:

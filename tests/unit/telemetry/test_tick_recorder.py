@@ -1,0 +1,147 @@
+"""What real ticks leave in the metrics, with figures worked out by hand.
+
+In the simulated world a first start takes 30 s, saving 10 s, and a restart 20 s more; a GPU does a step a second.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scheduler.telemetry.tick_recorder import TickRecorder
+from tests.golden.stage import Stage
+from tests.metric_samples import Samples, added, samples
+
+APART = ("ebbtide_tick_duration_seconds", "ebbtide_decisions_total", "ebbtide_goodput_ratio", "ebbtide_gpu_seconds")
+
+
+def play(*lines: str) -> Samples:
+    """What the scenario adds to the metrics; those of `APART` are asked for by name."""
+    before, stage = samples(), Stage(TickRecorder().record)
+    for line in lines:
+        stage.play(line)
+    return added(before)
+
+
+def of_jobs(told: Samples) -> Samples:
+    return {name.removeprefix("ebbtide_"): value for name, value in told.items() if not name.startswith(APART)}
+
+
+def gpu_seconds(told: Samples) -> tuple[float, float]:
+    running, moving = (told.get(f'ebbtide_gpu_seconds_total{{use="{use}"}}', 0.0) for use in ("running", "moving"))
+    return running, moving
+
+
+def test_a_job_that_waits_for_another_has_queued_until_it_ends() -> None:
+    """a: 0 to 30 s starting, 100 s on 4 GPUs. b: starts at 130 s, runs from 160 s to 210 s."""
+    a = "submit a 4..4 gpu-seconds=400 priority=1"
+    told = play("fleet training=1x4 inference=0x4", a, "submit b 4..4 gpu-seconds=200", "run 400")
+    assert of_jobs(told) == {
+        "queueing_seconds_count": 2.0,
+        "queueing_seconds_sum": 0.0 + 130.0,
+        "jct_seconds_count": 2.0,
+        "jct_seconds_sum": 130.0 + 210.0,
+    }
+    assert gpu_seconds(told) == (4 * 100 + 4 * 50, 2 * 4 * 30)
+    assert samples()["ebbtide_goodput_ratio"] == pytest.approx(600 / 840)
+
+
+def test_a_recalled_node_resizes_its_job_and_goes_home_after_the_save() -> None:
+    """Alone from 30 s, lent GPUs from 300 s; recalled at 400 s, left at 410 s, and it runs again at 430 s. The last
+    tick is the full pass at 600 s. Demand is above what is left beside the loan from 400 s on."""
+    told = play(
+        "fleet training=1x4 inference=2x4",
+        *("demand inference 1", "forecast inference 4", "submit a 2..8 gpu-seconds=8000", "run 400"),
+        *("demand inference 5", "forecast inference 8", "run 199"),
+    )
+    ended = play("fleet training=1x4 inference=2x4")
+    assert of_jobs(ended) == {}
+    assert of_jobs(told) == {
+        "queueing_seconds_count": 1.0,
+        'resize_total{direction="grow",reason="GainExceedsCost"}': 1.0,
+        'resize_total{direction="shrink",reason="NodeRecalled"}': 1.0,
+        "resize_duration_seconds_count": 2.0,
+        "resize_duration_seconds_sum": 30.0 + 30.0,
+        "recall_duration_seconds_count": 1.0,
+        "recall_duration_seconds_sum": 10.0,
+        'breaches_total{kind="inference-short"}': 1.0,
+    }
+    assert gpu_seconds(told) == (4 * 270 + 8 * 70, 4 * 30 + 8 * 30 + 8 * 10 + 4 * 20)
+
+
+def test_a_preemption_counts_by_its_reason_and_no_second_start_as_queueing() -> None:
+    """b comes at 1000 s, starts at 1010 s when a has saved, and has run 100 s at 1140 s; a runs again from 1160 s."""
+    told = play(
+        *("fleet training=1x4 inference=0x4", "queue lab guaranteed=4", "queue web guaranteed=0"),
+        *("submit a 4..4 gpu-seconds=80000 queue=web", "run 1000"),
+        *("submit b 4..4 gpu-seconds=400 queue=lab", "run 160"),
+    )
+    assert of_jobs(told) == {
+        'preemptions_total{reason="QuotaReclaimed"}': 1.0,
+        "queueing_seconds_count": 2.0,
+        "queueing_seconds_sum": 0.0 + 10.0,
+        "jct_seconds_count": 1.0,
+        "jct_seconds_sum": 140.0,
+    }
+    assert gpu_seconds(told) == (4 * 970 + 4 * 100, 4 * 30 + 4 * 10 + 4 * 30 + 4 * 20)
+
+
+def test_lost_work_takes_away_from_goodput_as_much_as_was_held_for_it() -> None:
+    """It saves every 50 s of its run: the crash at 120 s loses 40 of 90 s of work, of which each second cost
+    120 * 4 / 360 GPU-seconds a step with the start in it."""
+    told = play(
+        "fleet training=1x4 inference=0x4",
+        *("submit a 4..4 gpu-seconds=80000 checkpoint-every=50", "run 120", "crash a", "run 20"),
+    )
+    lost = 4 * 120 * 40 / 90
+    assert of_jobs(told) == {
+        "queueing_seconds_count": 1.0,
+        'lost_gpu_seconds_total{cause="failed"}': pytest.approx(lost),
+        'restarts_total{cause="workers"}': 1.0,
+    }
+    assert gpu_seconds(told) == (4 * 90, 4 * 30 + 4 * 20)
+    assert samples()["ebbtide_goodput_ratio"] == pytest.approx(360 / 560 * (1 - lost / 560))
+
+
+def test_a_job_restarts_again_and_again_from_its_third_time_within_an_hour() -> None:
+    lines = ["fleet training=1x4 inference=0x4", "submit a 4..4 gpu-seconds=8000000"]
+    twice = [*lines, *("run 100", "crash a") * 2, "run 100"]
+    assert "ebbtide_restarting_jobs" not in play(*twice)
+    thrice = play(*twice, "die-of-memory a 60", "run 1")
+    assert thrice["ebbtide_restarting_jobs"] == 1.0
+    assert thrice['ebbtide_restarts_total{cause="workers"}'] == 2.0
+    assert thrice['ebbtide_restarts_total{cause="out-of-memory"}'] == 1.0
+    slowly = play(*lines, *("run 2000", "crash a") * 3, "run 100")
+    assert slowly["ebbtide_restarting_jobs"] == -1.0, "the one before, and none of its own"
+
+
+def test_a_job_that_waits_is_told_by_declared_queue_and_reason_until_it_does_not() -> None:
+    lines = (
+        *("fleet training=1x4 inference=0x4", "queue lab guaranteed=2"),
+        *("submit a 4..4 gpu-seconds=400 queue=lab priority=1", "submit b 4..4 gpu-seconds=400 queue=lab"),
+        *("submit c 4..4 gpu-seconds=400 queue=mine", "submit d 4..4 gpu-seconds=400 queue=yours", "run 10"),
+    )
+    lab, others = (f'ebbtide_pending_jobs{{queue="{queue}",reason="InsufficientGpus"}}' for queue in ("lab", ""))
+    play(*lines)
+    assert (samples()[lab], samples()[others]) == (1.0, 2.0)
+    play(*lines, "run 1000")
+    assert (samples()[lab], samples()[others]) == (0.0, 0.0)
+
+
+def test_a_forecast_is_judged_once_when_its_horizon_has_passed() -> None:
+    """Forecasts reach 600 s. The one of 0 s holds (0 of 1), that of 301 s does not (4 of 1), that of 601 s does not
+    (5 of 4, above the capacity of 4), that of 1201 s holds (3 of 3), and that of 1801 s is not judged yet."""
+    told = play(
+        *("fleet training=1x4 inference=1x4", "demand inference 0", "forecast inference 1", "run 301"),
+        *("forecast inference 1", "run 300", "demand inference 4", "forecast inference 4", "run 300"),
+        *("demand inference 5", "run 10", "demand inference 3", "run 290", "forecast inference 3", "run 600"),
+        *("forecast inference 1", "run 599"),
+    )
+    assert told['ebbtide_forecasts_judged_total{pool="inference"}'] == 4.0
+    assert samples()['ebbtide_forecast_coverage_ratio{pool="inference",quantile="0.999"}'] == 0.5
+
+
+def test_nothing_is_known_of_goodput_where_nothing_was_held() -> None:
+    play("fleet training=1x4 inference=0x4", "run 100")
+    assert math.isnan(samples()["ebbtide_goodput_ratio"])
