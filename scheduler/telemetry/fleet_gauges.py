@@ -75,6 +75,10 @@ class FleetGauges:
         loans.update((loan.state.value,) for loan in self._snapshot.loans.values() if loan.is_live)
         jobs: Counter[tuple[str, ...]] = Counter({(state.value,): 0 for state in JobState if state not in ENDED})
         jobs.update((job.state.value,) for job in self._snapshot.jobs.values() if not job.is_ended)
+        lent, pools = self._snapshot.ledger.lent_gpus, self._snapshot.pools.values()
+        lenders = [pool.name for pool in pools if pool.kind is PoolKind.INFERENCE]
+        lent_gpus: Counter[tuple[str, ...]] = Counter({(name,): lent.get(name, 0) for name in lenders})
+        yield _labelled("ebbtide_lent_gpus", "GPUs of nodes that training has on loan.", ("pool",), lent_gpus)
         yield _labelled("ebbtide_loans", "Live loans by state.", ("state",), loans)
         yield _labelled("ebbtide_jobs", "Jobs that have not ended, by state.", ("state",), jobs)
 

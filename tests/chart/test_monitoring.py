@@ -1,4 +1,4 @@
-"""Alerts and the dashboard of the chart: Prometheus can read them, and they name metrics that there are."""
+"""Alerts and dashboards of the chart: they name metrics that there are, and each alert fires when it should."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import re
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,19 +17,26 @@ import yaml
 from scheduler.domain.snapshot import Snapshot
 from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import REGISTRY
+from tests.chart import dashboards, manifests
 from tests.chart.helm import CHART
 
 RULES = CHART / "rules.yaml"
 GUIDE = Path(__file__).parents[2] / "deploy" / "README.md"
+PROVOKED = Path(__file__).parent / "alerts.yaml"
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 promtool = shutil.which("promtool")
 
 
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 def expressions() -> Iterator[str]:
-    for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
-        yield from (rule["expr"] for rule in group["rules"])
-    dashboard = json.loads((CHART / "dashboards" / "ebbtide.json").read_text(encoding="utf-8"))
-    yield from (target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    yield from (rule["expr"] for rule in alerts())
+    for file in dashboards.FOLDER.glob("*.json"):
+        panels = json.loads(file.read_text(encoding="utf-8"))["panels"]
+        yield from (target["expr"] for panel in panels for target in panel["targets"])
 
 
 def test_only_metrics_that_there_are_are_named() -> None:
@@ -39,42 +48,34 @@ def test_only_metrics_that_there_are_are_named() -> None:
     assert named - known == set()
 
 
+def test_the_dashboards_are_what_their_program_writes() -> None:
+    written = {file.name: file.read_text(encoding="utf-8") for file in dashboards.FOLDER.iterdir()}
+    assert written == dict(dashboards.rendered()), "write them with `python -m tests.chart.dashboards`"
+
+
+def test_the_chart_hands_rules_and_dashboards_on_as_they_are() -> None:
+    made = {(each["kind"], each["metadata"]["name"]): each for each in manifests.read("everything")}
+    assert made["PrometheusRule", "ebbtide"]["spec"]["groups"][0]["rules"] == alerts()
+    assert made["ConfigMap", "ebbtide-dashboards"]["data"] == dict(dashboards.rendered())
+
+
 def test_the_guide_says_what_to_do_about_each_alert() -> None:
     guide = GUIDE.read_text(encoding="utf-8")
-    for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
-        assert [rule["alert"] for rule in group["rules"] if f"`{rule['alert']}`" not in guide] == []
+    assert [rule["alert"] for rule in alerts() if f"`{rule['alert']}`" not in guide] == []
+    lines = [rule["annotations"]["runbook"] for rule in alerts()]
+    assert lines == [f"deploy/README.md, what to do when, {rule['alert']}" for rule in alerts()]
 
 
-PROVOKED = """
-rule_files: [{rules}]
-evaluation_interval: 1m
-tests:
-  - interval: 1m
-    input_series:
-      - {{series: 'ebbtide_recalls_late_total{{pod="a"}}', values: '0x10 1x30'}}
-      - {{series: 'ebbtide_leader{{pod="a"}}', values: '1x40'}}
-      - {{series: 'ebbtide_leader{{pod="b"}}', values: '1x20 0x20'}}
-      - {{series: 'ebbtide_demand_age_seconds{{pool="chat"}}', values: '0+60x40'}}
-    alert_rule_test:
-      - {{eval_time: 12m, alertname: EbbtideRecallLate, exp_alerts: [{{exp_labels: {{severity: critical}}, exp_annotations: {{summary: A lent node was not home by its deadline.}}}}]}}
-      - {{eval_time: 30m, alertname: EbbtideRecallLate, exp_alerts: []}}
-      - {{eval_time: 30m, alertname: EbbtideLeaderMissing, exp_alerts: []}}
-      - {{eval_time: 30m, alertname: EbbtideDemandStale, exp_alerts: []}}
-    promql_expr_test:
-      - {{expr: 'count(ALERTS{{alertname="EbbtideDemandStale", alertstate="firing"}})', eval_time: 38m, exp_samples: [{{value: 1}}]}}
-  - interval: 1m
-    input_series:
-      - {{series: 'ebbtide_leader{{pod="a"}}', values: '1x5 0x5 _x10'}}
-    promql_expr_test:
-      - {{expr: 'count(ALERTS{{alertname="EbbtideLeaderMissing", alertstate="firing"}})', eval_time: 9m, exp_samples: [{{value: 1}}]}}
-      - {{expr: 'count(ALERTS{{alertname="EbbtideLeaderMissing", alertstate="firing"}})', eval_time: 19m, exp_samples: [{{value: 1}}]}}
-"""  # noqa: E501
+def test_each_alert_is_provoked_and_spared() -> None:
+    fires: defaultdict[str, set[bool]] = defaultdict(set)
+    for play in yaml.safe_load(PROVOKED.read_text(encoding="utf-8"))["tests"]:
+        for look in play["alert_rule_test"]:
+            fires[look["alertname"]].add(bool(look["exp_alerts"]))
+    assert dict(fires) == {rule["alert"]: {True, False} for rule in alerts()}
 
 
 @pytest.mark.skipif(promtool is None, reason="no promtool: Debian's package prometheus has it")
-def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
+def test_alerts_fire_when_they_should_and_not_before() -> None:
     assert promtool is not None
-    script = tmp_path / "provoked.yaml"
-    script.write_text(PROVOKED.format(rules=RULES), encoding="utf-8")
-    told = subprocess.run([promtool, "test", "rules", str(script)], capture_output=True, text=True, check=False)
+    told = subprocess.run([promtool, "test", "rules", str(PROVOKED)], capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stdout + told.stderr
