@@ -55,7 +55,8 @@ def _quantiles(metric: str, by: str = "", *, window: str = "1h") -> Mapping[str,
 
 def _hourly(counter: str, by: str, legend: str = "") -> Mapping[str, str]:
     return {
-        legend or " ".join(f"{{{{{each.strip()}}}}}" for each in by.split(",")): f"sum by ({by}) (increase({counter}[1h]))"
+        legend
+        or " ".join(f"{{{{{each.strip()}}}}}" for each in by.split(",")): f"sum by ({by}) (increase({counter}[1h]))"
     }
 
 
@@ -129,9 +130,7 @@ INFERENCE = Board(
             "Demand, what it may become, and what there is beside the loans",
             _present("ebbtide_inference_demand_gpus", "pool", "{{pool}}, demand")
             | _present("ebbtide_forecast_gpus", "pool, quantile", "{{pool}}, at most with {{quantile}}")
-            | {
-                "{{pool}}, beside the loans": _BESIDE_LOANS
-            },
+            | {"{{pool}}, beside the loans": _BESIDE_LOANS},
         ),
         Graph(
             "GPUs to spare above the demand",
@@ -169,7 +168,11 @@ INTERNALS = Board(
                 "commits": 'sum(rate(ebbtide_tick_duration_seconds_count{stage="commit"}[10m]))',
             },
         ),
-        Graph("Decisions an hour", _hourly("ebbtide_decisions_total", "kind"), stacked=True),
+        Graph(
+            "Decisions an hour, and illegal ones that were dropped",
+            _hourly("ebbtide_decisions_total", "kind") | _hourly("ebbtide_violations_total", "law", "dropped: {{law}}"),
+            stacked=True,
+        ),
         Graph(
             "Leader, and commands that wait",
             _present("ebbtide_leader", legend="a leader is there")
@@ -185,7 +188,6 @@ INTERNALS = Board(
                 " / sum(increase(ebbtide_solve_optimality_gap_count[6h]))",
             },
         ),
-        Graph("Illegal decisions dropped an hour", _hourly("ebbtide_violations_total", "law")),
         Graph(
             "Time of an answer, 95th percentile",
             _quantiles("ebbtide_api_request_duration_seconds", "route", window="10m"),

@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback that scrapes one target, whose gauges the test writes."""
+"""A real Prometheus on loopback that scrapes one target; here also one whose gauges the test writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -15,7 +16,8 @@ from tests.loopback import free_port
 
 PROGRAM = shutil.which("prometheus")
 _CONFIG = """
-global: {{scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 1m}}
+global: {{scrape_interval: {every}, scrape_timeout: {every}, evaluation_interval: {judged_every}}}
+rule_files: [{rules}]
 scrape_configs:
   - job_name: test
     static_configs: [{{targets: ["{target}"]}}]
@@ -41,9 +43,15 @@ class Target:
 
 
 class Prometheus:
-    def __init__(self, folder: Path, target: Target) -> None:
-        self._folder = folder
-        (folder / "prometheus.yml").write_text(_CONFIG.format(target=target.address))
+    """`data`: blocks of samples that there are already. `rules` are judged as often as it scrapes."""
+
+    def __init__(
+        self, folder: Path, target: str, *, every: str = "200ms", data: Path | None = None, rules: Path | None = None
+    ) -> None:
+        self._folder, self._data = folder, data or folder / "data"
+        judged_every = every if rules else "1m"
+        config = _CONFIG.format(target=target, every=every, judged_every=judged_every, rules=rules or "")
+        (folder / "prometheus.yml").write_text(config)
         self._address = f"127.0.0.1:{free_port()}"
         self.url = f"http://{self._address}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,13 +62,20 @@ class Prometheus:
         command = [
             PROGRAM,
             f"--config.file={self._folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={self._folder / 'data'}",
+            f"--storage.tsdb.path={self._data}",
+            "--storage.tsdb.retention.time=100y",
             f"--web.listen-address={self._address}",
             "--log.level=warn",
         ]
         with (self._folder / "prometheus.log").open("ab") as log:
             self._process = subprocess.Popen([*leash, *command], stdout=log, stderr=log, cwd=self._folder)
         eventually(self._is_ready, what=f"Prometheus is up: see {self._folder / 'prometheus.log'}")
+
+    def ask(self, path: str, **question: str | float) -> Any:
+        """The data of an answer of its HTTP API, `/api/v1` and what follows."""
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=question, timeout=60.0).json()
+        assert answer["status"] == "success", (question, answer)
+        return answer["data"]
 
     def kill(self) -> None:
         if self._process is not None:

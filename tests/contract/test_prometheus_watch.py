@@ -26,7 +26,7 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.target = Target()
         self.target.text = GAUGES
-        self.prometheus = Prometheus(folder, self.target)
+        self.prometheus = Prometheus(folder, self.target.address)
         self.watch = PrometheusWatch(self.prometheus.url, on_change=lambda: None, period_s=0.1)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def target() -> Iterator[Target]:
 def prometheus(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prometheus]:
     folder = tmp_path / "prometheus"
     folder.mkdir()
-    made = Prometheus(folder, target)
+    made = Prometheus(folder, target.address)
     monkeypatch.setenv("EBBTIDE_PROMETHEUS_URL", made.url)
     try:
         made.start()

@@ -1,0 +1,112 @@
+"""Every query of the dashboards and every alert's, on a real Prometheus that has the samples of a day of a fleet; and
+one that scrapes a real service."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chart import dashboards
+from tests.chart.test_monitoring import RULES, alerts
+from tests.contract.prometheus_site import PROGRAM, Prometheus
+from tests.kubernetes.waiting import eventually
+from tests.monitoring.simulated_day import END_S, SCRAPE_S, START_S
+
+promtool = shutil.which("promtool")
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(PROGRAM is None or promtool is None, reason="no Prometheus: Debian's package prometheus has it"),
+]
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that has the day's samples."""
+    folder = tmp_path_factory.mktemp("day")
+    samples, data = folder / "samples.txt", folder / "data"
+    subprocess.run([sys.executable, "-W", "error", "-m", "tests.monitoring.simulated_day", samples], check=True)
+    command = [str(promtool), "tsdb", "create-blocks-from", "openmetrics", str(samples), str(data)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    made = Prometheus(folder, NOWHERE, every="1m", data=data)
+    made.start()
+    yield made
+    made.kill()
+
+
+def values(day: Prometheus, query: str) -> list[float]:
+    """All values that a query has throughout the day, but for its first minutes, when nothing could have increased."""
+    told = day.ask("query_range", query=query, start=START_S + 600.0, end=END_S, step=SCRAPE_S)
+    return [float(value) for series in told["result"] for _, value in series["values"]]
+
+
+PANELS = [
+    pytest.param(panel, id=f"{file.stem}: {panel['title']}")
+    for file in sorted(dashboards.FOLDER.glob("*.json"))
+    for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]
+]
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_shows_something_of_the_day(day: Prometheus, panel: dict[str, Any]) -> None:
+    shown = [value for target in panel["targets"] for value in values(day, target["expr"])]
+    assert any(value and math.isfinite(value) for value in shown)
+
+
+EXPECTED = {"EbbtideJobRestarting", "EbbtidePromiseBroken", "EbbtideForecastOutOfCoverage"}
+"""Alerts of a day on which a job crashes again and again, nodes go down, and demand, of which no earlier day is known,
+surges; all else goes well."""
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: str(alert["alert"]))
+def test_an_alert_can_be_judged_and_would_fire_where_the_day_gives_cause(
+    day: Prometheus, alert: dict[str, Any]
+) -> None:
+    assert bool(values(day, alert["expr"])) == (alert["alert"] in EXPECTED)
+
+
+def test_a_real_service_is_scraped_and_every_rule_is_judged(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {
+        **os.environ,
+        "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/ebbtide.sqlite",
+        "EBBTIDE_RUN_DIR": f"{tmp_path}/run",
+        "EBBTIDE_PORT": address.partition(":")[2],
+    }
+    environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    prometheus = Prometheus(tmp_path, address, every="1s", rules=RULES)
+    with (tmp_path / "service.log").open("wb") as log:
+        service = subprocess.Popen(
+            [sys.executable, "-m", "scheduler.cli", "serve"], env=environment, stdout=log, stderr=log
+        )
+    try:
+        prometheus.start()
+
+        def has(query: str) -> bool:
+            return bool(prometheus.ask("query", query=query)["result"])
+
+        ticks = 'increase(ebbtide_tick_duration_seconds_count{stage="decide"}[10s]) > 0'
+        for query in ("ebbtide_leader == 1", ticks, 'ebbtide_api_request_duration_seconds_count{route="/metrics"} > 0'):
+            eventually(lambda asked=query: has(asked), what=query)  # type: ignore[misc]
+        eventually(lambda: all(rule["health"] == "ok" for rule in _rules(prometheus)), what="all rules are judged")
+        assert {rule["name"] for rule in _rules(prometheus)} == {alert["alert"] for alert in alerts()}
+    finally:
+        prometheus.kill()
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(60) == 0
+
+
+def _rules(prometheus: Prometheus) -> list[dict[str, Any]]:
+    return [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
