@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from scheduler.domain.tick_report import TickReport
 from scheduler.executors.local import LocalExecutor
 from scheduler.executors.local_records import RunRoot
 from scheduler.executors.local_run import Patience
@@ -35,6 +36,7 @@ from scheduler.store.sql import SqlStore
 from scheduler.telemetry.logs import configure_logs
 from scheduler.telemetry.metrics import record_solve, record_swept
 from scheduler.telemetry.tick_recorder import TickRecorder
+from scheduler.telemetry.traces import TickTracer
 
 if TYPE_CHECKING:
     from api.webhooks.courier import Courier, Rhythm
@@ -110,12 +112,20 @@ def controller_of(
             on_solved=record_solve,
         ),
         demand=DemandWatch(store, forecaster, memory_s=HISTORY_SEASONS * settings.season_s),
-        on_report=TickRecorder().record,
+        on_report=_all_of(TickRecorder().record, TickTracer().record),
         has_news=has_news,
         may_lead=may_lead,
         pace=Pace(tick_s_max=settings.tick_s_max, lease_s=settings.lease_s),
         at=at,
     )
+
+
+def _all_of(*told: Callable[[TickReport], None]) -> Callable[[TickReport], None]:
+    def tell(report: TickReport) -> None:
+        for each in told:
+            each(report)
+
+    return tell
 
 
 def retention(

@@ -42,6 +42,7 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
         os.environ["EBBTIDE_PORT"] = str(_free_port(settings.host))
         settings = read_settings()
     _check_policy(settings)
+    _check_traces()
     _migrate(settings)
     say(f"Ebbtide serves {settings.worker_url} on {_shown(settings.database_url)}; Ctrl-C stops it.")
     say(_who_may_ask(settings))
@@ -73,6 +74,7 @@ def controller() -> None:
     from scheduler.wiring import run_controller
 
     end_with_parent()
+    _start_tracing("ebbtide-controller")
     run_controller(read_settings())
 
 
@@ -84,6 +86,7 @@ def api() -> None:
     settings = read_settings()
     _check_auth(settings)
     end_with_parent()
+    _start_tracing("ebbtide-api")
     run_api(settings)
 
 
@@ -94,6 +97,7 @@ def operator() -> None:
 
     settings = read_settings()
     _check_policy(settings)
+    _start_tracing("ebbtide-operator")
     with blaming("EBBTIDE_HOST, EBBTIDE_PROBE_PORT"):
         probes = Probes(settings.host, settings.probe_port)
     with probes, blaming("EBBTIDE_KUBECONFIG"):
@@ -146,6 +150,20 @@ def _check_policy(settings: Settings) -> None:
 
     with blaming("EBBTIDE_POLICY"):
         policy_set(settings.policy)
+
+
+def _check_traces() -> None:
+    from scheduler.telemetry.traces import traces_wanted
+
+    with blaming(""):
+        traces_wanted(os.environ)
+
+
+def _start_tracing(service: str) -> None:
+    from scheduler.telemetry.traces import start_tracing
+
+    with blaming(""):
+        start_tracing(service, os.environ)
 
 
 def _migrate(settings: Settings, *, is_restored: bool = False) -> None:

@@ -45,7 +45,7 @@ class Board:
     graphs: tuple[Graph, ...]
 
 
-def _quantiles(metric: str, by: str = "", *, window: str = "1h") -> Mapping[str, str]:
+def _quantiles(metric: str, by: str = "", *, window: str = "1h") -> dict[str, str]:
     """Median and 95th percentile of a histogram; of each `by` the latter alone."""
     rate = f"sum by (le{', ' + by if by else ''}) (rate({metric}_bucket[{window}]))"
     if by:
@@ -53,16 +53,17 @@ def _quantiles(metric: str, by: str = "", *, window: str = "1h") -> Mapping[str,
     return {"half": f"histogram_quantile(0.5, {rate})", "95 of 100": f"histogram_quantile(0.95, {rate})"}
 
 
-def _hourly(counter: str, by: str, legend: str = "") -> Mapping[str, str]:
-    return {
-        legend
-        or " ".join(f"{{{{{each.strip()}}}}}" for each in by.split(",")): f"sum by ({by}) (increase({counter}[1h]))"
-    }
+def _hourly(counter: str, by: str, legend: str = "") -> dict[str, str]:
+    return {legend or _labels(by): f"sum by ({by}) (increase({counter}[1h]))"}
 
 
-def _present(gauge: str, by: str = "", legend: str = "") -> Mapping[str, str]:
-    shown = legend or " ".join(f"{{{{{each.strip()}}}}}" for each in by.split(","))
-    return {shown: f"max by ({by}) ({gauge})" if by else f"max({gauge})"}
+def _present(gauge: str, by: str = "", legend: str = "") -> dict[str, str]:
+    return {legend or _labels(by): f"max by ({by}) ({gauge})" if by else f"max({gauge})"}
+
+
+def _labels(by: str) -> str:
+    """A legend of the labels' values."""
+    return " ".join(f"{{{{{each.strip()}}}}}" for each in by.split(","))
 
 
 FLEET = Board(
@@ -141,7 +142,7 @@ INFERENCE = Board(
             "How often demand stayed at or below the forecast",
             _present("ebbtide_forecast_coverage_ratio", "pool, quantile"),
             "percentunit",
-            about="Of the forecasts whose horizon passed in the last 24 hours. It should be near its quantile, or above.",
+            about="Of the forecasts whose horizon passed in the last 24 hours. It should be near the quantile.",
         ),
         Graph("Forecasts judged an hour", _hourly("ebbtide_forecasts_judged_total", "pool")),
         Graph(

@@ -1,5 +1,8 @@
-"""`python -m tests.monitoring.simulated_day PATH`: a day of a fleet, played by the simulator and scraped all along: demand like a tide, lending and recalls, queues that
-borrow and get theirs back, crashes and lost nodes. What a service would show at /metrics, with the times of that day."""
+"""`python -m tests.monitoring.simulated_day PATH`: a day of a fleet, played by the simulator and scraped all along.
+
+Demand like a tide, lending and recalls, queues that borrow and get theirs back, crashes and lost nodes: what a service
+would show at /metrics, with the times of that day.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""Traces of a real service, sent to a real receiver of OTLP over HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from api.client import Client
+from scheduler.telemetry.traces import job_context
+from tests.http_server import LoopbackServer, Quiet
+from tests.kubernetes.waiting import eventually
+
+wire = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+pytestmark = pytest.mark.e2e
+
+
+class Receiver:
+    """Keeps every span that is sent to it, with the name of the service that it is of."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, wire.Span]] = []  # type: ignore[name-defined]
+        receiver = self
+
+        class Handler(Quiet, BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                assert self.path == "/v1/traces", self.path
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                for sent in wire.ExportTraceServiceRequest.FromString(body).resource_spans:
+                    about = {each.key: each.value.string_value for each in sent.resource.attributes}
+                    kept = (span for scope in sent.scope_spans for span in scope.spans)
+                    receiver.spans.extend((about["service.name"], span) for span in kept)
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        server = LoopbackServer(Handler)
+        self.url, self.close = server.url, server.close
+
+    def named(self, service: str, name: str) -> list[wire.Span]:  # type: ignore[name-defined]
+        return [span for of, span in tuple(self.spans) if (of, span.name) == (service, name)]
+
+
+def test_ticks_jobs_and_requests_reach_whom_the_environment_names(tmp_path: Path) -> None:
+    receiver = Receiver()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/ebbtide.sqlite",
+        "EBBTIDE_RUN_DIR": f"{tmp_path}/run",
+        "EBBTIDE_PORT": str(port),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
+        "OTEL_BSP_SCHEDULE_DELAY": "200",
+    }
+    command = [sys.executable, "-m", "scheduler.cli", "serve"]
+    with (tmp_path / "service.log").open("wb") as log:
+        service = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            eventually(client.is_ready, what="the service is up")
+            client.create_pool({"name": "training", "kind": "training"})
+            job = client.submit({"name": "waits", "gpus": {"min": 1, "max": 1}, "steps": 10, "command": ["true"]})
+        own = eventually(lambda: receiver.named("ebbtide-controller", "JobState"), what="the job is told of")
+        assert own[0].trace_id == job_context(job["id"]).trace_id.to_bytes(16)
+        (tick_id,) = {link.span_id for link in own[0].links}
+        ticks = eventually(
+            lambda: [span for span in receiver.named("ebbtide-controller", "tick") if span.span_id == tick_id],
+            what="its tick is told of",
+        )
+        assert own[0].span_id in {link.span_id for link in ticks[0].links}
+        inside = {span.name for _, span in receiver.spans if span.parent_span_id == tick_id}
+        assert {"observe", "load", "decide", "commit", "converge"} <= inside
+        eventually(lambda: receiver.named("ebbtide-api", "POST /v1/jobs"), what="the request is told of")
+    finally:
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(60) == 0, (tmp_path / "service.log").read_text()
+        receiver.close()
+
+
+def test_an_exporter_that_there_is_not_is_refused_by_name(tmp_path: Path) -> None:
+    environment = {**os.environ, "OTEL_TRACES_EXPORTER": "zipkin", "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/e"}
+    command = [sys.executable, "-m", "scheduler.cli", "serve"]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert told.returncode == 2
+    assert "OTEL_TRACES_EXPORTER" in told.stderr
