@@ -10,11 +10,13 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from scheduler.domain.fleet import Node, NodeState, PoolKind
 from scheduler.domain.job_state import ENDED, JobState
-from scheduler.domain.loan import LIVE_LOANS
+from scheduler.domain.loan import LIVE_LOANS, LoanState
 from scheduler.domain.snapshot import Snapshot
 
+_LENT = (LoanState.ACTIVE, LoanState.RECALLED)
 _GPU_KINDS = ("own", "lent")
 _GPU_STATES = ("training", "inference", "idle", "down")
+Tally = Counter[tuple[str, ...]]
 
 
 def package_version() -> str:
@@ -36,9 +38,11 @@ class FleetGauges:
         self._by_job = by_job
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._fleet()
-        yield from self._work()
-        yield from self._queues()
+        holdings = _Holdings(self._snapshot)
+        yield from self._fleet(holdings)
+        yield from self._loans()
+        yield _labelled("ebbtide_jobs", "Jobs that have not ended, by state.", ("state",), holdings.states)
+        yield from self._queues(holdings)
         yield from self._demand()
         if self._by_job:
             yield from self._running_jobs()
@@ -49,15 +53,14 @@ class FleetGauges:
         info.add_metric([package_version()], 1)
         yield info
 
-    def _fleet(self) -> Iterator[Metric]:
-        gpus: Counter[tuple[str, ...]] = Counter()
-        nodes: Counter[tuple[str, ...]] = Counter()
-        held = _held_gpus(self._snapshot)
+    def _fleet(self, holdings: _Holdings) -> Iterator[Metric]:
+        gpus: Tally = Counter()
+        nodes: Tally = Counter()
         for pool in self._snapshot.pools:
             gpus.update({(pool, state): 0 for state in _GPU_STATES})
         for node in self._snapshot.nodes.values():
             nodes[node.pool, self._node_state(node)] += 1
-            for state, count in _gpu_states(node, held[node.name]).items():
+            for state, count in _gpu_states(node, holdings.of_node[node.name]).items():
                 gpus[node.pool, state] += count
         yield _labelled("ebbtide_gpus", "GPUs by what uses them.", ("pool", "state"), gpus)
         yield _labelled("ebbtide_nodes", "Nodes by state.", ("pool", "state"), nodes)
@@ -70,35 +73,23 @@ class FleetGauges:
         loan = self._snapshot.loans.get(node.name)
         return loan.state.value if loan is not None and loan.is_live else "up"
 
-    def _work(self) -> Iterator[Metric]:
-        loans: Counter[tuple[str, ...]] = Counter({(state.value,): 0 for state in LIVE_LOANS})
-        loans.update((loan.state.value,) for loan in self._snapshot.loans.values() if loan.is_live)
-        jobs: Counter[tuple[str, ...]] = Counter({(state.value,): 0 for state in JobState if state not in ENDED})
-        jobs.update((job.state.value,) for job in self._snapshot.jobs.values() if not job.is_ended)
-        lent, pools = self._snapshot.ledger.lent_gpus, self._snapshot.pools.values()
-        lenders = [pool.name for pool in pools if pool.kind is PoolKind.INFERENCE]
-        lent_gpus: Counter[tuple[str, ...]] = Counter({(name,): lent.get(name, 0) for name in lenders})
-        yield _labelled("ebbtide_lent_gpus", "GPUs of nodes that training has on loan.", ("pool",), lent_gpus)
-        yield _labelled("ebbtide_loans", "Live loans by state.", ("state",), loans)
-        yield _labelled("ebbtide_jobs", "Jobs that have not ended, by state.", ("state",), jobs)
-
-    def _queues(self) -> Iterator[Metric]:
-        """What jobs hold, by declared queue; clients may name any others, and all of those are one series."""
+    def _loans(self) -> Iterator[Metric]:
         snapshot = self._snapshot
-        gpus: Counter[tuple[str, ...]] = Counter({(name, kind): 0 for name in snapshot.queues for kind in _GPU_KINDS})
-        allocated: Counter[tuple[str, ...]] = Counter({(name,): 0 for name in snapshot.queues})
-        for job in snapshot.jobs.values():
-            if not (job.allocation.target or job.allocation.releasing):
-                continue
-            queue = job.spec.queue if job.spec.queue in snapshot.queues else ""
-            allocated[queue,] += job.allocation.target_gpus
-            for name, indices in job.allocation.held.items():
-                lent = snapshot.pools[snapshot.nodes[name].pool].kind is PoolKind.INFERENCE
-                gpus[queue, _GPU_KINDS[lent]] += len(indices)
+        states: Tally = Counter({(state.value,): 0 for state in LIVE_LOANS})
+        lenders = [pool.name for pool in snapshot.pools.values() if pool.kind is PoolKind.INFERENCE]
+        lent: Tally = Counter({(name,): 0 for name in lenders})
+        for loan in snapshot.loans.values():
+            if loan.is_live:
+                states[loan.state.value,] += 1
+            lent[loan.pool,] += snapshot.nodes[loan.node].gpus if loan.state in _LENT else 0
+        yield _labelled("ebbtide_loans", "Live loans by state.", ("state",), states)
+        yield _labelled("ebbtide_lent_gpus", "GPUs of nodes that training has on loan.", ("pool",), lent)
+
+    def _queues(self, holdings: _Holdings) -> Iterator[Metric]:
         told = "GPUs that jobs hold, by declared queue, and whether they are training's own or lent."
-        yield _labelled("ebbtide_queue_gpus", told, ("queue", "kind"), gpus)
-        declared = snapshot.queues.items()
-        guaranteed: Counter[tuple[str, ...]] = Counter({(name,): queue.guaranteed_gpus for name, queue in declared})
+        yield _labelled("ebbtide_queue_gpus", told, ("queue", "kind"), holdings.of_queue)
+        declared, allocated = self._snapshot.queues.items(), holdings.allocated
+        guaranteed: Tally = Counter({(name,): queue.guaranteed_gpus for name, queue in declared})
         borrowed = Counter({name: max(0, count - guaranteed[name]) for name, count in allocated.items()})
         for name, told, counts in (
             ("ebbtide_queue_guaranteed_gpus", "GPUs that a queue is guaranteed.", guaranteed),
@@ -140,13 +131,29 @@ class FleetGauges:
         yield forecast_gpus
 
 
-def _held_gpus(snapshot: Snapshot) -> Counter[str]:
-    """GPUs by node that some job holds."""
-    held: Counter[str] = Counter()
-    for job in snapshot.jobs.values():
-        for node, indices in job.allocation.held.items():
-            held[node] += len(indices)
-    return held
+class _Holdings:
+    """Jobs by state and the GPUs that they hold, in one pass over them: by node; by declared queue and whether they are
+    lent; and those that they are to hold by queue. Clients may name any queue: all undeclared ones are one series."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.states: Tally = Counter({(state.value,): 0 for state in JobState if state not in ENDED})
+        self.of_node: Counter[str] = Counter()
+        self.of_queue: Tally = Counter({(name, kind): 0 for name in snapshot.queues for kind in _GPU_KINDS})
+        self.allocated: Tally = Counter({(name,): 0 for name in snapshot.queues})
+        lenders = {name for name, pool in snapshot.pools.items() if pool.kind is PoolKind.INFERENCE}
+        states: Counter[JobState] = Counter()
+        for job in snapshot.jobs.values():
+            states[job.state] += 1
+            allocation = job.allocation
+            if not (allocation.target or allocation.releasing):
+                continue
+            queue = job.spec.queue if job.spec.queue in snapshot.queues else ""
+            self.allocated[queue,] += allocation.target_gpus
+            for gpus in (allocation.target, allocation.releasing):
+                for node, indices in gpus.items():
+                    self.of_node[node] += len(indices)
+                    self.of_queue[queue, _GPU_KINDS[snapshot.nodes[node].pool in lenders]] += len(indices)
+        self.states.update({(state.value,): count for state, count in states.items() if state not in ENDED})
 
 
 def _gpu_states(node: Node, held: int) -> dict[str, int]:
@@ -170,7 +177,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _labelled(name: str, text: str, labels: tuple[str, ...], counts: Counter[tuple[str, ...]]) -> Metric:
+def _labelled(name: str, text: str, labels: tuple[str, ...], counts: Tally) -> Metric:
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, count in sorted(counts.items()):
         family.add_metric(values, count)

@@ -17,7 +17,7 @@ Row = tuple[str, str, str]
 NAMES = (
     *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "forecast"),
     *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
-    *("resharding", "shrinks", "replan", "agents", "kubernetes", "front_door", "streams", "takeover"),
+    *("resharding", "shrinks", "replan", "agents", "kubernetes", "front_door", "streams", "takeover", "metrics"),
 )
 
 

@@ -1,0 +1,146 @@
+"""`python -m tests.benchmarks.metrics_site count|ask|both`: counts all that can be counted, asks for /metrics, or both.
+
+20 pools, 50 queues, 1,000 nodes and 5,000 jobs of which 1,000 run; every label that pools, queues, reasons and routes
+can have is there, each route with an answer that went well and one that did not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from statistics import median, quantiles
+
+import httpx
+
+from api.app import create_app, routes_of
+from scheduler.domain.decision import PreemptJob
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.fleet import DemandReading, Node, Pool, PoolKind
+from scheduler.domain.forecast import Forecast
+from scheduler.domain.job import Job
+from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.reason import Reason, ReasonCode
+from scheduler.domain.replan import ReplanPhase
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import TickReport
+from scheduler.policies.policy_set import policy_set
+from scheduler.runtime.clock import ManualClock
+from scheduler.settings import Settings
+from scheduler.store.memory import MemoryStore
+from scheduler.store.protocol import Commit
+from scheduler.telemetry.metrics import record_request, record_solve
+from scheduler.telemetry.tick_recorder import TickRecorder
+from tests.api.conftest import AppTransport
+from tests.builders import a_job, a_node
+from tests.memory_run_log import MemoryRunLog
+
+POOLS, QUEUES, NODES, RUNNING, WAITING, ASKED = 20, 50, 1000, 1000, 4000, 40
+NOW_S = 100_000.0
+_LEVELS = (0.5, 0.9, 0.95, 0.99, 0.999)
+_STAGES = ("observe", "load", "absorb", "decide", "apply", "commit", "converge")
+_DIRECTIONS = (EventCode.JOB_GROWN, EventCode.JOB_SHRUNK, EventCode.JOB_MOVED, EventCode.JOB_REARRANGED)
+
+
+def snapshot() -> Snapshot:
+    kinds = [PoolKind.TRAINING if at % 2 else PoolKind.INFERENCE for at in range(POOLS)]
+    pools = {f"pool-{at}": Pool(f"pool-{at}", kind) for at, kind in enumerate(kinds)}
+    nodes = {f"n{at}": _node(at) for at in range(NODES)}
+    lent = [node for node in nodes.values() if pools[node.pool].kind is PoolKind.INFERENCE][:200]
+    loans = {
+        node.name: Loan(f"l-{node.name}", node.name, node.pool, LoanState.ACTIVE, 0.0, 0.0) for node in lent if node
+    }
+    jobs = {job.id: job for job in (*map(_running, range(RUNNING)), *map(_waiting, range(WAITING)))}
+    reading = DemandReading(NOW_S, 8.0, 8.0)
+    forecast = Forecast(NOW_S, 600.0, _LEVELS, (8.0,) * len(_LEVELS), "test")
+    queues = {f"queue-{at}": JobQueue(f"queue-{at}", at) for at in range(QUEUES)}
+    lenders = [name for name in pools if pools[name].kind is PoolKind.INFERENCE]
+    demand, forecasts = dict.fromkeys(lenders, reading), dict.fromkeys(lenders, forecast)
+    return Snapshot(1, NOW_S, pools, nodes, jobs, loans, {}, demand, forecasts, queues)
+
+
+def _node(at: int) -> Node:
+    return a_node(f"n{at}", f"pool-{at % POOLS}", cordoned=at % 50 == 7, draining=at % 100 == 7)
+
+
+def _running(at: int) -> Job:
+    seat = {f"n{at}": (0, 1, 2, 3)}
+    return a_job(f"run-{at}", 4, 8, state=JobState.RUNNING, on=seat, now_s=0.0, queue=f"queue-{at % (QUEUES + 5)}")
+
+
+def _waiting(at: int) -> Job:
+    return a_job(f"wait-{at}", 1, 8, now_s=0.0, queue=f"queue-{at % (QUEUES + 5)}")
+
+
+def count(state: Snapshot) -> None:
+    """What a controller that has seen everything has counted."""
+    codes = list(ReasonCode)
+    waiting = {f"wait-{at}": Reason(codes[17 + (at // (QUEUES + 5)) % (len(codes) - 17)], "") for at in range(WAITING)}
+    resizes = [Event(NOW_S, code, "run-0", "", {}, reason) for code in _DIRECTIONS for reason in codes[:17]]
+    replan = Event(NOW_S, EventCode.JOB_REPLANNED, "run-0", "", {f"{phase}_s": 1.0 for phase in ReplanPhase})
+    decisions = tuple(PreemptJob("run-0", NOW_S, Reason(code, "")) for code in codes[:17])
+    report = TickReport(
+        generation=2,
+        now_s=NOW_S,
+        decisions=decisions,
+        violations=(),
+        breaches=(),
+        waiting=waiting,
+        wanted_shapes=(),
+        events=(*resizes, replan),
+        next_wake_s=NOW_S,
+        full_pass=True,
+        committed=True,
+        stage_s=dict.fromkeys(_STAGES, 0.01),
+        before=state,
+        after=state,
+    )
+    recorder = TickRecorder()
+    recorder.record(report)
+    recorder.record(replace(report, now_s=NOW_S + 601.0))  # the forecasts' horizons have passed
+    record_solve(1.0, [0.0])
+
+
+def ask(state: Snapshot) -> tuple[float, float, int, int]:
+    """Median and 95th percentile of a scrape in ms, its series, its bytes."""
+    store, settings = MemoryStore(), Settings(auth="off", allowed_hosts="service")
+    lease = store.acquire("bench", now_s=NOW_S, ttl_s=1e9)
+    assert lease is not None
+    store.commit(Commit(Snapshot(), state, lease.epoch))
+    app = create_app(
+        store,
+        settings,
+        clock=ManualClock(NOW_S),
+        policies=policy_set("ebbtide"),
+        lease=store.lease,
+        token_secret=b"a secret of this bench alone, 32+",
+        run_log=MemoryRunLog(),
+    )
+    for method, route in routes_of(app):
+        for status in (200, 422):
+            record_request(method=method, route=route, status=status, seconds=0.01)
+    with httpx.Client(transport=AppTransport(app), base_url="http://service") as client:
+        took_s = []
+        for _ in range(ASKED):
+            started_s = time.perf_counter()
+            answer = client.get("/metrics")
+            took_s.append(time.perf_counter() - started_s)
+    assert answer.status_code == 200, answer.text
+    series = sum(not line.startswith("#") for line in answer.text.splitlines())
+    cut = quantiles(took_s, n=20, method="inclusive")[18]
+    return 1e3 * median(took_s), 1e3 * cut, series, len(answer.content)
+
+
+def main(what: str) -> None:
+    state = snapshot()
+    if what in ("count", "both"):
+        count(state)
+    if what in ("ask", "both"):
+        print(json.dumps(ask(state)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

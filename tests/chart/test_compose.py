@@ -1,0 +1,71 @@
+"""deploy/compose.yaml: pinned images, paths and settings that there are, a health check for all that stays."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scheduler.settings import Settings
+from tests.chart import dashboards
+from tests.chart.helm import CHART
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+promtool = shutil.which("promtool")
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    return dict(read["services"])
+
+
+def test_images_are_pinned_and_name_no_host(services: dict[str, Any]) -> None:
+    images = {service["image"] for service in services.values()}
+    assert [image for image in images if not re.fullmatch(r"([a-z-]+/)?[a-z-]+:v?\d+(\.\d+)+", image)] == []
+
+
+def test_what_stays_has_a_health_check_and_what_it_waits_for_is_there(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert ("healthcheck" in service) == (service["restart"] != "no"), name
+        for needed, how in service.get("depends_on", {}).items():
+            stays = services[needed]["restart"] != "no"
+            assert how["condition"] == ("service_healthy" if stays else "service_completed_successfully"), name
+
+
+def test_files_that_are_mounted_are_there_and_ports_are_loopbacks(services: dict[str, Any]) -> None:
+    for service in services.values():
+        sources = [volume.partition(":")[0] for volume in service.get("volumes", ())]
+        assert [source for source in sources if source.startswith(".") and not (DEPLOY / source).exists()] == []
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+def test_settings_are_known(services: dict[str, Any]) -> None:
+    known = {f"EBBTIDE_{name.upper()}" for name in Settings.model_fields}
+    named = {name for service in services.values() for name in service.get("environment", {}) if name[:4] == "EBBT"}
+    assert named <= known
+
+
+def test_grafana_finds_the_charts_dashboards_and_the_source_that_they_ask(services: dict[str, Any]) -> None:
+    mounts = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
+    (shown,) = [inside for source, inside in mounts.items() if (DEPLOY / source).resolve() == dashboards.FOLDER]
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    boards = yaml.safe_load((provisioning / "dashboards" / "ebbtide.yaml").read_text(encoding="utf-8"))
+    assert [provider["options"]["path"] for provider in boards["providers"]] == [shown]
+    sources = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text(encoding="utf-8"))
+    assert [(source["type"], source["isDefault"]) for source in sources["datasources"]] == [("prometheus", True)]
+
+
+@pytest.mark.skipif(promtool is None, reason="no promtool: Debian's package prometheus has it")
+def test_prometheus_takes_its_file_with_the_charts_rules_beside_it(tmp_path: Path) -> None:
+    shutil.copy(DEPLOY / "prometheus" / "prometheus.yml", tmp_path)
+    shutil.copy(CHART / "rules.yaml", tmp_path)
+    command = [str(promtool), "check", "config", str(tmp_path / "prometheus.yml")]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "11 rules found" in told.stdout
