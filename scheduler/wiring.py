@@ -99,7 +99,7 @@ def controller_of(
     at: Hook = no_hook,
 ) -> Controller:
     """A controller on this executor, not yet running."""
-    forecaster = partial(SeasonalForecaster, season_s=settings.season_s)
+    forecaster, recorder = partial(SeasonalForecaster, season_s=settings.season_s), TickRecorder()
     return Controller(
         holder=holder,
         store=store,
@@ -112,7 +112,8 @@ def controller_of(
             on_solved=record_solve,
         ),
         demand=DemandWatch(store, forecaster, memory_s=HISTORY_SEASONS * settings.season_s),
-        on_report=_all_of(TickRecorder().record, TickTracer().record),
+        on_report=_all_of(recorder.record, TickTracer().record),
+        on_rest=recorder.rest,
         has_news=has_news,
         may_lead=may_lead,
         pace=Pace(tick_s_max=settings.tick_s_max, lease_s=settings.lease_s),

@@ -43,7 +43,7 @@ class Controller:
     """One thread, one loop. Hints merge: commands that wait together cost one tick, up to a bound. `has_news` tells, at
     each poll and cheaply, that the executor's world has changed in a way that a tick should not come late for.
     `may_lead` is asked at each step: where another election stands before the store's lease, who has lost that one
-    gives the lease up."""
+    gives the lease up. `on_rest` is called when a step finds that it leads no more."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Controller:
         curves: CurveBuilder,
         demand: DemandWatch,
         on_report: Callable[[TickReport], None],
+        on_rest: Callable[[], None] = lambda: None,
         has_news: Callable[[], bool] = lambda: False,
         may_lead: Callable[[], bool] = lambda: True,
         pace: Pace | None = None,
@@ -69,6 +70,7 @@ class Controller:
         self._curves = curves
         self._demand = demand
         self._on_report = on_report
+        self._on_rest = on_rest
         self._has_news = has_news
         self._may_lead = may_lead
         self._pace = pace or Pace()
@@ -129,6 +131,14 @@ class Controller:
         Raises:
             UnavailableError: the database does not answer. Until it does, this controller does not count as leading.
         """
+        led = self.leads
+        try:
+            return self._step()
+        finally:
+            if led and not self.leads:
+                self._on_rest()
+
+    def _step(self) -> TickReport | None:
         now_s = self._clock.now_s()
         try:
             if not self._lead(now_s) or not self._is_due(now_s):

@@ -43,6 +43,12 @@ class ForecastCoverage:
                 self._newest[pool] = forecast.made_at_s
                 self._open[pool].append(_Open(forecast, demand.asked_gpus))
 
+    def rest(self) -> None:
+        for pool, quantile in self._judged:
+            FORECAST_COVERAGE.labels(pool, f"{quantile:g}").set(float("nan"))
+        self._judged.clear()
+        self._open.clear()
+
     def _judge(self, pool: str, one: _Open, now_s: float) -> None:
         FORECASTS_JUDGED.labels(pool).inc()
         for quantile, gpus in zip(one.forecast.quantiles, one.forecast.gpus, strict=True):

@@ -41,6 +41,11 @@ class Goodput:
             self._slots.popleft()
         GOODPUT.set(self._ratio())
 
+    def rest(self) -> None:
+        self._until_s = None
+        self._slots.clear()
+        GOODPUT.set(float("nan"))
+
     def _ratio(self) -> float:
         held_s, running_s, lost_s = (sum(slot[at] for slot in self._slots) for at in (1, 2, 3))
         if not held_s:

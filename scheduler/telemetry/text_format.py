@@ -23,7 +23,7 @@ def _family(family: Metric) -> Iterator[str]:
     text = family.documentation.replace("\\", "\\\\").replace("\n", "\\n")
     yield f"# HELP {name} {text}\n# TYPE {name} {family.type}\n"
     for sample in family.samples:
-        value = floatToGoString(sample.value)
+        value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]  # left untyped there
         if sample.labels:
             inside = ",".join([f'{key}="{_escaped(text)}"' for key, text in sorted(sample.labels.items())])
             yield f"{sample.name}{{{inside}}} {value}\n"

@@ -87,6 +87,15 @@ class TickRecorder:
         self._goodput.record(report.before, report.now_s, lost_gpu_s)
         self._coverage.record(report)
 
+    def rest(self) -> None:
+        """Another process may tick from now on: what is known here of the present and of the last day ends."""
+        for queue, code in self._waited:
+            PENDING_JOBS.labels(queue, code.value).set(0)
+        self._restarts.clear()
+        RESTARTING_JOBS.set(0)
+        self._goodput.rest()
+        self._coverage.rest()
+
     def _record_breaches(self, breaches: tuple[Breach, ...]) -> None:
         standing = frozenset((breach.kind, breach.subject) for breach in breaches)
         for kind, _ in standing - self._standing:

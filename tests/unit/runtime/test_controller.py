@@ -33,6 +33,7 @@ class Rig:
         self.clock = ManualClock(1000.0)
         self.executor = RecordingExecutor()
         self.reports: list[TickReport] = []
+        self.rests = 0
         self.news = False
         self.elected = True
         self.pool: Executor = ThreadPoolExecutor(1)
@@ -49,10 +50,14 @@ class Rig:
             curves=CurveBuilder(self.pool, most_in_flight=1),
             demand=DemandWatch(self.store, SeasonalForecaster, memory_s=1000.0),
             on_report=self.reports.append,
+            on_rest=self.note_rest,
             has_news=lambda: self.news,
             may_lead=lambda: self.elected,
             pace=Pace(poll_s=0.001, tick_s_max=50.0, lease_s=9.0),
         )
+
+    def note_rest(self) -> None:
+        self.rests += 1
 
     def step(self, after_s: float = 0.0) -> TickReport | None:
         self.clock.move_to(self.clock.now_s() + after_s)
@@ -262,3 +267,13 @@ def test_the_loop_goes_on_while_the_database_does_not_answer() -> None:
     stop.set()
     loop.join(timeout=30.0)
     assert not loop.is_alive()
+
+
+def test_that_it_leads_no_more_is_told_once() -> None:
+    rig = Rig()
+    rig.step()
+    assert rig.rests == 0
+    rig.elected = False
+    rig.step(1.0)
+    rig.step(1.0)
+    assert rig.rests == 1

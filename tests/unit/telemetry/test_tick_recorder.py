@@ -145,3 +145,20 @@ def test_a_forecast_is_judged_once_when_its_horizon_has_passed() -> None:
 def test_nothing_is_known_of_goodput_where_nothing_was_held() -> None:
     play("fleet training=1x4 inference=0x4", "run 100")
     assert math.isnan(samples()["ebbtide_goodput_ratio"])
+
+
+def test_who_leads_no_more_knows_nothing_of_the_present_and_counts_nothing_of_the_time_till_it_leads_again() -> None:
+    recorder, before = TickRecorder(), samples()
+    stage = Stage(recorder.record)
+    for line in ("fleet training=1x4 inference=0x4", *(f"submit {name} 4..4 gpu-seconds=4000" for name in "ab")):
+        stage.play(line)
+    stage.play("run 101")
+    waits = 'ebbtide_pending_jobs{queue="",reason="InsufficientGpus"}'
+    assert samples()[waits] == 1.0
+    recorder.rest()
+    assert math.isnan(samples()["ebbtide_goodput_ratio"])
+    assert samples()[waits] == 0.0
+    held = sum(gpu_seconds(added(before)))
+    stage.play("run 500")
+    seconds = sum(gpu_seconds(added(before))) - held
+    assert 0 < seconds < 4 * 500
