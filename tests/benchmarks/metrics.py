@@ -25,8 +25,9 @@ def rows() -> Iterator[tuple[str, str, str]]:
 
 
 def _rows(who: str, told: str) -> Iterator[tuple[str, str, str]]:
-    half_ms, most_ms, series, size = json.loads(told)
-    yield f"/metrics, {FLEET}; {who}", "under 50 ms", f"p50 {half_ms:.1f}, p95 {most_ms:.1f} ms"
+    half_ms, most_ms, used_ms, series, size = json.loads(told)
+    took = f"p50 {half_ms:.1f}, p95 {most_ms:.1f} ms; processor time {used_ms:.1f} ms"
+    yield f"/metrics, {FLEET}; {who}", "under 50 ms", took
     yield "its series", "under 5,000", f"{series:,}, {size / 1e3:.0f} kB"
 
 
