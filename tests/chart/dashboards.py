@@ -196,7 +196,7 @@ INTERNALS = Board(
         ),
         Graph(
             "Requests a second by status",
-            {"{{status}}": "sum by (status) (rate(ebbtide_api_request_duration_seconds_count[10m]))"},
+            {"{{status}}": "sum by (status) (rate(ebbtide_api_requests_total[10m]))"},
         ),
         Graph("Version", {"{{version}}": "max by (version) (ebbtide_build_info)"}),
     ),
