@@ -53,7 +53,9 @@ def test_requests_are_timed_under_the_template_of_their_route(service: ApiServic
     service.http.get("/no/such/path")
     text = service.http.get("/metrics").text
     shown = samples(text)
-    name = "ebbtide_api_request_duration_seconds_count"
+    name = "ebbtide_api_requests_total"
+    timed = (("method", "GET"), ("route", "/v1/jobs/{job_id}"))
+    assert shown["ebbtide_api_request_duration_seconds_count", timed] >= 1
     assert shown[name, (("method", "GET"), ("route", "/v1/jobs/{job_id}"), ("status", "200"))] >= 1
     assert shown[name, (("method", "GET"), ("route", "unmatched"), ("status", "404"))] >= 1
     assert job_id not in text
