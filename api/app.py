@@ -11,6 +11,7 @@ from api.agent_desk import AgentDesk
 from api.dependencies import Service
 from api.errors import add_error_handlers
 from api.gate import Gate
+from api.glances import Glances
 from api.identity.authenticator import Authenticator
 from api.identity.reporters import Reporters
 from api.identity.rules import RuleBook
@@ -21,6 +22,7 @@ from api.routers import (
     agents,
     audit,
     checkpoints,
+    console,
     demand,
     events,
     health,
@@ -29,6 +31,7 @@ from api.routers import (
     lending,
     logs,
     nodes,
+    overview,
     plans,
     pools,
     progress,
@@ -53,8 +56,8 @@ _ROUTED = (
     agents,  # first, because it is asked most often, and the first route that matches is taken
     streams,  # before the pages of the same paths
     *(jobs, job_reports, checkpoints, logs, progress),
-    *(pools, nodes, queues, usage, demand, lending, events, snapshots, plans),
-    *(webhooks, simulations, tokens, audit, health),
+    *(overview, pools, nodes, queues, usage, demand, lending, events, snapshots, plans),
+    *(webhooks, simulations, tokens, audit, health, console),
 )
 _DESCRIPTION = (
     "Elastic GPU cluster scheduler. Requests never change the state: they put commands into an inbox, and the next "
@@ -86,6 +89,7 @@ def create_app(
     desk = AgentDesk(store, run_log)
     app.state.service = Service(store, settings, clock, policies, lease, token_secret, desk, Present(store))
     app.state.streams = Streams(store, streams_max=settings.streams_max)
+    app.state.glances = Glances()
     add_error_handlers(app)
     app.add_middleware(
         Gate,

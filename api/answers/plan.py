@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import cast
 
 from typing_extensions import TypedDict
 
+from scheduler.domain.job import Job
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute, ScheduleName, plan_to_json
-from scheduler.solver.inspection import Bound, answer_to_json
+from scheduler.domain.snapshot import Snapshot
+from scheduler.solver.curve import question_of
+from scheduler.solver.inspection import Bound, Inspection, answer_to_json, inspect
+from scheduler.solver.plan_rules import PlanError
 from scheduler.solver.request import SolveRequest
 from scheduler.solver.search.outcome import SearchOutcome
 
@@ -89,6 +94,13 @@ class InspectionView(TypedDict):
     hand_overs_s: list[float]
 
 
+class JobPlanView(PlanView):
+    """`inspection` is null for a job without a model, for one that has left the plan's GPUs, and where what was learnt
+    of the job since (its memory, its frozen layers) has made the plan none that the solver would give."""
+
+    inspection: InspectionView | None
+
+
 class SolvedPlanView(PlanView):
     """`whole`: the best plan that leaves no GPU out, where this one does; `remark` says so. `candidates`: how many
     strategies were looked at."""
@@ -103,6 +115,21 @@ class SolvedPlanView(PlanView):
 
 def plan_view(plan: ParallelPlan) -> PlanView:
     return cast("PlanView", plan_to_json(plan))
+
+
+def job_plan_view(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> JobPlanView:
+    found = _inspection(job, snapshot, plan)
+    return cast("JobPlanView", {**plan_to_json(plan), "inspection": asdict(found) if found else None})
+
+
+def _inspection(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> Inspection | None:
+    requests, target = job.curve_requests, job.allocation.target
+    if not requests or not target:
+        return None
+    try:
+        return inspect(plan, question_of(requests[0], snapshot.shape_of(target)))
+    except PlanError:
+        return None
 
 
 def solved_plan_view(

@@ -43,6 +43,7 @@ ADMIN = Rule(role=Role.ADMIN, everywhere=True)
 
 RULES: Mapping[str, Rule] = {
     "GET /": OPEN,
+    "GET /console/{version}/{path:path}": OPEN,
     "GET /healthz": OPEN,
     "GET /readyz": OPEN,
     "GET /openapi.json": OPEN,
@@ -63,6 +64,7 @@ RULES: Mapping[str, Rule] = {
     "GET /v1/jobs/{job_id}/history": VIEWER,
     "GET /v1/jobs/{job_id}/explanation": VIEWER,
     "GET /v1/jobs/{job_id}/progress": VIEWER,
+    "GET /v1/overview": VIEWER,
     "GET /v1/pools": VIEWER,
     "POST /v1/pools": ADMIN,
     "GET /v1/pools/{name}": VIEWER,

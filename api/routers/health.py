@@ -1,16 +1,14 @@
-"""Health, metrics, and the page at the root."""
+"""Health and metrics."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fastapi import Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi import Response
 
 from api.answers.service import HealthView, ReadyView
 from api.dependencies import ServiceDep
 from api.errors import ProblemError
-from api.landing import landing_page
 from api.routing import noun_router
 from scheduler.telemetry.fleet_gauges import FleetGauges, package_version
 from scheduler.telemetry.metrics import CONTENT_TYPE, exposition
@@ -41,8 +39,3 @@ def get_metrics(service: ServiceDep) -> Response:
     by_job = service.settings.metrics_by_job
     gauges = FleetGauges(present, has_leader=service.has_leader, inbox_size=len(loaded.inbox), by_job=by_job)
     return Response(exposition(gauges), media_type=CONTENT_TYPE)
-
-
-@router.get("/", response_class=HTMLResponse, include_in_schema=False)
-def landing(request: Request) -> HTMLResponse:
-    return HTMLResponse(landing_page(request.app.openapi()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from api.answers.history import JobHistoryView, job_history_view
 from api.answers.page import PageOf
-from api.answers.plan import PlanView, plan_view
+from api.answers.plan import JobPlanView, job_plan_view
 from api.answers.prospect import DryRunView, ExplanationView, dry_run_view, explanation_view
 from api.answers.record import EventView
 from api.checks import check_job, check_queue
@@ -32,12 +32,12 @@ HISTORY_EVENTS_MAX = 1000
 
 
 @router.get("/jobs/{job_id}/plan")
-def get_job_plan(job_id: str, world: WorldDep) -> PlanView:
-    """The plan that the job runs under, or ran under last (Plan JSON)."""
+def get_job_plan(job_id: str, world: WorldDep) -> JobPlanView:
+    """The plan that the job runs under, or ran under last (Plan JSON), with how each device spends the step."""
     job = world.job(job_id)
     if job.allocation.plan is None:
         raise ProblemError(404, "not-found", f"job {job_id} is {job.state} and has no plan")
-    return plan_view(job.allocation.plan)
+    return job_plan_view(job, world.snapshot, job.allocation.plan)
 
 
 @router.get("/jobs/{job_id}/events", responses=STREAMED | problems(410))

@@ -53,15 +53,18 @@ def solve_curve(request: CurveRequest, shapes: Iterable[GpuShape]) -> Mapping[Gp
     model, bench = _model(request), Workbench()
     points: dict[GpuShape, Point] = {}
     for shape in sorted(shapes, key=lambda shape: len(_gpus_of(shape))):  # mixed ones last: their parts are proven best
-        hardware, percent = tuple(map(load_gpu, _gpus_of(shape))), request.memory_percent
-        question = SolveRequest(model, hardware, shape, request.global_batch, memory_percent=percent)
-        points |= _points(question, bench)
+        points |= _points(_question(request, model, shape), bench)
     return points
 
 
 def solve_point(request: CurveRequest, shape: GpuShape) -> Point:
     """The point of one shape; raises as `solve_curve`."""
     return solve_curve(request, (shape,))[shape]
+
+
+def question_of(request: CurveRequest, shape: GpuShape) -> SolveRequest:
+    """What a point of the curve answers; raises as `solve_curve`."""
+    return _question(request, _model(request), shape)
 
 
 def curve_solved(curve_key: str, shape: GpuShape, point: Point) -> CurveSolved:
@@ -89,6 +92,11 @@ def _sources(folder: Traversable, path: str) -> Iterable[tuple[str, bytes]]:
             yield from _sources(entry, f"{path}{entry.name}/")
         elif entry.name.endswith((".py", ".json")):
             yield path + entry.name, entry.read_bytes()
+
+
+def _question(request: CurveRequest, model: ModelProfile, shape: GpuShape) -> SolveRequest:
+    hardware, percent = tuple(map(load_gpu, _gpus_of(shape))), request.memory_percent
+    return SolveRequest(model, hardware, shape, request.global_batch, memory_percent=percent)
 
 
 def _points(question: SolveRequest, bench: Workbench) -> Mapping[GpuShape, Point]:

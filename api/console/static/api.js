@@ -1,0 +1,85 @@
+// The API: one way to ask, problems as errors, and who asks.
+
+import { askToken } from "./dialogs.js";
+
+const KEY = "ebbtide.token";
+let asking = null;
+
+/** What the API refuses: RFC 9457, with the refused fields in `errors`. */
+export class Problem extends Error {
+  constructor(status, body) {
+    super(body.detail || body.title || `the service answered ${status}`);
+    Object.assign(this, { status, title: body.title || `Answer ${status}`, slug: String(body.type || "").split(":").at(-1) });
+    this.errors = body.errors || [];
+  }
+}
+
+/** Nobody answers. */
+export class Unreachable extends Error {}
+
+export const get = (path, options) => ask("GET", path, options);
+export const post = (path, body, options) => ask("POST", path, { ...options, body });
+
+/** The answer as JSON. A 401 asks the person for a token, and then asks the service again. */
+export async function ask(method, path, { body, query, signal, headers } = {}) {
+  const answer = await admitted(() => raw(method, address(path, query), { body, signal, headers }));
+  const text = await answer.text();
+  const told = text ? parsed(text) : {};
+  if (!answer.ok) throw new Problem(answer.status, told);
+  return told;
+}
+
+/** As `fetch`, with the token. Raises Unreachable where nobody answers. */
+export async function raw(method, url, { body, signal, headers = {} } = {}) {
+  const token = sessionStorage.getItem(KEY);
+  const sent = { Accept: "application/json", ...headers };
+  if (token) sent.Authorization = `Bearer ${token}`;
+  if (body !== undefined) sent["Content-Type"] = "application/json";
+  try {
+    return await fetch(url, { method, headers: sent, signal, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Unreachable("the service does not answer");
+  }
+}
+
+/** Repeats `attempt` with a new token for as long as the service does not take the one that it was given. */
+export async function admitted(attempt) {
+  for (;;) {
+    const answer = await attempt();
+    if (answer.status !== 401) return answer;
+    await newToken(parsed(await answer.text()).detail);
+  }
+}
+
+export function hasToken() {
+  return Boolean(sessionStorage.getItem(KEY));
+}
+
+export function forgetToken() {
+  sessionStorage.removeItem(KEY);
+}
+
+/** Everybody who was refused at once waits for the same dialog. */
+function newToken(why) {
+  const isWrong = hasToken();
+  asking ??= askToken(isWrong ? `This token is not accepted: ${why}` : "").then((token) => {
+    sessionStorage.setItem(KEY, token);
+    asking = null;
+  });
+  return asking;
+}
+
+function address(path, query = {}) {
+  const told = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const text = new URLSearchParams(told).toString();
+  return text ? `${path}?${text}` : path;
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return { detail: text.slice(0, 300) };
+  }
+}

@@ -1,0 +1,62 @@
+// Start: navigation, theme, the live stream, and the page that the address names.
+
+import { el, put } from "./dom.js";
+import { problemNote } from "./dialogs.js";
+import { startLive } from "./live.js";
+import { startTheme } from "./theme.js";
+
+const PAGES = [
+  { path: /^\/$/, load: () => import("./pages/overview.js"), name: "Overview", href: "#/" },
+  { path: /^\/jobs$/, load: () => import("./pages/jobs.js"), name: "Jobs", href: "#/jobs" },
+  { path: /^\/jobs\/([^/]+)$/, load: () => import("./pages/job.js"), within: "#/jobs" },
+  { path: /^\/submit$/, load: () => import("./pages/submit.js"), name: "Submit", href: "#/submit" },
+  { path: /^\/loans$/, load: () => import("./pages/loans.js"), name: "Loans", href: "#/loans" },
+  { path: /^\/plans$/, load: () => import("./pages/plans.js"), name: "Plan explorer", href: "#/plans" },
+  { path: /^\/simulate$/, load: () => import("./pages/simulations.js"), name: "Simulate", href: "#/simulate" },
+  { path: /^\/simulate\/([^/]+)$/, load: () => import("./pages/simulation.js"), within: "#/simulate" },
+];
+
+const main = document.getElementById("main");
+let leaving = new AbortController();
+let hasFocus = false;
+
+function drawNavigation(current) {
+  const links = PAGES.filter((page) => page.name).map((page) => {
+    const isCurrent = page === current || current?.within === page.href;
+    return el("li", {}, el("a", { href: page.href, "aria-current": isCurrent ? "page" : null }, page.name));
+  });
+  put(document.getElementById("nav"), el("ul", {}, links));
+}
+
+/** Leaves the page that is shown, and shows the one that the address names: `show(root, {params, query, signal})`. */
+async function go() {
+  leaving.abort();
+  leaving = new AbortController();
+  const { signal } = leaving;
+  const [path, search = ""] = (location.hash.slice(1) || "/").split("?");
+  const page = PAGES.find((each) => each.path.test(path));
+  drawNavigation(page);
+  const root = el("div", { class: "page" }, el("p", { class: "loading" }, "Loading …"));
+  put(main, root);
+  try {
+    if (!page) throw new Error(`There is no page ${path}.`);
+    const params = path.match(page.path).slice(1).map(decodeURIComponent);
+    const { show, title } = await page.load();
+    if (signal.aborted) return;
+    document.title = `${title(...params)} · Ebbtide`;
+    await show(root, { params, query: new URLSearchParams(search), signal });
+  } catch (error) {
+    if (!signal.aborted) put(root, el("h1", {}, "This page cannot be shown"), problemNote(error));
+  }
+  if (hasFocus && !signal.aborted) main.focus({ preventScroll: true });
+  hasFocus = true;
+}
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+startTheme(document.getElementById("theme"));
+addEventListener("hashchange", go);
+go();
+startLive(document.getElementById("connection"));

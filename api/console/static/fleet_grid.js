@@ -1,0 +1,115 @@
+// The nodes of a pool: tiles with their GPUs where they are few, cells where they are many. Only what changed is drawn.
+
+import { el, put, say } from "./dom.js";
+import { count, gpus } from "./format.js";
+
+export const STATES = {
+  training: "training",
+  inference: "inference",
+  idle: "idle",
+  offered: "offered",
+  lent: "lent",
+  recalled: "recalled",
+  cordoned: "cordoned",
+  down: "down",
+};
+const MEANING = {
+  offered: "offered to training, inference is leaving",
+  lent: "lent to training",
+  recalled: "recalled, training is leaving",
+};
+const TILES_MAX = 36;
+const CELL_PX = [[120, 26], [320, 20], [700, 15], [Infinity, 13]];
+const byName = new Intl.Collator("en", { numeric: true });
+
+/** Draws one pool into `card`; `pick(name)` is called for a node that is chosen. */
+export class FleetGrid {
+  constructor(pool, pick) {
+    this.nodes = new Map();
+    this.cells = new Map();
+    this.list = el("ul", { class: "nodes", role: "listbox", "aria-label": `Nodes of pool ${pool}` });
+    this.told = el("p", { class: "small muted" });
+    this.legend = el("ul", { class: "legend", "aria-label": `Nodes of pool ${pool} by state` });
+    this.list.addEventListener("keydown", (event) => this.#move(event, pick));
+    this.list.addEventListener("click", (event) => pickIn(event, pick));
+    this.list.addEventListener("mouseover", (event) => this.#tell(event));
+    this.list.addEventListener("focusin", (event) => this.#tell(event));
+    this.parts = [this.legend, this.list, this.told];
+  }
+
+  /** Takes over changed nodes and drops those that are gone. */
+  update(changed, gone) {
+    const isNew = changed.some((node) => !this.nodes.has(node.name)) || gone.some((name) => this.nodes.has(name));
+    for (const node of changed) this.nodes.set(node.name, node);
+    for (const name of gone) this.nodes.delete(name);
+    if (isNew) this.#layOut();
+    else for (const node of changed) this.#dress(this.cells.get(node.name), node);
+    if (isNew || changed.length) this.#count();
+  }
+
+  #layOut() {
+    const names = [...this.nodes.keys()].sort(byName.compare);
+    this.hasTiles = names.length <= TILES_MAX;
+    this.list.classList.toggle("tiles", this.hasTiles);
+    this.list.style.setProperty("--cell", `${CELL_PX.find(([most]) => names.length <= most)[1]}px`);
+    this.cells = new Map(names.map((name) => [name, this.#dress(el("li", { role: "option", tabindex: "-1", data: { name } }), this.nodes.get(name))]));
+    put(this.list, [...this.cells.values()]);
+    this.list.firstChild?.setAttribute("tabindex", "0");
+    say(this.told, this.hasTiles ? "" : "Point at a node, or go through them with the arrow keys; Enter shows its jobs.");
+  }
+
+  #dress(cell, node) {
+    cell.dataset.state = node.state;
+    cell.className = this.hasTiles ? "tile" : "cell";
+    cell.setAttribute("aria-label", sentence(node));
+    cell.style.setProperty("--fill", `${Math.round((100 * Math.max(node.held, node.inference)) / node.gpus)}%`);
+    if (this.hasTiles) put(cell, el("strong", {}, node.name), el("span", { class: "word" }, STATES[node.state]), el("span", { class: "pips" }, pips(node)));
+    return cell;
+  }
+
+  #count() {
+    const found = {};
+    for (const node of this.nodes.values()) found[node.state] = (found[node.state] || 0) + 1;
+    const entry = (state) => el("li", {}, el("span", { class: "swatch", data: { state } }), STATES[state], el("b", {}, count(found[state] || 0)));
+    put(this.legend, Object.keys(STATES).filter((state) => found[state]).map(entry));
+  }
+
+  #tell(event) {
+    const node = this.nodes.get(event.target.closest("li")?.dataset.name);
+    if (node && !this.hasTiles) say(this.told, sentence(node));
+  }
+
+  #move(event, pick) {
+    const at = event.target.closest("li");
+    if (!at) return;
+    if (event.key === "Enter" || event.key === " ") pickIn(event, pick);
+    const columns = getComputedStyle(this.list).gridTemplateColumns.split(" ").length;
+    const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -Infinity, End: Infinity };
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    const all = [...this.list.children];
+    const next = all[Math.max(0, Math.min(all.length - 1, all.indexOf(at) + steps[event.key]))];
+    at.setAttribute("tabindex", "-1");
+    next.setAttribute("tabindex", "0");
+    next.focus();
+  }
+}
+
+function pickIn(event, pick) {
+  const name = event.target.closest("li")?.dataset.name;
+  if (!name) return;
+  event.preventDefault();
+  pick(name);
+}
+
+function sentence(node) {
+  const used = node.held ? `, ${node.held} of ${gpus(node.gpus)} in training` : "";
+  const served = node.inference ? `, ${node.inference} of ${gpus(node.gpus)} in inference` : "";
+  return `${node.name}: ${MEANING[node.state] || STATES[node.state]}${used}${served}${used || served ? "" : `, ${gpus(node.gpus)}`}`;
+}
+
+function pips(node) {
+  const training = ["lent", "recalled"].includes(node.state) ? node.state : "training";
+  const kinds = [...Array(node.held).fill(training), ...Array(node.inference).fill("inference")];
+  return Array.from({ length: node.gpus }, (_, at) => el("span", { class: "pip", data: { state: kinds[at] || "idle" } }));
+}

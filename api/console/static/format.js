@@ -1,0 +1,67 @@
+// Numbers, times and sizes as people read them.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const fine = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+const DAY_S = 86400;
+
+export function count(value) {
+  return value === null || value === undefined ? "–" : whole.format(value);
+}
+
+export function figure(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  return Math.abs(value) >= 1000 ? whole.format(value) : fine.format(value);
+}
+
+export function gpus(value) {
+  return `${count(value)} ${value === 1 ? "GPU" : "GPUs"}`;
+}
+
+export function plural(value, one, many = `${one}s`) {
+  return `${count(value)} ${value === 1 ? one : many}`;
+}
+
+export function percent(share) {
+  if (share === null || share === undefined) return "–";
+  return `${share > 0 && share < 0.1 ? fine.format(100 * share) : whole.format(100 * share)}%`;
+}
+
+/** Two units at the most: 3 d 4 h, 12 min, 1.25 s, 320 ms. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
+  if (seconds < 0) return `−${duration(-seconds)}`;
+  if (seconds === 0) return "0 s";
+  if (seconds < 0.9995) return `${fine.format(1000 * seconds)} ms`;
+  if (seconds < 10) return `${fine.format(seconds)} s`;
+  const rounded = Math.round(seconds);
+  const at = UNITS.findIndex(([, size]) => rounded >= size);
+  const [unit, size] = UNITS[at];
+  const first = Math.floor(rounded / size);
+  const [below, part] = UNITS[at + 1] ?? ["", 1];
+  const second = at + 1 < UNITS.length ? Math.floor((rounded - first * size) / part) : 0;
+  return second ? `${first} ${unit} ${second} ${below}` : `${first} ${unit}`;
+}
+
+/** A time of day; with the date where it is another day. */
+export function time(atS, nowS = Date.now() / 1000) {
+  const at = new Date(1000 * atS);
+  const isToday = at.toDateString() === new Date(1000 * nowS).toDateString() && Math.abs(nowS - atS) < DAY_S;
+  return isToday ? clock.format(at) : day.format(at);
+}
+
+export function ago(atS, nowS) {
+  const past = nowS - atS;
+  if (Math.abs(past) < 1) return "now";
+  return past > 0 ? `${duration(Math.round(past))} ago` : `in ${duration(Math.round(-past))}`;
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 1024) return `${whole.format(value)} B`;
+  const names = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+  const at = Math.min(names.length, Math.floor(Math.log(value) / Math.log(1024)));
+  return `${fine.format(value / 1024 ** at)} ${names[at - 1]}`;
+}

@@ -1,0 +1,116 @@
+// Jobs: those that live and those that have ended, filtered and page by page.
+
+import { get } from "../api.js";
+import { problemNote } from "../dialogs.js";
+import { badge, bar, card, el, empty, put, table } from "../dom.js";
+import { ago, duration, percent, time } from "../format.js";
+import { keepUp } from "../live.js";
+
+const PAGE_JOBS = 100;
+const STATES = [
+  ["live", "Live"],
+  ["", "All, ended too"],
+  ["running,starting,resizing", "Running"],
+  ["queued,planning,submitted,preempted", "Waiting"],
+  ["suspended", "Suspended"],
+  ["succeeded", "Succeeded"],
+  ["failed", "Failed"],
+  ["cancelled", "Cancelled"],
+];
+
+export const title = () => "Jobs";
+
+export async function show(root, { query, signal }) {
+  const wanted = { state: query.get("state") ?? "live", name: query.get("name") ?? "", queue: query.get("queue") ?? "", owner: query.get("owner") ?? "" };
+  const cursors = [""];
+  const body = el("div", { class: "stack" });
+  const pager = el("nav", { class: "row", "aria-label": "Pages of jobs" });
+  const list = { at: 0, next: null };
+  const refresh = async () => {
+    const cursor = cursors[list.at];
+    const told = await get("/v1/jobs", { query: { ...wanted, limit: PAGE_JOBS, cursor }, signal });
+    list.next = told.next;
+    put(body, jobTable(told.items, wanted));
+    turnPages(pager, list, cursors, again);
+  };
+  const failed = (error) => put(body, problemNote(error));
+  put(
+    root,
+    el("div", { class: "head" }, el("h1", { class: "grow" }, "Jobs"), el("a", { class: "button first", href: "#/submit" }, "Submit a job")),
+    el("div", { class: "stack" }, filters(wanted), body, pager),
+  );
+  const again = keepUp(refresh, { signal, everyS: 10, wants: (event) => event.code.startsWith("Job"), failed });
+}
+
+/** Choosing a filter changes the address, so that it can be kept and sent on. */
+function filters(wanted) {
+  const select = el("select", { id: "state", name: "state" }, STATES.map(([value, name]) => el("option", { value, selected: value === wanted.state }, name)));
+  const text = (name, label, hint) => el("div", {}, el("label", { for: name }, label), el("input", { id: name, name, value: wanted[name], placeholder: hint, autocomplete: "off" }));
+  const apply = (event) => {
+    event.preventDefault();
+    location.hash = `#/jobs?${new URLSearchParams(new FormData(form))}`;
+  };
+  const form = el(
+    "form",
+    { class: "filters", role: "search", "aria-label": "Filter jobs", on: { submit: apply } },
+    el("div", {}, el("label", { for: "state" }, "State"), select),
+    text("name", "Name begins with", "any"),
+    text("queue", "Queue", "any"),
+    text("owner", "Owner", "anybody"),
+    el("button", { type: "submit" }, "Filter"),
+  );
+  select.addEventListener("change", apply);
+  return form;
+}
+
+function jobTable(jobs, wanted) {
+  if (!jobs.length) {
+    const isFiltered = wanted.name || wanted.queue || wanted.owner || wanted.state !== "live";
+    return card("No jobs", isFiltered ? empty("No job is like that", "Choose another state, or empty the fields above.") : empty("No job lives now", "Submit one, or look at all, ended ones too.", el("a", { href: "#/submit", class: "button" }, "Submit a job")));
+  }
+  const nowS = Date.now() / 1000;
+  const columns = [["Job"], ["State"], ["Queue"], ["GPUs", true], ["Progress"], ["Left", true], ["Plan"], ["Submitted", true]];
+  const shown = table("Jobs", columns, jobs.map((job) => row(job, nowS)));
+  return el("section", { class: "card", "aria-label": "Jobs" }, shown);
+}
+
+function row(job, nowS) {
+  const { progress } = job;
+  const state = badge(job.state);
+  if (job.message) state.title = job.message;
+  const held = job.gpus.target || job.gpus.releasing;
+  return [
+    el("a", { href: `#/jobs/${job.id}`, title: job.id }, job.name),
+    state,
+    job.queue,
+    held ? `${job.gpus.target} of ${job.gpus.max}` : `${job.gpus.min}–${job.gpus.max}`,
+    progress.fraction === null ? `${Math.floor(progress.steps)} steps` : done(progress.fraction),
+    progress.remaining_s === null ? "–" : duration(progress.remaining_s),
+    job.plan ? el("span", { class: "small muted" }, job.plan) : "–",
+    el("time", { datetime: new Date(1000 * job.submitted_at_s).toISOString(), title: time(job.submitted_at_s) }, ago(job.submitted_at_s, nowS)),
+  ];
+}
+
+function done(fraction) {
+  const told = `${percent(fraction)} done`;
+  const drawn = bar(told, [["training", fraction]]);
+  return el("div", { class: "done", title: told }, drawn, el("span", { class: "small" }, percent(fraction)));
+}
+
+function turnPages(place, list, cursors, again) {
+  const turn = (to) => () => {
+    if (to > list.at) cursors[to] = list.next;
+    list.at = to;
+    scrollTo({ top: 0 });
+    again();
+  };
+  if (!list.at && !list.next) put(place);
+  else {
+    put(
+      place,
+      el("button", { type: "button", disabled: list.at === 0, on: { click: turn(list.at - 1) } }, "Newer"),
+      el("span", { class: "muted small" }, `Page ${list.at + 1}`),
+      el("button", { type: "button", disabled: !list.next, on: { click: turn(list.at + 1) } }, "Older"),
+    );
+  }
+}

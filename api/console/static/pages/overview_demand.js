@@ -1,0 +1,97 @@
+// Demand of an inference pool against its capacity, with what the forecast expects next.
+
+import { get } from "../api.js";
+import { card, el, empty, put } from "../dom.js";
+import { percent } from "../format.js";
+import { chart } from "../plotting.js";
+
+const SPANS = [["1 h", 3600], ["3 h", 10800], ["24 h", 86400]];
+const POINTS_MAX = 900;
+
+export class DemandChart {
+  constructor(pool, signal) {
+    this.pool = pool;
+    this.signal = signal;
+    this.readings = [];
+    this.spanS = SPANS[1][1];
+    this.body = el("div", {});
+    this.place = card([`Demand of ${pool}`, this.#spans()], this.body);
+  }
+
+  /** Reads what came since the last look, and draws. */
+  async refresh(told) {
+    this.told = told;
+    const sinceS = this.readings.at(-1)?.at_s ?? Math.max(0, told.now_s - SPANS.at(-1)[1]);
+    const path = `/v1/pools/${encodeURIComponent(this.pool)}/demand`;
+    const { readings } = await get(path, { query: { since_s: sinceS }, signal: this.signal });
+    const last = this.readings.at(-1)?.at_s ?? -1;
+    this.readings = [...this.readings, ...readings.filter((reading) => reading.at_s > last)].filter((reading) => reading.at_s > told.now_s - 90000);
+    this.#draw();
+  }
+
+  #draw() {
+    if (!this.readings.length) {
+      put(this.body, empty("Nobody has told the demand yet", `Report it with POST /v1/pools/${this.pool}/demand, or let the operator read it from Prometheus.`));
+      this.plot = null;
+      return;
+    }
+    const pool = this.told.pools.find((each) => each.name === this.pool);
+    const levels = pool.forecast?.quantiles ?? [];
+    const key = levels.join();
+    if (!this.plot || key !== this.key) {
+      this.key = key;
+      this.plot = chart(this.body, spec(this.pool, levels), this.signal);
+    }
+    this.plot.update(data(this.readings, pool, this.told.now_s, this.spanS));
+  }
+
+  #spans() {
+    const choose = (event) => {
+      this.spanS = Number(event.target.value);
+      if (this.told) this.#draw();
+    };
+    const options = SPANS.map(([name, value]) => el("option", { value, selected: value === this.spanS }, name));
+    return el("label", { class: "row small" }, "Last", el("select", { on: { change: choose } }, options));
+  }
+}
+
+function spec(pool, levels) {
+  const named = (level) => `Forecast ${percent(level)}`;
+  const forecasts = levels.map((level) => ({ label: named(level), colour: "inference", width: 1, dash: [2, 3] }));
+  const first = 3;
+  const bands = levels.slice(1).map((_, at) => [first + at + 1, first + at, at ? "band-2" : "band-1"]);
+  const series = [
+    { label: "Demand", colour: "inference", stepped: true },
+    { label: "Capacity", colour: "muted", dash: [6, 4], width: 1.5 },
+    ...forecasts,
+  ];
+  return { label: `Demand and capacity of pool ${pool}`, unit: "GPUs", series, bands };
+}
+
+/** Columns for the chart: past demand, capacity throughout, and the quantiles from the forecast's making to its horizon. */
+function data(readings, pool, nowS, spanS) {
+  const fromS = nowS - spanS;
+  const at = Math.max(0, readings.findIndex((reading) => reading.at_s >= fromS) - 1);
+  const recent = readings.at(-1).at_s < fromS ? readings.slice(-1) : readings.slice(at);
+  const step = Math.ceil(recent.length / POINTS_MAX);
+  const rows = recent.filter((_, each) => (recent.length - 1 - each) % step === 0).map((reading) => [Math.max(reading.at_s, fromS), reading.gpus, null]);
+  rows.push([nowS, readings.at(-1).gpus, null]);
+  const { forecast } = pool;
+  if (forecast) {
+    const begins = Math.max(forecast.made_at_s, fromS);
+    rows.push([begins, null, forecast.gpus], [begins + forecast.horizon_s, null, forecast.gpus]);
+  }
+  rows.sort((a, b) => a[0] - b[0]);
+  let demand = null;
+  for (const row of rows) {
+    if (row[1] === null && row[0] <= nowS) row[1] = demand;
+    demand = row[1] ?? demand;
+  }
+  const levels = forecast?.quantiles ?? [];
+  return [
+    rows.map((row) => row[0]),
+    rows.map((row) => row[1]),
+    rows.map(() => pool.capacity_gpus),
+    ...levels.map((_, level) => rows.map((row) => row[2]?.[level] ?? null)),
+  ];
+}

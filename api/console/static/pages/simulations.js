@@ -1,0 +1,72 @@
+// Simulate: hand in a trace with a fleet, and follow what is being played.
+
+import { get, post } from "../api.js";
+import { problemNote } from "../dialogs.js";
+import { badge, bar, card, el, empty, put, table } from "../dom.js";
+import { clearRefusals, field, showRefusals, values } from "../forms.js";
+import { ago, percent } from "../format.js";
+import { keepUp } from "../live.js";
+
+const STATES = { running: "running", queued: "queued", succeeded: "succeeded", failed: "failed", cancelled: "cancelled" };
+
+export const title = () => "Simulate";
+
+export async function show(root, { signal }) {
+  const places = { refused: el("div", {}), list: el("div", {}) };
+  const form = el("form", { novalidate: true }, fields());
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    clearRefusals(form, places.refused);
+    try {
+      const made = await post("/v1/simulations", await documentOf(form), { signal });
+      location.hash = `#/simulate/${made.id}`;
+    } catch (error) {
+      showRefusals(form, places.refused, error);
+    }
+  });
+  put(root, el("div", { class: "head" }, el("h1", {}, "Simulate")), el("div", { class: "stack" }, places.refused, form, places.list));
+  const refresh = async () => {
+    const { items } = await get("/v1/simulations", { query: { limit: 50 }, signal });
+    put(places.list, card("Simulations", listed(items)));
+  };
+  keepUp(refresh, { signal, everyS: 2, wants: () => false, failed: (error) => put(places.list, problemNote(error)) });
+}
+
+function fields() {
+  const file = (name, label, hint, accept) => field(name, label, { kind: "file", hint, accept });
+  return card("A new one", el("p", { class: "muted small" }, "What `ebbtide simulate` takes: jobs and demand as CSV, the fleet as YAML. It is checked at once and played in the background."), el("div", { class: "form" },
+    file("jobs", "Jobs", "CSV, one job a row.", ".csv,.txt"),
+    file("demand", "Demand of inference", "CSV; may be left out.", ".csv,.txt"),
+    file("cluster", "Fleet", "YAML with pools and nodes.", ".yaml,.yml,.json"),
+    field("policies", "Policy sets", { value: "ebbtide, fifo", hint: "With commas between." }),
+    field("seed", "Seed", { kind: "number", value: 0 })),
+    el("div", { class: "row" }, el("button", { class: "first", type: "submit" }, "Play it")));
+}
+
+async function documentOf(form) {
+  const { policies = "ebbtide", seed = 0 } = values(form);
+  const text = async (name) => (await form.elements[name].files[0]?.text()) ?? "";
+  const told = { jobs: await text("jobs"), demand: await text("demand"), cluster: await text("cluster"), seed };
+  for (const name of ["jobs", "cluster"]) {
+    if (!told[name]) throw Object.assign(new Error(`${name} is missing`), { errors: [{ field: name, value: null, allowed: "a file" }] });
+  }
+  return { ...told, policies: policies.split(",").map((name) => name.trim()).filter(Boolean) };
+}
+
+function listed(items) {
+  if (!items.length) return empty("Nothing was simulated yet", "Hand in a trace above: the report compares policy sets on your own jobs.");
+  const nowS = Date.now() / 1000;
+  const rows = items.map((each) => [
+    el("a", { href: `#/simulate/${each.id}` }, each.id),
+    badge(STATES[each.state]),
+    each.policies.join(", "),
+    progress(each),
+    ago(each.created_at_s, nowS),
+  ]);
+  return table("Simulations", [["Simulation"], ["State"], ["Policy sets"], ["Progress"], ["Handed in", true]], rows);
+}
+
+export function progress(each) {
+  const told = percent(each.progress.fraction);
+  return el("div", { class: "done" }, bar(`${told} played`, [["training", each.progress.fraction]]), el("span", { class: "small" }, told));
+}

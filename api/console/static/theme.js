@@ -1,0 +1,41 @@
+// Light and dark: as the system has it, until somebody chooses.
+
+const KEY = "ebbtide.theme";
+const system = matchMedia("(prefers-color-scheme: dark)");
+const followers = new Set();
+
+export function isDark() {
+  return document.documentElement.dataset.theme === "dark";
+}
+
+/** Calls `redraw` whenever the theme changes, until `signal` aborts: canvases take their colours only once. */
+export function onTheme(redraw, signal) {
+  followers.add(redraw);
+  signal.addEventListener("abort", () => followers.delete(redraw));
+}
+
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+export function startTheme(button) {
+  const told = () => {
+    button.textContent = isDark() ? "Light theme" : "Dark theme";
+  };
+  button.addEventListener("click", () => {
+    const next = isDark() ? "light" : "dark";
+    localStorage.setItem(KEY, next);
+    put(next);
+    told();
+  });
+  system.addEventListener("change", () => {
+    if (!localStorage.getItem(KEY)) put(system.matches ? "dark" : "light");
+    told();
+  });
+  told();
+}
+
+function put(theme) {
+  document.documentElement.dataset.theme = theme;
+  followers.forEach((redraw) => redraw());
+}

@@ -1,0 +1,113 @@
+"""A service for the console's tests: the real application on a socket, with a simulated world behind it whose time a
+test moves by real ticks."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from uvicorn import Config
+
+from api.app import create_app
+from api.client import Client
+from api.server import Server
+from scheduler.domain.command import Command, CommandBody, ForecastMade
+from scheduler.domain.fleet import Node
+from scheduler.domain.forecast import Forecast
+from scheduler.domain.tick_report import TickReport
+from scheduler.executors.simulated import SimulatedExecutor
+from scheduler.executors.simulated_delays import Delays
+from scheduler.policies.policy_set import policy_set
+from scheduler.runtime.clock import ManualClock
+from scheduler.runtime.reconciler import tick
+from scheduler.settings import Settings
+from scheduler.solver.curve import curve_solved, solve_point
+from scheduler.store.front import FrontStore
+from scheduler.store.protocol import Lease
+from tests.memory_run_log import MemoryRunLog
+
+SECRET = b"a secret that only tests know...."
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+PATIENCE_S = 10.0
+
+
+class ConsoleSite:
+    """`nodes` are those that the simulated world has; the service learns of them as of anything else."""
+
+    def __init__(
+        self, store: FrontStore, nodes: Iterable[Node], *, now_s: float, folder: Path, auth: str = "off", port: int = 0
+    ) -> None:
+        self.store = store
+        self.clock = ManualClock(now_s)
+        self.executor = SimulatedExecutor(nodes, now_s=now_s, delays=Delays(start_s=5.0, drain_s=5.0))
+        self.policies = policy_set("ebbtide")
+        self.leader: Lease | None = None
+        self.app = create_app(
+            store,
+            Settings(auth=auth, run_dir=folder, rate_per_s=1e6, rate_burst=10**6),  # type: ignore[arg-type]
+            clock=self.clock,
+            policies=self.policies,
+            lease=lambda: self.leader,
+            token_secret=SECRET,
+            run_log=MemoryRunLog(),
+        )
+        self._learned: list[Command] = []
+        self.port = port
+        self.open()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def open(self) -> None:
+        """Listen, on the same port as before."""
+        listening = socket.create_server(("127.0.0.1", self.port))
+        self.port = int(listening.getsockname()[1])
+        config = Config(self.app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        self._server = Server(config, self.app.state.streams)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]})
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the server as a stopped process would: connections and streams end with it."""
+        self._server.should_exit = True
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def client(self, token: str = "") -> Client:
+        return Client(self.url, token=token)
+
+    def learn(self, body: CommandBody) -> None:
+        """What the controller's own workers tell it, for the next tick."""
+        self._learned.append(Command(f"test-{len(self._learned)}-{self.clock.now_s()}", self.clock.now_s(), body))
+
+    def demand(self, pool: str, gpus: float) -> None:
+        """Demand as it is from now on, with a forecast that expects it to stay so."""
+        self.executor.set_demand(pool, gpus)
+        levels = tuple(math.ceil(10 * gpus * (1 + 0.04 * at)) / 10 for at in range(len(QUANTILES)))
+        self.learn(ForecastMade(pool, Forecast(self.clock.now_s(), 600.0, QUANTILES, levels, "test")))
+        with self.client() as client:
+            client.report_demand(pool, gpus=gpus)
+
+    def tick(self, *, after_s: float = 1.0) -> TickReport:
+        """A real tick, `after_s` later."""
+        self.clock.move_to(self.clock.now_s() + after_s)
+        self.executor.advance_to(self.clock.now_s())
+        self.leader = self.store.acquire("test", now_s=self.clock.now_s(), ttl_s=1e6)
+        assert self.leader is not None
+        learned, self._learned = tuple(self._learned), []
+        return tick(self.store, self.executor, self.clock, self.policies, epoch=self.leader.epoch, learned=learned)
+
+    def solve_wanted(self, report: TickReport) -> None:
+        """What the pool of solver processes does: the points that a tick looked for and did not find."""
+        requests = self.store.load().snapshot.curve_requests()
+        for wanted in report.wanted_shapes:
+            point = solve_point(requests[wanted.curve_key], wanted.shape)
+            self.learn(curve_solved(wanted.curve_key, wanted.shape, point))
+
+    def ticks(self, count: int, *, every_s: float = 5.0) -> None:
+        for _ in range(count):
+            self.tick(after_s=every_s)

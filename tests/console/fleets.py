@@ -1,0 +1,118 @@
+"""Fleets that the console's tests look at: a small one with a history of ticks, and a very large one."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from scheduler.domain.fleet import DemandReading, LendingPolicy, Node
+from scheduler.domain.forecast import Forecast
+from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import LoanState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.memory import MemoryStore
+from scheduler.store.migrate import migrate
+from scheduler.store.protocol import Commit
+from scheduler.store.sql import SqlStore
+from tests.builders import GPU, GPU_BYTES, a_fleet, a_job, a_loan
+from tests.console.console_site import QUANTILES, ConsoleSite
+
+HOUR_S = 3600.0
+LARGE_NODES, LARGE_JOBS = 1000, 5000
+MODEL = "llama-2-7b"
+
+
+def small_site(folder: Path, *, auth: str = "off", hours: float = 3.0) -> ConsoleSite:
+    """Six training nodes and ten of inference, some hours of demand behind them, a few jobs that run and wait."""
+    url = f"sqlite:///{folder / 'console.sqlite'}"
+    migrate(url)
+    names = [*((f"t{at}", "training") for at in range(6)), *((f"i{at}", "inference") for at in range(10))]
+    nodes = [Node(name, pool, GPU, 8, GPU_BYTES) for name, pool in names]
+    now_s = time.time() - hours * HOUR_S
+    site = ConsoleSite(SqlStore(url), nodes, now_s=now_s, folder=folder / "run", auth=auth)
+    site.tick()
+    return site
+
+
+def furnish(site: ConsoleSite, token: str = "") -> dict[str, str]:
+    """Pools, nodes, queues and jobs through the API, as people would; gives the jobs' ids by name."""
+    with site.client(token) as client:
+        client.create_pool({"name": "training", "kind": "training"})
+        lending = {"headroom": 0.0, "return_deadline_s": 300}
+        client.create_pool({"name": "inference", "kind": "inference", "lending": lending})
+        for pool, count in (("training", 6), ("inference", 10)):
+            for at in range(count):
+                client.add_node({"name": f"{pool[0]}{at}", "pool": pool, "gpu": GPU, "gpus": 8})
+        client.create_queue({"name": "research", "guaranteed_gpus": 24, "limit_gpus": 64})
+        client.create_queue({"name": "products", "guaranteed_gpus": 16})
+        jobs = [
+            {
+                "name": "llama-pretrain",
+                "queue": "research",
+                "model": MODEL,
+                "globalBatch": 64,
+                "gpus": {"min": 8, "max": 16},
+            },
+            {"name": "vision-sweep", "queue": "products", "gpus": {"min": 4, "max": 16}},
+            {"name": "speech-tune", "queue": "research", "gpus": {"min": 2, "max": 8}},
+            {"name": "reward-model", "queue": "products", "gpus": {"min": 8, "max": 24}},
+            {"name": "embedder", "queue": "default", "gpus": {"min": 4, "max": 8}},
+        ]
+        return {str(job["name"]): str(client.submit({"steps": 400_000, **job})["id"]) for job in jobs}
+
+
+def live_through(site: ConsoleSite, hours: float) -> None:
+    """Demand goes up and down like a tide, with a tick every five minutes and what it wanted solved."""
+    rounds = round(hours * 12)
+    for at in range(rounds):
+        site.demand("inference", 44 + 26 * math.sin(2.4 * math.pi * at / rounds + 0.6))
+        site.solve_wanted(site.tick(after_s=295.0))
+        site.tick(after_s=5.0)
+
+
+def large_store() -> MemoryStore:
+    """1,000 nodes and 5,000 jobs, committed at once: half of the fleet is inference, and a third of that is lent."""
+    now_s = time.time()
+    pools, nodes = a_fleet(training=LARGE_NODES // 2, inference=LARGE_NODES // 2, lending=LendingPolicy(headroom=0.0))
+    kinds = (LoanState.ACTIVE, LoanState.ACTIVE, LoanState.RECALLED, LoanState.OFFERED)
+    lent = [f"i{at}" for at in range(0, LARGE_NODES // 2, 3)]
+    loans = {
+        name: replace(
+            a_loan(name, kinds[at % 9 % 4], return_by_s=now_s + 300 if at % 9 % 4 == 2 else None),
+            offered_at_s=now_s - 60 * at,
+            state_since_s=now_s - 30,
+        )
+        for at, name in enumerate(lent)
+    }
+    inference = {
+        name: replace(node, inference_gpus=8)
+        for name, node in nodes.items()
+        if node.pool == "inference" and name not in loans
+    }
+    nodes |= inference | {f"t{at}": replace(nodes[f"t{at}"], cordoned=True) for at in range(0, 20, 7)}
+    places = [f"t{at}" for at in range(LARGE_NODES // 2) if at % 11] + [
+        name for name in lent if loans[name].state is LoanState.ACTIVE
+    ]
+    jobs = {}
+    for at in range(LARGE_JOBS):
+        queue, job_id = f"team-{at % 12}", f"job-{at:04d}"
+        if at < 2 * len(places):
+            half = 4 * (at % 2)
+            on = {places[at // 2]: tuple(range(half, half + 3 + at % 2))}
+            jobs[job_id] = a_job(
+                job_id, 2, 8, state=JobState.RUNNING, on=on, now_s=now_s - 5 * at, queue=queue, steps=10**6
+            )
+        else:
+            jobs[job_id] = a_job(job_id, 64, 64, now_s=now_s - 5 * at, queue=queue)
+    demand = DemandReading(now_s, 2600.0, 2600.0)
+    forecast = Forecast(now_s, 600.0, QUANTILES, (2620.0, 2680.0, 2750.0, 2800.0), "test")
+    queues = {f"team-{at}": JobQueue(f"team-{at}", guaranteed_gpus=300) for at in range(12)}
+    snapshot = Snapshot(1, now_s, pools, nodes, jobs, loans, {}, {"inference": demand}, {"inference": forecast}, queues)
+    store = MemoryStore()
+    lease = store.acquire("test", now_s=now_s, ttl_s=1e6)
+    assert lease is not None
+    store.commit(Commit(Snapshot(), snapshot, lease.epoch))
+    return store
