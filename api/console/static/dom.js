@@ -19,12 +19,17 @@ function dressed(node, { on = {}, vars = {}, data = {}, ...attributes }, childre
   for (const [name, listener] of Object.entries(on)) node.addEventListener(name, listener);
   for (const [name, value] of Object.entries(vars)) node.style.setProperty(name, value);
   Object.assign(node.dataset, data);
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(...present(children));
   return node;
 }
 
+/** Nested lists laid flat, without what is not there. */
+function present(children) {
+  return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+}
+
 export function put(node, ...children) {
-  node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  node.replaceChildren(...present(children));
   return node;
 }
 
@@ -49,7 +54,7 @@ export function empty(title, ...next) {
 
 /** A list of [term, value] as facts; values that are null are left out. */
 export function facts(pairs) {
-  const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== false && value !== "");
   return el("dl", { class: "facts" }, told.flatMap(([term, value]) => [el("dt", {}, term), el("dd", {}, value)]));
 }
 

@@ -2,7 +2,9 @@
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const fine = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const exact = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const minute = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 const DAY_S = 86400;
@@ -26,7 +28,8 @@ export function plural(value, one, many = `${one}s`) {
 
 export function percent(share) {
   if (share === null || share === undefined) return "–";
-  return `${share > 0 && share < 0.1 ? fine.format(100 * share) : whole.format(100 * share)}%`;
+  const format = share > 0.99 && share < 1 ? exact : share > 0 && share < 0.1 ? fine : whole;
+  return `${format.format(100 * share)}%`;
 }
 
 /** Two units at the most: 3 d 4 h, 12 min, 1.25 s, 320 ms. */
@@ -50,6 +53,24 @@ export function time(atS, nowS = Date.now() / 1000) {
   const at = new Date(1000 * atS);
   const isToday = at.toDateString() === new Date(1000 * nowS).toDateString() && Math.abs(nowS - atS) < DAY_S;
   return isToday ? clock.format(at) : day.format(at);
+}
+
+/** The times below an axis; a date where a day begins. */
+export function tickTimes(ticks) {
+  return ticks.map((tick, at) => {
+    const isNewDay = at > 0 && new Date(1000 * tick).toDateString() !== new Date(1000 * ticks[at - 1]).toDateString();
+    return (isNewDay ? day : minute).format(new Date(1000 * tick));
+  });
+}
+
+/** Event codes and messages of the record as people write them. */
+export function words(code) {
+  const told = code.replace(/^Job(?=[A-Z])/, "").replace(/([a-z])([A-Z])/g, "$1 $2");
+  return told[0] + told.slice(1).toLowerCase();
+}
+
+export function arrows(message) {
+  return message.replaceAll("->", "→");
 }
 
 export function ago(atS, nowS) {

@@ -45,7 +45,7 @@ function deviceRow(at, chunks, { layers, plan, spent, devices }) {
     el("h3", {}, name, el("br"), el("span", { class: "muted" }, `${first.gpus} × ${first.gpu}`)),
     el("div", { class: "layers" }, runs),
     el("div", { class: "groups" }, groupsOf(first.strategies[0], first.gpus)),
-    el("div", { class: "use" }, spent ? timeUse(spent, plan) : null, spent ? memoryUse(spent) : null),
+    el("div", { class: "use" }, distinct(chunks).map((told) => el("span", {}, told)), spent ? timeUse(spent, plan) : null, spent ? memoryUse(spent) : null),
   );
 }
 
@@ -55,10 +55,16 @@ function runsOf(stage, layers) {
   return stage.strategies.map((strategy) => {
     const told = words(strategy);
     const range = strategy.layers > 1 ? `${from}–${from + strategy.layers - 1}` : `${from}`;
-    const run = el("span", { class: "run", title: `Layers ${range}: ${told}`, vars: { "--from": `${(100 * from) / layers}%`, "--width": `${(100 * strategy.layers) / layers}%` } }, `${range} · ${told}`);
+    const isNarrow = strategy.layers / layers < 0.12;
+    const run = el("span", { class: isNarrow ? "run narrow" : "run", title: `Layers ${range}: ${told}`, vars: { "--from": `${(100 * from) / layers}%`, "--width": `${(100 * strategy.layers) / layers}%` } }, isNarrow ? range : `${range} · ${told}`);
     from += strategy.layers;
     return run;
   });
+}
+
+/** What its layers do, each way once, where the drawing has no room to say it. */
+function distinct(chunks) {
+  return [...new Set(chunks.flatMap((chunk) => chunk.strategies.map(words)))];
 }
 
 function words(strategy) {
@@ -93,7 +99,7 @@ function timeUse(spent, plan) {
 function memoryUse(spent) {
   const share = spent.memory_bytes / spent.memory_bytes_max;
   const told = `Memory: ${bytes(spent.memory_bytes)} of ${bytes(spent.memory_bytes_max)} (${percent(share)}), ${count(spent.micro_batches_held)} micro-batches held`;
-  return [el("span", {}, told), bar(told, [[spent.memory_near_limit ? "recalled" : "inference", Math.min(1, share)]])];
+  return [el("span", {}, told), bar(told, [[spent.memory_near_limit ? "lent" : "inference", Math.min(1, share)]])];
 }
 
 function legend(inspection) {

@@ -2,7 +2,7 @@
 
 import { get, Problem } from "../api.js";
 import { badge, card, el, empty, put } from "../dom.js";
-import { plural, time } from "../format.js";
+import { arrows, plural, time, words } from "../format.js";
 import { chart } from "../plotting.js";
 
 const STEPS_MAX = 60;
@@ -73,7 +73,7 @@ export function eventSteps(events) {
   const steps = shown.map((event) => {
     const state = /\b(submitted|planning|queued|starting|running|resizing|preempted|suspended|succeeded|failed|cancelled)\b/.exec(event.code === "JobState" ? event.message.split("->").at(-1) : "");
     const when = el("time", { class: "muted", datetime: new Date(1000 * event.at_s).toISOString() }, time(event.at_s));
-    return el("li", { data: { state: state?.[1] || "idle" } }, when, state ? badge(state[1]) : el("strong", {}, event.code), el("span", { class: "wide" }, event.message));
+    return el("li", { data: { state: state?.[1] || "idle" } }, when, state ? badge(state[1]) : el("strong", {}, words(event.code)), el("span", {}, arrows(event.message)));
   });
   const more = events.length - shown.length;
   return el("div", { class: "stack" }, el("ol", { class: "steps" }, steps), more > 0 ? el("p", { class: "small muted" }, `and ${plural(more, "event")} before`) : null);

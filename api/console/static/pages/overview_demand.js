@@ -42,7 +42,8 @@ export class DemandChart {
       this.key = key;
       this.plot = chart(this.body, spec(this.pool, levels), this.signal);
     }
-    this.plot.update(data(this.readings, pool, this.told.now_s, this.spanS));
+    const columns = data(this.readings, pool, this.told.now_s, this.spanS);
+    this.plot.update(columns, columns[0].indexOf(this.told.now_s));
   }
 
   #spans() {
@@ -75,11 +76,12 @@ function data(readings, pool, nowS, spanS) {
   const recent = readings.at(-1).at_s < fromS ? readings.slice(-1) : readings.slice(at);
   const step = Math.ceil(recent.length / POINTS_MAX);
   const rows = recent.filter((_, each) => (recent.length - 1 - each) % step === 0).map((reading) => [Math.max(reading.at_s, fromS), reading.gpus, null]);
-  rows.push([nowS, readings.at(-1).gpus, null]);
   const { forecast } = pool;
+  rows.push([nowS, readings.at(-1).gpus, forecast?.gpus]);
   if (forecast) {
     const begins = Math.max(forecast.made_at_s, fromS);
-    rows.push([begins, null, forecast.gpus], [begins + forecast.horizon_s, null, forecast.gpus]);
+    if (begins < nowS) rows.push([begins, null, forecast.gpus]);
+    rows.push([begins + forecast.horizon_s, null, forecast.gpus]);
   }
   rows.sort((a, b) => a[0] - b[0]);
   let demand = null;

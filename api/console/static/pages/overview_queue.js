@@ -2,10 +2,10 @@
 
 import { get } from "../api.js";
 import { badge, bar, card, el, empty, put, table } from "../dom.js";
-import { count, duration, gpus, plural, time } from "../format.js";
+import { arrows, count, duration, gpus, plural, time } from "../format.js";
 import { onEvent } from "../live.js";
 
-const FEED_MAX = 14;
+const FEED_MAX = 10;
 const COLOURS = { Node: "lent", Loan: "lent", Job: "training", Breach: "recalled" };
 
 export function waitingTable(told) {
@@ -33,7 +33,7 @@ export function queueTable(told) {
 function use(queue) {
   const whole = Math.max(1, queue.limit_gpus ?? 0, queue.guaranteed_gpus, queue.used_gpus);
   const told = `${gpus(queue.own_gpus)} of its own, ${queue.borrowed_gpus} borrowed, ${queue.guaranteed_gpus} guaranteed`;
-  const shown = bar(told, [["training", queue.own_gpus / whole], ["lent", queue.borrowed_gpus / whole]]);
+  const shown = bar(told, [["training", queue.own_gpus / whole], ["borrowed", queue.borrowed_gpus / whole]]);
   shown.title = told;
   return shown;
 }
@@ -67,5 +67,5 @@ function entry(event, isFresh) {
   const subject = event.code.startsWith("Job") ? el("a", { href: `#/jobs/${event.subject}` }, event.subject) : el("strong", {}, event.subject);
   const told = event.message.startsWith(event.subject) ? event.message.slice(event.subject.length).replace(/^[:,]?\s*/, "") : event.message;
   const when = el("time", { datetime: new Date(1000 * event.at_s).toISOString() }, time(event.at_s));
-  return el("li", { class: isFresh ? "fresh" : null }, when, el("p", {}, el("span", { class: "badge", data: { state: COLOURS[kind] || "idle" } }, subject), " ", told));
+  return el("li", { class: isFresh ? "fresh" : null }, when, el("p", {}, el("span", { class: "badge", data: { state: COLOURS[kind] || "idle" } }, subject), " ", arrows(told)));
 }
