@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test lint pytest test-full serve bench helm clean
+.PHONY: demo test lint pytest test-full serve bench helm console clean
 
 demo: $(VENV)/installed
 	$(BIN)/ebbtide demo
@@ -35,10 +35,15 @@ helm: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet cffi==2.1.1
 	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python helm-sdkpy==0.1.32
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml api/console/package-lock.json
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(MAKE) console
 	touch $@
 
+# The library that the console draws its charts with. Where npm is missing the console says so in their place.
+console:
+	npm ci --prefix api/console --no-fund --no-audit --loglevel=error || echo 'npm failed: the console draws no charts' >&2
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) api/console/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

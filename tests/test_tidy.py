@@ -14,16 +14,20 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(path for top in ("scheduler", "api") for path in (ROOT / top).rglob("*.py"))
+CONSOLE = ROOT / "api" / "console" / "static"
+SCRIPTS, STYLES = sorted(CONSOLE.rglob("*.js")), sorted(CONSOLE.rglob("*.css"))
 PURE = ("domain", "solver", "forecast", "resharding", "policies", "core")
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 POSITIONAL_MAX = 5
 TOTAL_LINES_MAX = 46_000
+CONSOLE_LINES_MAX = 3_000
 HEART = ("domain", "policies", "core", "runtime", "store", "executors")
 HEART_LINES_MAX = 12_800
 SPACE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
+_BEGINS_FUNCTION = re.compile(r"(\bfunction\b.*|^ +(?:async |#|static )*\w+\([^;]*\) |=> )\{$")
 BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager"}
 BANNED_CALLS = {
     "time.time", "time.monotonic", "time.perf_counter", "time.sleep", "datetime.now", "datetime.utcnow",
@@ -42,7 +46,7 @@ def _at(path: Path, what: object) -> str:
 
 
 def test_a_file_fits_into_a_head() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in SOURCES}
+    lengths = {path: len(path.read_text().splitlines()) for path in (*SOURCES, *SCRIPTS, *STYLES)}
     assert [_at(path, lines) for path, lines in lengths.items() if lines > FILE_LINES_MAX] == []
 
 
@@ -51,6 +55,29 @@ def test_a_function_fits_onto_a_screen() -> None:
         for function in _functions(path):
             lines = (function.end_lineno or function.lineno) - function.lineno + 1
             assert lines <= FUNCTION_LINES_MAX, _at(path, function.name)
+
+
+def _functions_of_script(path: Path) -> Iterator[tuple[str, int]]:
+    """The first line of each block that a function, method or arrow begins, and how many lines it has: scripts are
+    indented, so that a block ends with the first brace that stands as far out as its beginning."""
+    lines = path.read_text().splitlines()
+    for at, line in enumerate(lines):
+        if _BEGINS_FUNCTION.search(line):
+            end = re.compile(rf"{re.match(' *', line)[0]}}}")  # type: ignore[index]
+            yield line.strip(), next(to for to, later in enumerate(lines[at + 1 :], 2) if end.match(later))
+
+
+def test_a_function_of_the_console_fits_onto_a_screen_too() -> None:
+    for path in SCRIPTS:
+        for name, lines in _functions_of_script(path):
+            assert lines <= FUNCTION_LINES_MAX, _at(path, name)
+
+
+def test_scripts_and_styles_say_what_they_are_and_put_no_text_in_as_markup() -> None:
+    for path in (*SCRIPTS, *STYLES):
+        text = path.read_text()
+        assert text.startswith(("// ", "/* ")), _at(path, "begins without a comment")
+        assert not re.search("innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\\(", text), _at(path, "markup")
 
 
 def test_a_function_has_few_positional_parameters() -> None:
@@ -93,9 +120,15 @@ def _lines_of_code(path: Path) -> int:
     return len(lines - documented)
 
 
+def _lines_of_script(path: Path) -> int:
+    stripped = (line.strip() for line in path.read_text().splitlines())
+    return sum(1 for line in stripped if line and not line.startswith(("//", "/*", "*")))
+
+
 def test_the_whole_stays_small_enough_to_be_read() -> None:
     lines = {path: _lines_of_code(path) for path in SOURCES}
     assert sum(lines.values()) <= TOTAL_LINES_MAX
+    assert sum(_lines_of_script(path) for path in (*SCRIPTS, *STYLES)) <= CONSOLE_LINES_MAX
     heart = [count for path, count in lines.items() if path.relative_to(ROOT).parts[1] in HEART]
     assert sum(heart) <= HEART_LINES_MAX
 

@@ -1,4 +1,4 @@
-"""Health, metrics, the machine-readable description and the page at the root."""
+"""Health, metrics and the machine-readable description."""
 
 from __future__ import annotations
 
@@ -99,9 +99,3 @@ def test_the_description_lists_every_noun_of_the_contract(service: ApiService) -
         "/healthz",
         "/readyz",
     }
-
-
-def test_the_page_at_the_root_lists_the_endpoints(service: ApiService) -> None:
-    answer = service.http.get("/")
-    assert answer.headers["content-type"].startswith("text/html")
-    assert "GET /v1/jobs/{job_id}/explanation" in answer.text

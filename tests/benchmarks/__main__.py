@@ -17,7 +17,8 @@ Row = tuple[str, str, str]
 NAMES = (
     *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "forecast"),
     *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
-    *("resharding", "shrinks", "replan", "agents", "kubernetes", "front_door", "streams", "takeover", "metrics"),
+    *("resharding", "shrinks", "replan", "agents", "kubernetes", "front_door", "streams", "takeover"),
+    *("metrics", "console"),
 )
 
 

@@ -54,6 +54,7 @@ class ConsoleSite:
             token_secret=SECRET,
             run_log=MemoryRunLog(),
         )
+        self.jobs: dict[str, str] = {}
         self._learned: list[Command] = []
         self.port = port
         self.open()
@@ -96,10 +97,14 @@ class ConsoleSite:
         """A real tick, `after_s` later."""
         self.clock.move_to(self.clock.now_s() + after_s)
         self.executor.advance_to(self.clock.now_s())
+        leader = self.lead()
+        learned, self._learned = tuple(self._learned), []
+        return tick(self.store, self.executor, self.clock, self.policies, epoch=leader.epoch, learned=learned)
+
+    def lead(self) -> Lease:
         self.leader = self.store.acquire("test", now_s=self.clock.now_s(), ttl_s=1e6)
         assert self.leader is not None
-        learned, self._learned = tuple(self._learned), []
-        return tick(self.store, self.executor, self.clock, self.policies, epoch=self.leader.epoch, learned=learned)
+        return self.leader
 
     def solve_wanted(self, report: TickReport) -> None:
         """What the pool of solver processes does: the points that a tick looked for and did not find."""

@@ -6,8 +6,10 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from scheduler.domain.fleet import DemandReading, LendingPolicy, Node
+from scheduler.domain.event import Event, EventCode
+from scheduler.domain.fleet import DemandReading, LendingPolicy, Node, NodeState
 from scheduler.domain.forecast import Forecast
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
@@ -48,7 +50,7 @@ def furnish(site: ConsoleSite, token: str = "") -> dict[str, str]:
                 client.add_node({"name": f"{pool[0]}{at}", "pool": pool, "gpu": GPU, "gpus": 8})
         client.create_queue({"name": "research", "guaranteed_gpus": 24, "limit_gpus": 64})
         client.create_queue({"name": "products", "guaranteed_gpus": 16})
-        jobs = [
+        jobs: list[dict[str, Any]] = [
             {
                 "name": "llama-pretrain",
                 "queue": "research",
@@ -116,3 +118,23 @@ def large_store() -> MemoryStore:
     assert lease is not None
     store.commit(Commit(Snapshot(), snapshot, lease.epoch))
     return store
+
+
+def large_site(folder: Path) -> ConsoleSite:
+    """It decides nothing: what is there stays as it is until a test commits something else."""
+    store = large_store()
+    site = ConsoleSite(store, store.load().snapshot.nodes.values(), now_s=time.time(), folder=folder / "run")
+    site.lead()
+    return site
+
+
+def commit_nodes(site: ConsoleSite, states: dict[str, NodeState]) -> None:
+    """As a tick that saw nodes go down or come up."""
+    before = site.store.load().snapshot
+    nodes = {**before.nodes, **{name: replace(before.nodes[name], state=state) for name, state in states.items()}}
+    events = tuple(
+        Event(time.time(), EventCode.NODE_CHANGED, name, f"{name} is {state}") for name, state in states.items()
+    )
+    after = replace(before, generation=before.generation + 1, nodes=nodes)
+    assert site.leader is not None
+    site.store.commit(Commit(before, after, site.leader.epoch, events=events))

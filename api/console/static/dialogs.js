@@ -2,6 +2,8 @@
 
 import { el, put } from "./dom.js";
 
+const NEWS_MAX = 5;
+
 /** Shows `content` in a modal dialog with these buttons, and gives the value of the one that was pressed ("" for Esc). */
 function modal(title, content, buttons) {
   const heading = el("h2", { id: "dialog-title" }, title);
@@ -52,7 +54,9 @@ export function toast(text) {
 
 /** News for those who cannot see them, without moving the focus. */
 export function announce(text) {
-  document.getElementById("news").textContent = text;
+  const news = document.getElementById("news");
+  news.append(el("p", {}, text));
+  while (news.children.length > NEWS_MAX) news.firstChild.remove();
 }
 
 /** An error as people read it: what the API said, and the refused fields with what they may be. */

@@ -63,7 +63,7 @@ export class FleetGrid {
     cell.className = this.hasTiles ? "tile" : "cell";
     cell.setAttribute("aria-label", sentence(node));
     cell.style.setProperty("--fill", `${Math.round((100 * Math.max(node.held, node.inference)) / node.gpus)}%`);
-    if (this.hasTiles) put(cell, el("strong", {}, node.name), el("span", { class: "word" }, STATES[node.state]), el("span", { class: "pips" }, pips(node)));
+    if (this.hasTiles) put(cell, el("strong", {}, node.name), " ", el("span", { class: "word" }, STATES[node.state]), el("span", { class: "pips" }, pips(node)));
     return cell;
   }
 
@@ -105,7 +105,7 @@ function pickIn(event, pick) {
 function sentence(node) {
   const used = node.held ? `, ${node.held} of ${gpus(node.gpus)} in training` : "";
   const served = node.inference ? `, ${node.inference} of ${gpus(node.gpus)} in inference` : "";
-  return `${node.name}: ${MEANING[node.state] || STATES[node.state]}${used}${served}${used || served ? "" : `, ${gpus(node.gpus)}`}`;
+  return `${node.name} ${MEANING[node.state] || STATES[node.state]}${used}${served}${used || served ? "" : `, ${gpus(node.gpus)}`}`;
 }
 
 function pips(node) {

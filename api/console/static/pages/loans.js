@@ -8,6 +8,7 @@ import { lendingLevers, leverButton } from "../levers.js";
 import { keepUp } from "../live.js";
 
 const LANES_MAX = 120;
+const ROWS_MAX = 60;
 const LOANS_MAX = 500;
 const SPANS = [["1 h", 3600], ["6 h", 21600], ["24 h", 86400], ["7 d", 604800]];
 const byName = new Intl.Collator("en", { numeric: true });
@@ -57,8 +58,8 @@ function contents({ told, nowS, spanS }) {
   const more = lanes.length - LANES_MAX;
   const words = `${plural(live.length, "node")} on loan now, ${plural(shown.length, "loan")} in the last ${duration(spanS)}`;
   return [
-    card(["Timeline", el("span", { class: "small muted" }, words)], legend(), timeline(lanes.slice(0, LANES_MAX), fromS, nowS), more > 0 && el("p", { class: "small muted" }, `and ${plural(more, "node")} more, in the table below`)),
-    card("Loans", loanTable(shown, nowS)),
+    card(["Timeline", el("span", { class: "small muted" }, words)], legend(), timeline(lanes.slice(0, LANES_MAX), fromS, nowS), more > 0 && el("p", { class: "small muted" }, `and ${plural(more, "node")} more`)),
+    card("Loans", loanTable(shown, nowS), shown.length > ROWS_MAX && el("p", { class: "small muted" }, `and ${plural(shown.length - ROWS_MAX, "loan")} before`)),
   ];
 }
 
@@ -84,7 +85,7 @@ function timeline(lanes, fromS, nowS) {
   const lane = ([node, loans]) => el("div", { class: "lane" }, el("span", { title: node }, node), el("div", { class: "track" }, loans.flatMap(spans)));
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((at) => el("span", {}, at === 1 ? "now" : time(fromS + at * (nowS - fromS)).replace(/:\d\d$/, "")));
   const axis = el("div", { class: "lane" }, el("span"), el("div", { class: "axis" }, ticks));
-  return el("div", { class: "timeline", role: "img", "aria-label": "Loans over time; the table below has the same" }, lanes.map(lane), axis);
+  return el("div", { class: "timeline", tabindex: "0", role: "img", "aria-label": "Loans over time; the table below has the same" }, lanes.map(lane), axis);
 }
 
 function legend() {
@@ -93,7 +94,7 @@ function legend() {
 }
 
 function loanTable(loans, nowS) {
-  const rows = loans.slice(0, LANES_MAX).map((loan) => [
+  const rows = loans.slice(0, ROWS_MAX).map((loan) => [
     loan.node,
     loan.pool,
     badge(loan.state),

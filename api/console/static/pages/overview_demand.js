@@ -25,6 +25,8 @@ export class DemandChart {
     const path = `/v1/pools/${encodeURIComponent(this.pool)}/demand`;
     const { readings } = await get(path, { query: { since_s: sinceS }, signal: this.signal });
     const last = this.readings.at(-1)?.at_s ?? -1;
+    const latest = told.pools.find((each) => each.name === this.pool).demand;
+    if (!this.readings.length && !readings.length && latest) readings.push(latest); // it may be older than what is kept
     this.readings = [...this.readings, ...readings.filter((reading) => reading.at_s > last)].filter((reading) => reading.at_s > told.now_s - 90000);
     this.#draw();
   }

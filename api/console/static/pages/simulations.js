@@ -34,7 +34,7 @@ export async function show(root, { signal }) {
 
 function fields() {
   const file = (name, label, hint, accept) => field(name, label, { kind: "file", hint, accept });
-  return card("A new one", el("p", { class: "muted small" }, "What `ebbtide simulate` takes: jobs and demand as CSV, the fleet as YAML. It is checked at once and played in the background."), el("div", { class: "form" },
+  return card("A new one", el("p", { class: "muted small" }, "What ", el("code", {}, "ebbtide simulate"), " takes: jobs and demand as CSV, the fleet as YAML. It is checked at once and played in the background."), el("div", { class: "form" },
     file("jobs", "Jobs", "CSV, one job a row.", ".csv,.txt"),
     file("demand", "Demand of inference", "CSV; may be left out.", ".csv,.txt"),
     file("cluster", "Fleet", "YAML with pools and nodes.", ".yaml,.yml,.json"),

@@ -1,0 +1,94 @@
+"""The console's page and files as any client gets them, and the answer that it draws the fleet from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from api.glances import KEPT, Glances
+from scheduler.domain.snapshot import Snapshot
+from tests.api.guarded import Guarded
+from tests.builders import a_fleet, a_loan, a_snapshot
+
+if TYPE_CHECKING:
+    from tests.api.conftest import ApiService, Problem
+
+
+def test_the_page_is_asked_for_again_and_its_files_are_kept_for_ever(service: ApiService) -> None:
+    page = service.http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["cache-control"] == "no-cache"
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert service.http.get("/", headers={"If-None-Match": page.headers["etag"]}).status_code == 304
+    version = page.headers["etag"].strip('"')
+    script = service.http.get(f"/console/{version}/app.js")
+    assert script.headers["cache-control"].endswith("immutable")
+    assert f"/console/{version}/app.js" in page.text
+
+
+def test_a_page_of_another_release_gets_files_that_it_does_not_keep(service: ApiService, problem: Problem) -> None:
+    assert service.http.get("/console/of-another-release/app.js").headers["cache-control"] == "no-cache"
+    problem(service.http.get("/console/of-another-release/no-such.js"), 404)
+
+
+def test_files_beside_the_console_are_none_of_its_own(service: ApiService, problem: Problem) -> None:
+    for path in ("index.html", "%2e%2e/app.py", "..%2F..%2Fapp.py", "package.json", ""):
+        problem(service.http.get(f"/console/any/{path}"), 404)
+
+
+def test_nothing_in_the_page_runs_from_elsewhere_or_in_line(service: ApiService) -> None:
+    page = service.http.get("/").text
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "<script>" not in page
+    assert "style=" not in page
+
+
+def test_the_overview_counts_what_is_there(fleet: ApiService) -> None:
+    fleet.lend_all()
+    fleet.submit("waits", gpus={"min": 64, "max": 64})
+    fleet.tick()
+    told = fleet.get("/v1/overview")
+    assert {node["name"]: node["state"] for node in told["nodes"]} == {"i0": "lent", "i1": "lent", "t0": "training"}
+    assert told["complete"]
+    assert told["leader"]
+    assert told["loans"] == {"active": 2}
+    assert [job["name"] for job in told["waiting"]] == ["waits"]
+    assert {pool["name"]: pool["gpus"] for pool in told["pools"]} == {"inference": 2, "training": 2}
+
+
+def test_who_knows_a_generation_is_told_what_has_changed_since(fleet: ApiService) -> None:
+    fleet.tick()
+    before = fleet.get("/v1/overview")
+    fleet.made("/v1/nodes/i0:cordon")
+    fleet.tick()
+    after = fleet.get("/v1/overview", generation=before["generation"])
+    assert not after["complete"]
+    assert [(node["name"], node["state"]) for node in after["nodes"]] == [("i0", "cordoned")]
+    assert fleet.get("/v1/overview", generation=before["generation"] + 1_000)["complete"]
+
+
+def test_a_reader_of_one_queue_sees_that_queue_and_its_jobs_alone() -> None:
+    with (guarded := Guarded()).http:
+        guarded.with_fleet()
+        for queue in ("research", "vision"):
+            guarded.job(guarded.root, queue, name=queue)
+        guarded.tick()
+        told = guarded.ask("GET", "/v1/overview", guarded.token("r", "viewer:research")).json()
+    assert [queue["name"] for queue in told["queues"]] == ["research"]
+    assert sum(told["jobs"].values()) == 1
+    assert [node["name"] for node in told["nodes"]] == ["t0"]
+
+
+def test_only_the_generations_that_were_asked_for_last_are_remembered() -> None:
+    glances, fleet = Glances(), a_fleet(training=1, inference=1)
+    first = _at(1, a_snapshot(fleet))
+    glances.since(None, first)
+    lent = _at(2, a_snapshot(fleet, loans=[a_loan("i0")]))
+    assert [node["name"] for node in glances.since(1, lent).nodes] == ["i0"]
+    for generation in range(3, 3 + KEPT):
+        glances.since(None, _at(generation, lent))
+    assert glances.since(1, lent).complete
+
+
+def _at(generation: int, snapshot: Snapshot) -> Snapshot:
+    return Snapshot(generation, 0.0, snapshot.pools, snapshot.nodes, loans=snapshot.loans)

@@ -1,0 +1,48 @@
+"""Who may look: a token that is asked for, refused where it is wrong, and taken where it is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+
+from api.identity.api_token import new_token
+from api.identity.principal import Grant
+from scheduler.store.front import AuditEntry
+from tests.console.fleets import furnish, small_site
+
+if TYPE_CHECKING:
+    from tests.console.conftest import Opener
+    from tests.console.console_site import ConsoleSite
+
+
+def test_a_wrong_token_is_refused_and_a_right_one_opens_the_page(tmp_path: Path, opened: Opener) -> None:
+    site = small_site(tmp_path, auth="on", hours=0.1)
+    try:
+        root, viewer = _token(site, "root", "admin"), _token(site, "guest", "viewer")
+        furnish(site, root)
+        site.tick()
+        page = opened(site.url, expects=("401", "403"))
+        dialog = page.get_by_role("dialog", name="Who is asking?")
+        dialog.get_by_label("Token").fill("ebk_wrong")
+        dialog.get_by_role("button", name="Go on").click()
+        expect(dialog).to_contain_text("This token is not accepted")
+        dialog.get_by_label("Token").fill(viewer)
+        dialog.get_by_role("button", name="Go on").click()
+        expect(page.get_by_role("listbox", name="Nodes of pool training")).to_be_visible()
+        expect(page.locator("#connection")).to_have_text("Live")
+        page.get_by_role("button", name="Pause lending").click()
+        page.get_by_role("dialog").get_by_role("button", name="Pause lending").click()
+        expect(page.get_by_role("alert")).to_contain_text("this needs the role admin")
+        page.reload()
+        expect(page.get_by_role("listbox", name="Nodes of pool training")).to_be_visible()
+    finally:
+        site.close()
+
+
+def _token(site: ConsoleSite, name: str, grant: str) -> str:
+    now_s = site.clock.now_s()
+    token, secret = new_token(name, [Grant.of(grant)], created_by="tests", now_s=now_s, expires_at_s=None)
+    site.store.tokens.add(token, AuditEntry(now_s, "tests", "", "CreateToken", "", None, None, ""))
+    return secret

@@ -1,0 +1,79 @@
+"""axe-core finds no serious fault on any page, in light and in dark; every page is kept as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.console.conftest import AXE
+
+if TYPE_CHECKING:
+    from tests.console.conftest import Opener
+    from tests.console.console_site import ConsoleSite
+
+Picture = Callable[[Page, str], None]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_has_a_serious_fault(fleet: ConsoleSite, opened: Opener, picture: Picture, scheme: str) -> None:
+    with fleet.client() as client:
+        waiting = client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10})["id"]
+    fleet.demand("inference", 20.0)
+    fleet.ticks(4, every_s=100.0)
+    fleet.demand("inference", 50.0)
+    fleet.tick()
+    running = fleet.jobs["llama-pretrain"]
+    pages = {
+        "overview": ("", ".tile"),
+        "jobs": ("jobs", "tbody tr"),
+        "running-job": (f"jobs/{running}", ".stage"),
+        "waiting-job": (f"jobs/{waiting}", ".steps li"),
+        "submit": ("submit", "form"),
+        "loans": ("loans", ".track"),
+        "plans": ("plans", "form"),
+        "simulate": ("simulate", ".empty"),
+    }
+    page = opened(fleet.url, scheme=scheme)
+    faults = {}
+    for name, (path, mark) in pages.items():
+        page.goto(f"{fleet.url}/#/{path}")
+        expect(page.locator(mark).first).to_be_visible()
+        picture(page, f"{name}-{scheme}")
+        if found := _serious(page):
+            faults[name] = found
+    page.goto(f"{fleet.url}/#/")
+    page.get_by_role("button", name="Recall all").click()
+    faults |= {"dialog": found} if (found := _serious(page)) else {}
+    assert faults == {}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_large_fleet_has_none_either(large: ConsoleSite, opened: Opener, picture: Picture, scheme: str) -> None:
+    page = opened(large.url, scheme=scheme)
+    expect(page.locator(".cell").first).to_be_visible()
+    picture(page, f"large-{scheme}")
+    assert _serious(page) == []
+
+
+def test_a_narrow_window_scrolls_in_one_direction_alone(fleet: ConsoleSite, opened: Opener, picture: Picture) -> None:
+    page = opened(fleet.url, width=390)
+    for name, path in {
+        "overview": "",
+        "jobs": "jobs",
+        "job": f"jobs/{fleet.jobs['llama-pretrain']}",
+        "loans": "loans",
+    }.items():
+        page.goto(f"{fleet.url}/#/{path}")
+        expect(page.locator(".card").first).to_be_visible()
+        picture(page, f"{name}-narrow")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+
+
+def _serious(page: Page) -> list[str]:
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    answer: dict[str, Any] = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    serious = (each for each in answer["violations"] if each["impact"] in ("serious", "critical"))
+    return [f"{each['id']}: {node['html'][:160]}" for each in serious for node in each["nodes"][:3]]

@@ -1,0 +1,94 @@
+"""Jobs in a real browser: the plan of one that runs, why one waits, submission, levers, the list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import Page, expect
+
+if TYPE_CHECKING:
+    from tests.console.conftest import Opener
+    from tests.console.console_site import ConsoleSite
+
+
+def test_a_running_job_shows_its_plan_stage_by_stage(fleet: ConsoleSite, opened: Opener) -> None:
+    job = fleet.store.load().snapshot.jobs[fleet.jobs["llama-pretrain"]]
+    assert job.allocation.plan is not None
+    page = _job_page(fleet, opened, job.id)
+    expect(page.locator("section.stage")).to_have_count(job.allocation.plan.devices)
+    stage = page.locator("section.stage").first
+    expect(stage).to_contain_text("Memory:")
+    expect(stage).to_contain_text("bound by")
+    ranks = job.allocation.plan.stages[0].gpus
+    expect(stage.locator(".rank")).to_have_count(ranks)
+    expect(page.locator(".steps")).to_contain_text("Started")
+
+
+def test_a_waiting_job_says_why(fleet: ConsoleSite, opened: Opener) -> None:
+    with fleet.client() as client:
+        waiting = str(client.submit({"name": "huge", "gpus": {"min": 96, "max": 96}, "steps": 10})["id"])
+    fleet.tick()
+    page = _job_page(fleet, opened, waiting)
+    why = page.get_by_role("region", name="Why it waits")
+    expect(why).to_contain_text("needs 96 GPUs")
+    expect(why).to_contain_text("Would start it at once")
+
+
+def test_a_job_is_submitted_after_what_was_refused_is_mended(fleet: ConsoleSite, opened: Opener) -> None:
+    page = opened(f"{fleet.url}/#/submit", expects=("422",))
+    page.get_by_label("Name", exact=True).fill("No Such Name")
+    page.get_by_label("GPUs, at most").fill("4")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Submit it").click()
+    name = page.get_by_label("Name", exact=True)
+    expect(name).to_have_attribute("aria-invalid", "true")
+    expect(name).to_be_focused()
+    name.fill("from-the-browser")
+    page.get_by_role("button", name="Try it first").click()
+    expect(page.get_by_role("region", name="What would happen")).to_be_visible()
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Submit it").click()
+    expect(page.get_by_role("heading", name="from-the-browser")).to_be_visible()
+    fleet.tick()
+    submitted = [job for job in fleet.store.load().snapshot.jobs.values() if job.spec.name == "from-the-browser"]
+    assert [(job.spec.min_gpus, job.spec.max_gpus) for job in submitted] == [(1, 4)]
+
+
+def test_a_job_is_scaled_suspended_and_cancelled_from_its_page(fleet: ConsoleSite, opened: Opener) -> None:
+    job_id = fleet.jobs["vision-sweep"]
+    page = _job_page(fleet, opened, job_id, expects=("422",))
+    page.get_by_role("button", name="Scale").click()
+    page.get_by_label("At most").fill("1")
+    page.get_by_role("dialog").get_by_role("button", name="Scale").click()
+    expect(page.get_by_role("alert")).to_contain_text("min <= max")
+    _pull(page, "Suspend")
+    fleet.tick()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    _pull(page, "Cancel job")
+    fleet.ticks(3, every_s=30.0)
+    expect(page.locator("main .badge").first).to_have_text("cancelled")
+    expect(page.get_by_role("button", name="Cancel job")).to_be_hidden()
+
+
+def test_the_list_filters_and_follows_what_happens(fleet: ConsoleSite, opened: Opener) -> None:
+    page = opened(f"{fleet.url}/#/jobs")
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(5)
+    page.get_by_label("Queue").fill("products")
+    page.get_by_role("button", name="Filter").click()
+    expect(rows).to_have_count(2)
+    with fleet.client() as client:
+        client.submit({"name": "late", "queue": "products", "gpus": {"min": 1, "max": 1}})
+    fleet.tick()
+    expect(rows).to_have_count(3)
+    page.get_by_label("State").select_option("failed")
+    expect(page.get_by_text("No job is like that")).to_be_visible()
+
+
+def _job_page(site: ConsoleSite, opened: Opener, job_id: str, *, expects: tuple[str, ...] = ()) -> Page:
+    return opened(f"{site.url}/#/jobs/{job_id}", expects=expects)
+
+
+def _pull(page: Page, lever: str) -> None:
+    page.get_by_role("button", name=lever).click()
+    page.get_by_role("dialog").get_by_role("button", name=lever).click()

@@ -1,0 +1,45 @@
+"""1,000 nodes and 5,000 jobs: everything is there, and an update touches only what has changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+
+from scheduler.domain.fleet import NodeState
+from tests.console.fleets import LARGE_JOBS, LARGE_NODES, commit_nodes
+
+if TYPE_CHECKING:
+    from tests.console.conftest import Opener
+    from tests.console.console_site import ConsoleSite
+
+
+def test_a_change_of_one_node_redraws_one_node(large: ConsoleSite, opened: Opener) -> None:
+    page = opened(large.url)
+    expect(page.locator(".cell")).to_have_count(LARGE_NODES)
+    expect(page.locator("#connection")).to_have_text("Live")
+    page.evaluate(
+        """() => {
+            window.touched = new Set();
+            const note = (changes) => changes.forEach(({ target }) => touched.add(target.dataset.name));
+            const watch = new MutationObserver(note);
+            const all = { subtree: true, attributes: true, childList: true };
+            for (const list of document.querySelectorAll(".nodes")) watch.observe(list, all);
+        }"""
+    )
+    commit_nodes(large, {"t17": NodeState.DOWN})
+    expect(page.locator("[data-name=t17]")).to_have_attribute("data-state", "down")
+    assert page.evaluate("[...touched]") == ["t17"]
+
+
+def test_all_jobs_are_reached_page_by_page(large: ConsoleSite, opened: Opener) -> None:
+    page = opened(f"{large.url}/#/jobs")
+    expect(page.locator("tbody tr")).to_have_count(100)
+    expect(page.locator("tbody tr").first).to_contain_text("job-0000")
+    page.get_by_role("button", name="Older").click()
+    expect(page.locator("tbody tr").first).to_contain_text("job-0100")
+    page.get_by_role("button", name="Newer").click()
+    expect(page.locator("tbody tr").first).to_contain_text("job-0000")
+    page.get_by_label("Name begins with").fill(f"job-{LARGE_JOBS - 1}")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("tbody tr")).to_have_count(1)

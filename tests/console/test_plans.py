@@ -1,0 +1,61 @@
+"""The plan explorer and the simulate page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+
+from api.openapi import examples
+from scheduler.runtime.clock import RealClock
+from scheduler.settings import Settings
+from scheduler.store.sql import SqlStore
+from scheduler.wiring import task_runner
+
+if TYPE_CHECKING:
+    from tests.console.conftest import Opener
+    from tests.console.console_site import ConsoleSite
+
+
+def test_the_explorer_draws_a_plan_and_how_the_model_scales(site: ConsoleSite, opened: Opener) -> None:
+    page = opened(f"{site.url}/#/plans", expects=("422",))
+    page.get_by_label("GPU model").fill("a200")
+    page.get_by_role("button", name="Find the plan").click()
+    expect(page.get_by_label("GPU model")).to_have_attribute("aria-invalid", "true")
+    page.get_by_label("GPU model").fill("a100-80g")
+    page.get_by_label("GPUs", exact=True).fill("4")
+    page.get_by_role("button", name="Find the plan").click()
+    expect(page.locator("section.stage").first).to_contain_text("bound by")
+    curve = page.get_by_role("region", name="Scaling curve")
+    expect(curve).to_contain_text("up to 4 GPUs")
+    expect(curve.locator(".uplot")).to_be_visible()
+    expect(curve.get_by_role("region", name="Plans by GPUs").locator("tbody tr")).to_have_count(3)
+
+
+def test_a_trace_is_handed_in_played_and_reported(site: ConsoleSite, opened: Opener, tmp_path: Path) -> None:
+    document = examples()["SimulationDocument"]
+    page = opened(f"{site.url}/#/simulate", expects=("422",))
+    page.get_by_role("button", name="Play it").click()
+    expect(page.get_by_text("Allowed: a file").first).to_be_visible()
+    for label, name in (("Jobs", "jobs"), ("Demand of inference", "demand"), ("Fleet", "cluster")):
+        text = document.get(name, "")
+        path = tmp_path / f"{name}.txt"
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+        page.get_by_label(label, exact=True).set_input_files(path)
+    page.get_by_label("Policy sets").fill("ebbtide")
+    page.get_by_role("button", name="Play it").click()
+    expect(page.get_by_role("region", name="State")).to_contain_text("queued")
+    assert isinstance(site.store, SqlStore)
+    runner, stop = task_runner(Settings(), site.store, RealClock()), threading.Event()
+    playing = threading.Thread(target=runner.run, args=(stop,))
+    playing.start()
+    try:
+        report = page.get_by_role("region", name="Report")
+        expect(report).to_contain_text("Jobs completed", timeout=120_000)
+        expect(report).to_contain_text("ebbtide")
+    finally:
+        stop.set()
+        playing.join()
