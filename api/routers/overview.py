@@ -40,7 +40,8 @@ def get_overview(
     glances = request.app.state.glances
     assert isinstance(glances, Glances)
     changes = glances.since(generation, snapshot)
-    seen = [job for job in snapshot.jobs.values() if not job.is_ended and sight.job(job)]
+    sees_all = sight.is_whole
+    seen = [job for job in snapshot.jobs.values() if not job.is_ended and (sees_all or sight.job(job))]
     waiting = [job for job in seen if job.state in WAITING and job.intent is Intent.RUN]
     uses = queue_uses(snapshot)
     return {

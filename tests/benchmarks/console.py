@@ -68,7 +68,7 @@ def _rows(site: ConsoleSite, browser: Browser) -> Iterator[tuple[str, str, str]]
     page.goto(site.url)
     page.wait_for_function(_DRAWN)
     seen_ms, busy_ms = _updates(site, page)
-    yield f"{of}: {CHANGED_NODES} nodes change: the browser's work", "< 100 ms", _ms(busy_ms)
+    yield f"{of}: {CHANGED_NODES} nodes change: the page's work", "< 100 ms", _ms(busy_ms)
     yield f"{of}: the same, from the commit to the frame that shows it", "", _ms(seen_ms)
 
 
@@ -82,10 +82,11 @@ def _bytes_loaded(page: Page) -> list[float]:
 
 
 def _updates(site: ConsoleSite, page: Page) -> tuple[list[float], list[float]]:
-    """From the commit to the frame, and what the page's own thread worked for it, both in ms."""
+    """From the commit to the frame, and the processor time of the page's own thread for all that follows, both in ms.
+    Other work on the machine disturbs the second least."""
     seen_ms, busy_ms = list[float](), list[float]()
     devtools = page.context.new_cdp_session(page)
-    devtools.send("Performance.enable")
+    devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
     for round_number in range(UPDATES):
         page.wait_for_timeout(REST_MS)
         page.evaluate(_WATCH)
@@ -94,6 +95,7 @@ def _updates(site: ConsoleSite, page: Page) -> tuple[list[float], list[float]]:
         begin_ms = 1e3 * time.time()
         commit_nodes(site, {f"t{at}": state for at in range(100, 100 + CHANGED_NODES)})
         seen_ms.append(page.evaluate("drawn") - begin_ms)
+        page.wait_for_timeout(REST_MS)
         busy_ms.append(1e3 * (_worked_s(devtools.send("Performance.getMetrics")) - before_s))
     return seen_ms, busy_ms
 

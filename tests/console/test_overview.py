@@ -60,6 +60,7 @@ def test_a_lost_connection_is_told_and_comes_back_with_what_was_missed(fleet: Co
     page = opened(fleet.url, expects=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET"))
     connection = page.locator("#connection")
     expect(connection).to_have_text("Live")
+    expect(page.locator(".tile")).to_have_count(16)
     fleet.close()
     expect(connection).to_have_text("Connection lost, trying again")
     fleet.open()

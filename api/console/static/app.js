@@ -2,7 +2,7 @@
 
 import { el, put } from "./dom.js";
 import { problemNote } from "./dialogs.js";
-import { startLive } from "./live.js";
+import { onEvent, startLive } from "./live.js";
 import { startTheme } from "./theme.js";
 
 const PAGES = [
@@ -19,6 +19,7 @@ const PAGES = [
 const main = document.getElementById("main");
 let leaving = new AbortController();
 let hasFocus = false;
+let hasFailed = false;
 
 function drawNavigation(current) {
   const links = PAGES.filter((page) => page.name).map((page) => {
@@ -32,6 +33,7 @@ function drawNavigation(current) {
 async function go() {
   leaving.abort();
   leaving = new AbortController();
+  hasFailed = false;
   const { signal } = leaving;
   const [path, search = ""] = (location.hash.slice(1) || "/").split("?");
   const page = PAGES.find((each) => each.path.test(path));
@@ -46,6 +48,7 @@ async function go() {
     document.title = `${title(...params)} · Ebbtide`;
     await show(root, { params, query: new URLSearchParams(search), signal });
   } catch (error) {
+    hasFailed = true;
     if (!signal.aborted) put(root, el("h1", {}, "This page cannot be shown"), problemNote(error));
   }
   if (hasFocus && !signal.aborted) main.focus({ preventScroll: true });
@@ -59,4 +62,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 startTheme(document.getElementById("theme"));
 addEventListener("hashchange", go);
 go();
+// A page of which a part could not be loaded is loaded anew once the service is back.
+onEvent((event) => event === null && hasFailed && location.reload(), new AbortController().signal);
 startLive(document.getElementById("connection"));

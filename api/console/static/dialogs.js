@@ -2,7 +2,7 @@
 
 import { el, put } from "./dom.js";
 
-const NEWS_MAX = 5;
+const NEWS_MAX = 20;
 
 /** Shows `content` in a modal dialog with these buttons, and gives the value of the one that was pressed ("" for Esc). */
 function modal(title, content, buttons) {

@@ -1,6 +1,7 @@
 // Elements out of plain values. Texts become text nodes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
+const drawn = new WeakMap();
 
 /** An element. `props`: attributes; `on` holds listeners, `vars` CSS variables, `data` data attributes. */
 export function el(tag, props = {}, ...children) {
@@ -28,9 +29,21 @@ function present(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }
 
+/** New contents. Whoever stood on a link, or had scrolled sideways, stays there. */
 export function put(node, ...children) {
+  const focused = node.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  const scrolledPx = node.querySelector(".scroll")?.scrollLeft ?? 0;
   node.replaceChildren(...present(children));
+  if (focused) node.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  if (scrolledPx) node.querySelector(".scroll")?.scrollTo({ left: scrolledPx });
   return node;
+}
+
+/** Draws into `node` only where `key`, all that the drawing depends on, has changed since. */
+export function redraw(node, key, draw) {
+  if (drawn.get(node) === key) return;
+  drawn.set(node, key);
+  put(node, draw());
 }
 
 /** A text that is only written where it differs, so that screen readers are not told again what stays. */

@@ -4,7 +4,7 @@ import { follow } from "./stream.js";
 import { Unreachable } from "./api.js";
 import { say } from "./dom.js";
 
-const QUIET_MS = 120; // events come in crowds: one tick tells of many
+const QUIET_MS = 40; // events come in crowds: one tick tells of many
 const WORDS = { live: "Live", lost: "Connection lost, trying again" };
 const listeners = new Set();
 let connection = "";

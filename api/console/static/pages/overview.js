@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { announce, problemNote, showProblem } from "../dialogs.js";
-import { card, el, empty, put, say } from "../dom.js";
+import { card, el, empty, put, redraw, say } from "../dom.js";
 import { FleetGrid } from "../fleet_grid.js";
 import { count, duration, figure, gpus, percent, plural } from "../format.js";
 import { lendingLevers, leverButton } from "../levers.js";
@@ -50,14 +50,14 @@ class Overview {
   }
 
   #frame() {
-    const names = ["summary", "levers", "refused", "figures", "pools", "charts", "queues", "waiting"];
+    const names = ["summary", "levers", "refused", "leader", "figures", "pools", "charts", "queues", "waiting"];
     const places = Object.fromEntries(names.map((name) => [name, el("div", { class: name === "figures" ? null : "stack" })]));
     places.levers.className = "row";
     places.summary = el("p", { class: "muted" });
     put(
       this.root,
       el("div", { class: "head" }, el("div", { class: "grow" }, el("h1", {}, "Overview"), places.summary), places.levers),
-      el("div", { class: "stack" }, places.refused, places.figures, el("div", { class: "columns" },
+      el("div", { class: "stack" }, places.refused, places.leader, places.figures, el("div", { class: "columns" },
         el("div", { class: "stack" }, places.pools, places.charts),
         el("div", { class: "stack" }, places.queues, card("What just happened", this.feed.place)))),
     );
@@ -67,11 +67,13 @@ class Overview {
   #draw(told) {
     const { places } = this;
     say(places.summary, sentence(told));
-    put(places.refused, told.leader ? null : el("p", { class: "note warn" }, "No controller leads: what is asked for is accepted and waits."));
+    redraw(places.leader, told.leader, () => told.leader ? null : el("p", { class: "note warn" }, "No controller leads: what is asked for is accepted and waits."));
     this.#drawLevers(told);
-    put(places.figures, this.#figures(told));
+    const figures = this.#figures(told);
+    redraw(places.figures, figures.textContent, () => figures);
     this.#drawPools(told);
-    put(places.queues, card(["Waiting", el("a", { href: "#/jobs?state=live", class: "small" }, "All jobs")], waitingTable(told)), queueTable(told));
+    const queues = [JSON.stringify([told.queues, told.waiting, told.jobs]), Math.floor(told.now_s / 10)].join();
+    redraw(places.queues, queues, () => [card(["Waiting", el("a", { href: "#/jobs?state=live", class: "small" }, "All jobs")], waitingTable(told)), queueTable(told)]);
   }
 
   #drawLevers(told) {

@@ -65,7 +65,8 @@ export function feed(signal) {
 function entry(event, isFresh) {
   const kind = /^[A-Z][a-z]+/.exec(event.code)[0];
   const subject = event.code.startsWith("Job") ? el("a", { href: `#/jobs/${event.subject}` }, event.subject) : el("strong", {}, event.subject);
-  const told = event.message.startsWith(event.subject) ? event.message.slice(event.subject.length).replace(/^[:,]?\s*/, "") : event.message;
+  const rest = event.message.slice(event.subject.length);
+  const told = event.message.startsWith(event.subject) && /^[:, ]/.test(rest) ? rest.replace(/^[:,]?\s*/, "") : event.message;
   const when = el("time", { datetime: new Date(1000 * event.at_s).toISOString() }, time(event.at_s));
   return el("li", { class: isFresh ? "fresh" : null }, when, el("p", {}, el("span", { class: "badge", data: { state: COLOURS[kind] || "idle" } }, subject), " ", arrows(told)));
 }
