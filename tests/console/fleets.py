@@ -70,7 +70,7 @@ def live_through(site: ConsoleSite, hours: float) -> None:
     """Demand goes up and down like a tide, with a tick every five minutes and what it wanted solved."""
     rounds = round(hours * 12)
     for at in range(rounds):
-        site.demand("inference", 44 + 26 * math.sin(2.4 * math.pi * at / rounds + 0.6))
+        site.demand("inference", 44 + 26 * math.sin(1.6 * math.pi * at / rounds + 0.6))
         site.solve_wanted(site.tick(after_s=295.0))
         site.tick(after_s=5.0)
 

@@ -48,8 +48,9 @@ async function go() {
     document.title = `${title(...params)} · Ebbtide`;
     await show(root, { params, query: new URLSearchParams(search), signal });
   } catch (error) {
+    if (signal.aborted) return;
     hasFailed = true;
-    if (!signal.aborted) put(root, el("h1", {}, "This page cannot be shown"), problemNote(error));
+    put(root, el("h1", {}, "This page cannot be shown"), problemNote(error));
   }
   if (hasFocus && !signal.aborted) main.focus({ preventScroll: true });
   hasFocus = true;

@@ -1,9 +1,10 @@
 // A parallel plan drawn: stages by layers, the groups of GPUs of each stage, and where its memory and time go.
 
 import { bar, el, facts } from "./dom.js";
-import { bytes, count, duration, figure, gpus, percent, plural } from "./format.js";
+import { bytes, duration, figure, gpus, percent, plural } from "./format.js";
 
 const RANKS_DRAWN_MAX = 64;
+const NARROW_SHARE = 0.12;
 const PARTS = ["compute", "tensor", "sequence", "expert", "data", "other", "idle"];
 const NAMES = { compute: "computing", tensor: "tensor groups", sequence: "sequence groups", expert: "expert groups", data: "data groups", other: "optimizer and host", idle: "waiting" };
 const SHARDING = ["", "optimizer sharded", "gradients sharded", "parameters sharded (FSDP)"];
@@ -45,7 +46,7 @@ function deviceRow(at, chunks, { layers, plan, spent, devices }) {
     el("h3", {}, name, el("br"), el("span", { class: "muted" }, `${first.gpus} × ${first.gpu}`)),
     el("div", { class: "layers" }, runs),
     el("div", { class: "groups" }, groupsOf(first.strategies[0], first.gpus)),
-    el("div", { class: "use" }, distinct(chunks).map((told) => el("span", {}, told)), spent ? timeUse(spent, plan) : null, spent ? memoryUse(spent) : null),
+    el("div", { class: "use" }, distinct(chunks, layers).map((told) => el("span", {}, told)), spent ? timeUse(spent, plan) : null, spent ? memoryUse(spent) : null),
   );
 }
 
@@ -55,16 +56,20 @@ function runsOf(stage, layers) {
   return stage.strategies.map((strategy) => {
     const told = words(strategy);
     const range = strategy.layers > 1 ? `${from}–${from + strategy.layers - 1}` : `${from}`;
-    const isNarrow = strategy.layers / layers < 0.12;
-    const run = el("span", { class: isNarrow ? "run narrow" : "run", title: `Layers ${range}: ${told}`, vars: { "--from": `${(100 * from) / layers}%`, "--width": `${(100 * strategy.layers) / layers}%` } }, isNarrow ? range : `${range} · ${told}`);
+    const hasNoRoom = isNarrow(strategy, layers);
+    const run = el("span", { class: hasNoRoom ? "run narrow" : "run", title: `Layers ${range}: ${told}`, vars: { "--from": `${(100 * from) / layers}%`, "--width": `${(100 * strategy.layers) / layers}%` } }, hasNoRoom ? range : `${range} · ${told}`);
     from += strategy.layers;
     return run;
   });
 }
 
-/** What its layers do, each way once, where the drawing has no room to say it. */
-function distinct(chunks) {
-  return [...new Set(chunks.flatMap((chunk) => chunk.strategies.map(words)))];
+/** What layers do of which the drawing has no room to say it, each way once. */
+function distinct(chunks, layers) {
+  return [...new Set(chunks.flatMap((chunk) => chunk.strategies.filter((each) => isNarrow(each, layers)).map(words)))];
+}
+
+function isNarrow(strategy, layers) {
+  return strategy.layers / layers < NARROW_SHARE;
 }
 
 function words(strategy) {
@@ -98,7 +103,7 @@ function timeUse(spent, plan) {
 
 function memoryUse(spent) {
   const share = spent.memory_bytes / spent.memory_bytes_max;
-  const told = `Memory: ${bytes(spent.memory_bytes)} of ${bytes(spent.memory_bytes_max)} (${percent(share)}), ${count(spent.micro_batches_held)} micro-batches held`;
+  const told = `Memory: ${bytes(spent.memory_bytes)} of ${bytes(spent.memory_bytes_max)} (${percent(share)}), ${plural(spent.micro_batches_held, "micro-batch", "micro-batches")} held`;
   return [el("span", {}, told), bar(told, [[spent.memory_near_limit ? "lent" : "inference", Math.min(1, share)]])];
 }
 

@@ -97,7 +97,7 @@ function loanTable(loans, nowS) {
   const rows = loans.slice(0, ROWS_MAX).map((loan) => [
     loan.node,
     loan.pool,
-    badge(loan.state),
+    badge(loan.state, loan.state === "active" ? "lent" : loan.state),
     time(loan.offered_at_s, nowS),
     duration(Math.round(endOf(loan, nowS) - loan.offered_at_s)),
     loan.return_by_s ? `${time(loan.return_by_s, nowS)} (${ago(loan.return_by_s, nowS)})` : "–",
