@@ -91,4 +91,5 @@ def _job_page(site: ConsoleSite, opened: Opener, job_id: str, *, expects: tuple[
 
 def _pull(page: Page, lever: str) -> None:
     page.get_by_role("button", name=lever).click()
-    page.get_by_role("dialog").get_by_role("button", name=lever).click()
+    with page.expect_response(lambda answer: answer.request.method != "GET"):
+        page.get_by_role("dialog").get_by_role("button", name=lever).click()
