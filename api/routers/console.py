@@ -23,14 +23,14 @@ console_files = cache(ConsoleFiles)
 
 
 @router.get("/")
-def console_page(request: Request) -> Response:
+async def console_page(request: Request) -> Response:  # async: what is in memory need not wait for a thread
     """The page names its files by version, so that it alone is asked for again."""
     files = console_files()
     return _answer(request, files.page, "text/html; charset=utf-8", f'"{files.version}"', _ASK_AGAIN)
 
 
 @router.get("/console/{version}/{path:path}")
-def console_file(version: str, path: str, request: Request) -> Response:
+async def console_file(version: str, path: str, request: Request) -> Response:
     """A file of the console. One that is asked for by another release's page is told as it is now, and not kept."""
     files = console_files()
     found = files.file(path) or not_found("file of the console", path)
