@@ -24,7 +24,7 @@ def test_a_lend_and_a_recall_are_seen_as_they_happen(fleet: ConsoleSite, opened:
     expect(tiles.locator("[data-state=lent]").first).to_be_visible()
     expect(page.get_by_text("The tide is in")).to_be_visible()
     fleet.demand("inference", 78.0)
-    fleet.ticks(2, every_s=1.0)
+    fleet.tick()
     expect(tiles.locator("[data-state=recalled]").first).to_be_visible()
     expect(page.locator("#news")).to_contain_text("has to be home")
     fleet.ticks(10, every_s=60.0)

@@ -30,13 +30,14 @@ export function onEvent(listen, signal) {
 
 /**
  * Calls `refresh` now, after events that `wants` takes, and every `everyS`; never twice at once. What it throws goes to
- * `failed`, but a service that does not answer, of which the connection tells already once there was something to see.
+ * `failed`, and null once it goes well again; but a service that does not answer, of which the connection tells already once there was something to see.
  */
 export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed }) {
   let isRunning = false;
   let isStale = false;
   let timer = 0;
   let hasShown = false;
+  let hasFailed = false;
   const run = async () => {
     clearTimeout(timer);
     if (isRunning) {
@@ -47,9 +48,12 @@ export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed
     isStale = false;
     try {
       if (!document.hidden || !hasShown) await refresh();
+      if (hasFailed) failed(null);
       hasShown = true;
+      hasFailed = false;
     } catch (error) {
-      if (!signal.aborted && !(error instanceof Unreachable && hasShown)) failed(error);
+      hasFailed = !signal.aborted && !(error instanceof Unreachable && hasShown);
+      if (hasFailed) failed(error);
     }
     isRunning = false;
     if (!signal.aborted) timer = setTimeout(run, isStale ? QUIET_MS : 1000 * everyS);

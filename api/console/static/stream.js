@@ -3,6 +3,7 @@
 import { admitted, raw } from "./api.js";
 
 const SILENCE_MS = 45_000; // the service says something every 15 s
+const FINAL = new Set([403, 404, 501]); // asking again would not help
 const RETRY_MS = [500, 1000, 2000, 4000];
 
 /**
@@ -28,7 +29,7 @@ export async function follow(url, { heard, state = () => {}, signal }) {
           return event.type === "end";
         });
         if (end) return;
-      } else if (answer.status < 500 && answer.status !== 422) return;
+      } else if (FINAL.has(answer.status)) return;
     } catch {
       // what follows holds for every loss alike
     } finally {

@@ -2,13 +2,15 @@
 
 import { get } from "../api.js";
 import { problemNote, showProblem } from "../dialogs.js";
-import { badge, bar, card, el, facts, put } from "../dom.js";
+import { badge, bar, card, el, facts, put, redraw } from "../dom.js";
 import { ago, bytes, count, duration, figure, gpus, percent, plural, time } from "../format.js";
 import { jobLevers, leverButton, scale } from "../levers.js";
 import { keepUp } from "../live.js";
 import { planDrawing } from "../plan_drawing.js";
 import { eventSteps, JobHistory } from "./job_history.js";
 import { logCard } from "./job_log.js";
+
+const EVENTS_AT_ONCE = 1000;
 
 export const title = (id) => id;
 
@@ -25,6 +27,7 @@ class JobPage {
     this.signal = signal;
     this.path = `/v1/jobs/${encodeURIComponent(id)}`;
     this.places = null;
+    this.events = [];
   }
 
   async refresh() {
@@ -36,7 +39,7 @@ class JobPage {
   }
 
   failed(error) {
-    if (this.places) put(this.places.refused, problemNote(error));
+    if (this.places) put(this.places.refused, error && problemNote(error));
     else showProblem(this.root, error);
   }
 
@@ -87,8 +90,13 @@ class JobPage {
   }
 
   async #events() {
-    const { items } = await get(`${this.path}/events`, { query: { limit: 1000 }, signal: this.signal });
-    put(this.places.events, eventSteps(items));
+    let page;
+    do {
+      const after = this.events.at(-1)?.number ?? 0;
+      page = await get(`${this.path}/events`, { query: { after, limit: EVENTS_AT_ONCE }, signal: this.signal });
+      this.events.push(...page.items);
+    } while (page.next);
+    redraw(this.places.events, String(this.events.length), () => eventSteps(this.events));
   }
 }
 

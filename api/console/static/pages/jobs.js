@@ -33,7 +33,7 @@ export async function show(root, { query, signal }) {
     put(body, jobTable(told.items, wanted));
     turnPages(pager, list, cursors, again);
   };
-  const failed = (error) => put(body, problemNote(error));
+  const failed = (error) => error && put(body, problemNote(error));
   put(
     root,
     el("div", { class: "head" }, el("h1", { class: "grow" }, "Jobs"), el("a", { class: "button first", href: "#/submit" }, "Submit a job")),

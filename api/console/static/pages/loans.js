@@ -32,7 +32,7 @@ export async function show(root, { signal }) {
     levers(places, fleet, page.items, again);
   };
   put(root, el("div", { class: "head" }, el("h1", { class: "grow" }, "Loans"), span, places.levers), el("div", { class: "stack" }, places.refused, places.body));
-  const again = keepUp(refresh, { signal, wants: (event) => /^(Node|Loan|Lending)/.test(event.code), failed: (error) => put(places.refused, problemNote(error)) });
+  const again = keepUp(refresh, { signal, wants: (event) => /^(Node|Loan|Lending)/.test(event.code), failed: (error) => put(places.refused, error && problemNote(error)) });
 }
 
 function levers(places, fleet, loans, again) {

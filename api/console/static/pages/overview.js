@@ -45,7 +45,7 @@ class Overview {
   }
 
   failed(error) {
-    if (this.places) put(this.places.refused, problemNote(error));
+    if (this.places) put(this.places.refused, error && problemNote(error));
     else showProblem(this.root, error);
   }
 

@@ -46,7 +46,7 @@ export async function show(root, { params: [id], signal }) {
   };
   put(root, el("div", { class: "head" }, el("div", { class: "grow" }, el("p", { class: "small" }, el("a", { href: "#/simulate" }, "Simulate")), el("h1", {}, id)), places.levers),
     el("div", { class: "stack" }, places.refused, places.state, places.report));
-  const again = keepUp(refresh, { signal, everyS: 1, wants: () => false, failed: (error) => put(places.refused, problemNote(error)) });
+  const again = keepUp(refresh, { signal, everyS: 1, wants: () => false, failed: (error) => put(places.refused, error && problemNote(error)) });
 }
 
 function standing(told) {

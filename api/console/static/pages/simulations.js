@@ -29,7 +29,7 @@ export async function show(root, { signal }) {
     const { items } = await get("/v1/simulations", { query: { limit: 50 }, signal });
     put(places.list, card("Simulations", listed(items)));
   };
-  keepUp(refresh, { signal, everyS: 2, wants: () => false, failed: (error) => put(places.list, problemNote(error)) });
+  keepUp(refresh, { signal, everyS: 2, wants: () => false, failed: (error) => error && put(places.list, problemNote(error)) });
 }
 
 function fields() {
