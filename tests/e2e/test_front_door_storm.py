@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -36,6 +35,7 @@ from scheduler.store.tables import ENDED_JOBS, EVENTS, INBOX
 from tests.builders import a_fleet, a_loan
 from tests.controller_process import BRIEF
 from tests.e2e.held_record import held_gpu_s, keep_record
+from tests.loopback import free_port
 from tests.postgres_server import PostgresServer
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +61,7 @@ class Site:
 
     def __init__(self, server: PostgresServer, folder: Path) -> None:
         self.server, self.url, self._folder = server, server.new_database(), folder
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self._env = {
             **os.environ,
             "EBBTIDE_DATABASE_URL": self.url,

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -20,6 +19,7 @@ from typing import Any
 from scheduler.k8s.client import Cluster, connect
 from scheduler.k8s.kinds import Kind
 from tests.kubernetes.certificates import Authority
+from tests.loopback import free_port
 
 ASSETS = Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
 BINARIES = ("etcd", "kube-apiserver")
@@ -42,7 +42,7 @@ class ControlPlane:
         self.authority.sign_server("apiserver", "DNS:localhost", "IP:127.0.0.1", "IP:10.0.0.1")
         self.authority.sign_user(ADMIN, groups=("system:masters",))
         self.authority.make_signing_key("tokens")
-        self.etcd_port, self.api_port, peer_port = _free_ports(3)
+        self.etcd_port, self.api_port, peer_port = free_port(), free_port(), free_port()
         self._etcd_peer = f"http://127.0.0.1:{peer_port}"
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api: subprocess.Popen[bytes] | None = None
@@ -222,17 +222,6 @@ def _end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _base64(path: Path) -> str:

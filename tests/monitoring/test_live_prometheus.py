@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from tests.chart import dashboards
 from tests.chart.test_monitoring import RULES, alerts
 from tests.contract.prometheus_site import PROGRAM, Prometheus
 from tests.kubernetes.waiting import eventually
+from tests.loopback import free_port
 from tests.monitoring.simulated_day import END_S, SCRAPE_S, START_S
 
 promtool = shutil.which("promtool")
@@ -77,8 +77,7 @@ def test_an_alert_can_be_judged_and_would_fire_where_the_day_gives_cause(
 
 
 def test_a_real_service_is_scraped_and_every_rule_is_judged(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     environment = {
         **os.environ,
         "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/ebbtide.sqlite",
