@@ -6,8 +6,8 @@ import itertools
 import os
 import socket
 
-# Below those that the system deals out by itself, so that no connection of another test takes the port before the server
-# that it is for; processes of one run begin far from one another.
+# Below those that the system deals out by itself, so that no connection of another test takes the port before the
+# server that it is for; processes of one run begin far from one another.
 _FIRST, _COUNT = 12_000, 20_000
 _next = itertools.count(os.getpid() * 7919)
 

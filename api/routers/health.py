@@ -17,7 +17,7 @@ router = noun_router("service", prefix="")
 
 
 @router.get("/healthz")
-def get_health() -> HealthView:
+async def get_health() -> HealthView:  # async: it answers though every thread waits for the database
     """This process answers."""
     return {"status": "ok", "version": package_version()}
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
+import anyio
+import anyio.to_thread
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.domain.codec import decode
@@ -23,6 +27,21 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 def test_the_process_is_healthy_whether_or_not_anybody_leads(service: ApiService) -> None:
     assert service.get("/healthz")["status"] == "ok"
+
+
+def test_it_is_healthy_while_every_thread_waits_for_something(service: ApiService) -> None:
+    async def ask() -> int:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+        is_over = threading.Event()
+        async with anyio.create_task_group() as others:
+            others.start_soon(anyio.to_thread.run_sync, is_over.wait)
+            transport = httpx.ASGITransport(service.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+                answer = await client.get("/healthz")
+            is_over.set()
+        return answer.status_code
+
+    assert anyio.run(ask) == 200
 
 
 def test_the_service_is_ready_while_a_leaders_lease_is_live(service: ApiService, problem: Problem) -> None:
