@@ -33,8 +33,12 @@ def test_it_is_healthy_while_every_thread_waits_for_something(service: ApiServic
     async def ask() -> int:
         anyio.to_thread.current_default_thread_limiter().total_tokens = 1
         is_over = threading.Event()
+
+        async def wait() -> None:
+            await anyio.to_thread.run_sync(is_over.wait)
+
         async with anyio.create_task_group() as others:
-            others.start_soon(anyio.to_thread.run_sync, is_over.wait)
+            others.start_soon(wait)
             transport = httpx.ASGITransport(service.app)
             async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
                 answer = await client.get("/healthz")
