@@ -107,3 +107,13 @@ def _running_postgres() -> Iterator[PostgresServer]:
         yield server
     finally:
         server.close()
+
+
+@pytest.fixture(autouse=True)
+def settings_put_back() -> Iterator[None]:
+    """Commands that are run in this process set what they hand on to others; no later test is to find it."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("EBBTIDE_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("EBBTIDE_")]:
+        del os.environ[name]
+    os.environ.update(before)
