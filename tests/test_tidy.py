@@ -63,8 +63,8 @@ def _functions_of_script(path: Path) -> Iterator[tuple[str, int]]:
     lines = path.read_text().splitlines()
     for at, line in enumerate(lines):
         if _BEGINS_FUNCTION.search(line):
-            end = re.compile(rf"{re.match(' *', line)[0]}}}")  # type: ignore[index]
-            yield line.strip(), next(to for to, later in enumerate(lines[at + 1 :], 2) if end.match(later))
+            end = " " * (len(line) - len(line.lstrip(" "))) + "}"
+            yield line.strip(), next(to for to, later in enumerate(lines[at + 1 :], 2) if later.startswith(end))
 
 
 def test_a_function_of_the_console_fits_onto_a_screen_too() -> None:

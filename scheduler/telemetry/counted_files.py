@@ -45,7 +45,8 @@ class CountedFiles(Collector):
         for path in sorted(self._folder.glob("*.db")):
             kind, mode, *_ = path.stem.split("_")
             known = values[kind]
-            for key, value, at_s, _ in MmapedDict.read_all_values_from_file(os.fspath(path)):  # type: ignore[no-untyped-call]
+            rows = MmapedDict.read_all_values_from_file(os.fspath(path))  # type: ignore[no-untyped-call]  # as it is there
+            for key, value, at_s, _ in rows:
                 if kind != "gauge" or mode == "livesum":
                     known[key] = known.get(key, 0.0) + value
                 elif at_s > set_at_s.get(key, 0.0):

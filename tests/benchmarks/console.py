@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -100,8 +101,8 @@ def _updates(site: ConsoleSite, page: Page) -> tuple[list[float], list[float]]:
     return seen_ms, busy_ms
 
 
-def _worked_s(told: dict[str, list[dict[str, float]]]) -> float:
-    return next(each["value"] for each in told["metrics"] if each["name"] == "TaskDuration")  # type: ignore[comparison-overlap]
+def _worked_s(told: dict[str, Any]) -> float:
+    return float(next(each["value"] for each in told["metrics"] if each["name"] == "TaskDuration"))
 
 
 def _ms(times_ms: list[float]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from api.routers.console import console_files
 from tests.console.console_site import ConsoleSite
@@ -17,7 +17,9 @@ from tests.console.fleets import furnish, large_site, small_site
 CHROMIUM = shutil.which("chromium")
 AXE = Path(__file__).resolve().parents[2] / "api" / "console" / "node_modules" / "axe-core" / "axe.min.js"
 PICTURES = Path(__file__).parent / "screenshots"
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
+"""What a page shows is waited for that long: on a machine that runs other tests beside, 5,000 jobs take their time."""
+expect.set_options(timeout=PATIENCE_MS)
 
 Opener = Callable[..., Page]
 

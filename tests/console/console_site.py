@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from uvicorn import Config
 
@@ -31,14 +32,21 @@ from tests.memory_run_log import MemoryRunLog
 
 SECRET = b"a secret that only tests know...."
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class ConsoleSite:
     """`nodes` are those that the simulated world has; the service learns of them as of anything else."""
 
     def __init__(
-        self, store: FrontStore, nodes: Iterable[Node], *, now_s: float, folder: Path, auth: str = "off", port: int = 0
+        self,
+        store: FrontStore,
+        nodes: Iterable[Node],
+        *,
+        now_s: float,
+        folder: Path,
+        auth: Literal["on", "off"] = "off",
+        port: int = 0,
     ) -> None:
         self.store = store
         self.clock = ManualClock(now_s)
@@ -47,7 +55,7 @@ class ConsoleSite:
         self.leader: Lease | None = None
         self.app = create_app(
             store,
-            Settings(auth=auth, run_dir=folder, rate_per_s=1e6, rate_burst=10**6),  # type: ignore[arg-type]
+            Settings(auth=auth, run_dir=folder, rate_per_s=1e6, rate_burst=10**6),
             clock=self.clock,
             policies=self.policies,
             lease=lambda: self.leader,

@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from scheduler.domain.event import Event, EventCode
 from scheduler.domain.fleet import DemandReading, LendingPolicy, Node, NodeState
@@ -27,7 +27,7 @@ LARGE_NODES, LARGE_JOBS = 1000, 5000
 MODEL = "llama-2-7b"
 
 
-def small_site(folder: Path, *, auth: str = "off", hours: float = 3.0) -> ConsoleSite:
+def small_site(folder: Path, *, auth: Literal["on", "off"] = "off", hours: float = 3.0) -> ConsoleSite:
     """Six training nodes and ten of inference, some hours of demand behind them, a few jobs that run and wait."""
     url = f"sqlite:///{folder / 'console.sqlite'}"
     migrate(url)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_a_real_service_is_scraped_and_every_rule_is_judged(tmp_path: Path) -> N
 
         ticks = 'increase(ebbtide_tick_duration_seconds_count{stage="decide"}[10s]) > 0'
         for query in ("ebbtide_leader == 1", ticks, 'ebbtide_api_request_duration_seconds_count{route="/metrics"} > 0'):
-            eventually(lambda asked=query: has(asked), what=query)  # type: ignore[misc]
+            eventually(partial(has, query), what=query)
         eventually(lambda: all(rule["health"] == "ok" for rule in _rules(prometheus)), what="all rules are judged")
         assert {rule["name"] for rule in _rules(prometheus)} == {alert["alert"] for alert in alerts()}
     finally:

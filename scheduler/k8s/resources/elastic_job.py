@@ -18,7 +18,7 @@ from scheduler.k8s.resources.metadata import Metadata, Resource, metadata, obser
 from scheduler.solver.profiles.shipped import ProfileError, gpu_names, model_names, parse_model
 
 NAME_CHARACTERS = 52
-"""So that the job's id, six characters and a dash longer, can be a label and begin the name of a pod."""
+"""So that the job's id, ten characters and a dash longer, can be a label and begin the name of a pod."""
 _DURATIONS = ("durationEstimate", "deadline", "maxRunTime")
 _CHANGEABLE = ("gpus", "suspend")
 
