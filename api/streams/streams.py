@@ -19,7 +19,7 @@ class Pace:
     heartbeat_s: float = 15.0
     stall_s: float = 30.0
     lifetime_s: float = 3600.0
-    poll_s: float = 0.15
+    poll_s: float = 0.03
     file_s: float = 0.5
 
 

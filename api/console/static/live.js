@@ -4,7 +4,7 @@ import { follow } from "./stream.js";
 import { Unreachable } from "./api.js";
 import { say } from "./dom.js";
 
-const QUIET_MS = 40; // events come in crowds: one tick tells of many
+const REST_MS = 40; // between two looks, however fast events come: the first is looked after at once
 const WORDS = { live: "Live", lost: "Connection lost, trying again" };
 const listeners = new Set();
 let connection = "";
@@ -36,6 +36,7 @@ export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed
   let isRunning = false;
   let isStale = false;
   let timer = 0;
+  let restedAt = 0;
   let hasShown = false;
   let hasFailed = false;
   const run = async () => {
@@ -56,14 +57,15 @@ export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed
       if (hasFailed) failed(error);
     }
     isRunning = false;
-    if (!signal.aborted) timer = setTimeout(run, isStale ? QUIET_MS : 1000 * everyS);
+    restedAt = performance.now() + REST_MS;
+    if (!signal.aborted) timer = setTimeout(run, isStale ? REST_MS : 1000 * everyS);
   };
   onEvent((event) => {
     if (event !== null && !wants(event)) return;
     if (isRunning) isStale = true;
     else {
       clearTimeout(timer);
-      timer = setTimeout(run, QUIET_MS);
+      timer = setTimeout(run, Math.max(0, restedAt - performance.now())); // after all that came with this event
     }
   }, signal);
   document.addEventListener("visibilitychange", () => !document.hidden && run(), { signal });
