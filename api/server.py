@@ -36,7 +36,8 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(app: FastAPI, *, host: str, port: int) -> None:
+def serve(app: FastAPI, *, host: str, port: int, is_shared: bool = False) -> None:
+    """`is_shared`: other processes listen on the same port, and the kernel gives each connection to one of them."""
     config = uvicorn.Config(
         app, host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=SHUTDOWN_S
     )
@@ -44,8 +45,13 @@ def serve(app: FastAPI, *, host: str, port: int) -> None:
     gc.collect()
     gc.freeze()  # what stays for good is not searched for garbage again and again, in the middle of requests
     try:
-        server.run()
+        server.run([_shared(host, port)] if is_shared else None)
     except KeyboardInterrupt:
         return  # it has ended as it should, and then passed the signal on
     if not server.started:
         sys.exit(_COULD_NOT_START)
+
+
+def _shared(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048, reuse_port=True)

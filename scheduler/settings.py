@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", description="Address that the API listens on, and the operator's probes.")
     port: int = Field(default=8787, ge=0, le=65535, description="Port that the API listens on; 0 takes a free one.")
+    api_processes: int = Field(
+        default=1, ge=1, le=64, description="Processes that answer on that port, each with an interpreter of its own."
+    )
     public_url: str = Field(default="", description="URL of the API as workers reach it; empty: http://host:port.")
     policy: str = Field(default="ebbtide", description="Named policy set that decides.")
     executor: Literal["local"] = Field(default="local", description="What runs the workers: processes of this machine.")

@@ -192,7 +192,7 @@ def run_api(settings: Settings, *, courier: Callable[[Settings, SqlStore, Clock]
             run_log=store.run_log,
         )
         with _beside((courier or build_courier)(settings, store, clock), task_runner(settings, store, clock), stop):
-            serve(app, host=settings.host, port=settings.port)
+            serve(app, host=settings.host, port=settings.port, is_shared=settings.api_processes > 1)
     finally:
         store.close()
 

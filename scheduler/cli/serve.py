@@ -1,4 +1,4 @@
-"""`serve` and `migrate`, and the two processes that `serve` starts."""
+"""`serve` and `migrate`, and the processes that `serve` starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RestoredOption = Annotated[
 
 
 def serve(host: HostOption = None, port: PortOption = None, database_url: DatabaseOption = None) -> None:
-    """Run the service here: the API and the controller, as two processes on one database."""
+    """Run the service here: the API and the controller, as processes of their own on one database."""
     from scheduler.cli.supervisor import supervise
 
     given = {"EBBTIDE_HOST": host, "EBBTIDE_PORT": port, "EBBTIDE_DATABASE_URL": database_url}
@@ -37,10 +37,9 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
         os.environ["EBBTIDE_AUTH"] = "off"
         settings = read_settings()
     _check_auth(settings)
-    if settings.port == 0:
-        # Chosen here, not by the API: the controller has to tell its workers the same port.
-        os.environ["EBBTIDE_PORT"] = str(_free_port(settings.host))
-        settings = read_settings()
+    # Chosen here where that is left to us, not by the API: the controller has to tell its workers the same port.
+    os.environ["EBBTIDE_PORT"] = str(_port_to_have(settings))
+    settings = read_settings()
     _check_policy(settings)
     _check_traces()
     _migrate(settings)
@@ -50,7 +49,9 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
     with tempfile.TemporaryDirectory(prefix="ebbtide-metrics-") as metrics:
         # Both processes count into this folder, so that one scrape shows the counters of either.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
-        code, why = supervise({"controller": [*child, "controller"], "API": [*child, "api"]})
+        names = ["API"] if settings.api_processes == 1 else [f"API {at + 1}" for at in range(settings.api_processes)]
+        apis = {name: [*child, "api"] for name in names}
+        code, why = supervise({"controller": [*child, "controller"], **apis})
     if code:
         raise Failed(why)
     say(f"Ebbtide {why}.")
@@ -118,16 +119,23 @@ def read_settings() -> Settings:
         raise BadInput(f"{name}: {first['input']!r} is wrong: {first['msg']}") from wrong
 
 
-def _free_port(host: str) -> int:
+def _port_to_have(settings: Settings) -> int:
+    """The port asked for, or a free one. Raises BadInput where it cannot be had: processes that share a port would not
+    be told that somebody else has it."""
+    import errno
     import socket
 
-    with blaming("EBBTIDE_HOST"):
-        try:
-            with socket.create_server((host, 0)) as probe:
-                port: int = probe.getsockname()[1]
-                return port
-        except OSError as wrong:
-            raise ValueError(f"cannot listen on {host!r}: {wrong.strerror or wrong}") from wrong
+    host, port = settings.host, settings.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family) as probe:
+            found: int = probe.getsockname()[1]
+            return found
+    except OSError as wrong:
+        why = os.strerror(wrong.errno) if wrong.errno else str(wrong)
+        if wrong.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise BadInput(f"EBBTIDE_PORT: cannot listen on {host}, port {port}: {why}; 0 takes a free one") from wrong
+        raise BadInput(f"EBBTIDE_HOST: cannot listen on {host!r}: {why}") from wrong
 
 
 def _check_auth(settings: Settings) -> None:

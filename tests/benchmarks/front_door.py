@@ -27,6 +27,8 @@ ROUNDS, SECONDS, REST_S = 3, 10.0, 12.0
 LISTS_PER_S, GETS_PER_S = 4.0, 20.0
 CLIENTS, CONNECTIONS = 16, 64
 WANTED_PER_S = {"PostgreSQL": 120.0, "SQLite": 80.0}
+APIS = {"PostgreSQL": (1, 2), "SQLite": (1,)}
+"""Processes of the API: a file has one writer at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,12 @@ def rows() -> Iterator[tuple[str, str, str]]:
     for dialect in WANTED_PER_S:
         with TemporaryDirectory() as folder, _database(dialect, Path(folder)) as url:
             fill(url)
-            site = Site(Path(folder), url)
-            try:
-                yield from _rows(dialect, site)
-            finally:
-                site.close()
+            for apis in APIS[dialect]:
+                site = Site(Path(folder) / f"{apis}", url, apis=apis)
+                try:
+                    yield from _rows(f"{dialect}, {apis} of the API", site, WANTED_PER_S[dialect])
+                finally:
+                    site.close()
 
 
 @contextmanager
@@ -64,8 +67,8 @@ def _database(dialect: str, folder: Path) -> Iterator[str]:
         server.close()
 
 
-def _rows(dialect: str, site: Site) -> Iterator[tuple[str, str, str]]:
-    stored, wanted_per_s = filled_jobs(site.url), WANTED_PER_S[dialect]
+def _rows(name: str, site: Site, wanted_per_s: float) -> Iterator[tuple[str, str, str]]:
+    stored = filled_jobs(site.url)
     asyncio.run(_at_a_rate(site.port, wanted_per_s, 3.0))  # everything has been done once
     rest_from_s = time.time()
     time.sleep(REST_S)
@@ -78,7 +81,7 @@ def _rows(dialect: str, site: Site) -> Iterator[tuple[str, str, str]]:
     used_s = {name: after_s - used_s[name] for name, after_s in site.used_s().items()}
     delays_s = site.delays(int(wanted_per_s * SECONDS))
     closed = [asyncio.run(_in_turn(site.port, CLIENTS, SECONDS / 2)) for _ in range(ROUNDS)]
-    of = f"{dialect}, {stored:,} jobs"
+    of = f"{name}, {stored:,} jobs"
     rate = f"{wanted_per_s:g} submits/s, {LISTS_PER_S:g} lists/s and {GETS_PER_S:g} gets/s"
     yield f"{of}: {rate}: submit", "p99 < 150 ms", _told([each.submit for each in rounds])
     yield f"{of}: the same: list of 100", "p99 < 50 ms", _told([each.page for each in rounds])

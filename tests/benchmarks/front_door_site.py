@@ -91,10 +91,11 @@ def filled_jobs(url: str) -> int:
 
 
 class Site:
-    """An API and a controller process on one database; `close` ends both."""
+    """`apis` processes of the API, on one port, and a controller on one database; `close` ends all."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, *, apis: int) -> None:
         self.url = url
+        folder.mkdir()
         self.record = folder / "ticks.jsonl"
         self.port = free_port()
         env = {
@@ -103,9 +104,10 @@ class Site:
             "EBBTIDE_AUTH": "off",
             "EBBTIDE_RUN_DIR": str(folder / "run"),
             "EBBTIDE_PORT": str(self.port),
+            "EBBTIDE_API_PROCESSES": str(apis),
             "EBBTIDE_LOG_LEVEL": "WARNING",
         }
-        commands = (["scheduler.cli", "api"], ["tests.controller_process", str(self.record)])
+        commands = (*apis * [["scheduler.cli", "api"]], ["tests.controller_process", str(self.record)])
         self.processes = [
             subprocess.Popen([sys.executable, "-m", *command], env=env, stdin=subprocess.PIPE) for command in commands
         ]
@@ -118,7 +120,8 @@ class Site:
 
     def used_s(self) -> dict[str, float]:
         """Processor seconds so far. Other work on the machine disturbs them less than the time that passes."""
-        names = {process.pid: name for process, name in zip(self.processes, ("API", "controller"), strict=True)}
+        *apis, controller = self.processes
+        names = {controller.pid: "controller", **dict.fromkeys((api.pid for api in apis), "API")}
         used_s = {"client": _cpu_s(psutil.Process()), "API": 0.0, "controller": 0.0, "database": 0.0}
         for child in psutil.Process().children():
             family = (child, *child.children(recursive=True))
@@ -146,7 +149,7 @@ class Site:
         limit_s = time.monotonic() + PATIENCE_S
         while not (self.record.exists() and self.record.read_text() and self._answers()):
             assert time.monotonic() < limit_s, "the service does not come up"
-            assert [process.poll() for process in self.processes] == [None, None]
+            assert {process.poll() for process in self.processes} == {None}
             time.sleep(0.1)
 
     def _answers(self) -> bool:

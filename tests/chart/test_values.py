@@ -14,8 +14,9 @@ from scheduler.settings import Settings
 from tests.chart import helm, manifests
 
 SCHEMA = helm.CHART / "values.schema.json"
+# Several processes of the API are replicas there.
 SET_BY_THE_CHART = {
-    "DATABASE_URL", "HOST", "PORT", "PROBE_PORT", "PUBLIC_URL", "RUN_DIR", "STORE_HOST", "STORE_PORT",
+    "API_PROCESSES", "DATABASE_URL", "HOST", "PORT", "PROBE_PORT", "PUBLIC_URL", "RUN_DIR", "STORE_HOST", "STORE_PORT",
     "TOKEN_SECRET_FILE", "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE", "EXECUTOR", "KUBECONFIG",
 }  # fmt: skip
 
