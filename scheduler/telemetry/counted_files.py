@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -45,14 +45,41 @@ class CountedFiles(Collector):
         for path in sorted(self._folder.glob("*.db")):
             kind, mode, *_ = path.stem.split("_")
             known = values[kind]
-            rows = MmapedDict.read_all_values_from_file(os.fspath(path))  # type: ignore[no-untyped-call]  # as it is there
-            for key, value, at_s, _ in rows:
+            for key, value, at_s, _ in _rows(path):
                 if kind != "gauge" or mode == "livesum":
                     known[key] = known.get(key, 0.0) + value
                 elif at_s > set_at_s.get(key, 0.0):
                     known[key], set_at_s[key] = value, at_s
         for kind, told in values.items():
             yield from _families(kind, told)
+
+
+def forget_the_dead(folder: str) -> None:
+    """Remove gauges of processes that are no more, and of one that had this process's id, as the one before it in a
+    container has: a present that was theirs would be shown for ever. Counts stay."""
+    for path in Path(folder).glob("gauge_live*.db"):
+        process = int(path.stem.rpartition("_")[2])
+        if process == os.getpid() or not _is_alive(process):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, who is alive
+    return True
+
+
+def _rows(path: Path) -> Iterable[tuple[str, float, float, int]]:
+    try:
+        rows: Iterable[tuple[str, float, float, int]]
+        rows = MmapedDict.read_all_values_from_file(os.fspath(path))  # type: ignore[no-untyped-call]  # as it is there
+    except FileNotFoundError:
+        return ()  # a gauge of the dead that was removed since the folder was listed
+    return rows
 
 
 def _families(kind: str, values: dict[str, float]) -> Iterator[Metric]:

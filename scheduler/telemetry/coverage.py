@@ -41,6 +41,7 @@ class ForecastCoverage:
             demand = report.after.demand.get(pool)
             if self._newest.get(pool) != forecast.made_at_s and demand is not None:
                 self._newest[pool] = forecast.made_at_s
+                FORECASTS_JUDGED.labels(pool)  # shown as 0 until the first is judged
                 self._open[pool].append(_Open(forecast, demand.asked_gpus))
 
     def rest(self) -> None:

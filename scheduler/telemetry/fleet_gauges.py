@@ -15,7 +15,7 @@ from scheduler.domain.snapshot import Snapshot
 
 _LENT = (LoanState.ACTIVE, LoanState.RECALLED)
 _GPU_KINDS = ("own", "lent")
-_GPU_STATES = ("training", "inference", "idle", "down")
+_GPU_STATES = ("training", "inference", "other", "idle", "down")
 Tally = Counter[tuple[str, ...]]
 
 
@@ -60,8 +60,9 @@ class FleetGauges:
             gpus.update({(pool, state): 0 for state in _GPU_STATES})
         for node in self._snapshot.nodes.values():
             nodes[node.pool, self._node_state(node)] += 1
-            for state, count in _gpu_states(node, holdings.of_node[node.name]).items():
-                gpus[node.pool, state] += count
+            for state, count in _gpu_states(node, holdings.of_node.get(node.name, 0)):
+                if count:
+                    gpus[node.pool, state] += count
         yield _labelled("ebbtide_gpus", "GPUs by what uses them.", ("pool", "state"), gpus)
         yield _labelled("ebbtide_nodes", "Nodes by state.", ("pool", "state"), nodes)
 
@@ -84,6 +85,10 @@ class FleetGauges:
             lent[loan.pool,] += snapshot.nodes[loan.node].gpus if loan.state in _LENT else 0
         yield _labelled("ebbtide_loans", "Live loans by state.", ("state",), states)
         yield _labelled("ebbtide_lent_gpus", "GPUs of nodes that training has on loan.", ("pool",), lent)
+        paused, pools = snapshot.switches.lending_paused, snapshot.pools
+        may_lend: Tally = Counter({(name,): int(pools[name].lending.enabled and not paused) for name in lenders})
+        told = "1 where a pool may lend and lending is not paused."
+        yield _labelled("ebbtide_lending_enabled", told, ("pool",), may_lend)
 
     def _queues(self, holdings: _Holdings) -> Iterator[Metric]:
         told = "GPUs that jobs hold, by declared queue, and whether they are training's own or lent."
@@ -137,31 +142,30 @@ class _Holdings:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.states: Tally = Counter({(state.value,): 0 for state in JobState if state not in ENDED})
-        self.of_node: Counter[str] = Counter()
+        self.of_node: dict[str, int] = {}
         self.of_queue: Tally = Counter({(name, kind): 0 for name in snapshot.queues for kind in _GPU_KINDS})
         self.allocated: Tally = Counter({(name,): 0 for name in snapshot.queues})
         lenders = {name for name, pool in snapshot.pools.items() if pool.kind is PoolKind.INFERENCE}
-        states: Counter[JobState] = Counter()
-        for job in snapshot.jobs.values():
-            states[job.state] += 1
-            allocation = job.allocation
-            if not (allocation.target or allocation.releasing):
-                continue
+        kinds = {name: _GPU_KINDS[node.pool in lenders] for name, node in snapshot.nodes.items()}
+        jobs = snapshot.jobs.values()
+        for job in [job for job in jobs if job.allocation.target or job.allocation.releasing]:
             queue = job.spec.queue if job.spec.queue in snapshot.queues else ""
-            self.allocated[queue,] += allocation.target_gpus
-            for gpus in (allocation.target, allocation.releasing):
+            self.allocated[queue,] += job.allocation.target_gpus
+            for gpus in (job.allocation.target, job.allocation.releasing):
                 for node, indices in gpus.items():
-                    self.of_node[node] += len(indices)
-                    self.of_queue[queue, _GPU_KINDS[snapshot.nodes[node].pool in lenders]] += len(indices)
+                    self.of_node[node] = self.of_node.get(node, 0) + len(indices)
+                    self.of_queue[queue, kinds[node]] += len(indices)
+        states = Counter([job.state for job in jobs])
         self.states.update({(state.value,): count for state, count in states.items() if state not in ENDED})
 
 
-def _gpu_states(node: Node, held: int) -> dict[str, int]:
+def _gpu_states(node: Node, held: int) -> tuple[tuple[str, int], ...]:
     if node.state is NodeState.DOWN:
-        return {"down": node.gpus}
+        return (("down", node.gpus),)
     inference = min(node.inference_gpus, node.gpus - held)
     other = min(node.other_gpus, node.gpus - held - inference)
-    return {"training": held, "inference": inference, "other": other, "idle": node.gpus - held - inference - other}
+    idle = node.gpus - held - inference - other
+    return ("training", held), ("inference", inference), ("other", other), ("idle", idle)
 
 
 def _by_job(name: str, text: str, values: Mapping[str, float | None]) -> Metric:

@@ -22,8 +22,6 @@ class Goodput:
     def __init__(self) -> None:
         self._until_s: float | None = None
         self._slots: deque[list[float]] = deque()
-        for use in ("running", "moving"):
-            GPU_SECONDS.labels(use)
 
     def record(self, before: Snapshot, now_s: float, lost_gpu_s: float) -> None:
         """`before` has stood since the last call; `lost_gpu_s` came to light now."""

@@ -8,111 +8,119 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from scheduler.telemetry.counted_files import CountedFiles
+from scheduler.domain.replan import ReplanPhase
+from scheduler.telemetry import buckets
+from scheduler.telemetry import label_values as known
+from scheduler.telemetry.counted_files import CountedFiles, forget_the_dead
 from scheduler.telemetry.text_format import rendered
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-_TICK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_REPLAN_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
-_KUBERNETES_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_WAIT_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0, 259200.0)
-_JCT_BUCKETS_S = (60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 86400.0, 259200.0, 604800.0, 2592000.0)
-_RESIZE_BUCKETS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0)
-_REQUEST_BUCKETS_S = (0.005, 0.025, 0.1, 0.25, 1.0, 5.0)
-_SOLVE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-_GAP_BUCKETS = (0.0, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter and histogram, unused
 
+if _folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+    forget_the_dead(_folder)
 REGISTRY = CollectorRegistry()
+
+
+def _counter(name: str, text: str, **labels: Iterable[str]) -> Counter:
+    """A counter whose labels have these values alone. Each is shown from the start, at 0: one that appears with its
+    first 1 has not increased as Prometheus sees it, and no alert would fire."""
+    counter = Counter(name, text, list(labels), registry=REGISTRY)
+    for values in product(*labels.values()) if labels else ():
+        counter.labels(*values)
+    return counter
+
+
+def _latest(name: str, text: str, *labels: str) -> Gauge:
+    """A gauge that shows what was set last, by whichever process that is alive."""
+    return Gauge(name, text, labels, registry=REGISTRY, multiprocess_mode="livemostrecent")
+
+
 TICK_DURATION = Histogram(
-    "ebbtide_tick_duration_seconds", "Time of a tick by stage.", ["stage"], registry=REGISTRY, buckets=_TICK_BUCKETS_S
+    "ebbtide_tick_duration_seconds", "Time of a tick by stage.", ["stage"], registry=REGISTRY, buckets=buckets.TICK_S
 )
-DECISIONS = Counter("ebbtide_decisions_total", "Decisions taken and committed.", ["kind"], registry=REGISTRY)
-VIOLATIONS = Counter("ebbtide_violations_total", "Illegal decisions that were dropped.", ["law"], registry=REGISTRY)
-BREACHES = Counter(
-    "ebbtide_breaches_total", "Promises broken, each counted when it begins.", ["kind"], registry=REGISTRY
+DECISIONS = _counter("ebbtide_decisions_total", "Decisions taken and committed.", kind=known.DECISION_KINDS)
+VIOLATIONS = _counter("ebbtide_violations_total", "Illegal decisions that were dropped.", law=known.LAWS)
+BREACHES = _counter("ebbtide_breaches_total", "Promises broken, each counted when it begins.", kind=known.BREACH_KINDS)
+STANDING_BREACHES = _latest(
+    "ebbtide_standing_breaches", "Promises that are broken as of the last tick of the process that ticks.", "kind"
 )
-RECALLS_LATE = Counter("ebbtide_recalls_late_total", "Lent nodes that were not home in time.", registry=REGISTRY)
-LOST_GPU_SECONDS = Counter(
-    "ebbtide_lost_gpu_seconds_total", "GPU-seconds of work that had to be done again.", ["cause"], registry=REGISTRY
+RECALLS_LATE = _counter("ebbtide_recalls_late_total", "Lent nodes that were not home in time.")
+LOST_GPU_SECONDS = _counter(
+    "ebbtide_lost_gpu_seconds_total", "GPU-seconds of work that had to be done again.", cause=known.LOSS_CAUSES
 )
 REPLAN_PHASE = Histogram(
     "ebbtide_replan_phase_seconds",
     "Time of a re-plan by phase, the slowest rank's.",
     ["phase"],
     registry=REGISTRY,
-    buckets=_REPLAN_BUCKETS_S,
+    buckets=buckets.REPLAN_S,
 )
-REPLAN_BYTES = Counter(
+for _phase in ReplanPhase:
+    REPLAN_PHASE.labels(_phase.value)
+REPLAN_BYTES = _counter(
     "ebbtide_replan_bytes_total",
     "Bytes of state that loads of re-plans needed, read, and read of what another node had written.",
-    ["kind"],
-    registry=REGISTRY,
+    kind=known.REPLAN_BYTES_KINDS,
 )
-RESIZES = Counter(
-    "ebbtide_resize_total", "Running jobs given other GPUs or another plan.", ["direction", "reason"], registry=REGISTRY
+RESIZES = _counter(
+    "ebbtide_resize_total",
+    "Running jobs given other GPUs or another plan.",
+    direction=known.DIRECTIONS,
+    reason=known.RESIZE_REASONS,
 )
 RESIZE_DURATION = Histogram(
     "ebbtide_resize_duration_seconds",
     "From a resize's decision until all workers of the new plan run.",
     registry=REGISTRY,
-    buckets=_RESIZE_BUCKETS_S,
+    buckets=buckets.RESIZE_S,
 )
-PREEMPTIONS = Counter(
-    "ebbtide_preemptions_total", "Jobs whose GPUs were all taken back.", ["reason"], registry=REGISTRY
+PREEMPTIONS = _counter(
+    "ebbtide_preemptions_total", "Jobs whose GPUs were all taken back.", reason=known.PREEMPTION_REASONS
 )
-RESTARTS = Counter(
-    "ebbtide_restarts_total", "Runs that ended unasked, whose jobs try again.", ["cause"], registry=REGISTRY
+RESTARTS = _counter(
+    "ebbtide_restarts_total", "Runs that ended unasked, whose jobs try again.", cause=known.RESTART_CAUSES
 )
-RESTARTING_JOBS = Gauge(
-    "ebbtide_restarting_jobs",
-    "Live jobs whose runs ended unasked three times or more within the last hour.",
-    registry=REGISTRY,
-    multiprocess_mode="livemostrecent",
+RESTARTING_JOBS = _latest(
+    "ebbtide_restarting_jobs", "Live jobs whose runs ended unasked three times or more within the last hour."
 )
 RECALL_DURATION = Histogram(
     "ebbtide_recall_duration_seconds",
     "From a recall's decision until the node is given back.",
     registry=REGISTRY,
-    buckets=_RESIZE_BUCKETS_S,
+    buckets=buckets.RESIZE_S,
 )
 QUEUEING = Histogram(
     "ebbtide_queueing_seconds",
     "From a job's submission to its first start.",
     registry=REGISTRY,
-    buckets=_WAIT_BUCKETS_S,
+    buckets=buckets.WAIT_S,
 )
 JCT = Histogram(
     "ebbtide_jct_seconds",
     "Job completion time: from submission to success.",
     registry=REGISTRY,
-    buckets=_JCT_BUCKETS_S,
+    buckets=buckets.JCT_S,
 )
-GPU_SECONDS = Counter(
+GPU_SECONDS = _counter(
     "ebbtide_gpu_seconds_total",
     "GPU-seconds that jobs held, by use: running, or moving (starting, resizing, leaving).",
-    ["use"],
-    registry=REGISTRY,
+    use=known.GPU_USES,
 )
-GOODPUT = Gauge(
-    "ebbtide_goodput_ratio",
-    "Useful GPU-seconds over GPU-seconds held, of the last 24 hours.",
-    registry=REGISTRY,
-    multiprocess_mode="livemostrecent",
-)
+GOODPUT = _latest("ebbtide_goodput_ratio", "Useful GPU-seconds over GPU-seconds held, of the last 24 hours.")
 GOODPUT.set(float("nan"))  # a process that does not lead knows of none, which is not 0
-FORECAST_COVERAGE = Gauge(
+FORECAST_COVERAGE = _latest(
     "ebbtide_forecast_coverage_ratio",
     "Part of the forecasts of the last 24 hours that demand stayed at or below, by quantile.",
-    ["pool", "quantile"],
-    registry=REGISTRY,
-    multiprocess_mode="livemostrecent",
+    "pool",
+    "quantile",
 )
 FORECASTS_JUDGED = Counter(
     "ebbtide_forecasts_judged_total", "Forecasts whose horizon has passed.", ["pool"], registry=REGISTRY
@@ -121,49 +129,40 @@ SOLVE_DURATION = Histogram(
     "ebbtide_solve_duration_seconds",
     "Time to solve a shape of a scaling curve, in its process.",
     registry=REGISTRY,
-    buckets=_SOLVE_BUCKETS_S,
+    buckets=buckets.SOLVE_S,
 )
 SOLVE_GAP = Histogram(
     "ebbtide_solve_optimality_gap",
     "Proven gap to the optimum, as a share of the step time, of each plan found.",
     registry=REGISTRY,
-    buckets=_GAP_BUCKETS,
+    buckets=buckets.GAP,
 )
-PENDING_JOBS = Gauge(
-    "ebbtide_pending_jobs",
-    "Jobs that wait, by declared queue and the reason of the last tick.",
-    ["queue", "reason"],
-    registry=REGISTRY,
-    multiprocess_mode="livemostrecent",
+PENDING_JOBS = _latest(
+    "ebbtide_pending_jobs", "Jobs that wait, by declared queue and the reason of the last tick.", "queue", "reason"
 )
 REQUEST_DURATION = Histogram(
     "ebbtide_api_request_duration_seconds",
     "Time to answer.",
     ["method", "route"],
     registry=REGISTRY,
-    buckets=_REQUEST_BUCKETS_S,
+    buckets=buckets.REQUEST_S,
 )
 REQUESTS = Counter(
     "ebbtide_api_requests_total", "Requests answered, by status.", ["method", "route", "status"], registry=REGISTRY
 )
 STREAMS = Gauge("ebbtide_streams", "Event streams that are open.", registry=REGISTRY, multiprocess_mode="livesum")
-WEBHOOK_DELIVERIES = Counter(
+WEBHOOK_DELIVERIES = _counter(
     "ebbtide_webhook_deliveries_total",
     "Attempts to deliver to webhooks, as they ended; dead: the last one that is made.",
-    ["outcome"],
-    registry=REGISTRY,
+    outcome=known.OUTCOMES,
 )
-WEBHOOK_LAG = Gauge(
-    "ebbtide_webhook_lag_seconds",
-    "Age of the oldest message that waits to be delivered to a webhook.",
-    registry=REGISTRY,
-    multiprocess_mode="livemostrecent",
+WEBHOOK_LAG = _latest(
+    "ebbtide_webhook_lag_seconds", "Age of the oldest message that waits to be delivered to a webhook."
 )
-SWEPT = Counter(
+SWEPT = _counter(
     "ebbtide_swept_total",
     "What was removed because it was old enough: rows of logs, and jobs whose logs went.",
-    ["kind"],
-    registry=REGISTRY,
+    kind=known.SWEPT_KINDS,
 )
 
 KUBERNETES_REQUESTS = Counter(
@@ -177,21 +176,15 @@ KUBERNETES_REQUEST_DURATION = Histogram(
     "Time until the API server of Kubernetes answered, or until the wait was given up.",
     ["verb"],
     registry=REGISTRY,
-    buckets=_KUBERNETES_BUCKETS_S,
+    buckets=buckets.KUBERNETES_S,
 )
-KUBERNETES_HEARD_AT = Gauge(
+KUBERNETES_HEARD_AT = _latest(
     "ebbtide_kubernetes_heard_timestamp_seconds",
     "When the API server was last heard of a kind that is watched, Unix time.",
-    ["resource"],
-    registry=REGISTRY,
-    multiprocess_mode="livemostrecent",
+    "resource",
 )
-OPERATOR_STANDING = Gauge(
-    "ebbtide_operator_standing",
-    "1 for how this operator stands now, 0 for the other ways.",
-    ["standing"],
-    registry=REGISTRY,
-    multiprocess_mode="livemostrecent",
+OPERATOR_STANDING = _latest(
+    "ebbtide_operator_standing", "1 for how this operator stands now, 0 for the other ways.", "standing"
 )
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from scheduler.core.legal import breaches
 from scheduler.domain.decision import PreemptJob
 from scheduler.domain.event import Event, EventCode
 from scheduler.domain.job_state import PLACED, JobState
 from scheduler.domain.loan import LoanState
+from scheduler.domain.observation import Observation
 from scheduler.domain.reason import ReasonCode
 from scheduler.domain.replan import ReplanPhase
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.tick_report import Breach, BreachKind, Law, TickReport
+from scheduler.domain.tick_report import Breach, BreachKind, TickReport
 from scheduler.telemetry.coverage import ForecastCoverage
 from scheduler.telemetry.goodput import Goodput
+from scheduler.telemetry.label_values import REPLAN_BYTES_KINDS
 from scheduler.telemetry.metrics import (
     BREACHES,
     DECISIONS,
@@ -31,6 +34,7 @@ from scheduler.telemetry.metrics import (
     RESIZES,
     RESTARTING_JOBS,
     RESTARTS,
+    STANDING_BREACHES,
     TICK_DURATION,
     VIOLATIONS,
 )
@@ -51,24 +55,18 @@ class TickRecorder:
     lasting one counts once, who restarted lately, and what is needed for ratios over a day."""
 
     def __init__(self) -> None:
-        self._standing: frozenset[tuple[BreachKind, str]] = frozenset()
+        self._standing: frozenset[tuple[BreachKind, str]] | None = None
         self._waited: set[tuple[str, ReasonCode]] = set()
         self._restarts: defaultdict[str, deque[float]] = defaultdict(deque)
         self._goodput = Goodput()
         self._coverage = ForecastCoverage()
-        # A counter that appears with its first 1 has not increased as Prometheus sees it, and no alert would fire.
-        for kind in BreachKind:
-            BREACHES.labels(kind.value)
-        for law in Law:
-            VIOLATIONS.labels(law.value)
-        for cause in _TRIES_AGAIN.values():
-            RESTARTS.labels(cause)
+        self._show_standing()
 
     def record(self, report: TickReport) -> None:
         """A report that was not committed changed nothing: only times, what waits and what time brings count."""
         for stage, seconds in report.stage_s.items():
             TICK_DURATION.labels(stage).observe(seconds)
-        self._record_breaches(report.breaches)
+        self._record_breaches(report)
         for violation in report.violations:
             VIOLATIONS.labels(violation.law.value).inc()
         self._record_waiting(report)
@@ -91,18 +89,29 @@ class TickRecorder:
         """Another process may tick from now on: what is known here of the present and of the last day ends."""
         for queue, code in self._waited:
             PENDING_JOBS.labels(queue, code.value).set(0)
+        self._standing = None
+        self._show_standing()
         self._restarts.clear()
         RESTARTING_JOBS.set(0)
         self._goodput.rest()
         self._coverage.rest()
 
-    def _record_breaches(self, breaches: tuple[Breach, ...]) -> None:
-        standing = frozenset((breach.kind, breach.subject) for breach in breaches)
+    def _record_breaches(self, report: TickReport) -> None:
+        """Who begins to tick takes those for counted that stood already in the state that it found."""
+        if self._standing is None:
+            self._standing = _subjects(breaches(report.before, Observation(report.before.now_s, 0)))
+        standing = _subjects(report.breaches)
         for kind, _ in standing - self._standing:
             BREACHES.labels(kind.value).inc()
             if kind is BreachKind.RECALL_LATE:
                 RECALLS_LATE.inc()
         self._standing = standing
+        self._show_standing()
+
+    def _show_standing(self) -> None:
+        counts = Counter(kind for kind, _ in self._standing or ())
+        for kind in BreachKind:
+            STANDING_BREACHES.labels(kind.value).set(counts[kind])
 
     def _record_waiting(self, report: TickReport) -> None:
         """A reason that no job waits for any more goes to 0: a series that vanishes looks like a fault."""
@@ -143,6 +152,10 @@ class TickRecorder:
         RESTARTING_JOBS.set(sum(len(times) >= RESTARTS_MANY for times in self._restarts.values()))
 
 
+def _subjects(broken: Iterable[Breach]) -> frozenset[tuple[BreachKind, str]]:
+    return frozenset((breach.kind, breach.subject) for breach in broken)
+
+
 def _record_return(event: Event, before: Snapshot) -> None:
     loan = before.loans.get(event.subject)
     if event.code is EventCode.NODE_RETURNED and loan is not None and loan.state is LoanState.RECALLED:
@@ -166,5 +179,5 @@ def _record_replan(event: Event) -> None:
     for phase in ReplanPhase:
         if (seconds := event.numbers.get(f"{phase}_s")) is not None:
             REPLAN_PHASE.labels(phase.value).observe(seconds)
-    for kind in ("needed", "read", "moved"):
+    for kind in REPLAN_BYTES_KINDS:
         REPLAN_BYTES.labels(kind).inc(event.numbers.get(f"{kind}_bytes", 0.0))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler.domain.allocation import Allocation
-from scheduler.domain.fleet import DemandReading, Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, LendingPolicy, Node, NodeState, Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec, Progress
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.telemetry.fleet_gauges import FleetGauges
 
 NODES = (
@@ -118,6 +120,15 @@ def test_only_a_running_job_has_series_of_its_own_where_they_are_asked_for_and_o
     assert [name for name, *_ in unknown if name.startswith("ebbtide_job_")] == ["ebbtide_job_steps"]
     queued = shown(replace(empty, jobs={"a": replace(runs, state=JobState.QUEUED)}), by_job=True)
     assert not [name for name, *_ in queued if name.startswith("ebbtide_job_")]
+
+
+@pytest.mark.parametrize(
+    ("enabled", "paused", "shows"), [(True, False, 1), (False, False, 0), (True, True, 0)], ids=["may", "off", "paused"]
+)
+def test_whether_a_pool_may_lend_is_told(enabled: bool, paused: bool, shows: int) -> None:
+    pool = Pool("inference", PoolKind.INFERENCE, LendingPolicy(enabled=enabled))
+    told = shown(Snapshot(pools={"inference": pool}, switches=Switches(lending_paused=paused)))
+    assert told["ebbtide_lending_enabled", "inference"] == shows
 
 
 def test_an_empty_service_shows_zeros_and_no_leader() -> None:

@@ -7,16 +7,25 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.domain.decision import PreemptJob
+from scheduler.domain.decision import Decision, PreemptJob
 from scheduler.domain.event import Event, EventCode
+from scheduler.domain.fleet import NodeState
+from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.replan import ReplanPhase
+from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, Law, TickReport, Violation
-from scheduler.telemetry.metrics import exposition
+from scheduler.runtime.retention import LOGS
+from scheduler.store.front import HistoryLog
+from scheduler.telemetry.metrics import REGISTRY, exposition
 from scheduler.telemetry.tick_recorder import TickRecorder
+from tests.builders import a_fleet
+from tests.metric_samples import samples
 
 QUIET = TickReport(
     generation=1,
@@ -80,6 +89,41 @@ def test_a_breach_that_lasts_counts_once_and_one_that_comes_back_again() -> None
     assert value("ebbtide_breaches_total", kind="recall-late") == before + 2
 
 
+def test_breaches_that_stand_are_told_until_they_do_not_or_another_process_ticks() -> None:
+    def standing() -> tuple[float, float]:
+        name = "ebbtide_standing_breaches"
+        return value(name, kind="gpu-held-twice"), value(name, kind="recall-late")
+
+    recorder = TickRecorder()
+    twice = tuple(Breach(BreachKind.GPU_HELD_TWICE, node, "") for node in ("t0", "t1"))
+    recorder.record(replace(QUIET, breaches=twice))
+    assert standing() == (2.0, 0.0)
+    recorder.record(replace(QUIET, breaches=twice[:1]))
+    assert standing() == (1.0, 0.0)
+    recorder.rest()
+    assert standing() == (0.0, 0.0)
+
+
+def test_who_takes_over_does_not_count_anew_what_the_state_that_it_finds_shows_to_be_old() -> None:
+    """t0 was down and i0 late when the last leader committed at 100 s; t1 has gone down and i1 become late since."""
+    pools, nodes = a_fleet(training=2, inference=2)
+    nodes["t0"] = replace(nodes["t0"], state=NodeState.DOWN)
+    loans = {
+        name: Loan(f"l-{name}", name, "inference", LoanState.RECALLED, 0.0, 0.0, by_s)
+        for name, by_s in (("i0", 50.0), ("i1", 150.0))
+    }
+    found = Snapshot(1, 100.0, pools, nodes, loans=loans)
+    late = tuple(Breach(BreachKind.RECALL_LATE, name, "") for name in ("i0", "i1"))
+    down = tuple(Breach(BreachKind.NODE_DOWN, name, "") for name in ("t0", "t1"))
+    before = value("ebbtide_recalls_late_total"), value("ebbtide_breaches_total", kind="node-down")
+    recorder = TickRecorder()
+    for _ in range(2):
+        recorder.record(replace(QUIET, now_s=200.0, breaches=(*late, *down), before=found, after=found))
+        recorder.rest()
+    after = value("ebbtide_recalls_late_total"), value("ebbtide_breaches_total", kind="node-down")
+    assert after == (before[0] + 2, before[1] + 2), "i1 and t1 alone, by each of the two that took over"
+
+
 def test_violations_are_counted_by_law() -> None:
     before = value("ebbtide_violations_total", law="no-reason")
     TickRecorder().record(replace(QUIET, violations=(Violation(Law.NO_REASON, "a", ""),)))
@@ -92,17 +136,46 @@ def test_stages_are_timed() -> None:
     assert value("ebbtide_tick_duration_seconds_count", stage="decide") == before + 1
 
 
+FRESH = "from scheduler.telemetry.metrics import *; print(exposition().decode())"
+OPEN = {"ebbtide_api_requests_total", "ebbtide_kubernetes_requests_total", "ebbtide_forecasts_judged_total"}
+"""Counters whose labels are routes, statuses, resources and pools, which no enumeration holds."""
+
+
+def run(code: str, folder: Path | None) -> str:
+    """What another process prints that counts into this folder, or by itself."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    if folder is not None:
+        environment["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("has_folder", [False, True], ids=["one process", "several"])
+def test_all_that_can_be_counted_by_bounded_labels_is_there_from_the_start_at_zero(
+    tmp_path: Path, has_folder: bool
+) -> None:
+    counted = {
+        key: value
+        for key, value in samples(run(FRESH, tmp_path if has_folder else None)).items()
+        if key.partition("{")[0].endswith("_total")
+    }
+    families = [family for family in REGISTRY.collect() if family.type == "counter"]
+    assert {key.partition("{")[0] for key in counted} == {f"{family.name}_total" for family in families} - OPEN
+    assert set(counted.values()) == {0.0}
+    assert {f'ebbtide_violations_total{{law="{law}"}}' for law in Law} <= counted.keys()
+    assert {f'ebbtide_breaches_total{{kind="{kind}"}}' for kind in BreachKind} <= counted.keys()
+    assert {f'ebbtide_decisions_total{{kind="{kind.__name__}"}}' for kind in get_args(Decision)} <= counted.keys()
+    assert {f'ebbtide_swept_total{{kind="{kind}"}}' for kind in (*HistoryLog, LOGS)} <= counted.keys()
+    assert {f'ebbtide_webhook_deliveries_total{{outcome="{each}"}}' for each in ("delivered", "failed", "dead")} <= (
+        counted.keys()
+    )
+
+
 COUNTS_ONE = "from scheduler.telemetry.metrics import *; RECALLS_LATE.inc(); GOODPUT.set(0.5)"
 SHOWS = "from scheduler.telemetry.metrics import *; RECALLS_LATE.inc(); print(exposition().decode())"
 
 
 def test_a_scrape_shows_the_counts_of_both_processes(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[3]
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(root)}
-    shown = [
-        subprocess.run(
-            [sys.executable, "-W", "error", "-c", code], env=environment, check=True, capture_output=True, text=True
-        ).stdout
-        for code in (COUNTS_ONE, SHOWS)
-    ][-1]
-    assert "ebbtide_recalls_late_total 2.0" in shown
+    run(COUNTS_ONE, tmp_path)
+    assert "ebbtide_recalls_late_total 2.0" in run(SHOWS, tmp_path)

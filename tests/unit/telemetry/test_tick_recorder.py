@@ -6,11 +6,13 @@ In the simulated world a first start takes 30 s, saving 10 s, and a restart 20 s
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from scheduler.telemetry.tick_recorder import TickRecorder
 from tests.golden.stage import Stage
+from tests.golden.test_golden import RULE, SCENARIOS
 from tests.metric_samples import Samples, added, samples
 
 APART = ("ebbtide_tick_duration_seconds", "ebbtide_decisions_total", "ebbtide_goodput_ratio", "ebbtide_gpu_seconds")
@@ -162,3 +164,14 @@ def test_who_leads_no_more_knows_nothing_of_the_present_and_counts_nothing_of_th
     stage.play("run 500")
     seconds = sum(gpu_seconds(added(before))) - held
     assert 0 < seconds < 4 * 500
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_no_scenario_counts_under_a_label_that_was_not_there_from_the_start(path: Path) -> None:
+    recorder, before = TickRecorder(), samples()
+    stage = Stage(recorder.record)
+    for line in path.read_text().partition(RULE)[0].splitlines():
+        if line.strip() and not line.startswith("#"):
+            stage.play(line)
+    new = {key for key in samples().keys() - before.keys() if key.partition("{")[0].endswith("_total")}
+    assert new <= {'ebbtide_forecasts_judged_total{pool="inference"}'}
