@@ -33,7 +33,19 @@ EVERYTHING: Manifest = {
     "networkPolicy": {
         "apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
         "metricsFrom": [PEER],
-        "egress": {"webhooks": {"to": [ANYWHERE, PEER], "ports": [443, 8443]}, "oidc": {"to": [PEER]}},
+        "egress": {
+            "webhooks": {"to": [ANYWHERE, PEER], "ports": [443, 8443]},
+            "oidc": {"to": [PEER]},
+            "tracing": {"to": [PEER]},
+        },
+    },
+    "webhookAuthorities": {"existingConfigMap": "authorities"},
+    "tracing": {
+        "endpoint": "https://collector.tracing.svc:4318",
+        "headers": {"existingSecret": "tracing"},
+        "sampler": "parentbased_traceidratio",
+        "samplerArg": "0.1",
+        "resourceAttributes": {"deployment.environment.name": "production"},
     },
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},

@@ -10,6 +10,7 @@ import pytest
 
 from scheduler.policies.policy_set import policy_set
 from scheduler.settings import Settings
+from scheduler.telemetry.traces import traces_wanted
 from tests.chart import manifests
 from tests.chart.manifests import Manifest, named, pod_specs, read
 
@@ -50,7 +51,7 @@ def test_every_pod_is_restricted(case: str) -> None:
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}, name
         kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
-        assert kinds <= {"emptyDir", "secret", "projected", "persistentVolumeClaim"}, name
+        assert kinds <= {"emptyDir", "configMap", "secret", "projected", "persistentVolumeClaim"}, name
         for container in containers(spec):
             own = container["securityContext"]
             assert own["allowPrivilegeEscalation"] is False, name
@@ -170,3 +171,34 @@ def test_simulations_and_the_api_have_room_in_their_container(case: str) -> None
     ]  # fmt: skip
     assert limits == ["2Gi"]
     assert 2 * simulation_bytes <= 2 * 2**30
+
+
+def test_api_and_operator_alone_send_traces_and_only_where_values_name_a_collector(case: str) -> None:
+    told = {
+        container["name"]: {each["name"]: each.get("value", "") for each in container.get("env", ())}
+        for _, spec in pod_specs(read(case)) for container in containers(spec)
+    }  # fmt: skip
+    asked = {name for name, environment in told.items() if traces_wanted(environment)}
+    assert asked == ({"api", "operator"} if case == "everything" else set())
+    for name in asked:
+        service, attributes = told[name]["OTEL_SERVICE_NAME"], told[name]["OTEL_RESOURCE_ATTRIBUTES"].split(",")
+        assert service == f"ebbtide-{name}"
+        assert dict(each.split("=") for each in attributes) == {
+            "k8s.namespace.name": manifests.NAMESPACE,
+            "k8s.pod.name": "$(POD_NAME)",
+            "deployment.environment.name": "production",
+        }
+        assert list(told[name]).index("POD_NAME") < list(told[name]).index("OTEL_RESOURCE_ATTRIBUTES")
+    assert all("OTEL" not in " ".join(environment) for name, environment in told.items() if name not in asked)
+
+
+def test_the_file_of_authorities_is_where_the_api_alone_is_told_that_it_is(case: str) -> None:
+    for _, spec in pod_specs(read(case)):
+        for container in containers(spec):
+            environment = {each["name"]: each.get("value", "") for each in container.get("env", ())}
+            path = environment.get("EBBTIDE_WEBHOOK_CA_FILE")
+            assert (path is not None) == (case == "everything" and container["name"] == "api")
+            if path is not None:
+                (volume,) = [each for each in spec["volumes"] if "configMap" in each]
+                (mount,) = [each for each in container["volumeMounts"] if each["name"] == volume["name"]]
+                assert path == f"{mount['mountPath']}/{volume['configMap']['items'][0]['path']}"

@@ -16,6 +16,7 @@ def test_the_api_goes_out_to_names_and_the_database_and_to_whom_values_name() ->
     assert database == {"ports": [{"port": 5432, "protocol": "TCP"}]}
     assert ways["everything"][2:] == [
         {"ports": [{"port": 443, "protocol": "TCP"}], "to": [manifests.PEER]},
+        {"ports": [{"port": 4318, "protocol": "TCP"}], "to": [manifests.PEER]},
         {
             "ports": [{"port": 443, "protocol": "TCP"}, {"port": 8443, "protocol": "TCP"}],
             "to": [manifests.ANYWHERE, manifests.PEER],

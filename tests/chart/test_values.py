@@ -17,7 +17,8 @@ SCHEMA = helm.CHART / "values.schema.json"
 # Several processes of the API are replicas there.
 SET_BY_THE_CHART = {
     "API_PROCESSES", "DATABASE_URL", "HOST", "PORT", "PROBE_PORT", "PUBLIC_URL", "RUN_DIR", "STORE_HOST", "STORE_PORT",
-    "TOKEN_SECRET_FILE", "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE", "EXECUTOR", "KUBECONFIG",
+    "TOKEN_SECRET_FILE", "WEBHOOK_CA_FILE", "JOB_NAMESPACE", "LEASE_NAMESPACE", "WORKER_IMAGE", "EXECUTOR",
+    "KUBECONFIG",
 }  # fmt: skip
 
 
@@ -50,6 +51,14 @@ WRONG: list[dict[str, Any]] = [
     {"networkPolicy": {"egress": {"webhooks": True}}},
     {"networkPolicy": {"egress": {"oidc": {"to": [{}]}}}},
     {"networkPolicy": {"egress": {"oidc": {"ports": []}}}},
+    {"networkPolicy": {"egress": {"tracing": {"ports": [0]}}}},
+    {"tracing": {"endpoint": "collector:4317"}},
+    {"tracing": {"sampler": "sometimes"}},
+    {"tracing": {"samplerArg": 0.1}},
+    {"tracing": {"resourceAttributes": {"team": "a,b=c"}}},
+    {"tracing": {"headers": "authorization=secret"}},
+    {"webhookAuthorities": {"pem": "-----BEGIN"}},
+    {"settings": {"WEBHOOK_CA_FILE": "/nowhere"}},
     {"monitoring": {"serviceMonitor": {"interval": "often"}}},
     {**manifests.SQLITE, "operator": {"replicas": 2}},
 ]
@@ -96,7 +105,7 @@ def test_every_value_has_a_default_and_every_default_stands_in_the_schema() -> N
 
 def _names(values: dict[str, Any], above: str = "") -> list[str]:
     """Without settings, which have defaults of their own, and what is inside of free maps."""
-    free = ("settings", "resources", "labels")
+    free = ("settings", "resources", "labels", "resourceAttributes")
     named = [(f"{above}{name}", name, value) for name, value in values.items()]
     inner = [
         each for path, name, value in named if isinstance(value, dict) and name not in free

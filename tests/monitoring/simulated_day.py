@@ -1,7 +1,8 @@
 """`python -m tests.monitoring.simulated_day PATH`: a day of a fleet, played by the simulator and scraped all along.
 
-Demand like a tide, lending and recalls, queues that borrow and get theirs back, crashes and lost nodes: what a service
-would show at /metrics, with the times of that day.
+Demand like a tide, lending and recalls, queues that borrow and get theirs back, crashes and lost nodes, an hour in
+which saves hang and nobody kills who has to leave, a policy that is wrong for a while, webhooks, a stream: what a
+service would show at /metrics, with the times of that day. By real parts, but for the world in which jobs run.
 """
 
 from __future__ import annotations
@@ -9,43 +10,44 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from concurrent.futures import wait
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import TextIO
 
 import httpx
 
 from api.app import create_app
 from scheduler.domain.fleet import LendingPolicy
-from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.job import CheckpointSpec, JobSpec
 from scheduler.domain.job_queue import JobQueue
-from scheduler.domain.tick_report import WantedShape
 from scheduler.executors.protocol import Executor
 from scheduler.executors.simulated import SimulatedExecutor
 from scheduler.executors.simulated_delays import Delays
 from scheduler.policies.policy_set import policy_set
-from scheduler.runtime.curve_builder import CurveBuilder
-from scheduler.runtime.process_pool import ProcessPool
 from scheduler.settings import Settings
 from scheduler.simulator.engine import Scenario, Simulation
 from scheduler.simulator.injector import FaultKind, FaultRates, SeededFaults
 from scheduler.simulator.ticked import Ticked
 from scheduler.simulator.traces import DemandChange, DemandTrace
+from scheduler.simulator.truth import Truth
 from scheduler.simulator.workloads import Submission
 from scheduler.store.protocol import Store
-from scheduler.telemetry.metrics import record_solve
 from scheduler.telemetry.tick_recorder import TickRecorder
 from tests.api.conftest import AppTransport
-from tests.builders import GPU, a_fleet, a_job, a_snapshot
+from tests.builders import a_fleet
 from tests.memory_run_log import MemoryRunLog
+from tests.monitoring.service_at_work import open_stream, solve_some, tell_and_sweep
+from tests.monitoring.told_world import ToldWorld, placing
 
 START_S = 20_370 * 86_400.0
 END_S = START_S + 86_400.0
 SCRAPE_S = 120.0
-_CRASHY = "crashy"
+_CRASHY, _CRASHES_S = "crashy", (36_000.0, 39_000.0)
+_WRONG_S, _HANGS_S, _STREAMS_S = (27_000.0, 28_800.0), (12_000.0, 23_000.0), (50_400.0, 54_000.0)
+_WORKS_S = 21_600.0
 _FAULTS: Mapping[FaultKind, float] = {FaultKind.NODE_LOSS: 20_000.0, FaultKind.WORKER_CRASH: 6_000.0}
 
 
@@ -65,23 +67,25 @@ class _Day:
         self._file = file
         self._recorder = TickRecorder()
         self._scrape_at_s = START_S
-        world, policies = _scenario(), policy_set("ebbtide")
+        world = _scenario()
+        policies = replace(policy_set("ebbtide"), place=placing(lambda: self._is_within(_WRONG_S)))
         rates = FaultRates(END_S - 7200.0, _FAULTS)
         self._faults = SeededFaults(1, tuple(node.name for node in world.nodes), rates, start_s=START_S)
         self._simulation = Simulation(world, policies, watchers=(self,), faults=self)
         app = create_app(
             self._simulation.memory,
-            Settings(auth="off", allowed_hosts="service"),
+            Settings(auth="off", allowed_hosts="service", metrics_by_job=True),
             clock=self._simulation.clock,
             policies=policies,
             lease=self._simulation.memory.lease,
             token_secret=b"a secret that only tests know....",
             run_log=MemoryRunLog(),
         )
+        self._app, self._stream = app, ExitStack()
         self._http = httpx.Client(transport=AppTransport(app), base_url="http://service")
 
     def play(self) -> None:
-        with self._http:
+        with self._http, self._stream:
             self._simulation.run()
 
     def ticked(self, tick: Ticked) -> None:
@@ -94,7 +98,7 @@ class _Day:
         return self._faults.around_store(store)
 
     def around_executor(self, executor: Executor) -> Executor:
-        return self._faults.around_executor(executor)
+        return ToldWorld(self._faults.around_executor(executor), hangs=lambda: self._is_within(_HANGS_S))
 
     def next_event_s(self) -> float:
         return min(self._faults.next_event_s(), self._scrape_at_s)
@@ -102,12 +106,23 @@ class _Day:
     def happen(self, now_s: float, world: SimulatedExecutor) -> None:
         self._faults.happen(now_s, world)
         if now_s >= self._scrape_at_s:
-            if START_S + 36_000.0 <= now_s < START_S + 39_000.0:
+            if self._is_within(_CRASHES_S):
                 world.crash(_CRASHY)
+            for job_id in world.running() if self._is_within(_HANGS_S) else ():
+                world.slow_save(job_id, 1800.0)
             self._scrape(now_s)
-            if now_s == START_S + 21_600.0:
-                _solve_some()
+            if now_s == START_S + _STREAMS_S[0]:
+                self._stream.enter_context(open_stream(self._app))
+            if now_s == START_S + _STREAMS_S[1]:
+                self._stream.close()
+            if now_s == START_S + _WORKS_S:
+                solve_some(now_s)
+                with TemporaryDirectory() as folder:
+                    tell_and_sweep(Path(folder), now_s)
             self._scrape_at_s = now_s + SCRAPE_S if now_s < END_S else math.inf
+
+    def _is_within(self, span_s: tuple[float, float]) -> bool:
+        return span_s[0] <= self._simulation.clock.now_s() - START_S < span_s[1]
 
     def _scrape(self, now_s: float) -> None:
         answer = self._http.get("/metrics")
@@ -128,6 +143,7 @@ def _scenario() -> Scenario:
         (_demand(),),
         Delays(),
         seed=1,
+        truth=Truth(error=0.1, seed=1),
         queues=queues,
     )
 
@@ -155,18 +171,6 @@ def _demand() -> DemandTrace:
     surges = [12.0 if 20_000.0 <= at_s - START_S < 24_000.0 else 0.0 for at_s in times_s]
     gpus = [max(0.0, wave + surge + random.gauss(0.0, 0.5)) for wave, surge in zip(waves, surges, strict=True)]
     return DemandTrace("inference", tuple(times_s), tuple(gpus))
-
-
-def _solve_some() -> None:
-    """Two points of a curve by the service's own curve builder; in a simulation the solver runs in place, uncounted."""
-    job = a_job("a", 1, 8, model="llama-2-7b", global_batch=8)
-    snapshot = a_snapshot(a_fleet(training=1, inference=0), [job])
-    pool = ProcessPool(1)
-    curves = CurveBuilder(pool, most_in_flight=4, on_solved=record_solve)
-    curves.want(snapshot, [WantedShape(job.spec.curve_key, GpuShape.packed(GPU, gpus, 8)) for gpus in (4, 8)])
-    wait([pool.submit(int)])  # one process takes them in turn
-    assert len(curves.finished(START_S)) == 2
-    curves.close()
 
 
 if __name__ == "__main__":

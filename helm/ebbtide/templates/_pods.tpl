@@ -75,6 +75,9 @@ envFrom:
 env:
   {{- include "ebbtide.database" . | nindent 2 }}
   - {name: PROMETHEUS_MULTIPROC_DIR, value: /run/metrics}
+{{- end }}
+
+{{- define "ebbtide.mounts" -}}
 volumeMounts:
   - {name: tmp, mountPath: /tmp}
   - {name: metrics, mountPath: /run/metrics}
@@ -82,6 +85,33 @@ volumeMounts:
   {{- if eq .Values.database.kind "sqlite" }}
   - {name: database, mountPath: /var/lib/ebbtide}
   {{- end }}
+{{- end }}
+
+{{- /* OpenTelemetry's own variables, as further items of env. Takes root and component. */}}
+{{- define "ebbtide.tracing" -}}
+{{- with .root.Values.tracing }}
+{{- if .endpoint }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ .endpoint | quote }}}
+- {name: OTEL_SERVICE_NAME, value: {{ include "ebbtide.fullname" $.root }}-{{ $.component }}}
+- {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+{{- $attributes := printf "k8s.namespace.name=%s,k8s.pod.name=$(POD_NAME)" $.root.Release.Namespace }}
+{{- range $name, $value := .resourceAttributes }}
+{{- $attributes = printf "%s,%s=%s" $attributes $name $value }}
+{{- end }}
+- {name: OTEL_RESOURCE_ATTRIBUTES, value: {{ $attributes | quote }}}
+{{- with .sampler }}
+- {name: OTEL_TRACES_SAMPLER, value: {{ . }}}
+{{- end }}
+{{- with .samplerArg }}
+- {name: OTEL_TRACES_SAMPLER_ARG, value: {{ . | quote }}}
+{{- end }}
+{{- if .headers.existingSecret }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom:
+    secretKeyRef: {name: {{ .headers.existingSecret }}, key: {{ .headers.key }}}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* The token secret has to belong to its reader alone, which files of a Secret never do for one who is not root. */}}
@@ -107,6 +137,13 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
+{{- define "ebbtide.authoritiesVolume" -}}
+{{- with .Values.webhookAuthorities.existingConfigMap }}
+- name: webhook-authorities
+  configMap: {name: {{ . }}, items: [{key: {{ $.Values.webhookAuthorities.key }}, path: authorities.pem}]}
+{{- end }}
+{{- end }}
+
 {{- /* What automounting would give to every container of the pod: here the operator's alone gets it. */}}
 {{- define "ebbtide.accountVolume" -}}
 - name: account
@@ -123,6 +160,14 @@ volumeMounts:
   {{- include "ebbtide.container" . | nindent 2 }}
   command: [ebbtide, api]
   {{- include "ebbtide.environment" . | nindent 2 }}
+    {{- include "ebbtide.tracing" (dict "root" . "component" "api") | nindent 4 }}
+    {{- if .Values.webhookAuthorities.existingConfigMap }}
+    - {name: EBBTIDE_WEBHOOK_CA_FILE, value: /run/webhooks/authorities.pem}
+    {{- end }}
+  {{- include "ebbtide.mounts" . | nindent 2 }}
+    {{- if .Values.webhookAuthorities.existingConfigMap }}
+    - {name: webhook-authorities, mountPath: /run/webhooks, readOnly: true}
+    {{- end }}
   ports:
     - {name: http, containerPort: 8787}
   startupProbe:
@@ -147,6 +192,8 @@ volumeMounts:
   {{- include "ebbtide.container" . | nindent 2 }}
   command: [ebbtide, operator]
   {{- include "ebbtide.environment" . | nindent 2 }}
+    {{- include "ebbtide.tracing" (dict "root" . "component" "operator") | nindent 4 }}
+  {{- include "ebbtide.mounts" . | nindent 2 }}
     - {name: account, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
   ports:
     - {name: probes, containerPort: 8788}

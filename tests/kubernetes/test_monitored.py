@@ -1,0 +1,60 @@
+"""The dashboards' row of Kubernetes, on a real Prometheus that scrapes what a real operator counts at an API server."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.prometheus_site import PROGRAM, Prometheus
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.fault_proxy import Fault, FaultProxy
+from tests.kubernetes.operated import Operated
+from tests.kubernetes.waiting import eventually
+from tests.loopback import free_port
+from tests.monitoring.test_live_prometheus import panels
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Prometheus: Debian's package prometheus has it")
+
+
+def test_every_panel_of_kubernetes_shows_something_of_an_operator_that_is_refused_now_and_then(
+    operated: Operated, control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = tmp_path / "counts", f"127.0.0.1:{free_port()}"
+    folder.mkdir()
+    exporter = [sys.executable, "-m", "scheduler.telemetry.exporter", "--folder", str(folder)]
+    with subprocess.Popen([*exporter, "--port", address.partition(":")[2]]) as serving:
+        prometheus = Prometheus(tmp_path, address, every="1s")
+        prometheus.start()
+        try:
+            monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))
+            operated.add_nodes(1)
+            with FaultProxy(control_plane).running() as proxy:
+                proxy.fault = lambda method, path: Fault(500) if method == "POST" and "/pods" in path else Fault()
+                operated.start_operator(proxy.kubeconfig(tmp_path))
+                operated.submit("llama", 8, 8)
+                shown = [panel for _, panel in panels(kubernetes=True)]
+                assert len(shown) == 5
+                for panel in shown:
+                    eventually(partial(_shows_all, prometheus, panel), what=panel["title"])
+                proxy.fault = lambda method, path: Fault()
+                operated.until_phase("llama", "Running")
+        finally:
+            prometheus.kill()
+            serving.send_signal(signal.SIGTERM)
+
+
+def _shows_all(prometheus: Prometheus, panel: dict[str, Any]) -> bool:
+    found = [prometheus.ask("query", query=target["expr"])["result"] for target in panel["targets"]]
+    return all(any(_is_something(series) for series in result) for result in found)
+
+
+def _is_something(series: dict[str, Any]) -> bool:
+    value = float(series["value"][1])
+    return math.isfinite(value) and value != 0.0
