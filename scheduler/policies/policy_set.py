@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from scheduler.domain.fleet import Pool
@@ -182,7 +183,7 @@ def policy_set(name: str, settings: PolicySettings | None = None) -> PolicySet:
     Raises:
         ValueError: there is no set of this name (the message lists those there are), or its entry point is no good.
     """
-    settings, added = settings or PolicySettings(), [point for point in _added() if point.name == name]
+    settings, added = settings or PolicySettings(), [point for point in points_added() if point.name == name]
     if name in _BY_NAME and not added:
         return replace(_BY_NAME[name], settings=settings)
     if not added:
@@ -196,11 +197,13 @@ def policy_set(name: str, settings: PolicySettings | None = None) -> PolicySet:
 
 def policy_set_names() -> tuple[str, ...]:
     """Ours, then those that entry points add."""
-    return (*_BY_NAME, *sorted({point.name for point in _added()} - _BY_NAME.keys()))
+    return (*_BY_NAME, *sorted({point.name for point in points_added()} - _BY_NAME.keys()))
 
 
-def _added() -> Iterable[EntryPoint]:
-    return entry_points(group=ENTRY_POINTS)
+@cache
+def points_added() -> tuple[EntryPoint, ...]:
+    """Looked for once: that opens a file of every package that is installed."""
+    return tuple(entry_points(group=ENTRY_POINTS))
 
 
 def _made(point: EntryPoint, settings: PolicySettings) -> PolicySet:

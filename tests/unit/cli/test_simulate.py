@@ -210,7 +210,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
         EntryPoint(name, f"{__name__}:{at}", ENTRY_POINTS) for name, at in (("mine", "mine"), ("fails", "fails_later"))
     ]
-    monkeypatch.setattr("scheduler.policies.policy_set.entry_points", lambda *, group: points)
+    monkeypatch.setattr("scheduler.policies.policy_set.points_added", lambda: points)
 
 
 def test_a_policy_that_breaks_a_law_is_named_with_the_law_and_the_job(run: Run, own: None) -> None:

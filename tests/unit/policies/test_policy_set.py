@@ -31,6 +31,7 @@ def returns_a_word(settings: PolicySettings) -> str:
 def add(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
     found = [EntryPoint(name, f"{__name__}:{attribute}", ENTRY_POINTS) for name, attribute in points]
     monkeypatch.setattr(module, "entry_points", lambda *, group: found if group == ENTRY_POINTS else [])
+    monkeypatch.setattr(module, "points_added", module.points_added.__wrapped__)
 
 
 @pytest.mark.parametrize("name", policy_set_names())
