@@ -1,12 +1,13 @@
-"""One of four ranks that attend to split sequences: `python -m tests.e2e.context_rank RANK FOLDER`.
+"""One of four ranks that attend to split sequences.
 
-It writes into the folder how far outputs and gradients are from those of attention over the whole sequence.
+`main(FOLDER, RANK, RANKS)` writes to `FOLDER/found-RANK.json` how far outputs and gradients are from those of attention
+over the whole sequence.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -135,13 +136,14 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max())
 
 
-def main(rank: int, folder: Path) -> None:
+def main(folder: Path, rank: int, ranks: int) -> None:
+    warnings.simplefilter("error")
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'store'}",
         rank=rank,
-        world_size=RANKS,
+        world_size=ranks,
         timeout=timedelta(seconds=60),
     )
     own = Rank(rank)
@@ -154,11 +156,7 @@ def main(rank: int, folder: Path) -> None:
         "block": {recompute.value: own.block_errors(recompute) for recompute in Recompute},
         "refusals": list(own.refusals()),
     }
-    (folder / f"rank-{rank}.json").write_text(json.dumps(told))
+    (folder / f"found-{rank}.json").write_text(json.dumps(told))
     # Nobody leaves while another still waits for what it sent.
     distributed.barrier()
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,21 +68,26 @@ class Training:
 
 
 class Farm:
-    """An agent that has loaded what ranks need, and the store over which they meet."""
+    """An agent that has loaded what ranks need, and the store over which they meet, on port `port`."""
 
     def __init__(self, agent: subprocess.Popen[bytes], port: int) -> None:
+        self.port = port
         self._agent = agent
-        self._port = port
         self._generation = 0
+        self._living = set[tuple[int, int]]()
 
     @property
     def generation(self) -> int:
         return self._generation
 
+    def new_generation(self) -> int:
+        self._generation += 1
+        return self._generation
+
     def run(self, training: Training, plan: ParallelPlan, *, until: int = 0) -> list[Status]:
         """One generation to its end: to step `until` (0: the last). The last statuses of its ranks."""
         run_dir = self._begin(training, plan, until)
-        self._wait_for_all(plan.world_size)
+        self.wait(self._generation)
         statuses = [json.loads((run_dir / f"status-{rank}.json").read_text()) for rank in range(plan.world_size)]
         assert {status["phase"] for status in statuses} <= {"left", "succeeded"}, _logs(run_dir)
         return statuses
@@ -97,56 +102,65 @@ class Farm:
         while not when():
             assert time.monotonic() < limit_s, _logs(run_dir)
             time.sleep(0.001)
-        generation = {"generation": self._generation}
-        self._send({"signal": {**generation, "rank": rank, "number": int(signal.SIGKILL)}})
-        left, outlived = set(range(plan.world_size)), set[int]()
+        self.signal(self._generation, rank, signal.SIGKILL)
         limit_s = time.monotonic() + PATIENCE_S
-        while left:
-            if time.monotonic() > limit_s and not outlived:
-                outlived = set(left)
-                for one in left:
-                    self._send({"signal": {**generation, "rank": one, "number": int(signal.SIGKILL)}})
-            if ended := self._report(within_s=1.0).get("ended"):
-                left.discard(ended["rank"])
+        while time.monotonic() < limit_s and self.living(self._generation):
+            self._hear(within_s=1.0)
+        outlived = self.living(self._generation)
+        for one in outlived:
+            self.signal(self._generation, one, signal.SIGKILL)
+        self.wait(self._generation)
         return outlived
 
     def fail(self, training: Training, plan: ParallelPlan, *, ranks: int = 0) -> str:
         """One generation that must not go well: the reason that rank 0 gives. `ranks`: another number of them than the
         plan is for."""
         run_dir = self._begin(training, plan, until=0, ranks=ranks)
-        self._wait_for_all(ranks or plan.world_size)
+        self.wait(self._generation)
         status = json.loads((run_dir / "status-0.json").read_text())
         assert status["phase"] == "failed", "it went well"
         return str(status["reason"])
 
-    def _wait_for_all(self, ranks: int) -> None:
-        left = set(range(ranks))
-        while left:
-            report = self._report()
-            assert "failed" not in report, report
-            if ended := report.get("ended"):
-                left.discard(ended["rank"])
+    def start(self, generation: int, rank: int, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        """Forks a rank with these variables and those by which a process knows its machine."""
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        number = {"generation": generation, "rank": rank}
+        self._living.add((generation, rank))
+        self._send({"start": {**number, "argv": argv, "env": {**kept, **env}, "log": str(log), "warm": True}})
+
+    def signal(self, generation: int, rank: int, number: int) -> None:
+        """To a rank, or nobody where it has ended."""
+        self._send({"signal": {"generation": generation, "rank": rank, "number": int(number)}})
+
+    def living(self, generation: int) -> set[int]:
+        """Its ranks that have not ended."""
+        while self._hear(within_s=0.0):
+            pass
+        return {rank for of, rank in self._living if of == generation}
+
+    def wait(self, generation: int) -> None:
+        """Until all of its ranks have ended."""
+        while self.living(generation):
+            self._hear()
 
     def _begin(self, training: Training, plan: ParallelPlan, until: int, ranks: int = 0) -> Path:
-        self._generation += 1
-        run_dir = training.root / f"run-{self._generation}"
+        run_dir = training.root / f"run-{self.new_generation()}"
         run_dir.mkdir(parents=True)
         (run_dir / "plan.json").write_text(json.dumps(plan_to_json(plan)))
         if until:
             (run_dir / "notice.json").write_text(json.dumps({"action": "leave", "step": until, "seconds_left": 60.0}))
         world_size = ranks or plan.world_size
         for rank in range(world_size):
-            self._order(training, run_dir, rank, world_size)
+            self._start_training(training, run_dir, rank, world_size)
         return run_dir
 
-    def _order(self, training: Training, run_dir: Path, rank: int, world_size: int) -> None:
+    def _start_training(self, training: Training, run_dir: Path, rank: int, world_size: int) -> None:
         env = {
-            **{name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
             "RANK": str(rank),
             "WORLD_SIZE": str(world_size),
             "LOCAL_RANK": str(rank),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._port),
+            "MASTER_PORT": str(self.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "EBBTIDE_JOB_ID": training.root.name,
             "EBBTIDE_GENERATION": str(self._generation),
@@ -156,22 +170,23 @@ class Farm:
             "EBBTIDE_RUN_DIR": str(run_dir),
             "EBBTIDE_STEPS": str(training.steps),
         }
-        log = str(run_dir / f"rank-{rank}.log")
-        number = {"generation": self._generation, "rank": rank}
-        self._send({"start": {**number, "argv": training.argv(), "env": env, "log": log, "warm": True}})
+        self.start(self._generation, rank, training.argv(), env, run_dir / f"rank-{rank}.log")
 
     def _send(self, order: dict[str, Any]) -> None:
         assert self._agent.stdin is not None
         self._agent.stdin.write(json.dumps(order).encode() + b"\n")
         self._agent.stdin.flush()
 
-    def _report(self, *, within_s: float | None = None) -> dict[str, Any]:
-        """The next one; nothing where none has come in time."""
+    def _hear(self, *, within_s: float | None = None) -> bool:
+        """One report of the agent's; whether one has come in time."""
         assert self._agent.stdout is not None
         if within_s is not None and not select.select([self._agent.stdout], [], [], within_s)[0]:
-            return {}
+            return False
         report: dict[str, Any] = json.loads(self._agent.stdout.readline())
-        return report
+        assert "failed" not in report, report
+        if ended := report.get("ended"):
+            self._living.discard((ended["generation"], ended["rank"]))
+        return True
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.worker.manifest import checkpoint_steps, latest
-from tests.e2e.forked_ranks import Farm, Training, a_plan, farm
+from tests.e2e.forked_ranks import Farm, Training, a_plan
 
 pytestmark = pytest.mark.e2e
 
@@ -22,12 +22,6 @@ STEPS = 6
 SAVED = 2
 PLAN = a_plan((LayerStrategy(2, dp=2),), batch=4)
 WIDER = a_plan((LayerStrategy(2, dp=4),), batch=4)
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    with farm(tmp_path_factory.mktemp("farm")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,9 +1,5 @@
 """Four real processes attend to sequences split by Ulysses, ring and both, against attention over the whole."""
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,36 +8,14 @@ import pytest
 
 from scheduler.domain.parallel_plan import Recompute
 from tests.e2e.context_rank import RANKS, TOLERANCES, cases, taking_part
+from tests.e2e.forked_ranks import Farm
+from tests.e2e.rank_programs import found_by_ranks
 
 pytestmark = pytest.mark.e2e
 
-REPOSITORY = Path(__file__).parents[2]
 
-
-def told_by_the_ranks(folder: Path) -> list[dict[str, Any]]:
-    """What each rank wrote. How it ended says nothing: gloo may abort when its peers have left."""
-    command = [sys.executable, "-W", "error", "-m", "tests.e2e.context_rank"]
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    environment = kept | {"OMP_NUM_THREADS": "1"}
-    with (folder / "log").open("wb") as log:
-        ranks = [
-            subprocess.Popen([*command, str(rank), str(folder)], cwd=REPOSITORY, env=environment, stderr=log)
-            for rank in range(RANKS)
-        ]
-        try:
-            for process in ranks:
-                process.wait(timeout=180)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-    written = [folder / f"rank-{rank}.json" for rank in range(RANKS)]
-    assert all(path.exists() for path in written), (folder / "log").read_text()
-    return [json.loads(path.read_text()) for path in written]
-
-
-def test_attention_over_a_split_sequence_is_attention_over_the_whole(tmp_path: Path) -> None:
-    told = told_by_the_ranks(tmp_path)
+def test_attention_over_a_split_sequence_is_attention_over_the_whole(ranks: Farm, tmp_path: Path) -> None:
+    told = found_by_ranks(ranks, "tests.e2e.context_rank", tmp_path, ranks=RANKS)
     outputs_and_gradients_are_those_of_the_whole_sequence(told)
     a_block_of_the_model_computes_the_same_with_its_tokens_spread(told)
     what_cannot_be_split_is_refused_by_every_rank(told)

@@ -14,6 +14,7 @@ from scheduler.worker.manifest import latest
 from scheduler.worker.session import Session
 from scheduler.worker.state import Trained
 from tests.e2e.expert_ranks import RANKS, SAVED_AS, Found, build, digest, optimizer
+from tests.e2e.forked_ranks import Farm
 from tests.e2e.rank_programs import found_by_ranks
 
 pytestmark = pytest.mark.e2e
@@ -27,9 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> list[Found]:
+def found(ranks: Farm, folder: Path) -> list[Found]:
     """What each rank found; one start for all cases."""
-    return found_by_ranks("tests.e2e.expert_ranks", folder, ranks=RANKS)
+    return found_by_ranks(ranks, "tests.e2e.expert_ranks", folder, ranks=RANKS)
 
 
 @pytest.mark.parametrize("experts_per_token", [1, 2], ids="top{}".format)

@@ -1,13 +1,12 @@
 """Blocks freeze in the middle of a training under one layout or another, as they do on one rank."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, ScheduleName, Stage
-from tests.e2e.forked_ranks import Farm, Training, farm
+from tests.e2e.forked_ranks import Farm, Training
 from tests.e2e.test_worker_resharding import plan
 
 pytestmark = pytest.mark.e2e
@@ -37,12 +36,6 @@ LAYOUTS = {
 }
 MODELS = {"experts": "nano-moe", "experts, by columns": "nano-moe"}
 """Where it is not the dense one."""
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    with farm(tmp_path_factory.mktemp("farm")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from scheduler.worker.manifest import checkpoint_path, complete_checkpoints
+from tests.e2e.forked_ranks import Farm
 from tests.e2e.full_disk_ranks import ROOT
 from tests.e2e.rank_programs import found_by_ranks
 
 pytestmark = pytest.mark.e2e
 
 
-def test_a_manifest_that_cannot_be_written_fails_the_save_on_every_rank(tmp_path: Path) -> None:
-    found = found_by_ranks("tests.e2e.full_disk_ranks", tmp_path, ranks=2)
+def test_a_manifest_that_cannot_be_written_fails_the_save_on_every_rank(ranks: Farm, tmp_path: Path) -> None:
+    found = found_by_ranks(ranks, "tests.e2e.full_disk_ranks", tmp_path, ranks=2)
     failed = [
         f"checkpoint {checkpoint_path(tmp_path / ROOT, step)} could not be saved: No space left on device"
         for step in (2, 3)

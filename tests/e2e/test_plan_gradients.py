@@ -8,19 +8,20 @@ import pytest
 
 from scheduler.worker.layout import layout, shards
 from scheduler.worker.model import SIZES
+from tests.e2e.forked_ranks import Farm
 from tests.e2e.plan_ranks import Found, cases, model_of, names
 from tests.e2e.rank_programs import found_by_ranks
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, pytest.param(6, marks=pytest.mark.full)], ids="{} ranks".format)
-def test_a_step_under_a_plan_is_the_step_of_one_rank(tmp_path: Path, ranks: int) -> None:
-    found: list[Found] = found_by_ranks("tests.e2e.plan_ranks", tmp_path, ranks=ranks)
-    for case, chosen in cases(ranks).items():
+@pytest.mark.parametrize("count", [2, 3, 4, pytest.param(6, marks=pytest.mark.full)], ids="{} ranks".format)
+def test_a_step_under_a_plan_is_the_step_of_one_rank(ranks: Farm, tmp_path: Path, count: int) -> None:
+    found: list[Found] = found_by_ranks(ranks, "tests.e2e.plan_ranks", tmp_path, ranks=count)
+    for case, chosen in cases(count).items():
         told = {name for of_rank in found for name in of_rank[case]}
         assert told - {"loss", "held"} == names(model_of(case)), case
-        first = layout(chosen, world_size=ranks, blocks=SIZES[model_of(case)].layers).layers[1]
+        first = layout(chosen, world_size=count, blocks=SIZES[model_of(case)].layers).layers[1]
         for of_rank in found:
             held = of_rank[case].pop("held", None)
             if held is not None and "unequal" not in case:

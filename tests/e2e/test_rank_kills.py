@@ -3,14 +3,14 @@ others end by themselves, and the next generation, under another plan, goes on f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.worker.manifest import latest
-from tests.e2e.forked_ranks import Farm, Training, a_plan, farm
+from tests.e2e.forked_ranks import Farm, Training, a_plan
 from tests.e2e.training_play import has_half_a_checkpoint
 
 pytestmark = pytest.mark.e2e
@@ -53,12 +53,6 @@ ROUTES = {
         plan((L(1, dp=2, ep=2),), (L(1, dp=2, ep=2),), micro_batches=3),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    with farm(tmp_path_factory.mktemp("farm")) as made:
-        yield made
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute
-from tests.e2e.forked_ranks import Farm, Training, a_plan, farm
+from tests.e2e.forked_ranks import Farm, Training, a_plan
 
 pytestmark = pytest.mark.e2e
 
@@ -45,12 +44,6 @@ MORE = {
     "tp2 by tokens, then one": plan((L(3, tp=2, sequence_sharding=True),), (L(1),), micro_batches=2),
     "ring x Ulysses": plan((L(LAYERS, ring=2, ulysses=2),)),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    with farm(tmp_path_factory.mktemp("farm")) as made:
-        yield made
 
 
 def a_training(root: Path, *, steps: int, model: str = "wide-gpt") -> Training:

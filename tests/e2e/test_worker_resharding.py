@@ -5,9 +5,7 @@ asked for by another channel, and the ledgers of all generations together must t
 """
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -21,41 +19,44 @@ from typing import Any
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage, plan_to_json
+from tests.e2e.forked_ranks import Farm
 from tests.http_server import LoopbackServer, Quiet
 
 pytestmark = pytest.mark.e2e
 
 STEPS = 40
 BATCH = 12
-REPOSITORY = Path(__file__).parents[2]
 
 
 class Generation:
     """The ranks of one generation. Ends those that are left at its own end."""
 
-    def __init__(self, root: Path, number: int, plan: ParallelPlan, **options: Any) -> None:
+    def __init__(self, ranks: Farm, root: Path, number: int, plan: ParallelPlan, **options: Any) -> None:
         self.run_dir = root / f"run-{number}"
         self.run_dir.mkdir(parents=True)
         (self.run_dir / "plan.json").write_text(json.dumps(plan_to_json(plan)))
+        self._ranks = ranks
         self._root = root
         self._number = number
         self._world_size = plan.world_size
-        self._port: int = options["port"]
         self._url: str = options.get("url", "")
         self._step_delay_s: float = options.get("step_delay_s", 0.0)
         self._frozen_layers: int = options.get("frozen_layers", 0)
         self._words: tuple[str, ...] = options.get("words", ())
-        self.ranks: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Generation":
-        self.ranks = [self._start(rank) for rank in range(self._world_size)]
+        for rank in range(self._world_size):
+            log = self.run_dir / "log"
+            self._ranks.start(self._number, rank, self._argv(), self._environment(rank), log)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.ranks:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        for rank in self._ranks.living(self._number):
+            self.send_signal(rank, signal.SIGKILL)
+        self._ranks.wait(self._number)
+
+    def send_signal(self, rank: int, number: int) -> None:
+        self._ranks.signal(self._number, rank, number)
 
     def status(self, rank: int = 0) -> dict[str, Any]:
         path = self.run_dir / f"status-{rank}.json"
@@ -68,19 +69,18 @@ class Generation:
         part.replace(self.run_dir / "notice.json")
 
     def wait_for_step(self, step: int) -> None:
-        eventually(lambda: self.status()["step"] >= step or self.ranks[0].poll() is not None)
+        eventually(lambda: self.status()["step"] >= step or 0 not in self._ranks.living(self._number))
 
     def ended(self) -> list[dict[str, Any]]:
         """The last status of every rank, after all of them exited."""
-        for process in self.ranks:
-            process.wait(timeout=60)
+        self._ranks.wait(self._number)
         return [self.status(rank) for rank in range(self._world_size)]
 
-    def _start(self, rank: int) -> subprocess.Popen[bytes]:
+    def _argv(self) -> list[str]:
         options = {"--model": "nano-gpt", "--global-batch": BATCH, "--seed": 3, "--ledger": self._root / "ledger"}
         options |= {"--step-delay-s": self._step_delay_s, "--learning-rate": 0.003, "--checkpoint-every": 15}
         words = ["--ledger-digests", *(str(word) for option in options.items() for word in option), *self._words]
-        return start_module("scheduler.worker.train", *words, environment=self._environment(rank), log=self.run_dir)
+        return [sys.executable, "-m", "scheduler.worker.train", *words]
 
     def _environment(self, rank: int) -> dict[str, str]:
         return {
@@ -88,9 +88,9 @@ class Generation:
             "WORLD_SIZE": str(self._world_size),
             "LOCAL_RANK": str(rank),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._port),
+            "MASTER_PORT": str(self._ranks.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "EBBTIDE_JOB_ID": self._root.name,
+            "EBBTIDE_JOB_ID": f"{self._root.parent.name}-{self._root.name}",
             "EBBTIDE_GENERATION": str(self._number),
             "EBBTIDE_URL": self._url,
             "EBBTIDE_TOKEN": "token",
@@ -100,37 +100,6 @@ class Generation:
             "EBBTIDE_STEPS": str(STEPS),
             "EBBTIDE_FROZEN_LAYERS": str(self._frozen_layers),
         }
-
-
-def start_module(
-    module: str, *words: str, log: Path, environment: dict[str, str] | None = None, stdin: int = subprocess.DEVNULL
-) -> subprocess.Popen[bytes]:
-    """What it logs goes to a file in the directory `log`."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    with (log / "log").open("ab") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *words],
-            env=kept | (environment or {}),
-            cwd=REPOSITORY,
-            stdin=stdin,
-            stderr=file,
-        )
-
-
-@pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """One store for everything here: jobs and generations do not get in each other's way."""
-    directory = tmp_path_factory.mktemp("store")
-    port_file = directory / "port"
-    words = ("scheduler.worker.rendezvous", "--port-file", str(port_file))
-    process = start_module(*words, log=directory, stdin=subprocess.PIPE)
-    try:
-        eventually(port_file.exists)
-        yield int(port_file.read_text())
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(timeout=60) == 0
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -185,35 +154,35 @@ def lines(root: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-def _elastic(root: Path, port: int) -> Iterator[list[dict[str, Any]]]:
+def _elastic(ranks: Farm, root: Path) -> Iterator[list[dict[str, Any]]]:
     """Yields the last statuses of each generation in turn."""
-    with Generation(root, 1, plan(LayerStrategy(2, dp=2), micro_batches=2), port=port) as two:
+    with Generation(ranks, root, 1, plan(LayerStrategy(2, dp=2), micro_batches=2)) as two:
         two.give_notice({"action": "leave", "step": 8, "seconds_left": 60.0})
         yield two.ended()
     sharded = plan(LayerStrategy(2, dp=3, zero=3, shard_group=3, recompute=Recompute.FULL))
-    with Generation(root, 2, sharded, step_delay_s=0.05, port=port) as three:
+    with Generation(ranks, root, 2, sharded, step_delay_s=0.05) as three:
         three.give_notice({"action": "checkpoint", "step": 10, "seconds_left": None})
         three.wait_for_step(12)
-        three.ranks[2].send_signal(signal.SIGTERM)
+        three.send_signal(2, signal.SIGTERM)
         yield three.ended()
     hybrid = plan(LayerStrategy(2, dp=4, zero=3, shard_group=2))
     with (
         controller_that_says({"action": "replan", "step": None, "seconds_left": 9}) as url,
-        Generation(root, 3, hybrid, url=url, step_delay_s=0.1, port=port) as four,
+        Generation(ranks, root, 3, hybrid, url=url, step_delay_s=0.1) as four,
     ):
         yield four.ended()
     mixed = plan(LayerStrategy(1, dp=2, zero=3, shard_group=2), LayerStrategy(1, dp=2), micro_batches=3)
-    with Generation(root, 4, mixed, port=port) as two:
+    with Generation(ranks, root, 4, mixed) as two:
         two.give_notice({"action": "leave", "step": 36, "seconds_left": 60.0})
         yield two.ended()
-    with Generation(root, 5, plan(LayerStrategy(2, dp=1), micro_batches=4), port=port) as one:
+    with Generation(ranks, root, 5, plan(LayerStrategy(2, dp=1), micro_batches=4)) as one:
         yield one.ended()
 
 
-def test_a_training_over_five_layouts_is_the_uninterrupted_one(tmp_path: Path, port: int) -> None:
+def test_a_training_over_five_layouts_is_the_uninterrupted_one(ranks: Farm, tmp_path: Path) -> None:
     # The uninterrupted run goes beside the first generation of the other, each on a core of its own.
-    with Generation(tmp_path / "plain", 0, plan(LayerStrategy(2, dp=1)), port=port) as plain:
-        ends = list(_elastic(tmp_path / "elastic", port))
+    with Generation(ranks, tmp_path / "plain", 0, plan(LayerStrategy(2, dp=1))) as plain:
+        ends = list(_elastic(ranks, tmp_path / "elastic"))
         ends.insert(0, plain.ended())
     story = Story(tmp_path / "plain", tmp_path / "elastic", ends)
     every_generation_ended_as_its_notice_asked(story)
@@ -259,10 +228,10 @@ def a_request_to_checkpoint_saved_and_the_training_went_on(story: Story) -> None
     assert saved[-1] == story.ends[2][0]["step"] > 10
 
 
-def test_ranks_do_not_hang_when_one_of_them_is_killed(tmp_path: Path, port: int) -> None:
-    with Generation(tmp_path, 1, plan(LayerStrategy(2, dp=2)), port=port, step_delay_s=0.05) as two:
+def test_ranks_do_not_hang_when_one_of_them_is_killed(ranks: Farm, tmp_path: Path) -> None:
+    with Generation(ranks, tmp_path, 1, plan(LayerStrategy(2, dp=2)), step_delay_s=0.05) as two:
         two.wait_for_step(3)
-        two.ranks[1].kill()
+        two.send_signal(1, signal.SIGKILL)
         first, _ = two.ended()
     assert first["phase"] == "failed"
     assert first["reason"] != ""
