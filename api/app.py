@@ -17,6 +17,7 @@ from api.identity.reporters import Reporters
 from api.identity.rules import RuleBook
 from api.openapi import DescribedApi
 from api.present import Present
+from api.reasons import Reasons
 from api.request_timing import RequestTiming
 from api.routers import (
     agents,
@@ -90,6 +91,7 @@ def create_app(
     app.state.service = Service(store, settings, clock, policies, lease, token_secret, desk, Present(store))
     app.state.streams = Streams(store, streams_max=settings.streams_max)
     app.state.glances = Glances()
+    app.state.reasons = Reasons(policies)
     add_error_handlers(app)
     app.add_middleware(
         Gate,

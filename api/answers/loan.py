@@ -10,7 +10,9 @@ from scheduler.domain.snapshot import Snapshot
 
 
 class LoanView(TypedDict):
-    """`return_by_s` is set while it is recalled: the time by which training must have left."""
+    """`return_by_s` is set while it is recalled: the time by which training must have left. `lent_at_s`: when training
+    could first use the node; `recalled_at_s`: when the recall began that was not cancelled; null where it never was (or
+    an older version wrote the loan)."""
 
     id: str
     node: str
@@ -19,6 +21,8 @@ class LoanView(TypedDict):
     offered_at_s: AtSeconds
     state_since_s: AtSeconds
     return_by_s: AtSeconds | None
+    lent_at_s: AtSeconds | None
+    recalled_at_s: AtSeconds | None
     is_live: bool
 
 
@@ -38,6 +42,8 @@ def loan_view(loan: Loan) -> LoanView:
         "offered_at_s": loan.offered_at_s,
         "state_since_s": loan.state_since_s,
         "return_by_s": loan.return_by_s,
+        "lent_at_s": loan.lent_at_s,
+        "recalled_at_s": loan.recalled_at_s,
         "is_live": loan.is_live,
     }
 

@@ -11,6 +11,8 @@ from api.answers.fleet import DemandView, ForecastView, demand_view, forecast_vi
 from api.answers.loan import SwitchesView
 from api.answers.page import AtSeconds
 from api.answers.queue import QueueView
+from api.answers.record import ReasonView, reason_view
+from scheduler.core.explain import Explanation
 from scheduler.domain.fleet import Node, NodeState, Pool, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
@@ -61,6 +63,23 @@ class WaitingJob(TypedDict):
     min_gpus: int
     max_gpus: int
     submitted_at_s: AtSeconds
+
+
+class WaitingJobView(WaitingJob):
+    """`reason` is null for a job that has just come, or starts next. `position`: its place in line, from 1.
+    `expected_start_s`: null where nobody can tell."""
+
+    reason: ReasonView | None
+    position: int | None
+    expected_start_s: AtSeconds | None
+
+
+class WaitingView(TypedDict):
+    """`items`: those that have waited longest, as of `generation`. `reasons`: how many jobs wait, by reason."""
+
+    generation: int
+    reasons: dict[str, int]
+    items: list[WaitingJobView]
 
 
 class OverviewView(TypedDict):
@@ -122,6 +141,15 @@ def waiting_job(job: Job) -> WaitingJob:
         "min_gpus": job.spec.min_gpus,
         "max_gpus": job.spec.max_gpus,
         "submitted_at_s": job.submitted_at_s,
+    }
+
+
+def waiting_job_view(job: Job, why: Explanation) -> WaitingJobView:
+    return {
+        **waiting_job(job),
+        "reason": reason_view(why.reason) if why.reason else None,
+        "position": why.position,
+        "expected_start_s": why.expected_start_s,
     }
 
 

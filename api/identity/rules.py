@@ -65,6 +65,7 @@ RULES: Mapping[str, Rule] = {
     "GET /v1/jobs/{job_id}/explanation": VIEWER,
     "GET /v1/jobs/{job_id}/progress": VIEWER,
     "GET /v1/overview": VIEWER,
+    "GET /v1/waiting": VIEWER,
     "GET /v1/pools": VIEWER,
     "POST /v1/pools": ADMIN,
     "GET /v1/pools/{name}": VIEWER,

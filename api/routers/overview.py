@@ -1,4 +1,5 @@
-"""The whole fleet at a glance, for the console and whoever wants to look without asking ten questions."""
+"""The whole fleet at a glance and who waits why, for the console and whoever wants to look without asking ten
+questions."""
 
 from __future__ import annotations
 
@@ -9,13 +10,21 @@ from typing import Annotated
 from fastapi import Query, Request
 
 from api.answers.loan import switches_view
-from api.answers.overview import OverviewView, PoolGlance, pool_glance, waiting_job
+from api.answers.overview import (
+    OverviewView,
+    PoolGlance,
+    WaitingView,
+    pool_glance,
+    waiting_job,
+    waiting_job_view,
+)
 from api.answers.queue import queue_view
 from api.dependencies import ServiceDep, WorldDep
 from api.glances import Glances
 from api.identity.principal import Role
+from api.reasons import Reasons
 from api.routing import noun_router
-from scheduler.domain.job import Intent
+from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import WAITING
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.quota import queue_uses
@@ -42,7 +51,6 @@ def get_overview(
     changes = glances.since(generation, snapshot)
     sees_all = sight.is_whole
     seen = [job for job in snapshot.jobs.values() if not job.is_ended and (sees_all or sight.job(job))]
-    waiting = [job for job in seen if job.state in WAITING and job.intent is Intent.RUN]
     uses = queue_uses(snapshot)
     return {
         "generation": snapshot.generation,
@@ -53,12 +61,33 @@ def get_overview(
         "nodes": changes.nodes,
         "gone": changes.gone,
         "queues": [queue_view(use) for name, use in uses.items() if world.principal.may(Role.VIEWER, name)],
-        "waiting": [waiting_job(job) for job in nsmallest(WAITING_SHOWN, waiting, key=place_of_job)],
+        "waiting": [waiting_job(job) for job in nsmallest(WAITING_SHOWN, filter(_waits, seen), key=place_of_job)],
         "jobs": dict(Counter(job.state.value for job in seen)),
         "loans": dict(Counter(loan.state.value for loan in snapshot.loans.values() if loan.is_live)),
         "switches": switches_view(world.snapshot),
         "newest_event": service.store.newest_event(),
     }
+
+
+@router.get("/waiting")
+def list_waiting(
+    world: WorldDep, request: Request, limit: Annotated[int, Query(ge=1, le=100)] = WAITING_SHOWN
+) -> WaitingView:
+    """The jobs that have waited longest, each with the reason in words, and how many wait for which reason. It may be
+    of a state shortly before the newest."""
+    reasons = request.app.state.reasons
+    assert isinstance(reasons, Reasons)
+    told, sight = reasons.look(world.committed), world.sight
+    waiting = [job for job in told.snapshot.jobs.values() if _waits(job) and (sight.is_whole or sight.job(job))]
+    longest = nsmallest(limit, waiting, key=place_of_job)
+    codes = (told.reasons[job.id].code.value for job in waiting if job.id in told.reasons)
+    items = [waiting_job_view(job, told.explained(job.id)) for job in longest]
+    view: WaitingView = {"generation": told.snapshot.generation, "reasons": dict(Counter(codes)), "items": items}
+    return world.redacted(view)
+
+
+def _waits(job: Job) -> bool:
+    return job.state in WAITING and job.intent is Intent.RUN
 
 
 def _pools(snapshot: Snapshot) -> list[PoolGlance]:

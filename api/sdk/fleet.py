@@ -10,9 +10,19 @@ from api.sdk.calls import Calls, matching
 
 if TYPE_CHECKING:
     from api.answers.fleet import DemandHistoryView, NodeView, PoolDemandView, PoolForecastView, PoolView
+    from api.answers.overview import OverviewView, WaitingView
 
 
 class FleetCalls(Calls):
+    def overview(self, *, generation: int | None = None) -> OverviewView:
+        """The whole fleet at a glance; with the `generation` of an earlier answer, of nodes only what has changed."""
+        query = {} if generation is None else {"generation": str(generation)}
+        return self._connection.object("GET", "/v1/overview", query=query)
+
+    def waiting(self, *, limit: int = 10) -> WaitingView:
+        """The `limit` jobs that have waited longest, each with the reason, and how many wait for which."""
+        return self._connection.object("GET", "/v1/waiting", query={"limit": str(limit)})
+
     def pools(self) -> list[PoolView]:
         return list(self._connection.items("/v1/pools", query={}))
 

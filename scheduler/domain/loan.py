@@ -30,7 +30,8 @@ LOAN_EDGES: dict[tuple[LoanState, LoanState], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """`return_by_s` is set while RECALLED: the time by which training must have left."""
+    """`return_by_s` is set while RECALLED: the time by which training must have left. `lent_at_s` is when training
+    could first use the node, `recalled_at_s` when the recall began that was not cancelled; both outlast the loan."""
 
     id: str
     node: str
@@ -39,6 +40,8 @@ class Loan:
     offered_at_s: float
     state_since_s: float
     return_by_s: float | None = None
+    lent_at_s: float | None = None
+    recalled_at_s: float | None = None
 
     @property
     def is_live(self) -> bool:
@@ -52,4 +55,7 @@ class Loan:
         """
         if (self.state, state) not in LOAN_EDGES:
             raise ValueError(f"loan {self.id}: no step leads from {self.state} to {state}")
-        return replace(self, state=state, state_since_s=now_s, return_by_s=return_by_s)
+        lent_at_s = now_s if self.lent_at_s is None and state is LoanState.ACTIVE else self.lent_at_s
+        recalled_at_s = {LoanState.ACTIVE: None, LoanState.RECALLED: now_s}.get(state, self.recalled_at_s)
+        moved = replace(self, state=state, state_since_s=now_s, return_by_s=return_by_s)
+        return replace(moved, lent_at_s=lent_at_s, recalled_at_s=recalled_at_s)

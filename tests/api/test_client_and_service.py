@@ -62,6 +62,17 @@ def test_the_fleet_and_its_loans(fleet: ApiService, client: Client) -> None:
     assert not client.resume_lending()["lending_paused"]
 
 
+def test_the_fleet_at_a_glance_and_who_waits(fleet: ApiService, client: Client) -> None:
+    client.submit({"name": "huge", "gpus": {"min": 64, "max": 64}, "steps": 100})
+    fleet.tick()
+    told = client.overview()
+    assert {node["name"] for node in told["nodes"]} == {"i0", "i1", "t0"}
+    client.cordon("t0")
+    fleet.tick()
+    assert [node["name"] for node in client.overview(generation=told["generation"])["nodes"]] == ["t0"]
+    assert [job["name"] for job in client.waiting(limit=1)["items"]] == ["huge"]
+
+
 def test_the_record_and_the_solver(fleet: ApiService, client: Client) -> None:
     fleet.lend_all()
     assert [event["number"] for event in client.events(limit=2)] == [event["number"] for event in client.events()]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from api.glances import KEPT, Glances
+from api.reasons import Reasons
 from scheduler.domain.snapshot import Snapshot
+from scheduler.policies.policy_set import policy_set
 from tests.api.guarded import Guarded
 from tests.builders import a_fleet, a_loan, a_snapshot
 
@@ -65,6 +67,38 @@ def test_who_knows_a_generation_is_told_what_has_changed_since(fleet: ApiService
     assert not after["complete"]
     assert [(node["name"], node["state"]) for node in after["nodes"]] == [("i0", "cordoned")]
     assert fleet.get("/v1/overview", generation=before["generation"] + 1_000)["complete"]
+
+
+def test_those_who_wait_are_told_why(fleet: ApiService) -> None:
+    fleet.submit("huge", gpus={"min": 64, "max": 64})
+    fleet.submit("waits", gpus={"min": 96, "max": 96})
+    fleet.tick()
+    told = fleet.get("/v1/waiting", limit=1)
+    assert [(job["name"], job["position"]) for job in told["items"]] == [("huge", 1)]
+    assert "needs 64 GPUs" in told["items"][0]["reason"]["detail"]
+    assert told["reasons"] == {"NoMatchingFlavor": 2}
+
+
+def test_who_may_not_read_a_job_is_not_told_that_it_waits() -> None:
+    with (guarded := Guarded()).http:
+        guarded.with_fleet()
+        for queue in ("research", "vision"):
+            document = {"name": queue, "queue": queue, "gpus": {"min": 64, "max": 64}}
+            assert guarded.ask("POST", "/v1/jobs", guarded.root, document).status_code == 201
+        guarded.tick()
+        told = guarded.ask("GET", "/v1/waiting", guarded.token("r", "viewer:research")).json()
+    assert [job["name"] for job in told["items"]] == ["research"]
+    assert sum(told["reasons"].values()) == 1
+
+
+def test_many_who_look_share_a_rehearsal_that_is_dear() -> None:
+    began_s, ended_s, before_s, after_s = 0.0, 1.0, 20.9, 21.1
+    times = iter((began_s, ended_s, before_s, after_s, after_s))
+    reasons = Reasons(policy_set("fifo"), clock_s=lambda: next(times))
+    first, second = (_at(generation, a_snapshot(a_fleet(training=1, inference=0))) for generation in (1, 2))
+    assert reasons.look(first).snapshot is first
+    assert reasons.look(second).snapshot is first
+    assert reasons.look(second).snapshot is second
 
 
 def test_a_reader_of_one_queue_sees_that_queue_and_its_jobs_alone() -> None:

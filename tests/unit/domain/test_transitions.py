@@ -79,3 +79,12 @@ def test_progress_stops_at_the_end_and_while_nothing_runs() -> None:
     assert (job.steps_at(10.0), job.steps_at(1000.0), job.remaining_steps(10.0)) == (20.0, 100.0, 80.0)
     assert replace(job, state=JobState.RESIZING).steps_at(1000.0) == 0.0
     assert a_job("j", steps=0).remaining_steps(5.0) is None
+
+
+def test_a_loan_remembers_when_it_was_lent_and_recalled() -> None:
+    offered = replace(a_loan("i0", LoanState.OFFERED), offered_at_s=1.0)
+    lent = offered.moved(LoanState.ACTIVE, 2.0)
+    kept = lent.moved(LoanState.RECALLED, 3.0).moved(LoanState.ACTIVE, 4.0)
+    assert (kept.lent_at_s, kept.recalled_at_s) == (2.0, None)
+    home = kept.moved(LoanState.RECALLED, 5.0).moved(LoanState.RETURNED, 6.0)
+    assert (home.lent_at_s, home.recalled_at_s, home.state_since_s) == (2.0, 5.0, 6.0)
