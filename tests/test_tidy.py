@@ -21,7 +21,8 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 POSITIONAL_MAX = 5
 TOTAL_LINES_MAX = 46_000
-CONSOLE_LINES_MAX = 3_000
+CONSOLE_LINES_MAX = 3_200
+COLUMNS_MAX = 120
 HEART = ("domain", "policies", "core", "runtime", "store", "executors")
 HEART_LINES_MAX = 12_800
 SPACE = {
@@ -48,6 +49,12 @@ def _at(path: Path, what: object) -> str:
 def test_a_file_fits_into_a_head() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in (*SOURCES, *SCRIPTS, *STYLES)}
     assert [_at(path, lines) for path, lines in lengths.items() if lines > FILE_LINES_MAX] == []
+
+
+def test_a_line_of_the_console_is_no_longer_than_one_of_python() -> None:
+    for path in (*SCRIPTS, *STYLES):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            assert len(line) <= COLUMNS_MAX, _at(path, f"line {number}: {len(line)} columns")
 
 
 def test_a_function_fits_onto_a_screen() -> None:

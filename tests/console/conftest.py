@@ -48,7 +48,9 @@ def opened(browser: Browser) -> Iterator[Opener]:
 
     def open_page(address: str, *, scheme: str = "light", width: int = 1280, expects: tuple[str, ...] = ()) -> Page:
         context = browser.new_context(
-            color_scheme="dark" if scheme == "dark" else "light", viewport={"width": width, "height": 900}
+            color_scheme="dark" if scheme == "dark" else "light",
+            viewport={"width": width, "height": 900},
+            permissions=["clipboard-read", "clipboard-write"],
         )
         contexts.append(context)
         context.set_default_timeout(PATIENCE_MS)

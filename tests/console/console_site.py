@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+import httpx
 from uvicorn import Config
 
 from api.app import create_app
@@ -18,7 +19,11 @@ from api.server import Server
 from scheduler.domain.command import Command, CommandBody, ForecastMade
 from scheduler.domain.fleet import Node
 from scheduler.domain.forecast import Forecast
+from scheduler.domain.scaling_curve import data_parallel_plan
 from scheduler.domain.tick_report import TickReport
+from scheduler.domain.worker_token import issue_token
+from scheduler.executors.local_records import RunRoot, StartedRecord
+from scheduler.executors.log_file import LogLimits
 from scheduler.executors.simulated import SimulatedExecutor
 from scheduler.executors.simulated_delays import Delays
 from scheduler.policies.policy_set import policy_set
@@ -28,6 +33,7 @@ from scheduler.settings import Settings
 from scheduler.solver.curve import curve_solved, solve_point
 from scheduler.store.front import FrontStore
 from scheduler.store.protocol import Lease
+from tests.builders import GPU
 from tests.memory_run_log import MemoryRunLog
 
 SECRET = b"a secret that only tests know...."
@@ -49,6 +55,7 @@ class ConsoleSite:
         port: int = 0,
     ) -> None:
         self.store = store
+        self.folder = folder
         self.clock = ManualClock(now_s)
         self.executor = SimulatedExecutor(nodes, now_s=now_s, delays=Delays(start_s=5.0, drain_s=5.0))
         self.policies = policy_set("ebbtide")
@@ -108,6 +115,22 @@ class ConsoleSite:
         leader = self.lead()
         learned, self._learned = tuple(self._learned), []
         return tick(self.store, self.executor, self.clock, self.policies, epoch=leader.epoch, learned=learned)
+
+    def train(self, job_id: str, steps: Iterable[int]) -> None:
+        """What a job's rank 0 does: it prints each step into its log and tells it, every six seconds."""
+        loaded = self.store.load().snapshot.jobs[job_id]
+        generation = loaded.allocation.generation
+        record = StartedRecord(job_id, generation, loaded.allocation.target, 1, generation, self.clock.now_s())
+        log = RunRoot(self.folder, logs=LogLimits()).begin(record, data_parallel_plan(GPU, 1)).log_path(0)
+        headers = {"Authorization": f"Bearer {issue_token(SECRET, job_id, generation)}"}
+        for step in steps:
+            self.tick(after_s=6.0)
+            loss, speed = 1.5 + 4 / (1 + step / 50), 90.0 + step % 7
+            with log.open("a") as printed:
+                printed.write(f"rank 0 INFO step {step}: loss {loss:.4f}, {speed:.1f} samples/s\n")
+            told = {"generation": generation, "step": step, "loss": loss, "samples_per_s": speed}
+            httpx.post(f"{self.url}/v1/jobs/{job_id}/progress", json=told, headers=headers).raise_for_status()
+        self.tick()
 
     def lead(self) -> Lease:
         self.leader = self.store.acquire("test", now_s=self.clock.now_s(), ttl_s=1e6)

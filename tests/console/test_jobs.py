@@ -30,8 +30,9 @@ def test_a_waiting_job_says_why(fleet: ConsoleSite, opened: Opener) -> None:
     fleet.tick()
     page = _job_page(fleet, opened, waiting)
     why = page.get_by_role("region", name="Why it waits")
-    expect(why).to_contain_text("needs 96 GPUs")
-    expect(why).to_contain_text("Would start it at once")
+    expect(why).to_contain_text("Needs 96 GPUs")
+    expect(why).to_contain_text("Would start it")
+    expect(why).to_contain_text("nobody can tell")
 
 
 def test_a_job_is_submitted_after_what_was_refused_is_mended(fleet: ConsoleSite, opened: Opener) -> None:
@@ -52,6 +53,27 @@ def test_a_job_is_submitted_after_what_was_refused_is_mended(fleet: ConsoleSite,
     fleet.tick()
     submitted = [job for job in fleet.store.load().snapshot.jobs.values() if job.spec.name == "from-the-browser"]
     assert [(job.spec.min_gpus, job.spec.max_gpus) for job in submitted] == [(1, 4)]
+
+
+def test_a_command_is_read_as_a_shell_would_and_an_open_quote_is_refused(fleet: ConsoleSite, opened: Opener) -> None:
+    page = opened(f"{fleet.url}/#/submit")
+    page.get_by_label("Name", exact=True).fill("quoted")
+    command = page.get_by_label("Command")
+    command.fill('sh -c \'echo "one two" | cat')
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page.get_by_text("the ' at character 7 is never closed")).to_have_count(2)
+    expect(command).to_be_focused()
+    command.fill('python -c \'print("one two")\' a\\ b "it\'s" | tee')
+    argv = page.locator("#argv code")
+    expect(argv).to_have_text(["python", "-c", 'print("one two")', "a b", "it's", "|", "tee"])
+    expect(page.locator("#argv")).to_contain_text("No shell reads it: | will be handed over as it stands")
+    command.fill("python -c 'print(\"one two\")' a\\ b ''")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Submit it").click()
+    expect(page.get_by_role("heading", name="quoted")).to_be_visible()
+    fleet.tick()
+    [submitted] = [job for job in fleet.store.load().snapshot.jobs.values() if job.spec.name == "quoted"]
+    assert submitted.spec.command == ("python", "-c", 'print("one two")', "a b", "")
 
 
 def test_a_job_is_scaled_suspended_and_cancelled_from_its_page(fleet: ConsoleSite, opened: Opener) -> None:

@@ -9,7 +9,9 @@ let asking = null;
 export class Problem extends Error {
   constructor(status, body) {
     super(body.detail || body.title || `the service answered ${status}`);
-    Object.assign(this, { status, title: body.title || `Answer ${status}`, slug: String(body.type || "").split(":").at(-1) });
+    this.status = status;
+    this.title = body.title || `Answer ${status}`;
+    this.slug = String(body.type || "").split(":").at(-1);
     this.errors = body.errors || [];
   }
 }
@@ -31,12 +33,12 @@ export async function ask(method, path, { body, query, signal, headers } = {}) {
 
 /** As `fetch`, with the token. Raises Unreachable where nobody answers. */
 export async function raw(method, url, { body, signal, headers = {} } = {}) {
-  const token = sessionStorage.getItem(KEY);
   const sent = { Accept: "application/json", ...headers };
-  if (token) sent.Authorization = `Bearer ${token}`;
+  if (token()) sent.Authorization = `Bearer ${token()}`;
   if (body !== undefined) sent["Content-Type"] = "application/json";
+  const text = body === undefined ? undefined : JSON.stringify(body);
   try {
-    return await fetch(url, { method, headers: sent, signal, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store" });
+    return await fetch(url, { method, headers: sent, signal, body: text, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Unreachable("the service does not answer");
@@ -52,19 +54,15 @@ export async function admitted(attempt) {
   }
 }
 
-export function hasToken() {
-  return Boolean(sessionStorage.getItem(KEY));
-}
-
-export function forgetToken() {
-  sessionStorage.removeItem(KEY);
+/** The token that this tab asks with; null without one. */
+export function token() {
+  return sessionStorage.getItem(KEY);
 }
 
 /** Everybody who was refused at once waits for the same dialog. */
 function newToken(why) {
-  const isWrong = hasToken();
-  asking ??= askToken(isWrong ? `This token is not accepted: ${why}` : "").then((token) => {
-    sessionStorage.setItem(KEY, token);
+  asking ??= askToken(token() ? `This token is not accepted: ${why}` : "").then((given) => {
+    sessionStorage.setItem(KEY, given);
     asking = null;
   });
   return asking;

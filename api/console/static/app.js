@@ -1,9 +1,10 @@
 // Start: navigation, theme, the live stream, and the page that the address names.
 
-import { el, put } from "./dom.js";
+import { empty, el, put } from "./dom.js";
 import { problemNote } from "./dialogs.js";
 import { onEvent, startLive } from "./live.js";
 import { startTheme } from "./theme.js";
+import { keepAges } from "./times.js";
 
 const PAGES = [
   { path: /^\/$/, load: () => import("./pages/overview.js"), name: "Overview", href: "#/" },
@@ -18,7 +19,7 @@ const PAGES = [
 
 const main = document.getElementById("main");
 let leaving = new AbortController();
-let hasFocus = false;
+let pathShown = null;
 let hasFailed = false;
 
 function drawNavigation(current) {
@@ -37,11 +38,18 @@ async function go() {
   const { signal } = leaving;
   const [path, search = ""] = (location.hash.slice(1) || "/").split("?");
   const page = PAGES.find((each) => each.path.test(path));
+  const isFirst = pathShown === null;
+  const focusedId = path === pathShown ? document.activeElement?.id : ""; // another view of the same page
+  pathShown = path;
   drawNavigation(page);
   const root = el("div", { class: "page" }, el("p", { class: "loading" }, "Loading …"));
   put(main, root);
+  if (!page) {
+    document.title = "No such page · Ebbtide";
+    put(root, el("h1", {}, "No such page"), noPage(path));
+    return;
+  }
   try {
-    if (!page) throw new Error(`There is no page ${path}.`);
     const params = path.match(page.path).slice(1).map(decodeURIComponent);
     const { show, title } = await page.load();
     if (signal.aborted) return;
@@ -50,10 +58,14 @@ async function go() {
   } catch (error) {
     if (signal.aborted) return;
     hasFailed = true;
-    put(root, el("h1", {}, "This page cannot be shown"), problemNote(error));
+    put(root, el("div", { class: "stack" }, el("h1", {}, "This page cannot be shown"), problemNote(error)));
   }
-  if (hasFocus && !signal.aborted) main.focus({ preventScroll: true });
-  hasFocus = true;
+  if (!isFirst && !signal.aborted) (document.getElementById(focusedId) ?? main).focus({ preventScroll: true });
+}
+
+function noPage(path) {
+  const link = el("a", { href: "#/", class: "button" }, "Go to the overview");
+  return empty(`The console has no page ${path}`, "Its pages stand in the navigation.", link);
 }
 
 document.querySelector(".skip").addEventListener("click", (event) => {
@@ -61,6 +73,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   main.focus();
 });
 startTheme(document.getElementById("theme"));
+keepAges();
 addEventListener("hashchange", go);
 go();
 // A page of which a part could not be loaded is loaded anew once the service is back.

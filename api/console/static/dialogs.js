@@ -1,10 +1,13 @@
 // Questions to the person in front of the screen: a token, a confirmation; and answers in passing.
 
 import { el, put } from "./dom.js";
+import { plural } from "./format.js";
 
 const NEWS_MAX = 20;
+const NEWS_TOGETHER_MS = 1000;
+let news = [];
 
-/** Shows `content` in a modal dialog with these buttons, and gives the value of the one that was pressed ("" for Esc). */
+/** Shows `content` in a modal dialog, and gives the value of the button that was pressed ("" for Esc). */
 function modal(title, content, buttons) {
   const heading = el("h2", { id: "dialog-title" }, title);
   const form = el("form", { method: "dialog" }, heading, content, el("div", { class: "row" }, buttons));
@@ -29,7 +32,8 @@ export async function confirmed(title, what, { action, danger = false }) {
 
 /** A token, once somebody gives one. `why`: what was wrong with the last. */
 export async function askToken(why) {
-  const input = el("input", { id: "token", type: "password", autocomplete: "off", spellcheck: "false", required: true, autofocus: true });
+  const plain = { type: "password", autocomplete: "off", spellcheck: "false" };
+  const input = el("input", { id: "token", ...plain, required: true, autofocus: true });
   const hint = "It stays in this tab until that is closed. An administrator makes one with: ebbtide token create";
   const field = el(
     "div",
@@ -52,16 +56,23 @@ export function toast(text) {
   setTimeout(() => shown.remove(), 6000);
 }
 
-/** News for those who cannot see them, without moving the focus. */
+/** News for those who cannot see them, without moving the focus. Of what comes in a crowd, the first and how many. */
 export function announce(text) {
-  const news = document.getElementById("news");
-  news.append(el("p", {}, text));
-  while (news.children.length > NEWS_MAX) news.firstChild.remove();
+  news.push(text);
+  if (news.length > 1) return;
+  setTimeout(() => {
+    const place = document.getElementById("news");
+    const [first, ...others] = news;
+    news = [];
+    place.append(el("p", {}, others.length ? `${first}; and ${plural(others.length, "more change")} like it` : first));
+    while (place.children.length > NEWS_MAX) place.firstChild.remove();
+  }, NEWS_TOGETHER_MS);
 }
 
 /** An error as people read it: what the API said, and the refused fields with what they may be. */
 export function problemNote(error) {
-  const refused = (error.errors || []).map((each) => el("li", {}, `${each.field}: got ${shown(each.value)}; allowed: ${each.allowed}`));
+  const told = (each) => el("li", {}, `${each.field}: got ${shown(each.value)}; allowed: ${each.allowed}`);
+  const refused = (error.errors || []).map(told);
   return el(
     "div",
     { class: "note bad", role: "alert" },

@@ -1,6 +1,7 @@
 // Elements out of plain values. Texts become text nodes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
+const COPIED_MS = 1500;
 const drawn = new WeakMap();
 
 /** An element. `props`: attributes; `on` holds listeners, `vars` CSS variables, `data` data attributes. */
@@ -29,14 +30,25 @@ function present(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }
 
-/** New contents. Whoever stood on a link, or had scrolled sideways, stays there. */
+/** New contents. Whoever stood on a link, a button or a table, or had scrolled sideways, stays there. */
 export function put(node, ...children) {
-  const focused = node.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  const at = document.activeElement;
+  const focused = at !== node && node.contains(at) ? at : null;
   const scrolledPx = node.querySelector(".scroll")?.scrollLeft ?? 0;
   node.replaceChildren(...present(children));
-  if (focused) node.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  if (focused) heir(node, focused)?.focus({ preventScroll: true });
   if (scrolledPx) node.querySelector(".scroll")?.scrollTo({ left: scrolledPx });
   return node;
+}
+
+/** What has taken the place of an element that had the focus: the same link or region, or else the first button. */
+function heir(node, gone) {
+  const href = gone.getAttribute("href");
+  const label = gone.getAttribute("aria-label");
+  if (href) return node.querySelector(`a[href="${CSS.escape(href)}"]`);
+  if (label) return node.querySelector(`[aria-label="${CSS.escape(label)}"]`);
+  const buttons = [...node.querySelectorAll("button")];
+  return buttons.find((each) => each.textContent === gone.textContent) ?? buttons[0];
 }
 
 /** Draws into `node` only where `key`, all that the drawing depends on, has changed since. */
@@ -53,7 +65,8 @@ export function say(node, text) {
 
 export function card(title, ...children) {
   const [heading, extra] = Array.isArray(title) ? title : [title];
-  return el("section", { class: "card", "aria-label": heading }, el("header", {}, el("h2", {}, heading), extra), children);
+  const head = el("header", {}, el("h2", {}, heading), extra);
+  return el("section", { class: "card", "aria-label": heading }, head, children);
 }
 
 export function badge(state, text = state) {
@@ -62,7 +75,8 @@ export function badge(state, text = state) {
 
 /** What stands where nothing is yet: a title, and what to do next. */
 export function empty(title, ...next) {
-  return el("div", { class: "empty" }, el("strong", {}, title), next.map((each) => (typeof each === "string" ? el("p", {}, each) : each)));
+  const lines = next.map((each) => (typeof each === "string" ? el("p", {}, each) : each));
+  return el("div", { class: "empty" }, el("strong", {}, title), lines);
 }
 
 /** A list of [term, value] as facts; values that are null are left out. */
@@ -71,7 +85,7 @@ export function facts(pairs) {
   return el("dl", { class: "facts" }, told.flatMap(([term, value]) => [el("dt", {}, term), el("dd", {}, value)]));
 }
 
-/** A table. `columns`: [heading, is a number]; `rows`: arrays of texts or nodes. The first cell of a row is its heading. */
+/** A table. `columns`: [heading, is a number]; `rows`: arrays of texts or nodes, the first of which is the heading. */
 export function table(caption, columns, rows) {
   const cell = (value, at) => {
     const kind = { class: columns[at][1] ? "number" : null };
@@ -79,7 +93,8 @@ export function table(caption, columns, rows) {
   };
   const head = columns.map(([name, isNumber]) => el("th", { scope: "col", class: isNumber ? "number" : null }, name));
   const body = rows.map((row) => el("tr", {}, row.map(cell)));
-  const whole = el("table", {}, el("caption", { class: "unseen" }, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));
+  const title = el("caption", { class: "unseen" }, caption);
+  const whole = el("table", {}, title, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, whole);
 }
 
@@ -87,4 +102,26 @@ export function table(caption, columns, rows) {
 export function bar(label, parts) {
   const spans = parts.map(([state, share]) => el("span", { data: { state }, vars: { "--share": `${100 * share}%` } }));
   return el("div", { class: "bar", role: "img", "aria-label": label }, spans);
+}
+
+/** One large figure with its name above and what it means below. */
+export function figureOf(state, name, value, unit, below) {
+  const told = el("dd", {}, value, unit && el("small", {}, unit));
+  return el("div", { class: "figure", data: { state } }, el("dt", {}, name), told, el("dd", { class: "muted" }, below));
+}
+
+/** A button that puts `text`, or what it gives, into the clipboard. */
+export function copyButton(what, text) {
+  const name = `Copy ${what}`;
+  const tell = (button, word, label = word) => {
+    button.textContent = word;
+    button.setAttribute("aria-label", label);
+  };
+  const copy = async ({ currentTarget: button }) => {
+    const given = typeof text === "function" ? text() : text;
+    await navigator.clipboard.writeText(given).then(() => tell(button, "Copied"), () => tell(button, "Not allowed"));
+    setTimeout(() => tell(button, "Copy", name), COPIED_MS);
+  };
+  if (!navigator.clipboard) return null; // only pages that came safely have one
+  return el("button", { type: "button", class: "small copy", "aria-label": name, on: { click: copy } }, "Copy");
 }

@@ -20,6 +20,7 @@ const MEANING = {
 };
 const TILES_MAX = 36;
 const CELL_PX = [[120, 26], [320, 20], [700, 15], [Infinity, 13]];
+const HOW = "Point at a node, or go through them with the arrow keys; Enter shows its jobs.";
 const byName = new Intl.Collator("en", { numeric: true });
 
 /** Draws one pool into `card`; `pick(name)` is called for a node that is chosen. */
@@ -52,10 +53,11 @@ export class FleetGrid {
     this.hasTiles = names.length <= TILES_MAX;
     this.list.classList.toggle("tiles", this.hasTiles);
     this.list.style.setProperty("--cell", `${CELL_PX.find(([most]) => names.length <= most)[1]}px`);
-    this.cells = new Map(names.map((name) => [name, this.#dress(el("li", { role: "option", tabindex: "-1", data: { name } }), this.nodes.get(name))]));
+    const cell = (name) => el("li", { role: "option", tabindex: "-1", data: { name } });
+    this.cells = new Map(names.map((name) => [name, this.#dress(cell(name), this.nodes.get(name))]));
     put(this.list, [...this.cells.values()]);
     this.list.firstChild?.setAttribute("tabindex", "0");
-    say(this.told, this.hasTiles ? "" : "Point at a node, or go through them with the arrow keys; Enter shows its jobs.");
+    say(this.told, this.hasTiles ? "" : HOW);
   }
 
   #dress(cell, node) {
@@ -63,14 +65,18 @@ export class FleetGrid {
     cell.className = this.hasTiles ? "tile" : "cell";
     cell.setAttribute("aria-label", sentence(node));
     cell.style.setProperty("--fill", `${Math.round((100 * Math.max(node.held, node.inference)) / node.gpus)}%`);
-    if (this.hasTiles) put(cell, el("strong", {}, node.name), " ", el("span", { class: "word" }, STATES[node.state]), el("span", { class: "pips" }, pips(node)));
+    if (this.hasTiles) {
+      const word = el("span", { class: "word" }, STATES[node.state]);
+      put(cell, el("strong", { title: node.name }, node.name), " ", word, el("span", { class: "pips" }, pips(node)));
+    }
     return cell;
   }
 
   #count() {
     const found = {};
     for (const node of this.nodes.values()) found[node.state] = (found[node.state] || 0) + 1;
-    const entry = (state) => el("li", {}, el("span", { class: "swatch", data: { state } }), STATES[state], el("b", {}, count(found[state] || 0)));
+    const swatch = (state) => el("span", { class: "swatch", data: { state } });
+    const entry = (state) => el("li", {}, swatch(state), STATES[state], el("b", {}, count(found[state])));
     put(this.legend, Object.keys(STATES).filter((state) => found[state]).map(entry));
   }
 
@@ -84,7 +90,8 @@ export class FleetGrid {
     if (!at) return;
     if (event.key === "Enter" || event.key === " ") pickIn(event, pick);
     const columns = getComputedStyle(this.list).gridTemplateColumns.split(" ").length;
-    const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -Infinity, End: Infinity };
+    const ends = { Home: -Infinity, End: Infinity };
+    const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, ...ends };
     if (!(event.key in steps)) return;
     event.preventDefault();
     const all = [...this.list.children];
@@ -105,11 +112,13 @@ function pickIn(event, pick) {
 function sentence(node) {
   const used = node.held ? `, ${node.held} of ${gpus(node.gpus)} in training` : "";
   const served = node.inference ? `, ${node.inference} of ${gpus(node.gpus)} in inference` : "";
-  return `${node.name} ${MEANING[node.state] || STATES[node.state]}${used}${served}${used || served ? "" : `, ${gpus(node.gpus)}`}`;
+  const size = used || served ? "" : `, ${gpus(node.gpus)}`;
+  return `${node.name} ${MEANING[node.state] || STATES[node.state]}${used}${served}${size}`;
 }
 
 function pips(node) {
   const training = ["lent", "recalled"].includes(node.state) ? node.state : "training";
   const kinds = [...Array(node.held).fill(training), ...Array(node.inference).fill("inference")];
-  return Array.from({ length: node.gpus }, (_, at) => el("span", { class: "pip", data: { state: kinds[at] || "idle" } }));
+  const pip = (state) => el("span", { class: "pip", data: { state } });
+  return Array.from({ length: node.gpus }, (_, at) => pip(kinds[at] || "idle"));
 }

@@ -15,11 +15,29 @@ export function count(value) {
 
 export function figure(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  if (value !== 0 && Math.abs(value) < 1e-4) return value.toExponential(2);
   return Math.abs(value) >= 1000 ? whole.format(value) : fine.format(value);
 }
 
 export function gpus(value) {
-  return `${count(value)} ${value === 1 ? "GPU" : "GPUs"}`;
+  return withUnit(count(value), "GPUs", value);
+}
+
+/** A figure with its unit, which may be empty; one GPU is a GPU. */
+export function withUnit(told, unit, value) {
+  const name = unit === "GPUs" && value === 1 ? "GPU" : unit;
+  return name ? `${told} ${name}` : told;
+}
+
+/** 4, or 1 to 4. */
+export function range(least, most, to = "–") {
+  return least === most ? count(least) : `${count(least)}${to}${count(most)}`;
+}
+
+/** GPU time: 12 min of one GPU is 12 GPU min. */
+export function gpuTime(seconds) {
+  if (seconds < 60) return `${figure(seconds)} GPU seconds`;
+  return seconds < 3600 ? `${figure(seconds / 60)} GPU minutes` : `${figure(seconds / 3600)} GPU hours`;
 }
 
 export function plural(value, one, many = `${one}s`) {
@@ -32,11 +50,11 @@ export function percent(share) {
   return `${format.format(100 * share)}%`;
 }
 
-/** Two units at the most: 3 d 4 h, 12 min, 1.25 s, 320 ms. */
+/** Two units at the most: 3 d 4 h, 12 min, 1.25 s, 320 ms. What is less than a microsecond is nothing. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   if (seconds < 0) return `−${duration(-seconds)}`;
-  if (seconds === 0) return "0 s";
+  if (seconds < 1e-6) return "0 s";
   if (seconds < 0.9995) return `${fine.format(1000 * seconds)} ms`;
   if (seconds < 10) return `${fine.format(seconds)} s`;
   const rounded = Math.round(seconds);
@@ -55,11 +73,17 @@ export function time(atS, nowS = Date.now() / 1000) {
   return isToday ? clock.format(at) : day.format(at);
 }
 
-/** The times below an axis; a date where a day begins. */
+/** The exact time, the same for everybody: 2026-11-22 21:49:12 UTC. */
+export function utc(atS) {
+  return `${new Date(1000 * atS).toISOString().slice(0, 19).replace("T", " ")} UTC`;
+}
+
+/** The times below an axis: with seconds where they lie closer than a minute, with a date where a day begins. */
 export function tickTimes(ticks) {
+  const usual = ticks.length > 1 && ticks[1] - ticks[0] < 60 ? clock : minute;
   return ticks.map((tick, at) => {
     const isNewDay = at > 0 && new Date(1000 * tick).toDateString() !== new Date(1000 * ticks[at - 1]).toDateString();
-    return (isNewDay ? day : minute).format(new Date(1000 * tick));
+    return (isNewDay ? day : usual).format(new Date(1000 * tick));
   });
 }
 

@@ -8,15 +8,19 @@ export function field(path, label, { hint = "", kind = "text", value = "", list,
   const id = `field-${path.replaceAll(".", "-")}`;
   const described = `${id}-hint`;
   const common = { id, name: path, "aria-describedby": described, ...more };
-  const input = kind === "area" ? el("textarea", common, value) : el("input", { ...common, type: kind, value, list, autocomplete: "off", step: kind === "number" ? "any" : null });
-  return el("div", { class: wide ? "field wide" : "field" }, el("label", { for: id }, label), input, el("small", { id: described, data: { hint } }, hint));
+  const step = kind === "number" ? "any" : null;
+  const line = () => el("input", { ...common, type: kind, value, list, step, autocomplete: "off" });
+  const input = kind === "area" ? el("textarea", common, value) : line();
+  const below = el("small", { id: described, data: { hint } }, hint);
+  return el("div", { class: wide ? "field wide" : "field" }, el("label", { for: id }, label), input, below);
 }
 
 /** What a form holds, without what was left empty; numbers as numbers. */
 export function values(form) {
   const told = {};
   for (const input of form.querySelectorAll("input[name], textarea[name], select[name]")) {
-    if (input.type === "checkbox" ? input.checked : input.value.trim()) told[input.name] = input.type === "number" ? Number(input.value) : input.value.trim();
+    const isGiven = input.type === "checkbox" ? input.checked : input.value.trim();
+    if (isGiven) told[input.name] = input.type === "number" ? Number(input.value) : input.value.trim();
   }
   return told;
 }
@@ -33,12 +37,18 @@ export function showRefusals(form, place, error) {
     }
     input.setAttribute("aria-invalid", "true");
     const hint = document.getElementById(input.getAttribute("aria-describedby"));
-    hint.textContent = `Allowed: ${refused.allowed}`;
+    hint.textContent = `${got(refused.value)}Allowed: ${refused.allowed}`;
     hint.classList.add("wrong");
   }
   const refusedOnly = (error.errors || []).length > 0 && strange.length === 0;
-  put(place, refusedOnly ? el("p", { class: "note bad", role: "alert" }, "Some fields are refused; what is allowed stands below each.") : problemNote(error));
+  const said = "Some fields are refused; what is allowed stands below each.";
+  put(place, refusedOnly ? el("p", { class: "note bad", role: "alert" }, said) : problemNote(error));
   form.querySelector('[aria-invalid="true"]')?.focus();
+}
+
+function got(value) {
+  const isPlain = ["string", "number"].includes(typeof value) && String(value).length < 60;
+  return isPlain ? `Got ${JSON.stringify(value)}. ` : "";
 }
 
 export function clearRefusals(form, place) {

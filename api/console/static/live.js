@@ -30,7 +30,8 @@ export function onEvent(listen, signal) {
 
 /**
  * Calls `refresh` now, after events that `wants` takes, and every `everyS`; never twice at once. What it throws goes to
- * `failed`, and null once it goes well again; but a service that does not answer, of which the connection tells already once there was something to see.
+ * `failed`, and null once it goes well again; but not that a service does not answer, once there was something to see:
+ * of that the connection tells.
  */
 export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed }) {
   let isRunning = false;

@@ -1,30 +1,36 @@
 // Curves: uPlot in the console's colours, with the same figures as a table for those who do not see them.
 
 import { el, put, table } from "./dom.js";
-import { figure, tickTimes, time } from "./format.js";
+import { figure, tickTimes, time, withUnit } from "./format.js";
 import { colour, onTheme } from "./theme.js";
 
 const TABLE_ROWS_MAX = 40;
-const MISSING = "The charts need uPlot, which npm installs: run `npm ci` in api/console and start the service again. Every figure stands in the tables below.";
+const WHOLE_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000];
+const MISSING = "The charts need uPlot, which npm installs: run `npm ci` in api/console and start the service again. "
+  + "Every figure stands in the tables below.";
 
 /**
- * A chart that follows its place's width. `series`: [{label, colour, dash, fill, stepped, width, points, hidden}] in the
- * order of `data` after x; `bands`: [[upper, lower, colour]] by series number from 1; `unit` stands beside the values;
- * `xs`: "time" (seconds since 1970) or the name of a number. Gives {update(data, at)}: the legend rests at that index.
+ * A chart that follows its place's width. `spec`: {label, series, bands, unit, xs, height, fromZero, together}.
+ * `series`: [{label, colour, dash, fill, stepped, width, points, unit, apart, quiet}] in the order of `data` after x;
+ * one that is `apart` is told and not drawn, one that is `quiet` is drawn and told in the table alone. `bands`:
+ * [[upper, lower, colour]] by series number from 1; `xs`: "time" (seconds since 1970) or the name of a number; charts
+ * that are `together`, by name, point at the same x. Gives {update(data, at, span)}: the legend rests at index `at`, x
+ * goes over `span`.
  */
-export function chart(place, { label, series, bands = [], unit = "", xs = "time", height = 220 }, signal) {
+export function chart(place, spec, signal) {
+  const { label, series, unit = "", xs = "time", height = 220 } = spec;
   const drawing = el("div", { class: "chart", role: "img", "aria-label": `${label}. The figures follow as a table.` });
   const details = el("details", {}, el("summary", {}, "Figures as a table"));
   const rows = el("div", {});
   details.append(rows);
+  details.open = !window.uPlot;
   put(place, window.uPlot ? drawing : el("p", { class: "note warn" }, MISSING), details);
-  let data = [[], ...series.map(() => [])];
+  const shown = { data: [[], ...series.map(() => [])], at: 0, span: null };
   let plot = null;
-  let restAt = 0;
-  const fillTable = () => details.open && put(rows, figuresTable(label, series, data, xs, unit));
+  const fillTable = () => details.open && put(rows, figuresTable(label, series, shown.data, xs, unit));
   const draw = () => {
     plot?.destroy();
-    plot = window.uPlot ? new window.uPlot(options({ series, bands, unit, xs, height, width: widthOf(drawing), rest: () => restAt }), data, drawing) : null;
+    plot = window.uPlot ? new window.uPlot(options(spec, widthOf(drawing), shown), shown.data, drawing) : null;
   };
   details.addEventListener("toggle", fillTable);
   draw();
@@ -36,11 +42,10 @@ export function chart(place, { label, series, bands = [], unit = "", xs = "time"
     plot?.destroy();
   });
   return {
-    update(next, at = next[0].length - 1) {
-      data = next;
-      restAt = at;
+    update(data, at = data[0].length - 1, span = null) {
+      Object.assign(shown, { data, at, span });
       plot?.setData(data);
-      plot?.setLegend({ idx: restAt });
+      plot?.setLegend({ idx: at });
       fillTable();
     },
   };
@@ -50,34 +55,51 @@ function widthOf(node) {
   return Math.max(200, Math.floor(node.getBoundingClientRect().width) || 600);
 }
 
-function options({ series, bands, unit, xs, height, width, rest }) {
+function options(spec, width, shown) {
+  const { series, bands = [], unit = "", xs = "time", height = 220, fromZero = true, together } = spec;
   const isTime = xs === "time";
-  const axis = { stroke: colour("muted"), font: "12px system-ui, sans-serif", grid: { stroke: colour("line"), width: 1 }, ticks: { show: false } };
-  const lines = series.map((each) => line(each, unit));
-  const byColour = ([upper, lower, name]) => ({ series: [upper, lower], fill: colour(name) });
+  const grid = { stroke: colour("line"), width: 1 };
+  const axis = { stroke: colour("muted"), font: "12px system-ui, sans-serif", grid, ticks: { show: false } };
+  const ticksOf = (_, ticks) => ticks.map((tick) => (tick === null ? "" : figure(tick)));
+  const below = { ...axis, size: 34, ...(isTime && { values: (_, ticks) => tickTimes(ticks) }) };
+  const beside = { ...axis, size: 52, values: ticksOf, ...(unit === "GPUs" && { incrs: WHOLE_STEPS }) };
+  const atX = (_, value) => (value === null ? "–" : isTime ? time(value) : figure(value));
   return {
     width,
     height,
-    cursor: { drag: { x: false, y: false }, points: { size: 7 } },
-    scales: { x: { time: isTime }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.08] } },
-    hooks: { setCursor: [(plot) => plot.cursor.idx === null && plot.setLegend({ idx: rest() })] },
-    axes: [isTime ? { ...axis, size: 34, values: (_, ticks) => tickTimes(ticks) } : { ...axis, size: 34 }, { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : figure(tick))) }],
-    series: [{ label: isTime ? "Time" : xs, value: (_, value) => (value === null ? "–" : isTime ? time(value) : figure(value)) }, ...lines],
-    bands: bands.map(byColour),
+    cursor: { drag: { x: false, y: false }, points: { size: 7 }, ...(together && { sync: { key: together } }) },
+    scales: {
+      x: { time: isTime, range: (_, low, high) => shown.span ?? [low, high] },
+      y: { range: (_, low, high) => yRange(low, high, fromZero) },
+      apart: {},
+    },
+    hooks: { setCursor: [(plot) => plot.cursor.idx === null && plot.setLegend({ idx: shown.at })] },
+    axes: [below, beside],
+    series: [{ label: isTime ? "Time" : xs, value: atX }, ...series.map((each) => line(each, unit))],
+    bands: bands.map(([upper, lower, name]) => ({ series: [upper, lower], fill: colour(name) })),
   };
 }
 
-function line({ label, colour: name, dash, fill, stepped, width = 2, points = false, hidden = false }, unit) {
+/** From zero, or else as close around the values as one can read them. */
+function yRange(low, high, fromZero) {
+  if (fromZero || low === null) return [Math.min(0, low ?? 0), (high || 1) * 1.08];
+  const pad = 0.08 * (high - low || Math.abs(high) || 1);
+  return [low - pad, high + pad];
+}
+
+function line({ label, colour: name, dash, fill, stepped, width = 2, points = false, apart, quiet, unit: own }, unit) {
   return {
     label,
-    stroke: hidden ? "transparent" : colour(name),
-    width: hidden ? 0 : width,
+    class: quiet ? "quiet-series" : apart ? "apart-series" : undefined,
+    scale: apart ? "apart" : "y",
+    stroke: apart ? "transparent" : colour(name),
+    width: apart ? 0 : width,
     dash,
     fill: fill && colour(fill),
     paths: stepped ? window.uPlot.paths.stepped({ align: 1 }) : undefined,
-    points: { show: points, size: 6 },
+    points: { show: points && !apart, size: 6 },
     spanGaps: true,
-    value: (_, value) => (value === null || value === undefined ? "–" : `${figure(value)}${unit && ` ${unit}`}`),
+    value: (_, value) => (value === null || value === undefined ? "–" : withUnit(figure(value), own ?? unit, value)),
   };
 }
 
@@ -88,6 +110,6 @@ function figuresTable(label, series, [xs, ...columns], kind, unit) {
     if ((xs.length - 1 - at) % step) return [];
     return [[kind === "time" ? time(x) : figure(x), ...columns.map((column) => figure(column[at]))]];
   });
-  const heads = series.map((each) => [unit ? `${each.label} (${unit})` : each.label, true]);
+  const heads = series.map((each) => [each.unit ?? unit ? `${each.label} (${each.unit ?? unit})` : each.label, true]);
   return table(label, [[kind === "time" ? "Time" : kind, false], ...heads], rows.reverse());
 }

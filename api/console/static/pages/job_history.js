@@ -2,10 +2,13 @@
 
 import { get, Problem } from "../api.js";
 import { badge, card, el, empty, put } from "../dom.js";
-import { arrows, plural, time, words } from "../format.js";
+import { arrows, plural, words } from "../format.js";
 import { chart } from "../plotting.js";
+import { when } from "../times.js";
 
 const STEPS_MAX = 60;
+const NOTHING = "Its GPUs, loss and throughput over time come here once it has run.";
+const STATES = "submitted|planning|queued|starting|running|resizing|preempted|suspended|succeeded|failed|cancelled";
 
 export class JobHistory {
   constructor(path, signal) {
@@ -24,43 +27,47 @@ export class JobHistory {
       put(this.place, card("History", el("p", { class: "muted" }, "This service keeps no history of jobs.")));
       return;
     }
-    const untilS = ["succeeded", "failed", "cancelled"].includes(job.state) ? job.state_since_s : Date.now() / 1000;
-    this.#allocation(told.allocations, untilS);
+    const newestS = Math.max(...told.allocations.map((step) => step.at_s), ...told.samples.map((each) => each.at_s));
+    const hasEnded = ["succeeded", "failed", "cancelled"].includes(job.state);
+    const untilS = Math.max(newestS, hasEnded ? job.state_since_s : Date.now() / 1000);
+    this.span = [told.allocations[0]?.at_s ?? untilS - 1, untilS];
+    if (told.allocations.some((step) => step.gpus)) this.#allocation(told.allocations, untilS);
     this.#samples(told.samples);
     const cards = [...this.plots.values()].map((plot) => plot.card);
-    if (!cards.length) cards.push(card("History", empty("Nothing to draw yet", "Its GPUs, loss and throughput over time come here once it has run.")));
+    if (!cards.length) cards.push(card("History", empty("Nothing to draw yet", NOTHING)));
     if (cards.some((each) => each.parentNode !== this.place)) put(this.place, cards);
   }
 
   #allocation(steps, untilS) {
-    if (!steps.length) return;
-    const last = steps.at(-1);
-    const rows = [...steps, { ...last, at_s: Math.max(untilS, last.at_s) }];
+    const rows = [...steps, { ...steps.at(-1), at_s: untilS }];
     const series = [
       { label: "Held", colour: "training", stepped: true, fill: "accent-soft" },
       { label: "of these lent", colour: "lent", stepped: true, dash: [5, 3] },
     ];
-    this.#plot("Allocation", { label: "GPUs held over time", unit: "GPUs", series, height: 170 }).update([
-      rows.map((row) => row.at_s),
-      rows.map((row) => row.gpus),
-      rows.map((row) => row.lent_gpus),
-    ]);
+    const columns = ["at_s", "gpus", "lent_gpus"].map((name) => rows.map((row) => row[name]));
+    const spec = { label: "GPUs held over time", unit: "GPUs", series };
+    this.#plot("Allocation", spec).update(columns, undefined, this.span);
   }
 
   #samples(samples) {
-    const known = (name) => samples.some((sample) => sample[name] !== null);
-    const column = (name) => [samples.map((sample) => sample.at_s), samples.map((sample) => sample[name])];
-    if (known("loss")) this.#plot("Loss", { label: "Loss over time", series: [{ label: "Loss", colour: "recalled" }], height: 170 }).update(column("loss"));
-    if (known("samples_per_s")) {
-      const series = [{ label: "Throughput", colour: "inference" }];
-      this.#plot("Throughput", { label: "Throughput over time", unit: "samples/s", series, height: 170 }).update(column("samples_per_s"));
-    }
+    const draw = (name, title, spec) => {
+      const told = samples.filter((sample) => sample[name] !== null);
+      if (!told.length) return;
+      const columns = ["at_s", name, "steps"].map((column) => told.map((sample) => sample[column]));
+      const step = { label: "Step", unit: "", apart: true };
+      const [line] = spec.series;
+      const series = [{ ...line, label: title, points: told.length < 2 }, step];
+      this.#plot(title, { label: `${title} over time`, ...spec, series }).update(columns, undefined, this.span);
+    };
+    draw("loss", "Loss", { series: [{ colour: "recalled" }], fromZero: false });
+    draw("samples_per_s", "Throughput", { series: [{ colour: "inference" }], unit: "samples/s" });
   }
 
   #plot(title, spec) {
     if (!this.plots.has(title)) {
       const body = el("div", {});
-      this.plots.set(title, { card: card(title, body), drawn: chart(body, spec, this.signal) });
+      const whole = { height: 170, together: this.path, ...spec };
+      this.plots.set(title, { card: card(title, body), drawn: chart(body, whole, this.signal) });
     }
     return this.plots.get(title).drawn;
   }
@@ -70,11 +77,16 @@ export class JobHistory {
 export function eventSteps(events) {
   if (!events.length) return empty("Nothing has happened yet");
   const shown = events.slice(-STEPS_MAX).reverse();
-  const steps = shown.map((event) => {
-    const state = /\b(submitted|planning|queued|starting|running|resizing|preempted|suspended|succeeded|failed|cancelled)\b/.exec(event.code === "JobState" ? event.message.split("->").at(-1) : "");
-    const when = el("time", { class: "muted", datetime: new Date(1000 * event.at_s).toISOString() }, time(event.at_s));
-    return el("li", { data: { state: state?.[1] || "idle" } }, when, state ? badge(state[1]) : el("strong", {}, words(event.code)), el("span", {}, arrows(event.message)));
-  });
   const more = events.length - shown.length;
-  return el("div", { class: "stack" }, el("ol", { class: "steps" }, steps), more > 0 ? el("p", { class: "small muted" }, `and ${plural(more, "event")} before`) : null);
+  const others = more > 0 ? el("p", { class: "small muted" }, `and ${plural(more, "event")} before`) : null;
+  return el("div", { class: "stack" }, el("ol", { class: "steps" }, shown.map(eventStep)), others);
+}
+
+/** A change of state is told as "before -> after: why"; the state after it is what it is marked with. */
+function eventStep(event) {
+  const after = event.code === "JobState" ? event.message.split("->").at(-1) : "";
+  const state = new RegExp(`\\b(${STATES})\\b`).exec(after)?.[1];
+  const what = state ? badge(state) : el("strong", {}, words(event.code));
+  const at = when(event.at_s, { class: "muted" });
+  return el("li", { data: { state: state ?? "idle" } }, at, what, el("span", {}, arrows(event.message)));
 }

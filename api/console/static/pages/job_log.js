@@ -2,42 +2,60 @@
 
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
-import { card, el, put } from "../dom.js";
+import { card, copyButton, el, put } from "../dom.js";
 import { follow } from "../stream.js";
 
 const TAIL_LINES = 200;
 const LINES_MAX = 1000;
+const ENDED = ["succeeded", "failed", "cancelled"];
+const END_PX = 30;
 
 export function logCard(job, path, signal) {
-  const log = el("pre", { class: "log", tabindex: "0", role: "log", "aria-label": "Lines of the log" });
+  // No live region: a training prints for days, and whoever listens goes to the log when they want it.
+  const log = el("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "Lines of the log" });
   const place = el("div", { class: "stack" });
-  const rank = el("input", { id: "rank", type: "number", min: 0, step: 1, value: 0 });
+  const rank = el("input", { id: "rank", type: "number", min: 0, max: job.gpus.max - 1, step: 1, value: 0 });
   const told = el("p", { class: "small muted" });
   let current = new AbortController();
   const add = (text) => {
-    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 30;
+    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < END_PX;
     log.append(`${text}\n`);
     while (log.childNodes.length > LINES_MAX) log.firstChild.remove();
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   };
   const open = async () => {
     current.abort();
-    current = new AbortController();
-    signal.addEventListener("abort", () => current.abort());
+    const mine = new AbortController();
+    current = mine;
     put(log);
     try {
-      const page = await get(`${path}/logs`, { query: { rank: rank.value, tail: TAIL_LINES }, signal: current.signal });
+      const page = await get(`${path}/logs`, { query: { rank: rank.value, tail: TAIL_LINES }, signal: mine.signal });
       put(place, log, told);
       for (const line of page.items) add(line.text);
-      told.textContent = page.items.length ? `The last lines of rank ${rank.value}, and what it prints from now on.` : "It has printed nothing yet.";
+      log.scrollTop = log.scrollHeight;
+      const isLive = !ENDED.includes(job.state);
+      told.textContent = words(rank.value, page.items.length, isLive);
       const url = `${path}/logs?rank=${rank.value}&cursor=${encodeURIComponent(page.resume)}`;
-      await follow(url, { heard: (event) => event.type === "message" && add(event.data.text), signal: current.signal });
+      const heard = (event) => {
+        if (event.type !== "message") return;
+        add(event.data.text);
+        told.textContent = words(rank.value, 1, isLive);
+      };
+      await follow(url, { heard, signal: mine.signal });
+      if (!mine.signal.aborted) told.textContent = words(rank.value, log.childNodes.length, false);
     } catch (error) {
-      if (!current.signal.aborted) put(place, error.status === 404 ? el("p", { class: "muted" }, error.message) : problemNote(error));
+      const none = () => el("p", { class: "muted" }, error.message);
+      if (!mine.signal.aborted) put(place, error.status === 404 ? none() : problemNote(error));
     }
   };
+  signal.addEventListener("abort", () => current.abort());
   rank.addEventListener("change", open);
   open();
   const choice = el("label", { class: "row small", for: "rank" }, "Rank", rank);
-  return card(["Log", choice], place);
+  return card(["Log", el("span", { class: "row" }, choice, copyButton("the log", () => log.textContent))], place);
+}
+
+function words(rank, lines, isLive) {
+  if (!lines) return isLive ? `Rank ${rank} has printed nothing yet.` : `Rank ${rank} has printed nothing.`;
+  return isLive ? `The last lines of rank ${rank}, and what it prints from now on.` : `The last lines of rank ${rank}.`;
 }

@@ -3,8 +3,9 @@
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, bar, card, el, empty, put, table } from "../dom.js";
-import { ago, duration, percent, time } from "../format.js";
+import { duration, percent, plural, range } from "../format.js";
 import { keepUp } from "../live.js";
+import { age } from "../times.js";
 
 const PAGE_JOBS = 100;
 const STATES = [
@@ -21,7 +22,8 @@ const STATES = [
 export const title = () => "Jobs";
 
 export async function show(root, { query, signal }) {
-  const wanted = { state: query.get("state") ?? "live", name: query.get("name") ?? "", queue: query.get("queue") ?? "", owner: query.get("owner") ?? "" };
+  const usual = { state: "live", name: "", queue: "", owner: "" };
+  const wanted = Object.fromEntries(Object.keys(usual).map((name) => [name, query.get(name) ?? usual[name]]));
   const cursors = [""];
   const body = el("div", { class: "stack" });
   const pager = el("nav", { class: "row", "aria-label": "Pages of jobs" });
@@ -34,9 +36,10 @@ export async function show(root, { query, signal }) {
     turnPages(pager, list, cursors, again);
   };
   const failed = (error) => error && put(body, problemNote(error));
+  const submit = el("a", { class: "button first", href: "#/submit" }, "Submit a job");
   put(
     root,
-    el("div", { class: "head" }, el("h1", { class: "grow" }, "Jobs"), el("a", { class: "button first", href: "#/submit" }, "Submit a job")),
+    el("div", { class: "head" }, el("h1", { class: "grow" }, "Jobs"), submit),
     el("div", { class: "stack" }, filters(wanted), body, pager),
   );
   const again = keepUp(refresh, { signal, everyS: 10, wants: (event) => event.code.startsWith("Job"), failed });
@@ -44,8 +47,13 @@ export async function show(root, { query, signal }) {
 
 /** Choosing a filter changes the address, so that it can be kept and sent on. */
 function filters(wanted) {
-  const select = el("select", { id: "state", name: "state" }, STATES.map(([value, name]) => el("option", { value, selected: value === wanted.state }, name)));
-  const text = (name, label, hint) => el("div", {}, el("label", { for: name }, label), el("input", { id: name, name, value: wanted[name], placeholder: hint, autocomplete: "off" }));
+  const states = STATES.some(([value]) => value === wanted.state) ? STATES : [...STATES, [wanted.state, wanted.state]];
+  const options = states.map(([value, name]) => el("option", { value, selected: value === wanted.state }, name));
+  const select = el("select", { id: "state", name: "state" }, options);
+  const text = (name, label, placeholder) => {
+    const input = el("input", { id: name, name, value: wanted[name], placeholder, autocomplete: "off" });
+    return el("div", {}, el("label", { for: name }, label), input);
+  };
   const apply = (event) => {
     event.preventDefault();
     location.hash = `#/jobs?${new URLSearchParams(new FormData(form))}`;
@@ -66,28 +74,39 @@ function filters(wanted) {
 function jobTable(jobs, wanted) {
   if (!jobs.length) {
     const isFiltered = wanted.name || wanted.queue || wanted.owner || wanted.state !== "live";
-    return card("No jobs", isFiltered ? empty("No job is like that", "Choose another state, or empty the fields above.") : empty("No job lives now", "Submit one, or look at all, ended ones too.", el("a", { href: "#/submit", class: "button" }, "Submit a job")));
+    return card("No jobs", isFiltered ? noneAsked() : noneAtAll());
   }
-  const nowS = Date.now() / 1000;
-  const columns = [["Job"], ["State"], ["Queue"], ["GPUs", true], ["Progress"], ["Left", true], ["Plan"], ["Submitted", true]];
-  const shown = table("Jobs", columns, jobs.map((job) => row(job, nowS)));
+  const where = [["Job"], ["State"], ["Queue"], ["GPUs", true]];
+  const columns = [...where, ["Progress"], ["Left", true], ["Plan"], ["Submitted", true]];
+  const shown = table("Jobs", columns, jobs.map(row));
   return el("section", { class: "card", "aria-label": "Jobs" }, shown);
 }
 
-function row(job, nowS) {
+function noneAsked() {
+  const all = el("a", { href: "#/jobs?state=", class: "button" }, "All jobs");
+  return empty("No job is like that", "Choose another state, or empty the fields above.", all);
+}
+
+function noneAtAll() {
+  const command = "ebbtide submit --name hello --min 1 --max 2 --steps 1000 --command \"python train.py\"";
+  const ended = el("a", { href: "#/jobs?state=" }, "Look at ended jobs, too");
+  return empty("No job lives now", "Submit one here, or from a shell:", el("pre", {}, command), ended);
+}
+
+function row(job) {
   const { progress } = job;
-  const state = badge(job.state);
-  if (job.message) state.title = job.message;
+  const name = el("a", { href: `#/jobs/${job.id}`, title: job.id }, job.name);
+  const told = job.message && el("span", { class: "small muted message", title: job.message }, job.message);
   const held = job.gpus.target || job.gpus.releasing;
   return [
-    el("a", { href: `#/jobs/${job.id}`, title: job.id }, job.name),
-    state,
+    told ? [name, told] : name,
+    badge(job.state),
     job.queue,
-    held ? `${job.gpus.target} of ${job.gpus.max}` : `${job.gpus.min}–${job.gpus.max}`,
-    progress.fraction === null ? `${Math.floor(progress.steps)} steps` : done(progress.fraction),
+    held ? `${job.gpus.target} of ${job.gpus.max}` : range(job.gpus.min, job.gpus.max),
+    progress.fraction === null ? plural(Math.floor(progress.steps), "step") : done(progress.fraction),
     progress.remaining_s === null ? "–" : duration(progress.remaining_s),
     job.plan ? el("span", { class: "small muted" }, job.plan) : "–",
-    el("time", { datetime: new Date(1000 * job.submitted_at_s).toISOString(), title: time(job.submitted_at_s) }, ago(job.submitted_at_s, nowS)),
+    age(job.submitted_at_s),
   ];
 }
 

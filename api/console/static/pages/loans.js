@@ -1,106 +1,197 @@
-// Loans over time: each node that was lent is a lane, each loan a span of it.
+// Loans over time: each node that was lent is a lane, each loan a span of it, from the offer to the return.
 
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, card, el, empty, put, table } from "../dom.js";
-import { ago, duration, plural, time } from "../format.js";
+import { duration, plural, time } from "../format.js";
 import { lendingLevers, leverButton } from "../levers.js";
 import { keepUp } from "../live.js";
+import { due, when } from "../times.js";
+import { noLending, whoAmI } from "../who.js";
 
 const LANES_MAX = 120;
 const ROWS_MAX = 60;
-const LOANS_MAX = 500;
-const SPANS = [["1 h", 3600], ["6 h", 21600], ["24 h", 86400], ["7 d", 604800]];
+const LOANS_AT_ONCE = 500;
+const LIVE_MAX = 1000;
+const SPANS = [["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400], ["7 d", 604800]];
+const USUAL_SPAN_S = 86400;
+const KINDS = [["offered", "offered"], ["active", "lent"], ["recalled", "recalled"], ["lost", "node lost"]];
 const byName = new Intl.Collator("en", { numeric: true });
 
 export const title = () => "Loans";
 
-export async function show(root, { signal }) {
-  const places = { levers: el("div", { class: "row" }), body: el("div", { class: "stack" }), refused: el("div", {}) };
-  const view = { spanS: SPANS[1][1], told: null };
-  const choose = (event) => {
-    view.spanS = Number(event.target.value);
-    if (view.told) draw();
-  };
-  const options = SPANS.map(([name, value]) => el("option", { value, selected: value === view.spanS }, name));
-  const span = el("label", { class: "row small" }, "Last", el("select", { on: { change: choose } }, options));
-  const draw = () => put(places.body, contents(view));
-  const refresh = async () => {
-    const [page, fleet] = await Promise.all([get("/v1/loans", { query: { limit: LOANS_MAX }, signal }), get("/v1/overview", { query: { generation: view.fleet?.generation }, signal })]);
-    Object.assign(view, { told: page.items, nowS: fleet.now_s, fleet });
-    draw();
-    levers(places, fleet, page.items, again);
-  };
-  put(root, el("div", { class: "head" }, el("h1", { class: "grow" }, "Loans"), span, places.levers), el("div", { class: "stack" }, places.refused, places.body));
-  const again = keepUp(refresh, { signal, wants: (event) => /^(Node|Loan|Lending)/.test(event.code), failed: (error) => put(places.refused, error && problemNote(error)) });
+export async function show(root, { query, signal }) {
+  const page = new LoansPage(root, Number(query.get("last")) || 0, signal);
+  const wants = (event) => /^(Node|Loan|Lending)/.test(event.code);
+  page.again = keepUp(() => page.refresh(), { signal, wants, failed: (error) => page.failed(error) });
 }
 
-function levers(places, fleet, loans, again) {
-  const state = JSON.stringify([fleet.switches, fleet.loans]);
-  if (state === places.state) return;
-  places.state = state;
-  const lentNodes = new Set(loans.filter((loan) => loan.state === "active" || loan.state === "recalled").map((loan) => loan.node));
-  const sizes = fleet.pools.filter((pool) => pool.kind === "inference").map((pool) => pool.gpus / Math.max(1, pool.nodes));
-  const lentGpus = Math.round(lentNodes.size * (sizes.length ? Math.max(...sizes) : 0));
-  const options = { refused: places.refused, acted: () => again() };
-  put(places.levers, lendingLevers({ switches: fleet.switches, loans: fleet.loans, lentGpus }).map((lever) => leverButton(lever, options)));
-}
-
-function contents({ told, nowS, spanS }) {
-  const fromS = nowS - spanS;
-  const shown = told.filter((loan) => endOf(loan, nowS) >= fromS);
-  if (!shown.length) {
-    const hint = told.length ? "Look further back, at the top of this page." : "A node is lent when the forecast says that inference can do without it for long enough.";
-    return card("Timeline", empty("No loans in this time", hint));
+class LoansPage {
+  /** `spanS`: how far it looks back; 0: as far as there is something, up to USUAL_SPAN_S. */
+  constructor(root, spanS, signal) {
+    Object.assign(this, { spanS, signal, older: [], next: undefined, loans: null });
+    this.places = { levers: el("div", { class: "row" }), body: el("div", { class: "stack" }), refused: el("div") };
+    this.span = el("select", { id: "span", on: { change: (event) => this.#choose(Number(event.target.value)) } });
+    const choice = el("label", { class: "row small" }, "Last", this.span);
+    put(
+      root,
+      el("div", { class: "head" }, el("h1", { class: "grow" }, "Loans"), choice, this.places.levers),
+      el("div", { class: "stack" }, this.places.refused, this.places.body),
+    );
   }
-  const lanes = Object.entries(Object.groupBy?.(shown, (loan) => loan.node) ?? grouped(shown)).sort(([a], [b]) => byName.compare(a, b));
-  const live = shown.filter((loan) => loan.is_live);
-  const more = lanes.length - LANES_MAX;
-  const words = `${plural(live.length, "node")} on loan now, ${plural(shown.length, "loan")} in the last ${duration(spanS)}`;
-  return [
-    card(["Timeline", el("span", { class: "small muted" }, words)], legend(), timeline(lanes.slice(0, LANES_MAX), fromS, nowS), more > 0 && el("p", { class: "small muted" }, `and ${plural(more, "node")} more`)),
-    card("Loans", loanTable(shown, nowS), shown.length > ROWS_MAX && el("p", { class: "small muted" }, `and ${plural(shown.length - ROWS_MAX, "loan")} before`)),
-  ];
+
+  async refresh() {
+    const { signal } = this;
+    const [newest, live, fleet, who] = await Promise.all([
+      get("/v1/loans", { query: { limit: LOANS_AT_ONCE }, signal }),
+      get("/v1/loans", { query: { state: "live", limit: LIVE_MAX }, signal }),
+      get("/v1/overview", { query: { generation: this.generation }, signal }),
+      whoAmI(),
+    ]);
+    this.generation = fleet.generation;
+    this.next = this.next === undefined ? newest.next : this.next;
+    this.newest = newest.items;
+    this.live = live.items;
+    this.nowS = fleet.now_s;
+    this.#draw();
+    this.#drawLevers(fleet, noLending(who));
+  }
+
+  failed(error) {
+    put(this.places.refused, error && problemNote(error));
+  }
+
+  async loadOlder() {
+    try {
+      const page = await get("/v1/loans", { query: { limit: LOANS_AT_ONCE, cursor: this.next }, signal: this.signal });
+      this.older.push(...page.items.filter((loan) => !loan.is_live));
+      this.next = page.next;
+      this.#draw();
+    } catch (error) {
+      this.failed(error);
+    }
+  }
+
+  #choose(spanS) {
+    this.spanS = spanS;
+    history.replaceState(null, "", `#/loans?last=${spanS}`);
+    if (this.loans) this.#draw();
+  }
+
+  #draw() {
+    this.loans = [...new Map([...this.older, ...this.newest, ...this.live].map((loan) => [loan.id, loan])).values()];
+    this.loans.sort((a, b) => b.offered_at_s - a.offered_at_s);
+    const spanS = this.spanS || usualSpan(this.loans, this.nowS);
+    const options = SPANS.map(([name, value]) => el("option", { value, selected: value === spanS }, name));
+    if (Number(this.span.value) !== spanS || !this.span.options.length) put(this.span, options);
+    put(this.places.body, contents(this.loans, this.nowS, spanS), this.#hidden());
+  }
+
+  /** What of the past is not shown, and how to see it. */
+  #hidden() {
+    if (!this.next) return null;
+    const oldest = Math.min(...[...this.older, ...this.newest].map((loan) => loan.offered_at_s));
+    const read = plural(this.loans.length, "loan");
+    const told = el("span", {}, `${read} read; ended ones offered before `, when(oldest), " are not shown.");
+    const more = el("button", { type: "button", on: { click: () => this.loadOlder() } }, `Read ${LOANS_AT_ONCE} more`);
+    return el("div", { class: "note row spread" }, told, more);
+  }
+
+  #drawLevers(fleet, hindered) {
+    const state = JSON.stringify([fleet.switches, fleet.loans]);
+    if (state === this.leverState) return; // a button that somebody is about to press stays where it is
+    this.leverState = state;
+    const lentNodes = new Set(this.live.filter((loan) => loan.state !== "offered").map((loan) => loan.node));
+    const sizes = fleet.pools.filter((pool) => pool.kind === "inference").map((pool) => pool.gpus / (pool.nodes || 1));
+    const lentGpus = Math.round(lentNodes.size * Math.max(0, ...sizes));
+    const options = { refused: this.places.refused, acted: () => this.again() };
+    const levers = lendingLevers({ switches: fleet.switches, loans: fleet.loans, lentGpus, hindered });
+    put(this.places.levers, levers.map((lever) => leverButton(lever, options)));
+  }
 }
 
-function grouped(loans) {
-  const lanes = {};
-  for (const loan of loans) (lanes[loan.node] ??= []).push(loan);
-  return lanes;
+/** The shortest span that all loans fit into, for as long as that is a day at the most. */
+function usualSpan(loans, nowS) {
+  const oldestS = nowS - Math.min(nowS, ...loans.map((loan) => loan.offered_at_s));
+  return SPANS.map(([, span]) => span).find((span) => span >= Math.min(oldestS, USUAL_SPAN_S));
+}
+
+function contents(loans, nowS, spanS) {
+  const fromS = nowS - spanS;
+  const shown = loans.filter((loan) => endOf(loan, nowS) >= fromS);
+  if (!shown.length) {
+    const idle = "A node is lent when the forecast says that inference can do without it for long enough.";
+    const further = "Look further back, at the top of this page.";
+    return card("Timeline", empty("No loans in this time", loans.length ? further : idle));
+  }
+  const byNode = new Map();
+  for (const loan of shown) byNode.set(loan.node, [...(byNode.get(loan.node) ?? []), loan]);
+  const lanes = [...byNode].sort(([a], [b]) => byName.compare(a, b));
+  const more = lanes.length - LANES_MAX;
+  const live = shown.filter((loan) => loan.is_live).length;
+  const told = `${plural(live, "node")} on loan now, ${plural(shown.length, "loan")} in the last ${duration(spanS)}`;
+  const others = more > 0 && el("p", { class: "small muted" }, `and ${plural(more, "node")} more`);
+  const drawn = timeline(lanes.slice(0, LANES_MAX), fromS, nowS);
+  const rest = shown.length - ROWS_MAX;
+  const before = rest > 0 && el("p", { class: "small muted" }, `and ${plural(rest, "loan")} before`);
+  return [
+    card(["Timeline", el("span", { class: "small muted" }, told)], legend(), drawn, others),
+    card("Loans", loanTable(shown, nowS), before),
+  ];
 }
 
 function endOf(loan, nowS) {
   return loan.is_live ? nowS : loan.state_since_s;
 }
 
+/** The periods of a loan: [state, from, to]. Loans of older versions do not know when they were lent and recalled. */
+function periods(loan, nowS) {
+  const end = endOf(loan, nowS);
+  const recalled = loan.recalled_at_s ?? (loan.state === "recalled" ? loan.state_since_s : end);
+  const lent = loan.lent_at_s ?? (loan.state === "offered" ? end : loan.offered_at_s);
+  const before = [["offered", loan.offered_at_s, lent], ["active", lent, recalled]];
+  const all = [...before, ["recalled", recalled, end]];
+  const lost = loan.state === "lost" ? [["lost", end, end]] : [];
+  return [...all.filter(([, from, to]) => to > from), ...lost];
+}
+
 function timeline(lanes, fromS, nowS) {
   const share = (atS) => Math.min(100, Math.max(0, (100 * (atS - fromS)) / (nowS - fromS)));
-  const spans = (loan) => {
-    const changes = loan.state === "recalled" ? [["active", loan.offered_at_s, loan.state_since_s], ["recalled", loan.state_since_s, nowS]] : [[loan.state, loan.offered_at_s, endOf(loan, nowS)]];
-    return changes.map(([state, begin, end]) => {
-      const told = `${loan.node} ${state}: ${time(begin)} to ${loan.is_live && end === nowS ? "now" : time(end)}, ${duration(Math.round(end - begin))}`;
-      return el("span", { class: "span", title: told, data: { state }, vars: { "--from": `${share(begin)}%`, "--width": `${share(end) - share(begin)}%` } });
-    });
+  const word = Object.fromEntries(KINDS);
+  const spans = (loan) => periods(loan, nowS).map(([state, begin, end]) => {
+    const until = loan.is_live && end === nowS ? "now" : time(end);
+    const told = `${loan.node} ${word[state]}: ${time(begin)} to ${until}, ${duration(Math.round(end - begin))}`;
+    const vars = { "--from": `${share(begin)}%`, "--width": `${share(end) - share(begin)}%` };
+    return el("span", { class: "span", title: told, data: { state }, vars });
+  });
+  const lane = ([node, loans]) => {
+    const track = el("div", { class: "track" }, loans.flatMap(spans));
+    return el("div", { class: "lane" }, el("span", { title: node }, node), track);
   };
-  const lane = ([node, loans]) => el("div", { class: "lane" }, el("span", { title: node }, node), el("div", { class: "track" }, loans.flatMap(spans)));
-  const ticks = [0, 0.25, 0.5, 0.75, 1].map((at) => el("span", {}, at === 1 ? "now" : time(fromS + at * (nowS - fromS)).replace(/:\d\d$/, "")));
+  const at = (part) => time(fromS + part * (nowS - fromS)).replace(/:\d\d$/, "");
+  const ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => el("span", {}, part === 1 ? "now" : at(part)));
   const axis = el("div", { class: "lane" }, el("span"), el("div", { class: "axis" }, ticks));
-  return el("div", { class: "timeline", tabindex: "0", role: "img", "aria-label": "Loans over time; the table below has the same" }, lanes.map(lane), axis);
+  const label = "Loans over time; the table below has the same";
+  return el("div", { class: "timeline", tabindex: "0", role: "img", "aria-label": label }, lanes.map(lane), axis);
 }
 
 function legend() {
-  const kinds = [["offered", "offered"], ["active", "lent"], ["recalled", "recalled"], ["returned", "returned"], ["lost", "node lost"]];
-  return el("ul", { class: "legend" }, kinds.map(([state, name]) => el("li", {}, el("span", { class: "swatch span-swatch", data: { state } }), name)));
+  const swatch = (state) => el("span", { class: "swatch span-swatch", data: { state } });
+  return el("ul", { class: "legend" }, KINDS.map(([state, name]) => el("li", {}, swatch(state), name)));
 }
 
 function loanTable(loans, nowS) {
+  const known = (atS) => (atS ? when(atS) : "–");
   const rows = loans.slice(0, ROWS_MAX).map((loan) => [
     loan.node,
     loan.pool,
     badge(loan.state, loan.state === "active" ? "lent" : loan.state),
-    time(loan.offered_at_s, nowS),
+    when(loan.offered_at_s),
+    known(loan.lent_at_s),
+    known(loan.recalled_at_s),
+    loan.is_live ? (loan.return_by_s ? ["by ", due(loan.return_by_s)] : "–") : when(loan.state_since_s),
     duration(Math.round(endOf(loan, nowS) - loan.offered_at_s)),
-    loan.return_by_s ? `${time(loan.return_by_s, nowS)} (${ago(loan.return_by_s, nowS)})` : "–",
   ]);
-  return table("Loans", [["Node"], ["Pool"], ["State"], ["Offered", true], ["For", true], ["Home by", true]], rows);
+  const times = ["Offered", "Lent", "Recalled", "Home", "For"].map((name) => [name, true]);
+  return table("Loans", [["Node"], ["Pool"], ["State"], ...times], rows);
 }

@@ -3,7 +3,8 @@
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, el, facts, put, table } from "../dom.js";
-import { ago, bytes, gpus, time } from "../format.js";
+import { bytes, gpus } from "../format.js";
+import { due, when } from "../times.js";
 
 export async function nodeDialog(name) {
   const body = el("div", { class: "stack" }, el("p", { class: "muted" }, "Loading …"));
@@ -29,9 +30,10 @@ function contents(node) {
     ["GPUs", `${node.gpus} × ${node.gpu}, ${bytes(node.gpu_memory_bytes)} each`],
     ["State", node.draining ? "being drained" : node.cordoned ? "cordoned: takes nothing new" : node.state],
     ["Inference", node.inference_gpus ? gpus(node.inference_gpus) : "none"],
-    ["Loan", loan && badge(loan.state, `${loan.state} since ${time(loan.state_since_s)}`)],
-    ["Home by", loan?.return_by_s && `${time(loan.return_by_s)} (${ago(loan.return_by_s, Date.now() / 1000)})`],
+    ["Loan", loan && el("span", {}, badge(loan.state), " since ", when(loan.state_since_s))],
+    ["Home by", loan?.return_by_s && due(loan.return_by_s)],
   ]);
   const rows = jobs.map(([id, indices]) => [el("a", { href: `#/jobs/${id}` }, id), indices.join(", ")]);
-  return [told, rows.length ? table("Jobs on this node", [["Job"], ["GPUs"]], rows) : el("p", { class: "muted" }, "No job holds a GPU of it.")];
+  const none = el("p", { class: "muted" }, "No job holds a GPU of it.");
+  return [told, rows.length ? table("Jobs on this node", [["Job"], ["GPUs"]], rows) : none];
 }

@@ -1,12 +1,13 @@
 // Demand of an inference pool against its capacity, with what the forecast expects next.
 
 import { get } from "../api.js";
-import { card, el, empty, put } from "../dom.js";
-import { percent } from "../format.js";
+import { card, el, empty, figureOf, put } from "../dom.js";
+import { duration, figure, gpus, percent } from "../format.js";
 import { chart } from "../plotting.js";
 
 const SPANS = [["1 h", 3600], ["3 h", 10800], ["24 h", 86400]];
 const POINTS_MAX = 900;
+const KEPT_S = 90_000;
 
 export class DemandChart {
   constructor(pool, signal) {
@@ -27,13 +28,15 @@ export class DemandChart {
     const last = this.readings.at(-1)?.at_s ?? -1;
     const latest = told.pools.find((each) => each.name === this.pool).demand;
     if (!this.readings.length && !readings.length && latest) readings.push(latest); // it may be older than what is kept
-    this.readings = [...this.readings, ...readings.filter((reading) => reading.at_s > last)].filter((reading) => reading.at_s > told.now_s - 90000);
+    const known = [...this.readings, ...readings.filter((reading) => reading.at_s > last)];
+    this.readings = known.filter((reading) => reading.at_s > told.now_s - KEPT_S);
     this.#draw();
   }
 
   #draw() {
     if (!this.readings.length) {
-      put(this.body, empty("Nobody has told the demand yet", `Report it with POST /v1/pools/${this.pool}/demand, or let the operator read it from Prometheus.`));
+      const how = `Report it with POST /v1/pools/${this.pool}/demand, or let the operator read it from Prometheus.`;
+      put(this.body, empty("Nobody has told the demand yet", how));
       this.plot = null;
       return;
     }
@@ -42,7 +45,7 @@ export class DemandChart {
     const key = levels.join();
     if (!this.plot || key !== this.key) {
       this.key = key;
-      this.plot = chart(this.body, spec(this.pool, levels), this.signal);
+      this.plot = chart(this.body, spec(pool, levels), this.signal);
     }
     const columns = data(this.readings, pool, this.told.now_s, this.spanS);
     this.plot.update(columns, columns[0].indexOf(this.told.now_s));
@@ -58,9 +61,16 @@ export class DemandChart {
   }
 }
 
+/** Beside the demand, the forecast that the pool lends by is told; the others stand in the table. */
 function spec(pool, levels) {
-  const named = (level) => `Forecast ${percent(level)}`;
-  const forecasts = levels.map((level) => ({ label: named(level), colour: "inference", width: 1, dash: [2, 3] }));
+  const promised = promisedLevel(pool, levels);
+  const forecasts = levels.map((level) => ({
+    label: `${level === promised ? "At most, with" : "Forecast"} ${percent(level)}`,
+    quiet: level !== promised,
+    colour: "inference",
+    width: 1,
+    dash: [2, 3],
+  }));
   const first = 3;
   const bands = levels.slice(1).map((_, at) => [first + at + 1, first + at, at ? "band-2" : "band-1"]);
   const series = [
@@ -68,16 +78,46 @@ function spec(pool, levels) {
     { label: "Capacity", colour: "muted", dash: [6, 4], width: 1.5 },
     ...forecasts,
   ];
-  return { label: `Demand and capacity of pool ${pool}`, unit: "GPUs", series, bands };
+  return { label: `Demand and capacity of pool ${pool.name}`, unit: "GPUs", series, bands };
 }
 
-/** Columns for the chart: past demand, capacity throughout, and the quantiles from the forecast's making to its horizon. */
+/** The quantile of the forecast that the pool's lending goes by. */
+function promisedLevel(pool, levels) {
+  return levels.find((level) => level >= pool.quantile) ?? levels.at(-1);
+}
+
+/** Demand, and whether inference is safe: what may be needed within the horizon, against what is not lent now. */
+export function demandFigure(pool, lentGpus, isOneOfMany) {
+  const { demand, forecast } = pool;
+  const name = isOneOfMany ? `Demand of ${pool.name}` : "Inference demand";
+  const unit = `of ${gpus(pool.capacity_gpus)}`;
+  if (!demand) return figureOf("inference", name, "–", unit, "nothing told yet");
+  const own = pool.capacity_gpus - lentGpus;
+  const [state, verdict] = safety(pool, own);
+  const level = forecast && promisedLevel(pool, forecast.quantiles);
+  const most = forecast && forecast.gpus[forecast.quantiles.indexOf(level)];
+  const ahead = forecast
+    ? `at most ${figure(most)} within ${duration(forecast.horizon_s)} (${percent(level)} sure)`
+    : "no forecast yet";
+  const below = [el("strong", {}, verdict), ` ${ahead}, ${figure(own)} not lent`];
+  return figureOf(state, name, figure(demand.gpus), unit, below);
+}
+
+function safety(pool, own) {
+  if (pool.demand.gpus > pool.capacity_gpus) return ["recalled", "Overloaded:"];
+  if (pool.demand.gpus > own) return ["recalled", "Short:"];
+  const most = pool.forecast?.gpus[pool.forecast.quantiles.indexOf(promisedLevel(pool, pool.forecast.quantiles))];
+  return most > own ? ["lent", "Tight:"] : ["inference", "Safe:"];
+}
+
+/** Columns for the chart: past demand, capacity throughout, the quantiles from the forecast's making to its horizon. */
 function data(readings, pool, nowS, spanS) {
   const fromS = nowS - spanS;
   const at = Math.max(0, readings.findIndex((reading) => reading.at_s >= fromS) - 1);
   const recent = readings.at(-1).at_s < fromS ? readings.slice(-1) : readings.slice(at);
   const step = Math.ceil(recent.length / POINTS_MAX);
-  const rows = recent.filter((_, each) => (recent.length - 1 - each) % step === 0).map((reading) => [Math.max(reading.at_s, fromS), reading.gpus, null]);
+  const thinned = recent.filter((_, each) => (recent.length - 1 - each) % step === 0);
+  const rows = thinned.map((reading) => [Math.max(reading.at_s, fromS), reading.gpus, null]);
   const { forecast } = pool;
   rows.push([nowS, readings.at(-1).gpus, forecast?.gpus]);
   if (forecast) {

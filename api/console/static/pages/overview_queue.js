@@ -1,72 +1,108 @@
-// Who waits, what queues use, and the newest events.
+// Who waits and why, and what queues use.
 
 import { get } from "../api.js";
-import { badge, bar, card, el, empty, put, table } from "../dom.js";
-import { arrows, count, duration, gpus, plural, time } from "../format.js";
-import { onEvent } from "../live.js";
+import { badge, bar, card, el, empty, redraw, table } from "../dom.js";
+import { count, gpus, plural, range, words } from "../format.js";
+import { age, due } from "../times.js";
 
-const FEED_MAX = 10;
-const COLOURS = { Node: "lent", Loan: "lent", Job: "training", Breach: "recalled" };
+const REASONS_EVERY_MS = 3000;
+const WAITING = "queued,planning,submitted,preempted";
+const FOR = {
+  WaitingForPlan: "for a plan",
+  BackingOff: "after a failure",
+  NoFeasiblePlan: "without a plan that fits",
+  InsufficientGpus: "for free GPUs",
+  NoMatchingFlavor: "for GPUs that are not there",
+  WaitingForPreemptedWorkloads: "for others to leave",
+  BehindHeadOfQueue: "behind the head of the queue",
+  WaitingForQuota: "for their queue's quota",
+  ExceedsMaxQuota: "for more than their queue's limit",
+};
 
-export function waitingTable(told) {
-  if (!told.waiting.length) {
-    const running = told.jobs.running || 0;
-    return empty("Nobody waits", running ? `${plural(running, "job")} running.` : "Submit a job to see it planned and placed.", el("a", { href: "#/submit", class: "button" }, "Submit a job"));
+/** Those who have waited longest. Why they do is asked for beside the overview, which need not wait for it. */
+export class WaitingCard {
+  constructor(signal) {
+    this.signal = signal;
+    this.place = el("div", { class: "stack" });
+    this.told = null;
+    this.why = new Map();
+    this.reasons = {};
+    this.askedAtMs = -Infinity;
+    const all = el("a", { href: `#/jobs?state=${encodeURIComponent(WAITING)}`, class: "small" }, "All that wait");
+    this.card = card(["Waiting", all], this.place);
   }
-  const rows = told.waiting.map((job) => [
-    el("a", { href: `#/jobs/${job.id}`, title: "Why does it wait?" }, job.name),
-    badge(job.state),
-    `${job.min_gpus}–${job.max_gpus}`,
-    duration(Math.max(0, Math.round(told.now_s - job.submitted_at_s))),
-  ]);
-  return table("Jobs that have waited longest", [["Job"], ["State"], ["GPUs", true], ["For", true]], rows);
+
+  async refresh(told) {
+    this.told = told;
+    this.#draw();
+    if (!told.waiting.length || performance.now() - this.askedAtMs < REASONS_EVERY_MS) return;
+    this.askedAtMs = performance.now();
+    const { items, reasons } = await get("/v1/waiting", { signal: this.signal });
+    this.why = new Map(items.map((each) => [each.id, each]));
+    this.reasons = reasons;
+    this.#draw();
+  }
+
+  #draw() {
+    const { waiting, jobs } = this.told;
+    const why = waiting.map((job) => this.why.get(job.id));
+    redraw(this.place, JSON.stringify([waiting, why, this.reasons, jobs.running]), () => {
+      if (!waiting.length) return nobodyWaits(jobs.running || 0);
+      const rows = waiting.map((job, at) => waitingRow(job, why[at]));
+      return [this.#counts(), el("ol", { class: "waiting", "aria-label": "Jobs that have waited longest" }, rows)];
+    });
+  }
+
+  #counts() {
+    const most = Object.entries(this.reasons).sort((a, b) => b[1] - a[1]);
+    if (!most.length) return null;
+    const told = most.map(([code, number]) => `${count(number)} ${FOR[code] ?? words(code).toLowerCase()}`);
+    return el("p", { class: "small muted" }, told.join(", "));
+  }
+}
+
+function waitingRow(job, why) {
+  const asked = `${range(job.min_gpus, job.max_gpus)} ${job.max_gpus === 1 ? "GPU" : "GPUs"}`;
+  const start = why?.expected_start_s;
+  return el(
+    "li",
+    {},
+    el("p", { class: "row" }, el("a", { href: `#/jobs/${job.id}`, title: job.id }, job.name), badge(job.state)),
+    el("p", { class: "small muted" }, `${asked}, for `, age(job.submitted_at_s, "for")),
+    el("p", { class: "small" }, why?.reason ? why.reason.detail : unexplained(job, why)),
+    start ? el("p", { class: "small muted" }, "Expected to start at ", due(start)) : null,
+  );
+}
+
+function unexplained(job, why) {
+  if (job.state === "planning") return "The solver is looking for its plans.";
+  return why ? "Its turn comes at the next tick." : "It has just come.";
+}
+
+function nobodyWaits(running) {
+  const told = running ? `${plural(running, "job")} running.` : "Submit a job to see it planned and placed.";
+  return empty("Nobody waits", told, el("a", { href: "#/submit", class: "button" }, "Submit a job"));
 }
 
 export function queueTable(told) {
   if (!told.queues.length) return null;
-  const busiest = [...told.queues].sort((a, b) => b.used_gpus + b.waiting_gpus - a.used_gpus - a.waiting_gpus).slice(0, 8);
-  const rows = busiest.map((queue) => [queue.name, use(queue), count(queue.used_gpus), count(queue.running_jobs), count(queue.waiting_jobs)]);
+  const asks = (queue) => queue.used_gpus + queue.waiting_gpus;
+  const busiest = [...told.queues].sort((a, b) => asks(b) - asks(a)).slice(0, 8);
+  const figures = (queue) => [queue.used_gpus, queue.running_jobs, queue.waiting_jobs].map(count);
+  const rows = busiest.map((queue) => [queue.name, use(queue), ...figures(queue)]);
+  const columns = [["Queue"], ["Use"], ["GPUs", true], ["Run", true], ["Wait", true]];
   const more = told.queues.length - busiest.length;
-  return card("Queues", table("Queues and what they use", [["Queue"], ["Use"], ["GPUs", true], ["Run", true], ["Wait", true]], rows), more > 0 ? el("p", { class: "small muted" }, `and ${plural(more, "queue")} more that use less`) : null);
+  const others = more > 0 && el("p", { class: "small muted" }, `and ${plural(more, "queue")} more that use less`);
+  return card("Queues", table("Queues and what they use", columns, rows), others);
 }
 
+/** What it uses of its limit, or else of what it is guaranteed. */
 function use(queue) {
   const whole = Math.max(1, queue.limit_gpus ?? 0, queue.guaranteed_gpus, queue.used_gpus);
-  const told = `${gpus(queue.own_gpus)} of its own, ${queue.borrowed_gpus} borrowed, ${queue.guaranteed_gpus} guaranteed`;
+  const limit = queue.limit_gpus === null ? "no limit" : `at most ${queue.limit_gpus}`;
+  const own = `${gpus(queue.own_gpus)} of its own, ${queue.borrowed_gpus} borrowed`;
+  const told = `${own}; ${queue.guaranteed_gpus} guaranteed, ${limit}`;
   const shown = bar(told, [["training", queue.own_gpus / whole], ["borrowed", queue.borrowed_gpus / whole]]);
   shown.title = told;
   return shown;
-}
-
-/** The newest events, newest first; what comes is put on top. */
-export function feed(signal) {
-  const place = el("div", {});
-  const list = el("ol", { class: "feed" });
-  let newest = null;
-  const add = (event, isFresh) => {
-    if (newest !== null && event.number <= newest) return;
-    newest = event.number;
-    list.prepend(entry(event, isFresh));
-    while (list.children.length > FEED_MAX) list.lastChild.remove();
-    if (list.parentNode !== place) put(place, list);
-  };
-  onEvent((event) => event && newest !== null && add(event, true), signal);
-  const refresh = async (told) => {
-    if (newest !== null && newest >= told.newest_event) return;
-    const after = Math.max(newest ?? 0, told.newest_event - FEED_MAX);
-    const { items } = await get("/v1/events", { query: { after, limit: FEED_MAX }, signal });
-    newest ??= 0;
-    items.forEach((event) => add(event, false));
-    if (!list.children.length) put(place, empty("Nothing has happened yet"));
-  };
-  return { place, refresh };
-}
-
-function entry(event, isFresh) {
-  const kind = /^[A-Z][a-z]+/.exec(event.code)[0];
-  const subject = event.code.startsWith("Job") ? el("a", { href: `#/jobs/${event.subject}` }, event.subject) : el("strong", {}, event.subject);
-  const rest = event.message.slice(event.subject.length);
-  const told = event.message.startsWith(event.subject) && /^[:, ]/.test(rest) ? rest.replace(/^[:,]?\s*/, "") : event.message;
-  const when = el("time", { datetime: new Date(1000 * event.at_s).toISOString() }, time(event.at_s));
-  return el("li", { class: isFresh ? "fresh" : null }, when, el("p", {}, el("span", { class: "badge", data: { state: COLOURS[kind] || "idle" } }, subject), " ", arrows(told)));
 }

@@ -2,20 +2,22 @@
 
 import { post, Problem } from "../api.js";
 import { problemNote } from "../dialogs.js";
-import { card, el, empty, put, table } from "../dom.js";
+import { card, copyButton, el, empty, put, table } from "../dom.js";
 import { clearRefusals, field, nameLists, showRefusals, values } from "../forms.js";
 import { count, duration, figure, gpus, percent } from "../format.js";
 import { planDrawing } from "../plan_drawing.js";
+import { devicesOf, planText } from "../plan_words.js";
 import { chart } from "../plotting.js";
 
 const BUSY_MS = 1200;
 const BUSY_TRIES = 30;
+const ASK = "Name a model, a GPU model and a number of GPUs; the solver finds the fastest plan, and how it scales.";
 
 export const title = () => "Plan explorer";
 
-export async function show(root, { signal }) {
+export async function show(root, { query, signal }) {
   const places = { refused: el("div", {}), answer: el("div", { class: "stack" }), curve: el("div", {}) };
-  const form = el("form", { class: "stack", novalidate: true }, await nameLists(), fields());
+  const form = el("form", { class: "stack", novalidate: true }, await nameLists(), fields(query));
   let current = new AbortController();
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -23,8 +25,10 @@ export async function show(root, { signal }) {
     current = new AbortController();
     signal.addEventListener("abort", () => current.abort());
     clearRefusals(form, places.refused);
+    const question = values(form);
+    history.replaceState(null, "", `#/plans?${new URLSearchParams(question)}`);
     try {
-      await explore(values(form), places, current.signal);
+      await explore(question, places, current.signal);
     } catch (error) {
       if (current.signal.aborted) return;
       put(places.answer);
@@ -32,19 +36,25 @@ export async function show(root, { signal }) {
       else showRefusals(form, places.refused, error);
     }
   });
-  put(places.answer, card("Plan", empty("Nothing asked yet", "Name a model, a GPU model and a number of GPUs; the solver finds the fastest plan, and how the model scales.")));
-  put(root, el("div", { class: "head" }, el("h1", {}, "Plan explorer")), el("div", { class: "stack" }, form, places.refused, places.answer, places.curve));
+  put(places.answer, card("Plan", empty("Nothing asked yet", ASK)));
+  const answers = el("div", { class: "stack" }, form, places.refused, places.answer, places.curve);
+  put(root, el("div", { class: "head" }, el("h1", {}, "Plan explorer")), answers);
+  if (query.has("model")) form.requestSubmit(); // a question that somebody has sent on
 }
 
-function fields() {
+/** Fields with what the address asks, or else with something that has an answer. */
+function fields(query) {
+  const number = { kind: "number", min: 1 };
+  const asked = (name, label, props) => field(name, label, { ...props, value: query.get(name) ?? props.value ?? "" });
+  const button = el("button", { class: "first", type: "submit" }, "Find the plan");
   return card("Question", el("div", { class: "form" },
-    field("model", "Model", { list: "models", value: "llama-2-7b", required: true }),
-    field("gpu", "GPU model", { list: "gpu-models", value: "a100-80g", required: true }),
-    field("gpus", "GPUs", { kind: "number", value: 16, min: 1 }),
-    field("globalBatch", "Global batch", { kind: "number", value: 64, min: 1 }),
-    field("sequenceLength", "Sequence length", { kind: "number", hint: "Empty: the model's own." }),
-    field("frozenLayers", "Frozen layers", { kind: "number", hint: "Empty: none." })),
-    el("div", { class: "row" }, el("button", { class: "first", type: "submit" }, "Find the plan")));
+    asked("model", "Model", { list: "models", value: "llama-2-7b", required: true }),
+    asked("gpu", "GPU model", { list: "gpu-models", value: "a100-80g", required: true }),
+    asked("gpus", "GPUs", { ...number, value: 16 }),
+    asked("globalBatch", "Global batch", { ...number, value: 64 }),
+    asked("sequenceLength", "Sequence length", { ...number, hint: "Empty: the model's own." }),
+    asked("frozenLayers", "Frozen layers", { ...number, hint: "Empty: none." })),
+    el("div", { class: "row" }, button));
 }
 
 async function explore(question, places, signal) {
@@ -52,7 +62,11 @@ async function explore(question, places, signal) {
   put(places.answer, card("Plan", el("p", { class: "muted", role: "status" }, "The solver is looking …")));
   const plan = await solved(question, signal);
   const words = `${count(plan.candidates)} strategies looked at in ${duration(plan.search_time_s)}`;
-  put(places.answer, card([`${question.model} on ${gpus(question.gpus)}`, el("span", { class: "small muted" }, words)], plan.remark && el("p", { class: "note" }, plan.remark), planDrawing(plan, plan.inspection)));
+  const name = `${question.model} on ${gpus(question.gpus)}`;
+  const copy = copyButton("the plan as text", () => planText(`${name} (${question.gpu})`, plan, plan.inspection));
+  const remark = plan.remark && el("p", { class: "note" }, plan.remark);
+  const head = [name, el("span", { class: "row small muted" }, words, copy)];
+  put(places.answer, card(head, remark, planDrawing(plan, plan.inspection)));
   await scalingCurve(question, plan, places.curve, signal);
 }
 
@@ -63,7 +77,10 @@ async function scalingCurve(question, plan, place, signal) {
   const told = el("p", { class: "small muted", role: "status" });
   const rows = el("div", {});
   put(place, card(["Scaling curve", told], body, rows));
-  const series = [{ label: "Throughput", colour: "training", points: true }, { label: "If every GPU helped as much as the first", colour: "muted", dash: [4, 4], width: 1 }];
+  const series = [
+    { label: "Throughput", colour: "training", points: true },
+    { label: "If every GPU helped as much as the first", colour: "muted", dash: [4, 4], width: 1 },
+  ];
   const drawn = chart(body, { label: "Throughput by GPUs", xs: "GPUs", unit: "samples/s", series }, signal);
   const wanted = counts(question.gpus);
   for (const [at, number] of wanted.entries()) {
@@ -106,16 +123,21 @@ function draw(points, drawn, rows) {
   const feasible = sorted.filter(([, plan]) => !plan.infeasible);
   const [first] = feasible;
   const one = first ? first[1].samples_per_s / first[0] : 0;
-  drawn.update([feasible.map(([number]) => number), feasible.map(([, plan]) => plan.samples_per_s), feasible.map(([number]) => number * one)]);
-  const lines = sorted.map(([number, plan]) => plan.infeasible
-    ? [count(number), el("span", { class: "muted" }, plan.infeasible), "–", "–", "–"]
-    : [count(number), shape(plan), duration(plan.iteration_time_s), figure(plan.samples_per_s), percent(plan.samples_per_s / (number * one))]);
-  put(rows, table("Plans by GPUs", [["GPUs"], ["Plan"], ["Step", true], ["Samples/s", true], ["Efficiency", true]], lines));
+  const numbers = feasible.map(([number]) => number);
+  drawn.update([numbers, feasible.map(([, plan]) => plan.samples_per_s), numbers.map((number) => number * one)]);
+  const lines = sorted.map(([number, plan]) => {
+    if (plan.infeasible) return [count(number), el("span", { class: "muted" }, plan.infeasible), "–", "–", "–"];
+    const { iteration_time_s: stepS, samples_per_s: speed } = plan;
+    return [count(number), shape(plan), duration(stepS), figure(speed), percent(speed / (number * one))];
+  });
+  const columns = [["GPUs"], ["Plan"], ["Step", true], ["Samples/s", true], ["Efficiency", true]];
+  put(rows, table("Plans by GPUs", columns, lines));
 }
 
 function shape(plan) {
   const [{ tp, dp, ulysses, ring }] = plan.stages[0].strategies;
-  const devices = plan.stages.length / plan.schedule.interleave;
-  const degrees = [["pipeline", devices], ["tensor", tp], ["sequence", ulysses * ring], ["data", dp]].filter(([, degree]) => degree > 1);
-  return degrees.map(([name, degree]) => `${name} ×${degree}`).join(", ") || "one GPU";
+  const stages = devicesOf(plan).length;
+  const degrees = [["pipeline", stages], ["tensor", tp], ["sequence", ulysses * ring], ["data", dp]];
+  const told = degrees.filter(([, degree]) => degree > 1).map(([name, degree]) => `${name} ×${degree}`);
+  return told.join(", ") || "one GPU";
 }

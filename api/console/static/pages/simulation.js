@@ -3,9 +3,10 @@
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, card, el, facts, put, table } from "../dom.js";
-import { count, duration, figure, percent, plural, time } from "../format.js";
+import { count, duration, figure, percent, plural } from "../format.js";
 import { leverButton } from "../levers.js";
 import { keepUp } from "../live.js";
+import { when } from "../times.js";
 import { progress } from "./simulations.js";
 
 const ROWS = [
@@ -32,21 +33,26 @@ export const title = (id) => id;
 
 export async function show(root, { params: [id], signal }) {
   const path = `/v1/simulations/${encodeURIComponent(id)}`;
-  const places = { state: el("div", {}), report: el("div", {}), refused: el("div", {}), levers: el("div", { class: "row" }) };
+  const names = ["state", "report", "refused", "levers"];
+  const places = Object.fromEntries(names.map((name) => [name, el("div")]));
+  places.levers.className = "row";
+  const options = { refused: places.refused, acted: () => again() };
   let isReported = false;
   const refresh = async () => {
     const told = await get(path, { signal });
     put(places.state, card("State", standing(told)));
     const isLive = ["queued", "running"].includes(told.state);
-    if (isLive !== places.isLive) put(places.levers, isLive && leverButton(cancelling(path, told), { refused: places.refused, acted: () => again() }));
+    if (isLive !== places.isLive) put(places.levers, isLive && leverButton(cancelling(path, told), options));
     places.isLive = isLive;
     if (told.state !== "succeeded" || isReported) return;
     isReported = true;
     put(places.report, reportCard(await get(`${path}/report`, { signal })));
   };
-  put(root, el("div", { class: "head" }, el("div", { class: "grow" }, el("p", { class: "small" }, el("a", { href: "#/simulate" }, "Simulate")), el("h1", {}, id)), places.levers),
-    el("div", { class: "stack" }, places.refused, places.state, places.report));
-  const again = keepUp(refresh, { signal, everyS: 1, wants: () => false, failed: (error) => put(places.refused, error && problemNote(error)) });
+  const back = el("p", { class: "small" }, el("a", { href: "#/simulate" }, "Simulate"));
+  const head = el("div", { class: "head" }, el("div", { class: "grow" }, back, el("h1", {}, id)), places.levers);
+  put(root, head, el("div", { class: "stack" }, places.refused, places.state, places.report));
+  const failed = (error) => put(places.refused, error && problemNote(error));
+  const again = keepUp(refresh, { signal, everyS: 1, wants: () => false, failed });
 }
 
 function standing(told) {
@@ -55,7 +61,7 @@ function standing(told) {
     ["Policy sets", told.policies.join(", ")],
     ["Jobs played", `${count(told.progress.jobs_done)} of ${count(told.progress.jobs_total)}, over all policy sets`],
     ["Playing now", told.progress.playing],
-    ["Handed in", `${time(told.created_at_s)} by ${told.owner || "nobody named"}`],
+    ["Handed in", el("span", {}, when(told.created_at_s), ` by ${told.owner || "nobody named"}`)],
     ["Took", told.ended_at_s && told.started_at_s ? duration(told.ended_at_s - told.started_at_s) : null],
     ["Tries", told.tries > 1 ? plural(told.tries, "try", "tries") : null],
     ["Why", told.reason],
@@ -63,11 +69,20 @@ function standing(told) {
 }
 
 function cancelling(path, told) {
-  return { name: "Cancel", title: "Cancel this simulation?", what: [`It is ${told.state}. What it has played is lost.`], path, method: "DELETE", done: "The simulation is being cancelled.", danger: true };
+  return {
+    name: "Cancel",
+    title: "Cancel this simulation?",
+    what: [`It is ${told.state}. What it has played is lost.`],
+    path,
+    method: "DELETE",
+    done: "The simulation is being cancelled.",
+    danger: true,
+  };
 }
 
 function reportCard({ seed, policies }) {
   const columns = [["Figure"], ...policies.map((each) => [each.policy, true])];
   const rows = ROWS.map(([name, of]) => [name, ...policies.map(of)]);
-  return card(["Report", el("span", { class: "small muted" }, `seed ${seed}`)], table("Policy sets compared", columns, rows));
+  const extra = el("span", { class: "small muted" }, `seed ${seed}`);
+  return card(["Report", extra], table("Policy sets compared", columns, rows));
 }

@@ -4,10 +4,9 @@ import { get, post } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, bar, card, el, empty, put, table } from "../dom.js";
 import { clearRefusals, field, showRefusals, values } from "../forms.js";
-import { ago, percent } from "../format.js";
+import { percent } from "../format.js";
 import { keepUp } from "../live.js";
-
-const STATES = { running: "running", queued: "queued", succeeded: "succeeded", failed: "failed", cancelled: "cancelled" };
+import { age } from "../times.js";
 
 export const title = () => "Simulate";
 
@@ -24,17 +23,21 @@ export async function show(root, { signal }) {
       showRefusals(form, places.refused, error);
     }
   });
-  put(root, el("div", { class: "head" }, el("h1", {}, "Simulate")), el("div", { class: "stack" }, places.refused, form, places.list));
+  const contents = el("div", { class: "stack" }, places.refused, form, places.list);
+  put(root, el("div", { class: "head" }, el("h1", {}, "Simulate")), contents);
   const refresh = async () => {
     const { items } = await get("/v1/simulations", { query: { limit: 50 }, signal });
     put(places.list, card("Simulations", listed(items)));
   };
-  keepUp(refresh, { signal, everyS: 2, wants: () => false, failed: (error) => error && put(places.list, problemNote(error)) });
+  const failed = (error) => error && put(places.list, problemNote(error));
+  keepUp(refresh, { signal, everyS: 2, wants: () => false, failed });
 }
 
 function fields() {
   const file = (name, label, hint, accept) => field(name, label, { kind: "file", hint, accept });
-  return card("A new one", el("p", { class: "muted small" }, "What ", el("code", {}, "ebbtide simulate"), " takes: jobs and demand as CSV, the fleet as YAML. It is checked at once and played in the background."), el("div", { class: "form" },
+  const takes = " takes: jobs and demand as CSV, the fleet as YAML. It is checked at once, played in the background.";
+  const intro = el("p", { class: "muted small" }, "What ", el("code", {}, "ebbtide simulate"), takes);
+  return card("A new one", intro, el("div", { class: "form" },
     file("jobs", "Jobs", "CSV, one job a row.", ".csv,.txt"),
     file("demand", "Demand of inference", "CSV; may be left out.", ".csv,.txt"),
     file("cluster", "Fleet", "YAML with pools and nodes.", ".yaml,.yml,.json"),
@@ -48,25 +51,28 @@ async function documentOf(form) {
   const text = async (name) => (await form.elements[name].files[0]?.text()) ?? "";
   const told = { jobs: await text("jobs"), demand: await text("demand"), cluster: await text("cluster"), seed };
   for (const name of ["jobs", "cluster"]) {
-    if (!told[name]) throw Object.assign(new Error(`${name} is missing`), { errors: [{ field: name, value: null, allowed: "a file" }] });
+    const errors = [{ field: name, value: null, allowed: "a file" }];
+    if (!told[name]) throw Object.assign(new Error(`${name} is missing`), { errors });
   }
   return { ...told, policies: policies.split(",").map((name) => name.trim()).filter(Boolean) };
 }
 
 function listed(items) {
-  if (!items.length) return empty("Nothing was simulated yet", "Hand in a trace above: the report compares policy sets on your own jobs.");
-  const nowS = Date.now() / 1000;
+  const todo = "Hand in a trace above: the report compares policy sets on your own jobs.";
+  if (!items.length) return empty("Nothing was simulated yet", todo);
   const rows = items.map((each) => [
     el("a", { href: `#/simulate/${each.id}` }, each.id),
-    badge(STATES[each.state]),
+    badge(each.state),
     each.policies.join(", "),
     progress(each),
-    ago(each.created_at_s, nowS),
+    age(each.created_at_s),
   ]);
-  return table("Simulations", [["Simulation"], ["State"], ["Policy sets"], ["Progress"], ["Handed in", true]], rows);
+  const columns = [["Simulation"], ["State"], ["Policy sets"], ["Progress"], ["Handed in", true]];
+  return table("Simulations", columns, rows);
 }
 
 export function progress(each) {
   const told = percent(each.progress.fraction);
-  return el("div", { class: "done" }, bar(`${told} played`, [["training", each.progress.fraction]]), el("span", { class: "small" }, told));
+  const drawn = bar(`${told} played`, [["training", each.progress.fraction]]);
+  return el("div", { class: "done" }, drawn, el("span", { class: "small" }, told));
 }

@@ -1,0 +1,34 @@
+// Times as elements: in the reader's time zone, the exact UTC at hover, and ages that stay current while one looks.
+
+import { el, say } from "./dom.js";
+import { ago, duration, time, utc } from "./format.js";
+
+const EVERY_MS = 1000;
+const TELL = { ago, for: (atS, nowS) => duration(Math.max(0, Math.round(nowS - atS))) };
+
+export function when(atS, props = {}) {
+  return el("time", { datetime: new Date(1000 * atS).toISOString(), title: utc(atS), ...props }, time(atS));
+}
+
+/** "3 min ago" or "in 20 s"; with `tell` "for": "3 min". */
+export function age(atS, tell = "ago") {
+  const at = when(atS);
+  Object.assign(at.dataset, { tell, at: atS });
+  at.title = `${time(atS)}, ${utc(atS)}`;
+  at.textContent = TELL[tell](atS, Date.now() / 1000);
+  return at;
+}
+
+/** A time with its distance from now: 21:49:12 (in 20 s). */
+export function due(atS) {
+  return el("span", {}, when(atS), " (", age(atS), ")");
+}
+
+export function keepAges() {
+  setInterval(() => {
+    if (document.hidden) return;
+    for (const each of document.querySelectorAll("time[data-tell]")) {
+      say(each, TELL[each.dataset.tell](Number(each.dataset.at), Date.now() / 1000));
+    }
+  }, EVERY_MS);
+}
