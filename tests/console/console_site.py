@@ -118,15 +118,18 @@ class ConsoleSite:
 
     def train(self, job_id: str, steps: Iterable[int]) -> None:
         """What a job's rank 0 does: it prints each step into its log and tells it, every six seconds."""
-        loaded = self.store.load().snapshot.jobs[job_id]
-        generation = loaded.allocation.generation
-        record = StartedRecord(job_id, generation, loaded.allocation.target, 1, generation, self.clock.now_s())
-        log = RunRoot(self.folder, logs=LogLimits()).begin(record, data_parallel_plan(GPU, 1)).log_path(0)
+        allocation = self.store.load().snapshot.jobs[job_id].allocation
+        generation = allocation.generation
+        record = StartedRecord(job_id, generation, allocation.target, 1, generation, self.clock.now_s())
+        root = RunRoot(self.folder, logs=LogLimits())
+        folder = root.folder(job_id, generation)
+        if not folder.path.exists():
+            root.begin(record, data_parallel_plan(GPU, 1))
         headers = {"Authorization": f"Bearer {issue_token(SECRET, job_id, generation)}"}
         for step in steps:
             self.tick(after_s=6.0)
             loss, speed = 1.5 + 4 / (1 + step / 50), 90.0 + step % 7
-            with log.open("a") as printed:
+            with folder.log_path(0).open("a") as printed:
                 printed.write(f"rank 0 INFO step {step}: loss {loss:.4f}, {speed:.1f} samples/s\n")
             told = {"generation": generation, "step": step, "loss": loss, "samples_per_s": speed}
             httpx.post(f"{self.url}/v1/jobs/{job_id}/progress", json=told, headers=headers).raise_for_status()

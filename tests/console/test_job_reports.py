@@ -20,15 +20,16 @@ def test_loss_throughput_and_log_are_drawn_as_the_job_reports_them(fleet: Consol
     loss = page.get_by_role("region", name="Loss", exact=True)
     expect(loss.locator("canvas")).to_be_visible()
     loss.get_by_text("Figures as a table").click()
-    rows = loss.locator("tbody tr")
+    rows = loss.locator("details tbody tr")
     expect(rows).to_have_count(5)
-    expect(rows.first).to_contain_text("50")
+    expect(rows.first).to_contain_text("3.5")
     expect(page.get_by_role("region", name="Throughput", exact=True).locator(".u-legend")).to_contain_text("samples/s")
     log = page.get_by_role("region", name="Lines of the log")
     expect(log).to_contain_text("step 50: loss 3.5000")
     fleet.train(job_id, [60])
     expect(log).to_contain_text("step 60")
     expect(rows).to_have_count(6)
+    expect(rows.first).to_contain_text("3.32")
     expect(page.locator(".figures")).to_contain_text("last loss 3.32")
 
 

@@ -5,7 +5,7 @@ import { plural } from "./format.js";
 
 const NEWS_MAX = 20;
 const NEWS_TOGETHER_MS = 1000;
-let news = [];
+const news = new Map();
 
 /** Shows `content` in a modal dialog, and gives the value of the button that was pressed ("" for Esc). */
 function modal(title, content, buttons) {
@@ -56,17 +56,19 @@ export function toast(text) {
   setTimeout(() => shown.remove(), 6000);
 }
 
-/** News for those who cannot see them, without moving the focus. Of what comes in a crowd, the first and how many. */
-export function announce(text) {
-  news.push(text);
-  if (news.length > 1) return;
-  setTimeout(() => {
-    const place = document.getElementById("news");
-    const [first, ...others] = news;
-    news = [];
+/** News for those who cannot see them, without moving the focus. Of a crowd of one kind, the first and how many. */
+export function announce(kind, text) {
+  if (!news.size) setTimeout(tellNews, NEWS_TOGETHER_MS);
+  news.set(kind, [...(news.get(kind) ?? []), text]);
+}
+
+function tellNews() {
+  const place = document.getElementById("news");
+  for (const [first, ...others] of news.values()) {
     place.append(el("p", {}, others.length ? `${first}; and ${plural(others.length, "more change")} like it` : first));
-    while (place.children.length > NEWS_MAX) place.firstChild.remove();
-  }, NEWS_TOGETHER_MS);
+  }
+  news.clear();
+  while (place.children.length > NEWS_MAX) place.firstChild.remove();
 }
 
 /** An error as people read it: what the API said, and the refused fields with what they may be. */

@@ -24,7 +24,7 @@ export async function show(root, { signal }) {
   const page = new Overview(root, signal);
   const keeping = keepUp(() => page.refresh(), { signal, failed: (error) => page.failed(error) });
   page.again = keeping;
-  onEvent((event) => event && NEWS.has(event.code) && announce(event.message), signal);
+  onEvent((event) => event && NEWS.has(event.code) && announce(event.code, event.message), signal);
 }
 
 class Overview {
@@ -40,8 +40,9 @@ class Overview {
   }
 
   async refresh() {
-    const told = await get("/v1/overview", { query: { generation: this.known }, signal: this.signal });
-    this.hindered ??= noLending(await whoAmI());
+    const looking = get("/v1/overview", { query: { generation: this.known }, signal: this.signal });
+    const [told, who] = await Promise.all([looking, whoAmI()]);
+    this.hindered = noLending(who);
     this.known = told.generation;
     if (told.complete) this.nodes.clear();
     for (const node of told.nodes) this.nodes.set(node.name, node);
@@ -49,7 +50,7 @@ class Overview {
     this.places ??= this.#frame();
     this.#draw(told);
     const charts = [...this.charts.values()].map((chart) => chart.refresh(told));
-    await Promise.all([this.feed.refresh(told), this.waiting.refresh(told), ...charts]);
+    await Promise.all([this.feed.refresh(told), ...charts]);
   }
 
   failed(error) {
@@ -67,8 +68,8 @@ class Overview {
       this.root,
       el("div", { class: "head" }, title, places.levers),
       el("div", { class: "stack" }, places.refused, places.leader, places.figures, el("div", { class: "columns" },
-        el("div", { class: "stack" }, places.pools, places.charts, card("What just happened", this.feed.place)),
-        el("div", { class: "stack" }, this.waiting.card, places.queues))),
+        el("div", { class: "stack" }, places.pools, places.charts),
+        el("div", { class: "stack" }, this.waiting.card, places.queues, card("What just happened", this.feed.place)))),
     );
     return places;
   }
@@ -81,6 +82,7 @@ class Overview {
     const figures = this.#figures(told);
     redraw(places.figures, figures.textContent, () => figures);
     this.#drawPools(told);
+    this.waiting.update(told);
     redraw(places.queues, JSON.stringify(told.queues), () => queueTable(told));
   }
 
@@ -116,15 +118,17 @@ class Overview {
     const inference = told.pools.filter((pool) => pool.kind === "inference").slice(0, 2);
     return el("dl", { class: "figures" }, [
       figureOf("training", "GPUs in training", count(held), `of ${count(own + lentGpus)}`, used),
-      ...inference.map((pool) => demandFigure(pool, this.#lentOf(pool.name), told.pools.length > 2)),
+      ...inference.map((pool) => demandFigure(pool, this.#lentOf(pool), told.pools.length > 2)),
       figureOf("lent", "Lent to training", count(lent.length), lent.length === 1 ? "node" : "nodes", onLoan),
       figureOf("queued", "Waiting jobs", count(waiting), "", asked),
     ]);
   }
 
-  /** GPUs of a pool that training has, or still has. */
+  /** GPUs of a pool that training has: {lent, recalled}, those that are on their way home apart. */
   #lentOf(pool) {
-    return this.#lent().filter((node) => node.pool === pool).reduce((sum, node) => sum + node.gpus, 0);
+    const found = { lent: 0, recalled: 0 };
+    for (const node of this.#lent()) if (node.pool === pool.name) found[node.state] += node.gpus;
+    return found;
   }
 
   #drawPools(told) {

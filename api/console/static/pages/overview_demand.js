@@ -86,28 +86,29 @@ function promisedLevel(pool, levels) {
   return levels.find((level) => level >= pool.quantile) ?? levels.at(-1);
 }
 
-/** Demand, and whether inference is safe: what may be needed within the horizon, against what is not lent now. */
-export function demandFigure(pool, lentGpus, isOneOfMany) {
+/** Demand, and whether inference is safe: what may be needed within the horizon, against what is not lent by then. */
+export function demandFigure(pool, { lent, recalled }, isOneOfMany) {
   const { demand, forecast } = pool;
   const name = isOneOfMany ? `Demand of ${pool.name}` : "Inference demand";
   const unit = `of ${gpus(pool.capacity_gpus)}`;
   if (!demand) return figureOf("inference", name, "–", unit, "nothing told yet");
-  const own = pool.capacity_gpus - lentGpus;
-  const [state, verdict] = safety(pool, own);
+  const own = pool.capacity_gpus - lent - recalled;
+  const [state, verdict] = safety(pool, own, recalled);
   const level = forecast && promisedLevel(pool, forecast.quantiles);
   const most = forecast && forecast.gpus[forecast.quantiles.indexOf(level)];
   const ahead = forecast
     ? `at most ${figure(most)} within ${duration(forecast.horizon_s)} (${percent(level)} sure)`
     : "no forecast yet";
-  const below = [el("strong", {}, verdict), ` ${ahead}, ${figure(own)} not lent`];
+  const homing = recalled ? `, ${figure(recalled)} on the way home` : "";
+  const below = [el("strong", {}, verdict), ` ${ahead}, ${figure(own)} not lent${homing}`];
   return figureOf(state, name, figure(demand.gpus), unit, below);
 }
 
-function safety(pool, own) {
+function safety(pool, own, recalled) {
   if (pool.demand.gpus > pool.capacity_gpus) return ["recalled", "Overloaded:"];
   if (pool.demand.gpus > own) return ["recalled", "Short:"];
   const most = pool.forecast?.gpus[pool.forecast.quantiles.indexOf(promisedLevel(pool, pool.forecast.quantiles))];
-  return most > own ? ["lent", "Tight:"] : ["inference", "Safe:"];
+  return most > own + recalled ? ["lent", "Tight:"] : ["inference", "Safe:"];
 }
 
 /** Columns for the chart: past demand, capacity throughout, the quantiles from the forecast's making to its horizon. */

@@ -6,7 +6,7 @@ import { arrows } from "../format.js";
 import { onEvent } from "../live.js";
 import { when } from "../times.js";
 
-const FEED_MAX = 10;
+const FEED_MAX = 8;
 const COLOURS = { Node: "lent", Loan: "lent", Job: "training", Breach: "recalled" };
 
 /** The newest events, newest first; what comes is put on top. */

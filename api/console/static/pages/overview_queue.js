@@ -1,11 +1,13 @@
 // Who waits and why, and what queues use.
 
-import { get } from "../api.js";
+import { get, Unreachable } from "../api.js";
+import { problemNote } from "../dialogs.js";
 import { badge, bar, card, el, empty, redraw, table } from "../dom.js";
 import { count, gpus, plural, range, words } from "../format.js";
 import { age, due } from "../times.js";
 
 const REASONS_EVERY_MS = 3000;
+const WAITING_MAX = 5;
 const WAITING = "queued,planning,submitted,preempted";
 const FOR = {
   WaitingForPlan: "for a plan",
@@ -19,37 +21,52 @@ const FOR = {
   ExceedsMaxQuota: "for more than their queue's limit",
 };
 
-/** Those who have waited longest. Why they do is asked for beside the overview, which need not wait for it. */
+/** Those who have waited longest. Why they do is asked for beside the overview, which does not wait for the answer. */
 export class WaitingCard {
   constructor(signal) {
     this.signal = signal;
     this.place = el("div", { class: "stack" });
     this.told = null;
-    this.why = new Map();
+    this.why = null;
     this.reasons = {};
     this.askedAtMs = -Infinity;
+    this.isAsking = false;
     const all = el("a", { href: `#/jobs?state=${encodeURIComponent(WAITING)}`, class: "small" }, "All that wait");
     this.card = card(["Waiting", all], this.place);
   }
 
-  async refresh(told) {
+  update(told) {
     this.told = told;
     this.#draw();
-    if (!told.waiting.length || performance.now() - this.askedAtMs < REASONS_EVERY_MS) return;
+    const isDue = performance.now() - this.askedAtMs > REASONS_EVERY_MS;
+    if (told.waiting.length && isDue && !this.isAsking) this.#ask();
+  }
+
+  async #ask() {
+    this.isAsking = true;
+    try {
+      const { items, reasons } = await get("/v1/waiting", { signal: this.signal });
+      this.why = new Map(items.map((each) => [each.id, each]));
+      this.reasons = reasons;
+      this.#draw();
+    } catch (error) {
+      const isTold = this.signal.aborted || error instanceof Unreachable; // the connection says so itself
+      if (!isTold) redraw(this.place, String(error), () => problemNote(error));
+    }
     this.askedAtMs = performance.now();
-    const { items, reasons } = await get("/v1/waiting", { signal: this.signal });
-    this.why = new Map(items.map((each) => [each.id, each]));
-    this.reasons = reasons;
-    this.#draw();
+    this.isAsking = false;
   }
 
   #draw() {
-    const { waiting, jobs } = this.told;
-    const why = waiting.map((job) => this.why.get(job.id));
-    redraw(this.place, JSON.stringify([waiting, why, this.reasons, jobs.running]), () => {
+    const { jobs, queues } = this.told;
+    const waiting = this.told.waiting.slice(0, WAITING_MAX);
+    const more = queues.reduce((sum, queue) => sum + queue.waiting_jobs, 0) - waiting.length;
+    const why = waiting.map((job) => (this.why ? this.why.get(job.id) : { reason: { detail: "…" } }));
+    redraw(this.place, JSON.stringify([waiting, why, this.reasons, jobs.running, more]), () => {
       if (!waiting.length) return nobodyWaits(jobs.running || 0);
       const rows = waiting.map((job, at) => waitingRow(job, why[at]));
-      return [this.#counts(), el("ol", { class: "waiting", "aria-label": "Jobs that have waited longest" }, rows)];
+      const list = el("ol", { class: "waiting", "aria-label": "Jobs that have waited longest" }, rows);
+      return [this.#counts(), list, more > 0 && el("p", { class: "small muted" }, `and ${plural(more, "job")} more`)];
     });
   }
 
