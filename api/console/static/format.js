@@ -90,7 +90,7 @@ export function tickTimes(ticks) {
 /** Event codes and messages of the record as people write them. */
 export function words(code) {
   const told = code.replace(/^Job(?=[A-Z])/, "").replace(/([a-z])([A-Z])/g, "$1 $2");
-  return told[0] + told.slice(1).toLowerCase();
+  return told[0] + told.slice(1).toLowerCase().replace(/\bgpus?\b/, (gpu) => (gpu === "gpu" ? "GPU" : "GPUs"));
 }
 
 export function arrows(message) {

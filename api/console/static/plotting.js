@@ -5,6 +5,7 @@ import { figure, tickTimes, time, withUnit } from "./format.js";
 import { colour, onTheme } from "./theme.js";
 
 const TABLE_ROWS_MAX = 40;
+const TIME_PX = 76; // what the longest time below an axis takes
 const WHOLE_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000];
 const MISSING = "The charts need uPlot, which npm installs: run `npm ci` in api/console and start the service again. "
   + "Every figure stands in the tables below.";
@@ -61,7 +62,8 @@ function options(spec, width, shown) {
   const grid = { stroke: colour("line"), width: 1 };
   const axis = { stroke: colour("muted"), font: "12px system-ui, sans-serif", grid, ticks: { show: false } };
   const ticksOf = (_, ticks) => ticks.map((tick) => (tick === null ? "" : figure(tick)));
-  const below = { ...axis, size: 34, ...(isTime && { values: (_, ticks) => tickTimes(ticks) }) };
+  const times = { space: TIME_PX, values: (_, ticks) => tickTimes(ticks) };
+  const below = { ...axis, size: 34, ...(isTime && times) };
   const beside = { ...axis, size: 52, values: ticksOf, ...(unit === "GPUs" && { incrs: WHOLE_STEPS }) };
   const atX = (_, value) => (value === null ? "–" : isTime ? time(value) : figure(value));
   return {
