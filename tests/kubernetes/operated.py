@@ -231,7 +231,11 @@ class Operated:
         return str(self.job(name).get("status", {}).get("phase", ""))
 
     def until_phase(self, name: str, phase: str) -> None:
-        eventually(lambda: self.phase(name) == phase, what=f"{name} is {phase}; it is {self.phase(name)}")
+        def told() -> str:
+            logs = [f"{self._log_file(number)}:\n{self.log_of(each)}" for number, each in enumerate(self.operators)]
+            return "\n".join([f"{name} is {phase}; it is {self.job(name).get('status')}", *logs])
+
+        eventually(lambda: self.phase(name) == phase, what=told)
 
     def pods(self) -> list[Object]:
         return list(self.cluster.list(POD, namespace=self.namespace, labels=JOB_LABEL).items)

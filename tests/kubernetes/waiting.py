@@ -11,10 +11,11 @@ PATIENCE_S = 180.0
 PAUSE_S = 0.05
 
 
-def eventually(ask: Callable[[], T], *, what: str, timeout_s: float = PATIENCE_S) -> T:
-    """The first answer that is true."""
+def eventually(ask: Callable[[], T], *, what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
+    """The first answer that is true. `what` is asked for once it did not come, if it can be."""
     limit_s = time.monotonic() + timeout_s
     while not (answer := ask()):
-        assert time.monotonic() < limit_s, f"not within {timeout_s:.0f} s: {what}"
+        if time.monotonic() >= limit_s:
+            raise AssertionError(f"not within {timeout_s:.0f} s: {what if isinstance(what, str) else what()}")
         time.sleep(PAUSE_S)
     return answer
