@@ -94,7 +94,7 @@ class Trained(Operated):
             told = status.get("phase"), status.get("allocation", {}).get("gpus")
             return told == ("Running", nodes) and len(self.pods()) == nodes
 
-        eventually(runs, what=f"{name} runs on {nodes} nodes\n{self.told()}")
+        eventually(runs, what=lambda: f"{name} runs on {nodes} nodes\n{self.told()}")
         made = max(self.losses(), default=0)
         eventually(lambda: self.has_made(made + 3), what=f"{name} goes on")
         return self.pods()
