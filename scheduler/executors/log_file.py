@@ -57,6 +57,7 @@ def bound(descriptor: int, bytes_max: int) -> None:
     """
     facts = os.fstat(descriptor)
     until = facts.st_size - bytes_max // 2
+    until -= until % facts.st_blksize  # of a part of a block only zeros would be left, and a reader there finds no hole
     if facts.st_blocks * _BLOCK_BYTES <= bytes_max or until <= 0:
         return
     if _LIBC.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, until) != 0:
@@ -94,10 +95,9 @@ def read_part(log: Path, offset: int, *, lines_max: int, is_over: bool) -> Part:
     except FileNotFoundError:
         return Part((), offset)
     if kept > offset and data:
-        # The hole ends within a line: what is left of that is dropped too, as are the zeros of the hole's last block.
-        begun = data.lstrip(b"\0")
-        _, newline, rest = begun.partition(b"\n")
-        rest = rest if newline else begun
+        # The hole ends within a line: what is left of that is dropped too.
+        _, newline, rest = data.partition(b"\n")
+        rest = rest if newline else data
         kept += len(data) - len(rest)
         data = rest
     lines, end = _lines(data, kept, lines_max, is_over=is_over)

@@ -14,7 +14,7 @@ from itertools import islice
 
 from scheduler.executors.local_records import RunRoot
 from scheduler.runtime.clock import Clock
-from scheduler.runtime.outage import Outage
+from scheduler.runtime.outage import PAUSE_S_MAX
 from scheduler.store.front import HistoryLog
 from scheduler.store.protocol import FencedError, UnavailableError
 from scheduler.store.sql import SqlStore
@@ -71,15 +71,13 @@ class Retention:
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set."""
-        outage = Outage(self._clock.elapsed_s)
         while not stop.is_set():
             pause_s = self._stride.pause_s
             try:
                 with suppress(FencedError):  # who leads now goes on with it
                     self.step()
-                outage.end()
-            except UnavailableError as error:
-                pause_s = outage.note(error)
+            except UnavailableError:
+                pause_s = PAUSE_S_MAX  # the loop that decides says so, and nobody waits for this one
             stop.wait(pause_s)
 
     def step(self) -> None:

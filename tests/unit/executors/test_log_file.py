@@ -64,6 +64,17 @@ def test_what_is_read_is_what_was_printed_but_for_gaps_that_are_told(tmp_path: P
     assert (offset, told + dropped) == (size, size)
 
 
+def test_wherever_a_reader_stands_when_the_front_goes_it_reads_on_from_a_whole_line(log: Path) -> None:
+    lines = [f"line {number} " + "x" * (number % 700) for number in range(400)]
+    log.write_text("".join(f"{line}\n" for line in lines))
+    bound_file(log, BYTES_MAX)
+    begins = 0
+    for line in lines:
+        first = read_part(log, begins, lines_max=1, is_over=False).lines[0].text
+        assert first in lines
+        begins += len(line) + 1
+
+
 def test_bytes_that_are_no_text_and_lines_that_never_end(log: Path) -> None:
     log.write_bytes(b"\xff\xfe caf\xc3\xa9\n10%\r20%\r\n\nlong " + "é".encode() * 20_000 + b"\nlast")
     first, tenth, twentieth, blank, *pieces, last = texts(log)

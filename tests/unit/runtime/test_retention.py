@@ -20,7 +20,7 @@ from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.retention import DAY_S, LOGS, Kept, Retention, Stride
 from scheduler.store.front import AuditFilter, HistoryLog
 from scheduler.store.migrate import migrate
-from scheduler.store.protocol import Commit, Page
+from scheduler.store.protocol import Commit, Page, UnavailableError
 from scheduler.store.sql import SqlStore
 from tests.builders import a_job
 
@@ -116,3 +116,18 @@ def test_who_does_not_lead_removes_nothing_and_the_loop_goes_on_when_it_does(sit
         while site.told == 0:
             stop.wait(0.01)
     assert site.numbers == [6]
+
+
+def test_a_database_that_is_away_is_told_of_by_who_decides_and_not_here_too(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, stop = threading.Event(), threading.Event()
+
+    def away() -> None:
+        asked.set()
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(site.retention, "step", away)
+    with site.retention.beside(stop):
+        assert asked.wait(60.0)
+    assert caplog.messages == []
