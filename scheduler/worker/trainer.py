@@ -107,7 +107,8 @@ class Trainer:
     """Model, optimizer, data and position of one rank."""
 
     def __init__(self, session: Session, settings: TrainerSettings, planned: Layout) -> None:
-        self.position = Position(step=0, samples=0, frozen=session.frozen_layers)
+        # Frozen from the start is built so: to build anew before the first step would count as a step of Adam's.
+        self.position = Position(step=0, samples=0, frozen=max(session.frozen_layers, settings.frozen_at(0)))
         self._session = session
         self._settings = settings
         self._layout = planned

@@ -214,6 +214,16 @@ def test_all_blocks_may_be_frozen_from_the_first_step_on_and_the_head_learns(tmp
     }
 
 
+def test_blocks_frozen_from_the_start_by_an_option_learn_as_those_that_the_control_plane_knows_of(
+    tmp_path: Path,
+) -> None:
+    option, told = tmp_path / "option", tmp_path / "told"
+    status = _train(_environment(option), replace(SETTINGS, freeze=((0, 1),), ledger_dir=option))
+    _train(replace(_environment(told), frozen_layers=1), replace(SETTINGS, ledger_dir=told))
+    assert _losses(option) == _losses(told)
+    assert status.frozen_layers == 1
+
+
 def test_more_frozen_layers_than_the_model_has_blocks_are_refused(tmp_path: Path) -> None:
     environment = replace(_environment(tmp_path), frozen_layers=3)
     with pytest.raises(ValueError, match="EBBTIDE_FROZEN_LAYERS is 3, it must be at most 2, the blocks of nano-gpt"):
