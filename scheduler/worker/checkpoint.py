@@ -109,7 +109,7 @@ class Saving:
         Raises:
             CheckpointError: the directory cannot be made, or no step was made yet.
         """
-        self._root, self._facts, self._keep = root, facts, keep
+        self._facts = facts
         self._directory = _begin(root, facts)
         self._completed: Future[None] | None = None
         if self._directory is not None:
@@ -118,7 +118,9 @@ class Saving:
                 state(parts), storage_writer=writer, process_group=background.group, async_stager=background.stager
             )
             assert isinstance(written, Future), "this is what it returns where the stager copies at once"
-            self._completed = background.completing.submit(self._complete, self._directory, written, background.group)
+            self._completed = background.completing.submit(
+                _complete, root, self._directory, facts, keep, written=written.result, group=background.group
+            )
 
     @property
     def step(self) -> int:
@@ -132,16 +134,12 @@ class Saving:
         """Waits until the checkpoint is complete and all but the newest complete ones are removed.
 
         Raises:
-            CheckpointError: a file could not be written, what was complete before stays so.
+            CheckpointError: a file could not be written; what was complete before stays so, nothing stays of this one.
         """
         if self._completed is None or self._directory is None:
             return
         with _told(self._directory):
             self._completed.result()
-
-    def _complete(self, directory: Path, written: Future[Any], group: dist.ProcessGroup) -> None:
-        written.result()
-        _complete(self._root, directory, self._facts, self._keep, group=group)
 
 
 def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, keep: int = 2) -> None:
@@ -153,9 +151,9 @@ def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, ke
     directory = _begin(root, facts)
     if directory is None:
         return
+    writer = PieceWriter(directory, rank=dist.get_rank(), node=node)
     with _told(directory):
-        save_state(state(parts), storage_writer=PieceWriter(directory, rank=dist.get_rank(), node=node))
-        _complete(root, directory, facts, keep)
+        _complete(root, directory, facts, keep, written=lambda: save_state(state(parts), storage_writer=writer))
 
 
 def find_latest(root: Path) -> Manifest | None:
@@ -208,11 +206,25 @@ def _begin(root: Path, facts: Manifest) -> Path | None:
 
 
 def _complete(
-    root: Path, directory: Path, facts: Manifest, keep: int, *, group: dist.ProcessGroup | None = None
+    root: Path,
+    directory: Path,
+    facts: Manifest,
+    keep: int,
+    *,
+    written: Callable[[], object],
+    group: dist.ProcessGroup | None = None,
 ) -> None:
-    """All files are there: now it counts, or fails on all ranks. Collective over the group."""
-    _from_rank_0(lambda: write_manifest(directory, replace(facts, files=stored_files(directory))), group)
-    if dist.get_rank() == 0:
+    """As soon as all files are there it counts, or fails on all ranks. Collective over the group."""
+    is_first = dist.get_rank() == 0
+    try:
+        written()
+        _from_rank_0(lambda: write_manifest(directory, replace(facts, files=stored_files(directory))), group)
+    except (OSError, CheckpointException):
+        if is_first:
+            # On a full disk no later save would find room beside what is left of this one.
+            _clear_if_possible(directory)
+        raise
+    if is_first:
         _prune(root, keep)
         logger.info("saved %s", directory)
 
@@ -303,14 +315,23 @@ def _describe(shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def _prune(root: Path, keep: int) -> None:
-    """Keeps the newest complete checkpoints; older ones and unfinished ones before the newest go."""
-    kept = [manifest.position.step for _, manifest in zip(range(keep), complete_checkpoints(root), strict=False)]
-    for step in checkpoint_steps(root):
-        if step not in kept and step < kept[0]:
-            try:
-                _clear(checkpoint_path(root, step))
-            except OSError as failure:
-                logger.warning("an old checkpoint stays: %s", failure)
+    """Keeps the newest complete checkpoints; older ones and unfinished ones before the newest go. That one of them
+    cannot be read or removed is no failure of the save that just succeeded."""
+    try:
+        kept = [manifest.position.step for _, manifest in zip(range(keep), complete_checkpoints(root), strict=False)]
+        gone = [step for step in checkpoint_steps(root) if step not in kept and step < kept[0]]
+    except (OSError, CheckpointError) as failure:
+        logger.warning("old checkpoints stay: %s", failure)
+        return
+    for step in gone:
+        _clear_if_possible(checkpoint_path(root, step))
+
+
+def _clear_if_possible(directory: Path) -> None:
+    try:
+        _clear(directory)
+    except OSError as failure:
+        logger.warning("a checkpoint that is not needed stays: %s", failure)
 
 
 def _clear(directory: Path) -> None:

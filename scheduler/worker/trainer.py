@@ -169,14 +169,18 @@ class Trainer:
             return
         began_s = time.perf_counter()
         self._finish_save()
-        self._saving = checkpoint.Saving(
-            self._root,
-            self._trained,
-            self._facts(),
-            node=self._session.node,
-            keep=self._settings.keep,
-            background=self._background,
-        )
+        try:
+            self._saving = checkpoint.Saving(
+                self._root,
+                self._trained,
+                self._facts(),
+                node=self._session.node,
+                keep=self._settings.keep,
+                background=self._background,
+            )
+        except CheckpointError as failure:
+            _go_on_after(failure)
+            return
         held_up_s = time.perf_counter() - began_s
         logger.info("the save after step %d held the training up for %.3f s", self.position.step, held_up_s)
         self._record_state("saved")
@@ -198,7 +202,7 @@ class Trainer:
             try:
                 saving.finish()
             except CheckpointError as failure:
-                logger.error("%s; the training goes on from its last complete checkpoint if it dies now", failure)
+                _go_on_after(failure)
             else:
                 self._session.saved(saving.step)
 
@@ -314,6 +318,10 @@ class Trainer:
     def _record_state(self, event: str) -> None:
         if self._ledger.is_kept and self._settings.ledger_digests:
             self._ledger.state(self.position.step, event, digest=whole_state_digest(self._trained))
+
+
+def _go_on_after(failure: CheckpointError) -> None:
+    logger.error("%s; the training goes on from its last complete checkpoint if it dies now", failure)
 
 
 def _check_frozen(session: Session, settings: TrainerSettings, blocks: int) -> None:

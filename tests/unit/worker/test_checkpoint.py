@@ -20,6 +20,7 @@ from scheduler.worker.manifest import (
     Manifest,
     Position,
     checkpoint_path,
+    checkpoint_steps,
     latest,
     read_manifest,
 )
@@ -191,9 +192,21 @@ def test_a_disk_that_fills_up_during_a_save_is_named_by_rank_and_the_former_chec
     monkeypatch.setattr(checkpoint, "save_state", full_disk)
     with pytest.raises(CheckpointError, match=r"step-00000002 could not be saved: rank 1: .*No space left on device$"):
         _save(tmp_path, training, 2)
+    assert checkpoint_steps(tmp_path) == [1], "no half of one takes the room that the next save needs"
     found = latest(tmp_path)
     assert found is not None
     assert found.position.step == 1
+
+
+def test_an_old_checkpoint_that_cannot_be_read_fails_no_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    training = _training()
+    _save(tmp_path, training, 1)
+    (checkpoint_path(tmp_path, 1) / MANIFEST_NAME).write_text("{")
+    _save(tmp_path, training, 2)
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.position.step == 2
+    assert "old checkpoints stay: " in caplog.text
 
 
 def test_the_start_of_a_training_is_not_saved(tmp_path: Path) -> None:
@@ -262,4 +275,4 @@ def test_a_background_save_that_fails_is_told_when_it_is_finished(
     )
     with pytest.raises(CheckpointError, match=r"step-00000002 could not be saved: .*No space left on device$"):
         saving.finish()
-    assert latest(tmp_path) is None
+    assert checkpoint_steps(tmp_path) == []

@@ -181,6 +181,17 @@ def test_a_training_outlives_a_background_save_that_fails(
     assert "step-00000001 could not be saved: No space left on device" in caplog.text
 
 
+def test_a_training_outlives_a_background_save_that_finds_no_room_for_its_directory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = _environment(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint_path(tmp_path / "checkpoints", 1).write_text("a file in the way")
+    status = _train(environment, replace(SETTINGS, checkpoint_every=1))
+    assert (status.phase, status.step, status.checkpoint_step) == ("succeeded", 4, 4)
+    assert "step-00000001 could not be saved: Not a directory" in caplog.text
+
+
 def test_the_control_plane_hears_of_blocks_when_they_freeze_and_after_a_checkpoint_that_knows_more(
     tmp_path: Path,
 ) -> None:
