@@ -3,6 +3,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scheduler.domain.rank_status import RankPhase
 from scheduler.worker.memory import OomKillCount
 from scheduler.worker.status import StatusFile
@@ -59,6 +61,27 @@ def test_what_comes_after_the_last_phase_is_written_at_once(tmp_path: Path) -> N
     file.update(phase=RankPhase.LEFT)
     file.update(phases_s={"teardown": 0.5})
     assert _read(tmp_path)["phases_s"] == {"teardown": 0.5}
+
+
+def test_a_disk_that_is_full_for_a_while_ends_nothing_and_what_is_new_is_written_afterwards(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = StatusFile(tmp_path, rank=3)
+    in_the_way = tmp_path / f".status-3.json.{os.getpid()}.part"
+    in_the_way.mkdir()
+    for step in (1, 2):
+        file.update(phase=RankPhase.RUNNING, checkpoint_step=step)
+    assert caplog.text.count("cannot say how far it is") == 1
+    with pytest.raises(OSError, match=in_the_way.name):
+        file.update(phase=RankPhase.LEFT)
+    in_the_way.rmdir()
+    file.update()
+    assert (_read(tmp_path)["phase"], _read(tmp_path)["checkpoint_step"]) == ("left", 2)
+
+
+def test_a_run_folder_that_does_not_exist_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        StatusFile(tmp_path / "nowhere", rank=3)
 
 
 def test_no_part_of_a_file_is_left_beside_it(tmp_path: Path) -> None:
