@@ -3,7 +3,8 @@
 A "GPU" of a local node is a slot for one process. Inference is a demand signal here (see inference_placement).
 What was begun is written down first (see local_records), every process bears the mark of the run root, and an
 executor that takes a run root over ends all marked processes before it does anything else. So a controller may
-die at any point: no generation is begun twice, and no two generations of a job ever run beside each other.
+die at any point: no generation is begun twice, and no two generations of a job ever run beside each other. What the
+disk of the run root refuses is tried again at each look or converge; other runs do not wait for it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from scheduler.domain import gpus as gpu_sets
 from scheduler.domain.job import Job
 from scheduler.domain.observation import Observation, RunPhase
 from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.disk_refusals import DiskRefusals
 from scheduler.executors.inference_placement import node_facts
 from scheduler.executors.local_agent import Agents
 from scheduler.executors.local_launch import Launcher
@@ -86,6 +88,7 @@ class LocalExecutor:
         self._launcher = Launcher(self._root, self._rendezvous, self._agents, url=url, secret=secret)
         self._patience = patience or Patience()
         self._at = at
+        self._refusals = DiskRefusals()
         self._runs: dict[tuple[str, int], LocalRun] = {}
         self._desired = Snapshot()
         self._converged_generation = 0
@@ -130,7 +133,8 @@ class LocalExecutor:
         for run in self._live():
             self._steer(run, now_s)
         for job in desired.jobs.values():
-            self._start_if_wanted(job, now_s)
+            with self._refusals.put_off(f"the start of {job.id} generation {job.allocation.generation}"):
+                self._start_if_wanted(job, now_s)
         self._converged_generation = desired.generation
         self._at("after-last-effect")
 
@@ -156,7 +160,8 @@ class LocalExecutor:
             return
         now_s = self._now()
         for run in self._live():
-            run.ask("leave", leave_by_s=now_s + grace_s, now_s=now_s)
+            with self._refusals.put_off(f"the notice to {run.name}"):
+                run.ask("leave", leave_by_s=now_s + grace_s, now_s=now_s)
         self._wait_for_ends(within_s=grace_s)
         for run in self._live():
             run.kill("it ended with its controller")
@@ -211,7 +216,8 @@ class LocalExecutor:
     def _look(self, now_s: float) -> None:
         self._agents.look()
         for run in self._live():
-            run.look(now_s)
+            with self._refusals.put_off(f"the end of {run.name}"):
+                run.look(now_s)
 
     def _forget(self) -> None:
         """Drop ended runs of jobs that are gone, and those that a committed state has taken in and moved on from."""
@@ -220,8 +226,9 @@ class LocalExecutor:
             taken_in = run.told_at_generation is not None and self._desired.generation > run.told_at_generation
             if not run.is_live and (job is None or (taken_in and not _is_wanted(run, job))):
                 self._at("before-settled")
-                run.settle()
-                del self._runs[key]
+                with self._refusals.put_off(f"settling {run.name}"):
+                    run.settle()
+                    del self._runs[key]
 
     def _steer(self, run: LocalRun, now_s: float) -> None:
         job = self._desired.jobs.get(run.record.job_id)
@@ -230,10 +237,12 @@ class LocalExecutor:
         elif not (_is_wanted(run, job) or self._may_go_on(run, job, now_s)):
             by_s = job.allocation.leave_by_s
             action = "replan" if job.allocation.target else "leave"
-            run.ask(action, leave_by_s=math.inf if by_s is None else by_s, now_s=now_s)
+            with self._refusals.put_off(f"the notice to {run.name}"):
+                run.ask(action, leave_by_s=math.inf if by_s is None else by_s, now_s=now_s)
             run.kill_if_late(now_s)
         elif (wish := job.awaited_checkpoint) is not None and wish.generation == run.record.generation:
-            run.ask_to_save(wish)
+            with self._refusals.put_off(f"the notice to {run.name}"):
+                run.ask_to_save(wish)
 
     def _may_go_on(self, run: LocalRun, job: Job, now_s: float) -> bool:
         """A run that has no GPU to give back need not stop before its next generation can start at once."""

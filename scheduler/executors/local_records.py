@@ -181,8 +181,8 @@ class RunRoot:
         part.mkdir(parents=True)
         write_whole(part / "plan.json", plan_to_json(plan))
         write_whole(part / "started.json", encode(record))
-        part.rename(folder.path)
         self.checkpoint_dir(record.job_id).mkdir(exist_ok=True)
+        part.rename(folder.path)
         for generation in self.generations(record.job_id)[: -self._logs.generations]:
             for log in self.folder(record.job_id, generation).path.glob("rank-*.log"):
                 log.unlink()

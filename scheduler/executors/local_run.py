@@ -59,6 +59,7 @@ class LocalRun:
         self._statuses = RankStatuses(folder, range(record.world_size))
         self._ranks: list[RankView] = []
         self._asked: tuple[str, float] | None = None
+        self._told: tuple[str, float] | None = None
         self._save_asked_at_s = -math.inf
         self._terminated = False
         self._killed_because = ""
@@ -78,6 +79,11 @@ class LocalRun:
         run._ranks = [RankView(rank, run._statuses.known.get(rank)) for rank in range(run.record.world_size)]
         run.end = folder.ended() or run._conclude()
         return run
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.record.job_id} generation {self.record.generation}"
 
     @property
     def is_live(self) -> bool:
@@ -115,7 +121,11 @@ class LocalRun:
             self._send(signal.SIGKILL)
 
     def look(self, now_s: float) -> None:
-        """Read what the ranks say and what the agents reported of them, and end the rest of a run that has failed."""
+        """Read what the ranks say and what the agents reported of them, and end the rest of a run that has failed.
+
+        Raises:
+            OSError: how it ended cannot be written down. It counts as live until the next look can.
+        """
         if self.end is not None:
             return
         codes: list[int | None] | None = None
@@ -139,23 +149,28 @@ class LocalRun:
         """Tell the ranks to save and go by `leave_by_s`; asking again changes that and writes the notice again.
 
         A script that has said nothing so far does not read notices: it gets SIGTERM, once.
+
+        Raises:
+            OSError: the notice cannot be written, which the next call tries again. The deadline stands all the same.
         """
-        if self.end is not None or self._asked == (action, leave_by_s):
+        wanted = (action, leave_by_s)
+        if self.end is not None or self._told == wanted:
             return
         self._at("before-notice")
-        self._asked = (action, leave_by_s)
+        self._asked = wanted
         self._folder.write_notice(action, seconds_left=max(0.0, leave_by_s - now_s))
+        self._told = wanted
         if run_verdict.is_mute(self._ranks) and not self._terminated:
             self._terminated = True
             self._send(signal.SIGTERM)
         self._at("after-notice")
 
     def ask_to_save(self, wish: SaveWish) -> None:
-        """Tell the ranks to save and go on, once for each wish; who leaves saves in any case."""
+        """Tell the ranks to save and go on, once for each wish; who leaves saves anyway. Raises OSError as `ask`."""
         asked = wish.steps is not None and wish.asked_at_s != self._save_asked_at_s
         if self.end is None and self._asked is None and asked:
-            self._save_asked_at_s = wish.asked_at_s
             self._folder.write_notice("checkpoint", step=int(wish.steps or 0))
+            self._save_asked_at_s = wish.asked_at_s
 
     def kill_if_late(self, now_s: float) -> None:
         if self._asked is not None and now_s >= self._asked[1]:
@@ -223,7 +238,7 @@ class LocalRun:
         )
         end = self._run(verdict)
         self._folder.write_ended(end)
-        logger.info("%s generation %d %s %s", end.job_id, end.generation, end.phase, end.reason)
+        logger.info("%s %s %s", self.name, end.phase, end.reason)
         return end
 
     def _run(self, verdict: Verdict, *, gpus: Gpus = NO_GPUS) -> Run:

@@ -95,6 +95,54 @@ def test_an_abort_in_the_teardown_does_not_spoil_what_was_saved(executor: LocalE
     assert notice["action"] == "leave"
 
 
+def test_a_notice_that_the_disk_does_not_take_is_written_once_it_does_and_holds_nobody_else_up(
+    executor: LocalExecutor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = [rank_job(job_id, "obey", {"t0": (gpu,)}, tmp_path) for gpu, job_id in enumerate("ab")]
+    drive(executor, desired(1, *jobs), lambda seen: set(phases(seen).values()) == {"running"})
+    away = desired(2, *(moved(job, {}, leave_by_s=1060.0, folder=tmp_path) for job in jobs))
+    in_the_way = tmp_path / "run/jobs/a/gen-1/.notice.json.part"
+    in_the_way.mkdir()
+    drive(executor, away, lambda seen: phases(seen) == {("a", 1): "leaving", ("b", 1): "left"})
+    assert caplog.text.count("the notice to a generation 1 is put off until the disk takes it") == 1
+    in_the_way.rmdir()
+    drive(executor, away, lambda seen: phases(seen)["a", 1] == "left")
+
+
+def test_who_could_not_be_told_is_killed_at_its_deadline_all_the_same(
+    executor: LocalExecutor, tmp_path: Path, clock: ManualClock
+) -> None:
+    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path)
+    drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    (tmp_path / "run/jobs/a/gen-1/.notice.json.part").mkdir()
+    away = desired(2, moved(job, {}, leave_by_s=1060.0, folder=tmp_path))
+    executor.converge(away)
+    clock.move_to(1060.0)
+    drive(executor, away, lambda seen: phases(seen) == {("a", 1): "lost"})
+
+
+def test_an_end_that_cannot_be_written_down_is_told_once_it_can(executor: LocalExecutor, tmp_path: Path) -> None:
+    job = rank_job("a", "obey", {"t0": (0,)}, tmp_path)
+    drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
+    in_the_way = tmp_path / "run/jobs/a/gen-1/.ended.json.part"
+    in_the_way.mkdir()
+    away = desired(2, moved(job, {}, leave_by_s=1060.0, folder=tmp_path))
+    drive(executor, away, lambda seen: executor.has_news() and run_of(seen, "a").gpus == {})
+    assert phases(executor.observe()) == {("a", 1): "leaving"}
+    in_the_way.rmdir()
+    drive(executor, away, lambda seen: phases(seen) == {("a", 1): "left"})
+
+
+def test_a_generation_that_the_disk_has_no_room_for_starts_once_it_has(executor: LocalExecutor, tmp_path: Path) -> None:
+    jobs = [rank_job(job_id, "obey", {"t0": (gpu,)}, tmp_path) for gpu, job_id in enumerate("ab")]
+    (tmp_path / "run/jobs/a").mkdir(parents=True)
+    in_the_way = tmp_path / "run/jobs/a/.gen-1.part"
+    in_the_way.touch()
+    drive(executor, desired(1, *jobs), lambda seen: phases(seen) == {("b", 1): "running"})
+    in_the_way.unlink()
+    drive(executor, desired(1, *jobs), lambda seen: phases(seen) == {("a", 1): "running", ("b", 1): "running"})
+
+
 def test_what_does_not_leave_is_killed_at_its_deadline_and_lost(
     executor: LocalExecutor, tmp_path: Path, clock: ManualClock
 ) -> None:
