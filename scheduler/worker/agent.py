@@ -26,6 +26,7 @@ when the process that started it ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib
 import json
@@ -174,7 +175,8 @@ class Agent:
         try:
             bound(_STDERR, self._log_bytes)
             for log in self._logs.values():
-                bound_file(log, self._log_bytes)
+                with contextlib.suppress(FileNotFoundError):  # people remove one to make room
+                    bound_file(log, self._log_bytes)
         except OSError as failure:
             logger.warning("logs grow without a bound, as their file system cannot give back their front: %s", failure)
             self._logs_seen_s = float("inf")

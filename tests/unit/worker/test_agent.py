@@ -298,3 +298,17 @@ def test_what_a_rank_prints_is_bounded_while_it_prints_and_ends_as_it_printed_it
         assert [line.text for line in part.lines] == [*told, "last"]
     finally:
         rig.close()
+
+
+def test_a_log_that_somebody_removes_leaves_the_others_bounded(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, log_bytes=65_536)
+    try:
+        for rank in (0, 1):
+            rig.start("import time; time.sleep(600)", rank=rank)
+            rig.report("started")
+        rig.rank_log(0).unlink()
+        with rig.rank_log(1).open("a") as file:
+            file.write("x" * 1_000_000)
+        wait_for(lambda: rig.rank_log(1).stat().st_blocks * 512 <= 65_536)
+    finally:
+        rig.close()
