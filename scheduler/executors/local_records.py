@@ -99,7 +99,7 @@ class GenerationFolder:
         write_whole(self.path / "notice.json", {"action": action, "step": step, "seconds_left": left})
 
     def write_ended(self, run: Run) -> None:
-        write_whole(self.path / "ended.json", encode(run))
+        write_whole(self.path / "ended.json", encode(run), durable=True)
 
     def settle(self) -> None:
         (self.path / "settled").touch()
@@ -179,8 +179,9 @@ class RunRoot:
         part = folder.path.with_name(f".{folder.path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        write_whole(part / "plan.json", plan_to_json(plan))
-        write_whole(part / "started.json", encode(record))
+        # The next controller reads them before it leads: one that a power failure had emptied would stop it for good.
+        write_whole(part / "plan.json", plan_to_json(plan), durable=True)
+        write_whole(part / "started.json", encode(record), durable=True)
         self.checkpoint_dir(record.job_id).mkdir(exist_ok=True)
         part.rename(folder.path)
         for generation in self.generations(record.job_id)[: -self._logs.generations]:
@@ -226,4 +227,7 @@ class RunRoot:
 
 
 def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as wrong:
+        raise ValueError(f"{path}: {wrong}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,23 @@ def test_an_end_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     end = Run("a", 1, RunPhase.LEFT, steps=7.0, checkpoint_steps=7.0, loss=1.25, reason="told")
     folder.write_ended(end)
     assert folder.ended() == end
+
+
+def test_what_the_next_controller_reads_is_on_the_disk_before_it_bears_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    folder = RunRoot(tmp_path).begin(a_record(), PLAN)
+    folder.write_ended(Run("a", 1, RunPhase.LEFT))
+    part = tmp_path / "jobs/a/.gen-1.part"
+    assert synced == [part / ".plan.json.part", part / ".started.json.part", folder.path / ".ended.json.part"]
+
+
+def test_a_record_that_is_not_whole_is_named(tmp_path: Path) -> None:
+    (tmp_path / "started.json").touch()
+    with pytest.raises(ValueError, match=r"started\.json: Expecting value"):
+        GenerationFolder(tmp_path).record()
 
 
 @pytest.mark.parametrize(("seconds_left", "written"), [(12.5, 12.5), (math.inf, None)])
