@@ -136,6 +136,7 @@ class Trainer:
                 checkpoint.refuse_beginning_again(self._root, step=self._session.checkpoint_step)
             checkpoint.require_writable(self._root)
         if self._root is not None and found is not None:
+            self._tell_if_older(found.position.step)
             traffic = self._load(self._root, found)
             self._record_state("loaded")
         else:
@@ -143,6 +144,12 @@ class Trainer:
             self._build(frozen=self.position.frozen)
         self._tell_frozen()
         self._session.resumed(self.position.step, traffic)
+
+    def _tell_if_older(self, found: int) -> None:
+        saved = self._session.checkpoint_step
+        if found < saved:
+            told = "this job has saved step %d, but the newest whole checkpoint is of step %d: %d steps are done again"
+            logger.warning(told, saved, found, saved - found)
 
     def one_step(self) -> None:
         """Forward and backward over this rank's share, one update, and a report of the global batch's mean loss."""

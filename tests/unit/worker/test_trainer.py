@@ -74,6 +74,21 @@ def test_a_request_to_checkpoint_before_the_first_step_changes_no_loss(tmp_path:
     assert _losses(asked) == _losses(plain)
 
 
+def test_going_on_from_an_older_checkpoint_than_the_job_has_saved_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = _environment(tmp_path)
+    _train(environment, replace(SETTINGS, checkpoint_every=1))
+    _train(replace(environment, checkpoint_step=4))
+    assert "done again" not in caplog.text
+    (checkpoint_path(tmp_path / "checkpoints", 4) / "__0_0.distcp").unlink()
+    status = _train(replace(environment, checkpoint_step=4))
+    assert (status.phase, status.step) == ("succeeded", 4)
+    assert (
+        "this job has saved step 4, but the newest whole checkpoint is of step 3: 1 steps are done again" in caplog.text
+    )
+
+
 def test_regular_checkpoints_are_made_and_the_last_ones_kept(tmp_path: Path) -> None:
     _train(_environment(tmp_path), replace(SETTINGS, checkpoint_every=1, keep=3))
     assert checkpoint_steps(tmp_path / "checkpoints") == [4, 3, 2]
