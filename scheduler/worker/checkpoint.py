@@ -77,6 +77,16 @@ def refuse_beginning_again(root: Path, *, step: int) -> None:
         )
 
 
+def remove_unfinished(root: Path) -> None:
+    """What killed saves have left, so that it does not take the room of the next one: it would stay until a later one
+    is complete. One that was finished stays, whatever it has lost since. No save may be under way."""
+    if dist.get_rank() == 0:
+        for step in checkpoint_steps(root):
+            directory = checkpoint_path(root, step)
+            if not (directory / MANIFEST_NAME).exists():
+                _clear_if_possible(directory)
+
+
 class Background:
     """What the saves in the background of one training share, so that each holds it up less: a group that nobody else
     uses, so that a save never comes between two messages of the training, and the host memory that the state is copied

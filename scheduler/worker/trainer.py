@@ -142,6 +142,8 @@ class Trainer:
         else:
             traffic = None
             self._build(frozen=self.position.frozen)
+        if self._root is not None:
+            checkpoint.remove_unfinished(self._root)
         self._tell_frozen()
         self._session.resumed(self.position.step, traffic)
 

@@ -1,5 +1,6 @@
 import errno
 import json
+import shutil
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,19 @@ def test_going_on_from_an_older_checkpoint_than_the_job_has_saved_is_told(
     assert (
         "this job has saved step 4, but the newest whole checkpoint is of step 3: 1 steps are done again" in caplog.text
     )
+
+
+def test_what_a_killed_save_has_left_goes_at_the_next_start_and_a_finished_one_that_lost_a_file_stays(
+    tmp_path: Path,
+) -> None:
+    environment, root = _environment(tmp_path), tmp_path / "checkpoints"
+    _train(environment, replace(SETTINGS, steps=2))
+    shutil.copytree(checkpoint_path(root, 2), checkpoint_path(root, 7))
+    (checkpoint_path(root, 7) / "__0_0.distcp").unlink()
+    shutil.copytree(checkpoint_path(root, 2), checkpoint_path(root, 6))
+    (checkpoint_path(root, 6) / "manifest.json").unlink()
+    _train(environment, SETTINGS)
+    assert checkpoint_steps(root) == [7, 4, 2], "on a full disk it would have taken the room of every later save"
 
 
 def test_regular_checkpoints_are_made_and_the_last_ones_kept(tmp_path: Path) -> None:
