@@ -132,6 +132,12 @@ class NodeRun:
             self._folder.write_notice("checkpoint", step=step)
             self._save_request = request
 
+    def terminate(self) -> None:
+        """Have the ranks leave by SIGTERM, once."""
+        if not self.is_over and not self._is_terminated:
+            self._is_terminated = True
+            self._send(signal.SIGTERM)
+
     def kill(self, because: str = "") -> None:
         """End all ranks now. `because` is for what nobody but this agent has decided."""
         if self.is_over or self._is_killed:
@@ -213,9 +219,8 @@ class NodeRun:
     def _urge(self) -> None:
         """A script that has said nothing for a while does not read notices: it gets SIGTERM, once."""
         is_mute = not self._statuses.known and _now_s() >= self._started_at_s + _STATUS_S
-        if self._asked and is_mute and not self._is_terminated:
-            self._is_terminated = True
-            self._send(signal.SIGTERM)
+        if self._asked and is_mute:
+            self.terminate()
 
     def _send(self, number: signal.Signals) -> None:
         for rank in self._ranks.values():

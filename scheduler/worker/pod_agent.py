@@ -178,7 +178,8 @@ class PodAgent:
             try:
                 self._run.ask("leave", leave_by_s=leave_by_s)
             except OSError:
-                logger.exception("ranks cannot be told to leave, and are killed at their deadline")
+                logger.exception("no notice can be written, so that ranks are told to leave by SIGTERM")
+                self._run.terminate()
 
     def _look_at(self, run: NodeRun) -> None:
         was_over = run.is_over

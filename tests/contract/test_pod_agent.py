@@ -25,6 +25,11 @@ SEES_NOTHING_OF_THE_FIRST = """
     assert not marked_processes(first, variable="EBBTIDE_RUN_DIR")
     assert [json.loads((first / f"status-{rank}.json").read_text())["phase"] for rank in (0, 1)] == ["left", "left"]
 """
+HEARS_SIGTERM = """
+    import signal
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(True))
+""" + OBEY.replace('(run_dir / "notice.json").exists()', "heard")
 
 
 @pytest.fixture
@@ -71,6 +76,16 @@ def test_a_notice_that_could_not_be_written_is_written_once_it_can_be(pod: Pod) 
     in_the_way.rmdir()
     pod.wait(lambda: pod.codes() == [0, 0])
     assert pod.phases() == ["left", "left"]
+
+
+def test_ranks_hear_that_their_pod_ends_by_a_signal_where_the_disk_takes_no_notice(pod: Pod) -> None:
+    """As where a node evicts its pods because its disk is full."""
+    pod.order(HEARS_SIGTERM)
+    pod.wait(lambda: pod.phases() == ["running", "running"])
+    (pod.folder / "run/jobs/a%2Fb/gen-1/.notice.json.part").mkdir()
+    pod.process.send_signal(signal.SIGTERM)
+    pod.end(0)
+    assert (pod.phases(), pod.desk.report["killed"]) == (["left", "left"], "")
 
 
 def test_ranks_are_killed_when_the_reply_says_so(pod: Pod) -> None:
