@@ -47,7 +47,8 @@ def story_findings(events: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         yield Finding(turn, counts[code] > 0, f"seen {counts[code]} times" if counts[code] != 1 else "seen once")
     late = [e for e in events if e["code"] == "Breach" and e["message"].startswith("recall-late")]
     early = [e["numbers"]["early_s"] for e in events if e["code"] == "NodeReturned" and "early_s" in e["numbers"]]
-    seen = f"{len(early)} returns, the tightest {min(early, default=math.nan):.1f} s before its deadline"
+    returns = "1 return," if len(early) == 1 else f"{len(early)} returns, the tightest"
+    seen = f"{returns} {min(early, default=math.nan):.1f} s before its deadline"
     yield Finding("no return is late", not late and all(margin_s >= 0 for margin_s in early), seen)
     dropped = counts["DecisionDropped"]
     yield Finding("no decision is illegal", dropped == 0, f"{dropped} dropped")
