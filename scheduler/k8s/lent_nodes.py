@@ -53,6 +53,7 @@ def lending_steps(
             on_node.setdefault(pod.node, []).append(pod)
     steps: list[LendingStep] = []
     room = {pool: _room(pool, desired, nodes, on_node) for pool in {loan.pool for loan in desired.loans.values()}}
+    _keep_promises(desired, nodes, on_node, room)
     for name, loan in sorted(desired.loans.items()):
         if loan.is_live and name in nodes:
             steps.extend(_lend(loan, nodes[name], on_node.get(name, []), room[loan.pool]))
@@ -70,8 +71,7 @@ def is_closed_to_inference(loan: Loan | None, node: NodeView) -> bool:
 
 
 def _lend(loan: Loan, node: NodeView, pods: Sequence[PodFacts], room: dict[str, int]) -> Iterable[LendingStep]:
-    others = [pod for pod in pods if not pod.is_ours and pod.gpus]
-    staying = [pod for pod in others if not pod.is_deleting]
+    staying = [pod for pod in _of_others(pods) if not pod.is_deleting]
     closed = is_closed_to_inference(loan, node)
     if loan.state is LoanState.OFFERED and not closed and not _place(staying, room):
         return [Unplaceable(node.name, sum(pod.gpus for pod in staying))]
@@ -80,6 +80,24 @@ def _lend(loan: Loan, node: NodeView, pods: Sequence[PodFacts], room: dict[str, 
     if loan.state is LoanState.OFFERED:
         return [EvictPod(pod) for pod in staying]
     return []
+
+
+def _keep_promises(
+    desired: Snapshot,
+    nodes: Mapping[str, NodeView],
+    on_node: Mapping[str, Sequence[PodFacts]],
+    room: Mapping[str, dict[str, int]],
+) -> None:
+    """Take the room of pods that have to leave their nodes already. A pod that is being deleted counts too: what takes
+    its place may not be bound yet. Where they do not all fit, nobody else's pods are sent after the same room."""
+    for name, loan in sorted(desired.loans.items()):
+        is_leaving = loan.state is LoanState.OFFERED and name in nodes and is_closed_to_inference(loan, nodes[name])
+        if is_leaving and not _place(_of_others(on_node.get(name, ())), room[loan.pool]):
+            room[loan.pool].clear()
+
+
+def _of_others(pods: Iterable[PodFacts]) -> list[PodFacts]:
+    return [pod for pod in pods if not pod.is_ours and pod.gpus]
 
 
 def _room(

@@ -46,6 +46,24 @@ def test_two_offered_nodes_are_not_promised_the_same_room() -> None:
     assert [type(step) for step in steps] == [TaintNode, Unplaceable]
 
 
+@pytest.mark.parametrize("deleting", [False, True], ids=["still there", "on their way"])
+def test_room_that_is_promised_stays_promised_while_pods_are_leaving_for_it(deleting: bool) -> None:
+    offered = world(("i0", LoanState.OFFERED), ("i1", LoanState.OFFERED))
+    for first, second in (("i0", "i1"), ("i1", "i0")):
+        nodes = {**PLAIN, first: lent(first, f"{first}-1")}
+        leaving, other = pod("llm", first, 6, deleting=deleting), pod("asr", second, 6)
+        steps = lending_steps(offered, nodes, [leaving, other])
+        assert Unplaceable(second, 6) in steps
+        assert [step for step in steps if isinstance(step, TaintNode)] == []
+
+
+def test_pods_that_must_leave_and_no_longer_fit_keep_all_room_from_others() -> None:
+    offered = world(("i0", LoanState.OFFERED), ("i1", LoanState.OFFERED))
+    pods = [pod("llm", "i0", 6), pod("asr", "i1", 4), pod("tts", "i2", 4)]
+    steps = lending_steps(offered, {**PLAIN, "i0": lent("i0")}, pods)
+    assert steps == (EvictPod(pods[0]), Unplaceable("i1", 4))
+
+
 def test_its_pods_are_evicted_after_the_taint_and_each_once() -> None:
     nodes = {**PLAIN, "i0": lent("i0")}
     pods = [pod("llm", "i0", 6), pod("asr", "i0", 2, deleting=True), pod("logs", "i0", 0)]
