@@ -53,8 +53,9 @@ def gpus_wanted(
 ) -> int | None:
     """GPUs that the Deployments with these labels should have; None where none of them is for GPUs.
 
-    An autoscaler counts before the spec, which it will change. One that wants nothing has not decided yet, or could
-    not: its status begins as 0, and a Deployment that it did scale to zero says so itself.
+    An autoscaler that wants more counts before the spec, which it will raise. It lowers the spec before it says so: one
+    that says less has not decided yet (its status begins as 0), or cannot read its metrics. Then it keeps its last
+    word, and does not undo what people scale by hand.
     """
     matching = [each for each in servings if each.gpus and not each.is_leaving and each.matches(selector)]
     if not matching:
@@ -63,7 +64,7 @@ def gpus_wanted(
     for scaler in scalings:
         if scaler is not None:
             wanted[scaler.target] = max(wanted.get(scaler.target, 0), scaler.replicas)
-    return sum(each.gpus * (wanted.get(each.key, 0) or each.replicas) for each in matching)
+    return sum(each.gpus * max(wanted.get(each.key, 0), each.replicas) for each in matching)
 
 
 def none_matches(selector: Mapping[str, str]) -> str:

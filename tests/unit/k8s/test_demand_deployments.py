@@ -38,9 +38,14 @@ def test_a_deployment_that_was_scaled_to_zero_wants_nothing_and_is_known_all_the
     assert wanted(a_deployment(replicas=0)) == 0
 
 
-def test_an_autoscaler_counts_before_the_spec_that_it_will_change() -> None:
+def test_an_autoscaler_counts_before_the_spec_that_it_will_raise() -> None:
     assert wanted(a_deployment(), autoscalers=(an_autoscaler(7),)) == 14
     assert wanted(a_deployment(), autoscalers=(an_autoscaler(7), an_autoscaler(9))) == 18
+
+
+def test_replicas_that_somebody_raised_past_an_autoscaler_count() -> None:
+    """One that cannot read its metrics keeps its last word, and lets people scale by hand."""
+    assert wanted(a_deployment(replicas=10), autoscalers=(an_autoscaler(3),)) == 20
 
 
 @pytest.mark.parametrize(
