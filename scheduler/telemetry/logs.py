@@ -55,3 +55,5 @@ def configure_logs(level: str, form: str, *, stream: TextIO | None = None) -> No
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # It tells each request with its whole URL: passwords of Prometheus and the secret paths of webhooks among them.
+    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from scheduler.telemetry.logs import configure_logs
@@ -41,6 +42,16 @@ def test_text_lines_begin_with_the_time_and_respect_the_level() -> None:
     logging.getLogger("a").warning("but this")
     [line] = stream.getvalue().splitlines()
     assert line.endswith("WARNING a: but this")
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "INFO"])
+def test_no_url_that_is_asked_is_logged_because_urls_hold_secrets(level: str) -> None:
+    stream = io.StringIO()
+    configure_logs(level, "json", stream=stream)
+    answers = httpx.MockTransport(lambda request: httpx.Response(200))
+    with httpx.Client(transport=answers) as client:
+        client.get("http://ebbtide:password@prometheus/api", params={"token": "password"})
+    assert "password" not in stream.getvalue()
 
 
 def test_an_unknown_form_is_refused() -> None:
