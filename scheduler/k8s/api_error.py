@@ -9,6 +9,10 @@ from typing import Any
 NO_ANSWER = 0
 PASSING = frozenset({NO_ANSWER, 429, 500, 502, 503, 504})
 BUDGET_CAUSE = "DisruptionBudget"
+_SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
+_NO_ADMISSION = "failed calling webhook"
+"""How the API server says with 500, before it does anything, that a pod cannot be evicted, or that a webhook which has
+to admit an object does not answer. It has no codes for either."""
 
 
 class ApiError(Exception):
@@ -60,8 +64,9 @@ class ApiError(Exception):
 
     @property
     def is_standing(self) -> bool:
-        """A refusal that stands until somebody changes something: of the object, of rights and quotas, of a place."""
-        return self.is_invalid or self.is_forbidden or self.is_missing
+        """A refusal that stands until somebody changes something: of the object, of rights and quotas, of a place, of a
+        webhook."""
+        return self.is_invalid or self.is_forbidden or self.is_missing or self.is_unadmitted
 
     @property
     def is_forbidden(self) -> bool:
@@ -69,18 +74,28 @@ class ApiError(Exception):
 
     @property
     def is_budget_refusal(self) -> bool:
-        """A PodDisruptionBudget says no: an answer, where any other 429 is a request to come later."""
-        return self.status == 429 and BUDGET_CAUSE in self.causes
+        """A PodDisruptionBudget says no, or there are several: an answer, where any other 429 is a request to come
+        later."""
+        return (self.status == 429 and BUDGET_CAUSE in self.causes) or self._says(_SEVERAL_BUDGETS)
+
+    @property
+    def is_unadmitted(self) -> bool:
+        """A webhook that has to admit the object does not answer: nothing was done."""
+        return self._says(_NO_ADMISSION)
 
     @property
     def is_passing(self) -> bool:
         """The same call may succeed a little later."""
-        return self.status in PASSING and not self.is_budget_refusal
+        return self.status in PASSING and not (self.is_budget_refusal or self.is_unadmitted)
 
     @property
     def may_have_happened(self) -> bool:
         """The server may have carried the call out. A 429 is turned away before anything is done."""
-        return (self.status == NO_ANSWER and self.was_sent) or self.status >= 500
+        was_refused = self.is_budget_refusal or self.is_unadmitted
+        return (self.status == NO_ANSWER and self.was_sent) or (self.status >= 500 and not was_refused)
+
+    def _says(self, words: str) -> bool:
+        return self.status == 500 and words in self.message
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ApiError:

@@ -35,7 +35,7 @@ def refusal_of(generation: int, error: ApiError) -> Refusal | None:
     """None where the call may as well succeed the next time."""
     if not error.is_standing:
         return None
-    is_fault = not any(words in error.message for words in _NOT_THE_JOBS)
+    is_fault = not (error.is_unadmitted or any(words in error.message for words in _NOT_THE_JOBS))
     return Refusal(generation, f"the API server refuses what it needs: {error.message}", error.is_invalid, is_fault)
 
 

@@ -108,6 +108,16 @@ def test_a_budgets_refusal_is_an_answer_and_overload_is_not() -> None:
     assert overload.message == "Too many requests, please try again later."
 
 
+def test_what_is_turned_away_with_500_before_anything_is_done_leaves_no_doubt() -> None:
+    crowded = error_of_status({"code": 500, "message": "This pod has more than one PodDisruptionBudget, which ..."})
+    assert crowded.is_budget_refusal
+    down = error_of_status({"code": 500, "message": 'Internal error occurred: failed calling webhook "x": timeout'})
+    assert down.is_unadmitted
+    other = error_of_status({"code": 500, "message": "Internal error occurred: etcdserver: request timed out"})
+    assert [each.may_have_happened for each in (crowded, down, other)] == [False, False, True]
+    assert [each.is_passing for each in (crowded, down, other)] == [False, False, True]
+
+
 def test_a_conflict_is_told_from_an_object_that_exists_already() -> None:
     exists = error_of_status({"code": 409, "reason": "AlreadyExists", "message": "pods p already exists"})
     conflict = error_of_status({"code": 409, "reason": "Conflict"})

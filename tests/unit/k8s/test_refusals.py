@@ -19,10 +19,11 @@ INVALID = ApiError(422, "Invalid", 'Pod "a-g1-0" is invalid: spec.containers[0].
 INSECURE = ApiError(403, "Forbidden", 'pods "a-g1-0" is forbidden: violates PodSecurity "restricted:latest"')
 FULL = ApiError(403, "Forbidden", 'pods "a-g1-0" is forbidden: exceeded quota: small, requested: nvidia.com/gpu=8')
 NO_RIGHT = ApiError(403, "Forbidden", 'pods is forbidden: User "x" cannot create resource "pods" in API group ""')
+UNADMITTED = ApiError(500, "InternalError", 'Internal error occurred: failed calling webhook "x": connection refused')
 NOWHERE = ApiError(404, "NotFound", 'namespaces "nowhere" not found')
 
 
-@pytest.mark.parametrize("error", [ApiError(500, "InternalError", "webhook"), ApiError(409, "Conflict", "x")])
+@pytest.mark.parametrize("error", [ApiError(500, "InternalError", "etcd"), ApiError(409, "Conflict", "x")])
 def test_what_may_as_well_succeed_the_next_time_is_no_refusal(error: ApiError) -> None:
     assert refusal_of(1, error) is None
 
@@ -35,8 +36,9 @@ def test_what_may_as_well_succeed_the_next_time_is_no_refusal(error: ApiError) -
         (NOWHERE, RunPhase.STARTING, RunPhase.FAILED),
         (FULL, RunPhase.STARTING, RunPhase.LOST),
         (NO_RIGHT, RunPhase.STARTING, RunPhase.LOST),
+        (UNADMITTED, RunPhase.STARTING, RunPhase.LOST),
     ],
-    ids=["invalid", "insecure", "nowhere", "quota", "no right"],
+    ids=["invalid", "insecure", "nowhere", "quota", "no right", "unadmitted"],
 )
 def test_a_wrong_job_fails_and_one_whose_surroundings_are_wrong_waits(
     error: ApiError, at_once: RunPhase, later: RunPhase
