@@ -11,7 +11,7 @@ from scheduler.domain.loan import Loan
 from scheduler.k8s.client import Cluster, Eviction
 from scheduler.k8s.cluster_mirrors import ClusterMirrors
 from scheduler.k8s.effects import Effect
-from scheduler.k8s.kinds import EPOCH_ANNOTATION, LOAN_LABEL, LOANED_TAINT, LOANED_TAINT_KEY, NODE, POOL_LABEL
+from scheduler.k8s.kinds import EPOCH_ANNOTATION, LOAN_LABEL, LOANED_TAINT, LOANED_TAINT_KEY, NODE
 from scheduler.k8s.lent_nodes import EvictPod, LendingStep, TaintNode, Unplaceable, UntaintNode
 from scheduler.k8s.node_view import NodeView
 from scheduler.k8s.pod_facts import PodFacts
@@ -42,17 +42,16 @@ class NodeLending:
 
     def _taint(self, node: NodeView, loan: Loan) -> None:
         others = [dict(taint) for taint in node.taints if taint.get("key") != LOANED_TAINT_KEY]
-        self._change(node, [*others, LOANED_TAINT], loan=loan.id, pool=loan.pool)
+        self._change(node, [*others, LOANED_TAINT], loan=loan.id)
 
     def _untaint(self, node: NodeView) -> None:
         self._change(node, [dict(taint) for taint in node.taints if taint.get("key") != LOANED_TAINT_KEY])
 
-    def _change(self, node: NodeView, taints: list[Any], *, loan: str | None = None, pool: str | None = None) -> None:
+    def _change(self, node: NodeView, taints: list[Any], *, loan: str | None = None) -> None:
         """A list of taints is replaced as a whole: the version that it was read at keeps those of others."""
         if node.epoch > self._epoch():
             raise FencedError(f"node {node.name} bears epoch {node.epoch}, this leader has {self._epoch()}")
-        labels = {LOAN_LABEL: loan, POOL_LABEL: pool}
-        metadata = {"labels": labels, "annotations": {EPOCH_ANNOTATION: str(self._epoch())}}
+        metadata = {"labels": {LOAN_LABEL: loan}, "annotations": {EPOCH_ANNOTATION: str(self._epoch())}}
         change = {"metadata": metadata, "spec": {"taints": taints or None}}
         changed = self._cluster.patch(NODE, node.name, change=change, resource_version=node.resource_version)
         self._mirrors.put_ahead(NODE, changed)

@@ -223,6 +223,9 @@ def test_a_pod_that_somebody_evicts_costs_no_retry_and_the_job_goes_on(site: Sit
 def test_a_lent_node_is_tainted_and_comes_home_in_time(site: Site) -> None:
     lending = LendingPolicy(headroom=0.0, return_deadline_s=30.0, cold_start_s=0.0)
     site.add_pools(training=1, inference=2, lending=lending)
+    own = {"ebbtide.dev/pool": "chat"}  # as one may call them, to select them by
+    site.cluster.patch(NODE, f"{site.namespace}-i0", change={"metadata": {"labels": own}})
+    before = {name_of(node): labels_of(node) for node in site.cluster.list(NODE).items}
     site.send(ReportDemand("inference", 0.0))
     start(site, "llama-1", 8, 16)
     lent = [node for node in site.cluster.list(NODE).items if LOAN_LABEL in labels_of(node)]
@@ -233,6 +236,7 @@ def test_a_lent_node_is_tainted_and_comes_home_in_time(site: Site) -> None:
     site.until(lambda: not site.snapshot.loans, what="all nodes are home")
     site.until(lambda: not _bears_a_loan(site), what="no node bears a loan")
     site.until(lambda: is_running(site, "llama-1", 8), what="it goes on on its own node")
+    assert {name_of(node): labels_of(node) for node in site.cluster.list(NODE).items} == before
     assert all(event.event.code.value != "RecallLate" for event in site.store.events(_all()))
 
 

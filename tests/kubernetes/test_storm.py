@@ -23,7 +23,6 @@ from scheduler.k8s.kinds import (
     LOANED_TAINT_KEY,
     NODE,
     POD,
-    POOL_LABEL,
 )
 from scheduler.k8s.objects import Object, labels_of, name_of, uid_of
 from tests.kubernetes.control_plane import ControlPlane
@@ -187,7 +186,7 @@ def test_marks_that_somebody_takes_from_a_lent_node_come_back_and_go_with_the_lo
     eventually(lambda: operated.held("llama") == 16, what="it has grown onto the lent node")
     (name,) = operated.lent_nodes()
     before = operated.cluster.get(NODE, name)
-    unlabelled = {label: None for label in before["metadata"]["labels"] if label in (LOAN_LABEL, POOL_LABEL)}
+    unlabelled = {LOAN_LABEL: None}
     for change in ({"spec": {"taints": None}}, {"metadata": {"labels": unlabelled}}):
         operated.cluster.patch(NODE, name, change=change)
         eventually(lambda: _has_marks_of(before, operated.cluster.get(NODE, name)), what="taint and label are back")
