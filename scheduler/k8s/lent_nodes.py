@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.k8s.node_view import NodeView
+from scheduler.k8s.kinds import LOANED_TAINT
+from scheduler.k8s.node_view import NodeView, Taint
 from scheduler.k8s.pod_facts import PodFacts
 
 
@@ -56,7 +58,7 @@ def lending_steps(
     _keep_promises(desired, nodes, on_node, room)
     for name, loan in sorted(desired.loans.items()):
         if loan.is_live and name in nodes:
-            steps.extend(_lend(loan, nodes[name], on_node.get(name, []), room[loan.pool]))
+            steps.extend(_lend(loan, nodes[name], on_node.get(name, []), room[loan.pool], nodes))
     for name, node in sorted(nodes.items()):
         known = desired.loans.get(name)
         is_on_loan = known is not None and known.is_live
@@ -70,10 +72,12 @@ def is_closed_to_inference(loan: Loan | None, node: NodeView) -> bool:
     return loan is not None and loan.is_live and node.is_tainted and node.loan == loan.id
 
 
-def _lend(loan: Loan, node: NodeView, pods: Sequence[PodFacts], room: dict[str, int]) -> Iterable[LendingStep]:
+def _lend(
+    loan: Loan, node: NodeView, pods: Sequence[PodFacts], room: dict[str, int], nodes: Mapping[str, NodeView]
+) -> Iterable[LendingStep]:
     staying = [pod for pod in _of_others(pods) if not pod.is_deleting]
     closed = is_closed_to_inference(loan, node)
-    if loan.state is LoanState.OFFERED and not closed and not _place(staying, room):
+    if loan.state is LoanState.OFFERED and not closed and not _place(staying, node, room, nodes):
         return [Unplaceable(node.name, sum(pod.gpus for pod in staying))]
     if not closed:
         return [TaintNode(node, loan)]
@@ -92,7 +96,7 @@ def _keep_promises(
     its place may not be bound yet. Where they do not all fit, nobody else's pods are sent after the same room."""
     for name, loan in sorted(desired.loans.items()):
         is_leaving = loan.state is LoanState.OFFERED and name in nodes and is_closed_to_inference(loan, nodes[name])
-        if is_leaving and not _place(_of_others(on_node.get(name, ())), room[loan.pool]):
+        if is_leaving and not _place(_of_others(on_node.get(name, ())), nodes[name], room[loan.pool], nodes):
             room[loan.pool].clear()
 
 
@@ -113,9 +117,11 @@ def _room(
     return room
 
 
-def _place(pods: Iterable[PodFacts], room: dict[str, int]) -> bool:
-    """Whether all these pods find room elsewhere, the largest first, each where least would be left; takes the room."""
-    left = dict(room)
+def _place(pods: Iterable[PodFacts], home: NodeView, room: dict[str, int], nodes: Mapping[str, NodeView]) -> bool:
+    """Whether all these pods of `home` find room elsewhere, the largest first, each where least would be left; takes
+    the room. What they tolerate is known of the taints of `home` alone."""
+    borne = _repelling(home.taints) - _repelling([LOANED_TAINT])
+    left = {name: gpus for name, gpus in room.items() if _repelling(nodes[name].taints) <= borne}
     for pod in sorted(pods, key=lambda pod: (-pod.gpus, pod.namespace, pod.name)):
         fitting = [(gpus, name) for name, gpus in left.items() if gpus >= pod.gpus]
         if not fitting:
@@ -123,6 +129,12 @@ def _place(pods: Iterable[PodFacts], room: dict[str, int]) -> bool:
         left[min(fitting)[1]] -= pod.gpus
     room.update(left)
     return True
+
+
+def _repelling(taints: Iterable[Taint]) -> frozenset[tuple[Any, ...]]:
+    """Those that keep pods off, not those that only advise against it."""
+    named = ((taint.get("key"), taint.get("value"), taint.get("effect")) for taint in taints)
+    return frozenset(taint for taint in named if taint[-1] != "PreferNoSchedule")
 
 
 def _was_lent_by_us(node: NodeView) -> bool:

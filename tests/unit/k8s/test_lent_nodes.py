@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,24 @@ def test_an_offered_node_is_tainted_once_its_pods_fit_elsewhere() -> None:
 def test_an_offered_node_whose_pods_fit_nowhere_is_left_alone() -> None:
     pods = [pod("llm", "i0", 6), pod("asr", "i1", 4), pod("tts", "i2", 3)]
     assert lending_steps(world(("i0", LoanState.OFFERED)), PLAIN, pods) == (Unplaceable("i0", 6),)
+
+
+@pytest.mark.parametrize(
+    ("taint", "fits"),
+    [
+        ({"key": "maintenance", "effect": "NoSchedule"}, False),
+        ({"key": "node.kubernetes.io/disk-pressure", "effect": "NoExecute"}, False),
+        ({"key": "spot", "effect": "PreferNoSchedule"}, True),
+        ({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}, True),
+    ],
+    ids=["maintenance", "NoExecute", "a wish", "as where they are"],
+)
+def test_a_node_whose_taint_keeps_its_pods_off_has_no_room_for_them(taint: Mapping[str, Any], fits: bool) -> None:
+    gpu = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    nodes = {**PLAIN, "i0": replace(PLAIN["i0"], taints=(gpu,)), "i1": replace(PLAIN["i1"], taints=(taint,))}
+    pods = [pod("llm", "i0", 6), pod("asr", "i2", 8)]
+    (step,) = lending_steps(world(("i0", LoanState.OFFERED)), nodes, pods)
+    assert isinstance(step, TaintNode) is fits
 
 
 def test_two_offered_nodes_are_not_promised_the_same_room() -> None:
