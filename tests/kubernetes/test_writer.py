@@ -1,0 +1,85 @@
+"""Writing custom resources: what the API server refuses is asked for again, and takes nobody's pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from scheduler.k8s.asking import Asked
+from scheduler.k8s.client import Cluster, connect
+from scheduler.k8s.cluster_mirrors import ClusterMirrors
+from scheduler.k8s.effects import Effects
+from scheduler.k8s.kinds import CONFIG_MAP
+from scheduler.k8s.steps import Create, Steps
+from scheduler.k8s.writer import AGAIN_MAX, PAUSE_BASE_S, PAUSE_CAP_S, Writer
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.objects import NAMESPACE, a_config_map
+
+
+@dataclass
+class Desk:
+    """A writer whose clock stands still until it is set, and the statuses of what it asked."""
+
+    writer: Writer
+    effects: Effects
+    asked: list[Asked]
+    clock_s: list[float] = field(default_factory=lambda: [0.0])
+
+    def write(self, *every: Steps) -> list[int]:
+        self.asked.clear()
+        self.effects.take(self.writer.effects(every))
+        return [each.status for each in self.asked]
+
+    def wait(self, seconds: float) -> None:
+        self.clock_s[0] += seconds
+
+
+@pytest.fixture
+def desk(control_plane: ControlPlane, cluster: Cluster) -> Iterator[Desk]:
+    asked: list[Asked] = []
+    clock_s = [0.0]
+    own = connect(control_plane.admin_kubeconfig, on_asked=asked.append)
+    effects = Effects()
+    yield Desk(Writer(own, ClusterMirrors(own), monotonic_s=lambda: clock_s[0]), effects, asked, clock_s)
+    effects.close()
+    own.close()
+
+
+def making(name: str, namespace: str) -> Steps:
+    return (Create(CONFIG_MAP, a_config_map(name, namespace)),)
+
+
+def test_what_is_refused_is_left_alone_for_a_while_that_grows(desk: Desk, namespace: str) -> None:
+    steps = making("lost", f"{namespace}-b")
+    assert desk.write(steps) == [404]
+    tries = []
+    for second in range(int(4 * PAUSE_CAP_S)):
+        desk.wait(1.0)
+        if desk.write(steps):
+            tries.append(second)
+    pauses = [after - before for before, after in pairwise(tries)]
+    assert tries[0] <= PAUSE_BASE_S
+    assert max(pauses) <= PAUSE_CAP_S + 1.0
+    assert len(tries) < 20
+
+
+def test_it_is_made_once_there_is_a_place_for_it(desk: Desk, cluster: Cluster, namespace: str) -> None:
+    steps = making("late", f"{namespace}-b")
+    assert desk.write(steps) == [404]
+    cluster.create(NAMESPACE, {"metadata": {"name": f"{namespace}-b"}})
+    assert desk.write(steps) == []
+    desk.wait(PAUSE_BASE_S)
+    assert desk.write(steps) == [200]
+
+
+def test_a_thousand_that_are_refused_leave_the_pace_to_others(desk: Desk, namespace: str) -> None:
+    lost = [making(f"lost-{number}", f"{namespace}-b") for number in range(3 * AGAIN_MAX)]
+    assert len(desk.write(*lost)) == len(lost)
+    desk.wait(PAUSE_BASE_S)
+    for _ in range(2):
+        new = making(f"new-{desk.clock_s[0]:.0f}", namespace)
+        assert sorted(desk.write(*lost, new)) == [200, *[404] * AGAIN_MAX]
+        desk.wait(PAUSE_CAP_S)
