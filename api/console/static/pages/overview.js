@@ -136,12 +136,12 @@ class Overview {
       put(this.places.pools, card("Pools", noPools()));
       return;
     }
-    const names = told.pools.map((pool) => pool.name).join("\n");
+    const names = told.pools.map((pool) => `${pool.name} ${pool.nodes > 0}`).join("\n");
     if (names !== this.poolNames) this.#newPools(told, names);
     for (const pool of told.pools) {
       const grid = this.grids.get(pool.name);
       const mine = (told.complete ? [...this.nodes.values()] : told.nodes).filter((node) => node.pool === pool.name);
-      const gone = told.complete ? [...grid.nodes.keys()].filter((name) => !this.nodes.has(name)) : told.gone;
+      const gone = [...grid.nodes.keys()].filter((name) => this.nodes.get(name)?.pool !== pool.name);
       grid.update(mine, gone);
       const up = pool.capacity_gpus < pool.gpus ? `, ${gpus(pool.capacity_gpus)} up` : "";
       say(grid.size, `${plural(pool.nodes, "node")}, ${gpus(pool.gpus)}${up}`);
