@@ -6,12 +6,14 @@ import { plural } from "./format.js";
 const NEWS_MAX = 20;
 const NEWS_TOGETHER_MS = 1000;
 const news = new Map();
+let dialogs = 0;
 
 /** Shows `content` in a modal dialog, and gives the value of the button that was pressed ("" for Esc). */
 function modal(title, content, buttons) {
-  const heading = el("h2", { id: "dialog-title" }, title);
+  dialogs += 1; // one may be asked for while another is open
+  const heading = el("h2", { id: `dialog-title-${dialogs}` }, title);
   const form = el("form", { method: "dialog" }, heading, content, el("div", { class: "row" }, buttons));
-  const dialog = el("dialog", { "aria-labelledby": "dialog-title" }, form);
+  const dialog = el("dialog", { "aria-labelledby": heading.id }, form);
   document.body.append(dialog);
   dialog.showModal();
   return new Promise((resolve) => {

@@ -38,7 +38,7 @@ class JobPage {
 
   async refresh() {
     const job = await get(this.path, { signal: this.signal });
-    this.hindered ??= noChange(await whoAmI(), job);
+    this.hindered = noChange(await whoAmI(), job);
     this.places ??= this.#frame(job);
     document.title = `${job.name}, ${job.state} · Ebbtide`;
     this.#drawHead(job);
@@ -77,7 +77,7 @@ class JobPage {
       const state = el("p", { class: "row muted" }, badge(job.state), el("span", {}, since));
       return [back, el("h1", {}, job.name), state, id];
     });
-    const state = JSON.stringify([job.state, job.intent, job.gpus]);
+    const state = JSON.stringify([job.state, job.intent, job.gpus, this.hindered]);
     if (state === this.leverState) return; // a button that somebody is about to press stays where it is
     this.leverState = state;
     const options = { refused: this.places.refused, acted: () => this.again() };

@@ -29,7 +29,7 @@ export async function show(root, { query, signal }) {
 class LoansPage {
   /** `spanS`: how far it looks back; 0: as far as there is something, up to USUAL_SPAN_S. */
   constructor(root, spanS, signal) {
-    Object.assign(this, { spanS, signal, older: [], next: undefined, loans: null });
+    Object.assign(this, { spanS, signal, older: [], next: undefined, loans: null, sizes: new Map() });
     this.places = { levers: el("div", { class: "row" }), body: el("div", { class: "stack" }), refused: el("div") };
     this.span = el("select", { id: "span", on: { change: (event) => this.#choose(Number(event.target.value)) } });
     const choice = el("label", { class: "row small" }, "Last", this.span);
@@ -49,6 +49,7 @@ class LoansPage {
       whoAmI(),
     ]);
     this.generation = fleet.generation;
+    for (const node of fleet.nodes) this.sizes.set(node.name, node.gpus);
     this.next = this.next === undefined ? newest.next : this.next;
     this.newest = newest.items;
     this.live = live.items;
@@ -98,12 +99,11 @@ class LoansPage {
   }
 
   #drawLevers(fleet, hindered) {
-    const state = JSON.stringify([fleet.switches, fleet.loans]);
+    const lent = this.live.filter((loan) => loan.state !== "offered");
+    const lentGpus = lent.reduce((sum, loan) => sum + (this.sizes.get(loan.node) ?? 0), 0);
+    const state = JSON.stringify([fleet.switches, fleet.loans, lentGpus, hindered]);
     if (state === this.leverState) return; // a button that somebody is about to press stays where it is
     this.leverState = state;
-    const lentNodes = new Set(this.live.filter((loan) => loan.state !== "offered").map((loan) => loan.node));
-    const sizes = fleet.pools.filter((pool) => pool.kind === "inference").map((pool) => pool.gpus / (pool.nodes || 1));
-    const lentGpus = Math.round(lentNodes.size * Math.max(0, ...sizes));
     const options = { refused: this.places.refused, acted: () => this.again() };
     const levers = lendingLevers({ switches: fleet.switches, loans: fleet.loans, lentGpus, hindered });
     put(this.places.levers, levers.map((lever) => leverButton(lever, options)));

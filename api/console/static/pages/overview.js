@@ -88,7 +88,7 @@ class Overview {
 
   #drawLevers(told) {
     const lentGpus = this.#lent().reduce((sum, node) => sum + node.gpus, 0);
-    const state = JSON.stringify([told.switches, told.loans, lentGpus]);
+    const state = JSON.stringify([told.switches, told.loans, lentGpus, this.hindered]);
     if (state === this.leverState) return; // a button that somebody is about to press stays where it is
     this.leverState = state;
     const levers = lendingLevers({ switches: told.switches, loans: told.loans, lentGpus, hindered: this.hindered });
