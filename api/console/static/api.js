@@ -3,6 +3,7 @@
 import { askToken } from "./dialogs.js";
 
 const KEY = "ebbtide.token";
+const ANSWER_MS = 60_000; // of what is only read: who asks again and again must not wait for ever
 let asking = null;
 
 /** What the API refuses: RFC 9457, with the refused fields in `errors`. */
@@ -24,24 +25,30 @@ export const post = (path, body, options) => ask("POST", path, { ...options, bod
 
 /** The answer as JSON. A 401 asks the person for a token, and then asks the service again. */
 export async function ask(method, path, { body, query, signal, headers } = {}) {
-  const answer = await admitted(() => raw(method, address(path, query), { body, signal, headers }));
+  const limitMs = method === "GET" ? ANSWER_MS : Infinity;
+  const answer = await admitted(() => raw(method, address(path, query), { body, signal, headers, limitMs }));
   const text = await answer.text();
   const told = text ? parsed(text) : {};
   if (!answer.ok) throw new Problem(answer.status, told);
   return told;
 }
 
-/** As `fetch`, with the token. Raises Unreachable where nobody answers. */
-export async function raw(method, url, { body, signal, headers = {} } = {}) {
+/** As `fetch`, with the token. Raises Unreachable where nobody answers, or begins to within `limitMs`. */
+export async function raw(method, url, { body, signal, headers = {}, limitMs = Infinity } = {}) {
   const sent = { Accept: "application/json", ...headers };
   if (token()) sent.Authorization = `Bearer ${token()}`;
   if (body !== undefined) sent["Content-Type"] = "application/json";
   const text = body === undefined ? undefined : JSON.stringify(body);
+  const silence = new AbortController();
+  const watchdog = limitMs < Infinity && setTimeout(() => silence.abort(), limitMs);
+  const either = AbortSignal.any([silence.signal, signal].filter(Boolean));
   try {
-    return await fetch(url, { method, headers: sent, signal, body: text, cache: "no-store" });
+    return await fetch(url, { method, headers: sent, signal: either, body: text, cache: "no-store" });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
+    if (error.name === "AbortError" && !silence.signal.aborted) throw error;
     throw new Unreachable("the service does not answer");
+  } finally {
+    clearTimeout(watchdog);
   }
 }
 

@@ -30,8 +30,8 @@ export function onEvent(listen, signal) {
 
 /**
  * Calls `refresh` now, after events that `wants` takes, and every `everyS`; never twice at once. What it throws goes to
- * `failed`, and null once it goes well again; but not that a service does not answer, once there was something to see:
- * of that the connection tells.
+ * `failed`, once for as long as it stays the same, and null once it goes well again; but not that a service does not
+ * answer, once there was something to see: of that the connection tells.
  */
 export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed }) {
   let isRunning = false;
@@ -39,7 +39,7 @@ export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed
   let timer = 0;
   let restedAt = 0;
   let hasShown = false;
-  let hasFailed = false;
+  let failure = "";
   const run = async () => {
     clearTimeout(timer);
     if (isRunning) {
@@ -50,12 +50,15 @@ export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed
     isStale = false;
     try {
       if (!document.hidden || !hasShown) await refresh();
-      if (hasFailed) failed(null);
+      if (failure) failed(null);
       hasShown = true;
-      hasFailed = false;
+      failure = "";
     } catch (error) {
-      hasFailed = !signal.aborted && !(error instanceof Unreachable && hasShown);
-      if (hasFailed) failed(error);
+      const isNew = String(error) !== failure && !(error instanceof Unreachable && hasShown);
+      if (isNew && !signal.aborted) {
+        failure = String(error);
+        failed(error);
+      }
     }
     isRunning = false;
     restedAt = performance.now() + REST_MS;

@@ -18,7 +18,8 @@ export async function follow(url, { heard, state = () => {}, signal }) {
     signal.addEventListener("abort", stop);
     try {
       const headers = { Accept: "text/event-stream", ...(lastId && { "Last-Event-ID": lastId }) };
-      const answer = await admitted(() => raw("GET", url, { headers, signal: attempt.signal }));
+      const limits = { signal: attempt.signal, limitMs: SILENCE_MS };
+      const answer = await admitted(() => raw("GET", url, { headers, ...limits }));
       if (answer.status === 422) lastId = ""; // the service has forgotten that event
       if (answer.ok) {
         failures = 0;
@@ -31,7 +32,7 @@ export async function follow(url, { heard, state = () => {}, signal }) {
         if (end) return;
       } else if (FINAL.has(answer.status)) return;
     } catch {
-      // what follows holds for every loss alike
+      if (attempt.signal.aborted) failures = Math.max(1, failures); // the silence was long enough to be told at once
     } finally {
       signal.removeEventListener("abort", stop);
     }

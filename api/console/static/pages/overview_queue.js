@@ -28,6 +28,7 @@ export class WaitingCard {
     this.place = el("div", { class: "stack" });
     this.told = null;
     this.why = null;
+    this.failure = null;
     this.reasons = {};
     this.askedAtMs = -Infinity;
     this.isAsking = false;
@@ -48,16 +49,22 @@ export class WaitingCard {
       const { items, reasons } = await get("/v1/waiting", { signal: this.signal });
       this.why = new Map(items.map((each) => [each.id, each]));
       this.reasons = reasons;
+      this.failure = null;
       this.#draw();
     } catch (error) {
       const isTold = this.signal.aborted || error instanceof Unreachable; // the connection says so itself
-      if (!isTold) redraw(this.place, String(error), () => problemNote(error));
+      this.failure = isTold ? this.failure : error;
+      this.#draw();
     }
     this.askedAtMs = performance.now();
     this.isAsking = false;
   }
 
   #draw() {
+    if (this.failure && this.told.waiting.length) {
+      redraw(this.place, String(this.failure), () => problemNote(this.failure));
+      return;
+    }
     const { jobs, queues } = this.told;
     const waiting = this.told.waiting.slice(0, WAITING_MAX);
     const more = queues.reduce((sum, queue) => sum + queue.waiting_jobs, 0) - waiting.length;
