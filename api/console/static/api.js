@@ -23,6 +23,16 @@ export class Unreachable extends Error {}
 export const get = (path, options) => ask("GET", path, options);
 export const post = (path, body, options) => ask("POST", path, { ...options, body });
 
+/** A page of events after the number `after`, or of all that are kept where that one is kept no more. */
+export async function eventsAfter(after, { path, limit, signal }) {
+  try {
+    return await get(path, { query: { after, limit }, signal });
+  } catch (error) {
+    if (error.slug !== "swept") throw error;
+    return get(path, { query: { limit }, signal });
+  }
+}
+
 /** The answer as JSON. A 401 asks the person for a token, and then asks the service again. */
 export async function ask(method, path, { body, query, signal, headers } = {}) {
   const limitMs = method === "GET" ? ANSWER_MS : Infinity;

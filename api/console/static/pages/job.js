@@ -1,6 +1,6 @@
 // One job: where it stands and why, its plan, its curves, its history, what it prints.
 
-import { get } from "../api.js";
+import { eventsAfter, get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, card, copyButton, el, empty, facts, put, redraw } from "../dom.js";
 import { count, gpus, words } from "../format.js";
@@ -109,7 +109,7 @@ class JobPage {
     let page;
     do {
       const after = this.events.at(-1)?.number ?? 0;
-      page = await get(`${this.path}/events`, { query: { after, limit: EVENTS_AT_ONCE }, signal: this.signal });
+      page = await eventsAfter(after, { path: `${this.path}/events`, limit: EVENTS_AT_ONCE, signal: this.signal });
       this.events.push(...page.items);
     } while (page.next);
     redraw(this.places.events, String(this.events.length), () => eventSteps(this.events));

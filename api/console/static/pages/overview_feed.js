@@ -1,6 +1,6 @@
 // The newest events, as they come.
 
-import { get } from "../api.js";
+import { eventsAfter } from "../api.js";
 import { el, empty, put } from "../dom.js";
 import { arrows } from "../format.js";
 import { onEvent } from "../live.js";
@@ -25,7 +25,7 @@ export function feed(signal) {
   const refresh = async (told) => {
     if (newest !== null && newest >= told.newest_event) return;
     const after = Math.max(newest ?? 0, told.newest_event - FEED_MAX);
-    const { items } = await get("/v1/events", { query: { after, limit: FEED_MAX }, signal });
+    const { items } = await eventsAfter(after, { path: "/v1/events", limit: FEED_MAX, signal });
     newest ??= 0;
     items.forEach((event) => add(event, false));
     if (!list.children.length) put(place, empty("Nothing has happened yet"));
