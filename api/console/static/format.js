@@ -67,10 +67,14 @@ export function duration(seconds) {
 }
 
 /** A time of day; with the date where it is another day. */
-export function time(atS, nowS = Date.now() / 1000) {
+export function time(atS, nowS = Date.now() / 1000, today = clock) {
   const at = new Date(1000 * atS);
   const isToday = at.toDateString() === new Date(1000 * nowS).toDateString() && Math.abs(nowS - atS) < DAY_S;
-  return isToday ? clock.format(at) : day.format(at);
+  return isToday ? today.format(at) : day.format(at);
+}
+
+export function timeToMinute(atS) {
+  return time(atS, Date.now() / 1000, minute);
 }
 
 /** The exact time, the same for everybody: 2026-11-22 21:49:12 UTC. */

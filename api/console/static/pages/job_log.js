@@ -28,21 +28,22 @@ export function logCard(job, path, signal) {
     const mine = new AbortController();
     current = mine;
     put(log);
+    const number = rank.value || "0";
     try {
-      const page = await get(`${path}/logs`, { query: { rank: rank.value, tail: TAIL_LINES }, signal: mine.signal });
+      const page = await get(`${path}/logs`, { query: { rank: number, tail: TAIL_LINES }, signal: mine.signal });
       put(place, log, told);
       for (const line of page.items) add(line.text);
       log.scrollTop = log.scrollHeight;
       const isLive = !ENDED.includes(job.state);
-      told.textContent = words(rank.value, page.items.length, isLive);
-      const url = `${path}/logs?rank=${rank.value}&cursor=${encodeURIComponent(page.resume)}`;
+      told.textContent = words(number, page.items.length, isLive);
+      const url = `${path}/logs?rank=${number}&cursor=${encodeURIComponent(page.resume)}`;
       const heard = (event) => {
         if (event.type !== "message") return;
         add(event.data.text);
-        told.textContent = words(rank.value, 1, isLive);
+        told.textContent = words(number, 1, isLive);
       };
       await follow(url, { heard, signal: mine.signal });
-      if (!mine.signal.aborted) told.textContent = words(rank.value, log.childNodes.length, false);
+      if (!mine.signal.aborted) told.textContent = words(number, log.childNodes.length, false);
     } catch (error) {
       const none = () => el("p", { class: "muted" }, error.message);
       if (!mine.signal.aborted) put(place, error.status === 404 ? none() : problemNote(error));

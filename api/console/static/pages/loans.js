@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, card, el, empty, put, table } from "../dom.js";
-import { duration, plural, time } from "../format.js";
+import { duration, plural, time, timeToMinute } from "../format.js";
 import { lendingLevers, leverButton } from "../levers.js";
 import { keepUp } from "../live.js";
 import { due, when } from "../times.js";
@@ -168,7 +168,7 @@ function timeline(lanes, fromS, nowS) {
     const track = el("div", { class: "track" }, loans.flatMap(spans));
     return el("div", { class: "lane" }, el("span", { title: node }, node), track);
   };
-  const at = (part) => time(fromS + part * (nowS - fromS)).replace(/:\d\d$/, "");
+  const at = (part) => timeToMinute(fromS + part * (nowS - fromS));
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => el("span", {}, part === 1 ? "now" : at(part)));
   const axis = el("div", { class: "lane" }, el("span"), el("div", { class: "axis" }, ticks));
   const label = "Loans over time; the table below has the same";

@@ -111,14 +111,23 @@ function safety(pool, own, recalled) {
   return most > own + recalled ? ["lent", "Tight:"] : ["inference", "Safe:"];
 }
 
+/** As many readings as can be drawn: the largest of each short time, so that no peak is passed over. */
+export function thinned(readings, spanS) {
+  if (readings.length <= POINTS_MAX) return readings;
+  const largest = new Map();
+  for (const reading of readings) {
+    const crowd = Math.floor((reading.at_s * POINTS_MAX) / spanS);
+    if (reading.gpus >= (largest.get(crowd)?.gpus ?? 0)) largest.set(crowd, reading);
+  }
+  return [...largest.values()];
+}
+
 /** Columns for the chart: past demand, capacity throughout, the quantiles from the forecast's making to its horizon. */
 function data(readings, pool, nowS, spanS) {
   const fromS = nowS - spanS;
   const at = Math.max(0, readings.findIndex((reading) => reading.at_s >= fromS) - 1);
   const recent = readings.at(-1).at_s < fromS ? readings.slice(-1) : readings.slice(at);
-  const step = Math.ceil(recent.length / POINTS_MAX);
-  const thinned = recent.filter((_, each) => (recent.length - 1 - each) % step === 0);
-  const rows = thinned.map((reading) => [Math.max(reading.at_s, fromS), reading.gpus, null]);
+  const rows = thinned(recent, spanS).map((reading) => [Math.max(reading.at_s, fromS), reading.gpus, null]);
   const { forecast } = pool;
   rows.push([nowS, readings.at(-1).gpus, forecast?.gpus]);
   if (forecast) {
