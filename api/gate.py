@@ -3,6 +3,7 @@
 id            X-Request-Id, the asker's or a new one; it comes back on every answer and stands in the log
 form          path and query are UTF-8 without NUL
 host          while nobody has to say who asks: only a name of this machine (against DNS rebinding)
+origin        while nobody has to say who asks: no page of another site, in the browser of somebody who may reach us
 rule          who may call the route, by method and path (api.identity.rules)
 principal     from the bearer token, with its rate limit (api.identity.authenticator, api.identity.reporters)
 role          on some queue, or on all; whose job it is, the route finds out
@@ -73,7 +74,9 @@ class Gate:
         """The rule that lets this request pass, its principal in the request's state; None where no route takes it."""
         _refuse_malformed(scope)
         if self.authenticator is None:
-            self._refuse_foreign_host(_header(scope, b"host"))
+            host = _header(scope, b"host").lower()
+            self._refuse_foreign_host(host)
+            self._refuse_foreign_page(_header(scope, b"origin").lower(), host)
         rule = self.rules.rule(scope["method"], scope["path"])
         if rule is None:
             return None
@@ -99,16 +102,30 @@ class Gate:
     def _refuse_foreign_host(self, named: str) -> None:
         if not self.settings.is_loopback:
             return
-        host = named.rsplit(":", 1)[0] if not named.endswith("]") else named
-        host = host.strip("[]").lower()
-        allowed = {each.strip().lower() for each in self.settings.allowed_hosts.split(",")}
-        allowed |= {urlsplit(self.settings.worker_url).hostname or ""}
-        if not is_loopback(host) and host not in allowed:
+        host = _hostname(named)
+        if not is_loopback(host) and host not in self._hosts:
             detail = (
                 f"Host: got {named!r}; allowed: a name of this machine, or one of EBBTIDE_ALLOWED_HOSTS, because here "
                 "nobody has to say who asks"
             )
             raise ProblemError(421, "misdirected", detail)
+
+    def _refuse_foreign_page(self, origin: str, named: str) -> None:
+        """A browser sends what any page asks for, without looking where it needs no body; it says whose page it is."""
+        site = origin.partition("://")[2]
+        if origin and site != named and _hostname(site) not in self._hosts:
+            detail = (
+                f"Origin: got {origin!r}; allowed: pages of this service, or of EBBTIDE_ALLOWED_HOSTS, because "
+                "here nobody has to say who asks"
+            )
+            raise ProblemError(421, "misdirected", detail)
+
+    @property
+    def _hosts(self) -> set[str]:
+        """Names that the operator has given to this service, beside those that every machine has for itself."""
+        named = {each.strip().lower() for each in self.settings.allowed_hosts.split(",")}
+        named |= {urlsplit(self.settings.worker_url).hostname or ""}
+        return {each for each in named if each and not is_loopback(each)}
 
     async def _refusal(self, request: Request, refused: ProblemError | UnavailableError) -> JSONResponse:
         if isinstance(refused, UnavailableError):
@@ -125,6 +142,10 @@ def _require(rule: Rule, principal: Principal) -> None:
     if not has:
         where = "" if not rule.everywhere or rule.role.label == "admin" else " on all queues"
         raise ProblemError(403, "forbidden", f"this needs the role {rule.role.label}{where}; you are {principal}")
+
+
+def _hostname(authority: str) -> str:
+    return (authority if authority.endswith("]") else authority.rsplit(":", 1)[0]).strip("[]")
 
 
 def _request_id(scope: Scope) -> str:

@@ -166,6 +166,32 @@ def test_while_auth_is_off_names_of_this_machine_are_taken(unguarded: ApiService
         assert unguarded.http.get("/v1/jobs", headers={"Host": host}).status_code == 200
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_while_auth_is_off_no_page_of_another_site_is_served(
+    unguarded: ApiService, problem: Problem, route: str
+) -> None:
+    waiting = unguarded.store.inbox_size()
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:3000", "https://gpu-box.evil.example"):
+        answer = call(unguarded, route, headers={"Host": "127.0.0.1:8787", "Origin": origin})
+        assert problem(answer, 421)["type"].endswith(":misdirected")
+    assert unguarded.store.inbox_size() == waiting
+
+
+def test_while_auth_is_off_ones_own_pages_are_served(unguarded: ApiService) -> None:
+    for host, origin in (
+        ("127.0.0.1:9", "http://127.0.0.1:9"),
+        ("[::1]:9", "http://[::1]:9"),
+        ("x", "https://GPU-box"),
+    ):
+        headers = {"Host": host, "Origin": origin}
+        assert unguarded.http.post("/v1/lending:pause", headers=headers).status_code == 202
+
+
+def test_who_has_to_say_who_asks_may_do_so_from_any_page(guarded: Guarded) -> None:
+    headers = {**bearer(guarded.root), "Origin": "https://ours.example"}
+    assert guarded.http.post("/v1/lending:pause", headers=headers).status_code == 202
+
+
 def test_open_routes_ask_nobody(guarded: Guarded) -> None:
     for path in ("/healthz", "/openapi.json", "/"):
         assert guarded.http.get(path).status_code == 200
