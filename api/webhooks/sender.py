@@ -65,6 +65,8 @@ class Sender:
             return Outcome(None, _refused_certificate(broken) or f"ConnectError: {broken}")
         except httpx.HTTPError as broken:
             return Outcome(None, f"{type(broken).__name__}: {broken}".removesuffix(": "))
+        except (httpx.InvalidURL, UnicodeError) as malformed:  # such as a label that is empty, or too long
+            return Outcome(None, f"its host can be none: {malformed}")
         except OSError as unknown:
             return Outcome(None, f"{httpx.URL(url).host} has no address: {unknown.strerror or unknown}")
 
@@ -136,5 +138,5 @@ def _retry_after_s(answer: httpx.Response, now_s: float) -> float:
         return float(value)
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - now_s)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0

@@ -56,6 +56,13 @@ def test_a_name_is_looked_up_once_and_the_receiver_is_asked_by_it(hook: Receiver
     assert hook.received[0].headers["Host"] == named(hook).split("/")[2]
 
 
+@pytest.mark.parametrize("host", ["hooks..example", f"{'a' * 64}.example", "xn--a.example", "[v1.a]"])
+def test_a_host_that_no_resolver_takes_is_told_as_any_other_failure(host: str) -> None:
+    outcome = send(Sender(), f"http://{host}/")
+    assert (outcome.status, outcome.is_delivered) == (None, False)
+    assert outcome.error.startswith("its host can be none: ")
+
+
 def test_a_name_that_leads_home_at_the_next_attempt_is_refused_then(hook: Receiver) -> None:
     names = Names(["127.0.0.1"], ["93.184.216.34", "127.0.0.1"])
     sender = Sender(resolve=names.resolve)
@@ -81,7 +88,10 @@ def test_a_redirect_is_not_followed(hook: Receiver) -> None:
 
 @pytest.mark.parametrize(
     ("given", "heeded_s"),
-    [("120", 120.0), (formatdate(NOW_S + 90, usegmt=True), 90.0), ("soon", 0.0), ("-5", 0.0), ("9" * 400, 0.0)],
+    [
+        *(("120", 120.0), (formatdate(NOW_S + 90, usegmt=True), 90.0), ("soon", 0.0), ("-5", 0.0), ("9" * 400, 0.0)),
+        *((f"Fri, 01 Jan 2027 00:00:00 +{'9' * 20}", 0.0), ("Fri, 01 Jan 2027 99999999999:00:00 GMT", 0.0)),
+    ],
 )
 def test_retry_after_is_heeded_in_both_its_forms(hook: Receiver, given: str, heeded_s: float) -> None:
     hook.answer = lambda number: Answer(429, {"Retry-After": given})
