@@ -16,11 +16,10 @@ from functools import partial
 from threading import Event as Flag
 from typing import ParamSpec, TypeVar
 
-from api.webhooks.message import delivery_of
+from api.webhooks.message import delivery_of, sight_of
 from api.webhooks.retrying import Backoff, after_attempt
 from api.webhooks.sender import Sender
 from api.webhooks.signature import signed_headers, webhook_secret
-from scheduler.domain.job import Job
 from scheduler.domain.webhook import Delivery, DeliveryState, Webhook
 from scheduler.runtime.clock import Clock
 from scheduler.store.protocol import Page, UnavailableError
@@ -145,14 +144,12 @@ class Courier:
         if not events:
             return False
         now_s = self._clock.now_s()
-        found = (delivery_of(webhook, event, self._find_job, now_s=now_s) for event in events)
+        sight = sight_of(webhook, self._store.load().snapshot, self._store.ended_job)
+        found = (delivery_of(webhook, event, sight, now_s=now_s) for event in events)
         deliveries = [each for each in found if each is not None]
         until_s = now_s + self._rhythm.claim_s
         self._kept.feed(webhook.id, self._holder, deliveries, cursor=events[-1].number, until_s=until_s)
         return True
-
-    def _find_job(self, subject: str) -> Job | None:
-        return self._store.load().snapshot.jobs.get(subject) or self._store.ended_job(subject)
 
     async def _attempt(self, webhook: Webhook, delivery: Delivery) -> None:
         now_s, body = self._clock.now_s(), delivery.body.encode()

@@ -6,26 +6,34 @@ import json
 import secrets
 from collections.abc import Callable
 
+from api.identity.principal import Grant, Principal, Role
+from api.identity.sight import Sight
 from scheduler.domain.event import Event, EventCode
 from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.webhook import TEST_CODE, Delivery, Webhook
 from scheduler.store.protocol import StoredEvent
 
 FindJob = Callable[[str], Job | None]
 
 
-def delivery_of(webhook: Webhook, stored: StoredEvent, find_job: FindJob, *, now_s: float) -> Delivery | None:
-    """What is to be delivered of an event; None where the webhook is not told of it. `find_job` knows jobs by id, and
-    is asked only of events that the codes and the subject let pass."""
+def sight_of(webhook: Webhook, snapshot: Snapshot, ended_job: FindJob) -> Sight:
+    """A webhook of a queue sees what a queue-admin of that queue sees, whoever made it and whatever became of him."""
+    return Sight(Principal(webhook.owner, (Grant(Role.QUEUE_ADMIN, webhook.queue),)), snapshot, ended_job)
+
+
+def delivery_of(webhook: Webhook, stored: StoredEvent, sight: Sight, *, now_s: float) -> Delivery | None:
+    """What is to be delivered of an event; None where the webhook is not told of it. Jobs are looked up, and names of
+    those that it may not see taken out, only for events that the codes and the subject let pass."""
     event = stored.event
     if webhook.codes and event.code.value not in webhook.codes:
         return None
     if webhook.subject not in ("", event.subject):
         return None
-    job = find_job(event.subject)
+    job = sight.snapshot.jobs.get(event.subject) or sight.ended_job(event.subject)
     if webhook.queue and not _is_of_queue(webhook.queue, event, job):
         return None
-    return _delivery(webhook, event.code.value, _body(event, stored.number, job), stored.number, now_s)
+    return _delivery(webhook, event.code.value, sight.redacted(_body(event, stored.number, job)), stored.number, now_s)
 
 
 def asked_delivery(webhook: Webhook, *, asked_by: str, now_s: float) -> Delivery:

@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.webhooks.addresses import RefusedAddressError, addresses_of, allowed_hosts, check_literal, is_public
-from api.webhooks.message import delivery_of
+from api.webhooks.message import delivery_of, sight_of
 from api.webhooks.retrying import DEAD_IN_A_ROW_MAX, Backoff, after_attempt
 from api.webhooks.sender import Outcome
 from api.webhooks.signature import SignatureError, signed_headers, verify, webhook_secret
 from scheduler.domain.event import Event, EventCode
+from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.webhook import Delivery, DeliveryState, Webhook
 from scheduler.store.protocol import StoredEvent
 from tests.builders import a_job
@@ -26,6 +28,7 @@ from tests.builders import a_job
 SECRET = webhook_secret(b"s" * 32, "wh_a", 1)
 WEBHOOK = Webhook("wh_a", "ada", "https://a.example/", 0.0)
 DELIVERY = Delivery("msg_1", "wh_a", 1, "JobStarted", "job-1", 0.0, "{}")
+NO_JOBS: dict[str, Job] = {}
 FAILED = Outcome(500, "HTTP 500")
 
 
@@ -145,10 +148,12 @@ def test_a_webhook_is_told_what_its_codes_subject_and_queue_let_pass() -> None:
     of_queue = StoredEvent(8, 1, Event(3.0, EventCode.QUEUE_CHANGED, "vision", "it is new"))
     of_node = StoredEvent(9, 1, Event(3.0, EventCode.NODE_CHANGED, "n0", "it is gone"))
 
+    snapshot = Snapshot(jobs={"job-1": job})
+
     def passed(**wanted: Any) -> list[int]:
         webhook = replace(WEBHOOK, **wanted)
-        jobs = {"job-1": job}
-        found = (delivery_of(webhook, event, jobs.get, now_s=4.0) for event in (started, of_queue, of_node))
+        sight = sight_of(webhook, snapshot, NO_JOBS.get)
+        found = (delivery_of(webhook, event, sight, now_s=4.0) for event in (started, of_queue, of_node))
         return [each.event_number for each in found if each is not None]
 
     assert passed() == [7, 8, 9]
@@ -157,8 +162,26 @@ def test_a_webhook_is_told_what_its_codes_subject_and_queue_let_pass() -> None:
     assert passed(queue="vision") == [7, 8]
     assert passed(queue="vision", codes=("JobStarted",)) == [7]
     assert passed(queue="text") == []
-    made = delivery_of(WEBHOOK, started, {"job-1": job}.get, now_s=4.0)
-    assert made == delivery_of(WEBHOOK, started, {"job-1": job}.get, now_s=4.0)
+    made, again = (delivery_of(WEBHOOK, started, sight_of(WEBHOOK, snapshot, NO_JOBS.get), now_s=4.0) for _ in range(2))
+    assert made == again
     assert made is not None
     assert made.id == "msg_wh_a_7"
     assert '"job":{"id":"job-1","name":"job-1","queue":"vision"' in made.body
+
+
+def test_a_webhook_of_a_queue_is_told_no_job_of_another_by_name() -> None:
+    jobs = {name: a_job(name, 1, 2, queue=queue) for name, queue in (("own-1", "vision"), ("secret-1", "text"))}
+    ended = {"secret-2": a_job("secret-2", 1, 2, queue="text")}
+    numbers = {"gpus": 1.0, "secret-1": 2.0}
+    event = Event(3.0, EventCode.JOB_STATE, "own-1", "preempted: secret-1 and secret-2 need what own-1 has", numbers)
+
+    def body(queue: str) -> str:
+        webhook = replace(WEBHOOK, queue=queue)
+        sight = sight_of(webhook, Snapshot(jobs=jobs), ended.get)
+        made = delivery_of(webhook, StoredEvent(7, 1, event), sight, now_s=4.0)
+        assert made is not None
+        return made.body
+
+    assert "secret" not in body("vision")
+    assert "a job of another queue need what own-1 has" in body("vision")
+    assert "secret-1 and secret-2 need" in body("")
