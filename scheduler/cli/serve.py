@@ -183,8 +183,7 @@ def _migrate(settings: Settings, *, is_restored: bool = False) -> None:
 
 
 def _shown(database_url: str) -> str:
-    """A database's URL without the password that it may hold."""
-    from urllib.parse import urlsplit
+    """A database's URL without the password that it may hold, wherever: read as who connects reads it."""
+    from sqlalchemy import make_url
 
-    password = urlsplit(database_url).password
-    return database_url.replace(f":{password}@", ":***@") if password else database_url
+    return make_url(database_url).difference_update_query(("password", "sslpassword")).render_as_string()

@@ -45,6 +45,12 @@ def test_a_password_in_the_database_url_is_not_shown() -> None:
     from scheduler.cli.serve import _shown
 
     assert _shown("postgresql+psycopg://ebbtide:s3cret@db/ebbtide") == "postgresql+psycopg://ebbtide:***@db/ebbtide"
+    for password in ("p#ss", "p/ss", "p?ss", "p[ss", "p%40ss"):
+        assert (
+            _shown(f"postgresql+psycopg://ebbtide:{password}@db/ebbtide")
+            == "postgresql+psycopg://ebbtide:***@db/ebbtide"
+        )
+    assert _shown("postgresql+psycopg://db/ebbtide?user=a&password=s3cret") == "postgresql+psycopg://db/ebbtide?user=a"
     assert _shown("sqlite:///state.sqlite") == "sqlite:///state.sqlite"
 
 
