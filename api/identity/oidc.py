@@ -93,13 +93,21 @@ class Issuer:
             stale = elapsed_s - self._fetched_at_s >= KEYS_LIVE_S
             if (stale or kid not in self._keys) and elapsed_s - self._asked_at_s >= REFETCH_PAUSE_S:
                 self._asked_at_s = elapsed_s
-                self._keys = self._fetched_keys()
-                self._fetched_at_s = elapsed_s
+                self._refetch(kid, elapsed_s)
             if kid in self._keys:
                 return self._keys[kid]
             if self._fetched_at_s < self._asked_at_s:
                 raise IssuerSilentError(f"{self._settings.oidc_issuer} did not answer a moment ago")
         raise InvalidTokenError("its issuer does not have the key that it names")
+
+    def _refetch(self, kid: str, elapsed_s: float) -> None:
+        """A silent issuer stands only against who needs a key that is not known."""
+        try:
+            self._keys = self._fetched_keys()
+            self._fetched_at_s = elapsed_s
+        except IssuerSilentError:
+            if kid not in self._keys:
+                raise
 
     def _fetched_keys(self) -> dict[str, jwt.PyJWK]:
         try:

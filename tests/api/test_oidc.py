@@ -172,6 +172,17 @@ def test_an_issuer_that_is_silent_is_a_503_for_who_needs_it_alone(
     assert guarded.ask("GET", "/v1/jobs", guarded.root).status_code == 200
 
 
+def test_a_silent_issuer_does_not_stand_against_keys_that_are_known(
+    guarded: Guarded, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert guarded.ask("GET", "/v1/jobs", signed(provider.claims())).status_code == 200
+    monkeypatch.setattr(oidc, "KEYS_LIVE_S", 0.0)
+    monkeypatch.setattr(oidc, "REFETCH_PAUSE_S", 0.0)
+    provider.keys = None
+    for name in ("berta", "carla"):
+        assert guarded.ask("GET", "/v1/jobs", signed(provider.claims(sub=name))).status_code == 200
+
+
 def test_without_an_issuer_no_jwt_is_taken(problem: Problem, provider: Provider) -> None:
     with (guarded := Guarded()).http:
         problem(guarded.ask("GET", "/v1/jobs", signed(provider.claims())), 401)
