@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from api.errors import conflict, refuse
+from api.identity.principal import Role
 from api.world import World
 from scheduler.core.preconditions import crowding
 from scheduler.domain.job import JobSpec
@@ -38,7 +39,8 @@ def check_queue(name: str, world: World, *, owner: str, undeclared: str) -> None
     user who has as many there as the queue allows."""
     queues = world.snapshot.queues
     if undeclared == "refuse" and queues and name not in queues:
-        refuse("queue", name, f"one of {', '.join(sorted(queues))}{meant(name, queues)}")
+        seen = sorted(each for each in queues if world.principal.may(Role.VIEWER, each))
+        refuse("queue", name, f"one of {', '.join(seen)}{meant(name, seen)}" if seen else "one that an admin declared")
     if why := crowding(world.snapshot.jobs, queues.get(name), owner):
         conflict(why)
 

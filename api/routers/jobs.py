@@ -115,6 +115,7 @@ def change_job(
     job = world.live_job(job_id)
     basis = require_match(if_match, job_tag(job), f"job {job_id}")
     if change.queue is not None and change.queue != job.spec.queue:
+        world.require(Role.SUBMITTER, change.queue)  # before it is said what this queue takes
         check_queue(change.queue, world, owner=job.owner, undeclared=service.settings.undeclared_queues)
     after = world.send(_changing(job, change), basis=basis)
     return _told(after, after.job(job_id), response)

@@ -9,6 +9,7 @@ import pytest
 
 from scheduler.settings import Settings
 from tests.api.conftest import ApiService, Problem
+from tests.api.guarded import Guarded
 
 VISION = {"name": "vision", "guaranteed_gpus": 1, "limit_gpus": 4, "weight": 2}
 
@@ -154,3 +155,17 @@ def test_a_slip_in_a_queues_name_is_told_or_refused_as_the_operator_has_chosen(
     fleet.submit(queue="vision")
     fleet.http.delete("/v1/queues/vision")
     fleet.submit(queue="visoin")
+
+
+def test_who_may_not_read_a_queue_is_told_neither_its_name_nor_what_it_takes() -> None:
+    guarded = Guarded(undeclared_queues="refuse").with_fleet()
+    assert guarded.ask("PATCH", "/v1/queues/vision", guarded.root, {"user_jobs_max": 1}).status_code == 202
+    both, ann = guarded.token("ann", "submitter:vision", "submitter:research"), guarded.token("ann", "submitter:mine")
+    document = {"name": "train", "queue": "mine", "gpus": {"min": 1, "max": 1}}
+    refused = guarded.ask("POST", "/v1/jobs", ann, document)
+    assert (refused.status_code, refused.json()["errors"][0]["allowed"]) == (422, "one that an admin declared")
+    guarded.job(both, "vision")
+    job_id, of_one = guarded.job(both, "research"), guarded.token("ann", "submitter:research")
+    for queue in ("vision", "nobody"):
+        answer = guarded.ask("PATCH", f"/v1/jobs/{job_id}", of_one, {"queue": queue})
+        assert (answer.status_code, "waiting" in answer.text) == (403, False)
