@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from fastapi import Request
@@ -96,8 +97,9 @@ class Gate:
             return ANYBODY
         if rule.asks is Asks.SCRAPERS and self.settings.metrics_open:
             return ANYBODY
-        address = (scope.get("client") or ("", 0))[0]
-        return await self.authenticator.principal(_header(scope, b"authorization"), address)
+        address, authorization = (scope.get("client") or ("", 0))[0], _header(scope, b"authorization")
+        scope["state"]["is_good"] = partial(self.authenticator.is_good, authorization)
+        return await self.authenticator.principal(authorization, address)
 
     def _refuse_foreign_host(self, named: str) -> None:
         if not self.settings.is_loopback:

@@ -27,6 +27,7 @@ FRESH_S = 5.0
 USE_NOTED_S = 60.0
 _KNOWN_MAX = 4096
 _TOKEN_LENGTH_MAX = 8192
+_ISSUER_SILENT = 503
 _NEEDED = "this needs a token: Authorization: Bearer ebk_...; `ebbtide login` keeps one for you"
 
 
@@ -58,25 +59,41 @@ class Authenticator:
             ProblemError: 401 without a token or with a wrong one, 403 for a worker's, 429 for one who asks too often,
                 503 where the OIDC issuer is needed and silent.
         """
-        key = digest(authorization)
-        known = self._known.get(key)
-        now_s = self._clock.now_s()
-        if known is None or not 0.0 <= now_s - known.read_at_s < FRESH_S or now_s >= known.expires_at_s:
-            self._known.pop(key, None)
+        known = self._fresh(authorization)
+        if known is None:
             self._slow_down(self._strangers, address, cost=0.0)
             try:
-                secret = bearer_token(authorization, needed=_NEEDED)
-                known = await self._looked_up(secret, now_s)
+                known = await self._looked_up(authorization)
             except ProblemError:
                 self._slow_down(self._strangers, address)
                 raise
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            self._known[key] = known
         self._slow_down(self._askers, known.principal.token_id or known.principal.name)
         return known.principal
 
-    async def _looked_up(self, secret: str, now_s: float) -> _Known:
+    async def is_good(self, authorization: str) -> bool:
+        """Whether a token that was good a while ago still is. Where nobody can tell now, it is."""
+        try:
+            return bool(self._fresh(authorization) or await self._looked_up(authorization))
+        except ProblemError as problem:
+            return problem.status == _ISSUER_SILENT
+        except UnavailableError:
+            return True
+
+    def _fresh(self, authorization: str) -> _Known | None:
+        known, now_s = self._known.get(digest(authorization)), self._clock.now_s()
+        is_fresh = known is not None and 0.0 <= now_s - known.read_at_s < FRESH_S and now_s < known.expires_at_s
+        return known if is_fresh else None
+
+    async def _looked_up(self, authorization: str) -> _Known:
+        key, now_s = digest(authorization), self._clock.now_s()
+        self._known.pop(key, None)
+        known = await self._read(bearer_token(authorization, needed=_NEEDED), now_s)
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        self._known[key] = known
+        return known
+
+    async def _read(self, secret: str, now_s: float) -> _Known:
         if secret.startswith((WORKER_PREFIX, AGENT_PREFIX)):
             raise ProblemError(403, "forbidden", "this token is a worker's: it can only report on its own job")
         if secret.startswith(PREFIX):
@@ -108,7 +125,7 @@ class Authenticator:
             unauthenticated(f"the JWT is refused: {wrong}")
         except IssuerSilentError as silent:
             headers = {"Retry-After": "10"}
-            raise ProblemError(503, "issuer-unavailable", str(silent), headers=headers) from silent
+            raise ProblemError(_ISSUER_SILENT, "issuer-unavailable", str(silent), headers=headers) from silent
         return _Known(identity.principal, now_s, identity.expires_at_s)
 
     def _slow_down(self, limit: RateLimit, asker: str, *, cost: float = 1.0) -> None:

@@ -48,7 +48,8 @@ def stream_logs(
     place = _place(logs, tail, field, last_event_id or cursor)
 
     def has_ended() -> bool:
-        job = service.agents.job(job_id, service.clock.now_s())
+        now_s = service.clock.now_s()  # what has just been submitted still waits in the inbox
+        job = service.agents.job(job_id, now_s) or service.present.look(now_s).snapshot.jobs.get(job_id)
         return job is None or job.is_ended
 
     return EventStream(follow_logs(streams, logs, place, has_ended), streams)

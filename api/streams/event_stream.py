@@ -36,8 +36,8 @@ def frame(document: Mapping[str, Any], *, number: object, event: str = "") -> by
 
 
 class EventStream(Response):
-    """Sends the chunks until they end, the client goes, the service ends, the socket takes nothing for a while, or the
-    stream has lived for long enough: who asks then comes back with its last id, and with a token that is still good."""
+    """Sends the chunks until they end, the client goes, the service ends, the socket takes nothing for a while, the
+    token of who asked is good no more, or it has lived for long enough: who asks then comes back with its last id."""
 
     media_type = MEDIA_TYPE
 
@@ -52,15 +52,17 @@ class EventStream(Response):
         self._streams.require_room()
         sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(_gone(receive))
+        refusing = asyncio.create_task(self._refused(scope))
+        tasks: tuple[asyncio.Task[None], ...] = (sending, leaving, refusing)
         self._streams.add(sending)
         try:
             lifetime_s = self._streams.pace.lifetime_s
-            await asyncio.wait((sending, leaving), timeout=lifetime_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=lifetime_s, return_when=asyncio.FIRST_COMPLETED)
             is_gone = leaving.done()
         finally:
-            sending.cancel()
-            leaving.cancel()
-            await asyncio.wait((sending, leaving))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         failure = None if sending.cancelled() else sending.exception()
         if isinstance(failure, TimeoutError):
             logger.info("a stream of %s ends: its reader takes nothing", scope["path"])
@@ -77,6 +79,12 @@ class EventStream(Response):
             async for chunk in chunks:
                 async with asyncio.timeout(self._streams.pace.stall_s):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def _refused(self, scope: Scope) -> None:
+        """Until the token is good no more; for ever where nobody had to say who asks."""
+        is_good = scope.get("state", {}).get("is_good")
+        while is_good is None or await is_good():
+            await asyncio.sleep(self._streams.pace.token_s)
 
 
 async def _gone(receive: Receive) -> None:

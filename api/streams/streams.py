@@ -14,11 +14,13 @@ from scheduler.telemetry.metrics import STREAMS
 @dataclass(frozen=True, slots=True)
 class Pace:
     """A stream that has nothing to tell says so every `heartbeat_s`, is ended when its socket takes nothing for
-    `stall_s`, and after `lifetime_s` in any case. The store is asked for news every `poll_s`, files every `file_s`."""
+    `stall_s`, and after `lifetime_s` in any case; every `token_s` it is asked whether its token is still good. The
+    store is asked for news every `poll_s`, files every `file_s`."""
 
     heartbeat_s: float = 15.0
     stall_s: float = 30.0
     lifetime_s: float = 3600.0
+    token_s: float = 5.0
     poll_s: float = 0.03
     file_s: float = 0.5
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from api.identity.principal import ANYBODY, Grant, Principal, Role
@@ -16,6 +18,7 @@ from scheduler.domain.event import Event, EventCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.memory import MemoryStore
 from scheduler.store.protocol import Commit, Page, StoredEvent, UnavailableError
+from tests.api.guarded import Guarded
 from tests.builders import a_job
 
 QUICK = Pace(heartbeat_s=0.02, stall_s=0.05, lifetime_s=0.5, poll_s=0.005)
@@ -95,6 +98,25 @@ def test_a_stream_outlasts_the_database(monkeypatch: pytest.MonkeyPatch) -> None
         return chunk
 
     assert asyncio.run(play()).startswith(b"id: 1\ndata: {")
+
+
+@pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs/{job}/events", "/v1/jobs/{job}/logs"])
+def test_a_stream_ends_with_the_token_that_it_was_asked_with(path: str) -> None:
+    guarded = Guarded()
+    pace = replace(QUICK, lifetime_s=60.0, token_s=0.01)
+    guarded.app.state.streams = Streams(guarded.store, streams_max=1, pace=pace)
+    job_id, secret = guarded.job(guarded.root, "research"), guarded.token("ann", "viewer", life_s=60.0)
+
+    async def play() -> httpx.Response:
+        transport = httpx.ASGITransport(guarded.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            headers = {"Authorization": f"Bearer {secret}", "Accept": "text/event-stream"}
+            stream = asyncio.create_task(http.get(path.format(job=job_id), headers=headers))
+            assert not (await asyncio.wait([stream], timeout=0.5))[0]
+            guarded.clock.move_to(guarded.clock.now_s() + 61.0)
+            return await asyncio.wait_for(stream, 30.0)
+
+    assert asyncio.run(play()).status_code == 200
 
 
 def test_a_viewer_of_a_queue_is_told_of_its_jobs_alone() -> None:
