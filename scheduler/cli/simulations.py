@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from scheduler.cli.output import Format, OutputOption, columns, console, emit, f
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
 from scheduler.cli.simulate import ClusterOption, DemandOption, JobsOption, PolicyOption, SeedOption, policy_names
 from scheduler.cli.simulation_view import comparison
+from scheduler.cli.watching import patiently
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -130,7 +132,7 @@ def _watched(client: Client, simulation: str) -> SimulationView:
     screen = console(stderr=True)
     with Progress(*parts, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("waiting", total=1.0)
-        while (found := client.simulation(simulation))["state"] in ("queued", "running"):
+        while (found := patiently(partial(client.simulation, simulation)))["state"] in ("queued", "running"):
             playing = found["progress"]["playing"]
             bar.update(
                 task,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from scheduler.cli.inputs import yaml_of
 from scheduler.cli.job_view import ENDED, dry_run_view, progress_text
 from scheduler.cli.output import Format, OutputOption, emit, facts, say
 from scheduler.cli.service import DEFAULT_URL, UrlOption, service
+from scheduler.cli.watching import patiently
 
 if TYPE_CHECKING:
     from api.answers.job import JobView
@@ -148,4 +150,4 @@ def _until_ended(client: Client, job: JobView) -> JobView:
         if job["state"] in ENDED:
             return job
         time.sleep(LOOK_EVERY_S)
-        job = client.job(job["id"])
+        job = patiently(partial(client.job, job["id"]))

@@ -6,20 +6,44 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from scheduler.cli.failure import refuse
-from scheduler.cli.output import Format, console
+from scheduler.cli.output import Format, console, say
 from scheduler.documents.plain import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+T = TypeVar("T")
+PATIENCE_S = 60.0
+ASK_AGAIN_S = 1.0
+
 WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Stay and refresh until Ctrl-C.")]
 EveryOption = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two refreshes.")]
 FollowOption = Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")]
+
+
+def patiently(look: Callable[[], T]) -> T:
+    """What `look` gives; asked for again where the service is away, or busy, which is no end of what is waited for.
+    Raises what it raises once that has lasted for PATIENCE_S."""
+    from api.client import ProblemError, UnreachableError
+    from api.connection import TRY_LATER
+
+    give_up_at_s, told = time.monotonic() + PATIENCE_S, False
+    while True:
+        try:
+            return look()
+        except (ProblemError, UnreachableError) as away:
+            is_lasting = isinstance(away, ProblemError) and away.status not in TRY_LATER
+            if is_lasting or time.monotonic() >= give_up_at_s:
+                raise
+            if not told:
+                say(f"{away}; asking again")
+            told = True
+        time.sleep(ASK_AGAIN_S)
 
 
 def require_table(output: Format, watch: bool) -> None:
