@@ -9,11 +9,11 @@ from pydantic import Field
 
 from api.answers.agent import ProgressReplyView
 from api.answers.job import ProgressView, progress_view
-from api.dependencies import ServiceDep, WorldDep, require_worker
+from api.dependencies import PrincipalDep, ServiceDep, WorldDep, require_worker
 from api.errors import refuse
 from api.notices import notice_for
 from api.routing import noun_router
-from api.world import new_command
+from api.world import load_world, new_command
 from scheduler.core.frozen_layers import frozen_layers_fault
 from scheduler.documents.document import Document
 from scheduler.documents.job import COUNT_MAX
@@ -46,13 +46,15 @@ def get_job_progress(job_id: str, world: WorldDep) -> ProgressView:
 
 @router.post("/jobs/{job_id}/progress")
 def report_job_progress(
-    job_id: str, report: ProgressReport, request: Request, service: ServiceDep, world: WorldDep
+    job_id: str, report: ProgressReport, request: Request, service: ServiceDep, principal: PrincipalDep
 ) -> ProgressReplyView:
     """Needs the token of this job and generation. The reply holds the notice to follow, or null.
 
     Frozen layers stay frozen: a lower number than before is refused, and so is one above the model's layers.
     """
     require_worker(service, request, job_id=job_id, generation=report.generation)
+    # Not before: who has no such token costs the database nothing.
+    world = load_world(service.present, service.store, service.clock.now_s(), principal)
     job = world.job(job_id)
     notice = notice_for(job, report.generation, world.now_s, service.agents)
     if notice is None:

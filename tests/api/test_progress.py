@@ -10,15 +10,25 @@ import pytest
 from scheduler.domain.command import ReportProgress
 from scheduler.domain.worker_token import issue_token
 from scheduler.settings import Settings
+from scheduler.store.memory import MemoryStore
+from scheduler.store.protocol import Loaded, UnavailableError
+from tests.api.conftest import ApiService
 
 if TYPE_CHECKING:
-    from tests.api.conftest import ApiService, Problem
+    from tests.api.conftest import Problem
 
 SECRET = b"a secret that only tests know...."
 REPORT: dict[str, Any] = {
     "generation": 1, "step": 12, "loss": 3.5, "samples_per_s": 8.0, "checkpoint_step": 10,
     "peak_bytes": 70_000_000_000,
 }  # fmt: skip
+
+
+class AwayStore(MemoryStore):
+    """Does not answer."""
+
+    def load(self) -> Loaded:
+        raise UnavailableError("gone")
 
 
 def running(fleet: ApiService) -> tuple[str, str]:
@@ -97,6 +107,13 @@ def test_workers_of_an_ended_job_are_told_to_leave(fleet: ApiService) -> None:
         fleet.tick()
     assert fleet.get(f"/v1/jobs/{job_id}")["state"] == "cancelled"
     assert fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token).json()["notice"]["action"] == "leave"
+
+
+def test_a_wrong_token_is_refused_before_anything_is_looked_up(problem: Problem) -> None:
+    service = ApiService(store=AwayStore())
+    problem(service.post("/v1/jobs/train-1/progress", REPORT, token="ebt_nonsense"), 403)
+    right = issue_token(SECRET, "train-1", REPORT["generation"])
+    problem(service.post("/v1/jobs/train-1/progress", REPORT, token=right), 503)
 
 
 def test_a_report_without_a_token_is_a_401(fleet: ApiService, problem: Problem) -> None:
