@@ -22,6 +22,7 @@ class Draft:
         self.base = snapshot
         self.jobs: dict[str, Job] = dict(snapshot.jobs)
         self.loans: dict[str, Loan] = dict(snapshot.loans)
+        self.ended_loans: list[Loan] = []
         self.ledger: Ledger = snapshot.ledger.copy()
         self.ledger.jobs, self.ledger.loans = self.jobs, self.loans
         self._quotas: QuotaBook | None = None
@@ -71,7 +72,9 @@ class Draft:
             self._quotas.take(job, job.allocation.target_gpus - before.allocation.target_gpus)
 
     def put_loan(self, loan: Loan) -> None:
-        """Replace a loan, or add it."""
+        """Replace a loan, or add it. One that has just ended, of a node that is lent anew, goes to `ended_loans`."""
         before = self.loans.get(loan.node)
+        if before is not None and not before.is_live:
+            self.ended_loans.append(before)
         self.loans[loan.node] = loan
         self.ledger.put_loan(loan.node, before)

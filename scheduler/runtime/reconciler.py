@@ -15,6 +15,7 @@ from scheduler.core.usage import booked
 from scheduler.domain.command import Command
 from scheduler.domain.decision import Decision
 from scheduler.domain.event import Event
+from scheduler.domain.loan import Loan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, TickReport, TickResult, Violation
 from scheduler.executors.protocol import Executor
@@ -85,12 +86,14 @@ def tick(
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The legal decisions, the state they make, and what was dropped on the way."""
+    """The legal decisions, the state they make, and what was dropped on the way. `ended_loans` have left that state
+    already: their nodes were lent anew at once."""
 
     snapshot: Snapshot
     decisions: tuple[Decision, ...] = ()
     violations: tuple[Violation, ...] = ()
     events: tuple[Event, ...] = ()
+    ended_loans: tuple[Loan, ...] = ()
 
 
 class Stopwatch:
@@ -129,7 +132,7 @@ def _apply_legal(snapshot: Snapshot, result: TickResult) -> Applied:
         events.append(stepped(told, decision, draft.view()))
         kept.append(decision)
     settled = replace(draft.view(), full_pass_at_s=full_pass_at_s)
-    return Applied(settled, tuple(kept), tuple(violations), tuple(events))
+    return Applied(settled, tuple(kept), tuple(violations), tuple(events), tuple(draft.ended_loans))
 
 
 def _report(
@@ -172,7 +175,7 @@ def _commit(
         events=report.events,
         decisions=applied.decisions,
         ended_jobs=archived.ended_jobs,
-        ended_loans=archived.ended_loans,
+        ended_loans=(*applied.ended_loans, *archived.ended_loans),
         readings=absorbed.readings,
         samples=absorbed.samples,
         usage=booked(loaded.snapshot, applied.snapshot),

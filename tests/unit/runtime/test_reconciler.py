@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.command import Command, SubmitJob
+from scheduler.domain.decision import LendNode, ReturnNode
 from scheduler.domain.event import EventCode
-from scheduler.domain.fleet import NodeState
+from scheduler.domain.fleet import DemandReading, LendingPolicy, NodeState
+from scheduler.domain.forecast import Forecast
 from scheduler.domain.job_state import JobState
+from scheduler.domain.loan import LoanState
 from scheduler.domain.observation import NodeFacts, Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, TickReport
@@ -19,7 +22,7 @@ from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.store.memory import MemoryStore
 from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
-from tests.builders import a_fleet, a_job, a_snapshot, a_spec
+from tests.builders import a_fleet, a_job, a_loan, a_snapshot, a_spec
 
 
 class Rig:
@@ -120,6 +123,20 @@ def test_ended_jobs_leave_the_snapshot_for_history() -> None:
     rig.tick()
     assert dict(rig.store.load().snapshot.jobs) == {}
     assert rig.store.ended_job("done") == ended
+
+
+def test_a_node_that_comes_home_and_is_lent_anew_in_one_tick_leaves_its_old_loan_in_history() -> None:
+    fleet = a_fleet(training=0, inference=1, lending=LendingPolicy(headroom=0.0))
+    home = a_loan("i0", LoanState.RECALLED, return_by_s=150.0)
+    forecast = Forecast(100.0, 600.0, (0.999,), (0.0,), "scripted")
+    demand = {"inference": DemandReading(100.0, 0.0, 0.0)}
+    waits = a_job("waits", 8)
+    told = {"demand": demand, "forecasts": {"inference": forecast}}
+    rig = Rig(a_snapshot(fleet, [waits], [home], generation=3, now_s=100.0, **told))
+    report = rig.tick()
+    assert [type(decision) for decision in report.decisions] == [ReturnNode, LendNode]
+    assert rig.store.load().snapshot.loans["i0"].state is LoanState.OFFERED
+    assert [(loan.id, loan.state) for loan in rig.store.ended_loans(limit=9)] == [(home.id, LoanState.RETURNED)]
 
 
 def test_the_hook_is_called_at_every_named_point_in_order() -> None:
