@@ -14,7 +14,7 @@ from scheduler.domain.fleet import Node, NodeState, Pool, PoolKind
 from scheduler.domain.gpus import NO_GPUS, Gpus
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.loan import STANDING_LOANS, Loan, LoanState
 from scheduler.domain.observation import NodeFacts, Run
 from scheduler.domain.room import Room
 
@@ -27,7 +27,7 @@ Kind = tuple[str, bool]
 Holders = dict[str, Mapping[int, str]]
 """Who holds which GPU: node -> index -> job id. GPUs that are being released count as held."""
 
-_NODES = ("down", "draining", "leaving", "unlent")
+_NODES = ("down", "cordoned", "draining", "leaving", "unlent")
 _LOANS = ("offered", "recalled")
 _JOBS = (
     "waiting", "running", "unsettled", "watched", "releasing", "misfits", "elastic", "flexible", "growable", "profiled",
@@ -35,13 +35,12 @@ _JOBS = (
 )  # fmt: skip
 _COUNTS = ("free", "serving", "sizes", "up", "standing", "away", "lent_gpus")
 _OWN = (*_NODES, *_LOANS, *_JOBS, *_COUNTS, "holders", "rooms")
-_STANDING = (LoanState.OFFERED, LoanState.ACTIVE)
 
 
 class Ledger:
     """Sets of names, and counts of GPUs by kind. Whoever made it may change it by `put_*`; others only read.
 
-    Nodes: `down`; `draining`; `leaving`, held and to be left; `unlent`, held without being training's.
+    Nodes: `down`; `cordoned`; `draining`; `leaving`, held and to be left; `unlent`, held without being training's.
     Loans: `offered`, `recalled`; by pool how many are `standing` (offered or active) or `away` (not home yet), and the
     GPUs of those that training may use or still uses (`lent_gpus`).
     Jobs: `waiting` (queued), `running`, `unsettled` (any other state), `watched` (their owners' stage has to look),
@@ -65,6 +64,7 @@ class Ledger:
         self.holders: Holders = {}
         self.rooms: dict[str, Room] = {}
         self.down: set[str] = set()
+        self.cordoned: set[str] = set()
         self.draining: set[str] = set()
         self.leaving: set[str] = set()
         self.unlent: set[str] = set()
@@ -154,7 +154,7 @@ class Ledger:
         for each, sign in ((before, -1), (loan, 1)):
             if each is not None:
                 _add(self.lent_gpus, each.pool, sign * host.gpus if host is not None and _lent(each) else 0)
-                _add(self.standing, each.pool, sign * (each.state in _STANDING))
+                _add(self.standing, each.pool, sign * (each.state in STANDING_LOANS))
                 _add(self.away, each.pool, sign * each.is_live)
         _keep(self.offered, node, loan is not None and loan.state is LoanState.OFFERED)
         _keep(self.recalled, node, loan is not None and loan.state is LoanState.RECALLED)
@@ -218,6 +218,7 @@ class Ledger:
                 _add(self.up, (each.pool, each.gpus), sign * (each.state is NodeState.UP))
                 self._count_serving(each, self.loans.get(name), sign)
         _keep(self.down, name, node is not None and node.state is NodeState.DOWN)
+        _keep(self.cordoned, name, node is not None and node.cordoned)
         _keep(self.draining, name, node is not None and node.draining)
         self._refresh(name)
 

@@ -14,7 +14,8 @@ class LoanState(StrEnum):
     LOST = "lost"
 
 
-LIVE_LOANS = frozenset({LoanState.OFFERED, LoanState.ACTIVE, LoanState.RECALLED})
+STANDING_LOANS = frozenset({LoanState.OFFERED, LoanState.ACTIVE})
+LIVE_LOANS = STANDING_LOANS | {LoanState.RECALLED}
 
 LOAN_EDGES: dict[tuple[LoanState, LoanState], str] = {
     (LoanState.OFFERED, LoanState.ACTIVE): "the last inference pod left the node",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import floor
 
-from scheduler.domain.fleet import LendingPolicy, Pool
+from scheduler.domain.fleet import LendingPolicy, NodeState, Pool
+from scheduler.domain.loan import STANDING_LOANS
 from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.policies.settings import PolicySettings
@@ -31,9 +32,10 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     """Whole nodes that inference will not need within the time it takes to get them back and serving again.
 
     floor((capacity - max(observed, forecast quantile) - headroom) / node), as Lyra (EuroSys'23, section 4) does
-    with its LSTM; the quantile and the bounds of the pool's owner are ours. Without a demand reading nothing is
-    lent; while the reading is stale or the forecast missing, nothing new is. A new loan has to fit beside the demand
-    of the shortest loan that is worth making too; one that runs is not recalled for that.
+    with its LSTM; the quantile and the bounds of the pool's owner are ours. Of a cordoned node only what inference has
+    there counts, because it can put nothing new on it. Without a demand reading nothing is lent; while the reading is
+    stale or the forecast missing, nothing new is. A new loan has to fit beside the demand of the shortest loan that is
+    worth making too; one that runs is not recalled for that.
     """
     rules = pool.lending
     reading = snapshot.demand.get(pool.name)
@@ -54,6 +56,9 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
         f"{pool.name} uses {reading.gpus:.2f} of {numbers['capacity_gpus']:.0f} GPUs and needs at most {needed:.2f} "
         f"within {rules.horizon_s:.0f} s: it can lend {'1 node' if nodes == 1 else f'{nodes} nodes'}"
     )
+    if closed := _closed(snapshot, pool):
+        numbers["cordoned_gpus"] = float(sum(closed))
+        detail = f"{detail}, for {sum(closed)} GPUs of cordoned nodes are no use to it"
     reason = Reason(ReasonCode.INFERENCE_IDLE, detail, numbers)
     return LendingTarget(nodes, may_grow, reason, lasting_nodes=_spare_nodes(snapshot, pool, lasting))
 
@@ -73,13 +78,24 @@ def training_wants(snapshot: Snapshot, settings: PolicySettings, *, grows: bool)
 
 def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
     rules = pool.lending
-    up = dict(snapshot.ledger.up_nodes(pool.name))
-    spare_gpus = snapshot.capacity(pool.name) * (1.0 - rules.headroom) - needed_gpus
+    up, closed = dict(snapshot.ledger.up_nodes(pool.name)), _closed(snapshot, pool)
+    spare_gpus = (snapshot.capacity(pool.name) - sum(closed)) * (1.0 - rules.headroom) - needed_gpus
     nodes = floor(max(0.0, spare_gpus) / max(up, default=1))
-    bounds = [sum(up.values()) - rules.kept_nodes_min, nodes]
+    bounds = [sum(up.values()) - len(closed) - rules.kept_nodes_min, nodes]
     if rules.lent_nodes_max is not None:
         bounds.append(rules.lent_nodes_max)
     return max(0, min(bounds))
+
+
+def _closed(snapshot: Snapshot, pool: Pool) -> list[int]:
+    """The GPUs on each of the pool's cordoned nodes that are no use to inference, where there are some. A lent node is
+    left out: cordoned, it would be no use at home either."""
+    nodes, loans, closed = snapshot.nodes, snapshot.loans, list[int]()
+    for name in sorted(snapshot.ledger.cordoned):
+        node, loan = nodes[name], loans.get(name)
+        if node.pool == pool.name and node.state is NodeState.UP and not (loan and loan.state in STANDING_LOANS):
+            closed.append(node.gpus - (0 if node.draining else node.inference_gpus))
+    return [gpus for gpus in closed if gpus > 0]
 
 
 def _in_blackout(rules: LendingPolicy, snapshot: Snapshot) -> bool:

@@ -8,10 +8,11 @@ import pytest
 
 from scheduler.domain.fleet import Blackout, DemandReading, LendingPolicy, NodeState
 from scheduler.domain.forecast import Forecast
+from scheduler.domain.loan import LoanState
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.policies.lending import LendingTarget, lend_forecast_idle, lend_nothing
 from scheduler.policies.settings import PolicySettings
-from tests.builders import a_fleet, a_snapshot
+from tests.builders import a_fleet, a_loan, a_snapshot
 
 SETTINGS = PolicySettings(demand_stale_s=100.0)
 
@@ -42,6 +43,31 @@ def test_whole_nodes_beyond_the_larger_of_observation_and_forecast_are_lent(
     observed: float, expected: float, nodes: int
 ) -> None:
     assert target(world(observed, expected)).nodes == nodes
+
+
+def cordoned(snapshot: Snapshot, names: str, *, inference_gpus: int = 0, draining: bool = False) -> Snapshot:
+    closed = {
+        name: replace(snapshot.nodes[name], cordoned=True, inference_gpus=inference_gpus, draining=draining)
+        for name in names.split()
+    }
+    return replace(snapshot, nodes={**snapshot.nodes, **closed})
+
+
+def test_of_a_cordoned_node_inference_has_what_runs_there_and_no_more() -> None:
+    assert target(world(8, 8)).nodes == 3
+    drained = target(cordoned(world(8, 8), "i0 i1 i2"))
+    assert (drained.nodes, drained.reason.numbers["cordoned_gpus"]) == (0, 24.0)
+    assert drained.reason.detail.endswith("it can lend 0 nodes, for 24 GPUs of cordoned nodes are no use to it")
+    assert target(cordoned(world(8, 8), "i0 i1 i2", inference_gpus=8)).nodes == 3
+    assert target(cordoned(world(8, 8), "i0 i1 i2", inference_gpus=8, draining=True)).nodes == 0
+    assert target(cordoned(world(0, 0, LendingPolicy(headroom=0.0, kept_nodes_min=3)), "i0")).nodes == 0
+
+
+def test_a_cordoned_node_that_is_lent_calls_no_other_home() -> None:
+    snapshot = replace(cordoned(world(8, 8), "i0"), loans={"i0": a_loan("i0")})
+    assert target(snapshot).nodes == 3
+    home_soon = {"i0": a_loan("i0", LoanState.RECALLED, return_by_s=9.0)}
+    assert target(replace(snapshot, loans=home_soon)).nodes == 2
 
 
 def test_headroom_is_kept_on_top() -> None:
