@@ -63,7 +63,7 @@ def build_controller(
 ) -> Controller:
     """A controller with its executor, curve builder and forecasters, not yet running. It lives by real time unless
     another clock is given."""
-    clock = clock or RealClock()
+    clock = clock or RealClock(store.load().snapshot.now_s)
     secret = token_secret(settings.secret_path)
     patience = Patience(close_s=settings.leave_grace_s)
     executor = LocalExecutor(

@@ -39,7 +39,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     Raises:
         NoClusterError: no API server of Kubernetes is named anywhere.
     """
-    kubeconfig, clock = settings.kubeconfig or "", RealClock()
+    kubeconfig, clock = settings.kubeconfig or "", RealClock(store.load().snapshot.now_s)
     identity = new_holder()
     votes = connect(kubeconfig, limits=LIMITS, on_asked=_record_asked)
     election = Election(votes, name="ebbtide-operator", namespace=settings.lease_namespace, identity=identity)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Protocol
+
+SET_BACK_RATE = 0.9
+"""How fast a real clock goes while the machine's clock is behind it: deadlines then come a little late, and it is
+caught up with after ten times the time by which that was set back."""
 
 
 class Clock(Protocol):
@@ -15,14 +20,19 @@ class Clock(Protocol):
 
 
 class RealClock:
-    """Wall time that never goes back, even when the machine's clock is set."""
+    """Wall time that never goes back and never stands still, even when the machine's clock is set back: what has to
+    leave a node by a time must not have until the machine gets there once more. It begins at `from_s` at least."""
 
-    def __init__(self) -> None:
-        self._last_s = 0.0
+    def __init__(self, from_s: float = 0.0) -> None:
+        self._last_s, self._last_elapsed_s = from_s, time.monotonic()
+        self._lock = threading.Lock()
 
     def now_s(self) -> float:
-        self._last_s = max(self._last_s, time.time())
-        return self._last_s
+        with self._lock:
+            elapsed_s = time.monotonic()
+            crept_s = self._last_s + SET_BACK_RATE * (elapsed_s - self._last_elapsed_s)
+            self._last_s, self._last_elapsed_s = max(crept_s, time.time()), elapsed_s
+            return self._last_s
 
     def elapsed_s(self) -> float:
         return time.perf_counter()
