@@ -7,13 +7,11 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
-    BigInteger,
     Column,
     Connection,
     Double,
     Engine,
     Index,
-    Integer,
     Named,
     String,
     Table,
@@ -25,11 +23,11 @@ from sqlalchemy import (
 from scheduler.store.engine import for_glancing, transaction
 from scheduler.store.front import AuditEntry, AuditFilter, StoredEntry
 from scheduler.store.protocol import Page
-from scheduler.store.tables import METADATA
+from scheduler.store.tables import METADATA, ROW_NUMBER
 
 
 class AuditColumns(TypedColumns):
-    number: Named[int] = Column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
     at_s: Named[float] = Column(Double)
     actor: Named[str] = Column(String)
     token_id: Named[str] = Column(String)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Column, Double, Index, MetaData, Named, String, Table, TypedColumns
+from sqlalchemy import JSON, BigInteger, Column, Double, Index, Integer, MetaData, Named, String, Table, TypedColumns
 
 METADATA = MetaData(
     naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s"},
 )
 ONLY_ROW = 1
+ROW_NUMBER = BigInteger().with_variant(Integer(), "sqlite")
+"""SQLite numbers rows by itself in columns of this type alone, and as far."""
 _PLAINLY_ORDERED = String().with_variant(String(collation="C"), "postgresql")
 """Ordered by code points in every database, as Python does."""
 
@@ -58,7 +60,7 @@ class CurvePointColumns(TypedColumns):
 class InboxColumns(TypedColumns):
     """Consumed commands stay for long, because an id is taken once; those that submitted a job stay for ever."""
 
-    number: Named[int] = Column(primary_key=True)
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
     id: Named[str] = Column(String, unique=True, index=True)
     consumed_at_generation: Named[int | None] = Column(BigInteger, index=True)
     body: Named[Any] = Column(JSON, nullable=False)
@@ -66,7 +68,7 @@ class InboxColumns(TypedColumns):
 
 
 class EventColumns(TypedColumns):
-    number: Named[int] = Column(primary_key=True)
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
     generation: Named[int] = Column(BigInteger)
     at_s: Named[float] = Column(Double)
     subject: Named[str] = Column(String)
@@ -74,7 +76,7 @@ class EventColumns(TypedColumns):
 
 
 class DecisionColumns(TypedColumns):
-    number: Named[int] = Column(primary_key=True)
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
     generation: Named[int] = Column(BigInteger)
     at_s: Named[float] = Column(Double)
     body: Named[Any] = Column(JSON, nullable=False)
@@ -83,7 +85,7 @@ class DecisionColumns(TypedColumns):
 class EndedJobColumns(TypedColumns):
     """What lists of jobs are ordered by and ask for stands beside the body."""
 
-    number: Named[int] = Column(primary_key=True)
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
     id: Named[str] = Column(_PLAINLY_ORDERED, index=True)
     generation: Named[int] = Column(BigInteger)
     body: Named[Any] = Column(JSON, nullable=False)
@@ -95,7 +97,7 @@ class EndedJobColumns(TypedColumns):
 
 
 class EndedLoanColumns(TypedColumns):
-    number: Named[int] = Column(primary_key=True)
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
     id: Named[str] = Column(_PLAINLY_ORDERED, index=True)
     generation: Named[int] = Column(BigInteger)
     body: Named[Any] = Column(JSON, nullable=False)
@@ -106,7 +108,7 @@ class EndedLoanColumns(TypedColumns):
 
 
 class ReadingColumns(TypedColumns):
-    number: Named[int] = Column(primary_key=True)
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
     pool: Named[str] = Column(String)
     at_s: Named[float] = Column(Double)
     gpus: Named[float] = Column(Double)

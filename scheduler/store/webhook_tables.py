@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Index, Named, String, Table, TypedColumns
 
-from scheduler.store.tables import METADATA
+from scheduler.store.tables import METADATA, ROW_NUMBER
 
 
 class WebhookColumns(TypedColumns):
@@ -33,7 +33,7 @@ class WebhookColumns(TypedColumns):
 
 
 class DeliveryColumns(TypedColumns):
-    number: Named[int] = Column(primary_key=True)
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
     id: Named[str] = Column(String, unique=True, index=True)
     webhook_id: Named[str] = Column(String)
     event_number: Named[int] = Column(BigInteger)

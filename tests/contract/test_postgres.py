@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import httpx
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 
 from api.app import create_app
 from scheduler.domain.command import Command, RecallAll
@@ -32,6 +36,20 @@ def test_a_store_goes_on_when_its_server_is_back(mortal_postgres: PostgresServer
     mortal_postgres.start()
     assert store.load().inbox == (COMMAND,)
     assert not store.send(COMMAND), "it had been taken"
+    store.close()
+
+
+def test_commands_are_taken_beyond_the_2_31st(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("SELECT setval('inbox_number_seq', 2147483646)"))
+    store = SqlStore(url)
+    sent = tuple(replace(COMMAND, id=name) for name in "xyz")
+    assert all(store.send(command) for command in sent)
+    assert store.load().inbox == sent
+    assert store.send(COMMAND)
+    assert store.load().inbox == (*sent, COMMAND), "those after the last one known"
     store.close()
 
 
