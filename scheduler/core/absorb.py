@@ -35,11 +35,13 @@ class Absorbed:
     samples: tuple[PlacedSample, ...]
 
 
-def absorb(snapshot: Snapshot, observation: Observation, commands: Iterable[Command]) -> Absorbed:
+def absorb(
+    snapshot: Snapshot, observation: Observation, commands: Iterable[Command], *, away_s: float = 0.0
+) -> Absorbed:
     """The snapshot with everything in it that was seen and asked for up to `snapshot.now_s`.
 
     Each command takes effect once; one that no longer fits is refused by an event and changes nothing. Records
-    that nothing happened to stay the same objects.
+    that nothing happened to stay the same objects. `away_s`: for how long nobody has committed anything.
     """
     intake = Intake(snapshot)
     mirror_nodes(intake, observation)
@@ -48,7 +50,7 @@ def absorb(snapshot: Snapshot, observation: Observation, commands: Iterable[Comm
         obey(intake, command)
     take_up_curves(intake)
     for job in _unsettled(intake):
-        _move_on(intake, job)
+        _move_on(intake, job, away_s)
     _activate_loans(intake)
     return Absorbed(intake.view(), tuple(intake.events), tuple(intake.readings), tuple(intake.samples))
 
@@ -59,7 +61,7 @@ def _unsettled(intake: Intake) -> list[Job]:
     return [job for job_id, job in intake.jobs.items() if job_id in names] if names else []
 
 
-def _move_on(intake: Intake, job: Job) -> None:
+def _move_on(intake: Intake, job: Job, away_s: float) -> None:
     """The steps that a job takes by itself."""
     match job.state:
         case JobState.SUBMITTED | JobState.PLANNING:
@@ -69,7 +71,7 @@ def _move_on(intake: Intake, job: Job) -> None:
         case JobState.PREEMPTED if not job.allocation.releasing:
             intake.move_job(job, JobState.QUEUED, job.message)
         case JobState.STARTING | JobState.RESIZING if intake.now_s - _could_begin_s(job) > STUCK_AFTER_S:
-            _give_up_on(intake, job)
+            _give_up_on(intake, job, away_s)
 
 
 def _leave_planning(intake: Intake, job: Job) -> None:
@@ -90,9 +92,11 @@ def _could_begin_s(job: Job) -> float:
     return job.state_since_s if leave_by_s is None else max(job.state_since_s, leave_by_s)
 
 
-def _give_up_on(intake: Intake, job: Job) -> None:
+def _give_up_on(intake: Intake, job: Job, away_s: float) -> None:
+    """It is not the job's fault where no controller was there to start its workers."""
+    is_fault = away_s <= STUCK_AFTER_S
     why = f"its workers were {job.state} for more than {STUCK_AFTER_S:.0f} s"
-    requeue(intake, job, why, charged=True)
+    requeue(intake, job, why if is_fault else f"{why}, and no controller for {away_s:.0f} s", charged=is_fault)
 
 
 def _activate_loans(intake: Intake) -> None:

@@ -61,7 +61,8 @@ def tick(
     loaded = replace(loaded, inbox=loaded.inbox[:commands_max])
     watch.lap("load")
     at("after-load")
-    absorbed = absorb(_at(loaded.snapshot, now_s), observation, (*loaded.inbox, *learned))
+    away_s = now_s - loaded.snapshot.now_s
+    absorbed = absorb(_at(loaded.snapshot, now_s), observation, (*loaded.inbox, *learned), away_s=away_s)
     watch.lap("absorb")
     result = decide(absorbed.snapshot, policies)
     watch.lap("decide")

@@ -21,9 +21,9 @@ GENERATION = 7
 FLEET = a_fleet(training=2, inference=1)
 
 
-def seen(job: Job, *runs: Run, now_s: float = 100.0, converged: int = GENERATION) -> Absorbed:
+def seen(job: Job, *runs: Run, now_s: float = 100.0, converged: int = GENERATION, away_s: float = 0.0) -> Absorbed:
     snapshot = a_snapshot(FLEET, [job], now_s=now_s, generation=GENERATION)
-    return absorb(snapshot, Observation(now_s, converged, runs), ())
+    return absorb(snapshot, Observation(now_s, converged, runs), (), away_s=away_s)
 
 
 def running(*, asked_at: int = 0, steps: float = 0.0, **more: object) -> Job:
@@ -169,6 +169,16 @@ def test_workers_that_never_come_up_are_given_up(state: JobState) -> None:
     assert seen(job, now_s=STUCK_AFTER_S).snapshot.jobs["j"].state is state
     given_up = seen(job, now_s=STUCK_AFTER_S + 1.0).snapshot.jobs["j"]
     assert (given_up.state, given_up.account.failures) == (JobState.QUEUED, 1)
+
+
+def test_that_no_controller_was_there_to_start_its_workers_is_no_fault_of_the_job() -> None:
+    job = a_job("j", 4, state=JobState.STARTING, on=FOUR)
+    job = replace(job, spec=replace(job.spec, retries=0))
+    later_s = 2 * STUCK_AFTER_S
+    given_up = seen(job, now_s=later_s, away_s=later_s).snapshot.jobs["j"]
+    assert (given_up.state, given_up.account.failures) == (JobState.QUEUED, 0)
+    assert given_up.message.endswith("and no controller for 1800 s")
+    assert seen(job, now_s=later_s, away_s=300.0).snapshot.jobs["j"].state is JobState.FAILED
 
 
 def test_workers_are_not_given_up_while_older_ones_still_have_time_to_leave() -> None:
