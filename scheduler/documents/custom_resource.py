@@ -78,14 +78,35 @@ class DemandSpec(Document):
         return self
 
 
+class TolerationSpec(Document):
+    """Taints of this key, of any where it is empty, and of this effect, of any where it is absent. `operator` says
+    whether they have to have the value too."""
+
+    model_config = CAMEL
+    key: Text = ""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: Text = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+    @model_validator(mode="after")
+    def _operator_fits(self) -> Self:
+        if self.operator == "Equal" and not self.key:
+            raise refused_field("key", self.key, "the key of a taint, unless the operator is Exists")
+        if self.operator == "Exists" and self.value:
+            raise refused_field("value", self.value, "nothing, unless the operator is Equal")
+        return self
+
+
 class PoolSpec(Document):
-    """Nodes that bear all labels of `nodeSelector`. Where `gpu` is absent, each node's labels say its GPU model."""
+    """Nodes that bear all labels of `nodeSelector`. Where `gpu` is absent, each node's labels say its GPU model.
+    Nothing new starts on nodes with taints that `tolerations` do not cover, but for those of the key nvidia.com/gpu."""
 
     model_config = CAMEL
     kind: PoolKind
     node_selector: _Labels
     gpu: Text = ""
     gpu_memory: Size | None = None
+    tolerations: Annotated[list[TolerationSpec], Field(max_length=16)] = Field(default_factory=list)
     lending: LendingSpec | None = None
     demand: DemandSpec | None = None
 

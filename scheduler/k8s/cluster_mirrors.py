@@ -31,6 +31,7 @@ from scheduler.k8s.objects import Object, labels_of, lean, number_of
 from scheduler.k8s.pod_facts import PodFacts, pod_facts
 from scheduler.k8s.resources.elastic_job import is_managed_by_us, job_id_of
 from scheduler.k8s.resources.metadata import metadata
+from scheduler.k8s.resources.pool import tolerations_of
 from scheduler.k8s.watching import Watcher
 
 _OURS = f"{MANAGED_BY_LABEL}={SCHEDULER_NAME}"
@@ -132,7 +133,7 @@ class ClusterMirrors:
 
     def view(self) -> ClusterView:
         """The cluster as it is known now. Made anew only after a change."""
-        mirrors = (self.pods, self.nodes, self.services, self.plans, self.jobs)
+        mirrors = (self.pods, self.nodes, self.services, self.plans, self.jobs, self.pools)
         seen = tuple(mirror.changes for mirror in mirrors)
         with self._lock:
             if seen != self._seen:
@@ -151,6 +152,7 @@ class ClusterMirrors:
             resources=_by_job_id(self.jobs.snapshot().values()),
             services={key: labels_of(item).get(JOB_LABEL, "") for key, item in self.services.snapshot().items()},
             plans={key: _plan(item) for key, item in self.plans.snapshot().items()},
+            tolerations=tolerations_of(self.pools.snapshot().values()),
         )
 
     def _with_binding(self, pod: PodFacts) -> PodFacts:

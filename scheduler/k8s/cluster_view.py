@@ -9,6 +9,7 @@ from scheduler.k8s.node_view import NodeView
 from scheduler.k8s.objects import Object
 from scheduler.k8s.pod_changes import by_job
 from scheduler.k8s.pod_facts import PodFacts
+from scheduler.k8s.taints import Toleration
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,15 @@ class SeenPlan:
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """All pods that ask for GPUs or are ours, nodes by name, ElasticJobs by namespace and the job id that they claim,
-    and of our own services and plans what they are called, (namespace, name): services with the id of their job."""
+    and of our own services and plans what they are called, (namespace, name): services with the id of their job.
+    `tolerations` are those of Pools by their names."""
 
     pods: tuple[PodFacts, ...] = ()
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     resources: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     services: Mapping[tuple[str, str], str] = field(default_factory=dict)
     plans: Mapping[tuple[str, str], SeenPlan] = field(default_factory=dict)
+    tolerations: Mapping[str, tuple[Toleration, ...]] = field(default_factory=dict)
 
     def pods_of(self) -> dict[str, list[PodFacts]]:
         return by_job(self.pods)

@@ -138,7 +138,7 @@ class KubernetesExecutor:
         """What placed jobs lack: plan, token, service and pods."""
         for job, changes in _changes(desired, view, now_s):
             if job.allocation.target and not job.is_ended:
-                yield from self._objects.provide(job, changes.make, view)
+                yield from self._objects.provide(job, changes.make, view, desired.nodes)
 
     def _binding(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[Effect]:
         """Every gang that is whole and has room."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
+from scheduler.domain.fleet import Node
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.k8s.api_error import ApiError
@@ -61,9 +62,12 @@ class JobObjects:
         self._agent_token = agent_token
         self.refusals = Refusals(monotonic_s)
 
-    def provide(self, job: Job, missing: Sequence[NewPod], view: ClusterView) -> Iterator[Effect]:
+    def provide(
+        self, job: Job, missing: Sequence[NewPod], view: ClusterView, nodes: Mapping[str, Node]
+    ) -> Iterator[Effect]:
         """What a placed job lacks: its plan where it is of another generation, its service, its token, its pods."""
-        site = self._site(job, view)
+        tolerations = {new.node: view.tolerations.get(nodes[new.node].pool, ()) for new in missing if new.node in nodes}
+        site = replace(self._site(job, view), tolerations=tolerations)
         key = (site.namespace, objects_name(job.id))
         generation = job.allocation.generation
         if self.refusals.is_left_alone(job):

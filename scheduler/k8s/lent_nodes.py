@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.k8s.kinds import LOANED_TAINT
-from scheduler.k8s.node_view import NodeView, Taint
+from scheduler.k8s.node_view import NodeView
 from scheduler.k8s.pod_facts import PodFacts
+from scheduler.k8s.taints import repelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def _room(
 def _place(pods: Iterable[PodFacts], home: NodeView, room: dict[str, int], nodes: Mapping[str, NodeView]) -> bool:
     """Whether all these pods of `home` find room elsewhere, the largest first, each where least would be left; takes
     the room. What they tolerate is known of the taints of `home` alone."""
-    borne = _repelling(home.taints) - _repelling([LOANED_TAINT])
-    left = {name: gpus for name, gpus in room.items() if _repelling(nodes[name].taints) <= borne}
+    borne = repelling(home.taints) - repelling([LOANED_TAINT])
+    left = {name: gpus for name, gpus in room.items() if repelling(nodes[name].taints) <= borne}
     for pod in sorted(pods, key=lambda pod: (-pod.gpus, pod.namespace, pod.name)):
         fitting = [(gpus, name) for name, gpus in left.items() if gpus >= pod.gpus]
         if not fitting:
@@ -129,12 +129,6 @@ def _place(pods: Iterable[PodFacts], home: NodeView, room: dict[str, int], nodes
         left[min(fitting)[1]] -= pod.gpus
     room.update(left)
     return True
-
-
-def _repelling(taints: Iterable[Taint]) -> frozenset[tuple[Any, ...]]:
-    """Those that keep pods off, not those that only advise against it."""
-    named = ((taint.get("key"), taint.get("value"), taint.get("effect")) for taint in taints)
-    return frozenset(taint for taint in named if taint[-1] != "PreferNoSchedule")
 
 
 def _was_lent_by_us(node: NodeView) -> bool:

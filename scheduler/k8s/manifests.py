@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import copy
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.documents.pod_template import CHECKPOINT_DIR, PLAN_DIR, RUN_ROOT, SHM_DIR, TOKEN_DIR
@@ -35,6 +35,7 @@ from scheduler.k8s.kinds import (
 )
 from scheduler.k8s.objects import LABEL_CHARACTERS, within
 from scheduler.k8s.pod_changes import NewPod
+from scheduler.k8s.taints import OF_GPUS, Toleration
 
 Manifest = dict[str, Any]
 
@@ -47,7 +48,8 @@ _CONTAINER = "worker"
 @dataclass(frozen=True, slots=True)
 class JobSite:
     """Where a job's objects live and what all of them bear alike. `owner_uid` is the uid of its ElasticJob, empty while
-    there is none; `url` is where agents reach the API, `image` what pods run that name no image of their own."""
+    there is none; `url` is where agents reach the API, `image` what pods run that name no image of their own.
+    `tolerations`, by node: of the taints that training is to bear there."""
 
     namespace: str
     epoch: int
@@ -55,6 +57,7 @@ class JobSite:
     image: str
     resource_name: str = ""
     owner_uid: str = ""
+    tolerations: Mapping[str, Sequence[Toleration]] = field(default_factory=dict)
 
 
 def objects_name(job_id: str) -> str:
@@ -71,7 +74,7 @@ def agent_pod(job: Job, new: NewPod, site: JobSite) -> Manifest:
     spec["terminationGracePeriodSeconds"] = grace_s = GRACE_S if named_s is None else named_s
     spec["containers"][0] = _agent_container(spec["containers"][0], job, new, site, grace_s)
     spec["volumes"] = [*spec.get("volumes", ()), *_volumes(job, shm=not mounts_shm)]
-    spec["tolerations"] = [*spec.get("tolerations", ()), _toleration()]
+    spec["tolerations"] = [*spec.get("tolerations", ()), *_tolerations(site.tolerations.get(new.node, ()))]
     spec["affinity"] = _with_node(spec.get("affinity") or {}, new.node)
     spec["schedulerName"], spec["restartPolicy"] = SCHEDULER_NAME, "Never"
     spec["hostname"], spec["subdomain"] = new.name, objects_name(job.id)
@@ -205,8 +208,9 @@ def _volumes(job: Job, *, shm: bool) -> list[Manifest]:
     return [*volumes, {"name": "ebbtide-shm", "emptyDir": {"medium": "Memory"}}] if shm else volumes
 
 
-def _toleration() -> Manifest:
-    return {**LOANED_TAINT, "operator": "Equal"}
+def _tolerations(of_pool: Sequence[Toleration]) -> list[Manifest]:
+    """Those of a node's pool count for us when we choose the node, and for kubelet after that: NoExecute evicts."""
+    return [{**LOANED_TAINT, "operator": "Equal"}, *(each.as_object() for each in (OF_GPUS, *of_pool))]
 
 
 def _named_node(node: str) -> Manifest:

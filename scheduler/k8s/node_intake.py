@@ -11,6 +11,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.k8s.resources.conditions import CONFLICT, MATCHED, NODES_USABLE, Claim
 from scheduler.k8s.resources.node import Machine, gpu_of, node_of
 from scheduler.k8s.resources.pool import PoolResource
+from scheduler.k8s.taints import closing
 
 SHOWN = 10
 
@@ -19,13 +20,14 @@ SHOWN = 10
 class Homes:
     """`nodes`: the fleet's nodes as the cluster has them now. By the name of a pool: how many nodes match its selector,
     `taken` those of them that are an older pool's (as node -> pool), `bare` those without GPUs, `unknown` those whose
-    GPU model nobody knows (as node -> what it says)."""
+    GPU model nobody knows (as node -> what it says), `closed` those with taints that the pool does not tolerate."""
 
     nodes: Mapping[str, Node]
     matched: Mapping[str, int]
     taken: Mapping[str, Mapping[str, str]]
-    bare: Mapping[str, frozenset[str]]
+    bare: Mapping[str, Collection[str]]
     unknown: Mapping[str, Mapping[str, str]]
+    closed: Mapping[str, Mapping[str, str]]
 
     def claims(self, pool: PoolResource) -> Iterator[Claim]:
         name = pool.pool.name
@@ -45,16 +47,20 @@ class Homes:
         yield unusable or Claim(NODES_USABLE, True, "GpusKnown")
 
     def _unusable(self, name: str) -> Claim | None:
-        bare, unknown = self.bare.get(name, frozenset()), self.unknown.get(name, {})
+        bare, unknown, closed = self.bare.get(name, ()), self.unknown.get(name, {}), self.closed.get(name, {})
         parts = []
         if unknown:
             shown = _listed(f'{node} ("{product}")' for node, product in sorted(unknown.items()))
             parts.append(f"GPU models that no profile is of: {shown}; set gpu, or the label ebbtide.dev/gpu")
         if bare:
             parts.append(f"nodes without allocatable nvidia.com/gpu: {_listed(sorted(bare))}")
+        if closed:
+            shown = _listed(f"{node} ({taints})" for node, taints in sorted(closed.items()))
+            parts.append(f"nodes with taints on which nothing new starts: {shown}; set tolerations if it is to")
         if not parts:
             return None
-        return Claim(NODES_USABLE, False, "UnknownGpuModel" if unknown else "NodesWithoutGpus", "; ".join(parts))
+        reason = "UnknownGpuModel" if unknown else "NodesWithoutGpus" if bare else "TaintsNotTolerated"
+        return Claim(NODES_USABLE, False, reason, "; ".join(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ def find_homes(
     `frozen` pools stay there."""
     nodes, matched = dict[str, Node](), dict[str, int]()
     taken, bare, unknown = dict[str, dict[str, str]](), dict[str, set[str]](), dict[str, dict[str, str]]()
+    closed: dict[str, dict[str, str]] = {}
     pools = tuple(pools)
     for host in machines:
         known = snapshot.nodes.get(host.name)
@@ -86,18 +93,21 @@ def find_homes(
                 continue
             owner = name
             node = node_of(host, pool)
+            taints = closing(host.taints, pool.tolerations)
+            if taints:
+                closed.setdefault(name, {})[host.name] = ", ".join(map(str, taints))
             if node is not None:
                 nodes[host.name] = node
             elif host.gpus < 1:
                 bare.setdefault(name, set()).add(host.name)
             elif gpu_of(host, pool) is None:
                 unknown.setdefault(name, {})[host.name] = pool.gpu or host.product
-    return Homes(nodes, matched, taken, {name: frozenset(hosts) for name, hosts in bare.items()}, unknown)
+    return Homes(nodes, matched, taken, bare, unknown, closed)
 
 
 def node_changes(
     homes: Homes,
-    machines: Mapping[str, Machine],
+    machines: Collection[str],
     snapshot: Snapshot,
     *,
     managed: Collection[str],
@@ -114,12 +124,12 @@ def node_changes(
     for name, node in snapshot.nodes.items():
         if node.pool not in managed:
             continue
-        wanted, host = homes.nodes.get(name), machines.get(name)
+        wanted = homes.nodes.get(name)
         stays = name in bare or (wanted is not None and _shape(wanted) == _shape(node))
         if not stays:
             cordoned.add(name)
-            bodies |= _leave(node, snapshot, exists=host is not None)
-        elif name in bare or (host is not None and host.is_cordoned):
+            bodies |= _leave(node, snapshot, exists=name in machines)
+        elif wanted is None or wanted.cordoned:
             cordoned.add(name)
             if not node.cordoned:
                 bodies[f"cordon-{name}"] = CordonNode(name)

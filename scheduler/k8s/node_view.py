@@ -9,8 +9,6 @@ from typing import Any
 from scheduler.k8s.kinds import EPOCH_ANNOTATION, GPU_RESOURCE, LOAN_LABEL, LOANED_TAINT_KEY
 from scheduler.k8s.objects import number_of
 
-Taint = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
@@ -25,7 +23,7 @@ class NodeView:
     loan: str = ""
     is_tainted: bool = False
     epoch: int = 0
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[Mapping[str, Any], ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

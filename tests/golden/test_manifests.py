@@ -19,11 +19,18 @@ from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Job
 from scheduler.domain.job_state import JobState
 from scheduler.k8s.manifests import JobSite, Manifest, agent_pod, plan_map, service, token_secret
 from scheduler.k8s.pod_changes import pod_changes
+from scheduler.k8s.taints import Toleration
 from tests.builders import a_job
 
 FOLDER = Path(__file__).parent / "manifests"
 SITE = JobSite(
-    "harbour", 7, "http://ebbtide.ebbtide.svc:8787", "ebbtide/worker:0.1.0", resource_name="llama", owner_uid="1a2b"
+    "harbour",
+    7,
+    "http://ebbtide.ebbtide.svc:8787",
+    "ebbtide/worker:0.1.0",
+    resource_name="llama",
+    owner_uid="1a2b",
+    tolerations={"i4": (Toleration("dedicated", "serving", "NoSchedule"), Toleration("zone"))},
 )
 TEMPLATE = {
     "metadata": {"labels": {"team": "harbour"}, "annotations": {"cost-centre": "7"}},

@@ -166,6 +166,7 @@ def test_range_and_suspend_can_be_changed(cluster: Cluster, namespace: str) -> N
         {**LENDS, "lending": {"blackouts": [{"start": "22h", "end": 3600}]}, "demand": {"source": "push"}},
         {**LENDS, "demand": {"source": "deployments", "selector": {"app": "chat"}, "staleAfter": "2m"}},
         {**LENDS, "demand": {"source": "prometheus", "query": "sum(gpus)"}},
+        {**LENDS, "tolerations": [{"key": "dedicated", "value": "serving"}, {"operator": "Exists"}]},
     ],
 )
 def test_good_pools_are_taken(cluster: Cluster, spec: dict[str, Any]) -> None:
@@ -190,6 +191,11 @@ def test_good_pools_are_taken(cluster: Cluster, spec: dict[str, Any]) -> None:
         ({**LENDS, "lending": {"quantile": 1}}, "spec.lending.quantile"),
         ({**LENDS, "lending": {"headroom": 1}}, "spec.lending.headroom"),
         ({**LENDS, "lending": {"maxLentNodes": -1}}, "spec.lending.maxLentNodes"),
+        ({**LENDS, "tolerations": [{"value": "a"}]}, "spec.tolerations[0].key: Invalid value: key is required unless"),
+        (
+            {**LENDS, "tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]},
+            "spec.tolerations[0].value: Invalid value: value goes with",
+        ),
         ({**LENDS, "demand": {"source": "deployments"}}, "spec.demand.selector: Invalid value: selector is required"),
         ({**LENDS, "demand": {"source": "prometheus"}}, "spec.demand.query: Invalid value: query is required"),
         ({**LENDS, "demand": {"source": "push", "query": "x"}}, "spec.demand.query: Invalid value: query goes with"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler.domain.event import EventCode
-from scheduler.k8s.kinds import ELASTIC_JOB, GPU_RESOURCE, MANAGED_BY, NODE, POD
+from scheduler.k8s.kinds import ELASTIC_JOB, GPU_RESOURCE, MANAGED_BY, NODE, POD, POOL
 from scheduler.k8s.objects import Object, annotations_of, labels_of, name_of
 from scheduler.store.protocol import Page
 from tests.kubernetes.operated import Operated
@@ -60,6 +60,31 @@ def test_pods_of_other_schedulers_count_as_used_while_they_come_and_go(operated:
     operated.until_phase("more", "Running")
     assert [operated.phase(name) for name in ("llama", "small")] == ["Running", "Running"]
     assert operated.cluster.get(POD, name_of(waits), operated.namespace) == waits, "it waits for its own scheduler"
+
+
+def _pool_problem(operated: Operated) -> str:
+    return str(operated.cluster.get(POOL, "training").get("status", {}).get("problem", ""))
+
+
+def test_a_node_that_others_have_tainted_takes_nothing_new_until_its_pool_tolerates_that(operated: Operated) -> None:
+    operated.add_nodes(2)
+    first, second = (f"{operated.namespace}-t{number}" for number in range(2))
+    kept = {"key": "dedicated", "value": "others", "effect": "NoExecute"}
+    operated.cluster.patch(NODE, first, change={"spec": {"taints": [kept]}})
+    operated.start_operator()
+    operated.submit("llama", 8, 8)
+    operated.until_phase("llama", "Running")
+    operated.submit("small", 4, 4)
+    eventually(lambda: operated.phase("small") == "Queued", what="the free node is not for us")
+    assert used_nodes(operated) == {second: 8}
+    eventually(lambda: _pool_problem(operated) == "TaintsNotTolerated", what="the Pool says which taints")
+    bears = {"key": "dedicated", "operator": "Equal", "value": "others"}
+    operated.cluster.patch(POOL, "training", change={"spec": {"tolerations": [bears]}})
+    operated.until_phase("small", "Running")
+    assert used_nodes(operated) == {first: 4, second: 8}
+    (pod,) = [pod for pod in operated.pods() if pod["spec"].get("nodeName") == first]
+    assert bears in pod["spec"]["tolerations"], "or NoExecute would have it evicted"
+    eventually(lambda: not _pool_problem(operated), what="nothing is wrong with the Pool any more")
 
 
 def test_a_job_that_somebody_else_manages_is_left_alone(operated: Operated) -> None:

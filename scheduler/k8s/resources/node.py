@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 from scheduler.domain.fleet import Node
 from scheduler.k8s.kinds import GPU_LABEL, GPU_PRODUCT_LABEL, GPU_RESOURCE
 from scheduler.k8s.resources.metadata import Resource, metadata, part
 from scheduler.k8s.resources.pool import PoolResource
+from scheduler.k8s.taints import closing
 from scheduler.solver.profiles.shipped import gpu_names, load_gpu
 
 GPU_OF_PRODUCT: Mapping[str, str] = MappingProxyType(
@@ -38,13 +40,15 @@ Shared and partitioned GPUs have a suffix there and are none of these."""
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node as the cluster tells of it. `product` is what it says of its GPU model, empty where it says nothing."""
+    """A node as the cluster tells of it. `product` is what it says of its GPU model, empty where it says nothing;
+    `taints` are all of them."""
 
     name: str
     labels: Mapping[str, str]
     gpus: int
     is_cordoned: bool
     product: str
+    taints: tuple[Mapping[str, Any], ...] = ()
 
 
 def machine(node: Resource) -> Machine:
@@ -56,16 +60,19 @@ def machine(node: Resource) -> Machine:
         gpus=_gpus(node),
         is_cordoned=part(node, "spec").get("unschedulable") is True or meta.is_deleting,
         product=labels.get(GPU_LABEL) or labels.get(GPU_PRODUCT_LABEL, ""),
+        taints=tuple(part(node, "spec").get("taints") or ()),
     )
 
 
 def node_of(host: Machine, pool: PoolResource) -> Node | None:
-    """The host as a node of the pool; None where it has no GPUs or their model is not known."""
+    """The host as a node of the pool, cordoned where nothing new is to begin there; None where it has no GPUs or their
+    model is not known."""
     gpu = gpu_of(host, pool)
     if host.gpus < 1 or gpu is None:
         return None
     memory_bytes = pool.gpu_memory_bytes or load_gpu(gpu).memory_bytes
-    return Node(host.name, pool.pool.name, gpu, host.gpus, memory_bytes, cordoned=host.is_cordoned)
+    is_closed = host.is_cordoned or bool(closing(host.taints, pool.tolerations))
+    return Node(host.name, pool.pool.name, gpu, host.gpus, memory_bytes, cordoned=is_closed)
 
 
 def gpu_of(host: Machine, pool: PoolResource) -> str | None:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from scheduler.documents.custom_resource import DEMAND_STALE_S, DemandSpec, PoolSpec, pool_of
+from scheduler.documents.custom_resource import DEMAND_STALE_S, DemandSpec, PoolSpec, TolerationSpec, pool_of
 from scheduler.documents.document import read
+from scheduler.documents.refusal import RefusedError
 from scheduler.domain.fleet import Pool
 from scheduler.domain.snapshot import Snapshot
 from scheduler.k8s.resources.conditions import ACCEPTED, CONFLICT, DEMAND_KNOWN, Claim, claimed_before
 from scheduler.k8s.resources.metadata import Resource, metadata, part
+from scheduler.k8s.taints import Toleration
 
 
 class DemandKind(StrEnum):
@@ -37,7 +39,7 @@ class DemandSource:
 @dataclass(frozen=True, slots=True)
 class PoolResource:
     """A Pool as it was read. `gpu` empty: the nodes' labels say it; likewise their GPUs' memory. `demand_claims`: what
-    its status says of its demand."""
+    its status says of its demand. Training bears the taints of its nodes that `tolerations` cover."""
 
     pool: Pool
     uid: str
@@ -46,6 +48,7 @@ class PoolResource:
     gpu_memory_bytes: int | None = None
     demand: DemandSource = DemandSource(DemandKind.PUSH)
     demand_claims: tuple[Claim, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         return all(labels.get(name) == value for name, value in self.selector.items())
@@ -67,7 +70,20 @@ def read_pool(resource: Resource) -> PoolResource:
         gpu_memory_bytes=spec.gpu_memory,
         demand=_demand(spec.demand),
         demand_claims=claimed_before(part(resource, "status").get("conditions"), DEMAND_KNOWN),
+        tolerations=tuple(map(_toleration, spec.tolerations)),
     )
+
+
+def tolerations_of(resources: Iterable[Resource]) -> dict[str, tuple[Toleration, ...]]:
+    """Those of each Pool by its name, of one that is refused none."""
+    found = {}
+    for resource in resources:
+        try:
+            pool = read_pool(resource)
+        except RefusedError:
+            continue
+        found[pool.pool.name] = pool.tolerations
+    return found
 
 
 def pool_status(name: str, snapshot: Snapshot, *, claims: Iterable[Claim], cordoned: Collection[str]) -> dict[str, Any]:
@@ -90,6 +106,10 @@ def pool_status(name: str, snapshot: Snapshot, *, claims: Iterable[Claim], cordo
 
 def accepted() -> Claim:
     return Claim(ACCEPTED, True, "Accepted")
+
+
+def _toleration(spec: TolerationSpec) -> Toleration:
+    return Toleration(spec.key, None if spec.operator == "Exists" else spec.value, spec.effect or "")
 
 
 def _demand(spec: DemandSpec | None) -> DemandSource:

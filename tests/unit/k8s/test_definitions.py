@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.documents.custom_resource import LendingSpec, PoolSpec, QueueSpec
+from scheduler.documents.custom_resource import LendingSpec, PoolSpec, QueueSpec, TolerationSpec
 from scheduler.documents.document import Document
 from scheduler.documents.job import JobDocument
 from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL, QUEUE, Kind
@@ -61,6 +61,8 @@ def test_each_field_of_a_job_but_range_and_suspend_is_fixed() -> None:
 def test_pools_and_queues_have_the_fields_of_their_documents() -> None:
     assert set(schema("Pool")["spec"]["properties"]) == fields(PoolSpec)
     assert set(schema("Pool")["spec"]["properties"]["lending"]["properties"]) == fields(LendingSpec)
+    tolerations = schema("Pool")["spec"]["properties"]["tolerations"]
+    assert set(tolerations["items"]["properties"]) == fields(TolerationSpec)
     assert set(schema("Queue")["spec"]["properties"]) == fields(QueueSpec)
 
 

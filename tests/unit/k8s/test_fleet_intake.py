@@ -151,6 +151,80 @@ def test_a_node_whose_gpus_are_gone_for_now_takes_nothing_new_and_is_not_drained
     assert not rig.snapshot.nodes["t0"].cordoned
 
 
+def taint(rig: Operating, node: str, *texts: str) -> None:
+    keyed = (text.rpartition(":") for text in texts)
+    split = ((*name.partition("="), effect) for name, _, effect in keyed)
+    taints = [{"key": key, "effect": effect, **({"value": value} if value else {})} for key, _, value, effect in split]
+    rig.server.change(NODE, node, taints=taints)
+
+
+def test_nothing_new_starts_on_a_node_that_another_has_tainted_and_its_pool_says_so() -> None:
+    rig = a_fleet_rig()
+    taint(rig, "t0", "ToBeDeletedByClusterAutoscaler=1732:NoSchedule", "team=harbour:NoExecute")
+    assert rig.round() == ["CordonNode"]
+    rig.settle()
+    assert (rig.snapshot.nodes["t0"].cordoned, rig.snapshot.nodes["t0"].draining) == (True, False)
+    holds, reason, message = condition(rig, "training", "NodesUsable")
+    assert (holds, reason) == ("False", "TaintsNotTolerated")
+    assert "t0 (ToBeDeletedByClusterAutoscaler=1732:NoSchedule, team=harbour:NoExecute); set tolerations" in message
+    taint(rig, "t0")
+    assert rig.round() == ["UncordonNode"]
+    rig.settle()
+    assert condition(rig, "training", "NodesUsable") == ("True", "GpusKnown", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nvidia.com/gpu=present:NoSchedule",
+        "busy:PreferNoSchedule",
+        "ebbtide.dev/loaned=training:NoSchedule",
+        "node.kubernetes.io/unreachable:NoExecute",
+    ],
+)
+def test_taints_that_say_nothing_against_training_leave_a_node_open(text: str) -> None:
+    rig = a_fleet_rig()
+    taint(rig, "s0", text)
+    assert rig.take().fleet.bodies == {}
+
+
+@pytest.mark.parametrize(
+    ("toleration", "bears"),
+    [
+        ({"key": "dedicated", "value": "serving"}, True),
+        ({"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}, True),
+        ({"operator": "Exists"}, True),
+        ({"key": "dedicated", "value": "training"}, False),
+        ({"key": "dedicated", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "dedicated"}, False),
+        ({"key": "team", "operator": "Exists"}, False),
+    ],
+)
+def test_a_pool_tolerates_the_taints_that_keep_its_nodes_for_it(toleration: dict[str, str], bears: bool) -> None:
+    rig = a_fleet_rig()
+    taint(rig, "s0", "dedicated=serving:NoSchedule")
+    rig.server.change(POOL, "serving", tolerations=[toleration])
+    rig.settle()
+    assert rig.snapshot.nodes["s0"].cordoned is not bears
+
+
+@pytest.mark.parametrize(
+    ("toleration", "message"),
+    [
+        ({"value": "serving"}, "tolerations.0.key"),
+        ({"key": "dedicated", "operator": "Exists", "value": "serving"}, "tolerations.0.value"),
+        ({"key": "dedicated", "effect": "Never"}, "tolerations.0.effect"),
+    ],
+)
+def test_a_toleration_that_kubernetes_would_refuse_is_refused(toleration: dict[str, str], message: str) -> None:
+    rig = a_fleet_rig()
+    rig.server.change(POOL, "serving", tolerations=[toleration])
+    rig.settle()
+    holds, reason, told = condition(rig, "serving", "Accepted")
+    assert (holds, reason) == ("False", "Refused")
+    assert message in told
+
+
 def in_use(rig: Operating, node: str) -> None:
     job = a_job("llama-1", 2, state=JobState.RUNNING, on={node: (0, 1)}, resource_uid="u")
     rig.snapshot = replace(rig.snapshot, jobs={job.id: job})

@@ -50,7 +50,7 @@ def attempts(made: JobObjects, job: Job, clock: Clock, *, seconds: int) -> int:
     count = 0
     for _ in range(seconds):
         clock.now_s += 1.0
-        for effect in made.provide(job, (), ClusterView()):
+        for effect in made.provide(job, (), ClusterView(), {}):
             with pytest.raises(ApiError):
                 effect.run()
             count += 1
