@@ -48,13 +48,14 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ProblemError (503) before it sends anything where there are too many streams already."""
-        self._streams.require_room()
+        """Raises ProblemError (503, 429) before it sends anything where there are too many streams already."""
+        asker = _asker(scope)
+        self._streams.require_room(asker)
         sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(_gone(receive))
         refusing = asyncio.create_task(self._refused(scope))
         tasks: tuple[asyncio.Task[None], ...] = (sending, leaving, refusing)
-        self._streams.add(sending)
+        self._streams.add(sending, asker)
         try:
             lifetime_s = self._streams.pace.lifetime_s
             await asyncio.wait(tasks, timeout=lifetime_s, return_when=asyncio.FIRST_COMPLETED)
@@ -85,6 +86,13 @@ class EventStream(Response):
         is_good = scope.get("state", {}).get("is_good")
         while is_good is None or await is_good():
             await asyncio.sleep(self._streams.pace.token_s)
+
+
+def _asker(scope: Scope) -> str:
+    """Whose stream it is; empty where nobody has to say."""
+    state = scope.get("state", {})
+    principal = state.get("principal")
+    return "" if principal is None or "is_good" not in state else principal.token_id or principal.name
 
 
 async def _gone(receive: Receive) -> None:

@@ -32,17 +32,23 @@ class Streams:
         self.pace = pace or Pace()
         self.tail = EventTail(store, poll_s=self.pace.poll_s)
         self._streams_max = streams_max
-        self._open: set[asyncio.Task[None]] = set()
+        self._streams_of_one_max = max(1, streams_max // 2)
+        self._open: dict[asyncio.Task[None], str] = {}
 
-    def require_room(self) -> None:
-        """Raises ProblemError (503) where there are as many streams as there may be."""
+    def require_room(self, asker: str) -> None:
+        """Raises ProblemError: 503 where there are as many streams as there may be, 429 where `asker` alone holds half
+        of them, so that one script that leaks cannot shut everybody out. Empty: nobody has to say who asks."""
+        held = list(self._open.values()).count(asker) if asker else 0
+        if held >= self._streams_of_one_max:
+            detail = f"you hold {held} streams open, which is the most that one may: close some"
+            raise ProblemError(429, "busy", detail, headers={"Retry-After": "10"})
         if len(self._open) >= self._streams_max:
             detail = f"{len(self._open)} streams are open, which is the most that this service has room for"
             raise ProblemError(503, "busy", detail, headers={"Retry-After": "10"})
 
-    def add(self, sending: asyncio.Task[None]) -> None:
+    def add(self, sending: asyncio.Task[None], asker: str) -> None:
         """It counts until it ends, and is cancelled by `close`."""
-        self._open.add(sending)
+        self._open[sending] = asker
         STREAMS.set(len(self._open))
         sending.add_done_callback(self._remove)
 
@@ -52,5 +58,5 @@ class Streams:
             sending.cancel()
 
     def _remove(self, sending: asyncio.Task[None]) -> None:
-        self._open.discard(sending)
+        self._open.pop(sending, None)
         STREAMS.set(len(self._open))

@@ -73,7 +73,7 @@ def test_a_reader_that_takes_nothing_is_given_up_and_its_place_is_free() -> None
         store = MemoryStore()
         streams = Streams(store, streams_max=1, pace=QUICK)
         sent = await sent_by(streams, store, Wish(ANYBODY, 0), stalls=True)
-        streams.require_room()
+        streams.require_room("")
         return sent
 
     assert len(asyncio.run(play())) == 2
@@ -117,6 +117,31 @@ def test_a_stream_ends_with_the_token_that_it_was_asked_with(path: str) -> None:
             return await asyncio.wait_for(stream, 30.0)
 
     assert asyncio.run(play()).status_code == 200
+
+
+def test_one_token_holds_half_of_the_streams_at_most() -> None:
+    guarded = Guarded()
+    guarded.app.state.streams = Streams(guarded.store, streams_max=4, pace=replace(QUICK, lifetime_s=60.0))
+    greedy, other = (guarded.token(name, "viewer") for name in ("greedy", "other"))
+
+    async def play() -> list[int]:
+        transport = httpx.ASGITransport(guarded.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+
+            async def ask(secret: str) -> int:
+                headers = {"Authorization": f"Bearer {secret}", "Accept": "text/event-stream"}
+                return (await http.get("/v1/events", headers=headers)).status_code
+
+            streams = [asyncio.create_task(ask(secret)) for secret in (greedy, greedy, greedy, other, other, other)]
+            while sum(stream.done() for stream in streams) < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            refused = [stream.result() for stream in streams if stream.done()]
+            guarded.app.state.streams.close()
+            await asyncio.wait(streams)
+            return refused
+
+    assert asyncio.run(play()) == [429, 429], "the third of each"
 
 
 def test_a_viewer_of_a_queue_is_told_of_its_jobs_alone() -> None:
