@@ -182,6 +182,8 @@ def test_a_pod_that_nobody_bound_is_gone_at_once_and_a_bound_one_has_its_grace(
     assert cluster.find(POD, "free", namespace) is None
     pod = cluster.create(POD, a_pod("bound", namespace))
     cluster.bind(pod, node)
+    # The API server looks into its watch cache first: a pod that is not bound there yet goes without grace.
+    eventually(lambda: kubelet.pods.get("bound", namespace), what="the binding has come round")
     left = cluster.delete(POD, "bound", namespace, uid=uid_of(pod), grace_s=600)
     assert left is not None
     assert left["metadata"]["deletionGracePeriodSeconds"] == 600
