@@ -40,6 +40,7 @@ EVERYTHING: Manifest = {
         },
     },
     "webhookAuthorities": {"existingConfigMap": "authorities"},
+    "prometheus": {"existingSecret": "prometheus"},
     "tracing": {
         "endpoint": "https://collector.tracing.svc:4318",
         "headers": {"existingSecret": "tracing"},

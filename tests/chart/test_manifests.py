@@ -192,6 +192,17 @@ def test_api_and_operator_alone_send_traces_and_only_where_values_name_a_collect
     assert all("OTEL" not in " ".join(environment) for name, environment in told.items() if name not in asked)
 
 
+def test_the_operator_alone_is_told_the_secret_url_of_prometheus(case: str) -> None:
+    told = {
+        container["name"]: each["valueFrom"]["secretKeyRef"]
+        for _, spec in pod_specs(read(case))
+        for container in containers(spec)
+        for each in container.get("env", ())
+        if each["name"] == "EBBTIDE_PROMETHEUS_URL"
+    }
+    assert told == ({"operator": {"name": "prometheus", "key": "url"}} if case == "everything" else {})
+
+
 def test_the_file_of_authorities_is_where_the_api_alone_is_told_that_it_is(case: str) -> None:
     for _, spec in pod_specs(read(case)):
         for container in containers(spec):

@@ -59,6 +59,8 @@ WRONG: list[dict[str, Any]] = [
     {"tracing": {"headers": "authorization=secret"}},
     {"webhookAuthorities": {"pem": "-----BEGIN"}},
     {"settings": {"WEBHOOK_CA_FILE": "/nowhere"}},
+    {"settings": {"PROMETHEUS_URL": "https://user:password@prometheus"}},
+    {"prometheus": {"url": "https://user:password@prometheus"}},
     {"monitoring": {"serviceMonitor": {"interval": "often"}}},
     {**manifests.SQLITE, "operator": {"replicas": 2}},
 ]

@@ -192,6 +192,13 @@ volumeMounts:
   {{- include "ebbtide.container" . | nindent 2 }}
   command: [ebbtide, operator]
   {{- include "ebbtide.environment" . | nindent 2 }}
+    {{- with .Values.prometheus }}
+    {{- if .existingSecret }}
+    - name: EBBTIDE_PROMETHEUS_URL
+      valueFrom:
+        secretKeyRef: {name: {{ .existingSecret }}, key: {{ .key }}}
+    {{- end }}
+    {{- end }}
     {{- include "ebbtide.tracing" (dict "root" . "component" "operator") | nindent 4 }}
   {{- include "ebbtide.mounts" . | nindent 2 }}
     - {name: account, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
