@@ -59,6 +59,9 @@ class Gate:
                 name = REQUEST_ID_HEADER.lower().encode()
                 others = [header for header in message["headers"] if header[0] != name]
                 message["headers"] = [*others, (name, request_id.encode())]
+                reporter = scope.get("state", {}).get("reporter")
+                if reporter is not None:
+                    self.reporters.answered(reporter, message["status"])
             await send(message)
 
         try:
@@ -90,14 +93,14 @@ class Gate:
         return rule
 
     async def _principal(self, rule: Rule, scope: Scope) -> Principal:
+        address, authorization = (scope.get("client") or ("", 0))[0], _header(scope, b"authorization")
         if rule.asks in PREFIXES:
-            self.reporters.admit(rule, _header(scope, b"authorization"), scope["path"])
+            scope["state"]["reporter"] = self.reporters.admit(rule, authorization, scope["path"], address)
             return REPORTER
         if self.authenticator is None or rule.asks is Asks.NOBODY:
             return ANYBODY
         if rule.asks is Asks.SCRAPERS and self.settings.metrics_open:
             return ANYBODY
-        address, authorization = (scope.get("client") or ("", 0))[0], _header(scope, b"authorization")
         scope["state"]["is_good"] = partial(self.authenticator.is_good, authorization)
         return await self.authenticator.principal(authorization, address)
 

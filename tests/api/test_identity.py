@@ -290,6 +290,18 @@ def test_a_worker_that_reports_too_often_is_asked_to_wait(problem: Problem) -> N
         problem(guarded.ask("POST", "/v1/jobs/train/progress", issue_token(SECRET, "train", 2), report), 403)
 
 
+def test_who_guesses_tokens_of_agents_is_limited_by_address_and_agents_beside_it_go_on(problem: Problem) -> None:
+    with (guarded := Guarded(rate_burst=3, rate_per_s=0.001)).http:
+        place, token = "/v1/jobs/train/agents/t0", issue_agent_token(SECRET, "train")
+        statement = {"pod": "p", "generation": 0}
+        problem(guarded.ask("POST", place, token, statement), 404)
+        problem(guarded.ask("POST", place, "eba_guess", {}), 422)
+        for number in range(2):
+            problem(guarded.ask("POST", place, f"eba_guess{number}", statement), 403)
+        problem(guarded.ask("POST", place, "eba_guess", statement), 429)
+        problem(guarded.ask("POST", place, token, statement), 404)
+
+
 def test_every_answer_bears_a_request_id(guarded: Guarded) -> None:
     for path in ("/healthz", "/v1/jobs", "/nowhere", "/v1/jobs/%ff"):
         assert guarded.http.get(path, headers={"X-Request-Id": "mine-1"}).headers["X-Request-Id"] == "mine-1"
