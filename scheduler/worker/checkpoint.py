@@ -41,7 +41,7 @@ from scheduler.worker.manifest import (
 )
 from scheduler.worker.pieces import PieceWriter
 from scheduler.worker.slice_reader import SliceReader
-from scheduler.worker.state import Trained, set_random_state, state
+from scheduler.worker.state import Trained, set_random_state, stored_state
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,10 @@ class Saving:
         if self._directory is not None:
             writer = PieceWriter(self._directory, rank=dist.get_rank(), node=node)
             written = async_save(
-                state(parts), storage_writer=writer, process_group=background.group, async_stager=background.stager
+                stored_state(parts),
+                storage_writer=writer,
+                process_group=background.group,
+                async_stager=background.stager,
             )
             assert isinstance(written, Future), "this is what it returns where the stager copies at once"
             self._completed = background.completing.submit(
@@ -163,7 +166,7 @@ def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, ke
         return
     writer = PieceWriter(directory, rank=dist.get_rank(), node=node)
     with _told(directory):
-        _complete(root, directory, facts, keep, written=lambda: save_state(state(parts), storage_writer=writer))
+        _complete(root, directory, facts, keep, written=lambda: save_state(stored_state(parts), storage_writer=writer))
 
 
 def find_latest(root: Path) -> Manifest | None:
@@ -192,7 +195,7 @@ def load(
     """
     directory = checkpoint_path(root, manifest.position.step)
     _check_settings(directory, manifest.settings, settings)
-    values, reader = state(parts), SliceReader(directory, node=node)
+    values, reader = stored_state(parts), SliceReader(directory, node=node)
     try:
         _check_tensors(directory, reader.read_metadata(), values["model"])
         load_state(values, storage_reader=reader)

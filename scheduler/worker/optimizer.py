@@ -31,6 +31,15 @@ class ShardAdamW(AdamW):
         self._hosted = {id(parameter) for parameter in hosted}
 
     @torch.no_grad()
+    def make_state(self) -> None:
+        """Before the first step, for state that is to be loaded: torch would make a step over zeros to have it."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._state_of(parameter)
+                if id(parameter) in self._hosted:
+                    self._move(parameter, torch.device("cpu"))
+
+    @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # nobody needs a closure here
         """One update of all parameters that have a gradient."""
         assert closure is None
@@ -76,8 +85,10 @@ class ShardAdamW(AdamW):
                 state[name] = state[name].to(device)
 
 
-def build_optimizers(part: Part, layout: Layout, *, learning_rate: float) -> tuple[Optimizer, ...]:
-    """One for all parameters of the part that learn; none where all are frozen."""
+def build_optimizers(
+    part: Part, layout: Layout, *, learning_rate: float, is_blank: bool = False
+) -> tuple[Optimizer, ...]:
+    """One for all parameters of the part that learn; none where all are frozen. `is_blank`: it will be loaded."""
     learning: list[Tensor] = []
     hosted: list[Tensor] = []
     for number, piece in part.model.pieces():
@@ -85,7 +96,12 @@ def build_optimizers(part: Part, layout: Layout, *, learning_rate: float) -> tup
         learning += parameters
         hosted += parameters if layout.layers[number].offload else []
     options = {"lr": learning_rate, "betas": BETAS, "weight_decay": WEIGHT_DECAY}
-    return (ShardAdamW(learning, hosted=hosted, **options),) if learning else ()
+    if not learning:
+        return ()
+    optimizer = ShardAdamW(learning, hosted=hosted, **options)
+    if is_blank:
+        optimizer.make_state()
+    return (optimizer,)
 
 
 def _local(tensor: Tensor) -> Tensor:

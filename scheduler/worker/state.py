@@ -38,6 +38,13 @@ def state(parts: Sequence[Trained]) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "random": _random_state()}
 
 
+def stored_state(parts: Sequence[Trained]) -> dict[str, Any]:
+    """The part of it that a checkpoint holds. Rates and betas of the optimizers are not in it: they follow from the
+    settings and the position, and as a dozen entries a parameter they would take more time than the tensors do."""
+    whole = state(parts)
+    return {**whole, "optimizer": {name: each for name, each in whole["optimizer"].items() if isinstance(each, Tensor)}}
+
+
 def set_state(parts: Sequence[Trained], values: Mapping[str, Any]) -> None:
     """Copies what another build of the same model holds, as far as this one has it."""
     for part in parts:

@@ -232,7 +232,10 @@ class Trainer:
         )
         parts = build_parts(self._layout, self._meshes, build)
         self._trained = tuple(
-            Trained(part.module, build_optimizers(part, self._layout, learning_rate=settings.learning_rate))
+            Trained(
+                part.module,
+                build_optimizers(part, self._layout, learning_rate=settings.learning_rate, is_blank=is_blank),
+            )
             for part in parts
         )
         self._forward_backward = forward_backward(self._layout, self._meshes, parts, build)

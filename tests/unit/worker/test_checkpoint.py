@@ -8,6 +8,7 @@ from traceback import StackSummary
 import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.nn import functional
 from torch.optim import AdamW
 
@@ -26,6 +27,7 @@ from scheduler.worker.manifest import (
 )
 from scheduler.worker.model import SIZES, GptSize, build_gpt
 from scheduler.worker.session import Session
+from scheduler.worker.slice_reader import SliceReader
 from scheduler.worker.state import Trained, whole_state_digest
 
 SETTINGS: dict[str, str | int | float] = {"model": "nano-gpt", "seed": 1}
@@ -88,6 +90,17 @@ def test_model_optimizer_position_and_random_state_come_back_bit_by_bit(tmp_path
     assert _digest(fresh) == saved
     _step(fresh)
     assert _digest(fresh) == one_later
+
+
+def test_a_checkpoint_holds_tensors_and_none_of_the_numbers_that_follow_from_settings(tmp_path: Path) -> None:
+    training = _training()
+    _step(training)
+    _save(tmp_path, training, 1)
+    stored = SliceReader(checkpoint_path(tmp_path, 1), node="here").read_metadata().state_dict_metadata
+    assert {type(entry) for entry in stored.values()} == {TensorStorageMetadata}
+    names = {name for name, _ in training.module.named_parameters()}
+    moments = {f"optimizer.state.{name}.{kind}" for name in names for kind in ("step", "exp_avg", "exp_avg_sq")}
+    assert set(stored) == {f"model.{name}" for name in names} | moments | {"random.cpu"}
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
