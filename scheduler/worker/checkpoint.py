@@ -41,7 +41,7 @@ from scheduler.worker.manifest import (
 )
 from scheduler.worker.pieces import PieceWriter
 from scheduler.worker.slice_reader import SliceReader
-from scheduler.worker.state import Trained, set_random_state, stored_state
+from scheduler.worker.state import Trained, set_random_state, share_to_store, stored_state
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Saving:
         if self._directory is not None:
             writer = PieceWriter(self._directory, rank=dist.get_rank(), node=node)
             written = async_save(
-                stored_state(parts),
+                share_to_store(parts),
                 storage_writer=writer,
                 process_group=background.group,
                 async_stager=background.stager,
@@ -166,7 +166,9 @@ def save(root: Path, parts: Sequence[Trained], facts: Manifest, *, node: str, ke
         return
     writer = PieceWriter(directory, rank=dist.get_rank(), node=node)
     with _told(directory):
-        _complete(root, directory, facts, keep, written=lambda: save_state(stored_state(parts), storage_writer=writer))
+        _complete(
+            root, directory, facts, keep, written=lambda: save_state(share_to_store(parts), storage_writer=writer)
+        )
 
 
 def find_latest(root: Path) -> Manifest | None:

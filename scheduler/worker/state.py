@@ -9,11 +9,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from scheduler.worker.ledger import combined_digest, entry_digest
@@ -43,6 +46,31 @@ def stored_state(parts: Sequence[Trained]) -> dict[str, Any]:
     settings and the position, and as a dozen entries a parameter they would take more time than the tensors do."""
     whole = state(parts)
     return {**whole, "optimizer": {name: each for name, each in whole["optimizer"].items() if isinstance(each, Tensor)}}
+
+
+def share_to_store(parts: Sequence[Trained]) -> dict[str, Any]:
+    """What this rank gives to a checkpoint. Of what several ranks hold alike one gives it, each in its turn by the
+    entry's name: the others need not even copy it. The little whose copies no mesh tells of (norms under tensor
+    parallelism, steps, random state) all give, and torch stores it once."""
+    whole = stored_state(parts)
+    is_plainly_replicated = all(isinstance(part.module, DistributedDataParallel) for part in parts)
+    for kind in ("model", "optimizer"):
+        entries = whole[kind].items()
+        whole[kind] = {name: each for name, each in entries if _is_its_turn(name, each, is_plainly_replicated)}
+    return whole
+
+
+def _is_its_turn(name: str, entry: Tensor, is_plainly_replicated: bool) -> bool:
+    """Copies lie along the axes of an entry's mesh on which it is replicated, of a plain one on all ranks."""
+    number, count = (dist.get_rank(), dist.get_world_size()) if is_plainly_replicated else (0, 1)
+    if isinstance(entry, DTensor):
+        coordinate = entry.device_mesh.get_coordinate()
+        assert coordinate is not None, f"{name} is of another rank's mesh"
+        for axis, placement in enumerate(entry.placements):
+            if placement.is_replicate():
+                size = entry.device_mesh.size(axis)
+                number, count = number * size + coordinate[axis], count * size
+    return crc32(name.encode()) % count == number
 
 
 def set_state(parts: Sequence[Trained], values: Mapping[str, Any]) -> None:
