@@ -188,8 +188,7 @@ def _short_inference(snapshot: Snapshot) -> Iterator[Breach]:
         if not gpus:
             continue
         reading = snapshot.demand.get(pool)
-        left = snapshot.capacity(pool) - gpus
-        if reading is not None and reading.gpus > left:
+        if reading is not None and reading.gpus > (left := snapshot.ledger.supply.get(pool, 0)):
             detail = f"{pool} needs {reading.gpus:.1f} GPUs and has {left} beside its loans"
             yield Breach(BreachKind.INFERENCE_SHORT, pool, detail)
 

@@ -106,6 +106,12 @@ class Node:
         if self.gpu_memory_bytes < 1:
             raise ValueError(f"node {self.name}: gpu_memory_bytes must be at least 1, got {self.gpu_memory_bytes}")
 
+    @property
+    def closed_gpus(self) -> int:
+        """GPUs of a cordoned node that are no use to inference: it keeps what runs there, on a draining one nothing."""
+        kept = 0 if self.draining else self.inference_gpus
+        return max(0, self.gpus - kept) if self.cordoned else 0
+
 
 @dataclass(frozen=True, slots=True)
 class DemandReading:

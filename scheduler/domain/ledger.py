@@ -33,7 +33,7 @@ _JOBS = (
     "waiting", "running", "unsettled", "watched", "releasing", "misfits", "elastic", "flexible", "growable", "profiled",
     "limited", "refrozen",
 )  # fmt: skip
-_COUNTS = ("free", "serving", "sizes", "up", "standing", "away", "lent_gpus")
+_COUNTS = ("free", "serving", "sizes", "up", "standing", "away", "lent_gpus", "supply")
 _OWN = (*_NODES, *_LOANS, *_JOBS, *_COUNTS, "holders", "rooms")
 
 
@@ -43,6 +43,7 @@ class Ledger:
     Nodes: `down`; `cordoned`; `draining`; `leaving`, held and to be left; `unlent`, held without being training's.
     Loans: `offered`, `recalled`; by pool how many are `standing` (offered or active) or `away` (not home yet), and the
     GPUs of those that training may use or still uses (`lent_gpus`).
+    Inference: by pool what is left to it (`supply`).
     Jobs: `waiting` (queued), `running`, `unsettled` (any other state), `watched` (their owners' stage has to look),
     `releasing`, `misfits` (run outside their range), `elastic` (run), `flexible` (run above their minimum), `growable`
     (run below their maximum), `profiled` (have a model), `limited` (have a longest run time), `refrozen` (layers froze
@@ -89,6 +90,7 @@ class Ledger:
         self.standing: dict[str, int] = {}
         self.away: dict[str, int] = {}
         self.lent_gpus: dict[str, int] = {}
+        self.supply: dict[str, int] = {}
         self._job_sets: list[set[str]] = [getattr(self, name) for name in _JOBS]
 
     @classmethod
@@ -223,6 +225,7 @@ class Ledger:
         self._refresh(name)
 
     def _count_serving(self, node: Node, loan: Loan | None, sign: int) -> None:
+        _add(self.supply, node.pool, sign * left_to_inference(node, loan))
         if serves_training(node, self.pools, loan):
             _add(self.serving, (node.gpu, _lent(loan)), sign * max(0, node.gpus - node.other_gpus))
 
@@ -283,6 +286,11 @@ def serves_training(node: Node, pools: Mapping[str, Pool], loan: Loan | None) ->
     if pools[node.pool].kind is PoolKind.TRAINING:
         return True
     return loan is not None and loan.state is LoanState.ACTIVE
+
+
+def left_to_inference(node: Node, loan: Loan | None) -> int:
+    """GPUs that inference has on a node of its own: none where it is down or lent; on a cordoned one those it uses."""
+    return 0 if node.state is NodeState.DOWN or _lent(loan) else node.gpus - node.closed_gpus
 
 
 def must_be_left(node: Node, pools: Mapping[str, Pool], loan: Loan | None) -> bool:

@@ -13,7 +13,7 @@ from scheduler.domain.gpu_shape import GpuShape
 from scheduler.domain.gpus import Gpus, Seats
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
-from scheduler.domain.ledger import Kind, Ledger, must_be_left, serves_training
+from scheduler.domain.ledger import Kind, Ledger, left_to_inference, must_be_left, serves_training
 from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, CurveRequest, ScalingCurve
 
@@ -115,6 +115,10 @@ class Snapshot:
     def must_be_left(self, node: Node) -> bool:
         """Training has to get off this node: recalled, down, draining, or not lent (any more)."""
         return must_be_left(node, self.pools, self.loans.get(node.name))
+
+    def left_to_inference(self, node: Node) -> int:
+        """GPUs that inference has on a node of its own."""
+        return left_to_inference(node, self.loans.get(node.name))
 
     def capacity(self, pool: str) -> int:
         """GPUs of a pool's nodes that are up."""

@@ -94,7 +94,7 @@ def _closed(snapshot: Snapshot, pool: Pool) -> list[int]:
     for name in sorted(snapshot.ledger.cordoned):
         node, loan = nodes[name], loans.get(name)
         if node.pool == pool.name and node.state is NodeState.UP and not (loan and loan.state in STANDING_LOANS):
-            closed.append(node.gpus - (0 if node.draining else node.inference_gpus))
+            closed.append(node.closed_gpus)
     return [gpus for gpus in closed if gpus > 0]
 
 

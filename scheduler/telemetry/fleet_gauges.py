@@ -85,6 +85,11 @@ class FleetGauges:
             lent[loan.pool,] += snapshot.nodes[loan.node].gpus if loan.state in _LENT else 0
         yield _labelled("ebbtide_loans", "Live loans by state.", ("state",), states)
         yield _labelled("ebbtide_lent_gpus", "GPUs of nodes that training has on loan.", ("pool",), lent)
+        supply: Tally = Counter({(name,): 0 for name in lenders})
+        for node in [node for node in snapshot.nodes.values() if (node.pool,) in supply]:
+            supply[node.pool,] += snapshot.left_to_inference(node)
+        told = "GPUs that inference has: not those of lent nodes, nor what is free on cordoned ones."
+        yield _labelled("ebbtide_inference_supply_gpus", told, ("pool",), supply)
         paused, pools = snapshot.switches.lending_paused, snapshot.pools
         may_lend: Tally = Counter({(name,): int(pools[name].lending.enabled and not paused) for name in lenders})
         told = "1 where a pool may lend and lending is not paused."

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 
 KUBERNETES = "Kubernetes"
 """The row of what operators alone tell."""
-_BESIDE_LOANS = (
-    'sum by (pool) (max by (pool, state) (ebbtide_gpus{state!="down"})) - on (pool) max by (pool) (ebbtide_lent_gpus)'
-)
+_SUPPLY = "max by (pool) (ebbtide_inference_supply_gpus)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +141,11 @@ INFERENCE = Board(
             "Demand, what it may become, and what there is beside the loans",
             _present("ebbtide_inference_demand_gpus", "pool", "{{pool}}, demand")
             | _present("ebbtide_forecast_gpus", "pool, quantile", "{{pool}}, at most with {{quantile}}")
-            | {"{{pool}}, beside the loans": _BESIDE_LOANS},
+            | {"{{pool}}, beside the loans": _SUPPLY},
         ),
         Graph(
             "GPUs to spare above the demand",
-            {"{{pool}}": f"{_BESIDE_LOANS} - max by (pool) (ebbtide_inference_demand_gpus)"},
+            {"{{pool}}": f"{_SUPPLY} - max by (pool) (ebbtide_inference_demand_gpus)"},
             about="Below 0 inference is short of GPUs while some of its own are lent.",
         ),
         Graph(

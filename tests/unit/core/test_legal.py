@@ -164,6 +164,20 @@ def test_a_world_in_order_has_no_breach() -> None:
     assert kinds(snapshot, Run("j", 1, RunPhase.RUNNING, {"t0": (0,), "i0": (0,)})) == set()
 
 
+def test_inference_is_short_of_what_a_cordon_closes_to_it() -> None:
+    fleet = a_fleet(training=1, inference=3)
+    demand = {"inference": DemandReading(NOW_S, 12.0, 12.0)}
+    snapshot = a_snapshot(fleet, loans=[a_loan("i0")], now_s=NOW_S, demand=demand)
+    assert kinds(snapshot) == set()
+    closed = {**snapshot.nodes, "i1": replace(snapshot.nodes["i1"], cordoned=True, inference_gpus=3)}
+    assert kinds(replace(snapshot, nodes=closed)) == {BreachKind.INFERENCE_SHORT}
+    assert kinds(replace(snapshot, nodes=closed, loans={})) == set(), "nothing is lent: that is its own trouble"
+    all_lent = a_snapshot(a_fleet(training=0, inference=1), loans=[a_loan("i0")], now_s=NOW_S, demand=demand)
+    assert kinds(all_lent) == {BreachKind.INFERENCE_SHORT}
+    away = {**snapshot.nodes, "i0": replace(snapshot.nodes["i0"], state=NodeState.DOWN)}
+    assert kinds(replace(snapshot, nodes=away)) == {BreachKind.NODE_DOWN}, "what is lent and down is missing once"
+
+
 def test_broken_promises_are_seen() -> None:
     assert kinds(world()) == {BreachKind.NODE_DOWN}
     assert BreachKind.RECALL_LATE in kinds(replace(world(), now_s=NOW_S + 11))

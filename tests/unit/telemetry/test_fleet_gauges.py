@@ -52,6 +52,7 @@ def test_every_gpu_is_counted_once_by_what_uses_it() -> None:
     assert gauges["ebbtide_gpus", "training", "idle"] == 1
     assert gauges["ebbtide_gpus", "inference", "training"] == 1
     assert gauges["ebbtide_lent_gpus", "inference"] == 2
+    assert gauges["ebbtide_inference_supply_gpus", "inference"] == 2
     assert gauges["ebbtide_gpus", "inference", "inference"] == 1
     assert gauges["ebbtide_gpus", "inference", "down"] == 2
     assert gauges["ebbtide_gpus", "inference", "idle"] == 1 + 1 + 2 + 2
