@@ -43,7 +43,7 @@ class Ledger:
     Nodes: `down`; `cordoned`; `draining`; `leaving`, held and to be left; `unlent`, held without being training's.
     Loans: `offered`, `recalled`; by pool how many are `standing` (offered or active) or `away` (not home yet), and the
     GPUs of those that training may use or still uses (`lent_gpus`).
-    Inference: by pool what is left to it (`supply`).
+    Inference: by pool the GPUs that are left to it (`supply`; of pools of training it says nothing).
     Jobs: `waiting` (queued), `running`, `unsettled` (any other state), `watched` (their owners' stage has to look),
     `releasing`, `misfits` (run outside their range), `elastic` (run), `flexible` (run above their minimum), `growable`
     (run below their maximum), `profiled` (have a model), `limited` (have a longest run time), `refrozen` (layers froze
@@ -161,8 +161,8 @@ class Ledger:
         _keep(self.offered, node, loan is not None and loan.state is LoanState.OFFERED)
         _keep(self.recalled, node, loan is not None and loan.state is LoanState.RECALLED)
         if host is not None:
-            self._count_serving(host, before, -1)
-            self._count_serving(host, loan, 1)
+            self._count_gpus(host, before, -1)
+            self._count_gpus(host, loan, 1)
         self._refresh(node)
 
     def ordered(self, job_ids: Iterable[str]) -> list[Job]:
@@ -218,13 +218,14 @@ class Ledger:
             if each is not None:
                 _add(self.sizes, (each.gpu, each.gpus), sign)
                 _add(self.up, (each.pool, each.gpus), sign * (each.state is NodeState.UP))
-                self._count_serving(each, self.loans.get(name), sign)
+                self._count_gpus(each, self.loans.get(name), sign)
         _keep(self.down, name, node is not None and node.state is NodeState.DOWN)
         _keep(self.cordoned, name, node is not None and node.cordoned)
         _keep(self.draining, name, node is not None and node.draining)
         self._refresh(name)
 
-    def _count_serving(self, node: Node, loan: Loan | None, sign: int) -> None:
+    def _count_gpus(self, node: Node, loan: Loan | None, sign: int) -> None:
+        """Whom the node serves: inference, training, or while it is down nobody."""
         _add(self.supply, node.pool, sign * left_to_inference(node, loan))
         if serves_training(node, self.pools, loan):
             _add(self.serving, (node.gpu, _lent(loan)), sign * max(0, node.gpus - node.other_gpus))

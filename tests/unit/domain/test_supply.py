@@ -14,7 +14,7 @@ from scheduler.domain.loan import Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
 from tests.builders import a_fleet, a_loan, a_snapshot
 
-UP, DOWN = NodeState.UP, NodeState.DOWN
+DOWN = NodeState.DOWN
 POOLS, FLEET = a_fleet(training=1, inference=3)
 
 
