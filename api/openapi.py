@@ -11,14 +11,14 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from api.problems import FIELD_ERROR, PROBLEM, problems
+from api.http.errors import FIELD_ERROR_SCHEMA, PROBLEM_SCHEMA, problem_responses
 
-OPEN_TAG = "service"
+PUBLIC_TAG = "service"
 """What tells how the service itself fares asks for no token."""
-_ALWAYS = (400, 401, 403, 421, 429, 500, 503)
-_OPEN = (400, 421, 429, 500, 503)
-_CHANGING = ("post", "put", "patch")
-_TAGS = {
+_COMMON_STATUSES = (400, 401, 403, 421, 429, 500, 503)
+_PUBLIC_STATUSES = (400, 421, 429, 500, 503)
+_WRITE_METHODS = ("post", "put", "patch")
+_TAG_DESCRIPTIONS = {
     "jobs": "Training jobs: submit, follow, change.",
     "fleet": "Pools and nodes, and the demand of inference.",
     "queues": "Who pays for jobs, and how many GPUs that buys.",
@@ -29,103 +29,103 @@ _TAGS = {
     "simulations": "Traces played in the background, under one or more policy sets.",
     "identity": "Who asks: tokens, and the log of what was asked for.",
     "plans": "The solver, for any model on any GPUs.",
-    OPEN_TAG: "How the service itself fares.",
+    PUBLIC_TAG: "How the service itself fares.",
 }
-_BEARER = {
+_BEARER_SCHEME = {
     "type": "http",
     "scheme": "bearer",
     "description": "An API token, an OpenID Connect token, or the token that a worker or agent was started with.",
 }
-_REQUEST_ID = {"description": "Names the request in the log and in the audit log.", "schema": {"type": "string"}}
-_ETAG = {"description": "Of what was asked for; goes into `If-Match`.", "schema": {"type": "string"}}
-_TAGGED = ("JobView", "PoolView", "NodeView", "QueueView")
+_REQUEST_ID_HEADER = {"description": "Names the request in the log and in the audit log.", "schema": {"type": "string"}}
+_ETAG_HEADER = {"description": "Of what was asked for; goes into `If-Match`.", "schema": {"type": "string"}}
+_ETAG_SCHEMAS = ("JobView", "PoolView", "NodeView", "QueueView")
 """Answers that come with an ETag."""
-_LOCATION = {"description": "Path of what was made.", "schema": {"type": "string"}}
+_LOCATION_HEADER = {"description": "Path of what was made.", "schema": {"type": "string"}}
 
 
-class DescribedApi(FastAPI):
+class OpenApiApp(FastAPI):
     """An application whose /openapi.json is the whole document; it is made once."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = _complete(self)
+            self.openapi_schema = _build_document(self)
         return self.openapi_schema
 
 
-def _complete(app: FastAPI) -> dict[str, Any]:
-    tags = [{"name": name, "description": text} for name, text in _TAGS.items()]
+def _build_document(app: FastAPI) -> dict[str, Any]:
+    tags = [{"name": name, "description": text} for name, text in _TAG_DESCRIPTIONS.items()]
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes, tags=tags
     )
     schemas = document["components"]["schemas"]
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
-    schemas |= {"Problem": PROBLEM, "FieldError": FIELD_ERROR}
-    document["components"]["securitySchemes"] = {"bearer": _BEARER}
+    schemas |= {"Problem": PROBLEM_SCHEMA, "FieldError": FIELD_ERROR_SCHEMA}
+    document["components"]["securitySchemes"] = {"bearer": _BEARER_SCHEME}
     document["security"] = [{"bearer": []}]
-    for method, path, operation in operations(document):
-        _put_problems(operation, method, path)
-        _put_headers(operation, method)
-        _put_examples(operation)
-        if OPEN_TAG in operation.get("tags", ()):
+    for method, path, operation in iterate_operations(document):
+        _add_problem_responses(operation, method, path)
+        _add_headers(operation, method)
+        _add_examples(operation)
+        if PUBLIC_TAG in operation.get("tags", ()):
             operation["security"] = []
     return document
 
 
-def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def iterate_operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Each operation with its method and path."""
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield method, path, operation
 
 
-def _put_problems(operation: dict[str, Any], method: str, path: str) -> None:
+def _add_problem_responses(operation: dict[str, Any], method: str, path: str) -> None:
     """Those that follow from the operation's form."""
-    statuses = list(_OPEN if OPEN_TAG in operation.get("tags", ()) else _ALWAYS)
+    statuses = list(_PUBLIC_STATUSES if PUBLIC_TAG in operation.get("tags", ()) else _COMMON_STATUSES)
     if "{" in path:
         statuses.append(404)
     if operation.get("parameters") or "requestBody" in operation:
         statuses.append(422)
-    if method in _CHANGING:
+    if method in _WRITE_METHODS:
         statuses.append(413)
     if any(parameter["name"] == "If-Match" for parameter in operation.get("parameters", ())):
         statuses.append(412)
     responses = operation["responses"]
-    responses |= {str(status): response for status, response in problems(*statuses).items()}
+    responses |= {str(status): response for status, response in problem_responses(*statuses).items()}
     operation["responses"] = dict(sorted(responses.items()))
 
 
-def _put_headers(operation: dict[str, Any], method: str) -> None:
+def _add_headers(operation: dict[str, Any], method: str) -> None:
     """What is gone once it is deleted has no tag any more; a job that is cancelled stays."""
-    tagged = _TAGGED if method != "delete" else _TAGGED[:1]
+    tagged = _ETAG_SCHEMAS if method != "delete" else _ETAG_SCHEMAS[:1]
     for status, response in operation["responses"].items():
         headers = response.setdefault("headers", {})
-        headers["X-Request-Id"] = _REQUEST_ID
+        headers["X-Request-Id"] = _REQUEST_ID_HEADER
         if status == "201":
-            headers["Location"] = _LOCATION
-        if any(_schema_of(content) in tagged for content in response.get("content", {}).values()):
-            headers["ETag"] = _ETAG
+            headers["Location"] = _LOCATION_HEADER
+        if any(_schema_name(content) in tagged for content in response.get("content", {}).values()):
+            headers["ETag"] = _ETAG_HEADER
 
 
-def _put_examples(operation: dict[str, Any]) -> None:
+def _add_examples(operation: dict[str, Any]) -> None:
     """By the name of the schema: what a noun looks like is the same wherever it is told or asked for."""
     bodies = [operation.get("requestBody", {})]
     bodies += [response for status, response in operation["responses"].items() if status.startswith("2")]
     for body in bodies:
         for content in body.get("content", {}).values():
-            name = _schema_of(content)
-            if name in examples():
-                content["example"] = examples()[name]
+            name = _schema_name(content)
+            if name in load_examples():
+                content["example"] = load_examples()[name]
 
 
-def _schema_of(content: dict[str, Any]) -> str:
+def _schema_name(content: dict[str, Any]) -> str:
     """The name of the schema that a body keeps to; empty where it has none of its own."""
     name: str = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
     return name
 
 
 @cache
-def examples() -> dict[str, Any]:
+def load_examples() -> dict[str, Any]:
     """Documents by the name of their schema."""
     found: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
     pages = {f"PageOf_{name}_": {"items": [document], "next": None} for name, document in found.items()}

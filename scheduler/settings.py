@@ -19,7 +19,7 @@ Days = Annotated[int, Field(ge=0, le=36_500)]
 SECRET_BYTES = 32
 
 
-def _http_url(text: str) -> str:
+def _check_http_url(text: str) -> str:
     try:
         parts = urlsplit(text)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -30,7 +30,7 @@ def _http_url(text: str) -> str:
     return text
 
 
-UrlOrNone = Annotated[str, AfterValidator(lambda text: text and _http_url(text))]
+OptionalUrl = Annotated[str, AfterValidator(lambda text: text and _check_http_url(text))]
 
 
 def is_loopback(host: str) -> bool:
@@ -40,7 +40,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _authorities(file: Path) -> Path:
+def _check_ca_file(file: Path) -> Path:
     try:
         ssl.create_default_context(cafile=str(file))
     except OSError as wrong:  # a file that holds none is an SSLError, which is one
@@ -48,7 +48,7 @@ def _authorities(file: Path) -> Path:
     return file
 
 
-Authorities = Annotated[Path, AfterValidator(_authorities)]
+CaFile = Annotated[Path, AfterValidator(_check_ca_file)]
 
 
 class Settings(BaseSettings):
@@ -120,7 +120,7 @@ class Settings(BaseSettings):
     worker_image: str = Field(
         default="ebbtide/worker:latest", description="Image of the pods of jobs that name none, on Kubernetes."
     )
-    prometheus_url: UrlOrNone = Field(
+    prometheus_url: OptionalUrl = Field(
         default="", description="Prometheus that Pools with demand.source prometheus are asked of, on Kubernetes."
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
@@ -133,7 +133,7 @@ class Settings(BaseSettings):
         default="",
         description="Hosts, with commas between, that webhooks may lead to though their addresses are not public.",
     )
-    webhook_ca_file: Authorities | None = Field(
+    webhook_ca_file: CaFile | None = Field(
         default=None, description="PEM file of authorities that webhooks are trusted by, beside the public ones."
     )
     simulations_at_once: int = Field(
@@ -181,9 +181,9 @@ class Settings(BaseSettings):
     )
     report_rate_burst: int = Field(default=100, ge=1, description="Reports that one worker or agent may make at once.")
     body_bytes_max: int = Field(default=1 << 20, ge=1024, description="Largest body of a request.")
-    oidc_issuer: UrlOrNone = Field(default="", description="OIDC issuer whose JWTs are taken; empty: none.")
+    oidc_issuer: OptionalUrl = Field(default="", description="OIDC issuer whose JWTs are taken; empty: none.")
     oidc_audience: str = Field(default="ebbtide", min_length=1, description="Audience that those JWTs must name.")
-    oidc_jwks_url: UrlOrNone = Field(default="", description="Where its keys are; empty: found by discovery.")
+    oidc_jwks_url: OptionalUrl = Field(default="", description="Where its keys are; empty: found by discovery.")
     oidc_roles_claim: str = Field(default="ebbtide", min_length=1, description="Claim that lists the grants.")
     oidc_name_claim: str = Field(default="sub", min_length=1, description="Claim that names who asks.")
 
@@ -198,11 +198,11 @@ class Settings(BaseSettings):
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
     @property
-    def secret_path(self) -> Path:
+    def token_secret_path(self) -> Path:
         return self.token_secret_file or self.run_dir / "token.secret"
 
 
-def token_secret(path: Path) -> bytes:
+def load_token_secret(path: Path) -> bytes:
     """The secret in `path`; a new one is written there, for its owner alone, when there is none.
 
     Several processes may call this at once: the first one's secret wins.

@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from scheduler.domain.allocation import Allocation
-from scheduler.domain.fleet import LendingPolicy, Node, Pool, PoolKind
-from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.fleet import LendingPolicy, Loan, LoanState, Node, Pool, PoolKind
+from scheduler.domain.gpu_sets import Gpus, GpuShape
 from scheduler.domain.job import Job, JobAccount, JobSpec, Progress
-from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
+from scheduler.domain.job_state import Allocation, JobState
+from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 
 GPU = "a100-80g"
@@ -58,7 +55,7 @@ def a_job(
         generation=1 if on or releasing else 0,
         target=on or {},
         releasing=releasing or {},
-        plan=data_parallel_plan(GPU, width) if width else None,
+        plan=build_data_parallel_plan(GPU, width) if width else None,
         leave_by_s=now_s if releasing else None,
     )
     return Job(
@@ -79,7 +76,7 @@ def a_loan(node: str, state: LoanState = LoanState.ACTIVE, *, return_by_s: float
 
 def a_curve(times_s: Mapping[GpuShape, float]) -> ScalingCurve:
     """A curve with these step times; the plans are data parallel."""
-    plans = {shape: data_parallel_plan(shape.groups[0].gpu, shape.gpus) for shape in times_s}
+    plans = {shape: build_data_parallel_plan(shape.groups[0].gpu, shape.gpus) for shape in times_s}
     return ScalingCurve({shape: replace(plans[shape], iteration_time_s=time_s) for shape, time_s in times_s.items()})
 
 

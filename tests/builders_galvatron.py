@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.solver.galvatron.stages import LABELS_MAX, identical_layers
+from baselines.galvatron.plan_search import MAX_LABELS, build_identical_layers_problem
 from scheduler.solver.instance import Floats, Ints
 from scheduler.solver.search.stage_problem import StageProblem
 from scheduler.solver.search.stage_search import solve_stage
@@ -52,7 +52,7 @@ class StageTable:
 
     def problem(self) -> StageProblem:
         """Without the bias. Strategies of equal transitions share a layout."""
-        return identical_layers(self.time_s, self.memory_mb, self.layers, self.room_mb, self.charged_s)
+        return build_identical_layers_problem(self.time_s, self.memory_mb, self.layers, self.room_mb, self.charged_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def solve_table(table: StageTable) -> StageAnswer:
     for entering come first. The search's optimum bounds the cost with the bias.
     """
     problem = table.problem()
-    found = solve_stage(problem, labels_max=LABELS_MAX)
+    found = solve_stage(problem, labels_max=MAX_LABELS)
     if not found.choice:
         return StageAnswer(inf, inf, ())
     choice = np.array(found.choice)

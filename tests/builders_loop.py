@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from scheduler.solver.costs.divisors import divisors
+from scheduler.solver.costs.strategy_space import list_divisors
 from scheduler.solver.instance import Floats, Instance, Ints, StageCosts
 
 LATENCY_S = 1e-5
@@ -72,7 +72,7 @@ def a_loop(seeded: random.Random, *, layers: int, kinds: int, gpus: int, batch: 
     link_bytes_per_s = seeded.choice([5e9, 12e9, 25e9])
     pairs = [
         ToyPair(degree, gpus // degree, micro_batches, batch // micro_batches)
-        for degree, micro_batches in product(divisors(gpus), divisors(batch))
+        for degree, micro_batches in product(list_divisors(gpus), list_divisors(batch))
         if degree <= layers and degree % groups == 0
     ]
     loop = [_an_instance(model, owned, pair, link_bytes_per_s) for pair in pairs]
@@ -100,7 +100,7 @@ def _costs(model: ToyModel, gpu: ToyGpu, pair: ToyPair) -> StageCosts:
     """Tensor parallelism by data parallelism, each with or without sharded states and with or without recompute."""
     options = [
         (tp, pair.width // tp, sharded, again)
-        for sharded, again, tp in product((0, 1), (0, 1), divisors(pair.width))
+        for sharded, again, tp in product((0, 1), (0, 1), list_divisors(pair.width))
         if pair.samples % (pair.width // tp) == 0 and not (sharded and tp == pair.width)
     ]
     tp, dp, sharded, again = np.array(options[:STRATEGIES_MAX], dtype=np.float64).T
@@ -125,12 +125,12 @@ def _costs(model: ToyModel, gpu: ToyGpu, pair: ToyPair) -> StageCosts:
 
 def _floor_s(instance: Instance) -> float:
     total_s = float(instance.costs[0].time_s.min(axis=1)[instance.types].sum())
-    return instance.objective.time_s(total_s, total_s / instance.devices)
+    return instance.objective.compute_time_s(total_s, total_s / instance.devices)
 
 
 def _needs(instance: Instance) -> tuple[int, int]:
     """What the first device needs for an even share of the layers, all at their leanest and all at their fastest."""
     costs, share = instance.costs[0], instance.layers // instance.devices
-    needs = costs.memory_bytes(instance.in_flight[0]) + costs.working_bytes // share
+    needs = costs.compute_memory_bytes(instance.in_flight[0]) + costs.working_bytes // share
     fastest = needs[np.arange(len(needs)), costs.time_s.argmin(axis=1)]
     return share * int(needs.min(axis=1).max()), share * int(fastest.max())

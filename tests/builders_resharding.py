@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, ScheduleName, Stage
-from scheduler.resharding.placement import Seat
+from scheduler.resharding.placement import GpuSlot
 
 NODE_GPUS = 8
 
@@ -18,9 +18,9 @@ class Transition:
     """A job's plan and seats before and after; `new_seats` are in the order in which a launcher would fill them."""
 
     old_plan: ParallelPlan
-    old_seats: tuple[Seat, ...]
+    old_seats: tuple[GpuSlot, ...]
     new_plan: ParallelPlan
-    new_seats: tuple[Seat, ...]
+    new_seats: tuple[GpuSlot, ...]
 
     @property
     def shrinks(self) -> bool:
@@ -74,9 +74,9 @@ def a_random_plan(seeded: random.Random, gpus: int, layers: int, *, experts: int
     return a_plan(stages, interleave=interleave)
 
 
-def seats_on(counts: dict[int, int]) -> tuple[Seat, ...]:
+def seats_on(counts: dict[int, int]) -> tuple[GpuSlot, ...]:
     """The first GPUs of numbered nodes, node after node."""
-    return tuple(Seat(f"n{node:02d}", gpu) for node, gpus in sorted(counts.items()) for gpu in range(gpus))
+    return tuple(GpuSlot(f"n{node:02d}", gpu) for node, gpus in sorted(counts.items()) for gpu in range(gpus))
 
 
 def a_transition(seeded: random.Random, layers: int, *, gpus_max: int = 64, experts: int = 0) -> Transition:
@@ -95,13 +95,13 @@ def a_move(seeded: random.Random, old_plan: ParallelPlan, new_plan: ParallelPlan
     return Transition(old_plan, old_seats, new_plan, _after(seeded, old_seats, new_plan.world_size))
 
 
-def _after(seeded: random.Random, old: tuple[Seat, ...], gpus: int) -> tuple[Seat, ...]:
+def _after(seeded: random.Random, old: tuple[GpuSlot, ...], gpus: int) -> tuple[GpuSlot, ...]:
     """Seats that the job keeps by choice of somebody who knows nothing of its state, and fresh ones on other nodes."""
     old_nodes, nodes = len({seat.node for seat in old}), -(-gpus // NODE_GPUS)
     if gpus < NODE_GPUS:
         home = seeded.randrange(old_nodes)
         here = [seat for seat in old if seat.node == f"n{home:02d}"]
-        free = [Seat(f"n{home:02d}", gpu) for gpu in range(len(here), NODE_GPUS)]
+        free = [GpuSlot(f"n{home:02d}", gpu) for gpu in range(len(here), NODE_GPUS)]
         kept = seeded.sample(here, min(gpus, len(here)))
         return tuple(sorted([*kept, *free[: gpus - len(kept)]]))
     kept_most = min(old_nodes, nodes)
@@ -110,5 +110,5 @@ def _after(seeded: random.Random, old: tuple[Seat, ...], gpus: int) -> tuple[Sea
     return _on_nodes(sorted([*seeded.sample(range(old_nodes), staying), *fresh]), gpus)
 
 
-def _on_nodes(nodes: Sequence[int], gpus: int) -> tuple[Seat, ...]:
+def _on_nodes(nodes: Sequence[int], gpus: int) -> tuple[GpuSlot, ...]:
     return seats_on({node: min(NODE_GPUS, gpus - NODE_GPUS * number) for number, node in enumerate(nodes)})

@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from scheduler.solver.instance import Floats, Instance, Solution, StageCosts, price
+from scheduler.solver.instance import Floats, Instance, Solution, StageCosts, evaluate_solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def brute_force(instance: Instance) -> BruteForce:
     """Prices every solution."""
     best_s, best, unlimited_s = inf, None, inf
     for solution in every_solution(instance):
-        found = price(instance, solution)
+        found = evaluate_solution(instance, solution)
         unlimited_s = min(unlimited_s, found.time_s)
         if found.fits and found.time_s < best_s:
             best_s, best = found.time_s, solution
@@ -102,7 +102,7 @@ def _drawn(seeded: random.Random, shape: tuple[int, ...], values: list[float]) -
 
 def _limited(seeded: random.Random, free: Instance) -> Instance:
     """The same under limits between the largest need of the leanest solution and that of the fastest one."""
-    priced = [price(free, solution) for solution in every_solution(free)]
+    priced = [evaluate_solution(free, solution) for solution in every_solution(free)]
     fastest = max(min(priced, key=lambda one: one.time_s).memory_bytes)
     leanest = min(max(one.memory_bytes) for one in priced)
     limits = (round(leanest + (fastest - leanest) * seeded.uniform(-0.05, 1.05)) for _ in free.counts)

@@ -23,16 +23,15 @@ from sqlalchemy import Engine, event
 
 from scheduler.domain.observation import Observation, Run, RunPhase
 from scheduler.domain.tick_report import TickReport
-from scheduler.executors.recording import RecordingExecutor
+from scheduler.executors.executor import RecordingExecutor
 from scheduler.forecast.forecaster import SeasonalForecaster
-from scheduler.policies.policy_set import policy_set
 from scheduler.runtime.clock import RealClock
-from scheduler.runtime.controller import Controller, Pace
-from scheduler.runtime.curve_builder import CurveBuilder
-from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.runtime.controller import Controller, ControllerConfig
+from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
 from scheduler.runtime.process_pool import ProcessPool
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
-from scheduler.store.sql import SqlStore
+from scheduler.store.sql_store import SqlStore
 
 BRIEF, BRIEF_S = "brief", 1.0
 INSIDE_COMMIT = "inside-commit"
@@ -45,7 +44,7 @@ class MadeUpWorkers(RecordingExecutor):
 
     def observe(self) -> Observation:
         seen, now_s = super().observe(), time.time()
-        self.converged.clear()
+        self.converged_snapshots.clear()
         self._begun_s = {run.job_id: self._begun_s.get(run.job_id, now_s) for run in seen.runs}
         return replace(seen, runs=tuple(self._as_it_is(run, now_s) for run in seen.runs))
 
@@ -97,12 +96,12 @@ def main(record: Path, point: str = "") -> None:
             store=store,
             executor=MadeUpWorkers(),
             clock=clock,
-            policies=policy_set(settings.policy),
-            curves=CurveBuilder(ProcessPool(1), most_in_flight=4),
-            demand=DemandWatch(store, SeasonalForecaster, memory_s=1.0),
+            policies=load_policy_set(settings.policy),
+            curves=CurveBuilder(ProcessPool(1), in_flight_max=4),
+            demand=DemandForecaster(store, SeasonalForecaster, history_s=1.0),
             on_report=write,
-            pace=Pace(lease_s=settings.lease_s),
-            at=stopper.at,
+            config=ControllerConfig(lease_s=settings.lease_s),
+            stage_hook=stopper.at,
         ).run(stop)
     store.close()
 

@@ -10,7 +10,7 @@ from types import TracebackType
 _LOOK_PERIOD_S = 0.01
 
 
-class Quiet:
+class QuietHandler:
     """Before BaseHTTPRequestHandler among the bases of a handler: it says nothing on standard error."""
 
     def log_message(self, *words: object) -> None:

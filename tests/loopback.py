@@ -12,7 +12,7 @@ _FIRST, _COUNT = 12_000, 20_000
 _next = itertools.count(os.getpid() * 7919)
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """One that nobody listens on now, and that was not given in this process before."""
     for number in _next:
         port = _FIRST + number % _COUNT

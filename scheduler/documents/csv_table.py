@@ -17,14 +17,14 @@ class TraceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class CsvRow:
     """One row as text."""
 
     path: Path
     line: int
     texts: Mapping[str, str]
 
-    def refused(self, field: str, allowed: str) -> TraceError:
+    def cell_error(self, field: str, allowed: str) -> TraceError:
         value = self.texts.get(field, "")
         return TraceError(f"{self.path} line {self.line}: {field}: got {value[:80]!r}; allowed: {allowed}")
 
@@ -33,27 +33,27 @@ class Cells:
 
     def text(self, field: str) -> str:
         if not self.has(field):
-            raise self.refused(field, "some text: the field is required")
+            raise self.cell_error(field, "some text: the field is required")
         return self.texts[field]
 
     def number(self, field: str, *, above: float | None = None) -> float:
         form = "a finite number of at least 0" if above is None else f"a finite number above {above:g}"
         try:
-            value = float(_digits(self.texts.get(field, "")))
+            value = float(_reject_underscores(self.texts.get(field, "")))
         except ValueError:
-            raise self.refused(field, form) from None
+            raise self.cell_error(field, form) from None
         if not math.isfinite(value) or value < 0 or (above is not None and value <= above):
-            raise self.refused(field, form)
+            raise self.cell_error(field, form)
         return value
 
-    def whole(self, field: str, *, least: int) -> int:
-        form = f"a whole number of at least {least}"
+    def integer(self, field: str, *, minimum: int) -> int:
+        form = f"a whole number of at least {minimum}"
         try:
-            value = int(_digits(self.texts.get(field, "")))
+            value = int(_reject_underscores(self.texts.get(field, "")))
         except ValueError:
-            raise self.refused(field, form) from None
-        if value < least:
-            raise self.refused(field, form)
+            raise self.cell_error(field, form) from None
+        if value < minimum:
+            raise self.cell_error(field, form)
         return value
 
 
@@ -63,9 +63,9 @@ class CsvTable:
 
     path: Path
     header: tuple[str, ...]
-    rows: Iterator[Cells]
+    rows: Iterator[CsvRow]
 
-    def require(self, required: Collection[str], optional: Collection[str] = ()) -> None:
+    def check_columns(self, required: Collection[str], optional: Collection[str] = ()) -> None:
         """Refuse a header without a required column, or with one that is neither required nor optional.
 
         Raises:
@@ -86,7 +86,7 @@ def open_table(path: Path) -> CsvTable:
     Raises:
         TraceError: the file cannot be read, or a column stands there twice. Going through the rows raises it too.
     """
-    lines = _lines(path)
+    lines = _read_lines(path)
     _, cells = next(lines, (1, []))
     header = tuple(name.strip() for name in cells)
     if not any(header):
@@ -94,19 +94,19 @@ def open_table(path: Path) -> CsvTable:
     for at, name in enumerate(header):
         if name in header[:at]:
             raise TraceError(f"{path} line 1: column {name!r} stands there twice; each is allowed once")
-    return CsvTable(path, header, _rows(path, header, lines))
+    return CsvTable(path, header, _iterate_rows(path, header, lines))
 
 
-def _rows(path: Path, header: tuple[str, ...], lines: Iterator[tuple[int, list[str]]]) -> Iterator[Cells]:
+def _iterate_rows(path: Path, header: tuple[str, ...], lines: Iterator[tuple[int, list[str]]]) -> Iterator[CsvRow]:
     for line, cells in lines:
         if not any(cell.strip() for cell in cells):
             continue
         if len(cells) != len(header):
             raise TraceError(f"{path} line {line}: has {len(cells)} cells, allowed is {len(header)} as the header")
-        yield Cells(path, line, dict(zip(header, map(str.strip, cells), strict=True)))
+        yield CsvRow(path, line, dict(zip(header, map(str.strip, cells), strict=True)))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     at = ""
     try:
         with (
@@ -127,7 +127,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise TraceError(f"{path}{at}: cannot be read: {wrong}") from None
 
 
-def _digits(text: str) -> str:
+def _reject_underscores(text: str) -> str:
     """The text of a number, in which Python alone takes underscores for digits' company."""
     if "_" in text:
         raise ValueError(text)

@@ -1,17 +1,35 @@
-"""The specs of Pools and Queues on Kubernetes, as their owners write them there."""
+"""The specs of Pools and Queues on Kubernetes, as their owners write them there.
+
+The manifest of an ElasticJob as a job document, so that one file serves `kubectl apply` and `ebbtide submit`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from scheduler.documents.document import Document, read
-from scheduler.documents.fields import CAMEL, Label, Text
-from scheduler.documents.fleet import LendingDocument, NodeCount, check_spans, lending_policy
+from scheduler.documents.document import (
+    CAMEL_CASE,
+    Document,
+    InvalidDocumentError,
+    InvalidField,
+    Label,
+    Text,
+    invalid_field,
+    parse_document,
+    to_printable,
+)
+from scheduler.documents.fleet import (
+    LendingDocument,
+    NodeCount,
+    QueueDocument,
+    check_lookahead_spans,
+    to_job_queue,
+    to_lending_policy,
+)
 from scheduler.documents.job import GPUS_MAX
-from scheduler.documents.job_queue import QueueDocument, job_queue
-from scheduler.documents.refusal import refused_field
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue
@@ -19,12 +37,12 @@ from scheduler.domain.job_queue import JobQueue
 DEMAND_STALE_S = 300.0
 """The age at which demand that we read says nothing of the present: when Prometheus gives a sample up as well."""
 DEMAND_STALE_S_MIN = 15.0
-_DEFAULT = LendingPolicy()
+_DEFAULT_LENDING = LendingPolicy()
 _Labels = Annotated[dict[Text, Text], Field(min_length=1, max_length=16)]
-_Gpus = Annotated[int, Field(strict=True, ge=0, le=GPUS_MAX)]
+_GpuQuota = Annotated[int, Field(strict=True, ge=0, le=GPUS_MAX)]
 
 
-class _Named(Document):
+class _NameDocument(Document):
     name: Label
 
 
@@ -36,20 +54,20 @@ class BlackoutSpec(Document):
 class LendingSpec(Document):
     """Absent fields keep the default. No demand is forecast further ahead than a day."""
 
-    model_config = CAMEL
-    enabled: Annotated[bool, Field(strict=True)] = _DEFAULT.enabled
-    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = _DEFAULT.quantile
-    headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = _DEFAULT.headroom
-    max_lent_nodes: NodeCount | None = _DEFAULT.lent_nodes_max
-    min_kept_nodes: NodeCount = _DEFAULT.kept_nodes_min
-    min_loan: Duration = _DEFAULT.loan_s_min
-    return_deadline: Duration = _DEFAULT.return_deadline_s
-    cold_start: Duration = _DEFAULT.cold_start_s
+    model_config = CAMEL_CASE
+    enabled: Annotated[bool, Field(strict=True)] = _DEFAULT_LENDING.enabled
+    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = _DEFAULT_LENDING.quantile
+    headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = _DEFAULT_LENDING.headroom
+    max_lent_nodes: NodeCount | None = _DEFAULT_LENDING.lent_nodes_max
+    min_kept_nodes: NodeCount = _DEFAULT_LENDING.kept_nodes_min
+    min_loan: Duration = _DEFAULT_LENDING.loan_s_min
+    return_deadline: Duration = _DEFAULT_LENDING.return_deadline_s
+    cold_start: Duration = _DEFAULT_LENDING.cold_start_s
     blackouts: Annotated[list[BlackoutSpec], Field(max_length=100)] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _can_be_foreseen(self) -> Self:
-        check_spans(minLoan=self.min_loan, returnDeadline=self.return_deadline, coldStart=self.cold_start)
+    def _check_lookahead(self) -> Self:
+        check_lookahead_spans(minLoan=self.min_loan, returnDeadline=self.return_deadline, coldStart=self.cold_start)
         return self
 
 
@@ -57,24 +75,24 @@ class DemandSpec(Document):
     """Where it is known from how many GPUs a pool's inference needs. On a reading older than `staleAfter` nothing new
     is lent; what is lent stays."""
 
-    model_config = CAMEL
+    model_config = CAMEL_CASE
     source: Literal["deployments", "prometheus", "push"]
     selector: _Labels | None = None
     query: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     stale_after: PositiveDuration | None = None
 
     @model_validator(mode="after")
-    def _source_is_whole(self) -> Self:
+    def _check_source(self) -> Self:
         for field, value, source in (
             ("selector", self.selector, "deployments"),
             ("query", self.query, "prometheus"),
         ):
             if (value is not None) != (self.source == source):
                 wanted = "a value; the source needs it" if value is None else f"nothing, unless the source is {source}"
-                raise refused_field(field, value, wanted)
+                raise invalid_field(field, value, wanted)
         if self.stale_after is not None and self.stale_after < DEMAND_STALE_S_MIN:
             allowed = f"at least {DEMAND_STALE_S_MIN:.0f} s: demand is read every few seconds"
-            raise refused_field("staleAfter", self.stale_after, allowed)
+            raise invalid_field("staleAfter", self.stale_after, allowed)
         return self
 
 
@@ -82,18 +100,18 @@ class TolerationSpec(Document):
     """Taints of this key, of any where it is empty, and of this effect, of any where it is absent. `operator` says
     whether they have to have the value too."""
 
-    model_config = CAMEL
+    model_config = CAMEL_CASE
     key: Text = ""
     operator: Literal["Equal", "Exists"] = "Equal"
     value: Text = ""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
     @model_validator(mode="after")
-    def _operator_fits(self) -> Self:
+    def _check_operator(self) -> Self:
         if self.operator == "Equal" and not self.key:
-            raise refused_field("key", self.key, "the key of a taint, unless the operator is Exists")
+            raise invalid_field("key", self.key, "the key of a taint, unless the operator is Exists")
         if self.operator == "Exists" and self.value:
-            raise refused_field("value", self.value, "nothing, unless the operator is Equal")
+            raise invalid_field("value", self.value, "nothing, unless the operator is Equal")
         return self
 
 
@@ -101,7 +119,7 @@ class PoolSpec(Document):
     """Nodes that bear all labels of `nodeSelector`. Where `gpu` is absent, each node's labels say its GPU model.
     Nothing new starts on nodes with taints that `tolerations` do not cover, but for those of the key nvidia.com/gpu."""
 
-    model_config = CAMEL
+    model_config = CAMEL_CASE
     kind: PoolKind
     node_selector: _Labels
     gpu: Text = ""
@@ -111,10 +129,10 @@ class PoolSpec(Document):
     demand: DemandSpec | None = None
 
     @model_validator(mode="after")
-    def _training_serves_nobody(self) -> Self:
+    def _check_inference_fields(self) -> Self:
         for field, value in (("lending", self.lending), ("demand", self.demand)):
             if self.kind is PoolKind.TRAINING and value is not None:
-                raise refused_field(field, "given", f"nothing: only a pool of kind inference has {field}")
+                raise invalid_field(field, "given", f"nothing: only a pool of kind inference has {field}")
         return self
 
 
@@ -122,37 +140,37 @@ class QueueSpec(Document):
     """Absent fields keep the default: nothing guaranteed, no limit and none for one user, weight 1. The user of an
     ElasticJob is its namespace."""
 
-    model_config = CAMEL
-    guaranteed: _Gpus = 0
-    limit: _Gpus | None = None
+    model_config = CAMEL_CASE
+    guaranteed: _GpuQuota = 0
+    limit: _GpuQuota | None = None
     weight: Annotated[float, Field(strict=True, gt=0, le=1e6)] = 1.0
-    user_limit: _Gpus | None = None
+    user_limit: _GpuQuota | None = None
 
     @model_validator(mode="after")
-    def _limit_holds_the_guarantee(self) -> Self:
+    def _check_limit(self) -> Self:
         if self.limit is not None and self.limit < self.guaranteed:
-            raise refused_field("limit", self.limit, f"nothing, or at least guaranteed, which is {self.guaranteed}")
+            raise invalid_field("limit", self.limit, f"nothing, or at least guaranteed, which is {self.guaranteed}")
         return self
 
 
-def pool_of(name: str, spec: PoolSpec) -> Pool:
+def pool_from_spec(name: str, spec: PoolSpec) -> Pool:
     """The domain's form of a Pool.
 
     Raises:
         RefusedError: the name, or what the domain refuses though the form let it through.
     """
-    read(_Named, {"name": name})
+    parse_document(_NameDocument, {"name": name})
     return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand))
 
 
-def queue_of(name: str, spec: QueueSpec) -> JobQueue:
+def queue_from_spec(name: str, spec: QueueSpec) -> JobQueue:
     """The domain's form of a Queue.
 
     Raises:
         RefusedError: the name.
     """
     quota = {"guaranteed_gpus": spec.guaranteed, "limit_gpus": spec.limit, "user_limit_gpus": spec.user_limit}
-    return job_queue(read(QueueDocument, {"name": name, "weight": spec.weight, **quota}))
+    return to_job_queue(parse_document(QueueDocument, {"name": name, "weight": spec.weight, **quota}))
 
 
 def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> LendingPolicy:
@@ -166,14 +184,53 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
         "kept_nodes_min": spec.min_kept_nodes,
         "lent_nodes_max": spec.max_lent_nodes,
         "loan_s_min": spec.min_loan,
-        "demand_stale_s": _stale_s(demand),
+        "demand_stale_s": _demand_stale_s(demand),
         "blackouts": [{"start_s": each.start, "end_s": each.end} for each in spec.blackouts],
     }
-    return lending_policy(read(LendingDocument, document))
+    return to_lending_policy(parse_document(LendingDocument, document))
 
 
-def _stale_s(demand: DemandSpec | None) -> float | None:
+def _demand_stale_s(demand: DemandSpec | None) -> float | None:
     """None: what the policy settings say, for demand that somebody pushes."""
     if demand is None or (demand.source == "push" and demand.stale_after is None):
         return None
     return DEMAND_STALE_S if demand.stale_after is None else demand.stale_after
+
+
+ELASTIC_JOB_KIND = "ElasticJob"
+ELASTIC_JOB_API_VERSION = "ebbtide.dev/v1alpha1"
+
+
+def is_manifest(document: Mapping[str, Any]) -> bool:
+    return "apiVersion" in document or "kind" in document
+
+
+def manifest_to_job_document(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The job document that an ElasticJob holds; name and namespace are its metadata's.
+
+    Raises:
+        RefusedError: it is no ElasticJob, or asks for what only the operator can do.
+    """
+    for field, expected in (("apiVersion", ELASTIC_JOB_API_VERSION), ("kind", ELASTIC_JOB_KIND)):
+        if manifest.get(field) != expected:
+            raise InvalidDocumentError(
+                InvalidField(field, to_printable(manifest.get(field)), f"{expected}, or a plain job document")
+            )
+    spec, metadata = _get_object(manifest, "spec"), _get_object(manifest, "metadata")
+    if spec.get("suspend"):
+        raise InvalidDocumentError(
+            InvalidField("spec.suspend", "true", "false: submit the job, then `ebbtide suspend` it")
+        )
+    if spec.get("managedBy"):
+        raise InvalidDocumentError(
+            InvalidField("spec.managedBy", to_printable(spec["managedBy"]), "nothing outside Kubernetes")
+        )
+    named = {field: metadata[field] for field in ("name", "namespace") if field in metadata}
+    return {**named, **{field: value for field, value in spec.items() if field not in ("suspend", "managedBy")}}
+
+
+def _get_object(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = manifest.get(name, {})
+    if not isinstance(part, Mapping):
+        raise InvalidDocumentError(InvalidField(name, to_printable(part), "an object"))
+    return part

@@ -1,14 +1,116 @@
-"""Document: the base of every outside form. Nothing unknown, nothing infinite, frozen once read."""
+"""Refusal: what is wrong with an outside document, as field, value and what is allowed.
+
+Types of fields that many documents have.
+
+Document: the base of every outside form. Nothing unknown, nothing infinite, frozen once read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
-from scheduler.documents.refusal import RefusedError, refusals, refused_field
-from scheduler.domain.spelling import meant
+from scheduler.domain.suggestions import suggest
+
+_VALUE_LENGTH_MAX = 200
+_PLAIN_MESSAGES = {
+    "missing": "a value; it is required",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidField:
+    """One refused field. `value` is what was given, shortened and always writable as JSON; None where it is missing."""
+
+    field: str
+    value: str | int | float | bool | None
+    allowed: str
+
+    @property
+    def message(self) -> str:
+        got = "nothing" if self.value is None else json.dumps(self.value, ensure_ascii=False)
+        return f"{self.field}: got {got}; allowed: {self.allowed}"
+
+
+class InvalidDocumentError(ValueError):
+    """A document that is not what it should be; the message names every refused field."""
+
+    def __init__(self, *refusals: InvalidField) -> None:
+        super().__init__("; ".join(refusal.message for refusal in refusals))
+        self.invalid_fields = refusals
+
+
+def to_invalid_fields(errors: Iterable[Mapping[str, Any]], *, strip: int = 0) -> tuple[InvalidField, ...]:
+    """pydantic's errors as refusals. `strip` leading parts of each location are left out of the field's name."""
+    return tuple(_to_invalid_field(error, strip) for error in errors)
+
+
+def invalid_field(field: str, value: object, allowed: str) -> PydanticCustomError:
+    """The error for a validator of a whole document to raise about one field in it."""
+    return PydanticCustomError(
+        "refused_field", "{allowed}", {"field": field, "value": to_printable(value), "allowed": allowed}
+    )
+
+
+def to_printable(value: object) -> str | int | float | bool | None:
+    """`value` in a form that JSON and a terminal can always show."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return (
+            value if abs(value) < 2**53 else f"{value:.6e}" if abs(value) < 10**300 else "a number of over 300 digits"
+        )
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    text = value if isinstance(value, str) else repr(value)
+    return text[:_VALUE_LENGTH_MAX].encode("utf-8", "backslashreplace").decode()
+
+
+def _to_invalid_field(error: Mapping[str, Any], strip: int) -> InvalidField:
+    location = [str(part) for part in error["loc"][strip:]]
+    if error["type"] == "refused_field":
+        context = error["ctx"]
+        return InvalidField(
+            str(to_printable(".".join([*location, context["field"]]))), context["value"], context["allowed"]
+        )
+    field = str(to_printable(".".join(location))) or "document"
+    allowed = _PLAIN_MESSAGES.get(error["type"]) or error["msg"].removeprefix("Input should be ")
+    value = None if error["type"] == "missing" else error["input"]
+    if error["type"] in ("enum", "literal_error") and isinstance(value, str):
+        allowed += suggest(value, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+    return InvalidField(field, to_printable(value), allowed)
+
+
+CAMEL_CASE = ConfigDict(alias_generator=to_camel)
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?", re.ASCII)
+LABEL_FORM = "1 to 52 of a-z, 0-9 and '-', neither beginning nor ending with '-'"
+
+
+def _check_dns_label(name: str) -> str:
+    if not _DNS_LABEL.fullmatch(name):
+        raise PydanticCustomError("name", "Input should be {form}", {"form": LABEL_FORM})
+    return name
+
+
+def _reject_nul(text: str) -> str:
+    if "\0" in text:
+        raise PydanticCustomError("text", "Input should be text without the NUL character")
+    return text
+
+
+Text = Annotated[str, Field(max_length=4096), AfterValidator(_reject_nul)]
+Label = Annotated[str, Field(description=LABEL_FORM), AfterValidator(_check_dns_label)]
+
 
 D = TypeVar("D", bound="Document")
 
@@ -20,24 +122,24 @@ class Document(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_known_fields_only(cls, document: Any) -> Any:
+    def _reject_unknown_fields(cls, document: Any) -> Any:
         if isinstance(document, Mapping):
             known = [info.alias or name for name, info in cls.model_fields.items()]
             for name, value in document.items():
                 if name not in known:
-                    raise refused_field(
-                        str(name), value, f"one of the fields {', '.join(known)}{meant(str(name), known)}"
+                    raise invalid_field(
+                        str(name), value, f"one of the fields {', '.join(known)}{suggest(str(name), known)}"
                     )
         return document
 
 
-def read(form: type[D], document: object) -> D:
+def parse_document(model: type[D], document: object) -> D:
     """`document` (plain JSON or YAML values) in the given form.
 
     Raises:
         RefusedError: one or more fields are refused.
     """
     try:
-        return form.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as wrong:
-        raise RefusedError(*refusals(wrong.errors())) from None
+        raise InvalidDocumentError(*to_invalid_fields(wrong.errors())) from None

@@ -1,4 +1,7 @@
-"""The documents of pools and nodes; `lending` is spelled as in the CLUSTER file."""
+"""The documents of pools and nodes; `lending` is spelled as in the CLUSTER file.
+
+The documents of queues: what a queue's jobs are guaranteed, at most given, and how they share what is left.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +12,47 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from scheduler.documents.document import Document
-from scheduler.documents.fields import Label, Text
-from scheduler.documents.refusal import Refusal, RefusedError, refused_field
+from scheduler.documents.document import (
+    Document,
+    InvalidDocumentError,
+    InvalidField,
+    Label,
+    Text,
+    invalid_field,
+    parse_document,
+)
+from scheduler.documents.job import GPUS_MAX
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind
+from scheduler.domain.job_queue import JobQueue
 
-_HOST = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
-HOST_FORM = "1 to 253 of a-z, 0-9, '-' and '.', beginning and ending with a letter or digit"
+_HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
+HOST_NAME_FORM = "1 to 253 of a-z, 0-9, '-' and '.', beginning and ending with a letter or digit"
 NODE_GPUS_MAX = 1024
 NODES_MAX = 1_000_000
-AHEAD_S_MAX = 86_400.0
-_DEFAULT = LendingPolicy()
+LOOKAHEAD_S_MAX = 86_400.0
+_DEFAULT_LENDING = LendingPolicy()
 
 
-def _host_name(name: str) -> str:
-    if not _HOST.fullmatch(name):
-        raise PydanticCustomError("name", "Input should be {form}", {"form": HOST_FORM})
+def _check_host_name(name: str) -> str:
+    if not _HOST_NAME.fullmatch(name):
+        raise PydanticCustomError("name", "Input should be {form}", {"form": HOST_NAME_FORM})
     return name
 
 
-HostName = Annotated[str, Field(description=HOST_FORM), AfterValidator(_host_name)]
+HostName = Annotated[str, Field(description=HOST_NAME_FORM), AfterValidator(_check_host_name)]
 NodeCount = Annotated[int, Field(strict=True, ge=0, le=NODES_MAX)]
 
 
-def check_spans(**spans_s: float) -> None:
+def check_lookahead_spans(**spans_s: float) -> None:
     """For validators of lending rules: the minimum of a loan, the return deadline and the cold start, by field name,
     in this order. The forecaster can look ahead over each of them, and has to look ahead at all."""
     for field, value_s in spans_s.items():
-        if value_s > AHEAD_S_MAX:
-            raise refused_field(field, value_s, f"at most {AHEAD_S_MAX:.0f} s, which is a day")
+        if value_s > LOOKAHEAD_S_MAX:
+            raise invalid_field(field, value_s, f"at most {LOOKAHEAD_S_MAX:.0f} s, which is a day")
     _, deadline, cold_start = spans_s
     if not spans_s[deadline] + spans_s[cold_start]:
-        raise refused_field(deadline, 0.0, f"above 0 s, where {cold_start} is 0")
+        raise invalid_field(deadline, 0.0, f"above 0 s, where {cold_start} is 0")
 
 
 class BlackoutDocument(Document):
@@ -51,10 +62,10 @@ class BlackoutDocument(Document):
     end_s: Duration
 
     @model_validator(mode="after")
-    def _lies_in_a_day(self) -> Self:
+    def _check_time_of_day(self) -> Self:
         for name in ("start_s", "end_s"):
             if getattr(self, name) > DAY_S:
-                raise refused_field(name, getattr(self, name), "at most 24h, counted from midnight UTC")
+                raise invalid_field(name, getattr(self, name), "at most 24h, counted from midnight UTC")
         return self
 
 
@@ -62,20 +73,20 @@ class LendingDocument(Document):
     """What an inference pool's owner allows; absent fields keep the default. No demand is forecast further ahead than
     a day."""
 
-    enabled: Annotated[bool, Field(strict=True)] = _DEFAULT.enabled
-    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = _DEFAULT.quantile
-    headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = _DEFAULT.headroom
-    return_deadline_s: Duration = _DEFAULT.return_deadline_s
-    cold_start_s: Duration = _DEFAULT.cold_start_s
-    kept_nodes_min: NodeCount = _DEFAULT.kept_nodes_min
-    lent_nodes_max: NodeCount | None = _DEFAULT.lent_nodes_max
-    loan_s_min: Duration = _DEFAULT.loan_s_min
-    demand_stale_s: PositiveDuration | None = _DEFAULT.demand_stale_s
+    enabled: Annotated[bool, Field(strict=True)] = _DEFAULT_LENDING.enabled
+    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] = _DEFAULT_LENDING.quantile
+    headroom: Annotated[float, Field(strict=True, ge=0, lt=1)] = _DEFAULT_LENDING.headroom
+    return_deadline_s: Duration = _DEFAULT_LENDING.return_deadline_s
+    cold_start_s: Duration = _DEFAULT_LENDING.cold_start_s
+    kept_nodes_min: NodeCount = _DEFAULT_LENDING.kept_nodes_min
+    lent_nodes_max: NodeCount | None = _DEFAULT_LENDING.lent_nodes_max
+    loan_s_min: Duration = _DEFAULT_LENDING.loan_s_min
+    demand_stale_s: PositiveDuration | None = _DEFAULT_LENDING.demand_stale_s
     blackouts: Annotated[list[BlackoutDocument], Field(max_length=100)] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _can_be_foreseen(self) -> Self:
-        check_spans(
+    def _check_lookahead(self) -> Self:
+        check_lookahead_spans(
             loan_s_min=self.loan_s_min, return_deadline_s=self.return_deadline_s, cold_start_s=self.cold_start_s
         )
         return self
@@ -87,9 +98,9 @@ class PoolDocument(Document):
     lending: LendingDocument | None = None
 
     @model_validator(mode="after")
-    def _training_lends_nothing(self) -> Self:
+    def _check_lending_kind(self) -> Self:
         if self.kind is PoolKind.TRAINING and self.lending is not None:
-            raise refused_field("lending", "given", "nothing: only a pool of kind inference lends")
+            raise invalid_field("lending", "given", "nothing: only a pool of kind inference lends")
         return self
 
 
@@ -103,12 +114,12 @@ class NodeDocument(Document):
     memory: Size | None = None
 
 
-def lending_document(lending: LendingPolicy) -> dict[str, object]:
+def to_lending_document(lending: LendingPolicy) -> dict[str, object]:
     """The document that reads as `lending`, in plain JSON values."""
     return asdict(lending)
 
 
-def lending_policy(document: LendingDocument | None) -> LendingPolicy:
+def to_lending_policy(document: LendingDocument | None) -> LendingPolicy:
     """The domain's form of a lending document; None gives the defaults.
 
     Raises:
@@ -120,14 +131,62 @@ def lending_policy(document: LendingDocument | None) -> LendingPolicy:
     try:
         return LendingPolicy(**values, blackouts=tuple(Blackout(b.start_s, b.end_s) for b in document.blackouts))
     except ValueError as refused:
-        raise RefusedError(Refusal("lending", None, str(refused))) from None
+        raise InvalidDocumentError(InvalidField("lending", None, str(refused))) from None
 
 
-def pool(document: PoolDocument) -> Pool:
-    return Pool(document.name, document.kind, lending_policy(document.lending))
+def to_pool(document: PoolDocument) -> Pool:
+    return Pool(document.name, document.kind, to_lending_policy(document.lending))
 
 
-def node(document: NodeDocument, *, gpu_memory_bytes: int) -> Node:
+def to_node(document: NodeDocument, *, gpu_memory_bytes: int) -> Node:
     """The node, with `gpu_memory_bytes` a GPU where the document does not say it."""
     memory_bytes = document.memory or gpu_memory_bytes
     return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes)
+
+
+WEIGHT_MAX = 1e6
+JOBS_MAX = 1_000_000
+_GpuQuota = Annotated[int, Field(strict=True, ge=0, le=GPUS_MAX)]
+
+
+class QuotaDocument(Document):
+    """Absent fields keep the default: nothing guaranteed, no limits of GPUs or of one user (null), weight 1. GPUs of
+    all models count alike."""
+
+    guaranteed_gpus: _GpuQuota = 0
+    limit_gpus: _GpuQuota | None = None
+    weight: Annotated[float, Field(strict=True, gt=0, le=WEIGHT_MAX)] = 1.0
+
+    user_limit_gpus: Annotated[
+        _GpuQuota | None, Field(description="Most GPUs that the jobs of one owner hold together; null: no limit.")
+    ] = None
+
+    user_jobs_max: Annotated[
+        Annotated[int, Field(strict=True, ge=0, le=JOBS_MAX)] | None,
+        Field(description="Most waiting jobs of one owner that are taken over HTTP; null: no limit."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> Self:
+        if self.limit_gpus is not None and self.limit_gpus < self.guaranteed_gpus:
+            allowed = f"null, or at least guaranteed_gpus, which is {self.guaranteed_gpus}"
+            raise invalid_field("limit_gpus", self.limit_gpus, allowed)
+        return self
+
+
+class QueueDocument(QuotaDocument):
+    name: Label
+
+
+def to_job_queue(document: QueueDocument) -> JobQueue:
+    return JobQueue(**document.model_dump())
+
+
+def apply_queue_change(queue: JobQueue, change: QuotaDocument) -> JobQueue:
+    """The queue with the fields that `change` gives; what it leaves out stays.
+
+    Raises:
+        RefusedError: what is given and what stays do not go together.
+    """
+    whole = {**asdict(queue), **change.model_dump(exclude_unset=True)}
+    return to_job_queue(parse_document(QueueDocument, whole))

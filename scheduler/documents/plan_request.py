@@ -7,12 +7,19 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from scheduler.documents.document import Document, read
-from scheduler.documents.fields import CAMEL, Text
-from scheduler.documents.job import Batch, GpuCount, SequenceLength, finite_json
-from scheduler.documents.refusal import Refusal, RefusedError, refused_field, shown
+from scheduler.documents.document import (
+    CAMEL_CASE,
+    Document,
+    InvalidDocumentError,
+    InvalidField,
+    Text,
+    invalid_field,
+    parse_document,
+    to_printable,
+)
+from scheduler.documents.job import Batch, GpuCount, SequenceLength, require_finite_json
 from scheduler.documents.units import Size
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 
 GROUPS_MAX = 16
 GPUS_PER_NODE = 8
@@ -22,7 +29,7 @@ GPUS_PER_NODE = 8
 class GroupDocument(Document):
     """`nodes` equal hosts that give `gpusPerNode` GPUs of one model each."""
 
-    model_config = CAMEL
+    model_config = CAMEL_CASE
     gpu: Text
     nodes: GpuCount
     gpus_per_node: GpuCount
@@ -40,9 +47,9 @@ class ShapeDocument(Document):
 class PlanRequestDocument(Document):
     """Either `gpu` and `gpus` (with `nodes`, or packed 8 to a node), or `shape`. Either `model` or `profile`."""
 
-    model_config = CAMEL
+    model_config = CAMEL_CASE
     model: Text = ""
-    profile: Annotated[dict[str, Any], AfterValidator(finite_json)] | None = None
+    profile: Annotated[dict[str, Any], AfterValidator(require_finite_json)] | None = None
     gpu: Text = ""
     gpus: GpuCount | None = None
     nodes: GpuCount | None = None
@@ -61,18 +68,18 @@ class PlanRequestDocument(Document):
     )
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _check_request(self) -> Self:
         if bool(self.model) == (self.profile is not None):
-            raise refused_field("model", self.model or None, "exactly one of model and profile")
+            raise invalid_field("model", self.model or None, "exactly one of model and profile")
         if self.shape is not None:
             for name in ("gpu", "gpus", "nodes"):
                 if getattr(self, name):
-                    raise refused_field(name, getattr(self, name), "nothing beside shape, which says it already")
+                    raise invalid_field(name, getattr(self, name), "nothing beside shape, which says it already")
         elif not self.gpu or self.gpus is None:
             name = "gpus" if self.gpu else "gpu"
-            raise refused_field(name, None, "gpu and gpus, or shape in their place")
+            raise invalid_field(name, None, "gpu and gpus, or shape in their place")
         elif self.nodes is not None and self.gpus % self.nodes:
-            raise refused_field("nodes", self.nodes, f"a divisor of gpus, which is {self.gpus}")
+            raise invalid_field("nodes", self.nodes, f"a divisor of gpus, which is {self.gpus}")
         return self
 
     @property
@@ -80,17 +87,17 @@ class PlanRequestDocument(Document):
         return "" if self.profile is None else json.dumps(self.profile, sort_keys=True)
 
 
-def shape_of(document: PlanRequestDocument) -> GpuShape:
+def to_gpu_shape(document: PlanRequestDocument) -> GpuShape:
     """The shape that a request names."""
     if document.shape is not None:
-        return _shape(document.shape)
+        return _build_shape(document.shape)
     assert document.gpus is not None, "the form requires gpus beside gpu"
     if document.nodes is not None:
         return GpuShape((GpuGroup(document.gpu, document.nodes, document.gpus // document.nodes),))
     return GpuShape.packed(document.gpu, document.gpus, GPUS_PER_NODE)
 
 
-def read_shape(document: object) -> GpuShape:
+def parse_gpu_shape(document: object) -> GpuShape:
     """The shape that a file gives: `[{gpu, nodes, gpus_per_node}, ...]`, or the same list under `groups`.
 
     Raises:
@@ -98,17 +105,19 @@ def read_shape(document: object) -> GpuShape:
     """
     groups = document.get("groups") if isinstance(document, dict) and set(document) == {"groups"} else document
     if not isinstance(groups, list):
-        raise RefusedError(Refusal("groups", shown(groups), "a list of {gpu, nodes, gpus_per_node}"))
-    return _shape(read(ShapeDocument, {"groups": [_camel(group) for group in groups]}).groups)
+        raise InvalidDocumentError(
+            InvalidField("groups", to_printable(groups), "a list of {gpu, nodes, gpus_per_node}")
+        )
+    return _build_shape(parse_document(ShapeDocument, {"groups": [_to_camel_case(group) for group in groups]}).groups)
 
 
-def _camel(group: object) -> object:
+def _to_camel_case(group: object) -> object:
     """Files may use the names of cluster files, with underscores."""
     if not isinstance(group, dict) or "gpusPerNode" in group:
         return group
     return {"gpusPerNode" if name == "gpus_per_node" else name: value for name, value in group.items()}
 
 
-def _shape(groups: list[GroupDocument]) -> GpuShape:
+def _build_shape(groups: list[GroupDocument]) -> GpuShape:
     found = (GpuGroup(group.gpu, group.nodes, group.gpus_per_node) for group in groups)
     return GpuShape(tuple(sorted(found, key=lambda group: (group.gpu, -group.gpus_per_node))))

@@ -1,4 +1,8 @@
-"""The pod template of a job on Kubernetes: what of it has to be there, and what Ebbtide sets itself."""
+"""The shape of those parts of a pod template that Ebbtide adds to: what it could not add to is refused when it is read,
+because one template that breaks the renderer would stop all jobs.
+
+The pod template of a job on Kubernetes: what of it has to be there, and what Ebbtide sets itself.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,85 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scheduler.documents.pod_shape import check_shape
-from scheduler.documents.refusal import refused_field
+from scheduler.documents.document import invalid_field
 
-_GPUS = ("nvidia.com/gpu", "nvidia.com/mig-")
+_NODE_AFFINITY_PATH = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+
+
+def check_structure(template: Mapping[str, Any]) -> None:
+    """`template` with a `spec` that has `containers`. What is null counts as absent, as at the API server.
+
+    Raises:
+        PydanticCustomError: a part that is none of what the API server takes there.
+    """
+    meta, spec = _require_object("metadata", template.get("metadata")), template["spec"]
+    for name in ("labels", "annotations"):
+        for key, text in _require_object(f"metadata.{name}", meta.get(name)).items():
+            if text is not None and not isinstance(text, str):
+                raise invalid_field(f"metadata.{name}[{key}]", text, "text")
+    for name in ("volumes", "tolerations"):
+        _require_objects(f"spec.{name}", spec.get(name))
+    for name in ("containers", "initContainers"):
+        for place, container in _require_objects(f"spec.{name}", spec.get(name)):
+            _check_container_structure(place, container)
+    _check_affinity(spec)
+
+
+def strip_nulls(value: Any) -> Any:
+    """A copy of the JSON value without the fields that are null."""
+    if isinstance(value, Mapping):
+        return {name: strip_nulls(each) for name, each in value.items() if each is not None}
+    return [strip_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _check_container_structure(place: str, container: Mapping[str, Any]) -> None:
+    _require_objects(f"{place}.volumeMounts", container.get("volumeMounts"))
+    for env_place, variable in _require_objects(f"{place}.env", container.get("env")):
+        if not isinstance(variable.get("name"), str):
+            raise invalid_field(f"{env_place}.name", variable.get("name"), "the name of a variable")
+    resources = _require_object(f"{place}.resources", container.get("resources"))
+    for kind in ("requests", "limits"):
+        _require_object(f"{place}.resources.{kind}", resources.get(kind))
+
+
+def _check_affinity(spec: Mapping[str, Any]) -> None:
+    place, part = "spec", spec
+    for name in _NODE_AFFINITY_PATH:
+        place = f"{place}.{name}"
+        part = _require_object(place, part.get(name))
+    for term_place, term in _require_objects(f"{place}.nodeSelectorTerms", part.get("nodeSelectorTerms")):
+        _require_objects(f"{term_place}.matchFields", term.get("matchFields"))
+
+
+def _require_object(place: str, value: object) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise invalid_field(place, value, "an object")
+    return value or {}
+
+
+def _require_objects(place: str, value: object) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """The objects of a list, each with its place."""
+    if value is not None and not isinstance(value, list):
+        raise invalid_field(place, value, "a list of objects")
+    for number, each in enumerate(value or ()):
+        if not isinstance(each, Mapping):
+            raise invalid_field(f"{place}[{number}]", each, "an object")
+    return tuple((f"{place}[{number}]", each) for number, each in enumerate(value or ()))
+
+
+_GPU_RESOURCE_PREFIXES = ("nvidia.com/gpu", "nvidia.com/mig-")
 """Whole GPUs, shared ones and parts of some."""
 RUN_ROOT = "/var/run/ebbtide"
 TOKEN_DIR = "/var/run/secrets/ebbtide.dev"
 PLAN_DIR = "/etc/ebbtide"
-OUR_DIRS = (RUN_ROOT, TOKEN_DIR, PLAN_DIR)
+RESERVED_DIRS = (RUN_ROOT, TOKEN_DIR, PLAN_DIR)
 SHM_DIR = "/dev/shm"
 """Ours too, unless the template mounts something there."""
 CHECKPOINT_DIR = "/checkpoints"
 """Where checkpoints go in pods of jobs that name no folder."""
-OUR_VOLUMES = "ebbtide-"
+RESERVED_VOLUME_PREFIX = "ebbtide-"
 """Names of our volumes begin so."""
-_OURS = ("schedulerName", "nodeName", "restartPolicy", "hostname", "subdomain")
+_RESERVED_FIELDS = ("schedulerName", "nodeName", "restartPolicy", "hostname", "subdomain")
 
 
 def check_template(template: Mapping[str, Any]) -> None:
@@ -34,29 +101,29 @@ def check_template(template: Mapping[str, Any]) -> None:
     """
     for name in template:
         if name not in ("metadata", "spec"):
-            raise refused_field(name, template[name], "metadata or spec")
+            raise invalid_field(name, template[name], "metadata or spec")
     spec = template.get("spec")
     if not isinstance(spec, Mapping):
-        raise refused_field("spec", spec, "an object, the spec of a pod")
+        raise invalid_field("spec", spec, "an object, the spec of a pod")
     containers = spec.get("containers")
     if not isinstance(containers, Sequence) or isinstance(containers, str) or not containers:
-        raise refused_field("spec.containers", containers, "a list whose first container runs the job")
-    for name in _OURS:
+        raise invalid_field("spec.containers", containers, "a list whose first container runs the job")
+    for name in _RESERVED_FIELDS:
         if name in spec:
-            raise refused_field(f"spec.{name}", spec[name], "nothing: Ebbtide sets it")
-    check_shape(template)
+            raise invalid_field(f"spec.{name}", spec[name], "nothing: Ebbtide sets it")
+    check_structure(template)
     for kind in ("containers", "initContainers"):
         for number, container in enumerate(spec.get(kind) or ()):
-            _check_container(f"spec.{kind}[{number}]", container)
-    for path in first_mounts(template):
-        if path in OUR_DIRS:
-            raise refused_field("spec.containers[0].volumeMounts", path, "another path: Ebbtide mounts its own there")
+            _check_container_fields(f"spec.{kind}[{number}]", container)
+    for path in first_container_mounts(template):
+        if path in RESERVED_DIRS:
+            raise invalid_field("spec.containers[0].volumeMounts", path, "another path: Ebbtide mounts its own there")
     for name in volume_sources(template):
-        if name.startswith(OUR_VOLUMES):
-            raise refused_field("spec.volumes", name, f"a name that does not begin with {OUR_VOLUMES}")
+        if name.startswith(RESERVED_VOLUME_PREFIX):
+            raise invalid_field("spec.volumes", name, f"a name that does not begin with {RESERVED_VOLUME_PREFIX}")
 
 
-def first_mounts(template: Mapping[str, Any]) -> dict[str, str]:
+def first_container_mounts(template: Mapping[str, Any]) -> dict[str, str]:
     """What is mounted in the first container: the name of a volume by each path."""
     mounts = template["spec"]["containers"][0].get("volumeMounts") or ()
     return {posixpath.normpath(str(each.get("mountPath", ""))): str(each.get("name", "")) for each in mounts}
@@ -78,15 +145,15 @@ def template_image(template: Mapping[str, Any]) -> str:
     return str(template["spec"]["containers"][0].get("image") or "")
 
 
-def _check_container(place: str, container: Mapping[str, Any]) -> None:
+def _check_container_fields(place: str, container: Mapping[str, Any]) -> None:
     for name in ("command", "args"):
         words = container.get(name)
         if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
-            raise refused_field(f"{place}.{name}", words, "a list of words")
+            raise invalid_field(f"{place}.{name}", words, "a list of words")
     for kind in ("requests", "limits"):
         for name, amount in ((container.get("resources") or {}).get(kind) or {}).items():
-            if name.startswith(_GPUS):
+            if name.startswith(_GPU_RESOURCE_PREFIXES):
                 allowed = (
                     "nothing: Ebbtide asks for as many GPUs as the plan has ranks on the node (gpus.min, gpus.max)"
                 )
-                raise refused_field(f"{place}.resources.{kind}[{name}]", amount, allowed)
+                raise invalid_field(f"{place}.resources.{kind}[{name}]", amount, allowed)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from scheduler.documents.csv_table import Cells, CsvTable, TraceError, open_table
+from scheduler.documents.csv_table import CsvRow, CsvTable, TraceError, open_table
 
-_GPUS = {"A100": "a100-80g", "A800": "a800-80g", "T4": "t4"}
+_GPU_NAMES = {"A100": "a100-80g", "A800": "a800-80g", "T4": "t4"}
 """Our names of the GPUs that the files name; ElasticFlow does not say which A100 it had."""
-_DATA_PARALLEL = ("ga", "gc", "zero-dp", "zero-offload", "tp")
+_DATA_PARALLEL_WORDS = ("ga", "gc", "zero-dp", "zero-offload", "tp")
 
 Placement = tuple[int, ...]
 """GPUs on each node, most first."""
@@ -39,7 +39,7 @@ class ExecPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class CountedStep:
+class StepByGpuCount:
     """A step on `gpus` GPUs, however they lie."""
 
     gpu: str
@@ -50,7 +50,7 @@ class CountedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedStep:
+class StepByPlacement:
     """A step on one placement under one plan, at the batch that the model always has."""
 
     gpu: str
@@ -61,7 +61,7 @@ class PlacedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedStep:
+class StepByLocalBatch:
     """A step with `local_batch` samples on each of `gpus` GPUs on `nodes` nodes, `sync_time_s` of it waiting for the
     gradients of others. `placement` is empty where only the two counts are known."""
 
@@ -75,11 +75,11 @@ class SharedStep:
     sync_time_s: float
 
 
-Step = TypeVar("Step", CountedStep, PlacedStep, SharedStep)
-Measured = tuple[CountedStep, ...] | tuple[PlacedStep, ...] | tuple[SharedStep, ...]
+Step = TypeVar("Step", StepByGpuCount, StepByPlacement, StepByLocalBatch)
+MeasuredSteps = tuple[StepByGpuCount, ...] | tuple[StepByPlacement, ...] | tuple[StepByLocalBatch, ...]
 
 
-def read_profile(path: Path) -> Measured:
+def read_throughput(path: Path) -> MeasuredSteps:
     """The steps of one file that were measured: an empty throughput, or one of 0, stands for a run that failed.
 
     Raises:
@@ -87,34 +87,34 @@ def read_profile(path: Path) -> Measured:
     """
     table = open_table(path)
     if table.header[:3] == ("gpu", "file", "global_batch_size"):
-        steps: Measured = _some(path, _counted(table))
+        steps: MeasuredSteps = _require_steps(path, _parse_elasticflow_table(table))
     elif {"model", "exec_plan", "placement", "iter_time"} <= set(table.header):
-        steps = _some(path, [_placed(cells) for cells in table.rows if cells.number("iter_time")])
+        steps = _require_steps(path, [_parse_rubick_row(cells) for cells in table.rows if cells.number("iter_time")])
     elif table.header == ("app", "placement", "local_bsz", "step_time", "sync_time"):
-        steps = _some(path, [_shared_on(cells) for cells in table.rows])
+        steps = _require_steps(path, [_parse_pollux_placement_row(cells) for cells in table.rows])
     elif table.header == ("app", "num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time"):
-        steps = _some(path, [_shared_over(cells) for cells in table.rows])
+        steps = _require_steps(path, [_parse_pollux_count_row(cells) for cells in table.rows])
     else:
         known = "those of ElasticFlow's, Rubick's or Pollux's throughput files"
         raise TraceError(f"{path} line 1: columns: got {', '.join(table.header)[:80]!r}; allowed: {known}")
     return steps
 
 
-def _some(path: Path, steps: list[Step]) -> tuple[Step, ...]:
+def _require_steps(path: Path, steps: list[Step]) -> tuple[Step, ...]:
     if not steps:
         raise TraceError(f"{path}: has no rows; at least one measured step is needed")
     return tuple(steps)
 
 
-def _counted(table: CsvTable) -> list[CountedStep]:
+def _parse_elasticflow_table(table: CsvTable) -> list[StepByGpuCount]:
     counts = table.header[3:]
     if bad := [name for name in counts if not name.isdigit() or int(name) < 1]:
         raise TraceError(f"{table.path} line 1: column {bad[0]!r} is unknown; allowed: a number of GPUs")
     return [
-        CountedStep(
-            gpu=_gpu(cells.text("gpu")),
+        StepByGpuCount(
+            gpu=_map_gpu_name(cells.text("gpu")),
             model=cells.text("file").removesuffix(".csv"),
-            global_batch=cells.whole("global_batch_size", least=1),
+            global_batch=cells.integer("global_batch_size", minimum=1),
             gpus=int(name),
             step_time_s=1.0 / cells.number(name),
         )
@@ -124,13 +124,13 @@ def _counted(table: CsvTable) -> list[CountedStep]:
     ]
 
 
-def _placed(cells: Cells) -> PlacedStep:
-    placement = _placement(cells)
-    plan = _exec_plan(cells)
+def _parse_rubick_row(cells: CsvRow) -> StepByPlacement:
+    placement = _parse_placement(cells)
+    plan = _parse_exec_plan(cells)
     if plan.data * plan.tensor * plan.pipeline not in (0, sum(placement)):
-        raise cells.refused("exec_plan", f"degrees whose product is {sum(placement)}, the GPUs of the placement")
-    return PlacedStep(
-        gpu=_GPUS["A800"],
+        raise cells.cell_error("exec_plan", f"degrees whose product is {sum(placement)}, the GPUs of the placement")
+    return StepByPlacement(
+        gpu=_GPU_NAMES["A800"],
         model=cells.text("model"),
         placement=placement,
         plan=plan,
@@ -138,7 +138,7 @@ def _placed(cells: Cells) -> PlacedStep:
     )
 
 
-def _exec_plan(cells: Cells) -> ExecPlan:
+def _parse_exec_plan(cells: CsvRow) -> ExecPlan:
     """`224` are the data, tensor and pipeline degree; words stand for what a data-parallel run does besides: `ga`
     accumulates gradients, `gc` computes activations again, `zero-dp` is ZeRO-2, `zero-offload` that with the optimizer
     on the host; `tp` splits tensors over all GPUs instead."""
@@ -147,8 +147,10 @@ def _exec_plan(cells: Cells) -> ExecPlan:
         data, tensor, pipeline = map(int, text)
         return ExecPlan(data, tensor, pipeline)
     words = text.split("+")
-    if not set(words) <= set(_DATA_PARALLEL):
-        raise cells.refused("exec_plan", f"three degrees from 1 to 9, or {', '.join(_DATA_PARALLEL)} joined by +")
+    if not set(words) <= set(_DATA_PARALLEL_WORDS):
+        raise cells.cell_error(
+            "exec_plan", f"three degrees from 1 to 9, or {', '.join(_DATA_PARALLEL_WORDS)} joined by +"
+        )
     zero = any(word.startswith("zero") for word in words)
     return ExecPlan(
         data=int("tp" in words),
@@ -159,37 +161,39 @@ def _exec_plan(cells: Cells) -> ExecPlan:
     )
 
 
-def _shared_on(cells: Cells) -> SharedStep:
-    placement = _placement(cells)
-    return _shared(cells, len(placement), sum(placement), placement)
+def _parse_pollux_placement_row(cells: CsvRow) -> StepByLocalBatch:
+    placement = _parse_placement(cells)
+    return _build_pollux_step(cells, len(placement), sum(placement), placement)
 
 
-def _shared_over(cells: Cells) -> SharedStep:
-    return _shared(cells, cells.whole("num_nodes", least=1), cells.whole("num_replicas", least=1), ())
+def _parse_pollux_count_row(cells: CsvRow) -> StepByLocalBatch:
+    return _build_pollux_step(
+        cells, cells.integer("num_nodes", minimum=1), cells.integer("num_replicas", minimum=1), ()
+    )
 
 
-def _shared(cells: Cells, nodes: int, gpus: int, placement: Placement) -> SharedStep:
+def _build_pollux_step(cells: CsvRow, nodes: int, gpus: int, placement: Placement) -> StepByLocalBatch:
     step_time_s, sync_time_s = cells.number("step_time", above=0), cells.number("sync_time")
     if sync_time_s > step_time_s:
-        raise cells.refused("sync_time", f"at most step_time, which is {step_time_s:g}")
-    return SharedStep(
-        gpu=_GPUS["T4"],
+        raise cells.cell_error("sync_time", f"at most step_time, which is {step_time_s:g}")
+    return StepByLocalBatch(
+        gpu=_GPU_NAMES["T4"],
         model=cells.text("app"),
         nodes=nodes,
         gpus=gpus,
         placement=placement,
-        local_batch=cells.whole("local_bsz", least=1),
+        local_batch=cells.integer("local_bsz", minimum=1),
         step_time_s=step_time_s,
         sync_time_s=sync_time_s,
     )
 
 
-def _placement(cells: Cells) -> Placement:
+def _parse_placement(cells: CsvRow) -> Placement:
     text = cells.text("placement")
     if not text.isdigit() or "0" in text:
-        raise cells.refused("placement", "the GPUs on each node, one digit from 1 to 9 a node")
+        raise cells.cell_error("placement", "the GPUs on each node, one digit from 1 to 9 a node")
     return tuple(sorted(map(int, text), reverse=True))
 
 
-def _gpu(name: str) -> str:
-    return _GPUS.get(name, name.lower())
+def _map_gpu_name(name: str) -> str:
+    return _GPU_NAMES.get(name, name.lower())

@@ -38,7 +38,7 @@ def parse_duration_s(value: object) -> float:
     Raises:
         ValueError: it is neither, or it is negative or not finite.
     """
-    seconds = _seconds(value)
+    seconds = _parse_seconds(value)
     if seconds is None or not 0 <= seconds < math.inf:
         raise ValueError(f"{value!r:.80} is not {DURATION_FORM}")
     return seconds
@@ -50,13 +50,13 @@ def parse_bytes(value: object) -> int:
     Raises:
         ValueError: it is neither, or it is not above 0.
     """
-    size = value if isinstance(value, int) and not isinstance(value, bool) else _text_bytes(value)
+    size = value if isinstance(value, int) and not isinstance(value, bool) else _parse_size_text(value)
     if size is None or not 0 < size < 2**63:
         raise ValueError(f"{value!r:.80} is not {SIZE_FORM}")
     return size
 
 
-def _seconds(value: object) -> float | None:
+def _parse_seconds(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -70,36 +70,36 @@ def _seconds(value: object) -> float | None:
     return None
 
 
-def _text_bytes(value: object) -> int | None:
+def _parse_size_text(value: object) -> int | None:
     match = _SIZE.fullmatch(value) if isinstance(value, str) and len(value) <= 40 else None
     return round(float(match[1]) * _BYTES[match[2]]) if match else None
 
 
-def _duration_field(value: Any) -> float:
+def _validate_duration(value: Any) -> float:
     try:
         return parse_duration_s(value)
     except ValueError:
         raise PydanticCustomError("duration", "Input should be {form}", {"form": DURATION_FORM}) from None
 
 
-def _positive_duration_field(value: Any) -> float:
-    seconds = _duration_field(value)
+def _validate_positive_duration(value: Any) -> float:
+    seconds = _validate_duration(value)
     if seconds == 0:
         raise PydanticCustomError("duration", "Input should be above 0 seconds")
     return seconds
 
 
-def _size_field(value: Any) -> int:
+def _validate_size(value: Any) -> int:
     try:
         return parse_bytes(value)
     except ValueError:
         raise PydanticCustomError("size", "Input should be {form}", {"form": SIZE_FORM}) from None
 
 
-def _schema(number: str, example: str) -> WithJsonSchema:
+def _json_schema(number: str, example: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"type": number, "minimum": 0}, {"type": "string"}], "examples": [example]})
 
 
-Duration = Annotated[float, BeforeValidator(_duration_field), _schema("number", "5m")]
-PositiveDuration = Annotated[float, BeforeValidator(_positive_duration_field), _schema("number", "5m")]
-Size = Annotated[int, BeforeValidator(_size_field), _schema("integer", "80GiB")]
+Duration = Annotated[float, BeforeValidator(_validate_duration), _json_schema("number", "5m")]
+PositiveDuration = Annotated[float, BeforeValidator(_validate_positive_duration), _json_schema("number", "5m")]
+Size = Annotated[int, BeforeValidator(_validate_size), _json_schema("integer", "80GiB")]

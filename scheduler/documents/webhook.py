@@ -8,18 +8,16 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from scheduler.documents.document import Document
-from scheduler.documents.fields import Label, Text
-from scheduler.documents.refusal import refused_field
-from scheduler.domain.event import EventCode
-from scheduler.domain.spelling import meant
+from scheduler.documents.document import Document, Label, Text, invalid_field
+from scheduler.domain.events import EventCode
+from scheduler.domain.suggestions import suggest
 
 URL_LENGTH_MAX = 2000
 URL_FORM = "http:// or https://, a host, perhaps a port, path and query; no user and no fragment"
-_CODES = [code.value for code in EventCode]
+_EVENT_CODES = [code.value for code in EventCode]
 
 
-def _url(text: str) -> str:
+def _check_url(text: str) -> str:
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -31,14 +29,18 @@ def _url(text: str) -> str:
     return text
 
 
-def _code(text: str) -> str:
-    if text not in _CODES:
-        raise PydanticCustomError("code", "{form}", {"form": f"one of {', '.join(_CODES)}{meant(text, _CODES)}"})
+def _check_event_code(text: str) -> str:
+    if text not in _EVENT_CODES:
+        raise PydanticCustomError(
+            "code", "{form}", {"form": f"one of {', '.join(_EVENT_CODES)}{suggest(text, _EVENT_CODES)}"}
+        )
     return text
 
 
-Url = Annotated[str, Field(max_length=URL_LENGTH_MAX, examples=["https://ci.example/hooks"]), AfterValidator(_url)]
-Codes = Annotated[list[Annotated[str, AfterValidator(_code)]], Field(max_length=len(_CODES))]
+Url = Annotated[
+    str, Field(max_length=URL_LENGTH_MAX, examples=["https://ci.example/hooks"]), AfterValidator(_check_url)
+]
+Codes = Annotated[list[Annotated[str, AfterValidator(_check_event_code)]], Field(max_length=len(_EVENT_CODES))]
 
 
 class WebhookDocument(Document):
@@ -60,7 +62,7 @@ class WebhookChange(Document):
     enabled: Annotated[bool, Field(strict=True)] | None = None
 
     @model_validator(mode="after")
-    def _changes_something(self) -> Self:
+    def _check_not_empty(self) -> Self:
         if not self.model_fields_set:
-            raise refused_field("document", "nothing", "one or more of url, codes, subject, enabled")
+            raise invalid_field("document", "nothing", "one or more of url, codes, subject, enabled")
         return self

@@ -1,4 +1,10 @@
-"""Lossless JSON round trip for the frozen dataclasses of the domain, driven by their type hints.
+"""What the codec reads from the type hints of a dataclass.
+
+Values to JSON: the half of the codec that writes.
+
+Values from JSON: the half of the codec that reads, and refuses what has not the form of its type.
+
+Lossless JSON round trip for the frozen dataclasses of the domain, driven by their type hints.
 
 Enums become their value, tuples lists, mappings with string keys objects, other mappings lists of pairs,
 members of a union objects with a `kind`. Infinite floats are written as strings, because JSON has none.
@@ -9,10 +15,308 @@ that comes and goes, and looking at hints again for each of their hundreds of fi
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache, reduce
+from itertools import repeat
+from operator import attrgetter, or_
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from scheduler.domain.decoding import RefusedError, decoder_of
-from scheduler.domain.encoding import encoder_of
+
+def strip_none(hint: Any) -> Any:
+    rest = tuple(member for member in get_args(hint) if member is not NoneType)
+    return reduce(or_, rest)
+
+
+def union_members(hint: Any) -> dict[str, Any]:
+    """The dataclasses of a union of several, by name; empty for any other hint."""
+    members = [member for member in get_args(hint) if is_dataclass(member)]
+    return {member.__name__: member for member in members if isinstance(member, type)} if len(members) > 1 else {}
+
+
+def field_hints(kind: Any) -> dict[str, Any]:
+    """Type hints of the fields, without those that only hold what follows from the others."""
+    derived = {f.name for f in fields(kind) if f.metadata.get("derived")}
+    return {name: hint for name, hint in get_type_hints(kind).items() if name not in derived}
+
+
+def required_fields(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
+
+
+Encoder = Callable[[Any], Any]
+_PASS_THROUGH_TYPES = frozenset({NoneType, bool, int, str})
+
+
+@cache
+def encoder_for(hint: Any) -> Encoder:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return _union_encoder(hint)
+    if is_dataclass(hint):
+        return _dataclass_encoder(hint)
+    if origin is tuple:
+        return _tuple_encoder(get_args(hint))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping_encoder(*get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return attrgetter("value")
+    return _pass_through if hint in _PASS_THROUGH_TYPES else _encode_number
+
+
+def _pass_through(value: Any) -> Any:
+    return value
+
+
+def _encode_number(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value - value == 0.0 else str(value)
+    if value is None or isinstance(value, int | str):
+        return value
+    raise TypeError(f"the codec has no form for {type(value).__name__}")
+
+
+def _union_encoder(hint: Any) -> Encoder:
+    if members := union_members(hint):
+        by_type = {member: (name, encoder_for(member)) for name, member in members.items()}
+
+        def encode_member(value: Any) -> Any:
+            if value is None:
+                return None
+            kind, encoder = by_type[type(value)]
+            return {"kind": kind, **encoder(value)}
+
+        return encode_member
+    encoder = encoder_for(strip_none(hint)) if NoneType in get_args(hint) else _encode_number
+    if encoder in (_pass_through, _encode_number):
+        return encoder
+    return lambda value: None if value is None else encoder(value)
+
+
+def _dataclass_encoder(kind: Any) -> Encoder:
+    encoders = {name: encoder_for(hint) for name, hint in field_hints(kind).items()}
+    if len(encoders) < 2:
+        return lambda value: {name: encoder(getattr(value, name)) for name, encoder in encoders.items()}
+    values_of, numbers = attrgetter(*encoders), [name for name, each in encoders.items() if each is _encode_number]
+    changing = [(name, each) for name, each in encoders.items() if each not in (_pass_through, _encode_number)]
+
+    def encode_fields(value: Any) -> Any:
+        document = dict(zip(encoders, values_of(value), strict=True))
+        for name, encoder in changing:
+            document[name] = encoder(document[name])
+        for name in numbers:
+            number = document[name]
+            if type(number) is not float or number - number != 0.0:
+                document[name] = _encode_number(number)
+        return document
+
+    return encode_fields
+
+
+def _tuple_encoder(arguments: tuple[Any, ...]) -> Encoder:
+    if Ellipsis not in arguments:
+        encoders = [encoder_for(each) for each in arguments]
+        return lambda value: [encoder(item) for encoder, item in zip(encoders, value, strict=True)]
+    encoder = encoder_for(arguments[0])
+    return list if encoder is _pass_through else lambda value: [encoder(item) for item in value]
+
+
+def _mapping_encoder(key_hint: Any, item_hint: Any) -> Encoder:
+    encode_key, encode_item = encoder_for(key_hint), encoder_for(item_hint)
+    if key_hint is str and encode_item is _pass_through:
+        return dict
+    if key_hint is str:
+        return lambda value: {key: encode_item(item) for key, item in value.items()}
+    return lambda value: [[encode_key(key), encode_item(item)] for key, item in value.items()]
+
+
+Decoder = Callable[[Any], Any]
+
+
+class MismatchError(Exception):
+    """On its way out of a document: each level puts its own step before `path`, so paths cost nothing otherwise."""
+
+    def __init__(self, detail: str, path: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.path = path
+
+    def prefix_path(self, step: str) -> MismatchError:
+        self.path = step + self.path
+        return self
+
+
+@cache
+def decoder_for(hint: Any) -> Decoder:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return _union_decoder(hint)
+    if is_dataclass(hint):
+        return _dataclass_decoder(hint)
+    if origin is tuple:
+        return _tuple_decoder(get_args(hint))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        key_hint, item_hint = get_args(hint)
+        return _object_decoder(item_hint) if key_hint is str else _pairs_decoder(key_hint, item_hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _enum_decoder(hint)
+    return _decode_float if hint is float else _scalar_decoder(hint)
+
+
+def _union_decoder(hint: Any) -> Decoder:
+    is_optional = NoneType in get_args(hint)
+    decoder = _member_decoder(members) if (members := union_members(hint)) else decoder_for(strip_none(hint))
+    return (lambda document: None if document is None else decoder(document)) if is_optional else decoder
+
+
+def _member_decoder(members: Mapping[str, Any]) -> Decoder:
+    decoders = {name: decoder_for(member) for name, member in members.items()}
+
+    def decode_member(document: Any) -> Any:
+        _require_type(document, dict)
+        kind = document.get("kind")
+        if not isinstance(kind, str) or kind not in decoders:
+            raise MismatchError(f"{kind!r} is not one of {', '.join(sorted(decoders))}", ".kind")
+        return decoders[kind]({name: item for name, item in document.items() if name != "kind"})
+
+    return decode_member
+
+
+def _dataclass_decoder(hint: Any) -> Decoder:
+    decoders, required = {name: decoder_for(each) for name, each in field_hints(hint).items()}, required_fields(hint)
+    usual = {each.name: each.default for each in fields(hint) if is_dataclass(each.default)}
+    decoders |= {name: _default_decoder(default, decoders[name]) for name, default in usual.items()}
+
+    def decode_fields(document: Any) -> Any:
+        _require_type(document, dict)
+        if not document.keys() <= decoders.keys():
+            unknown = min(set(document) - set(decoders))
+            raise MismatchError(f"unknown field {unknown!r}; allowed: {', '.join(decoders)}")
+        if missing := [each for each in required if each not in document]:
+            raise MismatchError(f"field {missing[0]!r} is missing")
+        values, name = dict[str, Any](), ""
+        try:
+            for name, item in document.items():
+                values[name] = decoders[name](item)
+        except MismatchError as refused:
+            raise refused.prefix_path(f".{name}") from None
+        try:
+            return hint(**values)
+        except ValueError as refused:
+            raise MismatchError(str(refused)) from None
+
+    return decode_fields
+
+
+def _default_decoder(default: Any, decoder: Decoder) -> Decoder:
+    """Most jobs have many fields whose records nothing has happened to: those stay the one that all share."""
+    kind: Any = type(default)
+    usual = encoder_for(kind)(default)
+    return lambda document: default if document == usual else decoder(document)
+
+
+def _tuple_decoder(arguments: tuple[Any, ...]) -> Decoder:
+    each = decoder_for(arguments[0]) if Ellipsis in arguments else None
+    decoders = [decoder_for(argument) for argument in arguments if argument is not Ellipsis]
+
+    def decode_items(document: Any) -> Any:
+        _require_type(document, list)
+        if each is None and len(document) != len(decoders):
+            raise MismatchError(f"expected {len(decoders)} items, got {len(document)}")
+        items = list[Any]()
+        try:
+            for item, decoder in zip(document, decoders if each is None else repeat(each), strict=False):
+                items.append(decoder(item))
+        except MismatchError as refused:
+            raise refused.prefix_path(f"[{len(items)}]") from None
+        return tuple(items)
+
+    return decode_items
+
+
+def _object_decoder(item_hint: Any) -> Decoder:
+    decoder = decoder_for(item_hint)
+
+    def decode_object(document: Any) -> Any:
+        _require_type(document, dict)
+        items, key = dict[str, Any](), ""
+        try:
+            for key, item in document.items():
+                items[key] = decoder(item)
+        except MismatchError as refused:
+            raise refused.prefix_path(f".{key}") from None
+        return items
+
+    return decode_object
+
+
+def _pairs_decoder(key_hint: Any, item_hint: Any) -> Decoder:
+    decode_key, decode_item = decoder_for(key_hint), decoder_for(item_hint)
+
+    def decode_pair(pair: Any) -> tuple[Any, Any]:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise MismatchError(f"expected a list of pairs, got {pair!r}")
+        try:
+            key = decode_key(pair[0])
+        except MismatchError as refused:
+            raise refused.prefix_path(".key") from None
+        try:
+            return key, decode_item(pair[1])
+        except MismatchError as refused:
+            raise refused.prefix_path(f"[{key}]") from None
+
+    def decode_pairs(document: Any) -> Any:
+        _require_type(document, list)
+        decoded = dict(map(decode_pair, document))
+        if len(decoded) < len(document):
+            raise MismatchError("a key stands twice")
+        return decoded
+
+    return decode_pairs
+
+
+def _enum_decoder(hint: type[Enum]) -> Decoder:
+    members = {member.value: member for member in hint}
+
+    def decode_enum(document: Any) -> Any:
+        try:
+            return members[document]
+        except (KeyError, TypeError):
+            raise MismatchError(f"{document!r} is not one of {', '.join(map(str, members))}") from None
+
+    return decode_enum
+
+
+def _decode_float(document: Any) -> Any:
+    if type(document) is float:
+        return document
+    if isinstance(document, str) and document in ("inf", "-inf", "nan"):
+        return float(document)
+    if isinstance(document, bool) or not isinstance(document, int | float):
+        raise MismatchError(f"expected float, got {document!r:.80}")
+    try:
+        return float(document)
+    except OverflowError:
+        raise MismatchError("the number is too large") from None
+
+
+def _scalar_decoder(hint: type[Any]) -> Decoder:
+    def decode_plain(document: Any) -> Any:
+        if type(document) is not hint:
+            _require_type(document, hint)
+            if isinstance(document, bool):
+                raise MismatchError(f"expected {hint.__name__}, got {document!r}")
+        return document
+
+    return decode_plain
+
+
+def _require_type(document: Any, kind: type) -> None:
+    if not isinstance(document, kind):
+        raise MismatchError(f"expected {kind.__name__}, got {document!r:.80}")
+
 
 T = TypeVar("T")
 
@@ -28,7 +332,7 @@ def encode(value: object) -> Any:
 
 def encode_as(hint: Any, value: Any) -> Any:
     """As `encode`, for any type hint: a union such as `Decision`, for example."""
-    return encoder_of(hint)(value)
+    return encoder_for(hint)(value)
 
 
 def decode(hint: type[T], document: Any) -> T:
@@ -44,6 +348,6 @@ def decode(hint: type[T], document: Any) -> T:
 def decode_as(hint: Any, document: Any) -> Any:
     """As `decode`, for any type hint: the inverse of `encode_as`."""
     try:
-        return decoder_of(hint)(document)
-    except RefusedError as refused:
-        raise CodecError(f"${refused.path}: {refused.why}") from None
+        return decoder_for(hint)(document)
+    except MismatchError as refused:
+        raise CodecError(f"${refused.path}: {refused.detail}") from None

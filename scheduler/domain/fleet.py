@@ -1,8 +1,13 @@
-"""Pools and nodes: the hardware, and what its owners allow."""
+"""Pools and nodes: the hardware, and what its owners allow.
+
+Loan: one inference node in training use, from the offer to the return.
+
+Forecast: what a pool's inference is likely to need, as quantiles over a horizon.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 DAY_S = 86_400.0
@@ -107,7 +112,7 @@ class Node:
             raise ValueError(f"node {self.name}: gpu_memory_bytes must be at least 1, got {self.gpu_memory_bytes}")
 
     @property
-    def closed_gpus(self) -> int:
+    def unschedulable_gpus(self) -> int:
         """GPUs of a cordoned node that are no use to inference: it keeps what runs there, on a draining one nothing."""
         kept = 0 if self.draining else self.inference_gpus
         return max(0, self.gpus - kept) if self.cordoned else 0
@@ -120,3 +125,97 @@ class DemandReading:
     at_s: float
     gpus: float
     asked_gpus: float
+
+
+class LoanState(StrEnum):
+    OFFERED = "offered"
+    ACTIVE = "active"
+    RECALLED = "recalled"
+    RETURNED = "returned"
+    LOST = "lost"
+
+
+UNRECALLED_LOAN_STATES = frozenset({LoanState.OFFERED, LoanState.ACTIVE})
+LIVE_LOAN_STATES = UNRECALLED_LOAN_STATES | {LoanState.RECALLED}
+
+LOAN_TRANSITIONS: dict[tuple[LoanState, LoanState], str] = {
+    (LoanState.OFFERED, LoanState.ACTIVE): "the last inference pod left the node",
+    (LoanState.OFFERED, LoanState.RETURNED): "inference wants the node before training used it, or cannot leave it",
+    (LoanState.OFFERED, LoanState.LOST): "the node went down before training used it",
+    (LoanState.ACTIVE, LoanState.RECALLED): "inference will need the node",
+    (LoanState.ACTIVE, LoanState.LOST): "the node went down while lent",
+    (LoanState.RECALLED, LoanState.ACTIVE): "the forecast fell again, so the recall was cancelled",
+    (LoanState.RECALLED, LoanState.RETURNED): "training has left the node",
+    (LoanState.RECALLED, LoanState.LOST): "the node went down before it was home",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """`return_by_s` is set while RECALLED: the time by which training must have left. `lent_at_s` is when training
+    could first use the node, `recalled_at_s` when the recall began that was not cancelled; both outlast the loan."""
+
+    id: str
+    node: str
+    pool: str
+    state: LoanState
+    offered_at_s: float
+    state_since_s: float
+    return_by_s: float | None = None
+    lent_at_s: float | None = None
+    recalled_at_s: float | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in LIVE_LOAN_STATES
+
+    def transition_to(self, state: LoanState, now_s: float, *, return_by_s: float | None = None) -> Loan:
+        """The loan in its next state.
+
+        Raises:
+            ValueError: the table of loan edges does not know the step.
+        """
+        if (self.state, state) not in LOAN_TRANSITIONS:
+            raise ValueError(f"loan {self.id}: no step leads from {self.state} to {state}")
+        lent_at_s = now_s if self.lent_at_s is None and state is LoanState.ACTIVE else self.lent_at_s
+        recalled_at_s = {LoanState.ACTIVE: None, LoanState.RECALLED: now_s}.get(state, self.recalled_at_s)
+        moved = replace(self, state=state, state_since_s=now_s, return_by_s=return_by_s)
+        return replace(moved, lent_at_s=lent_at_s, recalled_at_s=recalled_at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Quantiles of the largest GPU demand of one pool within the next `horizon_s` seconds.
+
+    `quantiles` are ascending levels in (0, 1); `gpus[i]` is the demand that stays unexceeded with probability
+    `quantiles[i]`. `method` names the forecaster, for people. `lasting_gpus` are the same over the shortest loan that
+    is worth making, empty where the horizon covers it.
+    """
+
+    made_at_s: float
+    horizon_s: float
+    quantiles: tuple[float, ...]
+    gpus: tuple[float, ...]
+    method: str
+    lasting_gpus: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.quantiles) != len(self.gpus) or not self.quantiles:
+            raise ValueError("a forecast needs one GPU figure a quantile, and at least one")
+        if list(self.quantiles) != sorted(self.quantiles):
+            raise ValueError(f"quantiles must ascend, got {self.quantiles}")
+
+    def demand_at(self, quantile: float) -> float:
+        """GPU demand at the lowest stored level that is not below `quantile` (the highest one, failing that)."""
+        return self.gpus[self._level_index(quantile)]
+
+    def min_loan_demand_at(self, quantile: float) -> float:
+        """Likewise over the shortest loan that is worth making."""
+        return (self.lasting_gpus or self.gpus)[self._level_index(quantile)]
+
+    def with_min_loan_forecast(self, longer: Forecast) -> Forecast:
+        """The same with what `longer` says of the shortest loan that is worth making."""
+        return replace(self, lasting_gpus=longer.gpus)
+
+    def _level_index(self, quantile: float) -> int:
+        return next((at for at, level in enumerate(self.quantiles) if level >= quantile), len(self.quantiles) - 1)

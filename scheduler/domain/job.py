@@ -1,4 +1,7 @@
-"""Job: what a user asked for (JobSpec), where it stands (Job), and what it has had so far."""
+"""SaveWish: the owner of a running job wants a checkpoint now, not when its interval is over.
+
+Job: what a user asked for (JobSpec), where it stands (Job), and what it has had so far.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from scheduler.domain.allocation import EMPTY_ALLOCATION, Allocation
-from scheduler.domain.freezing import UNFROZEN, Freezing
-from scheduler.domain.job_state import ENDED, JOB_EDGES, PLACED, WAITING, JobState
-from scheduler.domain.memory_record import NO_DEATHS, MemoryRecord
-from scheduler.domain.replan import NO_REPLAN, Replan
-from scheduler.domain.sample import Sampled
-from scheduler.domain.saving import SaveWish
+from scheduler.domain.job_records import (
+    NO_FROZEN_LAYERS,
+    NO_OOM_FAILURES,
+    NO_REPLAN,
+    FrozenLayers,
+    MemoryRecord,
+    Replan,
+    SampleSeries,
+)
+from scheduler.domain.job_state import (
+    ENDED_STATES,
+    JOB_TRANSITIONS,
+    NO_ALLOCATION,
+    PLACED_STATES,
+    WAITING_STATES,
+    Allocation,
+    JobState,
+)
 from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest, curve_key
 
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest:
+    """To the workers of `generation`. `steps`: as many as they had done when the wish was first seen beside them, at
+    least 1; None before that. A checkpoint of so many steps or more grants it."""
+
+    asked_at_s: float
+    generation: int
+    steps: float | None = None
+
+
 CORRECTIONS_MAX = 6
-MEASURED_S_MIN = 60.0
+SPEED_MEASUREMENT_S_MIN = 60.0
 """A job's speed on its GPUs counts as known once it has run on them so long."""
 OVERRUN_SHARE = 0.25
 """What a job that is past its declared length is believed to have to go, as a part of the steps done. Where a length
@@ -176,18 +201,18 @@ class Job:
     state_since_s: float
     progress: Progress
     account: JobAccount = field(default_factory=JobAccount)
-    allocation: Allocation = EMPTY_ALLOCATION
+    allocation: Allocation = NO_ALLOCATION
     intent: Intent = Intent.RUN
     message: str = ""
-    memory: MemoryRecord = NO_DEATHS
-    freezing: Freezing = UNFROZEN
+    memory: MemoryRecord = NO_OOM_FAILURES
+    freezing: FrozenLayers = NO_FROZEN_LAYERS
     replan: Replan = NO_REPLAN
     owner: str = ""
-    save_wish: SaveWish | None = None
-    sampled: Sampled | None = None
+    save_wish: CheckpointRequest | None = None
+    sampled: SampleSeries | None = None
 
     @property
-    def awaited_checkpoint(self) -> SaveWish | None:
+    def pending_checkpoint_request(self) -> CheckpointRequest | None:
         """The wish for a checkpoint that its present workers have still to grant."""
         wish = self.save_wish
         if wish is None or wish.generation != self.allocation.generation:
@@ -220,16 +245,16 @@ class Job:
     def curve_correction(self) -> float:
         """What scales the curve's step times on GPUs, or under a plan, that the job does not run on."""
         known = self.freezing.correction
-        return self.progress.correction if known is None or not self.freezing.is_on_curve else known
+        return self.progress.correction if known is None or not self.freezing.is_curve_current else known
 
     @property
     def is_ended(self) -> bool:
-        return self.state in ENDED
+        return self.state in ENDED_STATES
 
     @property
     def is_placed(self) -> bool:
         """It has GPUs to run on now: starting, running or resizing."""
-        return self.state in PLACED
+        return self.state in PLACED_STATES
 
     @property
     def deadline_at_s(self) -> float:
@@ -258,7 +283,7 @@ class Job:
         done = self.steps_at(now_s)
         return OVERRUN_SHARE * done if done > self.spec.steps else self.spec.steps - done
 
-    def moved(
+    def transition_to(
         self,
         state: JobState,
         now_s: float,
@@ -274,18 +299,18 @@ class Job:
         Raises:
             ValueError: the table of job edges does not know the step.
         """
-        if (self.state, state) not in JOB_EDGES:
+        if (self.state, state) not in JOB_TRANSITIONS:
             raise ValueError(f"job {self.id}: no step leads from {self.state} to {state}")
-        account = self._account(now_s, resizes, preemptions, starts=state is JobState.STARTING)
-        progress = self._progress(now_s, anew=allocation is not None and bool(allocation.target))
+        account = self._advance_account(now_s, resizes, preemptions, starts=state is JobState.STARTING)
+        progress = self._advance_progress(now_s, resets_measurements=allocation is not None and bool(allocation.target))
         allocation = self.allocation if allocation is None else allocation
-        return self._rebuilt(
+        return self._replace_state(
             state=state, since_s=now_s, progress=progress, account=account, allocation=allocation, message=message
         )
 
-    def measured(self, progress: Progress) -> Job:
+    def with_progress(self, progress: Progress) -> Job:
         """The same job with other progress."""
-        return self._rebuilt(
+        return self._replace_state(
             state=self.state,
             since_s=self.state_since_s,
             progress=progress,
@@ -294,31 +319,31 @@ class Job:
             message=self.message,
         )
 
-    def frozen(self, layers: int, now_s: float) -> Job:
+    def with_frozen_layers(self, layers: int, now_s: float) -> Job:
         """The same job with its first `layers` layers frozen, more than before. How fast it is now is not known yet."""
         correction = self.progress.correction if self.spec.has_profile else None
-        settled = self.settled(now_s)
+        settled = self.advance_to(now_s)
         progress = settled.progress if self.spec.has_profile else replace(settled.progress, corrections=())
-        freezing = self.freezing.told(layers, now_s, correction=correction)
+        freezing = self.freezing.with_layers(layers, now_s, correction=correction)
         return replace(settled, progress=progress, freezing=freezing)
 
-    def on_next_curve(self) -> Job:
+    def with_next_curve(self) -> Job:
         """The same job, planned by the curve that counts on all its frozen layers from now on."""
-        return replace(self, freezing=self.freezing.on_curve())
+        return replace(self, freezing=self.freezing.with_current_curve())
 
-    def on_new_plan(self) -> Job:
+    def with_new_plan(self) -> Job:
         """The same job under a new plan from its curve: its speed is again what the curve says and was measured before
         layers froze, if the curve counts on them."""
-        if not self.freezing.awaits_plan:
+        if not self.freezing.needs_new_plan:
             return self
         progress = replace(self.progress, correction=self.curve_correction)
-        return replace(self, progress=progress, freezing=self.freezing.planned())
+        return replace(self, progress=progress, freezing=self.freezing.with_new_plan())
 
-    def settled(self, now_s: float) -> Job:
+    def advance_to(self, now_s: float) -> Job:
         """The same job with progress, waiting time and GPU-seconds brought forward to `now_s`."""
-        return replace(self, progress=self._progress(now_s), account=self._account(now_s))
+        return replace(self, progress=self._advance_progress(now_s), account=self._advance_account(now_s))
 
-    def _rebuilt(
+    def _replace_state(
         self,
         *,
         state: JobState,
@@ -347,17 +372,17 @@ class Job:
             frozen_layers=frozen_layers,
         )
 
-    def _progress(self, now_s: float, *, anew: bool = False) -> Progress:
+    def _advance_progress(self, now_s: float, *, resets_measurements: bool = False) -> Progress:
         """Brought forward to `now_s`; `anew` without what was measured of the workers so far."""
         old = self.progress
         steps = self.steps_at(now_s)
-        known = self._corrections() if now_s - self.state_since_s >= MEASURED_S_MIN else old.corrections
+        known = self._record_correction() if now_s - self.state_since_s >= SPEED_MEASUREMENT_S_MIN else old.corrections
         kept, kept_at_s, speed, peak = old.checkpoint_steps, old.checkpoint_at_s, old.samples_per_s, old.peak_bytes
-        if anew:
+        if resets_measurements:
             speed = peak = None
         return Progress(now_s, steps, kept, kept_at_s, old.correction, old.loss, known, speed, peak)
 
-    def _corrections(self) -> tuple[tuple[int, float], ...]:
+    def _record_correction(self) -> tuple[tuple[int, float], ...]:
         """Those known so far, with the present one where it runs."""
         old, gpus = self.progress, self.allocation.target_gpus
         if self.state is not JobState.RUNNING or self.spec.has_profile or not self.spec.is_elastic:
@@ -365,11 +390,13 @@ class Job:
         others = tuple(known for known in old.corrections if known[0] != gpus)
         return (*others[1 - CORRECTIONS_MAX :], (gpus, old.correction))
 
-    def _account(self, now_s: float, resizes: int = 0, preemptions: int = 0, *, starts: bool = False) -> JobAccount:
+    def _advance_account(
+        self, now_s: float, resizes: int = 0, preemptions: int = 0, *, starts: bool = False
+    ) -> JobAccount:
         old = self.account
         elapsed_s = max(0.0, now_s - old.settled_at_s)
         return JobAccount(
-            waited_s=old.waited_s + (elapsed_s if self.state in WAITING else 0.0),
+            waited_s=old.waited_s + (elapsed_s if self.state in WAITING_STATES else 0.0),
             gpu_s=old.gpu_s + elapsed_s * self.allocation.held_gpus,
             lost_gpu_s=old.lost_gpu_s,
             failures=old.failures,

@@ -1,8 +1,16 @@
-"""The states a job may pass through, and every step between them with its reason."""
+"""The states a job may pass through, and every step between them with its reason.
+
+Allocation: which GPUs a job has, which it is leaving, and the plan it runs on them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from scheduler.domain import gpu_sets
+from scheduler.domain.gpu_sets import Gpus, RankPlacement
+from scheduler.domain.parallel_plan import ParallelPlan
 
 
 class JobState(StrEnum):
@@ -19,12 +27,12 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
-ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
-PLACED = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
-WAITING = frozenset({JobState.SUBMITTED, JobState.PLANNING, JobState.QUEUED, JobState.PREEMPTED})
+ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+PLACED_STATES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
+WAITING_STATES = frozenset({JobState.SUBMITTED, JobState.PLANNING, JobState.QUEUED, JobState.PREEMPTED})
 
 _S = JobState
-JOB_EDGES: dict[tuple[JobState, JobState], str] = {
+JOB_TRANSITIONS: dict[tuple[JobState, JobState], str] = {
     (_S.SUBMITTED, _S.PLANNING): "its scaling curve has to be solved first",
     (_S.SUBMITTED, _S.QUEUED): "its curve is known already",
     (_S.SUBMITTED, _S.SUSPENDED): "suspended by its owner",
@@ -75,3 +83,37 @@ JOB_EDGES: dict[tuple[JobState, JobState], str] = {
     (_S.SUSPENDED, _S.SUCCEEDED): "it finished before it had to leave",
     (_S.SUSPENDED, _S.CANCELLED): "cancelled by its owner",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """`target` is where generation `generation` of the job's workers belongs, under `plan`.
+
+    `seats` is the GPU of each rank, all of `target`; empty means the order in which `Snapshot.seats_of` lists them.
+    `releasing` are GPUs of earlier generations that no executor has yet seen free: they count as held.
+    Workers that must move have until `leave_by_s`. The release was asked for by the snapshot of generation
+    `asked_at_generation`: an observation older than that says nothing about it.
+    """
+
+    generation: int = 0
+    target: Gpus = field(default_factory=dict)
+    releasing: Gpus = field(default_factory=dict)
+    plan: ParallelPlan | None = None
+    leave_by_s: float | None = None
+    asked_at_generation: int = 0
+    seats: RankPlacement = ()
+
+    @property
+    def held(self) -> Gpus:
+        return gpu_sets.union(self.target, self.releasing)
+
+    @property
+    def held_gpus(self) -> int:
+        return gpu_sets.count(self.target) + gpu_sets.count(self.releasing)
+
+    @property
+    def target_gpus(self) -> int:
+        return gpu_sets.count(self.target)
+
+
+NO_ALLOCATION = Allocation()

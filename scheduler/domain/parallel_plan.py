@@ -95,13 +95,13 @@ class ParallelPlan:
                     )
 
     @property
-    def devices(self) -> int:
+    def pipeline_devices(self) -> int:
         """Groups of GPUs that the pipeline runs over; stage k is on group k mod `devices`."""
         return max(1, len(self.stages) // max(1, self.schedule.interleave))
 
     @property
     def world_size(self) -> int:
-        return sum(stage.gpus for stage in self.stages[: self.devices])
+        return sum(stage.gpus for stage in self.stages[: self.pipeline_devices])
 
     @property
     def global_batch(self) -> int:
@@ -112,12 +112,12 @@ class ParallelPlan:
         """Layers of the model, embedding and head not counted."""
         return self.stages[-1].last_layer + 1
 
-    def runs_like(self, other: ParallelPlan) -> bool:
+    def is_equivalent_to(self, other: ParallelPlan) -> bool:
         """Workers would do the same under both; only what is predicted may differ."""
         mine, its = ((plan.schedule, plan.micro_batches, plan.micro_batch_size, plan.stages) for plan in (self, other))
         return mine == its
 
-    def summary(self) -> str:
+    def summarize(self) -> str:
         """One short line for people, for example `pp2 · tp2 dp2 fsdp · 8 micro-batches`."""
         first = self.stages[0].strategies[0]
         degrees = {
@@ -131,7 +131,7 @@ class ParallelPlan:
         sharding = ("", " zero1", " zero2", " fsdp")[first.zero]
         recompute = "" if first.recompute is Recompute.NONE else f" recompute-{first.recompute}"
         chunks = f"x{self.schedule.interleave}" if self.schedule.interleave > 1 else ""
-        pipeline = f"pp{self.devices}{chunks} · " if self.devices > 1 else ""
+        pipeline = f"pp{self.pipeline_devices}{chunks} · " if self.pipeline_devices > 1 else ""
         batches = "1 micro-batch" if self.micro_batches == 1 else f"{self.micro_batches} micro-batches"
         return f"{pipeline}{spread}{sharding}{recompute} · {batches}"
 
@@ -149,11 +149,11 @@ def plan_from_json(document: Mapping[str, Any]) -> ParallelPlan:
     """
     try:
         stages = tuple(
-            Stage(**{**stage, "strategies": tuple(_strategy(item) for item in stage["strategies"])})
+            Stage(**{**stage, "strategies": tuple(_strategy_from_json(item) for item in stage["strategies"])})
             for stage in document["stages"]
         )
         schedule = Schedule(ScheduleName(document["schedule"]["name"]), int(document["schedule"]["interleave"]))
-        rest = {key: document[key] for key in _SCALARS}
+        rest = {key: document[key] for key in _SCALAR_FIELDS}
         return ParallelPlan(schedule=schedule, stages=stages, **rest)
     except KeyError as missing:
         raise ValueError(f"plan: field {missing} is missing") from None
@@ -161,7 +161,7 @@ def plan_from_json(document: Mapping[str, Any]) -> ParallelPlan:
         raise ValueError(f"plan: {wrong}") from None
 
 
-_SCALARS = (
+_SCALAR_FIELDS = (
     "micro_batches",
     "micro_batch_size",
     "iteration_time_s",
@@ -171,5 +171,5 @@ _SCALARS = (
 )
 
 
-def _strategy(document: Mapping[str, Any]) -> LayerStrategy:
+def _strategy_from_json(document: Mapping[str, Any]) -> LayerStrategy:
     return LayerStrategy(**{**document, "recompute": Recompute(document["recompute"])})

@@ -8,7 +8,7 @@ from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
 
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 
 LINEAR_CURVE_KEY = "linear"
@@ -23,67 +23,75 @@ class ScalingCurve:
 
     plans: Mapping[GpuShape, ParallelPlan] = field(default_factory=dict)
     infeasible: Mapping[GpuShape, str] = field(default_factory=dict)
-    _better: dict[tuple[GpuShape, int], GpuShape | None] = field(
+    _faster_subsets: dict[tuple[GpuShape, int], GpuShape | None] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}
     )
-    _failing: dict[int, None] = field(default_factory=dict, compare=False, repr=False, metadata={"derived": True})
-    _packed: dict[tuple[str, int], Mapping[int, ParallelPlan]] = field(
+    _infeasible_counts: dict[int, None] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}
     )
-    _efficient: dict[tuple[str, int, int, int, float], int | None] = field(
+    _packed_plans: dict[tuple[str, int], Mapping[int, ParallelPlan]] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"derived": True}
+    )
+    _efficient_counts: dict[tuple[str, int, int, int, float], int | None] = field(
         default_factory=dict, compare=False, repr=False, metadata={"derived": True}
     )
 
-    def plan(self, shape: GpuShape) -> ParallelPlan | None:
+    def plan_for(self, shape: GpuShape) -> ParallelPlan | None:
         return self.plans.get(shape)
 
-    def packed(self, gpu: str, gpus_per_node: int) -> Mapping[int, ParallelPlan]:
+    def packed_plans(self, gpu: str, gpus_per_node: int) -> Mapping[int, ParallelPlan]:
         """The plans on as few nodes of this kind as possible, by GPUs."""
         key = (gpu, gpus_per_node)
-        if key not in self._packed:
-            self._packed[key] = {
+        if key not in self._packed_plans:
+            self._packed_plans[key] = {
                 shape.gpus: plan
                 for shape, plan in self.plans.items()
                 if shape == GpuShape.packed(gpu, shape.gpus, gpus_per_node)
             }
-        return self._packed[key]
+        return self._packed_plans[key]
 
-    def fails_on_some(self, gpus: int) -> bool:
+    def has_infeasible_shape(self, gpus: int) -> bool:
         """There are ways in which so many GPUs can lie that have no plan."""
-        if not self._failing:
-            self._failing.update((shape.gpus, None) for shape in self.infeasible)
-        return gpus in self._failing
+        if not self._infeasible_counts:
+            self._infeasible_counts.update((shape.gpus, None) for shape in self.infeasible)
+        return gpus in self._infeasible_counts
 
-    def efficient_gpus(self, gpu: str, gpus_per_node: int, least: int, most: int, share: float) -> int | None:
+    def min_efficient_gpus(
+        self, gpu: str, gpus_per_node: int, min_gpus: int, max_gpus: int, efficiency: float
+    ) -> int | None:
         """The fewest of the planned counts from `least` to `most` on which a step takes no more GPU-seconds than
         1 / `share` times the fewest that it takes on any of them; None where none is planned."""
-        key = (gpu, gpus_per_node, least, most, share)
-        if key not in self._efficient:
-            planned = self.packed(gpu, gpus_per_node)
-            costs = {gpus: gpus * plan.iteration_time_s for gpus, plan in planned.items() if least <= gpus <= most}
+        key = (gpu, gpus_per_node, min_gpus, max_gpus, efficiency)
+        if key not in self._efficient_counts:
+            planned = self.packed_plans(gpu, gpus_per_node)
+            costs = {
+                gpus: gpus * plan.iteration_time_s for gpus, plan in planned.items() if min_gpus <= gpus <= max_gpus
+            }
             best = min(costs.values(), default=0.0)
-            self._efficient[key] = min((gpus for gpus, cost in costs.items() if share * cost <= best), default=None)
-        return self._efficient[key]
+            self._efficient_counts[key] = min(
+                (gpus for gpus, cost in costs.items() if efficiency * cost <= best), default=None
+            )
+        return self._efficient_counts[key]
 
     def is_solved(self, shape: GpuShape) -> bool:
         return shape in self.plans or shape in self.infeasible
 
-    def is_solved_for(self, gpus: int) -> bool:
+    def is_count_solved(self, gpus: int) -> bool:
         """Some shape of so many GPUs is solved, either way."""
         return any(shape.gpus == gpus for shape in (*self.plans, *self.infeasible))
 
-    def better_part(self, shape: GpuShape, gpus_min: int = 1) -> GpuShape | None:
+    def faster_subset(self, shape: GpuShape, gpus_min: int = 1) -> GpuShape | None:
         """A part of `shape` on which the job is at least as fast, so that the other GPUs are wasted on it.
 
         The fastest solved part of at least `gpus_min` GPUs, of equals the one with the fewest. None where all GPUs
         pay, where no such part is known, and where `shape` has no plan.
         """
         key = (shape, gpus_min)
-        if key not in self._better:
-            self._better[key] = self._better_part(shape, gpus_min)
-        return self._better[key]
+        if key not in self._faster_subsets:
+            self._faster_subsets[key] = self._find_faster_subset(shape, gpus_min)
+        return self._faster_subsets[key]
 
-    def _better_part(self, shape: GpuShape, gpus_min: int) -> GpuShape | None:
+    def _find_faster_subset(self, shape: GpuShape, gpus_min: int) -> GpuShape | None:
         whole = self.plans.get(shape)
         if whole is None:
             return None
@@ -91,7 +99,7 @@ class ScalingCurve:
         parts = [
             (plan.iteration_time_s, part.gpus, part)
             for part, plan in self.plans.items()
-            if plan.iteration_time_s <= whole_s and gpus_min <= part.gpus < gpus and _is_part(part, shape)
+            if plan.iteration_time_s <= whole_s and gpus_min <= part.gpus < gpus and _is_subset(part, shape)
         ]
         return min(parts)[2] if parts else None
 
@@ -109,16 +117,16 @@ class LinearCurve:
     One step is one GPU-second of work, so a job that ran `d` seconds on `g` GPUs has `d * g` steps.
     """
 
-    def plan(self, shape: GpuShape) -> ParallelPlan | None:
-        return data_parallel_plan(shape.groups[0].gpu, shape.gpus)
+    def plan_for(self, shape: GpuShape) -> ParallelPlan | None:
+        return build_data_parallel_plan(shape.groups[0].gpu, shape.gpus)
 
     def is_solved(self, shape: GpuShape) -> bool:
         return True
 
-    def is_solved_for(self, gpus: int) -> bool:
+    def is_count_solved(self, gpus: int) -> bool:
         return True
 
-    def better_part(self, shape: GpuShape, gpus_min: int = 1) -> GpuShape | None:
+    def faster_subset(self, shape: GpuShape, gpus_min: int = 1) -> GpuShape | None:
         """None: every GPU gains."""
         return None
 
@@ -176,19 +184,19 @@ Curve = ScalingCurve | LinearCurve
 LINEAR_CURVE = LinearCurve()
 
 
-def _is_part(part: GpuShape, shape: GpuShape) -> bool:
+def _is_subset(subset: GpuShape, shape: GpuShape) -> bool:
     """Whether `part` remains of `shape` when some GPUs of its nodes are given up."""
-    return all(_nodes_like(group, part) <= _nodes_like(group, shape) for group in part.groups)
+    return all(_count_matching_nodes(group, subset) <= _count_matching_nodes(group, shape) for group in subset.groups)
 
 
-def _nodes_like(group: GpuGroup, shape: GpuShape) -> int:
+def _count_matching_nodes(group: GpuGroup, shape: GpuShape) -> int:
     """Nodes of `shape` that give at least as many GPUs of the same model."""
     fitting = (own for own in shape.groups if own.gpu == group.gpu and own.gpus_per_node >= group.gpus_per_node)
     return sum(own.nodes for own in fitting)
 
 
 @lru_cache(maxsize=4096)
-def data_parallel_plan(gpu: str, gpus: int) -> ParallelPlan:
+def build_data_parallel_plan(gpu: str, gpus: int) -> ParallelPlan:
     """One replica a GPU; a step is one GPU-second of work, so it takes 1 / gpus seconds. Memory is unknown (0)."""
     strategy = LayerStrategy(layers=1, dp=gpus)
     return ParallelPlan(

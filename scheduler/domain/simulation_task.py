@@ -14,7 +14,7 @@ class TaskState(StrEnum):
     CANCELLED = "cancelled"
 
 
-LIVE = (TaskState.QUEUED, TaskState.RUNNING)
+LIVE_TASK_STATES = (TaskState.QUEUED, TaskState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.domain import gpus as gpu_sets
-from scheduler.domain.allocation import Allocation
-from scheduler.domain.fleet import DemandReading, Node, Pool, PoolKind
-from scheduler.domain.forecast import Forecast
-from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.gpus import Gpus, Seats
+from scheduler.domain import gpu_sets
+from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Node, Pool, PoolKind
+from scheduler.domain.gpu_sets import Gpus, GpuShape, RankPlacement
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
-from scheduler.domain.ledger import Kind, Ledger, left_to_inference, must_be_left, serves_training
-from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.job_state import Allocation
 from scheduler.domain.scaling_curve import LINEAR_CURVE, Curve, CurveRequest, ScalingCurve
+from scheduler.domain.snapshot_index import GpuKind, SnapshotIndex, count_inference_gpus, must_vacate, serves_training
 
-UNSOLVED = ScalingCurve()
+UNSOLVED_CURVE = ScalingCurve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +49,14 @@ class Snapshot:
     switches: Switches = field(default_factory=Switches)
     full_pass_at_s: float = float("-inf")
     solver: str = ""
-    memo: Ledger | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
+    cached_index: SnapshotIndex | None = field(default=None, compare=False, repr=False, metadata={"derived": True})
 
     def curve(self, job: Job) -> Curve:
         return self.profile_curve(job) if job.spec.has_profile else LINEAR_CURVE
 
     def profile_curve(self, job: Job) -> ScalingCurve:
         """The curve of a job that has a model; an empty one where nothing is solved yet."""
-        return self.curves.get(job.curve_key, UNSOLVED)
+        return self.curves.get(job.curve_key, UNSOLVED_CURVE)
 
     def curve_requests(self) -> Mapping[str, CurveRequest]:
         """What the curves of all live jobs are solved for, by key: for what is known of a job's memory and frozen
@@ -69,40 +66,40 @@ class Snapshot:
 
     def shape_of(self, gpus: Gpus) -> GpuShape:
         """The shape of exact GPUs. Raises KeyError for a node that does not exist."""
-        return GpuShape.of_counts((self.nodes[node].gpu, len(indices)) for node, indices in gpus.items())
+        return GpuShape.from_node_counts((self.nodes[node].gpu, len(indices)) for node, indices in gpus.items())
 
-    def default_seats(self, gpus: Gpus) -> Seats:
+    def default_rank_placement(self, gpus: Gpus) -> RankPlacement:
         """The GPU of each rank where nothing speaks for another order: training's own nodes first, by name, so that
         rank 0 sits on one where there is one."""
         known = ((name, self.nodes.get(name)) for name in gpus)
         owned = {name for name, node in known if node and self.pools[node.pool].kind is PoolKind.TRAINING}
-        return gpu_sets.seats(gpus, first=owned)
+        return gpu_sets.place_ranks(gpus, first=owned)
 
-    def seats_of(self, allocation: Allocation) -> Seats:
+    def rank_placement(self, allocation: Allocation) -> RankPlacement:
         """The GPU of each rank of the allocation's generation."""
-        return allocation.seats or self.default_seats(allocation.target)
+        return allocation.seats or self.default_rank_placement(allocation.target)
 
     @property
-    def ledger(self) -> Ledger:
+    def index(self) -> SnapshotIndex:
         """Who holds what and what is free. Worked out once, then carried along by `replace`; not to be changed."""
-        memo = self.memo
-        if memo is None or not memo.stands_for(self):
-            memo = memo.moved_to(self) if memo is not None else Ledger.of(self)
+        memo = self.cached_index
+        if memo is None or not memo.matches(self):
+            memo = memo.derive_for(self) if memo is not None else SnapshotIndex.build(self)
             object.__setattr__(self, "memo", memo)
         return memo
 
     @property
-    def node_sizes(self) -> Mapping[str, int]:
+    def typical_node_sizes(self) -> Mapping[str, int]:
         """GPUs of the commonest node of each GPU model: canonical shapes are packed into those."""
-        memo = self.memo
-        return (memo if memo is not None and memo.nodes is self.nodes else self.ledger).node_sizes()
+        memo = self.cached_index
+        return (memo if memo is not None and memo.nodes is self.nodes else self.index).typical_node_sizes()
 
     @property
-    def serving(self) -> Mapping[Kind, int]:
+    def training_gpus(self) -> Mapping[GpuKind, int]:
         """GPUs of the nodes on which training may put something new, free or not, by kind."""
-        memo = self.memo
+        memo = self.cached_index
         same = memo is not None and memo.nodes is self.nodes and memo.loans is self.loans
-        return (memo if memo is not None and same else self.ledger).serving
+        return (memo if memo is not None and same else self.index).training_gpus
 
     def serves_training(self, node: Node) -> bool:
         """Training may put something new on this node now."""
@@ -112,14 +109,14 @@ class Snapshot:
         loan = self.loans.get(node.name)
         return loan is not None and loan.state in (LoanState.ACTIVE, LoanState.RECALLED)
 
-    def must_be_left(self, node: Node) -> bool:
+    def must_vacate(self, node: Node) -> bool:
         """Training has to get off this node: recalled, down, draining, or not lent (any more)."""
-        return must_be_left(node, self.pools, self.loans.get(node.name))
+        return must_vacate(node, self.pools, self.loans.get(node.name))
 
-    def left_to_inference(self, node: Node) -> int:
+    def count_inference_gpus(self, node: Node) -> int:
         """GPUs that inference has on a node of its own."""
-        return left_to_inference(node, self.loans.get(node.name))
+        return count_inference_gpus(node, self.loans.get(node.name))
 
     def capacity(self, pool: str) -> int:
         """GPUs of a pool's nodes that are up."""
-        return self.ledger.capacity(pool)
+        return self.index.capacity(pool)

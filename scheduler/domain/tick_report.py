@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from scheduler.domain.decision import Decision
-from scheduler.domain.event import Event
+from scheduler.domain.decisions import Decision, Reason
+from scheduler.domain.events import Event
 from scheduler.domain.fleet import DemandReading
-from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.reason import Reason
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.snapshot import Snapshot
 
 
@@ -22,7 +21,7 @@ class WantedShape:
     shape: GpuShape
 
 
-class Law(StrEnum):
+class Invariant(StrEnum):
     """The laws of legality, each with the word that a violation is reported under."""
 
     UNKNOWN_SUBJECT = "unknown-subject"
@@ -33,10 +32,10 @@ class Law(StrEnum):
     NODE_NOT_SERVING = "node-not-serving-training"
     OUT_OF_RANGE = "gpus-out-of-range"
     WRONG_GPU_MODEL = "wrong-gpu-model"
-    PLAN_MISFITS = "plan-world-size"
-    SEATS_MISFIT = "seats-are-not-the-gpus"
-    OUT_OF_MEMORY = "peak-bytes-above-gpu-memory"
-    OVER_LIMIT = "over-a-limit-of-its-queue"
+    PLAN_SIZE_MISMATCH = "plan-world-size"
+    RANK_PLACEMENT_MISMATCH = "seats-are-not-the-gpus"
+    PEAK_MEMORY_EXCEEDED = "peak-bytes-above-gpu-memory"
+    QUEUE_LIMIT_EXCEEDED = "over-a-limit-of-its-queue"
     NODE_STILL_USED = "node-still-used"
     DEADLINE_PASSED = "deadline-in-the-past"
 
@@ -45,7 +44,7 @@ class Law(StrEnum):
 class Violation:
     """An illegal decision: it was dropped."""
 
-    law: Law
+    law: Invariant
     subject: str
     detail: str
 

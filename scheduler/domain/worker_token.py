@@ -11,23 +11,23 @@ import base64
 import hmac
 from hashlib import sha256
 
-PREFIX = "ebt_"
-AGENT_PREFIX = "eba_"
+WORKER_TOKEN_PREFIX = "ebt_"
+AGENT_TOKEN_PREFIX = "eba_"
 _AGENT_KEY = b"ebbtide agent tokens"
 
 
-def issue_token(secret: bytes, job_id: str, generation: int) -> str:
+def issue_worker_token(secret: bytes, job_id: str, generation: int) -> str:
     """The token of one generation of a job's workers, safe in URLs and environment variables.
 
     Raises:
         ValueError: the secret is shorter than 16 bytes.
     """
-    return PREFIX + _digest(_checked(secret), f"{job_id}:{generation}")
+    return WORKER_TOKEN_PREFIX + _digest(_require_secret_length(secret), f"{job_id}:{generation}")
 
 
-def check_token(secret: bytes, token: str, job_id: str, generation: int) -> bool:
+def verify_worker_token(secret: bytes, token: str, job_id: str, generation: int) -> bool:
     """Whether `token` was issued for this job and generation; takes equally long for each wrong token."""
-    return _is(token, issue_token(secret, job_id, generation))
+    return _tokens_equal(token, issue_worker_token(secret, job_id, generation))
 
 
 def issue_agent_token(secret: bytes, job_id: str) -> str:
@@ -36,16 +36,16 @@ def issue_agent_token(secret: bytes, job_id: str) -> str:
     Raises:
         ValueError: the secret is shorter than 16 bytes.
     """
-    key = hmac.new(_checked(secret), _AGENT_KEY, sha256).digest()
-    return AGENT_PREFIX + _digest(key, job_id)
+    key = hmac.new(_require_secret_length(secret), _AGENT_KEY, sha256).digest()
+    return AGENT_TOKEN_PREFIX + _digest(key, job_id)
 
 
-def check_agent_token(secret: bytes, token: str, job_id: str) -> bool:
+def verify_agent_token(secret: bytes, token: str, job_id: str) -> bool:
     """Whether `token` was issued for the agents of this job; takes equally long for each wrong token."""
-    return _is(token, issue_agent_token(secret, job_id))
+    return _tokens_equal(token, issue_agent_token(secret, job_id))
 
 
-def _checked(secret: bytes) -> bytes:
+def _require_secret_length(secret: bytes) -> bytes:
     if len(secret) < 16:
         raise ValueError(f"a token secret needs at least 16 bytes, got {len(secret)}")
     return secret
@@ -56,5 +56,5 @@ def _digest(key: bytes, text: str) -> str:
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
-def _is(token: str, expected: str) -> bool:
+def _tokens_equal(token: str, expected: str) -> bool:
     return hmac.compare_digest(token.encode("utf-8", "replace"), expected.encode())

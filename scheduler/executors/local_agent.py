@@ -2,7 +2,7 @@
 
 An agent is started as soon as a desired state wants its job on its node, so that it has loaded what the ranks need
 while older runs still save, and ended when no desired state wants it and no run is left on it. What is said to it
-and by it stands at the head of scheduler/worker/agent.py.
+and by it stands at the head of scheduler/worker/node_agent.py.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pathlib import Path
 
 from scheduler.domain.job import Job
 from scheduler.executors.local_records import RunRoot
-from scheduler.executors.log_tail import tail
-from scheduler.executors.render import RankPlace, agent_environment, can_be_warm
-from scheduler.executors.signal_names import signal_name
+from scheduler.executors.log_files import read_tail
+from scheduler.executors.rank_launch import RankSlot, build_agent_environment, can_run_preloaded
+from scheduler.executors.run_outcome import signal_name
 
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 65536
-_COULD_NOT_START = 127
-_CLOSE_WITHIN_S = 5.0
+_START_FAILED_CODE = 127
+_CLOSE_TIMEOUT_S = 5.0
 _LOAD_S_MAX = 60.0
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+_EXTERNAL_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class NodeAgent:
@@ -44,7 +44,7 @@ class NodeAgent:
         self.is_loading = True
         self.exit_code: int | None = None
         self.started: set[tuple[int, int]] = set()
-        self.codes: dict[tuple[int, int], int] = {}
+        self.exit_codes: dict[tuple[int, int], int] = {}
         self.failures: dict[tuple[int, int], str] = {}
         self._process = process
         self._log = log
@@ -86,7 +86,7 @@ class NodeAgent:
         return self._reports_fd
 
     @property
-    def is_silent(self) -> bool:
+    def has_closed_reports(self) -> bool:
         """It has closed its reports: it has ended, or is about to."""
         return self._is_silent
 
@@ -96,7 +96,7 @@ class NodeAgent:
         return self._is_silent and self.exit_code is None
 
     @property
-    def has_news(self) -> bool:
+    def has_pending_reports(self) -> bool:
         if self._is_silent:
             return self.exit_code is None
         return bool(select.select([self._reports_fd], [], [], 0)[0])
@@ -104,15 +104,15 @@ class NodeAgent:
     @property
     def is_lost(self) -> bool:
         """It was ended by somebody else, which is not its job's fault."""
-        return self.exit_code in _FROM_OUTSIDE
+        return self.exit_code in _EXTERNAL_SIGNALS
 
-    def end_text(self) -> str:
+    def describe_end(self) -> str:
         assert self.exit_code is not None, "it has ended"
         if self.exit_code < 0:
             return f"the agent of node {self.node} was ended by {signal_name(-self.exit_code)}"
-        return f"the agent of node {self.node} ended with exit code {self.exit_code}: {tail(self._log)}"
+        return f"the agent of node {self.node} ended with exit code {self.exit_code}: {read_tail(self._log)}"
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Send what is unsent, take in what it reports, and reap it once it has closed its reports."""
         self._flush()
         while not self._is_silent:
@@ -125,11 +125,11 @@ class NodeAgent:
             self._unread += part
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
-            self._take_in(json.loads(line))
+            self._handle_report(json.loads(line))
         if self.is_ending:
             self.exit_code = self._process.poll()
 
-    def order(self, what: str, **fields: object) -> None:
+    def send_order(self, what: str, **fields: object) -> None:
         self._unsent += json.dumps({what: fields}).encode() + b"\n"
         self._flush()
 
@@ -158,7 +158,7 @@ class NodeAgent:
         except BrokenPipeError:
             self._unsent = b""  # its end is seen by its silence
 
-    def _take_in(self, report: Mapping[str, dict[str, object]]) -> None:
+    def _handle_report(self, report: Mapping[str, dict[str, object]]) -> None:
         ((what, fields),) = report.items()
         if what == "ready":
             self.is_loading = False
@@ -171,16 +171,16 @@ class NodeAgent:
             case "started", _:
                 self.started.add((generation, rank))
             case "ended", {"code": int(code)}:
-                self.codes[generation, rank] = code
+                self.exit_codes[generation, rank] = code
             case "failed", {"reason": str(reason)}:
-                self.codes[generation, rank] = _COULD_NOT_START
+                self.exit_codes[generation, rank] = _START_FAILED_CODE
                 self.failures[generation, rank] = reason
 
 
 class AgentRank:
     """One rank that an agent was told to start."""
 
-    def __init__(self, place: RankPlace, agent: NodeAgent, *, generation: int) -> None:
+    def __init__(self, place: RankSlot, agent: NodeAgent, *, generation: int) -> None:
         self.place = place
         self.agent = agent
         self._key = (generation, place.rank)
@@ -188,7 +188,7 @@ class AgentRank:
     @classmethod
     def start(
         cls,
-        place: RankPlace,
+        place: RankSlot,
         agent: NodeAgent,
         *,
         generation: int,
@@ -198,18 +198,18 @@ class AgentRank:
         warm: bool,
     ) -> AgentRank:
         fields = {"generation": generation, "rank": place.rank, "argv": argv, "env": env, "log": str(log), "warm": warm}
-        agent.order("start", **fields)
+        agent.send_order("start", **fields)
         return cls(place, agent, generation=generation)
 
     @property
     def is_started(self) -> bool:
         """It was started, or could not be."""
-        return self._key in self.agent.started or self._key in self.agent.codes
+        return self._key in self.agent.started or self._key in self.agent.exit_codes
 
     @property
-    def has_code(self) -> bool:
+    def has_exit_code(self) -> bool:
         """Its end was reported: it did not die with its agent."""
-        return self._key in self.agent.codes
+        return self._key in self.agent.exit_codes
 
     @property
     def failure(self) -> str:
@@ -218,37 +218,37 @@ class AgentRank:
 
     def poll(self) -> int | None:
         """The exit code (minus the signal's number where one ended it), None while it lives, as of the last look."""
-        code = self.agent.codes.get(self._key)
+        code = self.agent.exit_codes.get(self._key)
         return -signal.SIGKILL if code is None and self.agent.exit_code is not None else code
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the rank's whole group. An agent that has not come to start it is killed in its place:
         all its ranks are of this run, and it may be loading for seconds to come."""
         if number is signal.SIGKILL and not self.is_started:
             self.agent.kill()
         elif self.poll() is None:
-            self.agent.order("signal", generation=self._key[0], rank=self._key[1], number=int(number))
+            self.agent.send_order("signal", generation=self._key[0], rank=self._key[1], number=int(number))
 
 
-class Agents:
+class AgentPool:
     """The agents of all jobs, by (job, node). `preload` is what an agent loads whose job can use it."""
 
     def __init__(
-        self, root: RunRoot, *, command: Sequence[str], preload: Sequence[str], at: Callable[[str], None]
+        self, root: RunRoot, *, command: Sequence[str], preload: Sequence[str], on_crash_point: Callable[[str], None]
     ) -> None:
         self._root = root
         self._command = tuple(command)
         self._preload = tuple(preload)
-        self._at = at
+        self._at = on_crash_point
         self._agents: dict[tuple[str, str], NodeAgent] = {}
         self._refused: dict[tuple[str, str], OSError | ValueError] = {}
         self._leaving: list[NodeAgent] = []
 
     @property
-    def have_news(self) -> bool:
-        return any(agent.has_news for agent in self._agents.values())
+    def has_pending_reports(self) -> bool:
+        return any(agent.has_pending_reports for agent in self._agents.values())
 
-    def of(self, job_id: str, node: str) -> NodeAgent:
+    def get(self, job_id: str, node: str) -> NodeAgent:
         """The agent that was prepared there.
 
         Raises:
@@ -258,7 +258,7 @@ class Agents:
             raise failure
         return self._agents[job_id, node]
 
-    def are_worth_waiting_for(self, job: Job, now_s: float) -> bool:
+    def should_wait_for_agents(self, job: Job, now_s: float) -> bool:
         """Whether one of the job's still loads, and there will be time enough to leave when it has."""
         leave_by_s = math.inf if job.allocation.leave_by_s is None else job.allocation.leave_by_s
         return any(
@@ -283,32 +283,32 @@ class Agents:
                     self._refused[key] = failure
                 self._at("after-agent-start")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         for agent in self._agents.values():
-            agent.look()
+            agent.poll()
         for agent in self._leaving[:]:
-            agent.look()
+            agent.poll()
             if agent.exit_code is not None:
                 agent.close(within_s=0.0)
                 self._leaving.remove(agent)
 
-    def keep(self, wanted: Collection[tuple[str, str]]) -> None:
+    def retain(self, wanted: Collection[tuple[str, str]]) -> None:
         """End all others: nothing of theirs is left to be saved."""
         for key in self._agents.keys() - wanted:
             self._dismiss(key)
         for key in self._refused.keys() - wanted:
             del self._refused[key]
 
-    def kill_on(self, node: str) -> None:
+    def kill_on_node(self, node: str) -> None:
         for agent in self._agents.values():
             if agent.node == node:
                 agent.kill()
 
     def close(self) -> None:
         """End all agents and wait for it."""
-        self.keep(())
+        self.retain(())
         for agent in self._leaving:
-            agent.close(within_s=_CLOSE_WITHIN_S)
+            agent.close(within_s=_CLOSE_TIMEOUT_S)
         self._leaving.clear()
 
     def _dismiss(self, key: tuple[str, str]) -> None:
@@ -319,9 +319,9 @@ class Agents:
     def _start(self, job: Job, node: str, now_s: float) -> NodeAgent:
         log = self._root.agent_log(job.id, node)
         log.parent.mkdir(parents=True, exist_ok=True)
-        is_warm = can_be_warm(job.spec.command)
+        is_warm = can_run_preloaded(job.spec.command)
         preload = [word for module in self._preload if is_warm for word in ("--preload", module)]
-        environment = agent_environment(
+        environment = build_agent_environment(
             job.spec.env if is_warm else {}, run_root=str(self._root.path), inherited=os.environ
         )
         return NodeAgent.start(

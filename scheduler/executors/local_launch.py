@@ -1,25 +1,85 @@
-"""Starting the ranks of one generation on this machine: what they are told, and their processes."""
+"""The rendezvous store of a local executor: one child process beside the controller, never inside a rank.
+
+Starting the ranks of one generation on this machine: what they are told, and their processes.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.worker_token import issue_token
-from scheduler.executors import render
-from scheduler.executors.local_agent import AgentRank, Agents
+from scheduler.domain.worker_token import issue_worker_token
+from scheduler.executors import rank_launch
+from scheduler.executors.local_agent import AgentPool, AgentRank
 from scheduler.executors.local_records import RunRoot
-from scheduler.executors.local_rendezvous import HOST, Rendezvous
+from scheduler.executors.log_files import read_tail
+from scheduler.executors.rank_launch import RUN_ROOT_VARIABLE, filter_inherited
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+_STOP_TIMEOUT_S = 2.0
+
+
+class RendezvousStore:
+    """Starts when it is first asked for, and again after it died. It ends by itself when its input closes."""
+
+    def __init__(self, command: Sequence[str], *, run_root: Path) -> None:
+        self._command = tuple(command)
+        self._run_root = run_root
+        self._port_file = run_root / "rendezvous.port"
+        self._log = run_root / "rendezvous.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def port(self) -> int | None:
+        """The port it serves; None while it starts. Never waits."""
+        if self._process is not None and self._process.poll() is not None:
+            logger.error("the rendezvous store ended: %s", read_tail(self._log) or "it said nothing")
+            self.close()
+        if self._process is None:
+            self._start()
+        try:
+            return int(self._port_file.read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return None
+
+    def close(self) -> None:
+        """End the process; waits for it, and kills it when it takes too long."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.communicate(timeout=_STOP_TIMEOUT_S)  # closes its input
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+    def _start(self) -> None:
+        self._port_file.unlink(missing_ok=True)
+        environment = {**filter_inherited(os.environ), RUN_ROOT_VARIABLE: str(self._run_root)}
+        with self._log.open("ab") as file:
+            self._process = subprocess.Popen(
+                [*self._command, "--port-file", str(self._port_file)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # an interrupt from the keyboard is for the controller alone
+            )
 
 
 class Launcher:
     """`url` is where workers reach the API, `secret` what their tokens are signed with."""
 
     def __init__(
-        self, root: RunRoot, rendezvous: Rendezvous, agents: Agents, *, url: str, secret: bytes | None
+        self, root: RunRoot, rendezvous: RendezvousStore, agents: AgentPool, *, url: str, secret: bytes | None
     ) -> None:
         self._root = root
         self._rendezvous = rendezvous
@@ -41,26 +101,26 @@ class Launcher:
         """
         generation = job.allocation.generation
         folder = self._root.folder(job.id, generation)
-        command = render.argv(job.spec.command, python=sys.executable)
-        briefing = self._briefing(job)
-        for place in render.rank_places(desired.seats_of(job.allocation)):
+        command = rank_launch.build_argv(job.spec.command, python=sys.executable)
+        briefing = self._build_launch_spec(job)
+        for place in rank_launch.assign_rank_slots(desired.rank_placement(job.allocation)):
             yield AgentRank.start(
                 place,
-                self._agents.of(job.id, place.node),
+                self._agents.get(job.id, place.node),
                 generation=generation,
                 argv=command,
-                env=render.rank_environment(briefing, place, inherited=os.environ),
+                env=rank_launch.build_rank_environment(briefing, place, inherited=os.environ),
                 log=folder.log_path(place.rank),
-                warm=render.can_be_warm(job.spec.command),
+                warm=rank_launch.can_run_preloaded(job.spec.command),
             )
 
-    def _briefing(self, job: Job) -> render.Briefing:
+    def _build_launch_spec(self, job: Job) -> rank_launch.LaunchSpec:
         generation = job.allocation.generation
         folder = self._root.folder(job.id, generation)
         port = self._rendezvous.port()
         if port is None:
             raise OSError("the rendezvous store has just ended")
-        return render.Briefing(
+        return rank_launch.LaunchSpec(
             job_id=job.id,
             generation=generation,
             world_size=job.allocation.target_gpus,
@@ -72,7 +132,7 @@ class Launcher:
             plan_path=str(folder.plan_path),
             checkpoint_dir=job.spec.checkpoint.dir or str(self._root.checkpoint_dir(job.id)),
             url=self._url,
-            token=issue_token(self._secret, job.id, generation) if self._secret else "",
+            token=issue_worker_token(self._secret, job.id, generation) if self._secret else "",
             frozen_layers=job.freezing.layers,
             checkpoint_step=int(job.progress.checkpoint_steps),
             checkpoint_interval_s=job.spec.checkpoint.interval_s,

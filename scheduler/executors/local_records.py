@@ -28,18 +28,17 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from scheduler.domain.codec import decode, encode
-from scheduler.domain.gpus import Gpus
-from scheduler.domain.observation import Run
+from scheduler.domain.gpu_sets import Gpus
+from scheduler.domain.observation import RankStatus, Run
 from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
-from scheduler.domain.rank_status import RankStatus
-from scheduler.executors.log_file import LogLimits
+from scheduler.executors.disk_writes import write_json_atomically
+from scheduler.executors.log_files import LogLimits
 from scheduler.executors.rank_status import read_rank_status
-from scheduler.executors.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
 
-class RunRootTakenError(ValueError):
+class RunRootLockedError(ValueError):
     """Another living controller works in this run root."""
 
 
@@ -79,10 +78,10 @@ class GenerationFolder:
     def log_path(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
 
-    def record(self) -> StartedRecord:
-        return decode(StartedRecord, _read(self.path / "started.json"))
+    def read_started_record(self) -> StartedRecord:
+        return decode(StartedRecord, _read_json(self.path / "started.json"))
 
-    def status(self, rank: int) -> RankStatus | None:
+    def read_status(self, rank: int) -> RankStatus | None:
         """What the rank says of itself; None while it has said nothing.
 
         Raises:
@@ -90,16 +89,16 @@ class GenerationFolder:
         """
         return read_rank_status(self.path / f"status-{rank}.json")
 
-    def ended(self) -> Run | None:
+    def read_end(self) -> Run | None:
         path = self.path / "ended.json"
-        return decode(Run, _read(path)) if path.exists() else None
+        return decode(Run, _read_json(path)) if path.exists() else None
 
     def write_notice(self, action: str, *, seconds_left: float = math.inf, step: int | None = None) -> None:
         left = seconds_left if math.isfinite(seconds_left) else None
-        write_whole(self.path / "notice.json", {"action": action, "step": step, "seconds_left": left})
+        write_json_atomically(self.path / "notice.json", {"action": action, "step": step, "seconds_left": left})
 
     def write_ended(self, run: Run) -> None:
-        write_whole(self.path / "ended.json", encode(run), durable=True)
+        write_json_atomically(self.path / "ended.json", encode(run), durable=True)
 
     def settle(self) -> None:
         (self.path / "settled").touch()
@@ -109,23 +108,23 @@ class RankStatuses:
     """What ranks of one generation have said of themselves so far: `known`, by rank."""
 
     def __init__(self, folder: GenerationFolder, ranks: Iterable[int]) -> None:
-        self.known: dict[int, RankStatus] = {}
+        self.by_rank: dict[int, RankStatus] = {}
         self._folder = folder
         self._ranks = tuple(ranks)
         self._complaints: set[str] = set()
 
-    def read(self) -> None:
+    def refresh(self) -> None:
         """Take in their files anew. One that is not understood is complained of once, and what was known stays."""
         for rank in self._ranks:
             try:
-                status = self._folder.status(rank)
+                status = self._folder.read_status(rank)
             except ValueError as wrong:
                 if str(wrong) not in self._complaints:
                     self._complaints.add(str(wrong))
                     logger.warning("a rank's status is not understood: %s", wrong)
                 continue
             if status is not None:
-                self.known[rank] = status
+                self.by_rank[rank] = status
 
 
 class RunRoot:
@@ -152,7 +151,7 @@ class RunRoot:
         except OSError:
             holder = os.read(lock, 32).decode().strip()
             os.close(lock)
-            raise RunRootTakenError(
+            raise RunRootLockedError(
                 f"run_dir: {self.path} is in use by the controller with process id {holder}; one controller at a time"
             ) from None
         os.truncate(lock, 0)
@@ -180,20 +179,20 @@ class RunRoot:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         # The next controller reads them before it leads: one that a power failure had emptied would stop it for good.
-        write_whole(part / "plan.json", plan_to_json(plan), durable=True)
-        write_whole(part / "started.json", encode(record), durable=True)
+        write_json_atomically(part / "plan.json", plan_to_json(plan), durable=True)
+        write_json_atomically(part / "started.json", encode(record), durable=True)
         self.checkpoint_dir(record.job_id).mkdir(exist_ok=True)
         part.rename(folder.path)
-        for generation in self.generations(record.job_id)[: -self._logs.generations]:
+        for generation in self.list_generations(record.job_id)[: -self._logs.generations]:
             for log in self.folder(record.job_id, generation).path.glob("rank-*.log"):
                 log.unlink()
         return folder
 
-    def generations(self, job_id: str) -> list[int]:
+    def list_generations(self, job_id: str) -> list[int]:
         """Those of the job that were begun, in their order."""
         return sorted(int(path.name.removeprefix("gen-")) for path in self._job_dir(job_id).glob("gen-*"))
 
-    def jobs(self) -> Iterator[str]:
+    def list_jobs(self) -> Iterator[str]:
         """The ids of all jobs of which generations are kept here."""
         for path in self.path.glob("jobs/*"):
             if next(path.glob("gen-*"), None) is not None:
@@ -202,7 +201,7 @@ class RunRoot:
     def remove_runs(self, job_id: str) -> int:
         """Take away what the job's ranks and agents have printed, and what else lies here of its runs, unless one of
         them is not settled; never its checkpoints. 1 where something went, else 0."""
-        folders = [self.folder(job_id, generation) for generation in self.generations(job_id)]
+        folders = [self.folder(job_id, generation) for generation in self.list_generations(job_id)]
         if not folders or not all(folder.is_settled for folder in folders):
             return 0
         for log in self._job_dir(job_id).glob("agent-*.log"):
@@ -214,7 +213,7 @@ class RunRoot:
                 empty.rmdir()
         return 1
 
-    def unsettled(self) -> Iterator[GenerationFolder]:
+    def list_unsettled(self) -> Iterator[GenerationFolder]:
         """Folders of all generations that were begun and that the desired state has not moved on from."""
         for path in sorted(self.path.glob("jobs/*/gen-*")):
             folder = GenerationFolder(path)
@@ -226,7 +225,7 @@ class RunRoot:
         return self.path / "jobs" / quote(job_id, safe="").replace(".", "%2E")
 
 
-def _read(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as wrong:

@@ -10,13 +10,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from scheduler.domain.observation import FailureCause
-from scheduler.domain.rank_status import RankPhase, RankStatus
-from scheduler.domain.replan import LoadTraffic, ReplanPhase
+from scheduler.domain.job_records import LoadTraffic, ReplanPhase
+from scheduler.domain.observation import FailureCause, RankPhase, RankStatus
 
 _COUNT_MAX = 2**63 - 1
 _NUMBER_MAX = sys.float_info.max
-_SHOWN_LENGTH = 60
+_SHOWN_MAX_LENGTH = 60
 
 
 def read_rank_status(path: Path) -> RankStatus | None:
@@ -36,12 +35,12 @@ def read_rank_status(path: Path) -> RankStatus | None:
     if not isinstance(document, Mapping):
         raise ValueError(f"{path}: an object is needed, got {type(document).__name__}")
     try:
-        return rank_status(document, written_at_ns)
+        return parse_rank_status(document, written_at_ns)
     except ValueError as wrong:
         raise ValueError(f"{path}: {wrong}") from None
 
 
-def rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
+def parse_rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
     """The status in a document that was written then.
 
     Raises:
@@ -55,49 +54,49 @@ def rank_status(document: Mapping[str, Any], written_at_ns: int) -> RankStatus:
         raise ValueError(f"cause is {cause!r}, allowed are {', '.join(FailureCause)}")
     return RankStatus(
         phase=RankPhase(phase),
-        step=_count(document, "step") or 0,
-        checkpoint_step=_count(document, "checkpoint_step"),
-        loss=_number(document, "loss"),
+        step=_parse_count(document, "step") or 0,
+        checkpoint_step=_parse_count(document, "checkpoint_step"),
+        loss=_parse_number(document, "loss"),
         reason=str(document.get("reason") or ""),
         written_at_ns=written_at_ns,
         cause=None if cause is None else FailureCause(cause),
-        samples_per_s=_number(document, "samples_per_s"),
-        peak_bytes=_count(document, "peak_bytes"),
-        phases_s=_phases_s(document),
+        samples_per_s=_parse_number(document, "samples_per_s"),
+        peak_bytes=_parse_count(document, "peak_bytes"),
+        phases_s=_parse_phases_s(document),
         memory_events=str(document.get("memory_events") or ""),
-        oom_kills=_count(document, "oom_kills", least=-_COUNT_MAX),  # is only compared with a later one
-        frozen_layers=_count(document, "frozen_layers"),
-        traffic=_traffic(document),
+        oom_kills=_parse_count(document, "oom_kills", minimum=-_COUNT_MAX),  # is only compared with a later one
+        frozen_layers=_parse_count(document, "frozen_layers"),
+        traffic=_parse_traffic(document),
     )
 
 
-def _phases_s(document: Mapping[str, Any]) -> Mapping[str, float]:
+def _parse_phases_s(document: Mapping[str, Any]) -> Mapping[str, float]:
     phases_s = document.get("phases_s") or {}
     if not isinstance(phases_s, Mapping) or not phases_s.keys() <= set(ReplanPhase):
         raise ValueError(f"phases_s is {phases_s!r}, allowed are seconds by {', '.join(ReplanPhase)}")
-    return {phase: _number(phases_s, phase) or 0.0 for phase in phases_s}
+    return {phase: _parse_number(phases_s, phase) or 0.0 for phase in phases_s}
 
 
-def _traffic(document: Mapping[str, Any]) -> LoadTraffic | None:
+def _parse_traffic(document: Mapping[str, Any]) -> LoadTraffic | None:
     counts = document.get("traffic")
     if counts is None:
         return None
     names = [field.name for field in fields(LoadTraffic)]
     if not isinstance(counts, Mapping) or not counts.keys() <= set(names):
         raise ValueError(f"traffic is {counts!r}, allowed are bytes by {', '.join(names)}")
-    return LoadTraffic(**{name: _count(counts, name) or 0 for name in names})
+    return LoadTraffic(**{name: _parse_count(counts, name) or 0 for name in names})
 
 
-def _count(document: Mapping[str, Any], name: str, *, least: int = 0) -> int | None:
+def _parse_count(document: Mapping[str, Any], name: str, *, minimum: int = 0) -> int | None:
     value = document.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and least <= value <= _COUNT_MAX):
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= _COUNT_MAX):
         return value
-    allowed = f"a whole number from {least} to {_COUNT_MAX}, or null"
-    raise ValueError(f"{name} is {value!r:.{_SHOWN_LENGTH}}, it must be {allowed}")
+    allowed = f"a whole number from {minimum} to {_COUNT_MAX}, or null"
+    raise ValueError(f"{name} is {value!r:.{_SHOWN_MAX_LENGTH}}, it must be {allowed}")
 
 
-def _number(document: Mapping[str, Any], name: str) -> float | None:
+def _parse_number(document: Mapping[str, Any], name: str) -> float | None:
     value = document.get(name)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _NUMBER_MAX):
         return None if value is None else float(value)
-    raise ValueError(f"{name} is {value!r:.{_SHOWN_LENGTH}}, it must be a finite number or null")
+    raise ValueError(f"{name} is {value!r:.{_SHOWN_MAX_LENGTH}}, it must be a finite number or null")

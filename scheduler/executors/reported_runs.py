@@ -17,29 +17,36 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from scheduler.domain import gpus as gpu_sets
-from scheduler.domain.agent_report import AgentReport, BegunRun, Doom, RankReport
-from scheduler.domain.gpus import NO_GPUS, Gpus, Seats
+from scheduler.domain import gpu_sets
+from scheduler.domain.gpu_sets import NO_GPUS, Gpus, RankPlacement
 from scheduler.domain.job import Job
-from scheduler.domain.observation import FailureCause, Run, RunPhase
-from scheduler.domain.rank_status import RankPhase
-from scheduler.executors import run_verdict
-from scheduler.executors.render import RankPlace, rank_places
-from scheduler.executors.run_verdict import RankView, Verdict
+from scheduler.domain.observation import (
+    AgentReport,
+    BegunRun,
+    FailureCause,
+    KillOrder,
+    RankPhase,
+    RankReport,
+    Run,
+    RunPhase,
+)
+from scheduler.executors import run_outcome
+from scheduler.executors.rank_launch import RankSlot, assign_rank_slots
+from scheduler.executors.run_outcome import RankView, RunOutcome
 
-STATUS_S = 10.0
+FIRST_STATUS_TIMEOUT_S = 10.0
 """So long after all ranks were reported without a word from any, the script is one that never says anything."""
-TEARDOWN_S = 10.0
+TEARDOWN_TIMEOUT_S = 10.0
 """So long after rank 0's last word, or a rank's word that it failed, the ranks may take to end."""
-HANDED_OUT_S = 5.0
+START_LAG_S = 5.0
 """So long after its end was due an agent that was told of a run just before may still say that it started ranks."""
 
 AgentKey = tuple[str, str]
 """Job id and node."""
 
-_GONE = -9
-_DEADLINE = "it was killed at its deadline"
-_JOB_GONE = "its job is gone"
+_KILLED_EXIT_CODE = -9
+_DEADLINE_REASON = "it was killed at its deadline"
+_JOB_GONE_REASON = "its job is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class AgentEnd:
     cause: FailureCause | None = None
 
 
-NO_ENDS: Mapping[str, AgentEnd] = MappingProxyType({})
+NO_AGENT_ENDS: Mapping[str, AgentEnd] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +67,31 @@ class ReportedRun:
 
     begun: BegunRun
     run: Run
-    doom: Doom | None
+    kill_order: KillOrder | None
 
     @property
     def has_just_ended(self) -> bool:
-        return self.begun.end is None and self.run.phase in run_verdict.ENDS
+        return self.begun.end is None and self.run.phase in run_outcome.ENDED_PHASES
 
 
 @dataclass(frozen=True, slots=True)
-class _Rank:
+class _RankState:
     """One rank of a begun run: where it sits, what was reported of it, and how it stands by that."""
 
-    place: RankPlace
+    placement: RankSlot
     report: RankReport | None
     view: RankView
     is_lost: bool
 
 
-def reported_runs(
+def compute_reported_runs(
     begun: Iterable[BegunRun],
     reports: Iterable[AgentReport],
     agents: Mapping[AgentKey, str],
     jobs: Mapping[str, Job],
     now_s: float,
     *,
-    ends: Mapping[str, AgentEnd] = NO_ENDS,
+    ends: Mapping[str, AgentEnd] = NO_AGENT_ENDS,
 ) -> tuple[ReportedRun, ...]:
     """All begun runs, ended ones too, in their order.
 
@@ -96,14 +103,16 @@ def reported_runs(
         if run.end is not None:
             seen.append(ReportedRun(run, run.end, run.doom))
             continue
-        own = {node: told[key] for node in run.gpus if _is_of(run, told.get(key := (run.job_id, node)))}
-        ranks = [_rank(run, place, own.get(place.node), agents, now_s) for place in rank_places(run.seats)]
+        own = {node: told[key] for node in run.gpus if _belongs_to_run(run, told.get(key := (run.job_id, node)))}
+        ranks = [
+            _evaluate_rank(run, place, own.get(place.node), agents, now_s) for place in assign_rank_slots(run.seats)
+        ]
         leave_by_s = _leave_by_s(run, jobs.get(run.job_id))
-        seen.append(_judged(run, ranks, own, now_s, leave_by_s=leave_by_s, ends=ends))
+        seen.append(_evaluate_run(run, ranks, own, now_s, leave_by_s=leave_by_s, ends=ends))
     return tuple(seen)
 
 
-def may_begin(
+def can_begin(
     job: Job, begun: Iterable[BegunRun], reports: Iterable[AgentReport], agents: Mapping[AgentKey, str]
 ) -> bool:
     """Whether the job's target generation may be begun now: each of its nodes has an agent that has reported, no rank
@@ -124,7 +133,7 @@ def may_begin(
     return allocation.target.keys() <= {report.node for report in there}
 
 
-def begun_run(job: Job, seats: Seats, agents: Mapping[AgentKey, str], now_s: float) -> BegunRun:
+def build_begun_run(job: Job, seats: RankPlacement, agents: Mapping[AgentKey, str], now_s: float) -> BegunRun:
     """The job's target generation as it is begun, for the agents that are there now and no others."""
     allocation = job.allocation
     assert allocation.plan is not None, "a target comes with its plan"
@@ -140,28 +149,28 @@ def begun_run(job: Job, seats: Seats, agents: Mapping[AgentKey, str], now_s: flo
     )
 
 
-def _is_of(run: BegunRun, report: AgentReport | None) -> bool:
+def _belongs_to_run(run: BegunRun, report: AgentReport | None) -> bool:
     return report is not None and (report.pod, report.generation) == (run.pods[report.node], run.generation)
 
 
-def _rank(
-    run: BegunRun, place: RankPlace, report: AgentReport | None, agents: Mapping[AgentKey, str], now_s: float
-) -> _Rank:
+def _evaluate_rank(
+    run: BegunRun, place: RankSlot, report: AgentReport | None, agents: Mapping[AgentKey, str], now_s: float
+) -> _RankState:
     """A rank that nobody can speak for any more counts as killed."""
     told = next((each for each in report.ranks if each.rank == place.rank), None) if report else None
     status, code = (told.status, told.exit_code) if told else (None, None)
     is_there = agents.get((run.job_id, place.node)) == run.pods[place.node]
-    has_no_word = code is None and not (status is not None and status.is_end)
+    has_no_word = code is None and not (status is not None and status.is_terminal)
     if code is None and not is_there:
-        code = _GONE
-    elif told is None and now_s >= run.kill_at_s + HANDED_OUT_S:
-        code = _GONE  # it was never started, and nobody hands it out any more
-    return _Rank(place, told, RankView(place.rank, status, code), is_lost=has_no_word and not is_there)
+        code = _KILLED_EXIT_CODE
+    elif told is None and now_s >= run.kill_at_s + START_LAG_S:
+        code = _KILLED_EXIT_CODE  # it was never started, and nobody hands it out any more
+    return _RankState(place, told, RankView(place.rank, status, code), is_lost=has_no_word and not is_there)
 
 
-def _judged(
+def _evaluate_run(
     run: BegunRun,
-    ranks: list[_Rank],
+    ranks: list[_RankState],
     reports: Mapping[str, AgentReport],
     now_s: float,
     *,
@@ -170,39 +179,41 @@ def _judged(
 ) -> ReportedRun:
     views = [rank.view for rank in ranks]
     terminated = any(report.terminated for report in reports.values())
-    lost = next((_agent_end(run, rank, ends) for rank in ranks if rank.is_lost), None)
-    doom = _merged(run.doom, _fresh_doom(ranks, reports, lost, now_s), killed=_killed(leave_by_s, now_s))
+    lost = next((_find_agent_end(run, rank, ends) for rank in ranks if rank.is_lost), None)
+    doom = _merge_kill_orders(
+        run.doom, _compute_kill_order(ranks, reports, lost, now_s), killed=_deadline_kill_order(leave_by_s, now_s)
+    )
     statuses = {view.rank: view.status for view in views if view.status is not None}
     if any(view.exit_code is None for view in views):
-        verdict = Verdict(_live_phase(ranks, reports, asked=leave_by_s is not None, now_s=now_s))
-        gpus = _occupied(ranks)
-        return ReportedRun(run, run_verdict.run_as_told(*_key(run), verdict, statuses, gpus=gpus), doom)
-    said = doom or Doom(now_s)
-    verdict = run_verdict.outcome(views, fault=said.fault, killed_because=said.loss, terminated=terminated)
-    cause = _cause(ranks, lost) if verdict.phase is RunPhase.FAILED else None
-    return ReportedRun(run, run_verdict.run_as_told(*_key(run), verdict, statuses, cause=cause), doom)
+        verdict = RunOutcome(_find_live_phase(ranks, reports, asked=leave_by_s is not None, now_s=now_s))
+        gpus = _find_occupied_gpus(ranks)
+        return ReportedRun(run, run_outcome.build_run(*_key(run), verdict, statuses, gpus=gpus), doom)
+    said = doom or KillOrder(now_s)
+    verdict = run_outcome.classify_outcome(views, fault=said.fault, killed_because=said.loss, terminated=terminated)
+    cause = _find_cause(ranks, lost) if verdict.phase is RunPhase.FAILED else None
+    return ReportedRun(run, run_outcome.build_run(*_key(run), verdict, statuses, cause=cause), doom)
 
 
-def _fresh_doom(
-    ranks: list[_Rank], reports: Mapping[str, AgentReport], lost: AgentEnd | None, now_s: float
-) -> Doom | None:
+def _compute_kill_order(
+    ranks: list[_RankState], reports: Mapping[str, AgentReport], lost: AgentEnd | None, now_s: float
+) -> KillOrder | None:
     """What its ranks' words and ends alone say now of why and by when the rest of them has to end."""
     views = [rank.view for rank in ranks]
     if lost is not None:
-        return Doom(now_s, fault=lost.reason) if lost.is_fault else Doom(now_s, loss=lost.reason)
+        return KillOrder(now_s, fault=lost.reason) if lost.is_fault else KillOrder(now_s, loss=lost.reason)
     if killed := next((report.killed for report in reports.values() if report.killed), ""):
-        return Doom(now_s, loss=killed)
+        return KillOrder(now_s, loss=killed)
     if failure := next((report.failure for report in reports.values() if report.failure), ""):
-        return Doom(now_s, fault=failure)
+        return KillOrder(now_s, fault=failure)
     terminated = any(report.terminated for report in reports.values())
-    if faulty := run_verdict.faulty(views, terminated=terminated):
+    if faulty := run_outcome.find_faulty_ranks(views, terminated=terminated):
         has_died = any(view.exit_code is not None for view in faulty)
         blamed = faulty[0]
-        by_s = now_s if has_died else now_s + TEARDOWN_S
+        by_s = now_s if has_died else now_s + TEARDOWN_TIMEOUT_S
         told = next(rank.report for rank in ranks if rank.view is blamed)
-        fault = run_verdict.fault_text(blamed, told.tail if told else "")
-        return Doom(by_s, fault=fault, is_hearsay=_is_hearsay(blamed))
-    return Doom(now_s + TEARDOWN_S) if run_verdict.last_word(views) else None
+        fault = run_outcome.describe_fault(blamed, told.tail if told else "")
+        return KillOrder(by_s, fault=fault, is_hearsay=_is_hearsay(blamed))
+    return KillOrder(now_s + TEARDOWN_TIMEOUT_S) if run_outcome.find_final_phase(views) else None
 
 
 def _is_hearsay(blamed: RankView) -> bool:
@@ -210,7 +221,7 @@ def _is_hearsay(blamed: RankView) -> bool:
     return status is not None and status.phase is RankPhase.FAILED and status.cause is None
 
 
-def _merged(old: Doom | None, fresh: Doom | None, *, killed: Doom | None) -> Doom | None:
+def _merge_kill_orders(old: KillOrder | None, fresh: KillOrder | None, *, killed: KillOrder | None) -> KillOrder | None:
     """What was said first stands, but for hearsay that an agent's end explains; the earlier end counts."""
     if old is None or fresh is None:
         doom = old or fresh
@@ -237,37 +248,41 @@ def _leave_by_s(run: BegunRun, job: Job | None) -> float | None:
     return math.inf if allocation.leave_by_s is None else allocation.leave_by_s
 
 
-def _killed(leave_by_s: float | None, now_s: float) -> Doom | None:
+def _deadline_kill_order(leave_by_s: float | None, now_s: float) -> KillOrder | None:
     if leave_by_s is None or now_s < leave_by_s:
         return None
-    return Doom(now_s, loss=_DEADLINE if math.isfinite(leave_by_s) else _JOB_GONE)
+    return KillOrder(now_s, loss=_DEADLINE_REASON if math.isfinite(leave_by_s) else _JOB_GONE_REASON)
 
 
-def _live_phase(ranks: list[_Rank], reports: Mapping[str, AgentReport], *, asked: bool, now_s: float) -> RunPhase:
+def _find_live_phase(
+    ranks: list[_RankState], reports: Mapping[str, AgentReport], *, asked: bool, now_s: float
+) -> RunPhase:
     all_reported = all(rank.report is not None for rank in ranks)
-    patient = not all_reported or now_s < max(report.since_s for report in reports.values()) + STATUS_S
-    return run_verdict.live_phase([rank.view for rank in ranks], asked=asked, patient=patient)
+    patient = not all_reported or now_s < max(report.since_s for report in reports.values()) + FIRST_STATUS_TIMEOUT_S
+    return run_outcome.find_live_phase(
+        [rank.view for rank in ranks], is_leaving=asked, within_first_status_timeout=patient
+    )
 
 
-def _occupied(ranks: list[_Rank]) -> Gpus:
+def _find_occupied_gpus(ranks: list[_RankState]) -> Gpus:
     """GPUs of ranks that live, or that may yet be started."""
     gpus = NO_GPUS
     for rank in ranks:
         if rank.view.exit_code is None:
-            gpus = gpu_sets.union(gpus, {rank.place.node: (rank.place.gpu,)})
+            gpus = gpu_sets.union(gpus, {rank.placement.node: (rank.placement.gpu,)})
     return gpus
 
 
-def _agent_end(run: BegunRun, rank: _Rank, ends: Mapping[str, AgentEnd]) -> AgentEnd:
-    node = rank.place.node
+def _find_agent_end(run: BegunRun, rank: _RankState, ends: Mapping[str, AgentEnd]) -> AgentEnd:
+    node = rank.placement.node
     return ends.get(run.pods[node]) or AgentEnd(f"the agent of node {node} is gone")
 
 
-def _cause(ranks: list[_Rank], lost: AgentEnd | None) -> FailureCause | None:
+def _find_cause(ranks: list[_RankState], lost: AgentEnd | None) -> FailureCause | None:
     if lost is not None and lost.cause is not None:
         return lost.cause
-    counts = {rank.place.rank: rank.report.oom_kills for rank in ranks if rank.report is not None}
-    return run_verdict.cause([rank.view for rank in ranks], oom_kills=lambda view: counts.get(view.rank))
+    counts = {rank.placement.rank: rank.report.oom_kills for rank in ranks if rank.report is not None}
+    return run_outcome.find_failure_cause([rank.view for rank in ranks], oom_kills=lambda view: counts.get(view.rank))
 
 
 def _key(run: BegunRun) -> tuple[str, int]:

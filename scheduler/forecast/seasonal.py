@@ -3,15 +3,18 @@
 Demand is cut into bins of equal length; `SEASONS` earlier days say by how much the demand usually rises from this
 time of day, and the current level says from where. The rise is added rather than multiplied: a ratio explodes
 where the night's level is close to zero.
+
+Quantiles of what the point forecast has missed lately: the rolling-window conformal correction.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, log
 
 import numpy as np
 
-from scheduler.forecast.history import FloatArray, IntArray
+from scheduler.forecast.demand_history import FloatArray, IntArray
 
 SEASONS = 7
 STEPS_PER_SEASON = 288
@@ -48,14 +51,14 @@ class Season:
     def level_bins(self) -> int:
         return max(1, self.bins // LEVELS_PER_SEASON)
 
-    def bins_needed(self, horizon_bins: int) -> int:
+    def required_bins(self, horizon_bins: int) -> int:
         """Bins that must be known, the current one counted, before one earlier season can be looked back at."""
         return -(-horizon_bins // self.bins) * self.bins + self.level_bins
 
-    def bin_of(self, time_s: float) -> int:
+    def bin_index(self, time_s: float) -> int:
         return int(np.floor(time_s / self.step_s))
 
-    def horizon_bins(self, horizon_s: float) -> int:
+    def count_horizon_bins(self, horizon_s: float) -> int:
         """Bins after the current one that a horizon touches.
 
         Raises:
@@ -66,13 +69,13 @@ class Season:
         return int(np.ceil(horizon_s / self.step_s - 1e-9))
 
 
-def largest_ahead(peaks: FloatArray, origins: IntArray, horizon_bins: int) -> FloatArray:
+def max_demand_ahead(peaks: FloatArray, origins: IntArray, horizon_bins: int) -> FloatArray:
     """Largest demand of the bins `origin` to `origin + horizon_bins`, both counted; the shape of `origins`."""
     ahead = peaks[origins[..., None] + np.arange(horizon_bins + 1)]
     return np.asarray(ahead.max(axis=-1))
 
 
-def seasonal_points(
+def compute_point_forecasts(
     peaks: FloatArray, current: FloatArray, origins: IntArray, *, season: Season, horizon_bins: int
 ) -> FloatArray:
     """Point forecasts, shape (m,), of the largest demand from each of the m origins to `horizon_bins` bins on.
@@ -89,13 +92,13 @@ def seasonal_points(
     if not usable.any():
         return now
     past = np.where(usable, past, past[usable][0])
-    rises = largest_ahead(peaks, past, horizon_bins) - _levels(peaks, current, past, season.level_bins)
-    rise = _masked_median(rises, usable)
-    level = _levels(peaks, current, np.maximum(origins, season.level_bins - 1), season.level_bins)
+    rises = max_demand_ahead(peaks, past, horizon_bins) - _compute_levels(peaks, current, past, season.level_bins)
+    rise = _compute_masked_median(rises, usable)
+    level = _compute_levels(peaks, current, np.maximum(origins, season.level_bins - 1), season.level_bins)
     return np.where(usable.any(axis=1), np.maximum(level + rise, now), now)
 
 
-def residual_scales(peaks: FloatArray, points: FloatArray, origins: IntArray, *, season: Season) -> FloatArray:
+def compute_residual_scales(peaks: FloatArray, points: FloatArray, origins: IntArray, *, season: Season) -> FloatArray:
     """The unit, in GPUs, shape (m,), of the residuals at consecutive `origins`; one GPU where demand has been zero."""
     first = max(0, int(origins[0]) - season.bins)
     sums = np.concatenate([[0.0], np.cumsum(peaks[first : int(origins[-1])])])
@@ -105,15 +108,46 @@ def residual_scales(peaks: FloatArray, points: FloatArray, origins: IntArray, *,
     return np.where(scales > 0, scales, 1.0)
 
 
-def _levels(peaks: FloatArray, current: FloatArray, origins: IntArray, level_bins: int) -> FloatArray:
+def _compute_levels(peaks: FloatArray, current: FloatArray, origins: IntArray, level_bins: int) -> FloatArray:
     before = peaks[origins[..., None] - np.arange(1, level_bins)]
     return np.asarray((current[origins] + before.sum(axis=-1)) / level_bins)
 
 
-def _masked_median(values: FloatArray, usable: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> FloatArray:
+def _compute_masked_median(values: FloatArray, usable: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> FloatArray:
     """Median of the usable values of each row; rows without one give a number of no meaning."""
     ordered = np.sort(np.where(usable, values, np.inf), axis=1)
     count = np.maximum(usable.sum(axis=1), 1)
     rows = np.arange(len(values))
     middle = ordered[rows, (count - 1) // 2] + ordered[rows, count // 2]
     return np.asarray(np.where(np.isfinite(middle), middle / 2, 0.0))
+
+
+# With fewer residuals than this, demand is allowed to rise by COLD_RESIDUAL scales whatever the residuals say.
+CALIBRATION_MIN_RESIDUALS = 20
+UNCALIBRATED_RESIDUAL = 1.0
+TAIL_SHARE = 0.05
+TAIL_RESIDUALS_MIN = 5
+
+
+def compute_residual_quantile(sorted_residuals: FloatArray, level: float, *, overlap: int = 1) -> float:
+    """The residual that the next one stays below with probability `level`; `ordered` is ascending, shape (m,).
+
+    The rank is that of split conformal prediction, ceil((m + 1) x level) (Vovk et al., Algorithmic Learning in a
+    Random World, 2005, chapter 2), over a window that rolls because demand drifts. `overlap` neighbouring residuals
+    share outcomes, so the m stand for m / overlap independent ones. Where those are too few for the level, the
+    answer is the larger of the empirical quantile (the largest residual, where the rank exceeds m) and an
+    exponential tail fitted to the top residuals (peaks over threshold with shape 0: Pickands 1975; Coles, An
+    Introduction to Statistical Modeling of Extreme Values, 2001, chapter 4). Never decreases in `level`.
+    """
+    count = len(sorted_residuals)
+    rank = max(1, ceil((count + 1) * level - 1e-9))
+    empirical = float(sorted_residuals[min(rank, count) - 1]) if count else 0.0
+    if count < CALIBRATION_MIN_RESIDUALS:
+        return max(empirical, UNCALIBRATED_RESIDUAL) if level > 0.5 else min(empirical, 0.0)
+    independent = count / overlap
+    if (independent + 1) * level <= independent:
+        return empirical
+    top = max(TAIL_RESIDUALS_MIN, ceil(TAIL_SHARE * count))
+    threshold = float(sorted_residuals[-top - 1])
+    mean_excess = float(np.mean(sorted_residuals[-top:])) - threshold
+    return max(empirical, threshold + mean_excess * log(top / count / (1.0 - level)))

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Protocol
 
-SET_BACK_RATE = 0.9
+CATCH_UP_RATE = 0.9
 """How fast a real clock goes while the machine's clock is behind it: deadlines then come a little late, and it is
 caught up with after ten times the time by which that was set back."""
 
@@ -30,7 +30,7 @@ class RealClock:
     def now_s(self) -> float:
         with self._lock:
             elapsed_s = time.monotonic()
-            crept_s = self._last_s + SET_BACK_RATE * (elapsed_s - self._last_elapsed_s)
+            crept_s = self._last_s + CATCH_UP_RATE * (elapsed_s - self._last_elapsed_s)
             self._last_s, self._last_elapsed_s = max(crept_s, time.time()), elapsed_s
             return self._last_s
 

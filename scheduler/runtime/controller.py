@@ -1,4 +1,7 @@
-"""Controller: the loop that calls tick, as long as it leads."""
+"""Outage: the database does not answer. What a control loop says of it, and how long it waits.
+
+Controller: the loop that calls tick, as long as it leads.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,72 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from scheduler.core.course import next_full_pass_s
-from scheduler.domain.command import Command
+from scheduler.domain.commands import Command
 from scheduler.domain.tick_report import Breach, TickReport
-from scheduler.executors.protocol import Executor
-from scheduler.policies.policy_set import PolicySet
+from scheduler.executors.executor import Executor
 from scheduler.runtime.clock import Clock
-from scheduler.runtime.curve_builder import CurveBuilder
-from scheduler.runtime.demand_watch import DemandWatch
-from scheduler.runtime.outage import Outage
-from scheduler.runtime.reconciler import Hook, no_hook, tick
+from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
+from scheduler.runtime.reconciler import StageHook, ignore_stage, tick
+from scheduler.scheduling.cycle import next_full_pass_s
+from scheduler.scheduling.policies.policy_set import PolicySet
 from scheduler.store.protocol import ConflictError, FencedError, Lease, Store, UnavailableError
+
+RETRY_PAUSE_S_MIN, RETRY_PAUSE_S_MAX = 0.5, 8.0
+
+T = TypeVar("T")
+
+outage_log = logging.getLogger(__name__)
+
+
+class DatabaseOutage:
+    """Told once when it begins and once when it is over. `elapsed_s` is a monotonic clock."""
+
+    def __init__(self, elapsed_s: Callable[[], float]) -> None:
+        self._elapsed_s = elapsed_s
+        self._since_s: float | None = None
+        self._failures = 0
+
+    @property
+    def duration_s(self) -> float:
+        """How long there has been one; 0 where there is none."""
+        return 0.0 if self._since_s is None else self._elapsed_s() - self._since_s
+
+    def record_failure(self, error: UnavailableError) -> float:
+        """The pause before the next attempt, in s: it doubles."""
+        if self._since_s is None:
+            self._since_s = self._elapsed_s()
+            outage_log.error("the database does not answer, nothing is decided until it does: %s", error)
+        self._failures += 1
+        return min(RETRY_PAUSE_S_MAX, RETRY_PAUSE_S_MIN * 2.0 ** (self._failures - 1))
+
+    def record_recovery(self) -> None:
+        """The database has answered."""
+        if self._since_s is not None:
+            outage_log.warning("the database answers again, after %.1f s", self.duration_s)
+        self._since_s, self._failures = None, 0
+
+
+def open_when_available(open_store: Callable[[], T], stop: threading.Event, elapsed_s: Callable[[], float]) -> T | None:
+    """What `open_it` opens, as soon as the database answers; None where `stop` came first."""
+    outage = DatabaseOutage(elapsed_s)
+    while not stop.is_set():
+        try:
+            opened = open_store()
+        except UnavailableError as error:
+            stop.wait(outage.record_failure(error))
+        else:
+            outage.record_recovery()
+            return opened
+    return None
+
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ControllerConfig:
     """How often the loop looks for something to do, and how long its lease lasts. `tick_s_max` bounds the pause
     between two ticks, because processes and nodes change without telling anybody.
 
@@ -54,13 +105,13 @@ class Controller:
         clock: Clock,
         policies: PolicySet,
         curves: CurveBuilder,
-        demand: DemandWatch,
+        demand: DemandForecaster,
         on_report: Callable[[TickReport], None],
-        on_rest: Callable[[], None] = lambda: None,
-        has_news: Callable[[], bool] = lambda: False,
+        on_leadership_lost: Callable[[], None] = lambda: None,
+        has_changes: Callable[[], bool] = lambda: False,
         may_lead: Callable[[], bool] = lambda: True,
-        pace: Pace | None = None,
-        at: Hook = no_hook,
+        config: ControllerConfig | None = None,
+        stage_hook: StageHook = ignore_stage,
     ) -> None:
         self._holder = holder
         self._store = store
@@ -70,20 +121,20 @@ class Controller:
         self._curves = curves
         self._demand = demand
         self._on_report = on_report
-        self._on_rest = on_rest
-        self._has_news = has_news
+        self._on_leadership_lost = on_leadership_lost
+        self._has_changes = has_changes
         self._may_lead = may_lead
-        self._pace = pace or Pace()
-        self._at = at
+        self._config = config or ControllerConfig()
+        self._stage_hook = stage_hook
         self._lease: Lease | None = None
         self._renew_at_s = float("-inf")
         self._wake_at_s = float("-inf")
-        self._standing: tuple[Breach, ...] = ()
+        self._active_breaches: tuple[Breach, ...] = ()
 
     def run(self, stop: threading.Event) -> None:
         """Lead while the lease is ours, wait for it otherwise; returns when `stop` is set. While the database does not
         answer, what runs goes on, and nothing is decided."""
-        outage, is_settled = Outage(self._clock.elapsed_s), False
+        outage, is_settled = DatabaseOutage(self._clock.elapsed_s), False
         try:
             while not stop.is_set():
                 try:
@@ -94,10 +145,10 @@ class Controller:
                         gc.freeze()
                         is_settled = True
                 except UnavailableError as error:
-                    stop.wait(outage.note(error))
+                    stop.wait(outage.record_failure(error))
                 else:
-                    outage.end()
-                    stop.wait(self._pace.poll_s)
+                    outage.record_recovery()
+                    stop.wait(self._config.poll_s)
         finally:
             self.close()
 
@@ -106,12 +157,12 @@ class Controller:
         self._executor.close()
         self._curves.close()
         try:
-            self.stand_down()
+            self.step_down()
         except UnavailableError as error:
             log.warning("the lease was not released, others have to wait for its end: %s", error)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """It held the store's lease at the last step."""
         return self._lease is not None
 
@@ -120,10 +171,10 @@ class Controller:
         """That of the lease, 0 without one."""
         return 0 if (lease := self._lease) is None else lease.epoch  # other threads ask as well
 
-    def stand_down(self) -> None:
+    def step_down(self) -> None:
         """Give the lease up; the next step tries for it again. Raises UnavailableError."""
         self._lease = None
-        self._store.release(self._holder)
+        self._store.release_lease(self._holder)
 
     def step(self) -> TickReport | None:
         """Renew the lease when it is time, tick when there is something to do.
@@ -131,17 +182,17 @@ class Controller:
         Raises:
             UnavailableError: the database does not answer. Until it does, this controller does not count as leading.
         """
-        led = self.leads
+        led = self.is_leader
         try:
-            return self._step()
+            return self._run_step()
         finally:
-            if led and not self.leads:
-                self._on_rest()
+            if led and not self.is_leader:
+                self._on_leadership_lost()
 
-    def _step(self) -> TickReport | None:
+    def _run_step(self) -> TickReport | None:
         now_s = self._clock.now_s()
         try:
-            if not self._lead(now_s) or not self._is_due(now_s):
+            if not self._hold_lease(now_s) or not self._is_due(now_s):
                 return None
             assert self._lease is not None
             report = tick(
@@ -150,10 +201,10 @@ class Controller:
                 self._clock,
                 self._policies,
                 epoch=self._lease.epoch,
-                learned=self._learned(now_s),
-                standing=self._standing,
-                commands_max=self._pace.commands_max,
-                at=self._at,
+                planning_inputs=self._collect_planning_inputs(now_s),
+                active_breaches=self._active_breaches,
+                commands_max=self._config.commands_max,
+                stage_hook=self._stage_hook,
             )
         except ConflictError:
             log.warning("somebody else committed first; this tick changed nothing")
@@ -162,30 +213,30 @@ class Controller:
             # Where the lease is still ours, the world knows of a later epoch than the store, which was restored from a
             # back-up: each new lease has a later one.
             log.warning("this controller's epoch has ended; it tries for the lease again")
-            self.stand_down()
+            self.step_down()
             return None
         except UnavailableError:
             self._lease = None
             raise
-        self._standing = report.breaches
+        self._active_breaches = report.breaches
         if report.wanted_shapes:
-            self._curves.want(self._store.load().snapshot, report.wanted_shapes)
-        self._wake_at_s = min(report.next_wake_s, now_s + self._pace.tick_s_max)
+            self._curves.request_shapes(self._store.load().snapshot, report.wanted_shapes)
+        self._wake_at_s = min(report.next_wake_s, now_s + self._config.tick_s_max)
         self._on_report(report)
         return report
 
-    def _lead(self, now_s: float) -> bool:
+    def _hold_lease(self, now_s: float) -> bool:
         """Hold the lease. A new leader first puts the stored state into effect: that heals what an earlier one
         committed and never did."""
         if not self._may_lead():
             if self._lease is not None:
-                self.stand_down()
+                self.step_down()
             return False
         if self._lease is not None and now_s < self._renew_at_s:
             return True
         before = self._lease
-        self._lease = self._store.acquire(self._holder, now_s=now_s, ttl_s=self._pace.lease_s)
-        self._renew_at_s = now_s + self._pace.lease_s / 3
+        self._lease = self._store.acquire_lease(self._holder, now_s=now_s, ttl_s=self._config.lease_s)
+        self._renew_at_s = now_s + self._config.lease_s / 3
         if self._lease is None:
             return False
         if before is None or before.epoch != self._lease.epoch:
@@ -194,13 +245,13 @@ class Controller:
         return True
 
     def _is_due(self, now_s: float) -> bool:
-        hinted = self._curves.has_finished or self._has_news()
-        return hinted or now_s >= self._wake_at_s or self._store.inbox_size() > 0
+        hinted = self._curves.has_finished or self._has_changes()
+        return hinted or now_s >= self._wake_at_s or self._store.count_pending_commands() > 0
 
-    def _learned(self, now_s: float) -> tuple[Command, ...]:
+    def _collect_planning_inputs(self, now_s: float) -> tuple[Command, ...]:
         """Finished curve points always; forecasts once a full pass is due, because only that one lends."""
         snapshot = self._store.load().snapshot
-        points = (*self._curves.outdated(snapshot, now_s), *self._curves.finished(now_s))
+        points = (*self._curves.list_solver_changes(snapshot, now_s), *self._curves.collect_finished(now_s))
         if now_s < next_full_pass_s(snapshot.full_pass_at_s, self._policies.settings.full_pass_period_s):
             return points
-        return (*points, *self._demand.forecasts(snapshot, now_s))
+        return (*points, *self._demand.make_forecasts(snapshot, now_s))

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 
-def _nothing() -> None:
+def _skip_initialization() -> None:
     """What most processes have to settle in."""
 
 
@@ -27,27 +27,27 @@ class ProcessPool(ProcessPoolExecutor):
     """
 
     def __init__(
-        self, processes: int, settle_in: Callable[..., None] = _nothing, arguments: tuple[Any, ...] = ()
+        self, processes: int, initialize: Callable[..., None] = _skip_initialization, arguments: tuple[Any, ...] = ()
     ) -> None:
         context = get_context("spawn")
-        end, self._held = context.Pipe(duplex=False)
-        super().__init__(processes, context, _begin, (end, settle_in, arguments))
+        end, self._lifeline = context.Pipe(duplex=False)
+        super().__init__(processes, context, _initialize_process, (end, initialize, arguments))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            self._held.close()
+            self._lifeline.close()
         self.shutdown(cancel_futures=kind is not None)
 
 
-def _begin(end: Connection, settle_in: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _initialize_process(lifeline: Connection, initialize: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     # Ctrl-C in a terminal reaches every process of it; what follows from it the first one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(end,), name="end-with-parent", daemon=True).start()
-    settle_in(*arguments)
+    threading.Thread(target=_exit_with_parent, args=(lifeline,), name="end-with-parent", daemon=True).start()
+    initialize(*arguments)
 
 
-def _end_with(end: Connection) -> None:
-    end.poll(None)
+def _exit_with_parent(lifeline: Connection) -> None:
+    lifeline.poll(None)
     os._exit(1)

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from scheduler.core.absorb import Absorbed, absorb
-from scheduler.core.apply import Archived, archive, take
-from scheduler.core.decide import decide
-from scheduler.core.draft import Draft
-from scheduler.core.legal import breaches, illegal
-from scheduler.core.story import stepped, tell, tell_breach, tell_violation
-from scheduler.core.usage import booked
-from scheduler.domain.command import Command
-from scheduler.domain.decision import Decision
-from scheduler.domain.event import Event
-from scheduler.domain.loan import Loan
+from scheduler.domain.commands import Command
+from scheduler.domain.decisions import Decision
+from scheduler.domain.events import Event
+from scheduler.domain.fleet import Loan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, TickReport, TickResult, Violation
-from scheduler.executors.protocol import Executor
-from scheduler.policies.policy_set import PolicySet
+from scheduler.executors.executor import Executor
 from scheduler.runtime.clock import Clock
-from scheduler.store.protocol import Commit, Loaded, Store
+from scheduler.scheduling.desired_state import ArchiveResult, apply_decision, archive_ended
+from scheduler.scheduling.event_messages import breach_event, decision_event, violation_event, with_job_step
+from scheduler.scheduling.legality import find_breaches, find_violation
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
+from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.scheduling.scheduler import decide
+from scheduler.scheduling.snapshot_update import SnapshotUpdate, update_snapshot
+from scheduler.scheduling.usage import compute_usage_delta
+from scheduler.store.protocol import Commit, LoadedState, Store
 
-Hook = Callable[[str], None]
+StageHook = Callable[[str], None]
 
 
-def no_hook(point: str) -> None:
+def ignore_stage(point: str) -> None:
     """Tests put a hook in that kills the process at a named point; everybody else has none."""
 
 
@@ -37,10 +37,10 @@ def tick(
     policies: PolicySet,
     *,
     epoch: int,
-    learned: tuple[Command, ...] = (),
-    standing: tuple[Breach, ...] = (),
+    planning_inputs: tuple[Command, ...] = (),
+    active_breaches: tuple[Breach, ...] = (),
     commands_max: int | None = None,
-    at: Hook = no_hook,
+    stage_hook: StageHook = ignore_stage,
 ) -> TickReport:
     """One step of the control loop: observe, absorb, decide, check, commit, converge.
 
@@ -52,41 +52,43 @@ def tick(
         ConflictError: somebody else committed first; nothing was written and nothing put into effect.
         FencedError: this leader's epoch has ended; likewise.
     """
-    watch = Stopwatch(clock)
+    watch = StageTimer(clock)
     now_s = clock.now_s()
-    at("before-observe")
+    stage_hook("before-observe")
     observation = executor.observe()
-    watch.lap("observe")
+    watch.record_stage("observe")
     loaded = store.load()
     loaded = replace(loaded, inbox=loaded.inbox[:commands_max])
-    watch.lap("load")
-    at("after-load")
+    watch.record_stage("load")
+    stage_hook("after-load")
     away_s = now_s - loaded.snapshot.now_s
-    absorbed = absorb(_at(loaded.snapshot, now_s), observation, (*loaded.inbox, *learned), away_s=away_s)
-    watch.lap("absorb")
+    absorbed = update_snapshot(
+        _with_time(loaded.snapshot, now_s), observation, (*loaded.inbox, *planning_inputs), outage_s=away_s
+    )
+    watch.record_stage("absorb")
     result = decide(absorbed.snapshot, policies)
-    watch.lap("decide")
-    applied = _apply_legal(absorbed.snapshot, result)
-    broken = breaches(applied.snapshot, observation)
-    report = replace(_report(absorbed, result, applied, broken, standing), before=loaded.snapshot)
-    watch.lap("apply")
-    if not _changes(loaded, report, applied.snapshot):
+    watch.record_stage("decide")
+    applied = _apply_legal_decisions(absorbed.snapshot, result)
+    broken = find_breaches(applied.snapshot, observation)
+    report = replace(_build_report(absorbed, result, applied, broken, active_breaches), before=loaded.snapshot)
+    watch.record_stage("apply")
+    if not _has_changes(loaded, report, applied.snapshot):
         executor.converge(loaded.snapshot)
-        watch.lap("converge")
+        watch.record_stage("converge")
         return replace(report, stage_s=watch.seconds)
-    archived = archive(replace(applied.snapshot, generation=loaded.snapshot.generation + 1))
-    at("before-commit")
-    store.commit(_commit(loaded, absorbed, applied, report, archived=archived, epoch=epoch))
-    watch.lap("commit")
-    at("after-commit")
+    archived = archive_ended(replace(applied.snapshot, generation=loaded.snapshot.generation + 1))
+    stage_hook("before-commit")
+    store.commit(_build_commit(loaded, absorbed, applied, report, archived=archived, epoch=epoch))
+    watch.record_stage("commit")
+    stage_hook("after-commit")
     executor.converge(archived.snapshot)
-    watch.lap("converge")
-    at("after-converge")
+    watch.record_stage("converge")
+    stage_hook("after-converge")
     return replace(report, generation=archived.snapshot.generation, committed=True, stage_s=watch.seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedDecisions:
     """The legal decisions, the state they make, and what was dropped on the way. `ended_loans` have left that state
     already: their nodes were lent anew at once."""
 
@@ -97,7 +99,7 @@ class Applied:
     ended_loans: tuple[Loan, ...] = ()
 
 
-class Stopwatch:
+class StageTimer:
     """Wall time by stage, for metrics alone: nothing is decided on it."""
 
     def __init__(self, clock: Clock) -> None:
@@ -105,39 +107,43 @@ class Stopwatch:
         self._since_s = clock.elapsed_s()
         self.seconds: dict[str, float] = {}
 
-    def lap(self, stage: str) -> None:
+    def record_stage(self, stage: str) -> None:
         """What has passed since the last lap was this stage."""
         now_s = self._clock.elapsed_s()
         self.seconds[stage], self._since_s = now_s - self._since_s, now_s
 
 
-def _at(snapshot: Snapshot, now_s: float) -> Snapshot:
+def _with_time(snapshot: Snapshot, now_s: float) -> Snapshot:
     """The snapshot at the tick's time. A clock that was set back does not take the state with it."""
     return replace(snapshot, now_s=max(now_s, snapshot.now_s))
 
 
-def _apply_legal(snapshot: Snapshot, result: TickResult) -> Applied:
+def _apply_legal_decisions(snapshot: Snapshot, result: TickResult) -> AppliedDecisions:
     """Apply decision by decision; an illegal one is dropped and reported, the rest goes on."""
     full_pass_at_s = snapshot.now_s if result.full_pass else snapshot.full_pass_at_s
     if not result.decisions:
-        return Applied(replace(snapshot, full_pass_at_s=full_pass_at_s))
-    draft = Draft(snapshot)
+        return AppliedDecisions(replace(snapshot, full_pass_at_s=full_pass_at_s))
+    draft = MutableSnapshot(snapshot)
     kept, violations, events = list[Decision](), list[Violation](), list[Event]()
     for decision in result.decisions:
-        if violation := illegal(draft, decision):
+        if violation := find_violation(draft, decision):
             violations.append(violation)
-            events.append(tell_violation(snapshot.now_s, violation))
+            events.append(violation_event(snapshot.now_s, violation))
             continue
-        told = tell(draft.view(), decision)
-        take(draft, decision)
-        events.append(stepped(told, decision, draft.view()))
+        told = decision_event(draft.view(), decision)
+        apply_decision(draft, decision)
+        events.append(with_job_step(told, decision, draft.view()))
         kept.append(decision)
     settled = replace(draft.view(), full_pass_at_s=full_pass_at_s)
-    return Applied(settled, tuple(kept), tuple(violations), tuple(events), tuple(draft.ended_loans))
+    return AppliedDecisions(settled, tuple(kept), tuple(violations), tuple(events), tuple(draft.ended_loans))
 
 
-def _report(
-    absorbed: Absorbed, result: TickResult, applied: Applied, broken: tuple[Breach, ...], standing: tuple[Breach, ...]
+def _build_report(
+    absorbed: SnapshotUpdate,
+    result: TickResult,
+    applied: AppliedDecisions,
+    breaches: tuple[Breach, ...],
+    active_breaches: tuple[Breach, ...],
 ) -> TickReport:
     snapshot = applied.snapshot
     return TickReport(
@@ -145,10 +151,10 @@ def _report(
         now_s=snapshot.now_s,
         decisions=applied.decisions,
         violations=applied.violations,
-        breaches=broken,
+        breaches=breaches,
         waiting=result.waiting,
         wanted_shapes=result.wanted_shapes,
-        events=(*absorbed.events, *applied.events, *_new_breaches(standing, broken, snapshot.now_s)),
+        events=(*absorbed.events, *applied.events, *_build_breach_events(active_breaches, breaches, snapshot.now_s)),
         next_wake_s=result.next_wake_s,
         full_pass=result.full_pass,
         committed=False,
@@ -157,33 +163,41 @@ def _report(
     )
 
 
-def _new_breaches(standing: tuple[Breach, ...], broken: tuple[Breach, ...], now_s: float) -> Iterator[Event]:
+def _build_breach_events(
+    active_breaches: tuple[Breach, ...], breaches: tuple[Breach, ...], now_s: float
+) -> Iterator[Event]:
     """A breach is told once, when it begins, and counted in every tick that it lasts."""
-    known = {(breach.kind, breach.subject) for breach in standing}
-    for breach in broken:
+    known = {(breach.kind, breach.subject) for breach in active_breaches}
+    for breach in breaches:
         if (breach.kind, breach.subject) not in known:
-            yield tell_breach(now_s, breach)
+            yield breach_event(now_s, breach)
 
 
-def _commit(
-    loaded: Loaded, absorbed: Absorbed, applied: Applied, report: TickReport, *, archived: Archived, epoch: int
+def _build_commit(
+    loaded: LoadedState,
+    absorbed: SnapshotUpdate,
+    applied: AppliedDecisions,
+    report: TickReport,
+    *,
+    archived: ArchiveResult,
+    epoch: int,
 ) -> Commit:
     return Commit(
         previous=loaded.snapshot,
         snapshot=archived.snapshot,
         epoch=epoch,
-        consumed=tuple(command.id for command in loaded.inbox),
+        consumed_command_ids=tuple(command.id for command in loaded.inbox),
         events=report.events,
         decisions=applied.decisions,
         ended_jobs=archived.ended_jobs,
         ended_loans=(*applied.ended_loans, *archived.ended_loans),
         readings=absorbed.readings,
         samples=absorbed.samples,
-        usage=booked(loaded.snapshot, applied.snapshot),
+        usage=compute_usage_delta(loaded.snapshot, applied.snapshot),
     )
 
 
-def _changes(loaded: Loaded, report: TickReport, snapshot: Snapshot) -> bool:
+def _has_changes(loaded: LoadedState, report: TickReport, snapshot: Snapshot) -> bool:
     """Whether there is anything to write: most ticks of a quiet cluster have nothing."""
     before = loaded.snapshot
     if loaded.inbox or report.decisions or report.events or report.full_pass:

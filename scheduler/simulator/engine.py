@@ -1,4 +1,6 @@
-"""The simulation: the real tick on a virtual clock, called when something happens and never in between.
+"""Ticked: one tick as whoever watches a simulation sees it.
+
+The simulation: the real tick on a virtual clock, called when something happens and never in between.
 
 What happens: a submission, a change of demand, an event of the simulated world, a fault, the wake-up that the
 last tick asked for. Everything that falls on one instant costs one tick.
@@ -9,44 +11,63 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
-from scheduler.core.course import next_full_pass_s
-from scheduler.domain.command import (
-    AddNode,
-    Command,
-    CommandBody,
-    CreatePool,
-    CreateQueue,
-    ReportDemand,
-    SubmitJob,
-)
+from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, CreateQueue, ReportDemand, SubmitJob
 from scheduler.domain.fleet import Node, Pool
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, TickReport
-from scheduler.executors.protocol import Executor
-from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.executors.simulated_delays import Delays
-from scheduler.policies.policy_set import PolicySet
+from scheduler.executors.executor import Executor
+from scheduler.executors.simulated_executor import SimulatedExecutor
+from scheduler.executors.simulated_run import Delays
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.faults import ControllerDiedError, Faults, NoFaults
-from scheduler.simulator.forecasts import FORECASTERS, SEASONAL, Forecasts
-from scheduler.simulator.pending import Pending
-from scheduler.simulator.ticked import Ticked, Watcher
-from scheduler.simulator.traces import DemandChange, DemandTrace, demand_changes
-from scheduler.simulator.truth import AS_TOLD, Truth
+from scheduler.scheduling.cycle import next_full_pass_s
+from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.simulator.demand import (
+    FORECASTERS,
+    SEASONAL,
+    DemandChange,
+    DemandTrace,
+    ForecastSource,
+    LookaheadIterator,
+    merge_demand_changes,
+)
+from scheduler.simulator.fault_injection import ControllerCrashError, FaultInjector, NoFaults
+from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth
+from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.simulator.workloads import Submission
-from scheduler.store.memory import MemoryStore
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import ConflictError, Store
 
-GIVEN_UP_AFTER_S = 14 * 86_400.0
+
+@dataclass(frozen=True, slots=True)
+class TickRecord:
+    """`before` and `after` are the stored states around the tick; `occupied_gpus` counts GPUs with live workers
+    after it; `wall_s` is what it took."""
+
+    before: Snapshot
+    after: Snapshot
+    report: TickReport
+    occupied_gpus: int
+    wall_s: float
+
+
+class SimulationObserver(Protocol):
+    def on_tick(self, tick: TickRecord) -> None:
+        """Called after every tick that came to its end."""
+
+    def on_demand_change(self, change: DemandChange) -> None:
+        """Called when a pool's demand changes, before the tick that hears of it."""
+
+
+STALL_LIMIT_S = 14 * 86_400.0
 """Jobs that nothing has happened to for so long, while nothing runs, never will run."""
-_TICKS_AT_ONCE_MAX = 1_000
+_TICKS_PER_INSTANT_MAX = 1_000
 
 
-class StuckError(AssertionError):
+class LivelockError(AssertionError):
     """The control loop asks for tick after tick at one instant: a bug of ours."""
 
 
@@ -61,7 +82,7 @@ class Scenario:
     delays: Delays
     seed: int
     forecast: str = SEASONAL
-    truth: Truth = AS_TOLD
+    truth: GroundTruth = NOTHING_HIDDEN
     queues: tuple[JobQueue, ...] = ()
 
     @property
@@ -77,9 +98,9 @@ class Simulation:
         scenario: Scenario,
         policies: PolicySet,
         *,
-        watchers: Iterable[Watcher] = (),
-        faults: Faults | None = None,
-        curves: CurveBook | None = None,
+        observers: Iterable[SimulationObserver] = (),
+        faults: FaultInjector | None = None,
+        curves: CurveCache | None = None,
     ) -> None:
         start_s = scenario.start_s
         lengths = {one.job_id: one.steps_true for one in scenario.submissions if one.steps_true is not None}
@@ -87,153 +108,157 @@ class Simulation:
             scenario.nodes,
             delays=scenario.delays,
             now_s=start_s,
-            step_time_factor=scenario.truth.step_time_factor,
-            steps_true=lengths,
+            step_time_factor=scenario.truth.draw_step_time_factor,
+            true_steps=lengths,
         )
-        self.memory = MemoryStore()
+        self.memory_store = MemoryStore()
         self.clock = ManualClock(start_s)
         self._policies = policies
         self._scenario = scenario
-        self._watchers = tuple(watchers)
+        self._observers = tuple(observers)
         self._faults = faults or NoFaults()
-        self._store: Store = self._faults.around_store(self.memory)
-        self._seen: Executor = self._faults.around_executor(self.executor)
-        lease = self.memory.acquire("simulator", now_s=start_s, ttl_s=math.inf)
+        self._store: Store = self._faults.wrap_store(self.memory_store)
+        self._wrapped_executor: Executor = self._faults.wrap_executor(self.executor)
+        lease = self.memory_store.acquire_lease("simulator", now_s=start_s, ttl_s=math.inf)
         assert lease is not None, "nobody else leads a store that has just been made"
         self._epoch = lease.epoch
         make, period_s = FORECASTERS[scenario.forecast], policies.settings.full_pass_period_s
         foreseen = scenario.demand if policies.lends else ()
-        self._forecasts = Forecasts(scenario.pools, foreseen, lambda trace: make(trace, scenario.seed, period_s))
-        self._curves = curves or CurveBook()
-        self._submissions = Pending(iter(scenario.submissions), lambda submission: submission.at_s)
-        self._changes = Pending(demand_changes(scenario.demand, scenario.seed), lambda change: change.at_s)
-        self._learned: tuple[Command, ...] = ()
-        self._standing: tuple[Breach, ...] = ()
+        self._forecast_source = ForecastSource(
+            scenario.pools, foreseen, lambda trace: make(trace, scenario.seed, period_s)
+        )
+        self._curves = curves or CurveCache()
+        self._submissions = LookaheadIterator(iter(scenario.submissions), lambda submission: submission.at_s)
+        self._demand_changes = LookaheadIterator(
+            merge_demand_changes(scenario.demand, scenario.seed), lambda change: change.at_s
+        )
+        self._planning_inputs: tuple[Command, ...] = ()
+        self._active_breaches: tuple[Breach, ...] = ()
         self._wake_s = start_s
-        self._moved_at_s = start_s
-        self._ticks_at_once = 0
-        self._commands = 0
+        self._last_progress_s = start_s
+        self._ticks_at_instant = 0
+        self._command_count = 0
 
-    def watch(self, watcher: Watcher) -> None:
+    def add_observer(self, watcher: SimulationObserver) -> None:
         """Show every tick from now on to one more watcher."""
-        self._watchers = (*self._watchers, watcher)
+        self._observers = (*self._observers, watcher)
 
     def run(self, progress: Callable[[int], None] = lambda ended: None) -> Snapshot:
         """Play until every job has ended and every recalled node is home, or nothing can happen any more.
 
         `progress` is told how many jobs have ended, each time the number grows.
         """
-        self._open()
-        snapshot, ended = self.memory.load().snapshot, 0
-        while not self._is_over(snapshot):
-            self._advance(self._next_s())
-            snapshot = self._tick(snapshot)
-            gone = self._submissions.taken - len(snapshot.jobs)
+        self._create_cluster()
+        snapshot, ended = self.memory_store.load().snapshot, 0
+        while not self._is_finished(snapshot):
+            self._advance(self._get_next_event_s())
+            snapshot = self._run_tick(snapshot)
+            gone = self._submissions.taken_count - len(snapshot.jobs)
             if gone > ended:
                 ended = gone
                 progress(ended)
         return snapshot
 
-    def _open(self) -> None:
+    def _create_cluster(self) -> None:
         for pool in self._scenario.pools:
             self._send(CreatePool(pool))
         for node in self._scenario.nodes:
             self._send(AddNode(node))
         for queue in self._scenario.queues:
             self._send(CreateQueue(queue))
-        while self._changes.next_s < self.clock.now_s():
-            self._change_demand(self._changes.take())
+        while self._demand_changes.next_at_s < self.clock.now_s():
+            self._apply_demand_change(self._demand_changes.take())
 
-    def _next_s(self) -> float:
+    def _get_next_event_s(self) -> float:
         sources = (
             self._wake_s,
-            self._submissions.next_s,
-            self._changes.next_s,
+            self._submissions.next_at_s,
+            self._demand_changes.next_at_s,
             self.executor.next_event_s(),
             self._faults.next_event_s(),
         )
         return max(self.clock.now_s(), min(sources))
 
     def _advance(self, now_s: float) -> None:
-        self._ticks_at_once = self._ticks_at_once + 1 if now_s == self.clock.now_s() else 0
-        if self._ticks_at_once > _TICKS_AT_ONCE_MAX:
-            raise StuckError(f"more than {_TICKS_AT_ONCE_MAX} ticks at {now_s} s")
+        self._ticks_at_instant = self._ticks_at_instant + 1 if now_s == self.clock.now_s() else 0
+        if self._ticks_at_instant > _TICKS_PER_INSTANT_MAX:
+            raise LivelockError(f"more than {_TICKS_PER_INSTANT_MAX} ticks at {now_s} s")
         if self.executor.next_event_s() <= now_s:
-            self._moved_at_s = now_s
+            self._last_progress_s = now_s
         self.clock.move_to(now_s)
         self.executor.advance_to(now_s)
-        while self._submissions.next_s <= now_s:
+        while self._submissions.next_at_s <= now_s:
             submission = self._submissions.take()
             self._send(SubmitJob(submission.job_id, submission.spec), actor=submission.user)
-            self._moved_at_s = now_s
-        while self._changes.next_s <= now_s:
-            self._change_demand(self._changes.take())
-        self._faults.happen(now_s, self.executor)
+            self._last_progress_s = now_s
+        while self._demand_changes.next_at_s <= now_s:
+            self._apply_demand_change(self._demand_changes.take())
+        self._faults.inject_due(now_s, self.executor)
 
-    def _tick(self, before: Snapshot) -> Snapshot:
+    def _run_tick(self, before: Snapshot) -> Snapshot:
         """One tick, and what follows from how it ended."""
         started_s = self.clock.elapsed_s()
-        learned = (*self._learned, *self._due_forecasts(before))
+        learned = (*self._planning_inputs, *self._make_due_forecasts(before))
         try:
             report = tick(
                 self._store,
-                self._seen,
+                self._wrapped_executor,
                 self.clock,
                 self._policies,
                 epoch=self._epoch,
-                learned=learned,
-                standing=self._standing,
+                planning_inputs=learned,
+                active_breaches=self._active_breaches,
             )
         except ConflictError:
             self._wake_s = self.clock.now_s()
             return before
-        except ControllerDiedError:
-            self.executor.converge(self.memory.load().snapshot)
+        except ControllerCrashError:
+            self.executor.converge(self.memory_store.load().snapshot)
             self._wake_s = self.clock.now_s()
-            return self.memory.load().snapshot
+            return self.memory_store.load().snapshot
         wall_s = self.clock.elapsed_s() - started_s
-        after = self.memory.load().snapshot
-        self._learned = self._solved(after, report)
-        self._standing = report.breaches
-        self._wake_s = self.clock.now_s() if self._learned else report.next_wake_s
-        seen = Ticked(before, after, report, self.executor.occupied_gpus, wall_s)
-        for watcher in self._watchers:
-            watcher.ticked(seen)
+        after = self.memory_store.load().snapshot
+        self._planning_inputs = self._solve_missing_points(after, report)
+        self._active_breaches = report.breaches
+        self._wake_s = self.clock.now_s() if self._planning_inputs else report.next_wake_s
+        seen = TickRecord(before, after, report, self.executor.occupied_gpus, wall_s)
+        for watcher in self._observers:
+            watcher.on_tick(seen)
         return after
 
-    def _due_forecasts(self, snapshot: Snapshot) -> tuple[Command, ...]:
+    def _make_due_forecasts(self, snapshot: Snapshot) -> tuple[Command, ...]:
         """Forecasts for a tick that will be a full pass; between those nobody lends."""
         now_s = self.clock.now_s()
         if now_s < next_full_pass_s(snapshot.full_pass_at_s, self._policies.settings.full_pass_period_s):
             return ()
-        return tuple(self._command(body) for body in self._forecasts.made_at(now_s))
+        return tuple(self._make_command(body) for body in self._forecast_source.make_forecasts(now_s))
 
-    def _solved(self, snapshot: Snapshot, report: TickReport) -> tuple[Command, ...]:
+    def _solve_missing_points(self, snapshot: Snapshot, report: TickReport) -> tuple[Command, ...]:
         """All points that the tick missed, of jobs that it has not ended itself."""
         if not report.wanted_shapes:
             return ()
         requests = snapshot.curve_requests()
         wanted = [(requests[one.curve_key], one.shape) for one in report.wanted_shapes if one.curve_key in requests]
-        return tuple(self._command(self._curves.solved(*one)) for one in wanted)
+        return tuple(self._make_command(self._curves.get_point(*one)) for one in wanted)
 
-    def _change_demand(self, change: DemandChange) -> None:
+    def _apply_demand_change(self, change: DemandChange) -> None:
         self.executor.set_demand(change.pool, change.gpus)
-        self._forecasts.observe(change)
+        self._forecast_source.observe(change)
         self._send(ReportDemand(change.pool, change.gpus))
-        for watcher in self._watchers:
-            watcher.demand_changed(change)
+        for watcher in self._observers:
+            watcher.on_demand_change(change)
 
-    def _is_over(self, snapshot: Snapshot) -> bool:
-        if self._submissions.next_s < math.inf or self.memory.inbox_size():
+    def _is_finished(self, snapshot: Snapshot) -> bool:
+        if self._submissions.next_at_s < math.inf or self.memory_store.count_pending_commands():
             return False
         if not snapshot.jobs:
             return all(loan.return_by_s is None for loan in snapshot.loans.values())
         nothing_runs = self.executor.occupied_gpus == 0 and self._faults.next_event_s() == math.inf
-        return nothing_runs and self.clock.now_s() - self._moved_at_s > GIVEN_UP_AFTER_S
+        return nothing_runs and self.clock.now_s() - self._last_progress_s > STALL_LIMIT_S
 
     def _send(self, body: CommandBody, *, actor: str = "") -> None:
-        self.memory.send(self._command(body, actor=actor))
+        self.memory_store.send(self._make_command(body, actor=actor))
 
-    def _command(self, body: CommandBody, *, actor: str = "") -> Command:
-        self._commands += 1
-        return Command(f"simulated-{self._commands}", self.clock.now_s(), body, actor=actor or "simulator")
+    def _make_command(self, body: CommandBody, *, actor: str = "") -> Command:
+        self._command_count += 1
+        return Command(f"simulated-{self._command_count}", self.clock.now_s(), body, actor=actor or "simulator")

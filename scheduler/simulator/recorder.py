@@ -1,4 +1,7 @@
-"""Recorder: watches a simulation and makes its report. What it does at a tick does not grow with the cluster."""
+"""LoanBook: loans, recalls and shortages of a simulation, from the states around each tick.
+
+Recorder: watches a simulation and makes its report. What it does at a tick does not grow with the cluster.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,134 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.domain import gpus as gpu_sets
-from scheduler.domain.decision import PreemptJob, RejectJob, ResizeJob
-from scheduler.domain.fleet import PoolKind
-from scheduler.domain.forecast import Forecast
+from scheduler.domain import gpu_sets
+from scheduler.domain.decisions import PreemptJob, ReasonCode, RejectJob, ResizeJob
+from scheduler.domain.fleet import Forecast, Loan, LoanState, Node, Pool, PoolKind
 from scheduler.domain.job import Job
-from scheduler.domain.job_state import WAITING, JobState
-from scheduler.domain.reason import ReasonCode
+from scheduler.domain.job_state import WAITING_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.simulated_run import Work
-from scheduler.simulator.engine import Scenario
-from scheduler.simulator.loan_book import LoanBook
-from scheduler.simulator.report import HOUR_S, Played, PolicyReport, Spread, TickTimes, UsageRatio, mean, ratio
-from scheduler.simulator.series import FloatArray, PolicySeries, StepLine, interval_edges, interval_means, quantiles
-from scheduler.simulator.ticked import Ticked
-from scheduler.simulator.traces import DemandChange
+from scheduler.executors.simulated_run import RunWork
+from scheduler.simulator.demand import DemandChange
+from scheduler.simulator.engine import Scenario, TickRecord
+from scheduler.simulator.report import (
+    HOUR_S,
+    Distribution,
+    FloatArray,
+    PolicyReport,
+    PolicyResult,
+    PolicySeries,
+    ShortageRatio,
+    StepFunction,
+    TickTimes,
+    UsageRatio,
+    compute_interval_edges,
+    compute_interval_means,
+    compute_mean,
+    compute_quantiles,
+    compute_ratio,
+)
+
+_DEADLINE_TOLERANCE_S = 1e-6
+
+
+class _PoolShortages:
+    """One pool's demand interval that is under way, and the GPUs that cannot serve it."""
+
+    def __init__(self, pool: Pool, capacity_gpus: int) -> None:
+        self.capacity_gpus = capacity_gpus
+        self.cold_start_s = pool.lending.cold_start_s
+        self.lent_gpus = 0
+        self.cold_gpus: list[tuple[float, int]] = []
+        self.demand: DemandChange | None = None
+        self.is_short = False
+        self.intervals = {True: 0, False: 0}
+        self.short_intervals = {True: 0, False: 0}
+
+    def check_shortage(self, now_s: float) -> None:
+        """Note whether inference has too few GPUs just now. Demand above the capacity is not the loans' fault."""
+        self.cold_gpus = [(until_s, gpus) for until_s, gpus in self.cold_gpus if until_s > now_s]
+        serving = self.capacity_gpus - self.lent_gpus - sum(gpus for _, gpus in self.cold_gpus)
+        if self.demand is not None and serving < min(self.demand.gpus, self.capacity_gpus):
+            self.is_short = True
+
+    def close_interval(self, now_s: float) -> None:
+        if self.demand is not None and now_s > self.demand.at_s:
+            self.intervals[self.demand.first_pass] += 1
+            self.short_intervals[self.demand.first_pass] += self.is_short
+        self.is_short = False
+
+
+class LoanStatistics:
+    """Counts as it goes: `loans`, `recalls`, `recalls_late`, `loaned_gpu_s`; `lent_line` is how many nodes were out."""
+
+    def __init__(self, pools: Iterable[Pool], nodes: Iterable[Node]) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._pools = {
+            pool.name: _PoolShortages(pool, sum(node.gpus for node in self._nodes.values() if node.pool == pool.name))
+            for pool in pools
+            if pool.kind is PoolKind.INFERENCE
+        }
+        self.loans = 0
+        self.recalls = 0
+        self.recalls_late = 0
+        self.loaned_gpu_s = 0.0
+        self.lent_nodes = StepFunction()
+
+    def record_demand_change(self, change: DemandChange) -> None:
+        book = self._pools[change.pool]
+        book.close_interval(change.at_s)
+        book.demand = change
+        book.check_shortage(change.at_s)
+
+    def record_tick(self, before: Snapshot, after: Snapshot) -> None:
+        if before.loans is after.loans or before.loans == after.loans:
+            return
+        now_s = after.now_s
+        self.lent_nodes.set_value(now_s, len(after.loans))
+        for name, loan in before.loans.items():
+            if name not in after.loans or after.loans[name].id != loan.id:
+                self._record_return(loan, now_s)
+        for name, loan in after.loans.items():
+            earlier = before.loans.get(name)
+            if earlier is loan:
+                continue
+            if earlier is None or earlier.id != loan.id:
+                self.loans += 1
+                self._pools[loan.pool].lent_gpus += self._nodes[name].gpus
+            recalled_before = earlier is not None and earlier.state is LoanState.RECALLED
+            self.recalls += loan.state is LoanState.RECALLED and not recalled_before
+        for book in self._pools.values():
+            book.check_shortage(now_s)
+
+    def finish(self, last: Snapshot) -> None:
+        """Close what is still open at the end of the simulation."""
+        for loan in last.loans.values():
+            self.loaned_gpu_s += (last.now_s - loan.offered_at_s) * self._nodes[loan.node].gpus
+        for book in self._pools.values():
+            book.close_interval(last.now_s)
+
+    def compute_short_ratio(self) -> ShortageRatio:
+        books = self._pools.values()
+        short = {first: sum(book.short_intervals[first] for book in books) for first in (True, False)}
+        counted = {first: sum(book.intervals[first] for book in books) for first in (True, False)}
+        return ShortageRatio(
+            compute_ratio(short[True], counted[True]), compute_ratio(sum(short.values()), sum(counted.values()))
+        )
+
+    def _record_return(self, loan: Loan, now_s: float) -> None:
+        gpus, book = self._nodes[loan.node].gpus, self._pools[loan.pool]
+        book.lent_gpus -= gpus
+        self.loaned_gpu_s += (now_s - loan.offered_at_s) * gpus
+        if loan.state is not LoanState.OFFERED:
+            book.cold_gpus.append((now_s + book.cold_start_s, gpus))
+        self.recalls_late += loan.return_by_s is not None and now_s > loan.return_by_s + _DEADLINE_TOLERANCE_S
+
 
 _ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class _Runs:
+class _RunTable:
     """What every run computed, one entry a run: its times, and its GPUs by the home of their nodes."""
 
     since_s: FloatArray
@@ -38,7 +148,7 @@ class _Runs:
     lent: FloatArray
 
     @classmethod
-    def of(cls, work: Iterable[Work], owned_nodes: Collection[str]) -> _Runs:
+    def from_work(cls, work: Iterable[RunWork], owned_nodes: Collection[str]) -> _RunTable:
         rows = []
         for run in work:
             owned = sum(len(indices) for name, indices in run.gpus.items() if name in owned_nodes)
@@ -46,19 +156,19 @@ class _Runs:
         return cls(*np.array(rows, dtype=np.float64).reshape(-1, 5).T)
 
 
-class Recorder:
+class ReportRecorder:
     """Figures that are not in the jobs themselves are added up tick by tick."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._loans = LoanBook(scenario.pools, scenario.nodes)
+        self._loan_statistics = LoanStatistics(scenario.pools, scenario.nodes)
         kinds = {pool.name: pool.kind for pool in scenario.pools}
-        self._owned = {node.name for node in scenario.nodes if kinds[node.pool] is PoolKind.TRAINING}
+        self._training_nodes = {node.name for node in scenario.nodes if kinds[node.pool] is PoolKind.TRAINING}
         self._lending = {pool.name: pool.lending for pool in scenario.pools if pool.kind is PoolKind.INFERENCE}
         self._capacity = {
             name: float(sum(node.gpus for node in scenario.nodes if node.pool == name)) for name in self._lending
         }
-        self._owned_gpus = sum(node.gpus for node in scenario.nodes if node.name in self._owned)
+        self._training_gpus = sum(node.gpus for node in scenario.nodes if node.name in self._training_nodes)
         last_s = scenario.submissions[-1].at_s if scenario.submissions else scenario.start_s
         self._window_s = np.array((scenario.start_s, last_s))
         self._tick_s = array("d")
@@ -69,113 +179,119 @@ class Recorder:
         self._rejected = 0
         self._demand: dict[str, float] = {}
         self._forecasts: Mapping[str, Forecast] = {}
-        self._queued_line, self._demand_line, self._forecast_line = StepLine(), StepLine(), StepLine()
+        self._queued_jobs, self._demand_gpus, self._forecast_gpus = StepFunction(), StepFunction(), StepFunction()
 
-    def demand_changed(self, change: DemandChange) -> None:
+    def on_demand_change(self, change: DemandChange) -> None:
         self._demand[change.pool] = min(change.gpus, self._capacity[change.pool])
-        self._demand_line.step(change.at_s, sum(self._demand.values()))
-        self._loans.demand_changed(change)
+        self._demand_gpus.set_value(change.at_s, sum(self._demand.values()))
+        self._loan_statistics.record_demand_change(change)
 
-    def ticked(self, tick: Ticked) -> None:
+    def on_tick(self, tick: TickRecord) -> None:
         report, after = tick.report, tick.after
-        now_s, ledger = report.now_s, after.ledger
+        now_s, ledger = report.now_s, after.index
         self._tick_s.append(tick.wall_s)
-        unplaced = sum(after.jobs[job_id].state in WAITING for job_id in ledger.unsettled)
+        unplaced = sum(after.jobs[job_id].state in WAITING_STATES for job_id in ledger.unsettled)
         queued = len(ledger.waiting) + unplaced
-        self._queued_line.step(now_s, queued)
+        self._queued_jobs.set_value(now_s, queued)
         self._idle_gpu_s += self._idle_gpus * (now_s - self._idle_since_s)
         self._idle_since_s = now_s
-        self._idle_gpus = max(0, sum(ledger.serving.values()) - tick.occupied_gpus) if queued else 0
-        self._loans.ticked(tick.before, after)
+        self._idle_gpus = max(0, sum(ledger.training_gpus.values()) - tick.occupied_gpus) if queued else 0
+        self._loan_statistics.record_tick(tick.before, after)
         if after.forecasts is not self._forecasts:
             self._forecasts = after.forecasts
-            self._forecast_line.step(now_s, sum(map(self._foreseen_gpus, self._lending)))
+            self._forecast_gpus.set_value(now_s, sum(map(self._get_forecast_gpus, self._lending)))
         for decision in report.decisions:
             if isinstance(decision, RejectJob):
                 self._rejected += 1
             elif isinstance(decision, PreemptJob | ResizeJob) and decision.reason.code is ReasonCode.NODE_RECALLED:
-                self._collateral_gpus += _collateral_gpus(tick, decision)
+                self._collateral_gpus += _count_collateral_gpus(tick, decision)
 
-    def report(self, policy: str, last: Snapshot, ended: Iterable[Job], work: Iterable[Work]) -> Played:
+    def build_report(self, policy: str, last: Snapshot, ended: Iterable[Job], work: Iterable[RunWork]) -> PolicyResult:
         """The report, once the simulation is over. `last` is its last state, `ended` every job that has left it."""
-        self._loans.finish(last)
-        jobs = [*ended, *(job.settled(last.now_s) for job in last.jobs.values())]
+        self._loan_statistics.finish(last)
+        jobs = [*ended, *(job.advance_to(last.now_s) for job in last.jobs.values())]
         done = [job for job in jobs if job.state is JobState.SUCCEEDED]
         jct_s = {job.id: job.state_since_s - job.submitted_at_s for job in done}
         submissions, start_s = self._scenario.submissions, self._scenario.start_s
-        runs = _Runs.of(work, self._owned)
+        runs = _RunTable.from_work(work, self._training_nodes)
         lost_gpu_s = float(((runs.until_s - runs.kept_until_s) * (runs.owned + runs.lent)).sum())
         computed_gpu_s = float(((runs.until_s - runs.since_s) * (runs.owned + runs.lent)).sum())
         report = PolicyReport(
             policy=policy,
             jobs=len(submissions),
             completed=len(done),
-            queueing_s=Spread.of([job.account.waited_s for job in jobs]),
-            jct_s=Spread.of(list(jct_s.values())),
-            jct_elastic_s=Spread.of([jct_s[s.job_id] for s in submissions if s.trace_gpus >= 2 and s.job_id in jct_s]),
-            jct_bound_s=mean(s.run_time_s_min for s in submissions),
+            queueing_s=Distribution.from_values([job.account.waited_s for job in jobs]),
+            jct_s=Distribution.from_values(list(jct_s.values())),
+            jct_elastic_s=Distribution.from_values(
+                [jct_s[s.job_id] for s in submissions if s.trace_gpus >= 2 and s.job_id in jct_s]
+            ),
+            jct_bound_s=compute_mean(s.run_time_s_min for s in submissions),
             makespan_s=max((job.state_since_s for job in done), default=start_s) - start_s,
-            usage_ratio=self._usage(runs),
+            usage_ratio=self._compute_usage(runs),
             idle_while_waiting_gpu_hours=self._idle_gpu_s / HOUR_S,
-            loaned_gpu_hours=self._loans.loaned_gpu_s / HOUR_S,
-            loans=self._loans.loans,
-            recalls=self._loans.recalls,
-            recalls_late=self._loans.recalls_late,
+            loaned_gpu_hours=self._loan_statistics.loaned_gpu_s / HOUR_S,
+            loans=self._loan_statistics.loans,
+            recalls=self._loan_statistics.recalls,
+            recalls_late=self._loan_statistics.recalls_late,
             preemptions=sum(job.account.preemptions for job in jobs),
-            preemption_ratio=ratio(sum(job.account.preemptions > 0 for job in jobs), len(jobs)),
+            preemption_ratio=compute_ratio(sum(job.account.preemptions > 0 for job in jobs), len(jobs)),
             resizes=sum(job.account.resizes for job in jobs),
             collateral_gpus=self._collateral_gpus,
             lost_gpu_hours=lost_gpu_s / HOUR_S,
-            lost_ratio=ratio(lost_gpu_s, computed_gpu_s),
-            inference_short_intervals_ratio=self._loans.short_ratio(),
+            lost_ratio=compute_ratio(lost_gpu_s, computed_gpu_s),
+            inference_short_intervals_ratio=self._loan_statistics.compute_short_ratio(),
             ticks=len(self._tick_s),
-            tick_s=TickTimes.of(self._tick_s),
+            tick_s=TickTimes.from_values(self._tick_s),
             wall_s=0.0,
-            deadlines_met_ratio=_deadlines_met_ratio(jobs, jct_s),
+            deadlines_met_ratio=_compute_deadlines_met_ratio(jobs, jct_s),
             rejected=self._rejected,
         )
-        return report, self._series(policy, interval_edges(start_s, last.now_s), runs, list(jct_s.values()))
+        return report, self._build_series(
+            policy, compute_interval_edges(start_s, last.now_s), runs, list(jct_s.values())
+        )
 
-    def _foreseen_gpus(self, pool: str) -> float:
+    def _get_forecast_gpus(self, pool: str) -> float:
         """What the forecast says that the pool may need; without one, what it needs now."""
         forecast, level = self._forecasts.get(pool), self._lending[pool].quantile
-        return min(self._capacity[pool], forecast.at(level)) if forecast else self._demand.get(pool, 0.0)
+        return min(self._capacity[pool], forecast.demand_at(level)) if forecast else self._demand.get(pool, 0.0)
 
-    def _useful_gpus(self, runs: _Runs, edges_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _compute_useful_gpus(self, runs: _RunTable, edges_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Useful work between edges, in GPUs: on nodes that training owns, and on those of inference."""
         at_s = np.concatenate((runs.since_s, runs.kept_until_s))
-        owned, lent = (interval_means(at_s, np.concatenate((gpus, -gpus)), edges_s) for gpus in (runs.owned, runs.lent))
-        return owned, lent + self._demand_line.means(edges_s)
+        owned, lent = (
+            compute_interval_means(at_s, np.concatenate((gpus, -gpus)), edges_s) for gpus in (runs.owned, runs.lent)
+        )
+        return owned, lent + self._demand_gpus.compute_means(edges_s)
 
-    def _usage(self, runs: _Runs) -> UsageRatio:
+    def _compute_usage(self, runs: _RunTable) -> UsageRatio:
         if self._window_s[0] == self._window_s[1]:
             return UsageRatio(0.0, 0.0, 0.0)
-        owned, lent = (float(gpus[0]) for gpus in self._useful_gpus(runs, self._window_s))
+        owned, lent = (float(gpus[0]) for gpus in self._compute_useful_gpus(runs, self._window_s))
         serving = sum(self._capacity.values())
-        both = ratio(owned + lent, self._owned_gpus + serving)
-        return UsageRatio(ratio(owned, self._owned_gpus), ratio(lent, serving), both)
+        both = compute_ratio(owned + lent, self._training_gpus + serving)
+        return UsageRatio(compute_ratio(owned, self._training_gpus), compute_ratio(lent, serving), both)
 
-    def _series(self, policy: str, edges_s: FloatArray, runs: _Runs, jct_s: list[float]) -> PolicySeries:
-        owned, lent = self._useful_gpus(runs, edges_s)
+    def _build_series(self, policy: str, edges_s: FloatArray, runs: _RunTable, jct_s: list[float]) -> PolicySeries:
+        owned, lent = self._compute_useful_gpus(runs, edges_s)
         serving = sum(self._capacity.values())
         return PolicySeries(
             policy=policy,
             start_s=float(edges_s[0]),
             step_s=float(edges_s[1] - edges_s[0]),
             submitting_s=float(self._window_s[1] - self._window_s[0]),
-            queued_jobs=tuple(self._queued_line.means(edges_s).tolist()),
-            training_usage_ratio=tuple((owned / self._owned_gpus).tolist()),
+            queued_jobs=tuple(self._queued_jobs.compute_means(edges_s).tolist()),
+            training_usage_ratio=tuple((owned / self._training_gpus).tolist()),
             inference_usage_ratio=tuple((lent / serving).tolist()) if serving else (),
             inference_gpus=serving,
-            inference_nodes=len(self._scenario.nodes) - len(self._owned),
-            lent_nodes=tuple(self._loans.lent_line.means(edges_s).tolist()),
-            demand_gpus=tuple(self._demand_line.means(edges_s).tolist()),
-            forecast_gpus=tuple(self._forecast_line.means(edges_s).tolist()),
-            jct_s=quantiles(jct_s),
+            inference_nodes=len(self._scenario.nodes) - len(self._training_nodes),
+            lent_nodes=tuple(self._loan_statistics.lent_nodes.compute_means(edges_s).tolist()),
+            demand_gpus=tuple(self._demand_gpus.compute_means(edges_s).tolist()),
+            forecast_gpus=tuple(self._forecast_gpus.compute_means(edges_s).tolist()),
+            jct_s=compute_quantiles(jct_s),
         )
 
 
-def _deadlines_met_ratio(jobs: Iterable[Job], jct_s: Mapping[str, float]) -> float | None:
+def _compute_deadlines_met_ratio(jobs: Iterable[Job], jct_s: Mapping[str, float]) -> float | None:
     met = [
         jct_s.get(job.id, np.inf) <= job.spec.deadline_s + _ROUNDING_S
         for job in jobs
@@ -184,12 +300,12 @@ def _deadlines_met_ratio(jobs: Iterable[Job], jct_s: Mapping[str, float]) -> flo
     return sum(met) / len(met) if met else None
 
 
-def _collateral_gpus(tick: Ticked, decision: PreemptJob | ResizeJob) -> int:
+def _count_collateral_gpus(tick: TickRecord, decision: PreemptJob | ResizeJob) -> int:
     """GPUs that the job gives up although their nodes need not be left."""
     before = tick.before.jobs.get(decision.job_id)
     if before is None:
         return 0
     kept = decision.gpus if isinstance(decision, ResizeJob) else gpu_sets.NO_GPUS
-    given_up = gpu_sets.minus(before.allocation.target, kept)
+    given_up = gpu_sets.difference(before.allocation.target, kept)
     nodes = tick.after.nodes
-    return sum(len(given_up[name]) for name in given_up if not tick.after.must_be_left(nodes[name]))
+    return sum(len(given_up[name]) for name in given_up if not tick.after.must_vacate(nodes[name]))

@@ -1,20 +1,107 @@
-"""The report of a simulation: the JSON that other programs read, and the figures in it."""
+"""Series: what happened over time under one policy set, as means over equal intervals, few enough to draw.
+
+The report of a simulation: the JSON that other programs read, and the figures in it.
+"""
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from scheduler.simulator.series import PolicySeries
+FloatArray = NDArray[np.floating[Any]]
+POINTS_MAX = 2_000
+_QUANTILE_STEPS = 1_000
+_ROUND_LENGTHS_S = (1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21_600.0, 43_200.0)
+"""Each divides the next one and the day, so that series of unlike length can be brought to a common step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySeries:
+    """Each figure is the mean over `step_s` seconds, the first from `start_s` on; at most 2,000 of each.
+
+    The last job is submitted `submitting_s` after the first.
+    The usage ratios are as in `UsageRatio`, but over the whole run. `demand_gpus` and `forecast_gpus` (at each pool's
+    lending quantile) are sums over the inference pools, capped at what these have: `inference_gpus` GPUs on
+    `inference_nodes` nodes. `jct_s` holds completion times in ascending order, at most 1,001 quantiles of them.
+    """
+
+    policy: str
+    start_s: float
+    step_s: float
+    submitting_s: float
+    queued_jobs: tuple[float, ...]
+    training_usage_ratio: tuple[float, ...]
+    inference_usage_ratio: tuple[float, ...]
+    inference_gpus: float
+    inference_nodes: int
+    lent_nodes: tuple[float, ...]
+    demand_gpus: tuple[float, ...]
+    forecast_gpus: tuple[float, ...]
+    jct_s: tuple[float, ...]
+
+
+class StepFunction:
+    """A step function, written down as it changes: 16 bytes a step."""
+
+    def __init__(self) -> None:
+        self._at_s = array("d")
+        self._values = array("d")
+
+    def set_value(self, at_s: float, value: float) -> None:
+        """The value is `value` from `at_s` on, which is not before the last step."""
+        if not self._values or self._values[-1] != value:
+            self._at_s.append(at_s)
+            self._values.append(value)
+
+    def compute_means(self, edges_s: FloatArray) -> FloatArray:
+        return compute_interval_means(np.array(self._at_s), np.diff(np.array(self._values), prepend=0.0), edges_s)
+
+
+def compute_interval_edges(start_s: float, end_s: float) -> FloatArray:
+    """Ends of equal intervals of a round length, the last of which may reach beyond `end_s`."""
+    step_s = round_up_length((end_s - start_s) / POINTS_MAX)
+    return start_s + step_s * np.arange(max(1, math.ceil((end_s - start_s) / step_s)) + 1)
+
+
+def round_up_length(least_s: float) -> float:
+    """The shortest round length of time that is not below `least_s`; whole days beyond one."""
+    return next(
+        (length_s for length_s in _ROUND_LENGTHS_S if length_s >= least_s), math.ceil(least_s / 86_400.0) * 86_400.0
+    )
+
+
+def compute_interval_means(at_s: FloatArray, deltas: FloatArray, edges_s: FloatArray) -> FloatArray:
+    """Means, between neighbouring edges, of the function that is 0 at first and changes by `deltas` at `at_s`.
+
+    Shapes: `at_s` and `deltas` (n,) in any order, `edges_s` (m + 1,) ascending, the result (m,).
+    """
+    order = np.argsort(at_s, kind="stable")
+    at_s, deltas, edges_s = at_s[order] - edges_s[0], deltas[order], edges_s - edges_s[0]
+    seen = np.searchsorted(at_s, edges_s, side="right")
+    level = np.concatenate(([0.0], np.cumsum(deltas)))[seen]
+    area = level * edges_s - np.concatenate(([0.0], np.cumsum(deltas * at_s)))[seen]
+    means: FloatArray = np.diff(area) / np.diff(edges_s)
+    return means
+
+
+def compute_quantiles(values: list[float]) -> tuple[float, ...]:
+    """The values in ascending order; evenly spaced quantiles of them where they are many."""
+    if len(values) <= _QUANTILE_STEPS:
+        return tuple(sorted(values))
+    return tuple(np.quantile(values, np.linspace(0.0, 1.0, _QUANTILE_STEPS + 1)).tolist())
+
 
 HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Distribution:
     """Mean and percentiles (linear between ranks); all zero where there is nothing to measure."""
 
     mean: float
@@ -23,7 +110,7 @@ class Spread:
     p99: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def from_values(cls, values: Sequence[float]) -> Distribution:
         if not values:
             return cls(0.0, 0.0, 0.0, 0.0)
         p50, p95, p99 = (float(value) for value in np.percentile(values, [50, 95, 99]))
@@ -37,7 +124,7 @@ class TickTimes:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> TickTimes:
+    def from_values(cls, values: Sequence[float]) -> TickTimes:
         if not values:
             return cls(0.0, 0.0, 0.0)
         p50, p99 = (float(value) for value in np.percentile(values, [50, 99]))
@@ -58,7 +145,7 @@ class UsageRatio:
 
 
 @dataclass(frozen=True, slots=True)
-class ShortRatio:
+class ShortageRatio:
     """Share of the demand's intervals in which loans, and returned nodes that do not serve yet, left inference with
     fewer GPUs than it needed: in the first pass of the trace, and in all."""
 
@@ -85,9 +172,9 @@ class PolicyReport:
     policy: str
     jobs: int
     completed: int
-    queueing_s: Spread
-    jct_s: Spread
-    jct_elastic_s: Spread
+    queueing_s: Distribution
+    jct_s: Distribution
+    jct_elastic_s: Distribution
     jct_bound_s: float
     makespan_s: float
     usage_ratio: UsageRatio
@@ -102,7 +189,7 @@ class PolicyReport:
     collateral_gpus: int
     lost_gpu_hours: float
     lost_ratio: float
-    inference_short_intervals_ratio: ShortRatio
+    inference_short_intervals_ratio: ShortageRatio
     ticks: int
     tick_s: TickTimes
     wall_s: float
@@ -112,7 +199,7 @@ class PolicyReport:
     violated: tuple[str, ...] = ()
 
 
-Played = tuple[PolicyReport, PolicySeries]
+PolicyResult = tuple[PolicyReport, PolicySeries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +211,8 @@ class SimulationReport:
     series: tuple[PolicySeries, ...]
 
     @classmethod
-    def of(cls, seed: int, played: Iterable[Played]) -> SimulationReport:
-        reports, series = zip(*played, strict=True)
+    def from_results(cls, seed: int, results: Iterable[PolicyResult]) -> SimulationReport:
+        reports, series = zip(*results, strict=True)
         return cls(seed, reports, series)
 
     def to_json(self) -> dict[str, Any]:
@@ -134,11 +221,11 @@ class SimulationReport:
         return {"seed": self.seed, "policies": reports}
 
 
-def ratio(part: float, whole: float) -> float:
+def compute_ratio(part: float, whole: float) -> float:
     """`part / whole`, and 0 where there is no whole."""
     return part / whole if whole else 0.0
 
 
-def mean(values: Iterable[float]) -> float:
+def compute_mean(values: Iterable[float]) -> float:
     listed = list(values)
     return sum(listed) / len(listed) if listed else 0.0

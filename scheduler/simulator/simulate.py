@@ -1,46 +1,103 @@
-"""`simulate`: traces in, a report out. What Python users call; `sweep` does it for several seeds, in parallel."""
+"""What a policy set does wrong in a simulation: decisions that break a law, and errors of its own.
+
+`simulate`: traces in, a report out. What Python users call; `sweep` does it for several seeds, in parallel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import extract_tb
+from typing import TYPE_CHECKING
 
-from scheduler.documents.cluster import (
+from scheduler.documents.simulation import (
     DEFAULT_MODEL,
     ClusterDocument,
-    domain_nodes,
-    domain_pools,
-    domain_queues,
+    build_nodes,
+    build_pools,
+    build_queues,
+    cluster_field_error,
     read_cluster,
-    refused_in,
 )
-from scheduler.documents.throughput import Measured
-from scheduler.documents.trace import DemandRow, JobRow, TraceError, read_demand, read_jobs
+from scheduler.documents.throughput import MeasuredSteps
+from scheduler.documents.trace_files import DemandRow, JobRow, TraceError, read_demand, read_jobs
 from scheduler.domain.fleet import DAY_S
-from scheduler.executors.simulated_delays import Delays
-from scheduler.policies.policy_set import PolicySet, policy_set
-from scheduler.policies.settings import PolicySettings
+from scheduler.executors.simulated_run import Delays
 from scheduler.runtime.clock import ManualClock
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.engine import Scenario, Simulation
-from scheduler.simulator.forecasts import FORECASTERS, SEASONAL
-from scheduler.simulator.hiding import true_submissions
-from scheduler.simulator.policy_faults import Violations, naming
-from scheduler.simulator.recorder import Recorder
-from scheduler.simulator.report import Played, SimulationReport
-from scheduler.simulator.traces import demand_traces
-from scheduler.simulator.truth import AS_TOLD, Truth
-from scheduler.solver.profiles.shipped import gpu_names, load_gpu
+from scheduler.scheduling.policies.policy_set import PolicySet, load_policy_set
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.simulator.demand import FORECASTERS, SEASONAL, DemandChange, build_demand_traces
+from scheduler.simulator.engine import Scenario, Simulation, TickRecord
+from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth, build_true_submissions
+from scheduler.simulator.recorder import ReportRecorder
+from scheduler.simulator.report import PolicyResult, SimulationReport
+from scheduler.simulator.throughput_curves import CurveCache
+from scheduler.solver.profiles.catalog import list_gpu_names, load_gpu
 
-Policies = str | PolicySet | Sequence[str | PolicySet]
-Progress = Callable[[int, int], None]
-_ALL_JOBS = 10**12
-_BOUNDLESS = 2**60
+if TYPE_CHECKING:
+    from scheduler.domain.tick_report import Invariant, Violation
+    from scheduler.runtime.clock import Clock
+
+
+class PolicyError(RuntimeError):
+    """A policy set raised an error; the message names it, the time, the error and the line of code. `__cause__` is
+    the error itself where it was raised in this process."""
+
+
+class ViolationCounter:
+    """Counts the decisions that were dropped because they broke a law, and keeps the first that broke each."""
+
+    def __init__(self) -> None:
+        self._first: dict[Invariant, tuple[float, Violation]] = {}
+        self._counts: dict[Invariant, int] = {}
+
+    def on_tick(self, tick: TickRecord) -> None:
+        for violation in tick.report.violations:
+            self._first.setdefault(violation.law, (tick.report.now_s, violation))
+            self._counts[violation.law] = self._counts.get(violation.law, 0) + 1
+
+    def on_demand_change(self, change: DemandChange) -> None:
+        """Demand breaks no law."""
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts.values())
+
+    def describe(self) -> tuple[str, ...]:
+        """A sentence a law: whom it was broken with first, when and how, and how often in all."""
+        return tuple(
+            f"{law}: {self._counts[law]} dropped, first at {at_s:g} s that of {one.subject}: {one.detail}"
+            for law, (at_s, one) in self._first.items()
+        )
+
+
+@contextmanager
+def raise_as_policy_error(policy: str, clock: Clock) -> Iterator[None]:
+    """Within it, whatever is raised is told of the policy set, with the clock's time.
+
+    Raises:
+        PolicyError: for every error.
+    """
+    try:
+        yield
+    except Exception as wrong:
+        place = extract_tb(wrong.__traceback__)[-1]
+        raise PolicyError(
+            f"policy {policy} failed at {clock.now_s():g} s: {type(wrong).__name__}: {wrong} "
+            f"({Path(place.filename).name} line {place.lineno}, in {place.name})"
+        ) from wrong
+
+
+PolicySelection = str | PolicySet | Sequence[str | PolicySet]
+ProgressCallback = Callable[[int, int], None]
+_NO_JOB_LIMIT = 10**12
+_UNLIMITED_BYTES = 2**60
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class SimulationInputs:
     """The files of a simulation, read and checked one by one. `demand` is empty where the cluster serves nobody."""
 
     jobs: tuple[JobRow, ...]
@@ -49,21 +106,21 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SimulationOptions:
     """How a simulation is played, beside the traces, the policies and the seed. `forecast`: one of `FORECASTERS`.
     `profiles`: measured throughput, which goes before the solver's. `truth`: what is hidden from the policies; its
     own seed is the simulation's."""
 
     forecast: str = SEASONAL
-    profiles: tuple[Measured, ...] = ()
-    truth: Truth = AS_TOLD
+    profiles: tuple[MeasuredSteps, ...] = ()
+    truth: GroundTruth = NOTHING_HIDDEN
 
     def __post_init__(self) -> None:
         if self.forecast not in FORECASTERS:
             raise ValueError(f"forecast: {self.forecast!r} is not known; allowed: {', '.join(FORECASTERS)}")
 
 
-DEFAULTS = Options()
+DEFAULT_OPTIONS = SimulationOptions()
 
 
 def load_inputs(
@@ -72,8 +129,8 @@ def load_inputs(
     cluster_path: Path,
     *,
     workload: str = "",
-    profiles: Iterable[Measured] = (),
-) -> Inputs:
+    profiles: Iterable[MeasuredSteps] = (),
+) -> SimulationInputs:
     """Read the files. A cluster without an inference pool needs no demand. `workload` picks one of a file of several;
     GPUs that `profiles` measured need not be known to the solver.
 
@@ -83,16 +140,16 @@ def load_inputs(
     """
     demand = () if demand_path is None else read_demand(demand_path)
     jobs, cluster = read_jobs(jobs_path, workload=workload), read_cluster(cluster_path)
-    curves = CurveBook(profiles)
+    curves = CurveCache(profiles)
     for number, pool in enumerate(cluster.pools):
-        if pool.gpu not in gpu_names() and not curves.measures_on(pool.gpu):
-            allowed = ", ".join(gpu_names())
-            raise refused_in(cluster_path, f"pools.{number}.gpu", pool.gpu, allowed)
-    _refuse_another_clock(jobs, demand)
-    return Inputs(jobs, demand, cluster)
+        if pool.gpu not in list_gpu_names() and not curves.has_measured_gpu(pool.gpu):
+            allowed = ", ".join(list_gpu_names())
+            raise cluster_field_error(cluster_path, f"pools.{number}.gpu", pool.gpu, allowed)
+    _check_time_ranges(jobs, demand)
+    return SimulationInputs(jobs, demand, cluster)
 
 
-def _refuse_another_clock(jobs: Sequence[JobRow], demand: Sequence[DemandRow]) -> None:
+def _check_time_ranges(jobs: Sequence[JobRow], demand: Sequence[DemandRow]) -> None:
     """A demand is repeated after its end, but one that ends before the first job comes is told on another clock."""
     last = max(demand, key=lambda row: row.time_s, default=None)
     length_s = last.time_s - demand[0].time_s if last else 0.0
@@ -105,11 +162,11 @@ def simulate(
     jobs: Sequence[JobRow],
     demand: Sequence[DemandRow],
     cluster: ClusterDocument,
-    policy: Policies,
+    policy: PolicySelection,
     *,
     seed: int,
-    options: Options = DEFAULTS,
-    progress: Progress | None = None,
+    options: SimulationOptions = DEFAULT_OPTIONS,
+    progress: ProgressCallback | None = None,
 ) -> SimulationReport:
     """Play a trace under each policy set of `policy`: names with commas between, or names and sets of one's own.
 
@@ -117,10 +174,10 @@ def simulate(
     composition of functions; it keeps its own settings:
 
     >>> from dataclasses import replace
-    >>> from scheduler.documents.cluster import ClusterDocument
-    >>> from scheduler.documents.trace import JobRow
-    >>> from scheduler.policies.ordering import first_come
-    >>> from scheduler.policies.policy_set import policy_set
+    >>> from scheduler.documents.simulation import ClusterDocument
+    >>> from scheduler.documents.trace_files import JobRow
+    >>> from scheduler.scheduling.policies.job_order import first_come
+    >>> from scheduler.scheduling.policies.policy_set import policy_set
     >>> def last_come(snapshot, settings):
     ...     return first_come(snapshot, settings)[::-1]
     >>> mine = replace(policy_set("fifo"), name="lifo", order=last_come)
@@ -134,21 +191,21 @@ def simulate(
         ValueError: jobs, demand, cluster and policies do not fit together; the message says what is allowed.
         PolicyError: a policy set raised an error.
     """
-    sets, curves = policy_sets(policy, cluster), CurveBook(options.profiles)
-    worlds = [scenario(jobs, demand, cluster, one, seed=seed, curves=curves, options=options) for one in sets]
+    sets, curves = resolve_policy_sets(policy, cluster), CurveCache(options.profiles)
+    worlds = [build_scenario(jobs, demand, cluster, one, seed=seed, curves=curves, options=options) for one in sets]
     total = len(jobs) * len(sets)
-    played: list[Played] = []
+    played: list[PolicyResult] = []
     for number, (world, policies) in enumerate(zip(worlds, sets, strict=True)):
 
         def tell(ended: int, before: int = number * len(jobs)) -> None:
             if progress is not None:
                 progress(before + ended, total)
 
-        played.append(play(world, policies, curves=curves, progress=tell))
-    return SimulationReport.of(seed, played)
+        played.append(run_policy(world, policies, curves=curves, progress=tell))
+    return SimulationReport.from_results(seed, played)
 
 
-def policy_sets(policy: Policies, cluster: ClusterDocument) -> list[PolicySet]:
+def resolve_policy_sets(policy: PolicySelection, cluster: ClusterDocument) -> list[PolicySet]:
     """Named sets with the settings that the cluster gives, sets of one's own as they are.
 
     Raises:
@@ -160,18 +217,18 @@ def policy_sets(policy: Policies, cluster: ClusterDocument) -> list[PolicySet]:
         reconfiguration_s_by_model=cluster.reconfiguration_s,
     )
     wanted = policy.split(",") if isinstance(policy, str) else [policy] if isinstance(policy, PolicySet) else policy
-    return [policy_set(one.strip(), settings) if isinstance(one, str) else one for one in wanted]
+    return [load_policy_set(one.strip(), settings) if isinstance(one, str) else one for one in wanted]
 
 
-def scenario(
+def build_scenario(
     jobs: Sequence[JobRow],
     demand: Sequence[DemandRow],
     cluster: ClusterDocument,
     policies: PolicySet,
     *,
     seed: int,
-    curves: CurveBook,
-    options: Options = DEFAULTS,
+    curves: CurveCache,
+    options: SimulationOptions = DEFAULT_OPTIONS,
 ) -> Scenario:
     """The simulation's world for one policy set: under one that does not scale, jobs keep to the trace's GPUs.
 
@@ -185,38 +242,40 @@ def scenario(
     start_s = cluster.start_s
     delays = Delays(start_s=start_s, reconfiguration_s=table[DEFAULT_MODEL], reconfiguration_s_by_model=table)
     return Scenario(
-        pools=domain_pools(cluster),
-        nodes=domain_nodes(cluster, lambda gpu: _memory_bytes(gpu, curves)),
-        submissions=true_submissions(jobs, cluster, curves, truth, elastic=policies.scales),
-        demand=demand_traces(demand, cluster),
+        pools=build_pools(cluster),
+        nodes=build_nodes(cluster, lambda gpu: _get_memory_bytes(gpu, curves)),
+        submissions=build_true_submissions(jobs, cluster, curves, truth, elastic=policies.scales),
+        demand=build_demand_traces(demand, cluster),
         delays=delays,
         seed=seed,
         forecast=options.forecast,
         truth=truth,
-        queues=domain_queues(cluster),
+        queues=build_queues(cluster),
     )
 
 
-def _memory_bytes(gpu: str, curves: CurveBook) -> int:
+def _get_memory_bytes(gpu: str, curves: CurveCache) -> int:
     """Memory of one GPU; that of a GPU which is known by measurements alone is taken for boundless, as their plans."""
-    return _BOUNDLESS if gpu not in gpu_names() and curves.measures_on(gpu) else load_gpu(gpu).memory_bytes
+    return (
+        _UNLIMITED_BYTES if gpu not in list_gpu_names() and curves.has_measured_gpu(gpu) else load_gpu(gpu).memory_bytes
+    )
 
 
-def play(
-    world: Scenario, policies: PolicySet, *, curves: CurveBook, progress: Callable[[int], None] = lambda ended: None
-) -> Played:
+def run_policy(
+    scenario: Scenario, policies: PolicySet, *, curves: CurveCache, progress: Callable[[int], None] = lambda ended: None
+) -> PolicyResult:
     """One policy set's report, and what happened over time.
 
     Raises:
         PolicyError: the policy set raised an error.
     """
-    recorder, violations = Recorder(world), Violations()
-    simulation = Simulation(world, policies, watchers=[recorder, violations], curves=curves)
+    recorder, violations = ReportRecorder(scenario), ViolationCounter()
+    simulation = Simulation(scenario, policies, observers=[recorder, violations], curves=curves)
     watch = ManualClock()
     started_s = watch.elapsed_s()
-    with naming(policies.name, simulation.clock):
+    with raise_as_policy_error(policies.name, simulation.clock):
         last = simulation.run(progress)
     wall_s = watch.elapsed_s() - started_s
-    ended = simulation.memory.ended_jobs(limit=_ALL_JOBS)
-    report, series = recorder.report(policies.name, last, ended, simulation.executor.work)
-    return replace(report, wall_s=wall_s, violations=violations.count, violated=violations.told()), series
+    ended = simulation.memory_store.list_ended_jobs(limit=_NO_JOB_LIMIT)
+    report, series = recorder.build_report(policies.name, last, ended, simulation.executor.work)
+    return replace(report, wall_s=wall_s, violations=violations.count, violated=violations.describe()), series

@@ -13,16 +13,14 @@ from math import ceil
 import numpy as np
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
-from scheduler.solver.costs.candidates import Candidates
-from scheduler.solver.costs.chain import Layer, chain
-from scheduler.solver.costs.hand_over import StageGroup, hand_over_s
-from scheduler.solver.costs.layer_table import layer_table
-from scheduler.solver.costs.layer_time import LayerTimes, layer_times
-from scheduler.solver.costs.layouts import Layout, border_s, reshard_s
-from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
-from scheduler.solver.costs.schedules import in_flight
+from scheduler.solver.costs.communication_time import Layout, compute_border_s, compute_reshard_s
+from scheduler.solver.costs.layer_chain import Layer, build_layer_chain, build_layer_table
+from scheduler.solver.costs.layer_memory import compute_activation_bytes, compute_buffer_bytes, compute_state_bytes
+from scheduler.solver.costs.layer_time import LayerTimes, compute_layer_times
+from scheduler.solver.costs.pipeline_costs import StageGroup, compute_hand_over_s, count_in_flight
+from scheduler.solver.costs.strategy_space import StrategyCandidates
 from scheduler.solver.instance import Floats, Ints
-from scheduler.solver.plan_rules import PlanError, check_plan, layer_strategies, per_layer
+from scheduler.solver.plan_rules import PlanError, as_single_layer, check_plan, expand_layer_strategies
 from scheduler.solver.request import DeviceGroup, SolveRequest
 
 __all__ = ["Evaluation", "PlanError", "StageEvaluation", "TimeParts", "evaluate"]
@@ -48,7 +46,7 @@ class TimeParts:
     def total_s(self) -> float:
         return self.compute_s + self.communication_s + self.other_s
 
-    def plus(self, other: TimeParts) -> TimeParts:
+    def add(self, other: TimeParts) -> TimeParts:
         return TimeParts(*(getattr(self, name) + getattr(other, name) for name in _PARTS))
 
 
@@ -97,16 +95,18 @@ def evaluate(plan: ParallelPlan, request: SolveRequest) -> Evaluation:
     """
     check_plan(plan, request)
     groups = [group for group in request.groups if group.hardware.gpu in {stage.gpu for stage in plan.stages}]
-    costs = {group.hardware.gpu: _group_costs(plan, request, group) for group in groups}
-    stages = tuple(_device(plan, position, costs[plan.stages[position].gpu]) for position in range(plan.devices))
-    links_s = _links_s(plan, costs)
+    costs = {group.hardware.gpu: _compute_group_costs(plan, request, group) for group in groups}
+    stages = tuple(
+        _evaluate_device(plan, position, costs[plan.stages[position].gpu]) for position in range(plan.pipeline_devices)
+    )
+    links_s = _compute_link_loads_s(plan, costs)
     loads_s = (*(stage.time_s for stage in stages), *links_s)
     chunks = plan.schedule.interleave
     iteration_s = sum(loads_s) / chunks + (plan.micro_batches - 1 / chunks) * max(loads_s)
     iteration_s += max(group.hardware.iteration_overhead_s for group in groups)
     peak_flops_per_s = sum(group.gpus * group.hardware.peak_flops_per_s for group in groups)
     useful_flops = request.model.training_flops_per_sample * request.global_batch
-    limits = [costs[plan.stages[position].gpu].group.limit_bytes for position in range(plan.devices)]
+    limits = [costs[plan.stages[position].gpu].group.limit_bytes for position in range(plan.pipeline_devices)]
     return Evaluation(
         iteration_time_s=iteration_s,
         stages=stages,
@@ -133,54 +133,58 @@ class _GroupCosts:
     reshard_s: Floats
 
 
-def _group_costs(plan: ParallelPlan, request: SolveRequest, group: DeviceGroup) -> _GroupCosts:
+def _compute_group_costs(plan: ParallelPlan, request: SolveRequest, group: DeviceGroup) -> _GroupCosts:
     own = [stage for stage in plan.stages if stage.gpu == group.hardware.gpu]
     one_node = len({stage.gpu for stage in plan.stages}) == 1 and group.gpus <= group.node_gpus
-    layers = chain(request.model, group.hardware.precision, stages=plan.devices, one_node=one_node)
-    setting = group.setting(own[0].gpus, plan.global_batch)
+    layers = build_layer_chain(request.model, group.hardware.precision, stages=plan.pipeline_devices, one_node=one_node)
+    setting = group.build_stage_setting(own[0].gpus, plan.global_batch)
     kinds = tuple(dict.fromkeys(layers))
-    used = list(dict.fromkeys(per_layer(run) for stage in own for run in stage.strategies))
-    chosen = Candidates.of(used, micro_batches=plan.micro_batches, batch=plan.micro_batch_size)
-    layouts = tuple(dict.fromkeys(_layout(strategy) for strategy in used))
-    table, batches = layer_table(kinds), np.array([plan.micro_batch_size])
+    used = list(dict.fromkeys(as_single_layer(run) for stage in own for run in stage.strategies))
+    chosen = StrategyCandidates.from_strategies(used, micro_batches=plan.micro_batches, batch=plan.micro_batch_size)
+    layouts = tuple(dict.fromkeys(_get_layout(strategy) for strategy in used))
+    table, batches = build_layer_table(kinds), np.array([plan.micro_batch_size])
     return _GroupCosts(
         group=group,
         layers=layers,
         kinds={kind: number for number, kind in enumerate(kinds)},
         numbers={strategy: number for number, strategy in enumerate(used)},
         layouts={layout: number for number, layout in enumerate(layouts)},
-        times=layer_times(kinds, chosen, setting),
-        state_bytes=state_bytes(kinds, chosen, setting),
-        kept_bytes=kept_bytes(kinds, chosen, setting),
-        working_bytes=working_bytes(kinds, chosen, setting),
-        border_s=border_s(table, chosen.spreads, setting),
-        reshard_s=reshard_s(table, layouts, batches, setting)[0],
+        times=compute_layer_times(kinds, chosen, setting),
+        state_bytes=compute_state_bytes(kinds, chosen, setting),
+        kept_bytes=compute_activation_bytes(kinds, chosen, setting),
+        working_bytes=compute_buffer_bytes(kinds, chosen, setting),
+        border_s=compute_border_s(table, chosen.spreads, setting),
+        reshard_s=compute_reshard_s(table, layouts, batches, setting)[0],
     )
 
 
-def _device(plan: ParallelPlan, position: int, costs: _GroupCosts) -> StageEvaluation:
+def _evaluate_device(plan: ParallelPlan, position: int, costs: _GroupCosts) -> StageEvaluation:
     """One device of the pipeline, with all the stages that it runs."""
-    held = in_flight(plan.schedule, micro_batches=plan.micro_batches, devices=plan.devices, position=position)
+    held = count_in_flight(
+        plan.schedule, micro_batches=plan.micro_batches, devices=plan.pipeline_devices, position=position
+    )
     parts, planned_bytes, working = TimeParts(), 0, 0
-    for stage in plan.stages[position :: plan.devices]:
-        strategies = layer_strategies(stage)
+    for stage in plan.stages[position :: plan.pipeline_devices]:
+        strategies = expand_layer_strategies(stage)
         own = [
             (costs.kinds[costs.layers[stage.first_layer + offset]], costs.numbers[strategy])
             for offset, strategy in enumerate(strategies)
         ]
         for place in own:
-            parts = parts.plus(TimeParts(*(float(getattr(costs.times, name)[place]) for name in _PARTS)))
+            parts = parts.add(TimeParts(*(float(getattr(costs.times, name)[place]) for name in _PARTS)))
             planned_bytes += int(costs.state_bytes[place]) + ceil(float(costs.kept_bytes[place]) * held)
             working = max(working, int(costs.working_bytes[place[1]]))
-        parts = parts.plus(TimeParts(other_s=_edges_s(stage, own, strategies, costs)))
+        parts = parts.add(TimeParts(other_s=_compute_layout_changes_s(stage, own, strategies, costs)))
     return StageEvaluation(parts, costs.group.hardware.occupied_bytes(planned_bytes + working), held)
 
 
-def _edges_s(stage: Stage, own: list[tuple[int, int]], strategies: list[LayerStrategy], costs: _GroupCosts) -> float:
+def _compute_layout_changes_s(
+    stage: Stage, own: list[tuple[int, int]], strategies: list[LayerStrategy], costs: _GroupCosts
+) -> float:
     """Changes of layout inside the stage, and gathering at its borders."""
     time_s = 0.0
     for (kind, _), (before, after) in zip(own, pairwise(strategies), strict=False):
-        time_s += float(costs.reshard_s[kind, costs.layouts[_layout(before)], costs.layouts[_layout(after)]])
+        time_s += float(costs.reshard_s[kind, costs.layouts[_get_layout(before)], costs.layouts[_get_layout(after)]])
     if stage.first_layer > 0:
         time_s += float(costs.border_s[own[0]])
     if stage.last_layer < len(costs.layers) - 1:
@@ -188,13 +192,13 @@ def _edges_s(stage: Stage, own: list[tuple[int, int]], strategies: list[LayerStr
     return time_s
 
 
-def _layout(strategy: LayerStrategy) -> Layout:
+def _get_layout(strategy: LayerStrategy) -> Layout:
     return strategy.tp, strategy.sequence_sharding
 
 
-def _links_s(plan: ParallelPlan, costs: dict[str, _GroupCosts]) -> tuple[float, ...]:
+def _compute_link_loads_s(plan: ParallelPlan, costs: dict[str, _GroupCosts]) -> tuple[float, ...]:
     """Load of each link between devices; interleaved, the last one leads back to the first device."""
-    devices, mixed = plan.devices, len(costs) > 1
+    devices, mixed = plan.pipeline_devices, len(costs) > 1
     sides = {
         gpu: StageGroup(
             hardware=own.group.hardware,
@@ -207,8 +211,8 @@ def _links_s(plan: ParallelPlan, costs: dict[str, _GroupCosts]) -> tuple[float, 
     loads_s = [0.0] * (devices if plan.schedule.interleave > 1 else devices - 1)
     for number, (stage, following) in enumerate(pairwise(plan.stages)):
         sender, receiver, cut = sides[stage.gpu], sides[following.gpu], number % devices
-        inside = sender.leaves_node if mixed or cut == devices - 1 else sender.crosses(cut)
+        inside = sender.spans_nodes if mixed or cut == devices - 1 else sender.crosses_nodes(cut)
         layer = costs[stage.gpu].layers[stage.last_layer]
         crosses = sender is not receiver or inside
-        loads_s[cut] += hand_over_s(layer, plan.micro_batch_size, sender, receiver, crosses=crosses)
+        loads_s[cut] += compute_hand_over_s(layer, plan.micro_batch_size, sender, receiver, crosses=crosses)
     return tuple(loads_s)

@@ -7,54 +7,54 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ScheduleName
-from scheduler.solver.costs.chain import chain
-from scheduler.solver.costs.spreads import Limits, spreads
+from scheduler.solver.costs.layer_chain import build_layer_chain
+from scheduler.solver.costs.strategy_space import DegreeLimits, enumerate_degrees
 from scheduler.solver.instance import Floats, Ints, StageCosts
-from scheduler.solver.request import Infeasible, SolveRequest
-from scheduler.solver.search.pipelines import Pipeline, pipelines
-from scheduler.solver.search.workbench import Workbench
+from scheduler.solver.request import Infeasibility, SolveRequest
+from scheduler.solver.search.pipelines import Pipeline, enumerate_pipelines
+from scheduler.solver.search.stage_oracle import OracleCache
 
 _GB = 1e9
-_TENTHS = 10**8
+_ROUNDING_BYTES = 10**8
 """Bytes in the last digit of what is said to fit, which is rounded up."""
-_TIMES = (2, 4, 8)
+_GPU_MULTIPLES = (2, 4, 8)
 """Multiples of the GPUs that are tried before more of them are no longer proposed."""
 
 
-def shape_infeasible(request: SolveRequest) -> Infeasible:
+def explain_infeasible_shape(request: SolveRequest) -> Infeasibility:
     """The shape holds more than two GPU models."""
     models = ", ".join(group.hardware.gpu for group in request.groups)
     reason = f"{request.shape} holds {len(request.groups)} GPU models ({models}); a plan takes at most two of them"
-    return Infeasible(reason, "shape")
+    return Infeasibility(reason, "shape")
 
 
-def batch_infeasible(request: SolveRequest) -> Infeasible:
+def explain_infeasible_batch(request: SolveRequest) -> Infeasibility:
     """No pair of pipeline and micro-batches leaves any strategy."""
     workers = "; ".join(
         f"{group.hardware.gpu}: {', '.join(sorted(dimension.value for dimension in group.hardware.dimensions))}"
         for group in request.groups
     )
-    return Infeasible(
+    return Infeasibility(
         f"a global batch of {request.global_batch} cannot be split evenly over {request.gpus} GPUs ({request.shape}): "
         f"no degrees multiply to them with the data degree dividing a micro-batch (supported by {workers}); "
-        f"a global batch of {_nearest_batch(request)} would do",
+        f"a global batch of {_find_nearest_batch(request)} would do",
         "batch",
     )
 
 
-def memory_infeasible(request: SolveRequest, every: Iterable[Pipeline]) -> Infeasible:
+def explain_infeasible_memory(request: SolveRequest, candidates: Iterable[Pipeline]) -> Infeasibility:
     """Nothing fits: the leanest plan that follows one strategy in each stage, and what it would need."""
-    need = _leanest(every)
-    hardware, strategy = need.pipeline.teams[need.team].group.hardware, need.strategy
-    limit_bytes = need.pipeline.teams[need.team].group.limit_bytes
-    needed_gb = -(-hardware.occupied_bytes(need.planned_bytes) // _TENTHS) * _TENTHS / _GB
+    need = _find_leanest_plan(candidates)
+    hardware, strategy = need.pipeline.groups[need.team].group.hardware, need.strategy
+    limit_bytes = need.pipeline.groups[need.team].group.limit_bytes
+    needed_gb = -(-hardware.occupied_bytes(need.planned_bytes) // _ROUNDING_BYTES) * _ROUNDING_BYTES / _GB
     sharding = f", zero={strategy.zero} over {strategy.shard_group}" if strategy.zero else ""
-    micro_batches = need.pipeline.frame.micro_batches
-    more = _enough(request)
+    micro_batches = need.pipeline.config.micro_batches
+    more = _find_sufficient_shape(request)
     change = f"it would fit in {needed_gb:.1f} GB per GPU{f', or on {more}' if more else ''}"
-    return Infeasible(
+    return Infeasibility(
         f"needs {needed_gb:.1f} GB of {limit_bytes / _GB:.1f} GB per GPU of {hardware.gpu} at "
         f"tp={strategy.tp}, pp={need.pipeline.devices}, recompute={strategy.recompute.value}{sharding}, "
         f"{micro_batches} micro-batches of {request.global_batch // micro_batches}, "
@@ -64,7 +64,7 @@ def memory_infeasible(request: SolveRequest, every: Iterable[Pipeline]) -> Infea
 
 
 @dataclass(frozen=True, slots=True)
-class _Need:
+class _StageNeed:
     """What the fullest stage counts on beyond its capacity, and its strategy."""
 
     excess_bytes: float
@@ -74,54 +74,55 @@ class _Need:
     pipeline: Pipeline
 
 
-def _leanest(every: Iterable[Pipeline]) -> _Need:
+def _find_leanest_plan(candidates: Iterable[Pipeline]) -> _StageNeed:
     """Pipelines in order of a lower bound of their need, until the bound passes the best found."""
     bounded = [
-        (_least_bytes(pipeline), number, pipeline)
-        for number, pipeline in enumerate(every)
-        if pipeline.frame.schedule.name is not ScheduleName.INTERLEAVED  # Holds no less than 1F1B.
+        (_compute_excess_bound(pipeline), number, pipeline)
+        for number, pipeline in enumerate(candidates)
+        if pipeline.config.schedule.name is not ScheduleName.INTERLEAVED  # Holds no less than 1F1B.
     ]
-    best: _Need | None = None
+    best: _StageNeed | None = None
     for bound, _, pipeline in sorted(bounded, key=lambda entry: entry[:2]):
         if best is not None and bound >= best.excess_bytes:
             break
-        for teams in {tuple(range(len(pipeline.teams))), tuple(reversed(range(len(pipeline.teams))))}:
-            need = _fullest(pipeline, teams)
+        for teams in {tuple(range(len(pipeline.groups))), tuple(reversed(range(len(pipeline.groups))))}:
+            need = _find_fullest_stage(pipeline, teams)
             best = need if best is None or need.excess_bytes < best.excess_bytes else best
     assert best is not None, "there is a pipeline"
     return best
 
 
-def _least_bytes(pipeline: Pipeline) -> float:
+def _compute_excess_bound(pipeline: Pipeline) -> float:
     """No stage can be emptier than the mean of all layers at their leanest."""
     types = pipeline.layers.types
     least = min(
-        int(team.costed.costs.memory_bytes(1).min(axis=1)[types].sum()) // pipeline.devices for team in pipeline.teams
+        int(team.costed.costs.compute_memory_bytes(1).min(axis=1)[types].sum()) // pipeline.devices
+        for team in pipeline.groups
     )
-    return least - max(team.group.capacity_bytes for team in pipeline.teams)
+    return least - max(team.group.capacity_bytes for team in pipeline.groups)
 
 
-def _fullest(pipeline: Pipeline, order: Sequence[int]) -> _Need:
+def _find_fullest_stage(pipeline: Pipeline, order: Sequence[int]) -> _StageNeed:
     """The partition whose fullest stage exceeds its capacity by least, every stage at its leanest strategy."""
     types = pipeline.layers.types
-    places = [number for number in order for _ in range(pipeline.teams[number].devices)]
+    places = [number for number in order for _ in range(pipeline.groups[number].devices)]
     tables, reach = [], np.array([-np.inf])
     for position, number in enumerate(places):
-        team = pipeline.teams[number]
-        held = min(pipeline.frame.micro_batches, pipeline.devices - position)
-        excess = _stage_bytes(team.costed.costs, types, held) - team.group.capacity_bytes
+        team = pipeline.groups[number]
+        held = min(pipeline.config.micro_batches, pipeline.devices - position)
+        excess = _compute_stage_bytes(team.costed.costs, types, held) - team.group.capacity_bytes
         tables.append(excess)
         least = excess.min(axis=0)
         reach = least[0] if position == 0 else np.maximum(reach[:, None], least).min(axis=0)
     peak = float(reach[-1])
     position = next(place for place, excess in enumerate(tables) if (excess == peak).any())
-    team = pipeline.teams[places[position]]
-    strategy = _lean(team.costed.costs)[int(np.argwhere(tables[position] == peak)[0][0])]
+    team = pipeline.groups[places[position]]
+    strategy = _find_lean_strategies(team.costed.costs)[int(np.argwhere(tables[position] == peak)[0][0])]
     planned = int(peak) + team.group.capacity_bytes
-    return _Need(peak, planned, team.costed.strategy(int(strategy)), places[position], pipeline)
+    return _StageNeed(peak, planned, team.costed.build_strategy(int(strategy)), places[position], pipeline)
 
 
-def _lean(costs: StageCosts) -> Ints:
+def _find_lean_strategies(costs: StageCosts) -> Ints:
     """Strategies that no other one undercuts in state, kept and working bytes alike."""
     columns = np.concatenate([costs.state_bytes, costs.kept_bytes, costs.working_bytes[None]])
     first = np.unique(columns, axis=1, return_index=True)[1]
@@ -131,41 +132,41 @@ def _lean(costs: StageCosts) -> Ints:
     return np.sort(first[~undercut.any(axis=0)])
 
 
-def _stage_bytes(costs: StageCosts, types: Ints, held: float) -> Floats:
+def _compute_stage_bytes(costs: StageCosts, types: Ints, held: float) -> Floats:
     """[S, L+1, L+1] memory of layers a to b-1 under one of the lean strategies; infinite where there is no layer."""
-    lean = costs.only(_lean(costs))
-    memory = lean.memory_bytes(held)[types].T.astype(np.float64)
+    lean = costs.select_strategies(_find_lean_strategies(costs))
+    memory = lean.compute_memory_bytes(held)[types].T.astype(np.float64)
     sums = np.concatenate([np.zeros((len(memory), 1)), np.cumsum(memory, axis=1)], axis=1)
     needs: Floats = sums[:, None, :] - sums[:, :, None] + lean.working_bytes[:, None, None]
     needs[:, np.tril(np.ones(needs.shape[1:], dtype=bool))] = np.inf
     return needs
 
 
-def _enough(request: SolveRequest) -> str:
+def _find_sufficient_shape(request: SolveRequest) -> str:
     """The least of a few multiples of the shape on which a plan with one strategy per stage fits; empty if none."""
     if len(request.groups) > 1:
         return ""
-    for times in _TIMES:
+    for times in _GPU_MULTIPLES:
         groups = tuple(GpuGroup(own.gpu, own.nodes * times, own.gpus_per_node) for own in request.shape.groups)
         larger = replace(request, shape=GpuShape(groups))
-        every = list(pipelines(larger, Workbench()))
-        if every and _leanest(every).excess_bytes <= 0:
+        every = list(enumerate_pipelines(larger, OracleCache()))
+        if every and _find_leanest_plan(every).excess_bytes <= 0:
             return str(larger.shape)
     return ""
 
 
-def _nearest_batch(request: SolveRequest) -> int:
+def _find_nearest_batch(request: SolveRequest) -> int:
     """A multiple of the GPUs always works, by data parallelism alone; a nearer batch may."""
     for step in range(1, request.gpus):
         for batch in (request.global_batch - step, request.global_batch + step):
-            if batch > 0 and (batch % request.gpus == 0 or _splits(request, batch)):
+            if batch > 0 and (batch % request.gpus == 0 or _has_single_stage_strategy(request, batch)):
                 return batch
     return request.global_batch + request.gpus
 
 
-def _splits(request: SolveRequest, batch: int) -> bool:
+def _has_single_stage_strategy(request: SolveRequest, batch: int) -> bool:
     """Whether one stage of all GPUs has a strategy at this batch; longer pipelines are not looked at."""
     group = request.groups[0]
-    limits = Limits.of(chain(request.model, group.hardware.precision, stages=1))
-    found = spreads(limits, group.hardware.dimensions, group.node_gpus, group.gpus, batch)
+    limits = DegreeLimits.from_layers(build_layer_chain(request.model, group.hardware.precision, stages=1))
+    found = enumerate_degrees(limits, group.hardware.dimensions, group.node_gpus, group.gpus, batch)
     return len(request.groups) == 1 and len(found.tp) > 0

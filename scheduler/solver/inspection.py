@@ -10,7 +10,7 @@ from typing import Any
 from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
 from scheduler.solver.evaluate import Evaluation, evaluate
 from scheduler.solver.request import SolveRequest
-from scheduler.solver.search.outcome import SearchOutcome
+from scheduler.solver.search.plan_search import SearchOutcome
 
 MEMORY_NEAR_LIMIT = 0.9
 """Share of the memory limit from which memory counts as one of the things that bind a stage."""
@@ -65,14 +65,14 @@ class Inspection:
     hand_overs_s: tuple[float, ...]
 
 
-def inspect(plan: ParallelPlan, request: SolveRequest) -> Inspection:
+def inspect_plan(plan: ParallelPlan, request: SolveRequest) -> Inspection:
     """How the step of `plan` is spent, by the independent evaluator.
 
     Raises:
         PlanError: the plan does not answer the request.
     """
     judged = evaluate(plan, request)
-    devices = tuple(_device(plan, judged, request, position) for position in range(plan.devices))
+    devices = tuple(_inspect_device(plan, judged, request, position) for position in range(plan.pipeline_devices))
     idle_s = sum(device.gpus * device.idle_s for device in devices)
     return Inspection(
         bubble_ratio=idle_s / (plan.world_size * judged.iteration_time_s),
@@ -82,30 +82,30 @@ def inspect(plan: ParallelPlan, request: SolveRequest) -> Inspection:
     )
 
 
-def answer_to_json(outcome: SearchOutcome, plan: ParallelPlan, request: SolveRequest) -> dict[str, Any]:
+def search_outcome_to_json(outcome: SearchOutcome, plan: ParallelPlan, request: SolveRequest) -> dict[str, Any]:
     """The plan in its contract's form with what a reader may want to know beside it.
 
     `runners_up` are plans with their `slower_ratio`; `whole`, where the plan leaves GPUs out, is the best without.
     """
     return {
         **plan_to_json(plan),
-        "inspection": asdict(inspect(plan, request)),
-        "runners_up": [_slower(other, plan) for other in outcome.runners_up],
-        "whole": _slower(outcome.whole, plan) if outcome.whole else None,
+        "inspection": asdict(inspect_plan(plan, request)),
+        "runners_up": [_slower_plan_to_json(other, plan) for other in outcome.runners_up],
+        "whole": _slower_plan_to_json(outcome.full_shape_plan, plan) if outcome.full_shape_plan else None,
         "remark": outcome.remark,
     }
 
 
-def _slower(other: ParallelPlan, plan: ParallelPlan) -> dict[str, Any]:
+def _slower_plan_to_json(other: ParallelPlan, plan: ParallelPlan) -> dict[str, Any]:
     return {**plan_to_json(other), "slower_ratio": other.iteration_time_s / plan.iteration_time_s - 1.0}
 
 
-def _device(plan: ParallelPlan, judged: Evaluation, request: SolveRequest, position: int) -> DeviceInspection:
-    own, stages = judged.stages[position], plan.stages[position :: plan.devices]
+def _inspect_device(plan: ParallelPlan, judged: Evaluation, request: SolveRequest, position: int) -> DeviceInspection:
+    own, stages = judged.stages[position], plan.stages[position :: plan.pipeline_devices]
     group = next(group for group in request.groups if group.hardware.gpu == stages[0].gpu)
     parts = {name: plan.micro_batches * seconds for name, seconds in asdict(own.parts).items()}
     parts["other_s"] += max(
-        one.hardware.iteration_overhead_s for one in request.groups if _used(plan, one.hardware.gpu)
+        one.hardware.iteration_overhead_s for one in request.groups if _uses_gpu_model(plan, one.hardware.gpu)
     )
     idle_s = max(0.0, judged.iteration_time_s - sum(parts.values()))
     return DeviceInspection(
@@ -117,21 +117,21 @@ def _device(plan: ParallelPlan, judged: Evaluation, request: SolveRequest, posit
         memory_bytes=own.memory_bytes,
         memory_bytes_max=group.limit_bytes,
         micro_batches_held=own.in_flight,
-        bound=_bound(parts, idle_s, slow_link=_slow_link(judged)),
+        bound=_find_bottleneck(parts, idle_s, slow_link=_is_link_bound(judged)),
         memory_near_limit=own.memory_bytes >= MEMORY_NEAR_LIMIT * group.limit_bytes,
     )
 
 
-def _used(plan: ParallelPlan, gpu: str) -> bool:
+def _uses_gpu_model(plan: ParallelPlan, gpu: str) -> bool:
     return any(stage.gpu == gpu for stage in plan.stages)
 
 
-def _slow_link(judged: Evaluation) -> bool:
+def _is_link_bound(judged: Evaluation) -> bool:
     """Whether a link between devices, and no device, sets the pace."""
     return max(judged.hand_overs_s, default=0.0) > max(stage.time_s for stage in judged.stages)
 
 
-def _bound(parts_s: Mapping[str, float], idle_s: float, *, slow_link: bool) -> Bound:
+def _find_bottleneck(parts_s: Mapping[str, float], idle_s: float, *, slow_link: bool) -> Bound:
     kinds_s = {kind: parts_s[f"{kind}_s"] for kind in (Bound.TENSOR, Bound.SEQUENCE, Bound.EXPERT, Bound.DATA)}
     shares_s = {
         Bound.COMPUTE: parts_s["compute_s"],

@@ -44,21 +44,21 @@ class StageCosts:
     def strategies(self) -> int:
         return len(self.layouts)
 
-    def memory_bytes(self, in_flight: float) -> Ints:
+    def compute_memory_bytes(self, in_flight: float) -> Ints:
         """[T, S]: of one layer, with what `in_flight` micro-batches keep, rounded up."""
         kept = self.kept_bytes * in_flight
         return np.asarray(self.state_bytes + np.ceil(kept).astype(np.int64))
 
-    def only(self, chosen: Ints) -> StageCosts:
+    def select_strategies(self, strategies: Ints) -> StageCosts:
         """The same with the strategies `chosen` alone, in that order; layouts keep their numbers."""
         return StageCosts(
-            layouts=self.layouts[chosen],
-            time_s=self.time_s[:, chosen],
-            state_bytes=self.state_bytes[:, chosen],
-            kept_bytes=self.kept_bytes[:, chosen],
-            working_bytes=self.working_bytes[chosen],
+            layouts=self.layouts[strategies],
+            time_s=self.time_s[:, strategies],
+            state_bytes=self.state_bytes[:, strategies],
+            kept_bytes=self.kept_bytes[:, strategies],
+            working_bytes=self.working_bytes[strategies],
             reshard_s=self.reshard_s,
-            border_s=self.border_s[:, chosen],
+            border_s=self.border_s[:, strategies],
         )
 
 
@@ -82,7 +82,7 @@ class Objective:
     def max_weight(self) -> float:
         return self.micro_batches - self.sum_weight
 
-    def time_s(self, sum_s: float, largest_s: float) -> float:
+    def compute_time_s(self, sum_s: float, largest_s: float) -> float:
         if sum_s == inf:
             return inf  # One micro-batch has max_weight 0.
         return self.sum_weight * sum_s + self.max_weight * largest_s
@@ -146,7 +146,7 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class SolutionCost:
     """What a solution costs: the objective, each device's load and memory, each link's load."""
 
     time_s: float
@@ -156,7 +156,7 @@ class Price:
     fits: bool
 
 
-def price(instance: Instance, solution: Solution) -> Price:
+def evaluate_solution(instance: Instance, solution: Solution) -> SolutionCost:
     """Adds a solution up, term by term, from the arrays alone."""
     devices_s = [0.0] * instance.devices
     memory = [0] * instance.devices
@@ -165,17 +165,17 @@ def price(instance: Instance, solution: Solution) -> Price:
     for number, (first, end) in enumerate(chunks):
         device = number % instance.devices
         costs = instance.costs[solution.order[device]]
-        devices_s[device] += _chunk_s(instance, costs, solution.choice, first, end)
-        needs = costs.memory_bytes(instance.in_flight[device])
+        devices_s[device] += _compute_chunk_s(instance, costs, solution.choice, first, end)
+        needs = costs.compute_memory_bytes(instance.in_flight[device])
         for layer in range(first, end):
             memory[device] += int(needs[instance.types[layer], solution.choice[layer]])
             working[device] = max(working[device], int(costs.working_bytes[solution.choice[layer]]))
     totals = tuple(map(sum, zip(memory, working, strict=True)))
-    links_s = _links(instance, solution)
+    links_s = _compute_link_loads_s(instance, solution)
     loads_s = (*devices_s, *links_s)
     limits = (instance.capacity_bytes[group] for group in solution.order)
-    return Price(
-        time_s=instance.objective.time_s(sum(loads_s), max(loads_s)),
+    return SolutionCost(
+        time_s=instance.objective.compute_time_s(sum(loads_s), max(loads_s)),
         devices_s=tuple(devices_s),
         links_s=links_s,
         memory_bytes=totals,
@@ -183,7 +183,7 @@ def price(instance: Instance, solution: Solution) -> Price:
     )
 
 
-def _chunk_s(instance: Instance, costs: StageCosts, choice: tuple[int, ...], first: int, end: int) -> float:
+def _compute_chunk_s(instance: Instance, costs: StageCosts, choice: tuple[int, ...], first: int, end: int) -> float:
     time_s = sum(float(costs.time_s[instance.types[u], choice[u]]) for u in range(first, end))
     for u in range(first, end - 1):
         time_s += float(costs.reshard_s[instance.types[u], costs.layouts[choice[u]], costs.layouts[choice[u + 1]]])
@@ -194,7 +194,7 @@ def _chunk_s(instance: Instance, costs: StageCosts, choice: tuple[int, ...], fir
     return time_s
 
 
-def _links(instance: Instance, solution: Solution) -> tuple[float, ...]:
+def _compute_link_loads_s(instance: Instance, solution: Solution) -> tuple[float, ...]:
     """Load of each link; on the ring of an interleaved pipeline the last one leads back to the first device."""
     devices = instance.devices
     loads_s = [0.0] * len(instance.hand_over_s)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, ScheduleName, Stage
-from scheduler.solver.costs.chain import Layer, chain
-from scheduler.solver.costs.setting import Setting
-from scheduler.solver.costs.spreads import Limits, token_multiple
+from scheduler.solver.costs.collectives import StageSetting
+from scheduler.solver.costs.layer_chain import Layer, build_layer_chain
+from scheduler.solver.costs.strategy_space import DegreeLimits, required_token_multiple
 from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.request import DeviceGroup, SolveRequest
 
@@ -35,31 +35,40 @@ def check_plan(plan: ParallelPlan, request: SolveRequest) -> None:
     for gpu, group in groups.items():
         stages = [stage for stage in plan.stages if stage.gpu == gpu]
         if stages:
-            _check_stages(plan, stages, group, chain(request.model, group.hardware.precision, stages=plan.devices))
+            _check_stages(
+                plan,
+                stages,
+                group,
+                build_layer_chain(request.model, group.hardware.precision, stages=plan.pipeline_devices),
+            )
 
 
-def layer_strategies(stage: Stage) -> list[LayerStrategy]:
+def expand_layer_strategies(stage: Stage) -> list[LayerStrategy]:
     """The strategy of each layer of `stage`, in order."""
-    return [per_layer(run) for run in stage.strategies for _ in range(run.layers)]
+    return [as_single_layer(run) for run in stage.strategies for _ in range(run.layers)]
 
 
-def per_layer(strategy: LayerStrategy) -> LayerStrategy:
+def as_single_layer(strategy: LayerStrategy) -> LayerStrategy:
     """`strategy` for one layer, so that runs of unlike length compare equal."""
     return strategy if strategy.layers == 1 else replace(strategy, layers=1)
 
 
-def strategy_fault(strategy: LayerStrategy, limits: Limits, setting: Setting, batch: int) -> str:
+def find_strategy_error(strategy: LayerStrategy, limits: DegreeLimits, setting: StageSetting, batch: int) -> str:
     """Why a layer cannot follow `strategy` at micro-batches of `batch` samples; empty if it can."""
-    for fault, what in _faults(strategy, limits, setting, batch):
+    for fault, what in _strategy_errors(strategy, limits, setting, batch):
         if fault:
             return what
-    missing = [dimension.value for dimension in _needs(strategy) if not setting.hardware.supports(dimension)]
+    missing = [
+        dimension.value for dimension in _required_dimensions(strategy) if not setting.hardware.supports(dimension)
+    ]
     return f"the worker of {setting.hardware.gpu} does not support {missing[0]}" if missing else ""
 
 
-def _faults(one: LayerStrategy, limits: Limits, setting: Setting, batch: int) -> Iterator[tuple[bool, str]]:
+def _strategy_errors(
+    one: LayerStrategy, limits: DegreeLimits, setting: StageSetting, batch: int
+) -> Iterator[tuple[bool, str]]:
     context, node = one.ulysses * one.ring, setting.node_gpus
-    replicas, in_node, shares = one.dp * context, node // one.tp, token_multiple(one.ulysses, one.ring)
+    replicas, in_node, shares = one.dp * context, node // one.tp, required_token_multiple(one.ulysses, one.ring)
     yield one.gpus != setting.gpus, f"tp x dp x ulysses x ring is {one.gpus}; the stage has {setting.gpus} GPUs"
     yield node % one.tp > 0, f"tp is {one.tp}; it must divide the {node} GPUs of the stage that share a node"
     yield limits.heads % one.tp > 0, f"tp is {one.tp}; it must divide the {limits.heads} heads"
@@ -95,7 +104,7 @@ def _faults(one: LayerStrategy, limits: Limits, setting: Setting, batch: int) ->
     yield one.offload and not one.zero and replicas > 1, "offload is true; with several replicas it needs zero above 0"
 
 
-def _needs(one: LayerStrategy) -> Iterator[Dimension]:
+def _required_dimensions(one: LayerStrategy) -> Iterator[Dimension]:
     sharding = (Dimension.DATA, Dimension.ZERO, Dimension.ZERO, Dimension.FSDP)[one.zero]
     if one.zero == 3 and one.shard_group < one.dp * one.ulysses * one.ring:
         sharding = Dimension.HYBRID_SHARD
@@ -119,17 +128,19 @@ def _check_schedule(plan: ParallelPlan) -> None:
         if chunks != 1:
             raise PlanError(f"interleave is {chunks}; it must be 1 under {name.value}")
         return
-    if chunks < 2 or len(plan.stages) % chunks or plan.devices < 2:
+    if chunks < 2 or len(plan.stages) % chunks or plan.pipeline_devices < 2:
         raise PlanError(f"interleave is {chunks} over {len(plan.stages)} stages; it must be 2 or more and divide them")
-    if plan.micro_batches % plan.devices:
-        raise PlanError(f"micro_batches is {plan.micro_batches}; interleaving needs a multiple of {plan.devices}")
+    if plan.micro_batches % plan.pipeline_devices:
+        raise PlanError(
+            f"micro_batches is {plan.micro_batches}; interleaving needs a multiple of {plan.pipeline_devices}"
+        )
     if len({(stage.gpu, stage.gpus) for stage in plan.stages}) > 1:
         raise PlanError("an interleaved pipeline needs stages of equal GPUs")
 
 
 def _check_gpus(plan: ParallelPlan, groups: dict[str, DeviceGroup]) -> None:
     """A mixed shape may be left in part: a plan uses all GPUs of a model, or none."""
-    held = plan.stages[: plan.devices]
+    held = plan.stages[: plan.pipeline_devices]
     for gpu in dict.fromkeys(stage.gpu for stage in held):
         if gpu not in groups:
             raise PlanError(f"a stage is on {gpu!r}; the shape has {', '.join(groups)}")
@@ -154,15 +165,15 @@ def _check_layers(plan: ParallelPlan, layers: int) -> None:
 
 def _check_stages(plan: ParallelPlan, stages: list[Stage], group: DeviceGroup, layers: tuple[Layer, ...]) -> None:
     name = plan.schedule.name
-    needed = [Dimension.PIPELINE] if plan.devices > 1 else []
+    needed = [Dimension.PIPELINE] if plan.pipeline_devices > 1 else []
     needed += [Dimension.GPIPE] if name is ScheduleName.GPIPE else []
     needed += [Dimension.INTERLEAVE] if name is ScheduleName.INTERLEAVED else []
     for dimension in needed:
         if not group.hardware.supports(dimension):
             raise PlanError(f"the worker of {group.hardware.gpu} does not support {dimension.value}")
-    limits = Limits.of(layers)
-    setting = group.setting(stages[0].gpus, plan.global_batch)
-    for strategy in dict.fromkeys(per_layer(run) for stage in stages for run in stage.strategies):
-        fault = strategy_fault(strategy, limits, setting, plan.micro_batch_size)
+    limits = DegreeLimits.from_layers(layers)
+    setting = group.build_stage_setting(stages[0].gpus, plan.global_batch)
+    for strategy in dict.fromkeys(as_single_layer(run) for stage in stages for run in stage.strategies):
+        fault = find_strategy_error(strategy, limits, setting, plan.micro_batch_size)
         if fault:
             raise PlanError(f"{fault}: {strategy} is not allowed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
-from scheduler.domain.gpu_shape import GpuShape
-from scheduler.solver.costs.setting import Setting
+from scheduler.domain.gpu_sets import GpuShape
+from scheduler.solver.costs.collectives import StageSetting
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.model_profile import ModelProfile
 
@@ -35,10 +35,10 @@ class DeviceGroup:
         """What a plan may count on of one GPU, the reserve taken off."""
         return self.hardware.plannable_bytes(self.limit_bytes)
 
-    def setting(self, gpus: int, global_batch: int) -> Setting:
+    def build_stage_setting(self, gpus: int, global_batch: int) -> StageSetting:
         """What stages of `gpus` of these GPUs depend on."""
         least = self.node_gpus_min if gpus == self.gpus else 0
-        return Setting.of(
+        return StageSetting.for_stage(
             self.hardware, node_gpus=self.node_gpus, gpus=gpus, global_batch=global_batch, node_gpus_min=least
         )
 
@@ -87,15 +87,17 @@ class SolveRequest:
     def groups(self) -> tuple[DeviceGroup, ...]:
         """One a GPU model, in the order of the shape."""
         by_name = {profile.gpu: profile for profile in self.hardware}
-        return tuple(self._group(by_name[gpu]) for gpu in dict.fromkeys(group.gpu for group in self.shape.groups))
+        return tuple(
+            self._build_device_group(by_name[gpu]) for gpu in dict.fromkeys(group.gpu for group in self.shape.groups)
+        )
 
-    def alone(self, gpu: str) -> SolveRequest:
+    def restrict_to_gpu(self, gpu: str) -> SolveRequest:
         """The same question for the GPUs of one model."""
         groups = tuple(group for group in self.shape.groups if group.gpu == gpu)
         hardware = tuple(profile for profile in self.hardware if profile.gpu == gpu)
         return replace(self, hardware=hardware, shape=GpuShape(groups))
 
-    def _group(self, hardware: HardwareProfile) -> DeviceGroup:
+    def _build_device_group(self, hardware: HardwareProfile) -> DeviceGroup:
         own = [group for group in self.shape.groups if group.gpu == hardware.gpu]
         limit_bytes = min(self.memory_bytes_max or hardware.memory_bytes, hardware.memory_bytes)
         limit_bytes = limit_bytes * 100 // self.memory_percent
@@ -104,7 +106,7 @@ class SolveRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Infeasible:
+class Infeasibility:
     """No plan exists. `constraint` is "memory", "batch" or "shape" ("budget": none was found within the budget of
     work, so there may be one); `reason` says so with numbers, and with the smallest change that would help."""
 

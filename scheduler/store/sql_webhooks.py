@@ -1,4 +1,6 @@
-"""SqlWebhooks: webhooks and their deliveries in the database of a SqlStore.
+"""The tables of webhooks and of what is delivered to them.
+
+SqlWebhooks: webhooks and their deliveries in the database of a SqlStore.
 
 Several processes deliver: whoever has claimed a webhook works on it alone until the claim ends, and what it writes
 counts only while the claim is its own. Every change first writes the webhook's row, which makes the others wait.
@@ -10,16 +12,82 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, and_, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    Index,
+    Named,
+    Select,
+    String,
+    Table,
+    TypedColumns,
+    and_,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
-from scheduler.domain.webhook import Delivery, DeliveryState, Webhook
-from scheduler.store.engine import for_glancing, transaction
-from scheduler.store.history import AnyRow
-from scheduler.store.sql_keys import CreationKey, take_key
-from scheduler.store.tables import EVENTS
-from scheduler.store.webhook_tables import DELIVERIES, WEBHOOKS
+from scheduler.domain.events import Delivery, DeliveryState, Webhook
+from scheduler.store.database import make_autocommit_engine, transaction
+from scheduler.store.sql_api_tables import IdempotencyKey, insert_idempotency_key
+from scheduler.store.sql_history import AnyRow
+from scheduler.store.tables import EVENTS, METADATA, ROW_NUMBER
 
-_NEWEST = select(func.coalesce(func.max(EVENTS.c.number), 0)).scalar_subquery()
+
+class WebhookColumns(TypedColumns):
+    """`due_at_s`: when the first of its pending deliveries is to be tried; None where none is pending. `holder` works
+    on it until `claimed_until_s`; once released that is when it was last worked on."""
+
+    number: Named[int] = Column(primary_key=True)
+    id: Named[str] = Column(String, unique=True, index=True)
+    owner: Named[str] = Column(String)
+    url: Named[str] = Column(String)
+    created_at_s: Named[float] = Column(Double)
+    codes: Named[Any] = Column(JSON, nullable=False)
+    queue: Named[str] = Column(String)
+    subject: Named[str] = Column(String)
+    enabled: Named[bool] = Column(Boolean)
+    disabled_reason: Named[str] = Column(String)
+    cursor: Named[int] = Column(BigInteger)
+    dead_in_a_row: Named[int] = Column()
+    secret_number: Named[int] = Column()
+    old_secret_until_s: Named[float] = Column(Double)
+    due_at_s: Named[float | None] = Column(Double)
+    holder: Named[str] = Column(String)
+    claimed_until_s: Named[float] = Column(Double)
+
+
+class DeliveryColumns(TypedColumns):
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
+    id: Named[str] = Column(String, unique=True, index=True)
+    webhook_id: Named[str] = Column(String)
+    event_number: Named[int] = Column(BigInteger)
+    code: Named[str] = Column(String)
+    subject: Named[str] = Column(String)
+    created_at_s: Named[float] = Column(Double)
+    body: Named[str] = Column(String)
+    state: Named[str] = Column(String)
+    attempts: Named[int] = Column()
+    next_at_s: Named[float] = Column(Double)
+    ended_at_s: Named[float | None] = Column(Double, index=True)
+    status: Named[int | None] = Column()
+    error: Named[str] = Column(String)
+
+
+WEBHOOKS = Table("webhooks", METADATA, WebhookColumns)
+DELIVERIES = Table("webhook_deliveries", METADATA, DeliveryColumns)
+Index(None, DELIVERIES.c.webhook_id, DELIVERIES.c.state, DELIVERIES.c.number)
+
+
+_LAST_EVENT_NUMBER = select(func.coalesce(func.max(EVENTS.c.number), 0)).scalar_subquery()
 _PENDING = DELIVERIES.c.state == DeliveryState.PENDING.value
 
 
@@ -32,57 +100,70 @@ class SqlWebhooks:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._reading = for_glancing(engine)
+        self._read_engine = make_autocommit_engine(engine)
 
-    def create(self, webhook: Webhook, key: CreationKey | None = None) -> Webhook:
+    def create(self, webhook: Webhook, key: IdempotencyKey | None = None) -> Webhook:
         """It is told of events from now on. Raises KeyTakenError."""
-        row = {**_row(webhook), "cursor": _NEWEST, "due_at_s": None, "holder": "", "claimed_until_s": 0.0}
+        row = {
+            **_encode_row(webhook),
+            "cursor": _LAST_EVENT_NUMBER,
+            "due_at_s": None,
+            "holder": "",
+            "claimed_until_s": 0.0,
+        }
         with transaction(self._engine) as connection:
             if key is not None:
-                take_key(connection, key, webhook.id)
+                insert_idempotency_key(connection, key, webhook.id)
             connection.execute(insert(WEBHOOKS).values(row))
-        made = self.webhook(webhook.id)
+        made = self.get_webhook(webhook.id)
         assert made is not None, "nobody else knows its id yet"
         return made
 
-    def webhook(self, webhook_id: str) -> Webhook | None:
-        rows = self._rows(select(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id))
-        return next(map(_webhook, rows), None)
+    def get_webhook(self, webhook_id: str) -> Webhook | None:
+        rows = self._fetch_rows(select(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id))
+        return next(map(_decode_webhook_row, rows), None)
 
-    def webhooks(self, *, after: int, limit: int, queues: Collection[str] | None = None) -> tuple[Webhook, ...]:
+    def list_webhooks(self, *, after: int, limit: int, queues: Collection[str] | None = None) -> tuple[Webhook, ...]:
         """Up to `limit` of them after that number, oldest first; only those of `queues` where they are given."""
         query = select(WEBHOOKS).where(WEBHOOKS.c.number > after).order_by(WEBHOOKS.c.number).limit(limit)
-        return tuple(map(_webhook, self._rows(query if queues is None else query.where(WEBHOOKS.c.queue.in_(queues)))))
+        return tuple(
+            map(
+                _decode_webhook_row,
+                self._fetch_rows(query if queues is None else query.where(WEBHOOKS.c.queue.in_(queues))),
+            )
+        )
 
-    def change(self, webhook_id: str, **changes: Any) -> Webhook | None:
+    def update_webhook(self, webhook_id: str, **changes: Any) -> Webhook | None:
         """The webhook with these fields changed; None where there is none of the id."""
         with transaction(self._engine) as connection:
             connection.execute(update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(changes))
-        return self.webhook(webhook_id)
+        return self.get_webhook(webhook_id)
 
-    def rotate(self, webhook_id: str, *, old_until_s: float) -> Webhook | None:
+    def rotate_secret(self, webhook_id: str, *, old_until_s: float) -> Webhook | None:
         """The webhook with its next secret; the present one goes on being signed with until `old_until_s`."""
-        return self.change(webhook_id, secret_number=WEBHOOKS.c.secret_number + 1, old_secret_until_s=old_until_s)
+        return self.update_webhook(
+            webhook_id, secret_number=WEBHOOKS.c.secret_number + 1, old_secret_until_s=old_until_s
+        )
 
     def delete(self, webhook_id: str) -> None:
         with transaction(self._engine) as connection:
             connection.execute(delete(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id))
             connection.execute(delete(DELIVERIES).where(DELIVERIES.c.webhook_id == webhook_id))
 
-    def add(self, delivery: Delivery) -> Delivery:
+    def add_delivery(self, delivery: Delivery) -> Delivery:
         """Put one more behind those that are pending. Raises ClaimLostError where the webhook is gone."""
         with transaction(self._engine) as connection:
-            _touch(connection, delivery.webhook_id)
-            connection.execute(insert(DELIVERIES), _row(delivery))
-            _settle(connection, delivery.webhook_id)
-        added = self.delivery(delivery.webhook_id, delivery.id)
+            _lock_webhook(connection, delivery.webhook_id)
+            connection.execute(insert(DELIVERIES), _encode_row(delivery))
+            _update_due_time(connection, delivery.webhook_id)
+        added = self.get_delivery(delivery.webhook_id, delivery.id)
         return delivery if added is None else added
 
-    def delivery(self, webhook_id: str, delivery_id: str) -> Delivery | None:
+    def get_delivery(self, webhook_id: str, delivery_id: str) -> Delivery | None:
         own = (DELIVERIES.c.webhook_id == webhook_id) & (DELIVERIES.c.id == delivery_id)
-        return next(map(_delivery, self._rows(select(DELIVERIES).where(own))), None)
+        return next(map(_decode_delivery_row, self._fetch_rows(select(DELIVERIES).where(own))), None)
 
-    def deliveries(
+    def list_deliveries(
         self, webhook_id: str, *, limit: int, before: int | None = None, state: DeliveryState | None = None
     ) -> tuple[Delivery, ...]:
         """Newest first, up to `limit` of those with a lower number than `before`."""
@@ -91,7 +172,9 @@ class SqlWebhooks:
             query = query.where(DELIVERIES.c.number < before)
         if state is not None:
             query = query.where(DELIVERIES.c.state == state.value)
-        return tuple(map(_delivery, self._rows(query.order_by(DELIVERIES.c.number.desc()).limit(limit))))
+        return tuple(
+            map(_decode_delivery_row, self._fetch_rows(query.order_by(DELIVERIES.c.number.desc()).limit(limit)))
+        )
 
     def redeliver(self, webhook_id: str, delivery_id: str, *, now_s: float) -> Delivery | None:
         """The dead delivery as pending again, before all that came later; None where it is not dead (any more)."""
@@ -99,14 +182,14 @@ class SqlWebhooks:
         dead = own & (DELIVERIES.c.state == DeliveryState.DEAD.value)
         fresh = {"state": DeliveryState.PENDING.value, "attempts": 0, "next_at_s": now_s, "ended_at_s": None}
         with transaction(self._engine) as connection:
-            _touch(connection, webhook_id)
+            _lock_webhook(connection, webhook_id)
             revived = connection.execute(update(DELIVERIES).where(dead).values(fresh)).rowcount
-            _settle(connection, webhook_id)
-        return self.delivery(webhook_id, delivery_id) if revived else None
+            _update_due_time(connection, webhook_id)
+        return self.get_delivery(webhook_id, delivery_id) if revived else None
 
-    def due(self, now_s: float, *, limit: int) -> tuple[str, ...]:
+    def list_due_webhooks(self, now_s: float, *, limit: int) -> tuple[str, ...]:
         """Ids of webhooks that there may be something to do for, who waited longest first."""
-        unread = and_(WEBHOOKS.c.due_at_s.is_(None), WEBHOOKS.c.cursor < _NEWEST)
+        unread = and_(WEBHOOKS.c.due_at_s.is_(None), WEBHOOKS.c.cursor < _LAST_EVENT_NUMBER)
         query = (
             select(WEBHOOKS.c.id)
             .where(WEBHOOKS.c.enabled, WEBHOOKS.c.claimed_until_s <= now_s)
@@ -114,7 +197,7 @@ class SqlWebhooks:
             .order_by(WEBHOOKS.c.claimed_until_s, WEBHOOKS.c.number)
             .limit(limit)
         )
-        return tuple(row.id for row in self._rows(query))
+        return tuple(row.id for row in self._fetch_rows(query))
 
     def claim(self, webhook_id: str, holder: str, *, now_s: float, until_s: float) -> bool:
         """Work on it alone until `until_s`; False where another does."""
@@ -128,62 +211,62 @@ class SqlWebhooks:
         with transaction(self._engine) as connection:
             connection.execute(update(WEBHOOKS).where(own).values(holder="", claimed_until_s=now_s))
 
-    def first_pending(self, webhook_id: str) -> Delivery | None:
+    def get_first_pending(self, webhook_id: str) -> Delivery | None:
         query = select(DELIVERIES).where(DELIVERIES.c.webhook_id == webhook_id, _PENDING)
-        return next(map(_delivery, self._rows(query.order_by(DELIVERIES.c.number).limit(1))), None)
+        return next(map(_decode_delivery_row, self._fetch_rows(query.order_by(DELIVERIES.c.number).limit(1))), None)
 
-    def feed(
+    def add_event_deliveries(
         self, webhook_id: str, holder: str, deliveries: Iterable[Delivery], *, cursor: int, until_s: float
     ) -> None:
         """The events up to `cursor` have been read, and these deliveries came of them. Raises ClaimLostError."""
-        rows = [_row(each) for each in deliveries]
+        rows = [_encode_row(each) for each in deliveries]
         with transaction(self._engine) as connection:
-            _renew(connection, webhook_id, holder, {"claimed_until_s": until_s, "cursor": cursor})
+            _update_claimed(connection, webhook_id, holder, {"claimed_until_s": until_s, "cursor": cursor})
             if rows:
                 connection.execute(insert(DELIVERIES), rows)
-            _settle(connection, webhook_id)
+            _update_due_time(connection, webhook_id)
 
-    def record(self, webhook: Webhook, holder: str, delivery: Delivery, *, until_s: float) -> None:
+    def record_attempt(self, webhook: Webhook, holder: str, delivery: Delivery, *, until_s: float) -> None:
         """What an attempt has come to, for the delivery and the webhook. Raises ClaimLostError."""
         known: dict[str, Any] = {"claimed_until_s": until_s, "dead_in_a_row": webhook.dead_in_a_row}
         if not webhook.enabled:  # otherwise it stays as somebody may have set it meanwhile
             known |= {"enabled": False, "disabled_reason": webhook.disabled_reason}
         with transaction(self._engine) as connection:
-            _renew(connection, webhook.id, holder, known)
-            connection.execute(update(DELIVERIES).where(DELIVERIES.c.id == delivery.id).values(_row(delivery)))
-            _settle(connection, webhook.id)
+            _update_claimed(connection, webhook.id, holder, known)
+            connection.execute(update(DELIVERIES).where(DELIVERIES.c.id == delivery.id).values(_encode_row(delivery)))
+            _update_due_time(connection, webhook.id)
 
-    def oldest_pending_at_s(self) -> float | None:
+    def get_oldest_pending_at_s(self) -> float | None:
         """When the oldest delivery that is pending, of webhooks that are told of events, was made."""
         enabled = select(WEBHOOKS.c.id).where(WEBHOOKS.c.enabled)
         query = select(func.min(DELIVERIES.c.created_at_s)).where(_PENDING, DELIVERIES.c.webhook_id.in_(enabled))
-        with transaction(self._reading) as connection:
+        with transaction(self._read_engine) as connection:
             return connection.execute(query).scalar_one()
 
-    def _rows(self, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:
-        with transaction(self._reading) as connection:
+    def _fetch_rows(self, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:
+        with transaction(self._read_engine) as connection:
             return list(connection.execute(query).all())
 
 
-def _touch(connection: Connection, webhook_id: str) -> None:
+def _lock_webhook(connection: Connection, webhook_id: str) -> None:
     same = update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(holder=WEBHOOKS.c.holder)
     if not connection.execute(same).rowcount:
         raise ClaimLostError(f"there is no webhook {webhook_id}")
 
 
-def _renew(connection: Connection, webhook_id: str, holder: str, values: dict[str, Any]) -> None:
+def _update_claimed(connection: Connection, webhook_id: str, holder: str, values: dict[str, Any]) -> None:
     own = (WEBHOOKS.c.id == webhook_id) & (WEBHOOKS.c.holder == holder)
     if not connection.execute(update(WEBHOOKS).where(own).values(values)).rowcount:
         raise ClaimLostError(f"webhook {webhook_id} is not {holder}'s to work on")
 
 
-def _settle(connection: Connection, webhook_id: str) -> None:
+def _update_due_time(connection: Connection, webhook_id: str) -> None:
     pending = select(DELIVERIES.c.next_at_s).where(DELIVERIES.c.webhook_id == webhook_id, _PENDING)
     due_at_s = pending.order_by(DELIVERIES.c.number).limit(1).scalar_subquery()
     connection.execute(update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(due_at_s=due_at_s))
 
 
-def _row(value: Webhook | Delivery) -> dict[str, Any]:
+def _encode_row(value: Webhook | Delivery) -> dict[str, Any]:
     """Without the number, which the database gives."""
     row = asdict(value)
     del row["number"]
@@ -192,11 +275,11 @@ def _row(value: Webhook | Delivery) -> dict[str, Any]:
     return row | {"state": value.state.value}
 
 
-def _webhook(row: AnyRow) -> Webhook:
+def _decode_webhook_row(row: AnyRow) -> Webhook:
     made = Webhook(**{field.name: getattr(row, field.name) for field in fields(Webhook)})
     return replace(made, codes=tuple(made.codes))
 
 
-def _delivery(row: AnyRow) -> Delivery:
+def _decode_delivery_row(row: AnyRow) -> Delivery:
     made = Delivery(**{field.name: getattr(row, field.name) for field in fields(Delivery)})
     return replace(made, state=DeliveryState(made.state))

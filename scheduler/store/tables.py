@@ -14,10 +14,10 @@ from sqlalchemy import JSON, BigInteger, Column, Double, Index, Integer, MetaDat
 METADATA = MetaData(
     naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s"},
 )
-ONLY_ROW = 1
+SINGLE_ROW_ID = 1
 ROW_NUMBER = BigInteger().with_variant(Integer(), "sqlite")
 """SQLite numbers rows by itself in columns of this type alone, and as far."""
-_PLAINLY_ORDERED = String().with_variant(String(collation="C"), "postgresql")
+_CODE_POINT_ORDERED = String().with_variant(String(collation="C"), "postgresql")
 """Ordered by code points in every database, as Python does."""
 
 
@@ -86,7 +86,7 @@ class EndedJobColumns(TypedColumns):
     """What lists of jobs are ordered by and ask for stands beside the body."""
 
     number: Named[int] = Column(ROW_NUMBER, primary_key=True)
-    id: Named[str] = Column(_PLAINLY_ORDERED, index=True)
+    id: Named[str] = Column(_CODE_POINT_ORDERED, index=True)
     generation: Named[int] = Column(BigInteger)
     body: Named[Any] = Column(JSON, nullable=False)
     submitted_at_s: Named[float] = Column(Double, server_default="0")
@@ -98,7 +98,7 @@ class EndedJobColumns(TypedColumns):
 
 class EndedLoanColumns(TypedColumns):
     number: Named[int] = Column(ROW_NUMBER, primary_key=True)
-    id: Named[str] = Column(_PLAINLY_ORDERED, index=True)
+    id: Named[str] = Column(_CODE_POINT_ORDERED, index=True)
     generation: Named[int] = Column(BigInteger)
     body: Named[Any] = Column(JSON, nullable=False)
     offered_at_s: Named[float] = Column(Double, server_default="0")
@@ -135,7 +135,7 @@ class AgentReportColumns(TypedColumns):
     body: Named[Any] = Column(JSON, nullable=False)
 
 
-class SweptColumns(TypedColumns):
+class RetentionMarkColumns(TypedColumns):
     """One row a log that was ever swept. `rows_untold` are those that no entry of the audit log tells of yet."""
 
     log: Named[str] = Column(String, primary_key=True)
@@ -165,7 +165,7 @@ READINGS = Table("readings", METADATA, ReadingColumns)
 
 BEGUN_RUNS = Table("begun_runs", METADATA, BegunRunColumns)
 AGENT_REPORTS = Table("agent_reports", METADATA, AgentReportColumns)
-SWEPT = Table("swept", METADATA, SweptColumns)
+RETENTION_MARKS = Table("swept", METADATA, RetentionMarkColumns)
 
 Index(None, EVENTS.c.subject, EVENTS.c.number)
 Index(None, READINGS.c.pool, READINGS.c.at_s)

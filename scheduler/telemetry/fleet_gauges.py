@@ -8,18 +8,17 @@ from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from scheduler.domain.fleet import Node, NodeState, PoolKind
-from scheduler.domain.job_state import ENDED, JobState
-from scheduler.domain.loan import LIVE_LOANS, LoanState
+from scheduler.domain.fleet import LIVE_LOAN_STATES, LoanState, Node, NodeState, PoolKind
+from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
 
 _LENT = (LoanState.ACTIVE, LoanState.RECALLED)
 _GPU_KINDS = ("own", "lent")
 _GPU_STATES = ("training", "inference", "other", "idle", "down")
-Tally = Counter[tuple[str, ...]]
+LabelCounts = Counter[tuple[str, ...]]
 
 
-def package_version() -> str:
+def get_package_version() -> str:
     """The installed version, or "source" where the package runs without having been installed."""
     try:
         return version("ebbtide")
@@ -38,35 +37,39 @@ class FleetGauges:
         self._by_job = by_job
 
     def collect(self) -> Iterable[Metric]:
-        holdings = _Holdings(self._snapshot)
-        yield from self._fleet(holdings)
-        yield from self._loans()
-        yield _labelled("ebbtide_jobs", "Jobs that have not ended, by state.", ("state",), holdings.states)
-        yield from self._queues(holdings)
-        yield from self._demand()
+        holdings = _GpuHoldings(self._snapshot)
+        yield from self._collect_fleet(holdings)
+        yield from self._collect_loans()
+        yield _build_labelled_gauge(
+            "ebbtide_jobs", "Jobs that have not ended, by state.", ("state",), holdings.jobs_by_state
+        )
+        yield from self._collect_queues(holdings)
+        yield from self._collect_demand()
         if self._by_job:
-            yield from self._running_jobs()
-        yield _gauge("ebbtide_snapshot_generation", "Generation of the newest snapshot.", self._snapshot.generation)
-        yield _gauge("ebbtide_inbox_commands", "Commands that wait for the next tick.", self._inbox_size)
-        yield _gauge("ebbtide_leader", "1 while some controller's lease is live.", int(self._has_leader))
+            yield from self._collect_running_jobs()
+        yield _build_gauge(
+            "ebbtide_snapshot_generation", "Generation of the newest snapshot.", self._snapshot.generation
+        )
+        yield _build_gauge("ebbtide_inbox_commands", "Commands that wait for the next tick.", self._inbox_size)
+        yield _build_gauge("ebbtide_leader", "1 while some controller's lease is live.", int(self._has_leader))
         info = GaugeMetricFamily("ebbtide_build_info", "Always 1; the version is the label.", labels=["version"])
-        info.add_metric([package_version()], 1)
+        info.add_metric([get_package_version()], 1)
         yield info
 
-    def _fleet(self, holdings: _Holdings) -> Iterator[Metric]:
-        gpus: Tally = Counter()
-        nodes: Tally = Counter()
+    def _collect_fleet(self, holdings: _GpuHoldings) -> Iterator[Metric]:
+        gpus: LabelCounts = Counter()
+        nodes: LabelCounts = Counter()
         for pool in self._snapshot.pools:
             gpus.update({(pool, state): 0 for state in _GPU_STATES})
         for node in self._snapshot.nodes.values():
-            nodes[node.pool, self._node_state(node)] += 1
-            for state, count in _gpu_states(node, holdings.of_node.get(node.name, 0)):
+            nodes[node.pool, self._get_node_state(node)] += 1
+            for state, count in _count_gpu_states(node, holdings.gpus_by_node.get(node.name, 0)):
                 if count:
                     gpus[node.pool, state] += count
-        yield _labelled("ebbtide_gpus", "GPUs by what uses them.", ("pool", "state"), gpus)
-        yield _labelled("ebbtide_nodes", "Nodes by state.", ("pool", "state"), nodes)
+        yield _build_labelled_gauge("ebbtide_gpus", "GPUs by what uses them.", ("pool", "state"), gpus)
+        yield _build_labelled_gauge("ebbtide_nodes", "Nodes by state.", ("pool", "state"), nodes)
 
-    def _node_state(self, node: Node) -> str:
+    def _get_node_state(self, node: Node) -> str:
         if node.state is NodeState.DOWN:
             return "down"
         if node.cordoned:
@@ -74,52 +77,56 @@ class FleetGauges:
         loan = self._snapshot.loans.get(node.name)
         return loan.state.value if loan is not None and loan.is_live else "up"
 
-    def _loans(self) -> Iterator[Metric]:
+    def _collect_loans(self) -> Iterator[Metric]:
         snapshot = self._snapshot
-        states: Tally = Counter({(state.value,): 0 for state in LIVE_LOANS})
+        states: LabelCounts = Counter({(state.value,): 0 for state in LIVE_LOAN_STATES})
         lenders = [pool.name for pool in snapshot.pools.values() if pool.kind is PoolKind.INFERENCE]
-        lent: Tally = Counter({(name,): 0 for name in lenders})
+        lent: LabelCounts = Counter({(name,): 0 for name in lenders})
         for loan in snapshot.loans.values():
             if loan.is_live:
                 states[loan.state.value,] += 1
             lent[loan.pool,] += snapshot.nodes[loan.node].gpus if loan.state in _LENT else 0
-        yield _labelled("ebbtide_loans", "Live loans by state.", ("state",), states)
-        yield _labelled("ebbtide_lent_gpus", "GPUs of nodes that training has on loan.", ("pool",), lent)
-        supply: Tally = Counter({(name,): 0 for name in lenders})
+        yield _build_labelled_gauge("ebbtide_loans", "Live loans by state.", ("state",), states)
+        yield _build_labelled_gauge("ebbtide_lent_gpus", "GPUs of nodes that training has on loan.", ("pool",), lent)
+        supply: LabelCounts = Counter({(name,): 0 for name in lenders})
         for node in [node for node in snapshot.nodes.values() if (node.pool,) in supply]:
-            supply[node.pool,] += snapshot.left_to_inference(node)
+            supply[node.pool,] += snapshot.count_inference_gpus(node)
         told = "GPUs that inference has: not those of lent nodes, nor what is free on cordoned ones."
-        yield _labelled("ebbtide_inference_supply_gpus", told, ("pool",), supply)
+        yield _build_labelled_gauge("ebbtide_inference_supply_gpus", told, ("pool",), supply)
         paused, pools = snapshot.switches.lending_paused, snapshot.pools
-        may_lend: Tally = Counter({(name,): int(pools[name].lending.enabled and not paused) for name in lenders})
+        may_lend: LabelCounts = Counter({(name,): int(pools[name].lending.enabled and not paused) for name in lenders})
         told = "1 where a pool may lend and lending is not paused."
-        yield _labelled("ebbtide_lending_enabled", told, ("pool",), may_lend)
+        yield _build_labelled_gauge("ebbtide_lending_enabled", told, ("pool",), may_lend)
 
-    def _queues(self, holdings: _Holdings) -> Iterator[Metric]:
+    def _collect_queues(self, holdings: _GpuHoldings) -> Iterator[Metric]:
         told = "GPUs that jobs hold, by declared queue, and whether they are training's own or lent."
-        yield _labelled("ebbtide_queue_gpus", told, ("queue", "kind"), holdings.of_queue)
-        declared, allocated = self._snapshot.queues.items(), holdings.allocated
-        guaranteed: Tally = Counter({(name,): queue.guaranteed_gpus for name, queue in declared})
+        yield _build_labelled_gauge("ebbtide_queue_gpus", told, ("queue", "kind"), holdings.gpus_by_queue)
+        declared, allocated = self._snapshot.queues.items(), holdings.allocated_by_queue
+        guaranteed: LabelCounts = Counter({(name,): queue.guaranteed_gpus for name, queue in declared})
         borrowed = Counter({name: max(0, count - guaranteed[name]) for name, count in allocated.items()})
         for name, told, counts in (
             ("ebbtide_queue_guaranteed_gpus", "GPUs that a queue is guaranteed.", guaranteed),
             ("ebbtide_queue_allocated_gpus", "GPUs that the placed jobs of a queue are to hold.", allocated),
             ("ebbtide_queue_borrowed_gpus", "Those of them above the queue's guarantee.", borrowed),
         ):
-            yield _labelled(name, told, ("queue",), counts)
+            yield _build_labelled_gauge(name, told, ("queue",), counts)
 
-    def _running_jobs(self) -> Iterator[Metric]:
+    def _collect_running_jobs(self) -> Iterator[Metric]:
         """One series a running job, gone with the run: what is not running has no progress to watch."""
         snapshot = self._snapshot
         running = [job for job in snapshot.jobs.values() if job.state is JobState.RUNNING]
-        yield _by_job("ebbtide_job_steps", "Steps done.", {job.id: job.steps_at(snapshot.now_s) for job in running})
-        yield _by_job("ebbtide_job_loss", "Last reported loss.", {job.id: job.progress.loss for job in running})
+        yield _build_job_gauge(
+            "ebbtide_job_steps", "Steps done.", {job.id: job.steps_at(snapshot.now_s) for job in running}
+        )
+        yield _build_job_gauge(
+            "ebbtide_job_loss", "Last reported loss.", {job.id: job.progress.loss for job in running}
+        )
         speeds = {job.id: job.progress.samples_per_s for job in running}
-        yield _by_job("ebbtide_job_samples_per_s", "Measured throughput.", speeds)
+        yield _build_job_gauge("ebbtide_job_samples_per_s", "Measured throughput.", speeds)
         peaks = {job.id: job.progress.peak_bytes for job in running}
-        yield _by_job("ebbtide_job_peak_bytes", "Most memory that a rank has had at once.", peaks)
+        yield _build_job_gauge("ebbtide_job_peak_bytes", "Most memory that a rank has had at once.", peaks)
 
-    def _demand(self) -> Iterator[Metric]:
+    def _collect_demand(self) -> Iterator[Metric]:
         demand = GaugeMetricFamily(
             "ebbtide_inference_demand_gpus", "GPUs that inference needs, clamped to capacity.", labels=["pool"]
         )
@@ -141,30 +148,34 @@ class FleetGauges:
         yield forecast_gpus
 
 
-class _Holdings:
+class _GpuHoldings:
     """Jobs by state and the GPUs that they hold, in one pass over them: by node; by declared queue and whether they are
     lent; and those that they are to hold by queue. Clients may name any queue: all undeclared ones are one series."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self.states: Tally = Counter({(state.value,): 0 for state in JobState if state not in ENDED})
-        self.of_node: dict[str, int] = {}
-        self.of_queue: Tally = Counter({(name, kind): 0 for name in snapshot.queues for kind in _GPU_KINDS})
-        self.allocated: Tally = Counter({(name,): 0 for name in snapshot.queues})
+        self.jobs_by_state: LabelCounts = Counter(
+            {(state.value,): 0 for state in JobState if state not in ENDED_STATES}
+        )
+        self.gpus_by_node: dict[str, int] = {}
+        self.gpus_by_queue: LabelCounts = Counter({(name, kind): 0 for name in snapshot.queues for kind in _GPU_KINDS})
+        self.allocated_by_queue: LabelCounts = Counter({(name,): 0 for name in snapshot.queues})
         lenders = {name for name, pool in snapshot.pools.items() if pool.kind is PoolKind.INFERENCE}
         kinds = {name: _GPU_KINDS[node.pool in lenders] for name, node in snapshot.nodes.items()}
         jobs = snapshot.jobs.values()
         for job in [job for job in jobs if job.allocation.target or job.allocation.releasing]:
             queue = job.spec.queue if job.spec.queue in snapshot.queues else ""
-            self.allocated[queue,] += job.allocation.target_gpus
+            self.allocated_by_queue[queue,] += job.allocation.target_gpus
             for gpus in (job.allocation.target, job.allocation.releasing):
                 for node, indices in gpus.items():
-                    self.of_node[node] = self.of_node.get(node, 0) + len(indices)
-                    self.of_queue[queue, kinds[node]] += len(indices)
+                    self.gpus_by_node[node] = self.gpus_by_node.get(node, 0) + len(indices)
+                    self.gpus_by_queue[queue, kinds[node]] += len(indices)
         states = Counter([job.state for job in jobs])
-        self.states.update({(state.value,): count for state, count in states.items() if state not in ENDED})
+        self.jobs_by_state.update(
+            {(state.value,): count for state, count in states.items() if state not in ENDED_STATES}
+        )
 
 
-def _gpu_states(node: Node, held: int) -> tuple[tuple[str, int], ...]:
+def _count_gpu_states(node: Node, held: int) -> tuple[tuple[str, int], ...]:
     if node.state is NodeState.DOWN:
         return (("down", node.gpus),)
     inference = min(node.inference_gpus, node.gpus - held)
@@ -173,7 +184,7 @@ def _gpu_states(node: Node, held: int) -> tuple[tuple[str, int], ...]:
     return ("training", held), ("inference", inference), ("other", other), ("idle", idle)
 
 
-def _by_job(name: str, text: str, values: Mapping[str, float | None]) -> Metric:
+def _build_job_gauge(name: str, text: str, values: Mapping[str, float | None]) -> Metric:
     """A job of which the value is unknown has no series."""
     family = GaugeMetricFamily(name, text, labels=["job"])
     for job_id, value in values.items():
@@ -182,11 +193,11 @@ def _by_job(name: str, text: str, values: Mapping[str, float | None]) -> Metric:
     return family
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
+def _build_gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _labelled(name: str, text: str, labels: tuple[str, ...], counts: Tally) -> Metric:
+def _build_labelled_gauge(name: str, text: str, labels: tuple[str, ...], counts: LabelCounts) -> Metric:
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, count in sorted(counts.items()):
         family.add_metric(values, count)

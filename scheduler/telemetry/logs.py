@@ -9,8 +9,8 @@ import time
 from contextvars import ContextVar
 from typing import TextIO
 
-_TEXT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s"
-_DATE = "%Y-%m-%dT%H:%M:%S"
+_TEXT_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s"
+_DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 """Of the HTTP request that is being answered; empty outside of one."""
 
@@ -28,7 +28,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "at": f"{self.formatTime(record, _DATE)}.{int(record.msecs):03d}Z",
+            "at": f"{self.formatTime(record, _DATE_FORMAT)}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
@@ -40,17 +40,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def configure_logs(level: str, form: str, *, stream: TextIO | None = None) -> None:
+def configure_logging(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
     """Sends every logger of the process to `stream` (standard error), from `level` on.
 
     `form` is "text" or "json". Calling it again replaces the earlier set-up.
     """
-    if form == "json":
+    if log_format == "json":
         formatter: logging.Formatter = JsonFormatter()
-    elif form == "text":
-        formatter = TextFormatter(_TEXT, _DATE)
+    elif log_format == "text":
+        formatter = TextFormatter(_TEXT_FORMAT, _DATE_FORMAT)
     else:
-        raise ValueError(f"log format: got {form!r}; allowed: text, json")
+        raise ValueError(f"log format: got {log_format!r}; allowed: text, json")
     formatter.converter = time.gmtime
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter)

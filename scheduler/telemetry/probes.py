@@ -1,5 +1,6 @@
 """Probes over HTTP for a process that serves no HTTP otherwise: `/healthz` says whether to start it anew, `/readyz`
-whether it could do its work."""
+whether it could do its work.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
-_ASKER_LIMIT_S = 5.0
+_CLIENT_TIMEOUT_S = 5.0
 
 
-class Probes:
+class ProbeServer:
     """Answers from its making until it is closed, in threads of its own: a loop that hangs does not keep it from saying
     so. `unlive` and `unready` say what is wrong, nothing where all is well; they may be replaced at any time.
 
@@ -20,10 +21,10 @@ class Probes:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.unlive: Callable[[], str] = lambda: ""
-        self.unready: Callable[[], str] = lambda: "it is starting, or waits for the database"
+        self.liveness_error: Callable[[], str] = lambda: ""
+        self.readiness_error: Callable[[], str] = lambda: "it is starting, or waits for the database"
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(self))
+            self._server = ThreadingHTTPServer((host, port), _make_handler(self))
         except OSError as wrong:
             raise ValueError(f"cannot listen on {host}:{port}: {wrong.strerror or wrong}") from wrong
         self._server.daemon_threads = True
@@ -31,7 +32,7 @@ class Probes:
         self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Probes:
+    def __enter__(self) -> ProbeServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -40,12 +41,14 @@ class Probes:
         self._thread.join()
 
 
-def _handler(probes: Probes) -> type[BaseHTTPRequestHandler]:
+def _make_handler(server: ProbeServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = _ASKER_LIMIT_S
+        timeout = _CLIENT_TIMEOUT_S
 
         def do_GET(self) -> None:  # the name is http.server's
-            asked = {"/healthz": probes.unlive, "/readyz": probes.unready}.get(self.path.partition("?")[0])
+            asked = {"/healthz": server.liveness_error, "/readyz": server.readiness_error}.get(
+                self.path.partition("?")[0]
+            )
             if asked is None:
                 self._say(404, "there are /healthz and /readyz")
             else:

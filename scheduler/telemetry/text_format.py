@@ -13,33 +13,35 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-_PLAIN = 1e6
-_LABELS_MAX = 50_000
+_PLAIN_NUMBER_MAX = 1e6
+_LABEL_CACHE_SIZE = 50_000
 
 
-def rendered(collector: Collector) -> bytes:
+def render(collector: Collector) -> bytes:
     """All families of a collector or registry."""
-    return "".join(line for family in collector.collect() for line in _family(family)).encode()
+    return "".join(line for family in collector.collect() for line in _render_family(family)).encode()
 
 
-def _family(family: Metric) -> Iterator[str]:
+def _render_family(family: Metric) -> Iterator[str]:
     name = f"{family.name}_total" if family.type == "counter" else family.name
     text = family.documentation.replace("\\", "\\\\").replace("\n", "\\n")
     yield f"# HELP {name} {text}\n# TYPE {name} {family.type}\n"
     for sample in family.samples:
         value = sample.value
         # Below a million it is what Python shows; the library's own way is slow.
-        shown = repr(float(value)) if -_PLAIN < value < _PLAIN else floatToGoString(value)  # type: ignore[no-untyped-call]
-        yield f"{sample.name}{_inside(tuple(sample.labels.items()))} {shown}\n"
+        shown = repr(float(value)) if -_PLAIN_NUMBER_MAX < value < _PLAIN_NUMBER_MAX else floatToGoString(value)  # type: ignore[no-untyped-call]
+        yield f"{sample.name}{_render_labels(tuple(sample.labels.items()))} {shown}\n"
 
 
-@lru_cache(_LABELS_MAX)
-def _inside(labels: tuple[tuple[str, str], ...]) -> str:
+@lru_cache(_LABEL_CACHE_SIZE)
+def _render_labels(labels: tuple[tuple[str, str], ...]) -> str:
     """Labels in order and in braces; nothing where there are none."""
-    return "{" + ",".join([f'{key}="{_escaped(text)}"' for key, text in sorted(labels)]) + "}" if labels else ""
+    return (
+        "{" + ",".join([f'{key}="{_escape_label_value(text)}"' for key, text in sorted(labels)]) + "}" if labels else ""
+    )
 
 
-def _escaped(text: str) -> str:
+def _escape_label_value(text: str) -> str:
     if '"' in text or "\\" in text or "\n" in text:
         return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
     return text

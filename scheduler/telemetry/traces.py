@@ -12,7 +12,7 @@ from hashlib import sha256
 from opentelemetry import trace
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, TraceFlags, Tracer
 
-from scheduler.domain.event import Event
+from scheduler.domain.events import Event
 from scheduler.domain.tick_report import TickReport
 
 _NS = 1_000_000_000
@@ -20,7 +20,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
-def traces_wanted(environment: Mapping[str, str]) -> bool:
+def is_tracing_enabled(environment: Mapping[str, str]) -> bool:
     """Whether traces are to be sent: an exporter or an endpoint is named.
 
     Raises:
@@ -44,7 +44,7 @@ def start_tracing(service: str, environment: Mapping[str, str]) -> None:
     Raises:
         ValueError: as `traces_wanted`, or the packages for it are not installed.
     """
-    if not traces_wanted(environment):
+    if not is_tracing_enabled(environment):
         return
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -70,7 +70,7 @@ class TickTracer:
         span = self._tracer.start_span("tick", context=trace.set_span_in_context(_NO_SPAN), start_time=start_ns)
         if not span.is_recording():
             return
-        end_ns = self._add_stages(span, report, start_ns)
+        end_ns = self._add_stage_spans(span, report, start_ns)
         span.set_attributes(
             {
                 "ebbtide.generation": report.generation,
@@ -83,10 +83,10 @@ class TickTracer:
         )
         for event in report.events:
             if event.subject in report.after.jobs:
-                self._add_job(span, event, start_ns, end_ns)
+                self._add_event_span(span, event, start_ns, end_ns)
         span.end(end_ns)
 
-    def _add_stages(self, span: Span, report: TickReport, start_ns: int) -> int:
+    def _add_stage_spans(self, span: Span, report: TickReport, start_ns: int) -> int:
         """A child for each stage, one after the other; gives the end of the last."""
         inside, at_ns = trace.set_span_in_context(span), start_ns
         for stage, seconds in report.stage_s.items():
@@ -95,11 +95,11 @@ class TickTracer:
             child.end(at_ns)
         return at_ns
 
-    def _add_job(self, tick: Span, event: Event, start_ns: int, end_ns: int) -> None:
+    def _add_event_span(self, tick: Span, event: Event, start_ns: int, end_ns: int) -> None:
         about = {"ebbtide.job": event.subject, "ebbtide.message": event.message, "ebbtide.cause": event.cause}
         own = self._tracer.start_span(
             event.code.value,
-            context=trace.set_span_in_context(NonRecordingSpan(job_context(event.subject))),
+            context=trace.set_span_in_context(NonRecordingSpan(get_job_span_context(event.subject))),
             links=[Link(tick.get_span_context())],
             attributes=about,
             start_time=start_ns,
@@ -111,7 +111,7 @@ class TickTracer:
 _NO_SPAN = NonRecordingSpan(trace.INVALID_SPAN_CONTEXT)
 
 
-def job_context(job_id: str) -> SpanContext:
+def get_job_span_context(job_id: str) -> SpanContext:
     """The root of a job's trace: its ids are the first 16 and the next 8 bytes of the SHA-256 of the job's id."""
     digest = sha256(job_id.encode()).digest()
     trace_id, span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:24])

@@ -1,4 +1,7 @@
-"""ProgressPoster: rank 0 tells the control plane how far the job is, and hears its notices in the reply."""
+"""ProgressPoster: rank 0 tells the control plane how far the job is, and hears its notices in the reply.
+
+An answer 429: the control plane asks to be asked less often.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,13 @@ import urllib.request
 from dataclasses import dataclass
 
 from scheduler.worker.environment import RankEnvironment
-from scheduler.worker.notice import Notice, notice_from_json
-from scheduler.worker.too_many import STATUS, TooManyError
+from scheduler.worker.notice import Notice, parse_notice
 
 logger = logging.getLogger(__name__)
 
-_LEAST_PERIOD_S = 1.0
+_MIN_PERIOD_S = 1.0
 # With nothing new to tell it still asks, because a notice may wait there.
-_LONGEST_PERIOD_S = 5.0
+_MAX_PERIOD_S = 5.0
 _TIMEOUT_S = 5.0
 
 
@@ -35,7 +37,7 @@ class Progress:
     frozen_layers: int | None = None
 
 
-class ProgressPoster:
+class ProgressReporter:
     """A background thread, so that a slow or absent control plane never holds the training up."""
 
     def __init__(self, environment: RankEnvironment) -> None:
@@ -44,50 +46,50 @@ class ProgressPoster:
         self._token = environment.token
         # The control plane is a neighbour: a proxy for the outer world would not find it.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        self._news = threading.Event()
+        self._has_update = threading.Event()
         self._stop = threading.Event()
         self._progress: Progress | None = None
         self._notice: Notice | None = None
-        self._requests = 0
-        self._failing = False
+        self._notice_count = 0
+        self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._thread.start()
 
-    def tell(self, progress: Progress) -> None:
+    def submit(self, progress: Progress) -> None:
         self._progress = progress
-        self._news.set()
+        self._has_update.set()
 
-    def pending(self) -> Notice | None:
+    def poll(self) -> Notice | None:
         return self._notice
 
     def close(self) -> None:
         """Ends the thread; a request under way is not waited for longer than a moment."""
         self._stop.set()
-        self._news.set()
+        self._has_update.set()
         self._thread.join(timeout=0.5)
 
     def _run(self) -> None:
-        self._news.wait()
+        self._has_update.wait()
         while not self._stop.is_set():
-            self._news.clear()
+            self._has_update.clear()
             self._exchange()
-            self._stop.wait(_LEAST_PERIOD_S)
-            self._news.wait(_LONGEST_PERIOD_S - _LEAST_PERIOD_S)
+            self._stop.wait(_MIN_PERIOD_S)
+            self._has_update.wait(_MAX_PERIOD_S - _MIN_PERIOD_S)
 
     def _exchange(self) -> None:
         """One request; a failure is logged when it begins and when it ends, not each second in between."""
         try:
-            self._hear(self._post())
+            self._handle_reply(self._post())
         except (OSError, ValueError, http.client.HTTPException) as failure:
-            if not self._failing:
+            if not self._is_failing:
                 logger.warning("progress is not heard at %s: %s", self._url, failure)
-            self._failing = True
-            if isinstance(failure, TooManyError):
-                self._stop.wait(failure.after_s)
+            self._is_failing = True
+            if isinstance(failure, TooManyRequestsError):
+                self._stop.wait(failure.retry_after_s)
         else:
-            if self._failing:
+            if self._is_failing:
                 logger.info("progress is heard again at %s", self._url)
-            self._failing = False
+            self._is_failing = False
 
     def _post(self) -> object:
         progress = self._progress
@@ -107,20 +109,34 @@ class ProgressPoster:
             with self._opener.open(request, timeout=_TIMEOUT_S) as reply:
                 return json.loads(reply.read() or b"null")
         except urllib.error.HTTPError as refused:
-            if refused.code == STATUS:
-                raise TooManyError(refused.headers["Retry-After"]) from None
+            if refused.code == TOO_MANY_REQUESTS:
+                raise TooManyRequestsError(refused.headers["Retry-After"]) from None
             raise
 
-    def _hear(self, reply: object) -> None:
+    def _handle_reply(self, reply: object) -> None:
         document = reply.get("notice") if isinstance(reply, dict) else None
         if document is None:
             self._notice = None
             return
-        heard = notice_from_json(document)
+        heard = parse_notice(document)
         known = self._notice
-        since_s = known.since_s if known is not None else None
+        since_s = known.received_at_s if known is not None else None
         # The same notice comes with every reply, its time running down: that is one request, not many.
         if known is None or (known.action, known.step) != (heard.action, heard.step):
-            self._requests += 1
+            self._notice_count += 1
             since_s = time.monotonic()
-        self._notice = Notice(heard.action, heard.step, heard.seconds_left, f"reply:{self._requests}", since_s)
+        self._notice = Notice(heard.action, heard.step, heard.seconds_left, f"reply:{self._notice_count}", since_s)
+
+
+TOO_MANY_REQUESTS = 429
+_RETRY_AFTER_MAX_S = 10.0
+
+
+class TooManyRequestsError(ValueError):
+    """`after_s`: how long it asks to be left alone."""
+
+    def __init__(self, retry_after: str | None) -> None:
+        self.retry_after_s = (
+            min(float(retry_after), _RETRY_AFTER_MAX_S) if retry_after and retry_after.isdigit() else 1.0
+        )
+        super().__init__(f"{TOO_MANY_REQUESTS}: too many reports, {self.retry_after_s:g} s are waited")

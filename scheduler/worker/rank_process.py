@@ -27,7 +27,7 @@ _LIBC.getenv.restype = ctypes.c_void_p
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class RankProgram:
     """What one rank is to run: a command with all its variables, printing to the end of `log`."""
 
     generation: int
@@ -52,10 +52,10 @@ class RankProcess:
         """
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
-        self.send(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         return self._wait()
 
-    def send(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to the whole group; to be called only before it was reaped."""
         try:
             os.killpg(self.pid, number)
@@ -65,7 +65,7 @@ class RankProcess:
                 os.kill(self.pid, number)
 
 
-def fork(program: Program, mark: EnvironmentMark, *, closing: Sequence[int]) -> RankProcess | None:
+def fork_rank(program: RankProgram, run_dir_marker: RunDirMarker, *, close_fds: Sequence[int]) -> RankProcess | None:
     """Start the rank as a copy of this process. Returns twice: in the copy it returns None.
 
     `closing` are descriptors that the copy must not keep. There must be no other thread in this process, for a lock
@@ -75,7 +75,7 @@ def fork(program: Program, mark: EnvironmentMark, *, closing: Sequence[int]) -> 
         OSError: the log cannot be written, or there can be no more processes.
         ValueError: the mark has no room for the program's run folder.
     """
-    write_mark = mark.writer(program.env.get(_RUN_DIR_VARIABLE, ""))
+    write_mark = run_dir_marker.make_writer(program.env.get(_RUN_DIR_VARIABLE, ""))
     log_fd = os.open(program.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     agent_pid = os.getpid()
     try:
@@ -83,10 +83,10 @@ def fork(program: Program, mark: EnvironmentMark, *, closing: Sequence[int]) -> 
         if pid == 0:
             try:
                 os.setsid()
-                _die_with(agent_pid)
-                _forget_the_agent(log_fd, closing)
+                _die_with_agent(agent_pid)
+                _detach_from_agent(log_fd, close_fds)
                 write_mark()
-                _dress(program)
+                _set_environment(program)
             except BaseException:
                 # A copy that went on here would take itself for the agent.
                 traceback.print_exc()
@@ -97,7 +97,7 @@ def fork(program: Program, mark: EnvironmentMark, *, closing: Sequence[int]) -> 
     return RankProcess(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def execute(program: Program) -> RankProcess:
+def execute_rank(program: RankProgram) -> RankProcess:
     """Start the rank in a process that loads everything itself.
 
     Raises:
@@ -113,12 +113,12 @@ def execute(program: Program) -> RankProcess:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: _die_with(agent_pid),
+            preexec_fn=lambda: _die_with_agent(agent_pid),
         )
     return RankProcess(process.pid, process.wait)
 
 
-def run(program: Program) -> None:
+def run_program(program: RankProgram) -> None:
     """Become the program in a forked copy: `<interpreter> -m module ...` or `<interpreter> file.py ...`.
 
     Its end is the interpreter's own business: exit codes, tracebacks, threads and exit functions are as they would be.
@@ -136,7 +136,7 @@ def run(program: Program) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-class EnvironmentMark:
+class RunDirMarker:
     """The value of EBBTIDE_RUN_DIR that /proc shows of this process, which is the one it was executed with.
 
     Processes are found by that mark. A fork shows what its agent was executed with, and so would all that it forks;
@@ -145,50 +145,50 @@ class EnvironmentMark:
 
     def __init__(self) -> None:
         self._address = _LIBC.getenv(_RUN_DIR_VARIABLE.encode())
-        self._room = len(os.environb.get(_RUN_DIR_VARIABLE.encode(), b""))
+        self._capacity = len(os.environb.get(_RUN_DIR_VARIABLE.encode(), b""))
 
-    def writer(self, value: str) -> Callable[[], None]:
+    def make_writer(self, value: str) -> Callable[[], None]:
         """What makes the process that calls it show `value`; the rest of the room becomes an entry without a name.
 
         Raises:
             ValueError: the room is too small for it.
         """
         text = os.fsencode(value)
-        if len(text) > self._room:
-            raise ValueError(f"{_RUN_DIR_VARIABLE}: this agent has room for {self._room} bytes, got {len(text)}")
-        shown = (text + b"\0").ljust(self._room, b"-")[: self._room]
+        if len(text) > self._capacity:
+            raise ValueError(f"{_RUN_DIR_VARIABLE}: this agent has room for {self._capacity} bytes, got {len(text)}")
+        shown = (text + b"\0").ljust(self._capacity, b"-")[: self._capacity]
 
         def write() -> None:
-            ctypes.memmove(self._address, shown, self._room)
+            ctypes.memmove(self._address, shown, self._capacity)
 
         return write
 
 
-def kill_with_parent() -> None:
+def die_with_parent() -> None:
     """From now on the kernel kills this process when the thread that started it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _die_with(agent_pid: int) -> None:
+def _die_with_agent(agent_pid: int) -> None:
     """Be killed when the agent ends, however that ends; where it has ended already, at once."""
-    kill_with_parent()
+    die_with_parent()
     if os.getppid() != agent_pid:
         os._exit(128 + signal.SIGKILL)
 
 
-def _forget_the_agent(log_fd: int, closing: Sequence[int]) -> None:
+def _detach_from_agent(log_fd: int, close_fds: Sequence[int]) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     nothing_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for source_fd, target_fd in ((nothing_fd, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(source_fd, target_fd)
-    for descriptor in (nothing_fd, *closing):
+    for descriptor in (nothing_fd, *close_fds):
         os.close(descriptor)
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
 
 
-def _dress(program: Program) -> None:
+def _set_environment(program: RankProgram) -> None:
     """Variables and chance as a new process would have them; Python itself sees to `random`, and torch's default
     generator starts at the same number in every process."""
     os.environ.clear()

@@ -42,25 +42,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from scheduler.domain.observation import FailureCause
+from scheduler.domain.job_records import LoadTraffic, ReplanPhase
+from scheduler.domain.observation import FailureCause, RankPhase, RankStatus
 from scheduler.domain.parallel_plan import ParallelPlan, plan_from_json
-from scheduler.domain.rank_status import RankPhase, RankStatus
-from scheduler.domain.replan import LoadTraffic, ReplanPhase
-from scheduler.worker.agreement import agree
-from scheduler.worker.environment import RankEnvironment, rank_environment
-from scheduler.worker.memory import is_out_of_memory, peak_bytes
+from scheduler.worker.environment import RankEnvironment, read_rank_environment
 from scheduler.worker.notice import (
-    Action,
+    CheckpointInterval,
     Notice,
-    NoticeBoard,
+    NoticeAction,
     NoticeFile,
+    NoticeMonitor,
     NoticeSource,
-    SaveInterval,
     TerminationSignal,
+    agree_on_notice,
 )
-from scheduler.worker.phase_watch import PhaseWatch
-from scheduler.worker.progress import Progress, ProgressPoster
-from scheduler.worker.status import StatusFile
+from scheduler.worker.progress import Progress, ProgressReporter
+from scheduler.worker.status import PhaseTimer, StatusFile, is_out_of_memory, measure_peak_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -70,32 +67,32 @@ _GROUP_TIMEOUT_S = 300.0
 class Session:
     """One rank's side of the contract with the executor; see the module for an example."""
 
-    def __init__(self, environment: RankEnvironment, *, began_s: float | None = None) -> None:
+    def __init__(self, environment: RankEnvironment, *, started_at_s: float | None = None) -> None:
         self._environment = environment
-        self._watch = PhaseWatch(began_s)
-        self._file = StatusFile(environment.run_dir, rank=environment.rank)
+        self._phase_timer = PhaseTimer(started_at_s)
+        self._status_file = StatusFile(environment.run_dir, rank=environment.rank)
         try:
             self.plan = _read_plan(environment)
         except ValueError as wrong:
-            self._file.update(phase=RankPhase.FAILED, reason=_reason(wrong))
+            self._status_file.update(phase=RankPhase.FAILED, reason=_describe_error(wrong))
             raise
-        self._termination = TerminationSignal() if environment.run_dir is not None else None
+        self._termination_signal = TerminationSignal() if environment.run_dir is not None else None
         posts = environment.rank == 0 and bool(environment.url)
-        self._poster = ProgressPoster(environment) if posts else None
-        self._interval = SaveInterval(environment.checkpoint_interval_s)
-        self._board = NoticeBoard(self._sources())
+        self._progress_reporter = ProgressReporter(environment) if posts else None
+        self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
+        self._notice_monitor = NoticeMonitor(self._build_notice_sources())
         self._owns_group = False
         self._frozen_layers = environment.frozen_layers
 
     @classmethod
-    def from_environment(cls, *, began_s: float | None = None) -> Self:
+    def from_environment(cls, *, started_at_s: float | None = None) -> Self:
         """The session of this process. `began_s`: when it began to be this rank, on `time.monotonic`, where it was
         there before; default: when it was started.
 
         Raises:
             ValueError: a variable or the plan's file is malformed; the message names it.
         """
-        return cls(rank_environment(os.environ), began_s=began_s)
+        return cls(read_rank_environment(os.environ), started_at_s=started_at_s)
 
     @property
     def job_id(self) -> str:
@@ -145,7 +142,7 @@ class Session:
 
     @property
     def status(self) -> RankStatus:
-        return self._file.status
+        return self._status_file.status
 
     @property
     def device(self) -> str:
@@ -159,41 +156,43 @@ class Session:
         import torch
         import torch.distributed as dist
 
-        from scheduler.worker.group_store import group_store
+        from scheduler.worker.rendezvous import connect_store
 
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.set_device(self._environment.local_rank)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=group_store(self._environment, timeout_s=timeout_s),
+            store=connect_store(self._environment, timeout_s=timeout_s),
             rank=self.rank,
             world_size=self.world_size,
             timeout=timedelta(seconds=timeout_s),
             device_id=torch.device(self.device) if on_gpu else None,
         )
         self._owns_group = True
-        self._watch.end(ReplanPhase.START)
+        self._phase_timer.end_phase(ReplanPhase.START)
 
-    def resumed(self, step: int, traffic: LoadTraffic | None = None) -> None:
+    def mark_resumed(self, step: int, traffic: LoadTraffic | None = None) -> None:
         """The state after `step` steps is in place (0: a new start), read from a complete checkpoint if not 0.
         `traffic`: what this rank read of it, where that was counted."""
-        self._watch.end(ReplanPhase.LOAD if self._watch.has(ReplanPhase.START) else ReplanPhase.START)
-        self._interval.begin()
-        self._say(phase=RankPhase.RUNNING, step=step, checkpoint_step=step or None, traffic=traffic)
-        self._tell()
+        self._phase_timer.end_phase(
+            ReplanPhase.LOAD if self._phase_timer.has_ended(ReplanPhase.START) else ReplanPhase.START
+        )
+        self._checkpoint_interval.restart()
+        self._update_status(phase=RankPhase.RUNNING, step=step, checkpoint_step=step or None, traffic=traffic)
+        self._report_progress()
 
     def report(self, *, step: int, loss: float | None = None, samples_per_s: float | None = None) -> None:
         """`step` steps are finished; the loss is that of the last one, a mean over the global batch."""
         if loss is not None and not math.isfinite(loss):
             logger.warning("the loss of step %d is %s and is reported as unknown", step, loss)
             loss = None
-        if self._watch.has(ReplanPhase.START):
-            self._watch.end(ReplanPhase.FIRST_STEP)
-        self._say(phase=RankPhase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
-        self._tell()
+        if self._phase_timer.has_ended(ReplanPhase.START):
+            self._phase_timer.end_phase(ReplanPhase.FIRST_STEP)
+        self._update_status(phase=RankPhase.RUNNING, step=step, loss=loss, samples_per_s=samples_per_s)
+        self._report_progress()
 
-    def frozen(self, layers: int) -> None:
+    def set_frozen_layers(self, layers: int) -> None:
         """From now on the first `layers` layers are not trained; the job may be given another plan for that.
 
         Raises:
@@ -202,52 +201,54 @@ class Session:
         if layers < self._frozen_layers:
             raise ValueError(f"frozen layers: {layers}; it must be at least {self._frozen_layers}, which are frozen")
         self._frozen_layers = layers
-        self._file.update(frozen_layers=layers)
+        self._status_file.update(frozen_layers=layers)
         if self.status.phase is not RankPhase.STARTING:
-            self._tell()
+            self._report_progress()
 
-    def notice(self) -> Notice | None:
+    def poll_notice(self) -> Notice | None:
         """What to follow at this step boundary, the same on all ranks. Collective: all call it after each step."""
         step = self.status.step
-        own = agreed = self._board.due(step)
+        own = agreed = self._notice_monitor.next_due(step)
         if self.world_size > 1:
-            agreed = agree(own, device=self.device)
+            agreed = agree_on_notice(own, device=self.device)
         if agreed is not None:
             logger.info("notice after step %d: %s", step, agreed.action)
-            if agreed.leaves:
-                self._watch.hear(0.0 if own is None or own.since_s is None else time.monotonic() - own.since_s)
-            if agreed.action is Action.CHECKPOINT:
-                self._board.settle(step)
+            if agreed.requires_exit:
+                self._phase_timer.begin_leaving(
+                    0.0 if own is None or own.received_at_s is None else time.monotonic() - own.received_at_s
+                )
+            if agreed.action is NoticeAction.CHECKPOINT:
+                self._notice_monitor.acknowledge(step)
         return agreed
 
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
         """Around the writing of a checkpoint; at its end the checkpoint of `step` counts as complete."""
-        self._say(phase=RankPhase.SAVING, step=step)
+        self._update_status(phase=RankPhase.SAVING, step=step)
         yield
-        if self._watch.has(ReplanPhase.NOTICE):
-            self._watch.end(ReplanPhase.SAVE)
-        self._interval.begin()
-        self._say(phase=RankPhase.RUNNING, checkpoint_step=step)
-        self._tell()
+        if self._phase_timer.has_ended(ReplanPhase.NOTICE):
+            self._phase_timer.end_phase(ReplanPhase.SAVE)
+        self._checkpoint_interval.restart()
+        self._update_status(phase=RankPhase.RUNNING, checkpoint_step=step)
+        self._report_progress()
 
-    def saved(self, step: int) -> None:
+    def mark_saved(self, step: int) -> None:
         """The checkpoint of `step` is complete, written in the background while the training went on."""
-        self._interval.begin()
-        self._file.update(checkpoint_step=step)
-        self._tell()
+        self._checkpoint_interval.restart()
+        self._status_file.update(checkpoint_step=step)
+        self._report_progress()
 
     def leave(self) -> None:
         """The state is saved and this rank exits, because a notice asked for it. Written before any teardown."""
-        if self._watch.has(ReplanPhase.NOTICE):
+        if self._phase_timer.has_ended(ReplanPhase.NOTICE):
             # A step that is saved already, or was being saved in the background, is not saved once more.
-            self._watch.end(ReplanPhase.SAVE)
-        self._watch.begin()
-        self._say(phase=RankPhase.LEFT)
+            self._phase_timer.end_phase(ReplanPhase.SAVE)
+        self._phase_timer.restart()
+        self._update_status(phase=RankPhase.LEFT)
 
     def succeed(self) -> None:
         """All steps are done and saved. Written before any teardown, for gloo now and then aborts in it."""
-        self._say(phase=RankPhase.SUCCEEDED)
+        self._update_status(phase=RankPhase.SUCCEEDED)
 
     def __enter__(self) -> Self:
         return self
@@ -255,44 +256,46 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self.status.phase.is_end:
-            reason = "the script ended without leave() or succeed()" if error is None else _reason(error)
+        if not self.status.phase.is_terminal:
+            reason = "the script ended without leave() or succeed()" if error is None else _describe_error(error)
             cause = FailureCause.OUT_OF_MEMORY if is_out_of_memory(error) else None
-            self._say(phase=RankPhase.FAILED, reason=reason, cause=cause)
+            self._update_status(phase=RankPhase.FAILED, reason=reason, cause=cause)
         self._close()
-        if self._watch.has(ReplanPhase.NOTICE) and self.status.phase is RankPhase.LEFT:
-            self._watch.end(ReplanPhase.TEARDOWN)
-            self._say()
+        if self._phase_timer.has_ended(ReplanPhase.NOTICE) and self.status.phase is RankPhase.LEFT:
+            self._phase_timer.end_phase(ReplanPhase.TEARDOWN)
+            self._update_status()
 
     def _close(self) -> None:
-        if self._poster is not None:
-            self._poster.close()
+        if self._progress_reporter is not None:
+            self._progress_reporter.close()
         if self._owns_group:
             import torch.distributed as dist
 
             dist.destroy_process_group()
             self._owns_group = False
-        if self._termination is not None:
-            self._termination.close()
+        if self._termination_signal is not None:
+            self._termination_signal.close()
 
-    def _sources(self) -> list[NoticeSource]:
+    def _build_notice_sources(self) -> list[NoticeSource]:
         # One clock for all: what rank 0 hears, all ranks agree on.
-        sources: list[NoticeSource] = [self._interval] if self.rank == 0 else []
+        sources: list[NoticeSource] = [self._checkpoint_interval] if self.rank == 0 else []
         if self._environment.run_dir is not None:
             sources.append(NoticeFile(self._environment.run_dir / "notice.json"))
-        if self._termination is not None:
-            sources.append(self._termination)
-        if self._poster is not None:
-            sources.append(self._poster)
+        if self._termination_signal is not None:
+            sources.append(self._termination_signal)
+        if self._progress_reporter is not None:
+            sources.append(self._progress_reporter)
         return sources
 
-    def _say(self, **changes: Any) -> None:
-        self._file.update(peak_bytes=peak_bytes(), phases_s=self._watch.seconds, **changes)
+    def _update_status(self, **changes: Any) -> None:
+        self._status_file.update(
+            peak_bytes=measure_peak_bytes(), phases_s=self._phase_timer.seconds_by_phase, **changes
+        )
 
-    def _tell(self) -> None:
-        if self._poster is not None:
+    def _report_progress(self) -> None:
+        if self._progress_reporter is not None:
             now = self.status
-            self._poster.tell(
+            self._progress_reporter.submit(
                 Progress(
                     self.generation,
                     now.step,
@@ -317,6 +320,6 @@ def _read_plan(environment: RankEnvironment) -> ParallelPlan | None:
         raise ValueError(f"EBBTIDE_PLAN: {path}: {wrong}") from None
 
 
-def _reason(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__

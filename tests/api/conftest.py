@@ -11,16 +11,16 @@ import pytest
 from starlette.types import ASGIApp
 
 from api.app import create_app
-from scheduler.domain.command import Command, ForecastMade
-from scheduler.domain.forecast import Forecast
+from scheduler.domain.commands import Command, ForecastMade
+from scheduler.domain.fleet import Forecast
 from scheduler.domain.tick_report import TickReport
-from scheduler.executors.recording import RecordingExecutor
-from scheduler.policies.policy_set import policy_set
+from scheduler.executors.executor import RecordingExecutor
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
-from scheduler.store.front import FrontStore
-from scheduler.store.memory import MemoryStore
+from scheduler.store.api_protocol import ApiStore
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Lease
 from tests.api.described import hold_to_description
 from tests.memory_run_log import MemoryRunLog
@@ -52,11 +52,11 @@ class AppTransport(httpx.BaseTransport):
 class ApiService:
     """The application and the parts behind it, so that a test can let a tick happen or look into the inbox."""
 
-    def __init__(self, settings: Settings | None = None, store: FrontStore | None = None) -> None:
-        self.store: FrontStore = store or MemoryStore()
+    def __init__(self, settings: Settings | None = None, store: ApiStore | None = None) -> None:
+        self.store: ApiStore = store or MemoryStore()
         self.run_log = MemoryRunLog()
         self.clock = ManualClock(NOW_S)
-        self.policies = policy_set("ebbtide")
+        self.policies = load_policy_set("ebbtide")
         self.executor = RecordingExecutor()
         self.leader: Lease | None = None
         self.app = create_app(
@@ -74,9 +74,11 @@ class ApiService:
     def tick(self, *, after_s: float = 1.0, learned: tuple[Command, ...] = ()) -> TickReport:
         """A real tick, `after_s` later. The executor does at once whatever it is asked to."""
         self.clock.move_to(self.clock.now_s() + after_s)
-        self.leader = self.store.acquire("test", now_s=self.clock.now_s(), ttl_s=15.0)
+        self.leader = self.store.acquire_lease("test", now_s=self.clock.now_s(), ttl_s=15.0)
         assert self.leader is not None
-        return tick(self.store, self.executor, self.clock, self.policies, epoch=self.leader.epoch, learned=learned)
+        return tick(
+            self.store, self.executor, self.clock, self.policies, epoch=self.leader.epoch, planning_inputs=learned
+        )
 
     def lend_all(self) -> None:
         """Lets both idle inference nodes be lent to a job that can use them."""
@@ -111,10 +113,10 @@ class ApiService:
 
     def refused(self, method: str, path: str, document: object = None, *, token: str = "") -> dict[str, Any]:
         """The 422 problem that answers this request, once it is sure that nothing was put into the inbox."""
-        waiting = self.store.inbox_size()
+        waiting = self.store.count_pending_commands()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         problem = problem_of(self.http.request(method, path, json=document, headers=headers), 422)
-        assert self.store.inbox_size() == waiting
+        assert self.store.count_pending_commands() == waiting
         assert problem["errors"], problem
         return problem
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import httpx
 
-from api.identity.api_token import new_token
-from api.identity.principal import Grant
+from api.identity.principals import Grant, generate_token
 from scheduler.settings import Settings
-from scheduler.store.front import ApiToken, AuditEntry, FrontStore
+from scheduler.store.api_protocol import ApiStore, ApiToken, AuditEntry
 from tests.api.conftest import NOW_S, ApiService
 
 MADE = AuditEntry(NOW_S, "tests", "", "CreateToken", "", None, None, "")
@@ -18,7 +17,7 @@ MADE = AuditEntry(NOW_S, "tests", "", "CreateToken", "", None, None, "")
 class Guarded(ApiService):
     """Its fleet and queues are made by an admin, named root."""
 
-    def __init__(self, store: FrontStore | None = None, **settings: Any) -> None:
+    def __init__(self, store: ApiStore | None = None, **settings: Any) -> None:
         super().__init__(Settings(**{"auth": "on", "rate_burst": 10_000, **settings}), store)
         self.root = self.token("root", "admin")
 
@@ -27,9 +26,9 @@ class Guarded(ApiService):
 
     def made_token(self, name: str, *grants: str, life_s: float | None = None) -> tuple[ApiToken, str]:
         now_s = self.clock.now_s()
-        token, secret = new_token(
+        token, secret = generate_token(
             name,
-            map(Grant.of, grants),
+            map(Grant.parse, grants),
             created_by="tests",
             now_s=now_s,
             expires_at_s=None if life_s is None else now_s + life_s,

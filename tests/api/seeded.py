@@ -6,12 +6,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from api.dependencies import Service
-from api.openapi import examples
-from api.present import Present
-from scheduler.domain.worker_token import issue_agent_token, issue_token
-from scheduler.store.migrate import migrate
-from scheduler.store.sql import SqlStore
+from api.http.dependencies import Service
+from api.openapi import load_examples
+from api.state import StateReader
+from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.api.conftest import SECRET
 from tests.api.guarded import Guarded
 
@@ -59,7 +59,7 @@ class SeededService:
         made = self.service
         webhook = made.made("/v1/webhooks", {"url": "https://hooks.example.com/ebbtide"})["id"]
         delivery = made.made(f"/v1/webhooks/{webhook}:test")["id"]
-        simulation = made.made("/v1/simulations", examples()["SimulationDocument"])["id"]
+        simulation = made.made("/v1/simulations", load_examples()["SimulationDocument"])["id"]
         return {"webhook_id": [webhook], "delivery_id": [delivery], "simulation_id": [simulation]}
 
     def put_back(self) -> None:
@@ -71,15 +71,17 @@ class SeededService:
         self._store = store = SqlStore(f"sqlite:///{path}")
         service = self.service.app.state.service
         assert isinstance(service, Service)
-        agents = type(service.agents)(store, self.service.run_log)
-        self.service.app.state.service = replace(service, store=store, agents=agents, present=Present(store))
+        agents = type(service.agent_state)(store, self.service.run_log)
+        self.service.app.state.service = replace(
+            service, store=store, agent_state=agents, state_reader=StateReader(store)
+        )
         (self._folder / f"{self._number - 1}.sqlite").unlink(missing_ok=True)
 
     def headers(self, operation_id: str) -> dict[str, str]:
         """What lets the one pass who is meant to ask this."""
         match operation_id:
             case "report_job_progress":
-                token = issue_token(SECRET, self.running, self.generation)
+                token = issue_worker_token(SECRET, self.running, self.generation)
             case "report_agent":
                 token = issue_agent_token(SECRET, self.running)
             case _:

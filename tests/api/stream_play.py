@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scheduler.domain.event import Event, EventCode
+from scheduler.domain.events import Event, EventCode
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
-from tests.loopback import free_port
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
+from tests.loopback import find_free_port
 
 PATIENCE_S = 60.0
 Message = dict[str, Any]
@@ -36,10 +36,10 @@ class StreamPlay:
         self.url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
         migrate(self.url)
         self.store = SqlStore(self.url)
-        lease = self.store.acquire("test", now_s=time.time(), ttl_s=1e6)
+        lease = self.store.acquire_lease("test", now_s=time.time(), ttl_s=1e6)
         assert lease is not None
         self._epoch = lease.epoch
-        self.port = free_port()
+        self.port = find_free_port()
         named = {f"EBBTIDE_{name.upper()}": value for name, value in settings.items()}
         self._env = {
             **os.environ,
@@ -55,7 +55,7 @@ class StreamPlay:
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            command = [sys.executable, "-m", "scheduler.cli", "api"]
+            command = [sys.executable, "-m", "cli", "api"]
             self.api = subprocess.Popen(command, env=self._env, stdin=subprocess.PIPE, stdout=log, stderr=log)
         limit_s = time.monotonic() + PATIENCE_S
         while True:

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.agent_desk import FRESH_S, HEARTBEAT_S
-from api.notices import save_notice
-from scheduler.domain.agent_report import AgentReport, BegunRun, Doom, RankReport
-from scheduler.domain.observation import Run, RunPhase
+from api.agent_assignments import checkpoint_notice
+from api.agent_state import CACHE_TTL_S, HEARTBEAT_INTERVAL_S
+from scheduler.domain.job import CheckpointRequest
+from scheduler.domain.observation import AgentReport, BegunRun, KillOrder, RankPhase, RankReport, Run, RunPhase
 from scheduler.domain.parallel_plan import plan_from_json
-from scheduler.domain.rank_status import RankPhase
-from scheduler.domain.saving import SaveWish
-from scheduler.domain.worker_token import check_token, issue_agent_token, issue_token
-from scheduler.executors.reported_runs import begun_run
+from scheduler.domain.worker_token import issue_agent_token, issue_worker_token, verify_worker_token
+from scheduler.executors.reported_runs import build_begun_run
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
@@ -35,12 +33,12 @@ class Agent:
         self.token = issue_agent_token(SECRET, self.job_id)
         self.log = service.run_log
 
-    def post(self, statement: dict[str, Any], *, after_s: float = FRESH_S, node: str = "t0") -> Any:
+    def post(self, statement: dict[str, Any], *, after_s: float = CACHE_TTL_S, node: str = "t0") -> Any:
         """The reply to a report that comes so much later."""
         self.service.clock.move_to(self.service.clock.now_s() + after_s)
         return self.service.post(f"/v1/jobs/{self.job_id}/agents/{node}", statement, token=self.token)
 
-    def hear(self, statement: dict[str, Any], *, after_s: float = FRESH_S) -> dict[str, Any]:
+    def hear(self, statement: dict[str, Any], *, after_s: float = CACHE_TTL_S) -> dict[str, Any]:
         answer = self.post(statement, after_s=after_s)
         assert answer.status_code == 200, answer.text
         reply: dict[str, Any] = answer.json()
@@ -50,13 +48,13 @@ class Agent:
         snapshot = self.service.store.load().snapshot
         job = snapshot.jobs[self.job_id]
         agents = {(self.job_id, "t0"): "p1"}
-        run = begun_run(job, snapshot.seats_of(job.allocation), agents, self.service.clock.now_s())
-        assert self.log.begin(run, epoch=1)
+        run = build_begun_run(job, snapshot.rank_placement(job.allocation), agents, self.service.clock.now_s())
+        assert self.log.begin_run(run, epoch=1)
         return run
 
     @property
     def report(self) -> AgentReport:
-        (report,) = self.log.reports()
+        (report,) = self.log.list_reports()
         return report
 
 
@@ -74,7 +72,7 @@ def test_an_agent_waits_until_its_generation_is_begun(agent: Agent) -> None:
     reply = agent.hear(IDLE)
     assert (reply["generation"], reply["begun"], reply["ranks"], reply["notice"]) == (1, False, [], None)
     assert agent.report == AgentReport(agent.job_id, "t0", "p1", agent.report.at_s, since_s=agent.report.at_s)
-    assert agent.service.store.inbox_size() == 0
+    assert agent.service.store.count_pending_commands() == 0
 
 
 def test_what_was_begun_is_told_with_all_that_ranks_need(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +86,7 @@ def test_what_was_begun_is_told_with_all_that_ranks_need(agent: Agent, monkeypat
     env = reply["ranks"][1]["env"]
     assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["SEED"]) == ("1", "2", "1", "7")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("127.0.0.1", "29400")
-    assert check_token(SECRET, env["EBBTIDE_TOKEN"], agent.job_id, 1)
+    assert verify_worker_token(SECRET, env["EBBTIDE_TOKEN"], agent.job_id, 1)
     assert env["EBBTIDE_URL"] == "http://127.0.0.1:8787"
     assert "OF_THE_API" not in env
 
@@ -104,9 +102,9 @@ def test_ranks_that_run_are_not_handed_out_again_nor_to_another_agent_of_the_nod
 def test_a_run_that_was_doomed_or_has_ended_is_handed_to_nobody(agent: Agent, doomed: bool) -> None:
     agent.begin()
     if doomed:
-        agent.log.doom(agent.job_id, 1, Doom(9e9), epoch=1)
+        agent.log.record_kill_order(agent.job_id, 1, KillOrder(9e9), epoch=1)
     else:
-        agent.log.end(Run(agent.job_id, 1, RunPhase.LOST), epoch=1)
+        agent.log.record_end(Run(agent.job_id, 1, RunPhase.LOST), epoch=1)
     assert agent.hear(IDLE)["begun"] is False
 
 
@@ -124,15 +122,15 @@ def test_a_run_is_told_of_until_it_has_ended_though_a_newer_one_is_wanted(agent:
 @pytest.mark.parametrize(
     ("doom", "because"),
     [
-        (Doom(0.0, fault="rank 1 was ended by SIGSEGV"), "rank 1 was ended by SIGSEGV"),
-        (Doom(0.0, loss="it was killed at its deadline"), "it was killed at its deadline"),
-        (Doom(0.0), "rank 0 has said its last word a while ago"),
-        (Doom(9e9), ""),
+        (KillOrder(0.0, fault="rank 1 was ended by SIGSEGV"), "rank 1 was ended by SIGSEGV"),
+        (KillOrder(0.0, loss="it was killed at its deadline"), "it was killed at its deadline"),
+        (KillOrder(0.0), "rank 0 has said its last word a while ago"),
+        (KillOrder(9e9), ""),
     ],
 )
-def test_ranks_of_a_doomed_run_are_killed_when_it_is_time(agent: Agent, doom: Doom, because: str) -> None:
+def test_ranks_of_a_doomed_run_are_killed_when_it_is_time(agent: Agent, doom: KillOrder, because: str) -> None:
     agent.begin()
-    agent.log.doom(agent.job_id, 1, doom, epoch=1)
+    agent.log.record_kill_order(agent.job_id, 1, doom, epoch=1)
     assert agent.hear(running())["kill"] == because
 
 
@@ -140,10 +138,10 @@ def test_ranks_that_nobody_knows_of_are_killed(agent: Agent) -> None:
     run = agent.begin()
     assert agent.hear(running())["kill"] == ""
     assert agent.hear({**running(), "pod": "p2"})["kill"] == "another agent runs this generation here"
-    agent.log.end(Run(agent.job_id, 1, RunPhase.LOST), epoch=1)
+    agent.log.record_end(Run(agent.job_id, 1, RunPhase.LOST), epoch=1)
     assert agent.hear(running())["kill"] == "the run has ended"
-    agent.log.begin(replace(run, generation=2), epoch=1)
-    agent.log.forget(agent.job_id, up_to_generation=1, epoch=1)
+    agent.log.begin_run(replace(run, generation=2), epoch=1)
+    agent.log.delete_runs(agent.job_id, up_to_generation=1, epoch=1)
     assert agent.hear(running())["kill"] == "a newer generation was begun, and nobody knows this one any more"
 
 
@@ -154,7 +152,7 @@ def test_agents_of_a_job_that_has_ended_are_done(agent: Agent) -> None:
     reply = agent.hear(running())
     assert (reply["generation"], reply["done"], reply["failed"], reply["kill"]) == (0, True, False, "")
     assert reply["notice"]["action"] == "leave"
-    assert agent.log.reports() == (), "nobody would ever forget it"
+    assert agent.log.list_reports() == (), "nobody would ever forget it"
 
 
 def test_what_is_told_of_ranks_is_kept_and_steps_alone_are_no_news(agent: Agent) -> None:
@@ -166,7 +164,7 @@ def test_what_is_told_of_ranks_is_kept_and_steps_alone_are_no_news(agent: Agent)
     assert (status.phase, status.step, status.written_at_ns) == (RankPhase.RUNNING, 3, 5)
     agent.hear(running(step=4, loss=0.5), after_s=1.0)
     assert agent.report == first
-    agent.hear(running(step=9), after_s=HEARTBEAT_S)
+    agent.hear(running(step=9), after_s=HEARTBEAT_INTERVAL_S)
     assert agent.report.at_s > first.at_s
     assert agent.report.since_s == first.since_s
     ended = running(phase="left", step=9)
@@ -179,27 +177,27 @@ def test_what_is_told_of_ranks_is_kept_and_steps_alone_are_no_news(agent: Agent)
 
 def test_what_was_forgotten_of_an_agent_comes_back_with_its_next_sign_of_life(agent: Agent) -> None:
     agent.hear(IDLE)
-    agent.log.forget(agent.job_id, up_to_generation=0, epoch=1)
-    agent.hear(IDLE, after_s=HEARTBEAT_S)
+    agent.log.delete_runs(agent.job_id, up_to_generation=0, epoch=1)
+    agent.hear(IDLE, after_s=HEARTBEAT_INTERVAL_S)
     assert agent.report.pod == "p1"
 
 
 def test_only_the_token_of_the_jobs_agents_will_do(agent: Agent, problem: Problem) -> None:
     path = f"/v1/jobs/{agent.job_id}/agents/t0"
     assert problem(agent.service.post(path, IDLE), 401)["type"] == "urn:ebbtide:problem:unauthenticated"
-    workers, others = issue_token(SECRET, agent.job_id, 1), issue_agent_token(SECRET, "other")
+    workers, others = issue_worker_token(SECRET, agent.job_id, 1), issue_agent_token(SECRET, "other")
     for token in (workers, others, workers.replace("ebt_", "eba_")):
         problem(agent.service.post(path, IDLE, token=token), 403)
     report = {"generation": 1, "step": 1}
     problem(agent.service.post(f"/v1/jobs/{agent.job_id}/progress", report, token=agent.token), 403)
-    assert agent.log.reports() == ()
+    assert agent.log.list_reports() == ()
 
 
 def test_a_job_or_a_node_that_does_not_exist_is_a_404(agent: Agent, problem: Problem) -> None:
     problem(agent.post(IDLE, node="nowhere"), 404)
     token = issue_agent_token(SECRET, "nothing-abc")
     problem(agent.service.post("/v1/jobs/nothing-abc/agents/t0", IDLE, token=token), 404)
-    assert agent.log.reports() == ()
+    assert agent.log.list_reports() == ()
 
 
 @pytest.mark.parametrize(
@@ -218,19 +216,19 @@ def test_a_malformed_report_is_refused_by_its_field(
     agent: Agent, problem: Problem, field: str, change: dict[str, Any]
 ) -> None:
     assert problem(agent.post({**IDLE, **change}), 422)["errors"][0]["field"] == field
-    assert agent.log.reports() == ()
+    assert agent.log.list_reports() == ()
 
 
 def test_a_wish_for_a_checkpoint_is_told_to_the_agent_of_rank_0_alone(agent: Agent) -> None:
     agent.begin()
     assert agent.hear(running())["notice"] is None
     job = agent.service.store.load().snapshot.jobs[agent.job_id]
-    wish = SaveWish(asked_at_s=7.5, generation=1, steps=3.0)
+    wish = CheckpointRequest(asked_at_s=7.5, generation=1, steps=3.0)
     told = {"action": "checkpoint", "step": 3, "seconds_left": None, "request": "7.5"}
     other = replace(agent.report, ranks=(replace(agent.report.ranks[0], rank=1),))
     later = replace(agent.report, generation=2)
     asked = replace(job, save_wish=wish)
-    assert [save_notice(asked, report) for report in (agent.report, other, later)] == [told, None, None]
+    assert [checkpoint_notice(asked, report) for report in (agent.report, other, later)] == [told, None, None]
     granted = replace(asked, progress=replace(job.progress, checkpoint_steps=3.0))
     undated = replace(job, save_wish=replace(wish, steps=None))
-    assert [save_notice(each, agent.report) for each in (job, granted, undated)] == [None, None, None]
+    assert [checkpoint_notice(each, agent.report) for each in (job, granted, undated)] == [None, None, None]

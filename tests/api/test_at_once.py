@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from api.errors import ProblemError
-from api.idempotency import submit_once
-from api.identity.principal import ANYBODY
-from api.present import Present
-from api.world import World, load_world
-from scheduler.core.preconditions import job_tag
-from scheduler.domain.command import Command, ScaleJob
-from scheduler.domain.event import EventCode
+from api.http.conditional_requests import submit_once
+from api.http.errors import ProblemError
+from api.identity.principals import ANONYMOUS
+from api.state import RequestContext, StateReader, load_request_context
+from scheduler.domain.commands import Command, ScaleJob
+from scheduler.domain.events import EventCode
 from scheduler.domain.job import JobSpec
-from scheduler.store.front import AuditEntry
+from scheduler.scheduling.preconditions import job_etag
+from scheduler.store.api_protocol import AuditEntry
 from scheduler.store.protocol import Page
 
 if TYPE_CHECKING:
@@ -33,9 +32,9 @@ def at_once(ask: Callable[[int], httpx.Response]) -> list[httpx.Response]:
         return list(pool.map(ask, range(TOGETHER)))
 
 
-def world(service: ApiService) -> World:
+def world(service: ApiService) -> RequestContext:
     """As another process sees it."""
-    return load_world(Present(service.store), service.store, service.clock.now_s(), ANYBODY)
+    return load_request_context(StateReader(service.store), service.store, service.clock.now_s(), ANONYMOUS)
 
 
 def test_of_many_changes_of_what_was_read_one_is_made(fleet: ApiService) -> None:
@@ -68,7 +67,7 @@ def test_who_saw_what_another_process_changed_meanwhile_is_told(
     job_id = fleet.submit()
     fleet.tick()
     first, second = world(fleet), world(fleet)
-    basis = job_tag(first.job(job_id))
+    basis = job_etag(first.job(job_id))
     first.send(ScaleJob(job_id, 1, 3), basis=basis)
     if ticks == "between":
         fleet.tick()
@@ -80,7 +79,7 @@ def test_who_saw_what_another_process_changed_meanwhile_is_told(
     assert f"{job_id} has changed since it was read: its ETag was {basis}" in told.value.detail
     fleet.tick()
     assert fleet.get(f"/v1/jobs/{job_id}")["gpus"]["max"] == 3
-    events = [row.event for row in fleet.store.events(Page(limit=100), subject=job_id)]
+    events = [row.event for row in fleet.store.list_events(Page(limit=100), subject=job_id)]
     assert sum(event.code is EventCode.COMMAND_REFUSED for event in events) == 1
 
 

@@ -84,10 +84,10 @@ def test_a_malformed_job_is_refused_by_field_value_and_what_is_allowed(
 def test_numbers_that_are_none_are_refused_everywhere(
     fleet: ApiService, problem: Problem, number: str, path: str, body: str, field: str
 ) -> None:
-    waiting = fleet.store.inbox_size()
+    waiting = fleet.store.count_pending_commands()
     answer = send(fleet, path, body.replace("NUMBER", number).encode())
     assert field in [error["field"] for error in problem(answer, 422)["errors"]]
-    assert fleet.store.inbox_size() == waiting
+    assert fleet.store.count_pending_commands() == waiting
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_numbers_that_are_none_are_refused_everywhere(
 )
 def test_a_body_that_is_no_job_at_all_is_a_422_problem(service: ApiService, problem: Problem, body: bytes) -> None:
     assert problem(send(service, "/v1/jobs", body), 422)["errors"]
-    assert service.store.inbox_size() == 0
+    assert service.store.count_pending_commands() == 0
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ def test_a_checkpoint_is_asked_for_once_and_seen_when_it_is_complete(fleet: ApiS
     assert fleet.get(f"/v1/jobs/{job}/checkpoints")["latest"] is None
     asked = fleet.made(f"/v1/jobs/{job}:checkpoint")
     assert asked["awaited"] == {"asked_at_s": fleet.clock.now_s(), "step_min": None}
-    waiting = fleet.store.inbox_size()
+    waiting = fleet.store.count_pending_commands()
     assert fleet.made(f"/v1/jobs/{job}:checkpoint") == asked
-    assert fleet.store.inbox_size() == waiting, "it is not asked for again while it is waited for"
+    assert fleet.store.count_pending_commands() == waiting, "it is not asked for again while it is waited for"
     fleet.tick()  # taken in
     fleet.tick()  # saved, and seen
     done = fleet.get(f"/v1/jobs/{job}/checkpoints")
     assert (done["awaited"], done["latest"]["completed_at_s"]) == (None, fleet.clock.now_s())
     assert fleet.get(f"/v1/jobs/{job}/progress")["checkpoint_steps"] == done["latest"]["step"] > 0
     fleet.made(f"/v1/jobs/{job}:checkpoint")
-    assert fleet.store.inbox_size() == 1, "the next wish is another one"
+    assert fleet.store.count_pending_commands() == 1, "the next wish is another one"
 
 
 def test_only_a_running_job_saves_a_checkpoint(fleet: ApiService, problem: Problem) -> None:

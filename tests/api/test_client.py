@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.client import Client, ProblemError, Retries, UnreachableError
+from api.client import Client, ProblemError, RetryPolicy, UnreachableError
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -38,7 +38,7 @@ def client_of(handler: Handler, pauses: list[float] | None = None, attempts: int
     return Client(
         "http://ebbtide.test",
         transport=httpx.MockTransport(handler),
-        retries=Retries(attempts=attempts, pause_s=0.5, sleep=sleep),
+        retries=RetryPolicy(attempts=attempts, delay_s=0.5, sleep=sleep),
     )
 
 

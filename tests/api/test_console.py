@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from api.glances import KEPT, Glances
-from api.reasons import Reasons
+from api.explanations import PendingReasonCache
+from api.overview import GENERATIONS_KEPT, NodeDeltas
 from scheduler.domain.snapshot import Snapshot
-from scheduler.policies.policy_set import policy_set
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from tests.api.guarded import Guarded
 from tests.builders import a_fleet, a_loan, a_snapshot
 
@@ -94,11 +94,11 @@ def test_who_may_not_read_a_job_is_not_told_that_it_waits() -> None:
 def test_many_who_look_share_a_rehearsal_that_is_dear() -> None:
     began_s, ended_s, before_s, after_s = 0.0, 1.0, 20.9, 21.1
     times = iter((began_s, ended_s, before_s, after_s, after_s))
-    reasons = Reasons(policy_set("fifo"), clock_s=lambda: next(times))
+    reasons = PendingReasonCache(load_policy_set("fifo"), clock_s=lambda: next(times))
     first, second = (_at(generation, a_snapshot(a_fleet(training=1, inference=0))) for generation in (1, 2))
-    assert reasons.look(first).snapshot is first
-    assert reasons.look(second).snapshot is first
-    assert reasons.look(second).snapshot is second
+    assert reasons.read(first).snapshot is first
+    assert reasons.read(second).snapshot is first
+    assert reasons.read(second).snapshot is second
 
 
 def test_a_reader_of_one_queue_sees_that_queue_and_its_jobs_alone() -> None:
@@ -114,12 +114,12 @@ def test_a_reader_of_one_queue_sees_that_queue_and_its_jobs_alone() -> None:
 
 
 def test_only_the_generations_that_were_asked_for_last_are_remembered() -> None:
-    glances, fleet = Glances(), a_fleet(training=1, inference=1)
+    glances, fleet = NodeDeltas(), a_fleet(training=1, inference=1)
     first = _at(1, a_snapshot(fleet))
     glances.since(None, first)
     lent = _at(2, a_snapshot(fleet, loans=[a_loan("i0")]))
     assert [node["name"] for node in glances.since(1, lent).nodes] == ["i0"]
-    for generation in range(3, 3 + KEPT):
+    for generation in range(3, 3 + GENERATIONS_KEPT):
         glances.since(None, _at(generation, lent))
     assert glances.since(1, lent).complete
 

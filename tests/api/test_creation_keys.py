@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from api.client import Client
-from api.connection import Retries
-from api.openapi import examples
+from api.client.connection import RetryPolicy
+from api.openapi import load_examples
 from scheduler.settings import Settings
-from scheduler.store.migrate import migrate
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.api.conftest import ApiService
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def kept(tmp_path: Path) -> Iterator[ApiService]:
 
 
 def document(noun: str) -> dict[str, Any]:
-    named = {"webhooks": {"url": "https://hooks.example.com/a"}, "simulations": examples()["SimulationDocument"]}
+    named = {"webhooks": {"url": "https://hooks.example.com/a"}, "simulations": load_examples()["SimulationDocument"]}
     return dict(named[noun])
 
 
@@ -87,7 +87,7 @@ def test_a_webhook_that_was_deleted_is_not_made_anew(kept: ApiService, problem: 
 def test_one_who_has_as_many_simulations_as_may_be_still_finds_an_old_one(
     kept: ApiService, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.routers.simulations.LIVE_MAX", 1)
+    monkeypatch.setattr("api.simulations.LIVE_MAX", 1)
     made = ask(kept, "simulations", document("simulations")).json()
     assert ask(kept, "simulations", document("simulations")).json() == made
     problem(ask(kept, "simulations", document("simulations"), "k-2"), 409)
@@ -122,7 +122,7 @@ class Lossy(httpx.BaseTransport):
 @pytest.mark.parametrize("noun", NOUNS)
 def test_the_client_asks_again_where_an_answer_is_lost(kept: ApiService, noun: str) -> None:
     transport = Lossy(kept.transport)
-    with Client("http://service", transport=transport, retries=Retries(sleep=lambda _: None)) as client:
+    with Client("http://service", transport=transport, retries=RetryPolicy(sleep=lambda _: None)) as client:
         if noun == "webhooks":
             made = dict(client.create_webhook(document(noun)))
         else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scheduler.store.memory import MemoryStore
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import UnavailableError
 
 if TYPE_CHECKING:

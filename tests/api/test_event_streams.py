@@ -32,7 +32,7 @@ def test_a_stream_tells_what_comes_and_goes_on_where_it_was_cut(play: StreamPlay
         play.commit(None, "a", "b")
         first = next(messages)
         assert (first["data"]["subject"], first["retry"]) == ("a", "1000")
-        assert first["data"]["number"] == int(first["id"]) == play.store.newest_event() - 1
+        assert first["data"]["number"] == int(first["id"]) == play.store.get_last_event_number() - 1
     play.commit(None, "c")  # while nobody listens
     with play.follow("/v1/events", last_id=first["id"]) as reader:
         messages = reader.messages()
@@ -42,7 +42,7 @@ def test_a_stream_tells_what_comes_and_goes_on_where_it_was_cut(play: StreamPlay
 
 def test_a_stream_of_one_job_begins_with_its_beginning_and_tells_of_nothing_else(play: StreamPlay) -> None:
     play.commit(Snapshot(jobs={"train": a_job("train", 1, 1)}), "train", "other")
-    begun = play.store.newest_event()
+    begun = play.store.get_last_event_number()
     with play.follow("/v1/jobs/train/events") as reader:
         messages = reader.messages()
         assert next(messages)["id"] == str(begun - 1)
@@ -98,7 +98,7 @@ def test_a_slow_reader_holds_up_nobody_and_misses_nothing(play: StreamPlay) -> N
 
 
 def test_a_last_id_that_no_stream_ever_told_is_refused(play: StreamPlay) -> None:
-    newest = play.store.newest_event()
+    newest = play.store.get_last_event_number()
     for wrong, said in (("abc", "the id of an event of this stream"), (str(newest + 1), f"at most {newest}")):
         with play.follow("/v1/events", last_id=wrong) as reader:
             assert reader.status == 422

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scheduler.domain.command import PauseLending, RecallAll, ResumeLending
+from scheduler.domain.commands import PauseLending, RecallAll, ResumeLending
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
@@ -29,29 +29,29 @@ def test_a_node_takes_the_memory_of_its_gpu_model_unless_it_says_otherwise(fleet
 
 
 def test_a_pool_created_again_is_the_same_pool_and_another_one_is_refused(fleet: ApiService, problem: Problem) -> None:
-    waiting = fleet.store.inbox_size()
+    waiting = fleet.store.count_pending_commands()
     assert fleet.post("/v1/pools", {"name": "training", "kind": "training"}).status_code == 200
     told = problem(fleet.post("/v1/pools", {"name": "training", "kind": "inference"}), 409)
     assert [error["field"] for error in told["errors"]] == ["kind"]
-    assert fleet.store.inbox_size() == waiting
+    assert fleet.store.count_pending_commands() == waiting
 
 
 def test_a_node_registered_again_is_the_same_node(fleet: ApiService) -> None:
-    waiting = fleet.store.inbox_size()
+    waiting = fleet.store.count_pending_commands()
     answer = fleet.post("/v1/nodes", {"name": "t0", "pool": "training", "gpu": "cpu", "gpus": 2})
     assert answer.status_code == 200
-    assert fleet.store.inbox_size() == waiting
+    assert fleet.store.count_pending_commands() == waiting
 
 
 def test_a_node_registered_with_another_shape_is_a_conflict_that_names_the_field(
     fleet: ApiService, problem: Problem
 ) -> None:
-    waiting = fleet.store.inbox_size()
+    waiting = fleet.store.count_pending_commands()
     told = problem(fleet.post("/v1/nodes", {"name": "t0", "pool": "training", "gpu": "cpu", "gpus": 4}), 409)
     [error] = told["errors"]
     assert (error["field"], error["value"]) == ("gpus", 4)
     assert error["allowed"].startswith("2")
-    assert fleet.store.inbox_size() == waiting
+    assert fleet.store.count_pending_commands() == waiting
 
 
 def test_a_pool_with_nodes_is_not_deleted(fleet: ApiService, problem: Problem) -> None:
@@ -68,7 +68,7 @@ def test_a_pool_with_lent_nodes_is_not_deleted_and_the_answer_names_them(fleet: 
     fleet.lend_all()
     told = problem(fleet.http.delete("/v1/pools/inference"), 409)
     assert "has nodes lent: i0, i1" in told["detail"]
-    assert fleet.store.inbox_size() == 0
+    assert fleet.store.count_pending_commands() == 0
 
 
 def test_a_held_or_lent_node_is_not_removed(fleet: ApiService, problem: Problem) -> None:

@@ -15,10 +15,10 @@ from itertools import islice
 
 import pytest
 
-from api.client import Client, ProblemError, Retries, UnreachableError
+from api.client import Client, ProblemError, RetryPolicy, UnreachableError
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Run, RunPhase
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.local_records import RunRoot, StartedRecord
 from tests.api.stream_play import StreamPlay, stream_play
@@ -41,7 +41,7 @@ def client(play: StreamPlay) -> Iterator[Client]:
 
 
 def test_the_client_follows_events_over_a_restart(play: StreamPlay, client: Client) -> None:
-    events = client.follow_events(after=play.store.newest_event())
+    events = client.follow_events(after=play.store.get_last_event_number())
     play.commit(None, "a")
     assert next(events)["subject"] == "a"
     play.stop()
@@ -58,13 +58,16 @@ def test_the_client_follows_events_over_a_restart(play: StreamPlay, client: Clie
 def test_the_client_gives_up_on_a_service_that_is_gone_and_at_once_on_a_refusal(client: Client) -> None:
     with pytest.raises(ProblemError, match="there is no job"):
         next(client.follow_events(job_id="nobody"))
-    with Client("http://127.0.0.1:9", retries=Retries(sleep=lambda _: None)) as nobody, pytest.raises(UnreachableError):
+    with (
+        Client("http://127.0.0.1:9", retries=RetryPolicy(sleep=lambda _: None)) as nobody,
+        pytest.raises(UnreachableError),
+    ):
         next(nobody.follow_events())
 
 
 def test_logs_are_followed_to_the_end_of_the_job(play: StreamPlay, client: Client) -> None:
     root = RunRoot(play.folder)
-    folder = root.begin(StartedRecord("train", 1, {"t0": (0,)}, 1, 1, 0.0), data_parallel_plan(GPU, 1))
+    folder = root.begin(StartedRecord("train", 1, {"t0": (0,)}, 1, 1, 0.0), build_data_parallel_plan(GPU, 1))
     folder.log_path(0).write_bytes(b"zero\none\ntwo\n")
     assert [line["text"] for line in client.logs("train")] == ["zero", "one", "two"]
     lines = client.follow_logs("train", tail=2)
@@ -96,7 +99,7 @@ def test_who_watches_ends_well_at_ctrl_c(play: StreamPlay, words: Sequence[str])
 @contextmanager
 def _cli(play: StreamPlay, *words: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "EBBTIDE_URL": f"http://127.0.0.1:{play.port}"}
-    command = [sys.executable, "-m", "scheduler.cli", *words]
+    command = [sys.executable, "-m", "cli", *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
         try:

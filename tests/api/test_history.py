@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.answers.history import STEPS_MAX, job_history_view
-from scheduler.domain.event import Event, EventCode, JobStep
+from api.job_details import HISTORY_ITEMS_MAX, job_history_view
+from scheduler.domain.events import Event, EventCode, JobStep
 from scheduler.domain.job import Job, JobSpec, Progress
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.worker_token import issue_token
+from scheduler.domain.worker_token import issue_worker_token
 from tests.api.conftest import NOW_S, SECRET
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_reports_of_the_present_workers_become_samples_at_most_one_in_5_s(fleet:
     job_id = fleet.submit()
     fleet.tick()
     fleet.tick()
-    token = issue_token(SECRET, job_id, 1)
+    token = issue_worker_token(SECRET, job_id, 1)
     for step in range(12):
         report = {"generation": 1, "step": step, "loss": 4.0 - step / 10}
         if step == 10:
@@ -126,8 +126,8 @@ def test_only_what_changes_is_an_allocation_and_the_newest_are_told(steps: list[
         for at, (generation, gpus) in enumerate(steps)
     ]
     told = job_history_view(JOB, events, [], Snapshot())
-    assert len(told["states"]) <= STEPS_MAX
-    assert len(told["allocations"]) <= STEPS_MAX
+    assert len(told["states"]) <= HISTORY_ITEMS_MAX
+    assert len(told["allocations"]) <= HISTORY_ITEMS_MAX
     kinds = [{**step, "at_s": 0.0} for step in told["allocations"]]
     assert all(one != other for one, other in pairwise(kinds))
     if len(steps) > 8:

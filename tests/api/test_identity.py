@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from api.identity.authenticator import FRESH_S
-from api.identity.principal import Grant, Role
-from api.identity.sight import HIDDEN
-from scheduler.domain.worker_token import issue_agent_token, issue_token
+from api.identity.authentication import TOKEN_CACHE_S
+from api.identity.authorization import HIDDEN_JOB
+from api.identity.principals import Grant, Role
+from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
 from tests.api.conftest import SECRET, Problem
 from tests.api.guarded import Guarded
 
@@ -39,7 +39,7 @@ def test_a_token_is_shown_once_and_kept_as_a_digest(guarded: Guarded) -> None:
     assert made["created_by"] == "root"
     told = guarded.ask("GET", "/v1/tokens", guarded.root).text + guarded.ask("GET", "/v1/audit", guarded.root).text
     assert made["secret"] not in told
-    kept = guarded.store.tokens.by_id(made["id"])
+    kept = guarded.store.tokens.find_by_id(made["id"])
     assert kept is not None
     assert made["secret"] not in repr(kept)
     assert guarded.ask("GET", "/v1/whoami", made["secret"]).json() == {
@@ -51,7 +51,7 @@ def test_a_revoked_token_is_refused_within_seconds(guarded: Guarded, problem: Pr
     token, secret = guarded.made_token("ci", "viewer")
     assert guarded.ask("GET", "/v1/jobs", secret).status_code == 200
     assert guarded.ask("DELETE", f"/v1/tokens/{token.id}", guarded.root).json()["revoked_at_s"] is not None
-    guarded.clock.move_to(guarded.clock.now_s() + FRESH_S)
+    guarded.clock.move_to(guarded.clock.now_s() + TOKEN_CACHE_S)
     problem(guarded.ask("GET", "/v1/jobs", secret), 401)
     problem(guarded.ask("DELETE", "/v1/tokens/tok-none", guarded.root), 404)
 
@@ -108,8 +108,8 @@ def test_a_malformed_token_document_is_refused(
 
 def test_a_role_that_is_misspelt_is_met_with_the_near_one() -> None:
     with pytest.raises(ValueError, match="did you mean 'viewer'"):
-        Grant.of("veiwer:research")
-    assert Grant.of("queue-admin:research") == Grant(Role.QUEUE_ADMIN, "research")
+        Grant.parse("veiwer:research")
+    assert Grant.parse("queue-admin:research") == Grant(Role.QUEUE_ADMIN, "research")
 
 
 def test_jobs_of_other_queues_are_not_there(guarded: Guarded, problem: Problem) -> None:
@@ -179,7 +179,7 @@ def test_no_view_names_a_job_of_a_queue_that_one_may_not_read(guarded: Guarded) 
         assert answer.status_code == 200
         assert his not in answer.text, path
         assert "secret" not in answer.text, path
-    assert HIDDEN in told["/v1/nodes/t0"].json()["jobs"]
+    assert HIDDEN_JOB in told["/v1/nodes/t0"].json()["jobs"]
     assert hers in told["/v1/events"].text
     assert his in guarded.ask("GET", "/v1/decisions", guarded.root).text
 
@@ -284,10 +284,10 @@ def test_an_agent_that_reports_too_often_is_asked_to_wait_and_its_neighbour_is_n
 
 def test_a_worker_that_reports_too_often_is_asked_to_wait(problem: Problem) -> None:
     with (guarded := Guarded(report_rate_burst=1, report_rate_per_s=0.5)).http:
-        token, report = issue_token(SECRET, "train", 1), {"generation": 1, "step": 3}
+        token, report = issue_worker_token(SECRET, "train", 1), {"generation": 1, "step": 3}
         problem(guarded.ask("POST", "/v1/jobs/train/progress", token, report), 404)
         problem(guarded.ask("POST", "/v1/jobs/train/progress", token, report), 429)
-        problem(guarded.ask("POST", "/v1/jobs/train/progress", issue_token(SECRET, "train", 2), report), 403)
+        problem(guarded.ask("POST", "/v1/jobs/train/progress", issue_worker_token(SECRET, "train", 2), report), 403)
 
 
 def test_who_guesses_tokens_of_agents_is_limited_by_address_and_agents_beside_it_go_on(problem: Problem) -> None:

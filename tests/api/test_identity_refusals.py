@@ -9,19 +9,19 @@ from typing import Any
 import httpx
 import pytest
 
-from api.app import routes_of
-from api.identity.rules import RULES, Asks, Rule, RuleBook
-from scheduler.domain.worker_token import issue_agent_token, issue_token
+from api.app import list_routes
+from api.identity.authorization import ROUTE_RULES, Caller, RouteRule, RouteRules
+from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
 from scheduler.settings import Settings
-from scheduler.store.migrate import migrate
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.api.conftest import SECRET, ApiService, Problem
 from tests.api.guarded import MADE as _ENTRY
 from tests.api.guarded import Guarded
 
-ROUTES = sorted(RULES)
-GUARDED = [route for route in ROUTES if RULES[route].asks is not Asks.NOBODY]
-PEOPLE = [route for route in ROUTES if RULES[route].asks is Asks.PEOPLE]
+ROUTES = sorted(ROUTE_RULES)
+GUARDED = [route for route in ROUTES if ROUTE_RULES[route].caller is not Caller.PUBLIC]
+PEOPLE = [route for route in ROUTES if ROUTE_RULES[route].caller is Caller.USERS]
 CHANGES = [route for route in ROUTES if not route.startswith("GET ")]
 
 
@@ -58,12 +58,12 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def test_every_route_has_a_rule_and_every_rule_a_route(guarded: Guarded) -> None:
-    assert {f"{method} {path}" for method, path in routes_of(guarded.app)} == set(RULES)
+    assert {f"{method} {path}" for method, path in list_routes(guarded.app)} == set(ROUTE_RULES)
 
 
 def test_an_application_with_a_route_that_nobody_guards_is_not_built() -> None:
     with pytest.raises(ValueError, match=r"GET /v1/secrets has no rule: say in api/identity/rules\.py"):
-        RuleBook([("GET", "/v1/secrets")])
+        RouteRules([("GET", "/v1/secrets")])
 
 
 @pytest.mark.parametrize("route", GUARDED)
@@ -97,20 +97,22 @@ def test_nobody_passes_with_a_token_that_is_over(guarded: Guarded, problem: Prob
 
 @pytest.mark.parametrize("route", PEOPLE)
 def test_tokens_of_workers_and_agents_open_no_route_of_people(guarded: Guarded, problem: Problem, route: str) -> None:
-    for token in (issue_token(SECRET, "any", 1), issue_agent_token(SECRET, "any")):
+    for token in (issue_worker_token(SECRET, "any", 1), issue_agent_token(SECRET, "any")):
         assert "can only report on its own job" in problem(call(guarded, route, headers=bearer(token)), 403)["detail"]
 
 
-@pytest.mark.parametrize("route", [route for route in ROUTES if RULES[route].asks in (Asks.WORKERS, Asks.AGENTS)])
+@pytest.mark.parametrize(
+    "route", [route for route in ROUTES if ROUTE_RULES[route].caller in (Caller.WORKERS, Caller.AGENTS)]
+)
 def test_an_admin_is_no_worker(guarded: Guarded, problem: Problem, route: str) -> None:
     problem(call(guarded, route, headers=bearer(guarded.root), json={}), 403)
 
 
-@pytest.mark.parametrize("route", [route for route in PEOPLE if RULES[route] != Rule()])
+@pytest.mark.parametrize("route", [route for route in PEOPLE if ROUTE_RULES[route] != RouteRule()])
 def test_a_viewer_of_one_queue_is_told_what_is_missing(guarded: Guarded, problem: Problem, route: str) -> None:
     viewer = guarded.token("vera", "viewer:research")
     detail = problem(call(guarded, route, headers=bearer(viewer)), 403)["detail"]
-    assert detail.startswith(f"this needs the role {RULES[route].role.label}")
+    assert detail.startswith(f"this needs the role {ROUTE_RULES[route].role.label}")
     assert detail.endswith("you are vera with viewer:research")
 
 
@@ -119,8 +121,8 @@ def test_a_viewer_of_one_queue_is_told_what_is_missing(guarded: Guarded, problem
 def test_a_body_of_ten_megabytes_is_refused(
     guarded: Guarded, problem: Problem, route: str, says_its_length: bool
 ) -> None:
-    rule = RULES[route]
-    token = {Asks.WORKERS: "ebt_x", Asks.AGENTS: "eba_x"}.get(rule.asks, guarded.root)
+    rule = ROUTE_RULES[route]
+    token = {Caller.WORKERS: "ebt_x", Caller.AGENTS: "eba_x"}.get(rule.caller, guarded.root)
     body = b'{"a": "' + b"x" * 10_000_000 + b'"}'
     content = body if says_its_length else iter([body[:5_000_000], body[5_000_000:]])
     answer = call(guarded, route, headers={**bearer(token), "Content-Type": "application/json"}, content=content)
@@ -139,7 +141,7 @@ def test_no_name_makes_a_mistake_of_the_service(guarded: Guarded, route: str) ->
 
 @pytest.mark.parametrize("route", CHANGES)
 def test_a_body_that_is_no_text_is_refused(guarded: Guarded, route: str) -> None:
-    token = {Asks.WORKERS: "ebt_x", Asks.AGENTS: "eba_x"}.get(RULES[route].asks, guarded.root)
+    token = {Caller.WORKERS: "ebt_x", Caller.AGENTS: "eba_x"}.get(ROUTE_RULES[route].caller, guarded.root)
     headers = {**bearer(token), "Content-Type": "application/json"}
     answer = call(guarded, route, headers=headers, content=b'{"name": "\xff\xfe"}')
     assert answer.status_code == 202 or 400 <= answer.status_code < 500, answer.text
@@ -170,11 +172,11 @@ def test_while_auth_is_off_names_of_this_machine_are_taken(unguarded: ApiService
 def test_while_auth_is_off_no_page_of_another_site_is_served(
     unguarded: ApiService, problem: Problem, route: str
 ) -> None:
-    waiting = unguarded.store.inbox_size()
+    waiting = unguarded.store.count_pending_commands()
     for origin in ("http://evil.example", "null", "http://127.0.0.1:3000", "https://gpu-box.evil.example"):
         answer = call(unguarded, route, headers={"Host": "127.0.0.1:8787", "Origin": origin})
         assert problem(answer, 421)["type"].endswith(":misdirected")
-    assert unguarded.store.inbox_size() == waiting
+    assert unguarded.store.count_pending_commands() == waiting
 
 
 def test_while_auth_is_off_ones_own_pages_are_served(unguarded: ApiService) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from scheduler.domain.command import ScaleJob, SubmitJob
+from scheduler.domain.commands import ScaleJob, SubmitJob
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem

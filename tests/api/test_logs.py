@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from api.streams.following import follow_logs
-from api.streams.job_logs import JobLogs, LogPlace
-from api.streams.streams import Pace, Streams
+from api.streams.server_sent_events import StreamRegistry, StreamTimings
+from api.streams.sources import JobLogReader, LogPosition, follow_logs
 from scheduler.domain.observation import Run, RunPhase
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.executors.local_records import GenerationFolder, RunRoot, StartedRecord
-from scheduler.executors.log_file import LogLimits, bound_file
-from scheduler.executors.reported_runs import begun_run
-from scheduler.store.memory import MemoryStore
+from scheduler.executors.log_files import LogLimits, trim_log_file
+from scheduler.executors.reported_runs import build_begun_run
+from scheduler.store.memory_store import MemoryStore
 from tests.builders import GPU
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def root(fleet: ApiService, tmp_path: Path) -> RunRoot:
 
 def begin(root: RunRoot, job: str, generation: int, printed: bytes, *, ended: bool = False) -> GenerationFolder:
     record = StartedRecord(job, generation, {"t0": (0,)}, 1, generation, 0.0)
-    folder = root.begin(record, data_parallel_plan(GPU, 1))
+    folder = root.begin(record, build_data_parallel_plan(GPU, 1))
     folder.log_path(0).write_bytes(printed)
     if ended:
         folder.write_ended(Run(job, generation, RunPhase.LEFT))
@@ -76,7 +75,7 @@ def test_pages_go_on_where_the_one_before_ended_and_into_the_next_generation(fle
 def test_what_is_no_longer_kept_is_told(fleet: ApiService, root: RunRoot, problem: Problem) -> None:
     job = fleet.submit()
     folder = begin(root, job, 1, b"".join(b"line %06d\n" % number for number in range(40_000)))
-    bound_file(folder.log_path(0), 65_536)
+    trim_log_file(folder.log_path(0), 65_536)
     page = fleet.get(f"/v1/jobs/{job}/logs", cursor="1:0", limit=1)
     assert page["dropped_bytes"] + 12 == int(page["items"][0]["cursor"].split(":")[1])
     assert page["items"][0]["text"] == f"line {page['dropped_bytes'] // 12:06d}"
@@ -118,9 +117,9 @@ def test_a_follower_is_told_of_gaps_new_lines_new_generations_and_the_end(tmp_pa
         return asked >= len(steps)
 
     async def follow() -> list[str]:
-        streams = Streams(MemoryStore(), streams_max=1, pace=Pace(file_s=0.01, heartbeat_s=0.01))
-        logs = JobLogs(root, job, 0)
-        return [chunk.decode() async for chunk in follow_logs(streams, logs, LogPlace(1), has_ended)]
+        streams = StreamRegistry(MemoryStore(), streams_max=1, pace=StreamTimings(file_poll_s=0.01, heartbeat_s=0.01))
+        logs = JobLogReader(root, job, 0)
+        return [chunk.decode() async for chunk in follow_logs(streams, logs, LogPosition(1), has_ended)]
 
     frames = [each for each in "".join(asyncio.run(follow())).split("\n\n") if each.startswith("id:")]
     assert [each.split("\n")[0] for each in frames] == ["id: 1:4", "id: 1:8", "id: 2:6", "id: 2:6"]
@@ -131,7 +130,7 @@ def test_what_pods_print_is_where_the_cluster_has_it(fleet: ApiService, root: Ru
     job = fleet.submit()
     fleet.tick()
     live = fleet.store.load().snapshot.jobs[job]
-    fleet.run_log.begin(begun_run(live, (("t0", 0),), {(job, "t0"): "pod"}, 0.0), epoch=1)
+    fleet.run_log.begin_run(build_begun_run(live, (("t0", 0),), {(job, "t0"): "pod"}, 0.0), epoch=1)
     told = problem(fleet.http.get(f"/v1/jobs/{job}/logs"), 501)
     assert told["type"] == "urn:ebbtide:problem:logs-elsewhere"
     assert f"kubectl logs --namespace default --selector ebbtide.dev/job={job}" in told["detail"]

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from api.identity import oidc
 from tests.api.conftest import Problem
 from tests.api.guarded import Guarded
-from tests.http_server import LoopbackServer, Quiet
+from tests.http_server import LoopbackServer, QuietHandler
 
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
@@ -34,7 +34,7 @@ class Provider:
         self.asked: list[str] = []
         provider = self
 
-        class Handler(Quiet, BaseHTTPRequestHandler):
+        class Handler(QuietHandler, BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 provider.asked.append(self.path)
                 self.send_response(503 if provider.keys is None else 200)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from api.errors import TITLES, TYPE_PREFIX
-from api.openapi import examples, operations
+from api.http.errors import TITLES, TYPE_PREFIX
+from api.openapi import iterate_operations, load_examples
 from tests.api.conftest import ApiService, Problem
 from tests.api.described import COPY
 
@@ -36,16 +36,16 @@ def test_the_service_serves_it(service: ApiService) -> None:
 
 
 def test_every_operation_has_a_name_of_its_own_a_tag_and_says_what_it_does(document: dict[str, Any]) -> None:
-    names = [operation["operationId"] for _, _, operation in operations(document)]
+    names = [operation["operationId"] for _, _, operation in iterate_operations(document)]
     assert len(names) == len(set(names))
-    for method, path, operation in operations(document):
+    for method, path, operation in iterate_operations(document):
         assert re.fullmatch(r"[a-z]+(_[a-z]+)+", operation["operationId"]), (method, path)
         assert operation["tags"], (method, path)
         assert operation["description"], (method, path)
 
 
 def test_every_problem_that_is_declared_has_the_form_of_problems(document: dict[str, Any]) -> None:
-    for method, path, operation in operations(document):
+    for method, path, operation in iterate_operations(document):
         for status, response in operation["responses"].items():
             if not status.startswith("2"):
                 [(media, content)] = response["content"].items()
@@ -54,17 +54,17 @@ def test_every_problem_that_is_declared_has_the_form_of_problems(document: dict[
 
 
 def test_every_body_has_an_example(document: dict[str, Any]) -> None:
-    for method, path, operation in operations(document):
+    for method, path, operation in iterate_operations(document):
         for content in _json_bodies(operation):
             assert "example" in content, (method, path)
 
 
 def test_every_example_is_what_its_schema_says(document: dict[str, Any]) -> None:
-    told = examples().keys() & document["components"]["schemas"].keys()
-    assert told >= {name for name in examples() if not name.startswith("PageOf")}
+    told = load_examples().keys() & document["components"]["schemas"].keys()
+    assert told >= {name for name in load_examples() if not name.startswith("PageOf")}
     for name in told:
         whole = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
-        Draft202012Validator(whole).validate(examples()[name])
+        Draft202012Validator(whole).validate(load_examples()[name])
 
 
 def test_problems_are_what_their_schema_says(document: dict[str, Any], service: ApiService, problem: Problem) -> None:

@@ -33,7 +33,7 @@ def test_a_plan_has_the_form_of_the_contract_and_says_what_it_took(service: ApiS
     assert sum(stage["gpus"] for stage in plan["stages"]) == 4
     assert plan["micro_batches"] * plan["micro_batch_size"] == 16
     assert plan["candidates"] > 0
-    assert service.store.inbox_size() == 0
+    assert service.store.count_pending_commands() == 0
 
 
 def test_frozen_layers_make_a_step_shorter_and_are_at_most_the_models(service: ApiService, problem: Problem) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scheduler.domain.command import ChangeJob
+from scheduler.domain.commands import ChangeJob
 
 if TYPE_CHECKING:
     from tests.api.conftest import ApiService, Problem
@@ -25,7 +25,7 @@ def test_a_jobs_tag_outlives_its_progress_and_no_change_of_what_was_asked(fleet:
     assert _tag(fleet, path) == read
     changed = fleet.http.patch(path, json={"gpus": {"max": 4}}, headers={"If-Match": read})
     assert (changed.status_code, changed.headers["etag"] != read) == (202, True)
-    waiting = fleet.store.inbox_size()
+    waiting = fleet.store.count_pending_commands()
     for late in (
         fleet.http.patch(path, json={"gpus": {"max": 8}}, headers={"If-Match": read}),
         fleet.http.post(f"{path}:suspend", headers={"If-Match": f"W/{changed.headers['etag']}x, {read}"}),
@@ -34,7 +34,7 @@ def test_a_jobs_tag_outlives_its_progress_and_no_change_of_what_was_asked(fleet:
         told = problem(late, 412)
         assert told["type"].endswith(":changed")
         assert changed.headers["etag"] in told["detail"]
-    assert fleet.store.inbox_size() == waiting
+    assert fleet.store.count_pending_commands() == waiting
     for fitting in ("*", f'"other", {changed.headers["etag"]}'):
         assert fleet.http.post(f"{path}:suspend", headers={"If-Match": fitting}).status_code == 202
         fleet.post(f"{path}:resume")

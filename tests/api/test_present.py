@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from api.present import Present
-from scheduler.domain.command import CancelJob, Command, CommandBody, SubmitJob
+from api.state import StateReader
+from scheduler.domain.commands import CancelJob, Command, CommandBody, SubmitJob
 from scheduler.domain.job import Intent
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.memory import MemoryStore
-from scheduler.store.protocol import Commit, Loaded
-from scheduler.store.sql import SqlStore
+from scheduler.store.memory_store import MemoryStore
+from scheduler.store.protocol import Commit, LoadedState
+from scheduler.store.sql_store import SqlStore
 from tests.builders import a_spec
 from tests.postgres_server import PostgresServer
 
@@ -27,16 +27,16 @@ def _command(number: int, body: CommandBody) -> Command:
 def test_what_another_process_sent_or_committed_is_seen_at_once(postgres: PostgresServer) -> None:
     url = postgres.new_database()
     ours, theirs = SqlStore(url), SqlStore(url)
-    present = Present(ours)
+    present = StateReader(ours)
     theirs.send(_command(1, SubmitJob("a", a_spec())))
-    assert set(present.look(NOW_S).snapshot.jobs) == {"a"}
+    assert set(present.read(NOW_S).snapshot.jobs) == {"a"}
     theirs.send(_command(2, CancelJob("a")))
     ours.send(_command(3, SubmitJob("b", a_spec())))
-    seen = present.look(NOW_S)
+    seen = present.read(NOW_S)
     assert (seen.snapshot.jobs["a"].intent, set(seen.snapshot.jobs)) == (Intent.CANCEL, {"a", "b"})
     jobs = {"a": seen.snapshot.jobs["a"]}
-    theirs.commit(Commit(Snapshot(), Snapshot(1, NOW_S, jobs=jobs), 0, consumed=("c1", "c2")))
-    seen = present.look(NOW_S)
+    theirs.commit(Commit(Snapshot(), Snapshot(1, NOW_S, jobs=jobs), 0, consumed_command_ids=("c1", "c2")))
+    seen = present.read(NOW_S)
     assert (seen.committed.generation, set(seen.committed.jobs), set(seen.snapshot.jobs)) == (1, {"a"}, {"a", "b"})
     ours.close()
     theirs.close()
@@ -44,35 +44,38 @@ def test_what_another_process_sent_or_committed_is_seen_at_once(postgres: Postgr
 
 def test_step_by_step_it_becomes_what_it_would_be_at_once() -> None:
     store = MemoryStore()
-    stepwise = Present(store)
+    stepwise = StateReader(store)
     for number in range(40):
         body: CommandBody = SubmitJob(f"j{number}", a_spec()) if number % 3 else CancelJob(f"j{number - 1}")
         store.send(_command(number, body))
         if number % 4 == 3:
-            shown = stepwise.look(NOW_S)
-            taken = tuple(command.id for command in shown.obeyed[: number // 2])
-            before, after = shown.committed, Present(_Fixed(shown.committed, shown.obeyed[: number // 2])).look(NOW_S)
+            shown = stepwise.read(NOW_S)
+            taken = tuple(command.id for command in shown.applied[: number // 2])
+            before, after = (
+                shown.committed,
+                StateReader(_Fixed(shown.committed, shown.applied[: number // 2])).read(NOW_S),
+            )
             snapshot = replace(after.snapshot, generation=before.generation + 1)
-            store.commit(Commit(before, snapshot, epoch=0, consumed=taken))
-        assert stepwise.look(NOW_S) == Present(store).look(NOW_S)
+            store.commit(Commit(before, snapshot, epoch=0, consumed_command_ids=taken))
+        assert stepwise.read(NOW_S) == StateReader(store).read(NOW_S)
 
 
 class _Fixed(MemoryStore):
     def __init__(self, snapshot: Snapshot, inbox: tuple[Command, ...]) -> None:
         super().__init__(snapshot)
-        self._loaded = Loaded(snapshot, inbox)
+        self._loaded = LoadedState(snapshot, inbox)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedState:
         return self._loaded
 
 
 def test_requests_that_come_while_one_looks_share_the_next_look_and_see_what_came_before_them() -> None:
     store = _Slow()
-    present, seen = Present(store), list[set[str]]()
-    first = _in_thread(lambda: present.look(NOW_S))
+    present, seen = StateReader(store), list[set[str]]()
+    first = _in_thread(lambda: present.read(NOW_S))
     store.has_begun.wait()
     store.send(_command(1, SubmitJob("a", a_spec())))  # after the first look read, before it ended
-    others = [_in_thread(lambda: seen.append(set(present.look(NOW_S).snapshot.jobs))) for _ in range(8)]
+    others = [_in_thread(lambda: seen.append(set(present.read(NOW_S).snapshot.jobs))) for _ in range(8)]
     time.sleep(0.2)  # most of them have come by then, which is enough
     store.may_end.set()
     for thread in (first, *others):
@@ -89,7 +92,7 @@ class _Slow(MemoryStore):
         self.loads = 0
         self.has_begun, self.may_end = threading.Event(), threading.Event()
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedState:
         self.loads += 1
         loaded = super().load()
         self.has_begun.set()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scheduler.domain.command import ReportProgress
-from scheduler.domain.worker_token import issue_token
+from scheduler.domain.commands import ReportProgress
+from scheduler.domain.worker_token import issue_worker_token
 from scheduler.settings import Settings
-from scheduler.store.memory import MemoryStore
-from scheduler.store.protocol import Loaded, UnavailableError
+from scheduler.store.memory_store import MemoryStore
+from scheduler.store.protocol import LoadedState, UnavailableError
 from tests.api.conftest import ApiService
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ REPORT: dict[str, Any] = {
 class AwayStore(MemoryStore):
     """Does not answer."""
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedState:
         raise UnavailableError("gone")
 
 
@@ -36,7 +36,7 @@ def running(fleet: ApiService) -> tuple[str, str]:
     job_id = fleet.submit()
     fleet.tick()
     fleet.tick()
-    return job_id, issue_token(SECRET, job_id, 1)
+    return job_id, issue_worker_token(SECRET, job_id, 1)
 
 
 def test_a_report_goes_into_the_inbox_and_there_is_no_notice(fleet: ApiService) -> None:
@@ -62,14 +62,14 @@ def test_a_worker_that_repeats_itself_to_hear_of_notices_wakes_nobody(fleet: Api
     job_id, token = running(fleet)
     for _ in range(3):
         assert fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token).status_code == 200
-    assert fleet.store.inbox_size() == 1
+    assert fleet.store.count_pending_commands() == 1
 
 
 def test_frozen_layers_are_told_and_never_thaw(fleet: ApiService, problem: Problem) -> None:
     job_id, token = running(fleet)
     assert fleet.post(f"/v1/jobs/{job_id}/progress", REPORT | {"frozen_layers": 4}, token=token).status_code == 200
     fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token)
-    assert fleet.store.inbox_size() == 2
+    assert fleet.store.count_pending_commands() == 2
     fleet.tick()
     assert fleet.get(f"/v1/jobs/{job_id}/progress")["frozen_layers"] == 4
     lower = fleet.post(f"/v1/jobs/{job_id}/progress", REPORT | {"frozen_layers": 3}, token=token)
@@ -85,7 +85,7 @@ def test_workers_of_a_job_that_was_suspended_are_told_to_leave(fleet: ApiService
     assert notice["action"] == "leave"
     assert notice["step"] is None
     assert notice["seconds_left"] > 0
-    assert fleet.store.inbox_size() == 0
+    assert fleet.store.count_pending_commands() == 0
 
 
 def test_workers_of_an_older_generation_are_told_to_replan(fleet: ApiService) -> None:
@@ -95,7 +95,7 @@ def test_workers_of_an_older_generation_are_told_to_replan(fleet: ApiService) ->
     assert fleet.get(f"/v1/jobs/{job_id}")["generation"] == 2
     notice = fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token).json()["notice"]
     assert notice["action"] == "replan"
-    newer = issue_token(SECRET, job_id, 2)
+    newer = issue_worker_token(SECRET, job_id, 2)
     report = REPORT | {"generation": 2}
     assert fleet.post(f"/v1/jobs/{job_id}/progress", report, token=newer).json() == {"notice": None}
 
@@ -112,7 +112,7 @@ def test_workers_of_an_ended_job_are_told_to_leave(fleet: ApiService) -> None:
 def test_a_wrong_token_is_refused_before_anything_is_looked_up(problem: Problem) -> None:
     service = ApiService(store=AwayStore())
     problem(service.post("/v1/jobs/train-1/progress", REPORT, token="ebt_nonsense"), 403)
-    right = issue_token(SECRET, "train-1", REPORT["generation"])
+    right = issue_worker_token(SECRET, "train-1", REPORT["generation"])
     problem(service.post("/v1/jobs/train-1/progress", REPORT, token=right), 503)
 
 
@@ -121,7 +121,7 @@ def test_a_report_without_a_token_is_a_401(fleet: ApiService, problem: Problem) 
     answer = fleet.post(f"/v1/jobs/{job_id}/progress", REPORT)
     assert problem(answer, 401)["type"] == "urn:ebbtide:problem:unauthenticated"
     assert answer.headers["www-authenticate"] == "Bearer"
-    assert fleet.store.inbox_size() == 0
+    assert fleet.store.count_pending_commands() == 0
 
 
 @pytest.mark.parametrize(("job", "generation"), [("other", 1), ("", 2), ("", 0)])
@@ -129,10 +129,10 @@ def test_the_token_of_another_job_or_generation_is_a_403(
     fleet: ApiService, problem: Problem, job: str, generation: int
 ) -> None:
     job_id, _ = running(fleet)
-    token = issue_token(SECRET, job or job_id, generation)
+    token = issue_worker_token(SECRET, job or job_id, generation)
     problem(fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token=token), 403)
     problem(fleet.post(f"/v1/jobs/{job_id}/progress", REPORT, token="ebt_nonsense"), 403)
-    assert fleet.store.inbox_size() == 0
+    assert fleet.store.count_pending_commands() == 0
 
 
 @pytest.mark.parametrize(

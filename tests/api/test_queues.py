@@ -38,14 +38,14 @@ def test_the_same_queue_again_is_no_change_and_another_of_its_name_a_conflict(
     fleet: ApiService, problem: Problem
 ) -> None:
     fleet.made("/v1/queues", VISION)
-    waiting = fleet.store.inbox_size()
+    waiting = fleet.store.count_pending_commands()
     assert fleet.post("/v1/queues", VISION).status_code == 200
     told = problem(fleet.post("/v1/queues", {**VISION, "limit_gpus": None, "weight": 1}), 409)
     assert [(error["field"], error["allowed"]) for error in told["errors"]] == [
         ("limit_gpus", "4, as it was declared"),
         ("weight", "2.0, as it was declared"),
     ]
-    assert fleet.store.inbox_size() == waiting
+    assert fleet.store.count_pending_commands() == waiting
 
 
 def test_a_queue_is_changed_field_by_field(fleet: ApiService, problem: Problem) -> None:

@@ -9,19 +9,17 @@ from typing import Any
 import httpx
 import pytest
 
-from api.identity.principal import ANYBODY, Grant, Principal, Role
-from api.streams.event_stream import EventStream
-from api.streams.event_tail import EventTail
-from api.streams.following import Wish, follow_events
-from api.streams.streams import Pace, Streams
-from scheduler.domain.event import Event, EventCode
+from api.identity.principals import ANONYMOUS, Grant, Principal, Role
+from api.streams.server_sent_events import EventStreamResponse, EventTail, StreamRegistry, StreamTimings
+from api.streams.sources import EventSubscription, follow_events
+from scheduler.domain.events import Event, EventCode
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.memory import MemoryStore
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit, Page, StoredEvent, UnavailableError
 from tests.api.guarded import Guarded
 from tests.builders import a_job
 
-QUICK = Pace(heartbeat_s=0.02, stall_s=0.05, lifetime_s=0.5, poll_s=0.005)
+QUICK = StreamTimings(heartbeat_s=0.02, write_timeout_s=0.05, lifetime_s=0.5, poll_s=0.005)
 SCOPE = {"type": "http", "path": "/v1/events"}
 
 
@@ -30,10 +28,10 @@ class AwayStore(MemoryStore):
 
     away = False
 
-    def events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
+    def list_events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
         if self.away:
             raise UnavailableError("gone")
-        return super().events(page, subject=subject)
+        return super().list_events(page, subject=subject)
 
 
 def tell(store: MemoryStore, *subjects: str, code: EventCode = EventCode.JOB_STATE) -> None:
@@ -44,7 +42,9 @@ def tell(store: MemoryStore, *subjects: str, code: EventCode = EventCode.JOB_STA
     store.commit(Commit(before, after, epoch=0, events=events))
 
 
-async def sent_by(streams: Streams, store: MemoryStore, wish: Wish, *, stalls: bool = False) -> list[dict[str, Any]]:
+async def sent_by(
+    streams: StreamRegistry, store: MemoryStore, wish: EventSubscription, *, stalls: bool = False
+) -> list[dict[str, Any]]:
     """All ASGI messages of one stream, to its end."""
     sent: list[dict[str, Any]] = []
 
@@ -56,13 +56,15 @@ async def sent_by(streams: Streams, store: MemoryStore, wish: Wish, *, stalls: b
     async def receive() -> Any:
         await asyncio.sleep(3600)
 
-    await EventStream(follow_events(streams, store, wish), streams)(SCOPE, receive, send)
+    await EventStreamResponse(follow_events(streams, store, wish), streams)(SCOPE, receive, send)
     return sent
 
 
 def test_an_idle_stream_says_that_it_is_there_and_ends_when_it_is_old() -> None:
     store = MemoryStore()
-    sent = asyncio.run(sent_by(Streams(store, streams_max=1, pace=QUICK), store, Wish(ANYBODY, 0)))
+    sent = asyncio.run(
+        sent_by(StreamRegistry(store, streams_max=1, pace=QUICK), store, EventSubscription(ANONYMOUS, 0))
+    )
     assert sent[1]["body"] == b"retry: 1000\n\n"
     assert {message["body"] for message in sent[2:-1]} == {b": still here\n\n"}
     assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
@@ -71,23 +73,23 @@ def test_an_idle_stream_says_that_it_is_there_and_ends_when_it_is_old() -> None:
 def test_a_reader_that_takes_nothing_is_given_up_and_its_place_is_free() -> None:
     async def play() -> list[dict[str, Any]]:
         store = MemoryStore()
-        streams = Streams(store, streams_max=1, pace=QUICK)
-        sent = await sent_by(streams, store, Wish(ANYBODY, 0), stalls=True)
-        streams.require_room("")
+        streams = StreamRegistry(store, streams_max=1, pace=QUICK)
+        sent = await sent_by(streams, store, EventSubscription(ANONYMOUS, 0), stalls=True)
+        streams.require_capacity("")
         return sent
 
     assert len(asyncio.run(play())) == 2
 
 
 def test_a_stream_outlasts_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.streams.event_tail.RETRY_S", 0.01)
-    monkeypatch.setattr("api.streams.following.RETRY_S", 0.01)
+    monkeypatch.setattr("api.streams.server_sent_events.RETRY_S", 0.01)
+    monkeypatch.setattr("api.streams.sources.RETRY_S", 0.01)
 
     async def play() -> bytes:
         store = AwayStore()
         store.away = True
-        streams = Streams(store, streams_max=1, pace=QUICK)
-        chunks = follow_events(streams, store, Wish(ANYBODY, 0))
+        streams = StreamRegistry(store, streams_max=1, pace=QUICK)
+        chunks = follow_events(streams, store, EventSubscription(ANONYMOUS, 0))
         told = [await anext(chunks) for _ in range(3)]
         assert told[1:] == [b": still here\n\n"] * 2
         tell(store, "a")
@@ -103,8 +105,8 @@ def test_a_stream_outlasts_the_database(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs/{job}/events", "/v1/jobs/{job}/logs"])
 def test_a_stream_ends_with_the_token_that_it_was_asked_with(path: str) -> None:
     guarded = Guarded()
-    pace = replace(QUICK, lifetime_s=60.0, token_s=0.01)
-    guarded.app.state.streams = Streams(guarded.store, streams_max=1, pace=pace)
+    pace = replace(QUICK, lifetime_s=60.0, token_check_s=0.01)
+    guarded.app.state.streams = StreamRegistry(guarded.store, streams_max=1, pace=pace)
     job_id, secret = guarded.job(guarded.root, "research"), guarded.token("ann", "viewer", life_s=60.0)
 
     async def play() -> httpx.Response:
@@ -121,7 +123,7 @@ def test_a_stream_ends_with_the_token_that_it_was_asked_with(path: str) -> None:
 
 def test_one_token_holds_half_of_the_streams_at_most() -> None:
     guarded = Guarded()
-    guarded.app.state.streams = Streams(guarded.store, streams_max=4, pace=replace(QUICK, lifetime_s=60.0))
+    guarded.app.state.streams = StreamRegistry(guarded.store, streams_max=4, pace=replace(QUICK, lifetime_s=60.0))
     greedy, other = (guarded.token(name, "viewer") for name in ("greedy", "other"))
 
     async def play() -> list[int]:
@@ -151,8 +153,8 @@ def test_a_viewer_of_a_queue_is_told_of_its_jobs_alone() -> None:
         tell(store, "b", code=EventCode.QUEUE_CHANGED)
         tell(store, "a", code=EventCode.QUEUE_CHANGED)
         viewer = Principal("ann", (Grant(Role.VIEWER, "a"),))
-        streams = Streams(store, streams_max=1, pace=QUICK)
-        chunks = follow_events(streams, store, Wish(viewer, 0))
+        streams = StreamRegistry(store, streams_max=1, pace=QUICK)
+        chunks = follow_events(streams, store, EventSubscription(viewer, 0))
         first = [await anext(chunks) for _ in range(2)][1]
         tell(store, "b", "a")
         while (second := await anext(chunks)) == b": still here\n\n":
@@ -164,19 +166,19 @@ def test_a_viewer_of_a_queue_is_told_of_its_jobs_alone() -> None:
 
 
 def test_what_has_fallen_out_of_memory_is_read_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.streams.event_tail.RING_EVENTS", 3)
+    monkeypatch.setattr("api.streams.server_sent_events.RING_EVENTS", 3)
 
     async def play() -> tuple[list[int] | None, ...]:
         store = MemoryStore()
         tail = EventTail(store, poll_s=0.001)
-        with tail.listening():
-            while not tail.news.is_set() and tail.after(0) is None:
+        with tail.subscribe():
+            while not tail.changed.is_set() and tail.events_after(0) is None:
                 await asyncio.sleep(0.001)
             tell(store, *"abcde")
             while tail.newest < 5:
                 await asyncio.sleep(0.001)
-            found = [tail.after(number) for number in (1, 2, 4, 5)]
-        assert tail.after(5) is None, "nobody listens: nothing is known"
+            found = [tail.events_after(number) for number in (1, 2, 4, 5)]
+        assert tail.events_after(5) is None, "nobody listens: nothing is known"
         return tuple(None if each is None else [told.number for told in each] for each in found)
 
     assert asyncio.run(play()) == (None, [3, 4, 5], [5], [])

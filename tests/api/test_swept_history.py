@@ -11,15 +11,15 @@ import httpx
 import pytest
 
 from api.client import Client
-from api.identity.principal import ANYBODY
-from api.streams.following import Wish, follow_events
-from api.streams.streams import Streams
-from scheduler.domain.event import Event, EventCode
+from api.identity.principals import ANONYMOUS
+from api.streams.server_sent_events import StreamRegistry
+from api.streams.sources import EventSubscription, follow_events
+from scheduler.domain.events import Event, EventCode
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.front import HistoryLog
-from scheduler.store.migrate import migrate
+from scheduler.store.api_protocol import HistoryLog
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.api.conftest import ApiService, problem_of
 
 
@@ -31,7 +31,7 @@ def swept(tmp_path: Path) -> Iterator[ApiService]:
     store = SqlStore(url)
     events = tuple(Event(at_s, EventCode.JOB_STATE, "t0", "it happened") for at_s in (1.0, 2.0, 3.0, 4.0, 5.0))
     store.commit(Commit(Snapshot(), replace(Snapshot(), generation=1), epoch=0, events=events))
-    store.sweep.remove(HistoryLog.EVENTS, before_s=3.5, rows_max=9, epoch=0)
+    store.retention.delete_old_rows(HistoryLog.EVENTS, before_s=3.5, rows_max=9, epoch=0)
     yield ApiService(store=store)
     store.close()
 
@@ -52,8 +52,8 @@ def test_a_cursor_into_what_was_swept_is_gone_and_the_answer_says_how_to_go_on(s
 )
 def test_a_stream_tells_of_the_gap_and_goes_on_behind_it(swept: ApiService, after: int, begins: bytes) -> None:
     async def play() -> list[bytes]:
-        streams = Streams(swept.store, streams_max=1)
-        wish = Wish(ANYBODY, after, swept=swept.store.swept_up_to(HistoryLog.EVENTS))
+        streams = StreamRegistry(swept.store, streams_max=1)
+        wish = EventSubscription(ANONYMOUS, after, swept=swept.store.get_retention_mark(HistoryLog.EVENTS))
         chunks = follow_events(streams, swept.store, wish)
         told = [await anext(chunks) for _ in range(2 if after == 3 else 3)]
         await chunks.aclose()

@@ -7,10 +7,10 @@ import io
 
 import pytest
 
-from api.answers.usage import usage_csv, usage_rows, usage_sums
-from scheduler.domain.usage import UsageEntry, UsageKind
+from api.usage import usage_csv, usage_rows, usage_sums
+from scheduler.domain.job_queue import UsageEntry, UsageKey
 from tests.api.conftest import NOW_S, ApiService, Problem
-from tests.books import check_books
+from tests.books import check_usage
 
 HOUR_S = 3600
 THIS_HOUR_S = int(NOW_S // HOUR_S) * HOUR_S
@@ -30,7 +30,7 @@ def test_what_runs_now_counts_up_to_now_and_the_same_once_it_has_ended(fleet: Ap
     fleet.tick(after_s=0.0)
     fleet.clock.move_to(begun_s + 9000.0)
     assert fleet.get("/v1/usage")["total"]["gpu_s"] == 300.0
-    assert sum(entry.gpu_s for entry in check_books(fleet.store)) == 300.0
+    assert sum(entry.gpu_s for entry in check_usage(fleet.store)) == 300.0
 
 
 def test_lent_gpus_are_told_apart_from_own_ones(fleet: ApiService) -> None:
@@ -98,7 +98,7 @@ def test_csv_comes_by_accept_or_by_format(fleet: ApiService, problem: Problem) -
 
 @pytest.mark.parametrize("owner", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", '=HYPERLINK("http://evil","x")', "a,b"])
 def test_no_cell_is_taken_for_a_formula(owner: str) -> None:
-    entries = [UsageEntry(UsageKind(0, "q", owner, "cpu", False), 1.0)]
+    entries = [UsageEntry(UsageKey(0, "q", owner, "cpu", False), 1.0)]
     rows, sums = usage_rows(entries, ["owner"]), usage_sums(entries)
     text = usage_csv({"from_s": 0, "to_s": 3600, "as_of_s": 1.0, "by": ["owner"], "items": rows, "total": sums})
     cell = list(csv.reader(io.StringIO(text)))[1][0]

@@ -8,13 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.solver.calibrate.fit import fit
-from scheduler.solver.calibrate.measured_run import MeasuredRun
-from scheduler.solver.calibrate.report import Errors, draw, left_out_errors, memory_errors, time_errors
-from scheduler.solver.calibrate.run_times import RunTimes
+from scheduler.solver.calibration.constant_fit import (
+    ErrorSummary,
+    compute_leave_one_out_errors,
+    compute_memory_errors,
+    compute_time_errors,
+    fit_constants,
+    sample_runs,
+)
+from scheduler.solver.calibration.measured_runs import MeasuredRun
+from scheduler.solver.calibration.run_prediction import RunTimePredictor
 from scheduler.solver.instance import Floats
+from scheduler.solver.profiles.catalog import load_gpu
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
-from scheduler.solver.profiles.shipped import load_gpu
 from tests.benchmarks.measured_runs import (
     A100,
     H100,
@@ -51,13 +57,17 @@ def rows() -> Iterator[Row]:
     megatron = [*timed["2205.05198"], *timed["SC21"]]
     a100, h100 = load_gpu(A100), load_gpu(H100)
     for name in ("2205.05198", "SC21"):
-        yield f"time, A100, {name}, {len(timed[name])} runs", "5% / worst 12%", _told(time_errors(timed[name], a100))
-    yield "time, A100, the 18 runs, shipped constants", "5% / worst 12%", _told(time_errors(megatron, a100))
-    left_out = left_out_errors(megatron, replace(a100, **FIRST_GUESS))
+        yield (
+            f"time, A100, {name}, {len(timed[name])} runs",
+            "5% / worst 12%",
+            _told(compute_time_errors(timed[name], a100)),
+        )
+    yield "time, A100, the 18 runs, shipped constants", "5% / worst 12%", _told(compute_time_errors(megatron, a100))
+    left_out = compute_leave_one_out_errors(megatron, replace(a100, **FIRST_GUESS))
     yield "time, A100, the 18 runs, each left out", "5% / worst 12%", _told(left_out)
-    yield "memory, A100, 2205.05198", "5%", _told(memory_errors(papers["2205.05198"], a100))
-    yield "time, H100, torchtitan bf16", "10%", _told(time_errors(timed["torchtitan"], h100))
-    yield "memory, H100, torchtitan bf16", "10%", _told(memory_errors(papers["torchtitan"], h100))
+    yield "memory, A100, 2205.05198", "5%", _told(compute_memory_errors(papers["2205.05198"], a100))
+    yield "time, H100, torchtitan bf16", "10%", _told(compute_time_errors(timed["torchtitan"], h100))
+    yield "memory, H100, torchtitan bf16", "10%", _told(compute_memory_errors(papers["torchtitan"], h100))
     for which, theirs in (("single", 8.37), ("multi", 14.73)):
         fits = drawn_fits(vtrain(which), replace(a100, **VTRAIN_GUESS), VTRAIN_ROWS, SEEDS)
         means = [100 * errors.mean() for errors in fits]
@@ -84,15 +94,15 @@ def drawn_fits(
     names: tuple[str, ...] = (),
 ) -> Iterator[Floats]:
     """For each seed the errors |predicted / measured - 1| of the runs that were not fitted to."""
-    times, measured_s = RunTimes.of(runs, hardware), np.array([run.iteration_time_s for run in runs])
+    times, measured_s = RunTimePredictor.from_runs(runs, hardware), np.array([run.iteration_time_s for run in runs])
     for seed in seeds:
-        drawn = draw(runs, count, np.random.default_rng(seed))
-        found = fit([runs[number] for number in drawn], hardware, names).hardware
-        yield np.delete(np.abs(times.predicted_s(found) / measured_s - 1), drawn)
+        drawn = sample_runs(runs, count, np.random.default_rng(seed))
+        found = fit_constants([runs[number] for number in drawn], hardware, names).hardware
+        yield np.delete(np.abs(times.predict_s(found) / measured_s - 1), drawn)
 
 
 def _told(ratios: Floats) -> str:
-    errors = Errors.of(ratios)
+    errors = ErrorSummary.from_ratios(ratios)
     return f"{100 * errors.mean:.2f}%, p95 {100 * errors.p95:.1f}%, worst {100 * errors.worst:.1f}%"
 
 

@@ -21,19 +21,18 @@ from pathlib import Path
 
 import psutil
 
-from scheduler.domain.allocation import Allocation
 from scheduler.domain.job import Job
-from scheduler.domain.job_state import JobState
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.job_state import Allocation, JobState
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_agent_token
-from scheduler.executors.reported_runs import begun_run
-from scheduler.settings import token_secret
-from scheduler.store.migrate import migrate
+from scheduler.executors.reported_runs import build_begun_run
+from scheduler.settings import load_token_secret
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.builders import a_job, a_node
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 
 JOBS, NODES_PER_JOB, RANKS = 125, 8, 8
 CONNECTIONS = 50
@@ -58,8 +57,8 @@ def _measured(folder: Path) -> tuple[list[float], float, float]:
     url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
     migrate(url)
     _fill(url)
-    secret = token_secret(folder / "token.secret")
-    port = free_port()
+    secret = load_token_secret(folder / "token.secret")
+    port = find_free_port()
     env = {
         **os.environ,
         "EBBTIDE_DATABASE_URL": url,
@@ -68,7 +67,7 @@ def _measured(folder: Path) -> tuple[list[float], float, float]:
         "EBBTIDE_PORT": str(port),
         "EBBTIDE_LOG_LEVEL": "WARNING",
     }
-    api = subprocess.Popen([sys.executable, "-m", "scheduler.cli", "api"], env=env, stdin=subprocess.PIPE)
+    api = subprocess.Popen([sys.executable, "-m", "cli", "api"], env=env, stdin=subprocess.PIPE)
     try:
         _wait_for(f"http://127.0.0.1:{port}/healthz")
         asyncio.run(_ask_all(port, secret, until_s=time.monotonic()))  # each agent's first word is written
@@ -83,7 +82,7 @@ def _measured(folder: Path) -> tuple[list[float], float, float]:
 def _fill(url: str) -> None:
     """Running jobs, each begun on its nodes."""
     store = SqlStore(url)
-    lease = store.acquire("bench", now_s=time.time(), ttl_s=1e6)
+    lease = store.acquire_lease("bench", now_s=time.time(), ttl_s=1e6)
     assert lease is not None
     jobs = {name: _job(name, number) for number, name in enumerate(f"job-{at}" for at in range(JOBS))}
     nodes = {node: a_node(node, gpus=RANKS) for job in jobs.values() for node in job.allocation.target}
@@ -91,13 +90,13 @@ def _fill(url: str) -> None:
     for job in jobs.values():
         agents = {(job.id, node): "pod" for node in job.allocation.target}
         seats = tuple((node, gpu) for node, gpus in job.allocation.target.items() for gpu in gpus)
-        store.run_log.begin(begun_run(job, seats, agents, time.time()), epoch=lease.epoch)
+        store.run_log.begin_run(build_begun_run(job, seats, agents, time.time()), epoch=lease.epoch)
     store.close()
 
 
 def _job(name: str, number: int) -> Job:
     target = {f"n{number * NODES_PER_JOB + at}": tuple(range(RANKS)) for at in range(NODES_PER_JOB)}
-    plan = data_parallel_plan("a100-80g", NODES_PER_JOB * RANKS)
+    plan = build_data_parallel_plan("a100-80g", NODES_PER_JOB * RANKS)
     return replace(a_job(name, 1, 64, state=JobState.RUNNING), allocation=Allocation(1, target, plan=plan))
 
 

@@ -7,8 +7,8 @@ from time import perf_counter
 
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
-from scheduler.solver.costs.stage_costs import stage_costs
-from scheduler.solver.curve import CURVE_TOLERANCE, canonical_shapes, solve_curve
+from scheduler.solver.costs.pipeline_costs import compute_stage_costs
+from scheduler.solver.curve import CURVE_TOLERANCE, list_canonical_shapes, solve_curve
 
 GPUS = ("a100-80g", "h100-80g", "l40s")
 REQUEST = CurveRequest(model="llama-2-7b", profile_json="", global_batch=64, sequence_length=0)
@@ -17,10 +17,10 @@ REPETITIONS = 5
 
 def rows() -> list[tuple[str, str, str]]:
     """(name, bar, measured median and the largest proven gap). Costs are worked out anew each time."""
-    shapes = [shape for gpu in GPUS for shape in canonical_shapes(gpu, gpus_per_node=8, gpus_max=64)]
+    shapes = [shape for gpu in GPUS for shape in list_canonical_shapes(gpu, gpus_per_node=8, gpus_max=64)]
     taken_s, gap = [], 0.0
     for _ in range(1 + REPETITIONS):
-        stage_costs.cache_clear()
+        compute_stage_costs.cache_clear()
         begin_s = perf_counter()
         points = solve_curve(REQUEST, shapes)
         taken_s.append(perf_counter() - begin_s)

@@ -18,26 +18,24 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
-from scheduler.core.absorb import absorb
-from scheduler.core.apply import apply
-from scheduler.core.decide import decide
-from scheduler.domain.allocation import Allocation
-from scheduler.domain.command import Command, SubmitJob
-from scheduler.domain.fleet import DemandReading, LendingPolicy
-from scheduler.domain.forecast import Forecast
-from scheduler.domain.gpu_shape import GpuShape, canonical_counts
+from scheduler.domain.commands import Command, SubmitJob
+from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy
+from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Job, JobAccount, JobSpec, Progress
-from scheduler.domain.job_state import JobState
+from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.parallel_plan import ParallelPlan
-from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
+from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult
-from scheduler.policies.policy_set import policy_set
-from scheduler.store.memory import MemoryStore
-from scheduler.store.migrate import migrate
+from scheduler.scheduling.desired_state import apply_decisions
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.scheduler import decide
+from scheduler.scheduling.snapshot_update import update_snapshot
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit, Store
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.builders import GPU, a_fleet, a_loan
 
 RUNS = 40
@@ -79,7 +77,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def _rows(size: Size) -> list[tuple[str, str, str]]:
-    policies = policy_set("ebbtide")
+    policies = load_policy_set("ebbtide")
     decide_s, absorb_s, apply_s, result = list[float](), list[float](), list[float](), TickResult()
     fleets = max(1, min(8, size.decides // 10))
     for number in range(fleets):
@@ -87,14 +85,14 @@ def _rows(size: Size) -> list[tuple[str, str, str]]:
         for _ in range(size.decides // fleets):
             gc.collect()
             begin_s = process_time()
-            absorbed = absorb(snapshot, observation, _arrivals()).snapshot
+            absorbed = update_snapshot(snapshot, observation, _arrivals()).snapshot
             absorb_s.append(process_time() - begin_s)
             begin_s = process_time()
             result = decide(absorbed, policies)
             decide_s.append(process_time() - begin_s)
             assert result.decisions, "only decides that decide something count"
             begin_s = process_time()
-            after = apply(absorbed, result.decisions)
+            after = apply_decisions(absorbed, result.decisions)
             apply_s.append(process_time() - begin_s)
     crowd = "settled" if size.settled else "suddenly"
     name = f"{size.gpus:,} GPUs, {size.running:,} running, {size.running + ARRIVALS:,} waiting, {crowd}"
@@ -134,7 +132,7 @@ def contended(size: Size, seed: int = 7) -> tuple[Snapshot, Observation]:
         demand={"inference": DemandReading(NOW_S, needed, needed)},
         forecasts={"inference": Forecast(NOW_S, 600.0, (0.999,), (needed,), "scripted")},
     )
-    assert snapshot.ledger.capacity("inference") == lent * NODE_GPUS
+    assert snapshot.index.capacity("inference") == lent * NODE_GPUS
     runs = (Run(job.id, 1, RunPhase.RUNNING, job.allocation.target, 500.0, 400.0) for job in jobs[: size.running])
     return snapshot, Observation(NOW_S, 7, tuple(runs), dict.fromkeys(nodes, NodeFacts()))
 
@@ -168,20 +166,20 @@ def _running(job_id: str, random: Random, slots: list[tuple[str, int]], *, settl
     return replace(
         job,
         allocation=Allocation(
-            1, target, {}, _plan(count) if job.spec.model else data_parallel_plan(GPU, count), None, 6
+            1, target, {}, _plan(count) if job.spec.model else build_data_parallel_plan(GPU, count), None, 6
         ),
     )
 
 
 def _plan(gpus: int) -> ParallelPlan:
     """Speed grows more slowly than the GPUs, so that a GPU gains less the more there are."""
-    return replace(data_parallel_plan(GPU, gpus), iteration_time_s=10.0 / gpus**0.7)
+    return replace(build_data_parallel_plan(GPU, gpus), iteration_time_s=10.0 / gpus**0.7)
 
 
 def _curve() -> ScalingCurve:
     """The canonical shapes; shapes of two unequal nodes are solved too, as they would be after a while."""
-    counts = canonical_counts(1, 64, NODE_GPUS)
-    pairs = [GpuShape.of_counts([(GPU, a), (GPU, b)]) for a in range(1, 9) for b in range(1, a + 1)]
+    counts = canonical_gpu_counts(1, 64, NODE_GPUS)
+    pairs = [GpuShape.from_node_counts([(GPU, a), (GPU, b)]) for a in range(1, 9) for b in range(1, a + 1)]
     shapes = [GpuShape.packed(GPU, count, NODE_GPUS) for count in counts] + pairs
     return ScalingCurve({shape: _plan(shape.gpus) for shape in shapes})
 
@@ -203,7 +201,7 @@ def _commit_rows(name: str, before: Snapshot, after: Snapshot, result: TickResul
 def _commit_ms(open_store: Callable[[], Store], before: Snapshot, after: Snapshot, result: TickResult) -> str:
     """Back and forth between the two states, so that each commit writes the same rows."""
     store = open_store()
-    lease = store.acquire("bench", now_s=0.0, ttl_s=1e9)
+    lease = store.acquire_lease("bench", now_s=0.0, ttl_s=1e9)
     assert lease is not None
     store.commit(Commit(Snapshot(), replace(before, generation=1), lease.epoch))
     previous, taken_s = replace(before, generation=1), []

@@ -18,7 +18,7 @@ from random import Random
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
-from scheduler.store.migrate import migrate
+from scheduler.store.schema_migration import migrate
 from tests.benchmarks.front_door_site import ENDED, RUNNING, Site, fill, filled_jobs
 from tests.controller_process import BRIEF
 from tests.postgres_server import PostgresServer

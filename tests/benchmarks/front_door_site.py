@@ -24,12 +24,12 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.engine import open_engine
+from scheduler.store.database import open_engine
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
+from scheduler.store.sql_store import SqlStore
 from scheduler.store.tables import ENDED_JOBS, EVENTS, INBOX
 from tests.builders import a_fleet, a_job
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 
 ENDED, RUNNING, WAITING, NODES = 99_000, 400, 600, 250
 CROWDED = "crowded"
@@ -39,7 +39,7 @@ PATIENCE_S = 120.0
 def fill(url: str) -> None:
     """Takes about a minute."""
     store, now_s = SqlStore(url), time.time()
-    lease = store.acquire("filler", now_s=now_s, ttl_s=1e6)
+    lease = store.acquire_lease("filler", now_s=now_s, ttl_s=1e6)
     assert lease is not None
     pools, nodes = a_fleet(training=NODES, inference=0)
     del pools["inference"]
@@ -52,7 +52,7 @@ def fill(url: str) -> None:
         share = tuple(ended[first : first + 9_000])
         store.commit(Commit(before, snapshot, lease.epoch, ended_jobs=share))
         before, snapshot = snapshot, replace(snapshot, generation=snapshot.generation + 1)
-    store.release("filler")
+    store.release_lease("filler")
     store.close()
     _settle(url)
 
@@ -97,7 +97,7 @@ class Site:
         self.url = url
         folder.mkdir()
         self.record = folder / "ticks.jsonl"
-        self.port = free_port()
+        self.port = find_free_port()
         env = {
             **os.environ,
             "EBBTIDE_DATABASE_URL": url,
@@ -107,7 +107,7 @@ class Site:
             "EBBTIDE_API_PROCESSES": str(apis),
             "EBBTIDE_LOG_LEVEL": "WARNING",
         }
-        commands = (*apis * [["scheduler.cli", "api"]], ["tests.controller_process", str(self.record)])
+        commands = (*apis * [["cli", "api"]], ["tests.controller_process", str(self.record)])
         self.processes = [
             subprocess.Popen([sys.executable, "-m", *command], env=env, stdin=subprocess.PIPE) for command in commands
         ]

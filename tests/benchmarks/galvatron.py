@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from scheduler.solver.galvatron.reading import read_case
-from scheduler.solver.galvatron.search import search
-from scheduler.solver.galvatron.setting import CapReading, cap_mb
+from baselines.galvatron.plan_search import search_plan
+from baselines.galvatron.profile_reader import read_case
+from baselines.galvatron.strategy_space import MemoryLimitReading, compute_memory_limit_mb
 from tests.builders_galvatron import FOLDERS, StageTable, recorded, solve_table, stage_tables
 
 REPETITIONS = 3
@@ -38,7 +38,7 @@ def _median_s(table: StageTable) -> float:
 def _case(folder: Path) -> str:
     case, own = read_case(folder), recorded(folder)
     begin_s = perf_counter()
-    found = search(case, cap_mb(case.memory_gb, CapReading.KEPT_BACK))
+    found = search_plan(case, compute_memory_limit_mb(case.memory_gb, MemoryLimitReading.KEPT_BACK))
     taken = f"in {perf_counter() - begin_s:.2f} s (its own took {own['search_s']:.0f} s)"
     if found.evaluation is None:
         return f"infeasible, as it says, {taken}"

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import psutil
 
-from scheduler.domain.command import SubmitJob
+from scheduler.domain.commands import SubmitJob
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.k8s.asking import Limits
-from scheduler.k8s.client import Cluster, connect
-from scheduler.k8s.kinds import ELASTIC_JOB
+from scheduler.kubernetes.api_objects import ELASTIC_JOB
+from scheduler.kubernetes.client import KubernetesClient, connect
+from scheduler.kubernetes.flow_control import ClientLimits
 from scheduler.runtime.reconciler import tick
 from tests.kubernetes import custom_resources
 from tests.kubernetes.control_plane import ASSETS, ControlPlane, missing_binaries
@@ -38,7 +38,7 @@ GANG_PODS, GANGS_APPLIED = 8, 7
 NODES, SMALL_JOBS, GANGS = 1000, 950, 50
 REST_S = 30.0
 HANDOVERS = 3
-UNHURRIED = Limits(rate_per_s=2000.0, burst=2000)
+UNHURRIED = ClientLimits(qps=2000.0, burst=2000)
 
 Row = tuple[str, str, str]
 
@@ -61,7 +61,7 @@ def rows() -> Iterator[Row]:
             plane.close()
 
 
-def _gang_rows(plane: ControlPlane, cluster: Cluster, folder: Path) -> Iterator[Row]:
+def _gang_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> Iterator[Row]:
     kubelet = FakeKubelet(cluster)
     kubelet.start()
     operated = Operated(plane, cluster, kubelet, _namespace(cluster), _folder(folder, "gang"))
@@ -86,12 +86,12 @@ def _bound_after_s(operated: Operated, name: str) -> float:
     eventually(lambda: sum("nodeName" in pod["spec"] for pod in operated.pods()) == GANG_PODS, what="all are bound")
     seconds = time.monotonic() - began_s
     operated.cluster.delete(ELASTIC_JOB, name, operated.namespace)
-    eventually(lambda: operated.cluster.find(ELASTIC_JOB, name, operated.namespace) is None, what="it is gone")
+    eventually(lambda: operated.cluster.get_or_none(ELASTIC_JOB, name, operated.namespace) is None, what="it is gone")
     eventually(lambda: not operated.pods(), what="its pods are gone")
     return seconds
 
 
-def _handover_rows(plane: ControlPlane, cluster: Cluster, folder: Path) -> Iterator[Row]:
+def _handover_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> Iterator[Row]:
     """A second operator waits while the first one is killed, and later while it is told to stop; then a lent node is
     called home."""
     kubelet = FakeKubelet(cluster)
@@ -150,7 +150,7 @@ def _home_after_s(operated: Operated, name: str) -> float:
     return seconds
 
 
-def _big_rows(plane: ControlPlane, cluster: Cluster, folder: Path) -> Iterator[Row]:
+def _big_rows(plane: ControlPlane, cluster: KubernetesClient, folder: Path) -> Iterator[Row]:
     kubelet = FakeKubelet(cluster, lease_period_s=600.0)
     kubelet.start()
     site = Site(cluster, kubelet, _namespace(cluster), _folder(folder, "big"))
@@ -168,14 +168,14 @@ def _big_rows(plane: ControlPlane, cluster: Cluster, folder: Path) -> Iterator[R
     what = f"one tick that starts {len(report.decisions)} gangs of 8 pods beside {SMALL_JOBS} jobs on {NODES:,} nodes"
     yield what, "under 10 s", f"{seconds:.1f} s ({parts}); {bound - SMALL_JOBS} pods bound in it"
     site.until(lambda: _running(site) == SMALL_JOBS + GANGS, what="all jobs run", timeout_s=300.0)
-    site.store.release("site")
+    site.store.release_lease("site")
     site.close()
     kubelet.close_quietly()
     yield from _rest_rows(plane, cluster, kubelet, folder / "big", site.namespace)
 
 
 def _rest_rows(
-    plane: ControlPlane, cluster: Cluster, kubelet: FakeKubelet, folder: Path, namespace: str
+    plane: ControlPlane, cluster: KubernetesClient, kubelet: FakeKubelet, folder: Path, namespace: str
 ) -> Iterator[Row]:
     """An operator takes over what runs, and then nothing happens."""
     operated = Operated(
@@ -215,7 +215,7 @@ def _running(site: Site) -> int:
     return sum(job.state is JobState.RUNNING for job in site.snapshot.jobs.values())
 
 
-def _namespace(cluster: Cluster) -> str:
+def _namespace(cluster: KubernetesClient) -> str:
     name = f"bench-{uuid.uuid4().hex[:8]}"
     cluster.create(NAMESPACE, {"metadata": {"name": name}})
     return name

@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, Recompute
-from scheduler.solver.calibrate.measured_run import MeasuredRun, even_plan
+from scheduler.solver.calibration.measured_runs import MeasuredRun, build_even_plan
 from scheduler.solver.profiles.architecture import Architecture, Family
+from scheduler.solver.profiles.catalog import load_gpu
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
-from scheduler.solver.profiles.shipped import load_gpu
-from scheduler.solver.profiles.transformer import transformer_profile
+from scheduler.solver.profiles.transformer import build_transformer_profile
 
 FOLDER = Path(__file__).parent.parent / "data" / "measured"
 GIB = 2**30
@@ -84,7 +84,7 @@ def _published(row: dict[str, str], source: str) -> MeasuredRun:
     if titan:
         time_s = samples * tokens / float(row["tokens_s_gpu"])
     sizes: dict[str, Any] = LLAMA_3_8B if titan else {"ffn": 4 * hidden, "positions": tokens, **MEGATRON}
-    model = transformer_profile(
+    model = build_transformer_profile(
         row["model"],
         Architecture(Family.DECODER, layers, hidden, heads, sequence_length=tokens, vocabulary=vocabulary, **sizes),
     )
@@ -101,14 +101,14 @@ def _published(row: dict[str, str], source: str) -> MeasuredRun:
     return MeasuredRun(
         model,
         GpuShape.packed(gpu, tp * dp * pp, GPUS_PER_NODE),
-        even_plan(
+        build_even_plan(
             strategy,
             layers=layers,
             gpu=gpu,
             pipeline=pp,
             interleave=chunks,
             micro_batches=batch // dp // samples,
-            samples=samples,
+            samples_per_replica=samples,
         ),
         time_s,
         round(float(row["memory_gib"] or 0) * GIB),
@@ -136,18 +136,18 @@ def _vtrain(row: dict[str, str], which: str) -> MeasuredRun:
         **MEGATRON,
     )
     strategy = LayerStrategy(1, tp=tp, dp=dp, recompute=Recompute.FULL if which == "multi" else Recompute.NONE)
-    plan = even_plan(
+    plan = build_even_plan(
         strategy,
         layers=layers,
         gpu=A100,
         pipeline=pp,
         interleave=1,
         micro_batches=int(row["global batch"]) // dp // samples,
-        samples=samples,
+        samples_per_replica=samples,
     )
     shape = GpuShape.packed(A100, tp * dp * pp, GPUS_PER_NODE)
     return MeasuredRun(
-        transformer_profile("vTrain", architecture), shape, plan, float(row["iteration time (ms)"]) / 1e3
+        build_transformer_profile("vTrain", architecture), shape, plan, float(row["iteration time (ms)"]) / 1e3
     )
 
 
@@ -220,7 +220,7 @@ def rubick(model: str) -> list[tuple[str, MeasuredRun]]:
     """The runs of one model with their plan's kind; those that did not run, and those that do not fill their GPUs, are
     left out. A placement is one digit a node."""
     batch, architecture = RUBICK[model]
-    profile, found = transformer_profile(model, architecture), []
+    profile, found = build_transformer_profile(model, architecture), []
     for row in _rows("rubick_a800_placements.csv"):
         gpus = [int(digit) for digit in row["placement"]]
         sliced = row["exec_plan"].isdigit()
@@ -241,16 +241,16 @@ def rubick(model: str) -> list[tuple[str, MeasuredRun]]:
             offload="offload" in row["exec_plan"],
             recompute=Recompute.FULL if "gc" in row["exec_plan"] else Recompute.NONE,
         )
-        plan = even_plan(
+        plan = build_even_plan(
             strategy,
             layers=profile.layer_count,
             gpu=A800,
             pipeline=pp,
             interleave=1,
             micro_batches=micro_batches,
-            samples=1,
+            samples_per_replica=1,
         )
-        shape = GpuShape.of_counts([(A800, count) for count in gpus])
+        shape = GpuShape.from_node_counts([(A800, count) for count in gpus])
         run = MeasuredRun(_scaled(profile, samples / micro_batches), shape, plan, float(row["iter_time"]))
         found.append(("3d" if sliced else row["exec_plan"], run))
     return found

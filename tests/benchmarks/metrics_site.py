@@ -18,27 +18,24 @@ import httpx
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from api.app import create_app, routes_of
-from scheduler.domain.decision import PreemptJob
-from scheduler.domain.event import Event, EventCode
-from scheduler.domain.fleet import DemandReading, Node, Pool, PoolKind
-from scheduler.domain.forecast import Forecast
+from api.app import create_app, list_routes
+from scheduler.domain.decisions import PreemptJob, Reason, ReasonCode
+from scheduler.domain.events import Event, EventCode
+from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Node, Pool, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.domain.replan import ReplanPhase
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
-from scheduler.policies.policy_set import policy_set
 from scheduler.runtime.clock import ManualClock
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
-from scheduler.store.memory import MemoryStore
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit
 from scheduler.telemetry.fleet_gauges import FleetGauges
-from scheduler.telemetry.metrics import REGISTRY, exposition, record_request, record_solve
-from scheduler.telemetry.tick_recorder import TickRecorder
+from scheduler.telemetry.metrics import REGISTRY, record_request, record_solve, render_metrics
+from scheduler.telemetry.tick_metrics import TickRecorder
 from tests.api.conftest import AppTransport
 from tests.builders import a_job, a_node
 from tests.memory_run_log import MemoryRunLog
@@ -112,19 +109,19 @@ def ask(state: Snapshot) -> tuple[float, ...]:
     """Median and 95th percentile of a scrape in ms, the median of its processor time in ms, its series, its bytes, and
     the processor time in ms of writing it our way and the library's."""
     store, settings = MemoryStore(), Settings(auth="off", allowed_hosts="service")
-    lease = store.acquire("bench", now_s=NOW_S, ttl_s=1e9)
+    lease = store.acquire_lease("bench", now_s=NOW_S, ttl_s=1e9)
     assert lease is not None
     store.commit(Commit(Snapshot(), state, lease.epoch))
     app = create_app(
         store,
         settings,
         clock=ManualClock(NOW_S),
-        policies=policy_set("ebbtide"),
-        lease=store.lease,
+        policies=load_policy_set("ebbtide"),
+        lease=store.get_lease,
         token_secret=b"a secret of this bench alone, 32+",
         run_log=MemoryRunLog(),
     )
-    for method, route in routes_of(app):
+    for method, route in list_routes(app):
         for status in (200, 422):
             record_request(method=method, route=route, status=status, seconds=0.01)
     with httpx.Client(transport=AppTransport(app), base_url="http://service") as client:
@@ -149,7 +146,7 @@ def written_ms(state: Snapshot) -> tuple[float, float]:
         MultiProcessCollector(theirs, folder)  # type: ignore[no-untyped-call]  # left untyped there
     else:
         theirs.register(REGISTRY)
-    ways: tuple[Callable[[], bytes], ...] = (lambda: exposition(gauges), lambda: generate_latest(theirs))
+    ways: tuple[Callable[[], bytes], ...] = (lambda: render_metrics(gauges), lambda: generate_latest(theirs))
     used_s: tuple[list[float], ...] = ([], [])
     for _ in range(ASKED):
         for way, used in zip(ways, used_s, strict=True):

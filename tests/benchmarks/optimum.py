@@ -13,12 +13,12 @@ from time import process_time
 
 import numpy as np
 
+from baselines.milp.formulation import MilpModel
 from scheduler.domain.snapshot import Snapshot
-from scheduler.policies.knapsack import Item, fill_knapsack
-from scheduler.policies.recall_cost import RecallCost
-from scheduler.policies.recall_search import cheapest_to_empty
-from scheduler.policies.reclaiming import least_preemption_cost, recall_cost
-from scheduler.solver.referee.programme import Programme
+from scheduler.scheduling.policies.knapsack import Item, solve_knapsack
+from scheduler.scheduling.policies.recall_cost import RecallCost
+from scheduler.scheduling.policies.recall_search import find_cheapest_nodes
+from scheduler.scheduling.policies.recall_selection import build_recall_cost, least_preemption_cost
 from tests.builders import a_fleet, a_loan, a_snapshot
 from tests.properties.test_knapsack_exact import alike, any_order, best_s, curve, falling, nodes
 from tests.properties.test_reclaiming_optimum import NOW_S, SETTINGS, a_lent_fleet, a_tenant, is_usable, pricing
@@ -55,7 +55,7 @@ def _knapsack_ratios(count: int) -> Iterator[float]:
         for _ in range(count):
             groups = {f"j{at}": make(random) for at in range(random.randint(1, 10))}
             budget = random.randint(0, 60)
-            counts = fill_knapsack(groups, budget)
+            counts = solve_knapsack(groups, budget)
             chosen = [next(item for item in items if item.gpus == counts[job]) for job, items in groups.items()]
             first_s = sum(items[0].remaining_s for items in groups.values())
             yield _ratio(best_s(groups, budget), first_s - sum(item.remaining_s for item in chosen))
@@ -68,7 +68,7 @@ def _knapsack_time(groups: int, items: int, budget: int) -> str:
         return {f"j{at}": (_rising if at % 2 else _jagged)(random, items) for at in range(groups)}
 
     instances = [instance(Random(seed)) for seed in range(10)]
-    return _timed([partial(fill_knapsack, groups, budget) for groups in instances])
+    return _timed([partial(solve_knapsack, groups, budget) for groups in instances])
 
 
 def _rising(random: Random, count: int) -> list[Item]:
@@ -98,24 +98,30 @@ def _milp_ratios(count: int, lent: int, leaving: int) -> Iterator[float]:
     for seed in range(count):
         snapshot = a_lent_fleet(Random(seed), lent, crowded=True)
         used = sorted(name for name in snapshot.loans if is_usable(snapshot, name))
-        cost = RecallCost(recall_cost(snapshot, used, SETTINGS).tenants, [("", 0)] * len(used), {})
-        yield _ratio(cost.of(cheapest_to_empty(cost, leaving)), _least_gpu_s(cost, leaving))
+        cost = RecallCost(build_recall_cost(snapshot, used, SETTINGS).jobs, [("", 0)] * len(used), {})
+        yield _ratio(cost.compute(find_cheapest_nodes(cost, leaving)), _least_gpu_s(cost, leaving))
 
 
 def _least_gpu_s(cost: RecallCost, count: int) -> float:
     """What HiGHS proves that emptying `count` nodes costs at least."""
-    programme = Programme()
-    leaves = programme.columns(np.zeros(len(cost.nodes)), whole=True)
-    programme.row((leaves, 1.0), lower=count, upper=count)
-    for tenant in cost.tenants:
-        touched, restarts = programme.columns([0.0]), programme.columns([1.0], most=inf)
-        preempted = programme.columns([tenant.preempt_gpu_s], whole=True)
-        here, gpus, whole_s = leaves[list(tenant.gpus)], list(tenant.gpus.values()), tenant.restart_s * tenant.held
+    programme = MilpModel()
+    leaves = programme.add_columns(np.zeros(len(cost.nodes)), integer=True)
+    programme.add_row((leaves, 1.0), lower=count, upper=count)
+    for tenant in cost.jobs:
+        touched, restarts = programme.add_columns([0.0]), programme.add_columns([1.0], upper=inf)
+        preempted = programme.add_columns([tenant.preempt_gpu_s], integer=True)
+        here, gpus, whole_s = (
+            leaves[list(tenant.gpus_by_node)],
+            list(tenant.gpus_by_node.values()),
+            tenant.restart_s * tenant.held_gpus,
+        )
         for node in here:
-            programme.row((touched, 1.0), ([node], -1.0), lower=0.0)
-        programme.row((here, gpus), (preempted, -float(max(0, sum(gpus) - tenant.spare))), upper=tenant.spare)
+            programme.add_row((touched, 1.0), ([node], -1.0), lower=0.0)
+        programme.add_row(
+            (here, gpus), (preempted, -float(max(0, sum(gpus) - tenant.spare_gpus))), upper=tenant.spare_gpus
+        )
         shrunk_s = [tenant.restart_s * each for each in gpus]
-        programme.row((restarts, 1.0), (here, shrunk_s), (touched, -whole_s), (preempted, whole_s), lower=0.0)
+        programme.add_row((restarts, 1.0), (here, shrunk_s), (touched, -whole_s), (preempted, whole_s), lower=0.0)
     return programme.solve(time_limit_s=MILP_LIMIT_S, cutoff=inf).bound
 
 

@@ -10,10 +10,9 @@ import random
 from statistics import median
 from time import perf_counter
 
+from baselines.milp.solver import solve_instances
 from scheduler.solver.instance import Instance
-from scheduler.solver.referee.milp import solve_all
-from scheduler.solver.search.best_first import best_first
-from scheduler.solver.search.pair_search import PairSearch
+from scheduler.solver.search.pipeline_search import PipelineSearch, search_best_first
 from tests.builders_loop import a_loop
 
 LOOPS = 12
@@ -41,13 +40,13 @@ def _own_s(loop: list[Instance]) -> float:
     taken_s = []
     for _ in range(3):
         begin_s = perf_counter()
-        best_first([PairSearch.of(instance) for instance in loop])
+        search_best_first([PipelineSearch.from_instance(instance) for instance in loop])
         taken_s.append(perf_counter() - begin_s)
     return median(taken_s)
 
 
 def _ratios(loops: list[list[Instance]], own_s: list[float], *, shared: bool) -> str:
-    outcomes = [solve_all(loop, time_limit_s=TIME_LIMIT_S, shared=shared) for loop in loops]
+    outcomes = [solve_instances(loop, time_limit_s=TIME_LIMIT_S, shared=shared) for loop in loops]
     pairs = zip(outcomes, own_s, strict=True)
     ratios = [outcome.time_s / alone_s for outcome, alone_s in pairs if outcome.proven]
     if not ratios:

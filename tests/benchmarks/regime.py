@@ -18,18 +18,18 @@ from random import Random
 from time import process_time
 from typing import Any
 
-from scheduler.documents.cluster import ClusterDocument
-from scheduler.documents.document import read
-from scheduler.documents.trace import JobRow, read_demand, read_jobs
+from scheduler.documents.document import parse_document
+from scheduler.documents.simulation import ClusterDocument
+from scheduler.documents.trace_files import JobRow, read_demand, read_jobs
 from scheduler.domain.codec import decode, encode
-from scheduler.domain.command import CurveSolved
+from scheduler.domain.commands import CurveSolved
 from scheduler.domain.scaling_curve import CurveRequest
 from scheduler.domain.tick_report import WantedShape
-from scheduler.policies.policy_set import PolicySet
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.simulate import Options, play, policy_sets, scenario
-from scheduler.simulator.truth import parse_truth
-from scheduler.solver.curve import solver_fingerprint
+from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.simulator.ground_truth import parse_ground_truth
+from scheduler.simulator.simulate import SimulationOptions, build_scenario, resolve_policy_sets, run_policy
+from scheduler.simulator.throughput_curves import CurveCache
+from scheduler.solver.curve import compute_solver_fingerprint
 
 DEMAND = "demand/servegen_m_small.csv.gz"
 PEAK_RATIO = 0.95
@@ -119,9 +119,13 @@ def play_one(one: Play, folder: Path) -> Report:
         rows = mostly_rigid(rows, regime.elastic_ratio, one.seed)
     cluster, curves = regime_cluster(regime.nodes), KeptCurves(folder)
     policies = variant(one.policy, cluster)
-    options = Options(forecast="oracle" if one.policy == ORACLE else "seasonal", truth=parse_truth(one.truth))
-    world = scenario(rows, read_demand(data / DEMAND), cluster, policies, seed=one.seed, curves=curves, options=options)
-    report, _ = play(world, policies, curves=curves)
+    options = SimulationOptions(
+        forecast="oracle" if one.policy == ORACLE else "seasonal", truth=parse_ground_truth(one.truth)
+    )
+    world = build_scenario(
+        rows, read_demand(data / DEMAND), cluster, policies, seed=one.seed, curves=curves, options=options
+    )
+    report, _ = run_policy(world, policies, curves=curves)
     document = {**asdict(report), "points_solved": curves.keep(), "solver_s": curves.solver_s}
     (folder / one.file).write_text(json.dumps(document))
     return document
@@ -129,7 +133,7 @@ def play_one(one: Play, folder: Path) -> Report:
 
 def variant(name: str, cluster: ClusterDocument) -> PolicySet:
     """A named policy set, or one of ours with something left out."""
-    (policies,) = policy_sets("ebbtide" if name in (ORACLE, UNPRICED, LINEAR) else name, cluster)
+    (policies,) = resolve_policy_sets("ebbtide" if name in (ORACLE, UNPRICED, LINEAR) else name, cluster)
     settings = policies.settings
     if name == LINEAR:
         settings = replace(settings, linear_scaling=True)
@@ -147,7 +151,7 @@ def regime_cluster(nodes: int) -> ClusterDocument:
         {"name": "inference", "kind": "inference", **hardware, "peak_gpus": peak_gpus, "lending": lending},
     ]
     document = {"pools": pools, "elastic": {"from_gpus": 2}, "reconfiguration_s": 30, "checkpoint_interval_s": 900}
-    return read(ClusterDocument, document)
+    return parse_document(ClusterDocument, document)
 
 
 def mostly_rigid(rows: Iterable[JobRow], elastic_ratio: float, seed: int) -> tuple[JobRow, ...]:
@@ -167,12 +171,12 @@ def data_folder() -> Path:
     return folder
 
 
-class KeptCurves(CurveBook):
+class KeptCurves(CurveCache):
     """Solved points outlive the process, as long as the solver stays the same."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._file = folder / f"points-{solver_fingerprint()}.jsonl"
+        self._file = folder / f"points-{compute_solver_fingerprint()}.jsonl"
         self._known: dict[WantedShape, CurveSolved] = {}
         self._new: list[CurveSolved] = []
         self.solver_s = 0.0
@@ -183,7 +187,7 @@ class KeptCurves(CurveBook):
     def _solve(self, request: CurveRequest, wanted: WantedShape) -> CurveSolved:
         if wanted not in self._known:
             begin_s = process_time()
-            self._known[wanted] = super()._solve(request, wanted)
+            self._known[wanted] = super()._compute_point(request, wanted)
             self.solver_s += process_time() - begin_s
             self._new.append(self._known[wanted])
         return self._known[wanted]

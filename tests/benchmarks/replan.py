@@ -27,19 +27,19 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
+from cli.composition.service import build_local_controller
+from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import JobSpec
+from scheduler.domain.job_records import SHUTDOWN_PHASES, STARTUP_PHASES, LoadTraffic, ReplanPhase
 from scheduler.domain.job_state import JobState
-from scheduler.domain.rank_status import RankStatus
-from scheduler.domain.replan import COMING_PHASES, LEAVING_PHASES, LoadTraffic, ReplanPhase
+from scheduler.domain.observation import RankStatus
 from scheduler.executors.rank_status import read_rank_status
-from scheduler.executors.run_verdict import phases_s
+from scheduler.executors.run_outcome import find_longest_phases_s
 from scheduler.resharding.placement import Placement
 from scheduler.settings import Settings
-from scheduler.store.migrate import migrate
-from scheduler.store.sql import SqlStore
-from scheduler.wiring import build_controller
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.benchmarks import replan_bytes
 from tests.builders import a_node
 
@@ -115,7 +115,7 @@ def _replans(folder: Path, store: SqlStore, kind: str, placements: list[Placemen
     for name in ("t0", "t1"):
         _send(store, AddNode(a_node(name, gpus=2, gpu="cpu")))
     saving = ("--checkpoint-every", str(SAVE_EVERY))
-    trainer = ("-m", "scheduler.worker.train", "--model", MODEL, *saving, "--ledger", str(folder / "ledger"))
+    trainer = ("-m", "scheduler.trainer.train", "--model", MODEL, *saving, "--ledger", str(folder / "ledger"))
     spec = JobSpec(
         name="job", min_gpus=4, max_gpus=4, model=MODEL, global_batch=12, steps=100_000,
         command=(*INTERPRETERS[kind], *trainer),
@@ -141,8 +141,13 @@ def _spans(folder: Path, old: int, new: int) -> dict[str, float]:
     pause_s = _time(ledger / f"losses-g{new}.jsonl") - _time(ledger / f"losses-g{old}.jsonl")
     # A rank writes down what its first step took a moment after the step stands in the ledger.
     _wait(lambda: all(ReplanPhase.FIRST_STEP in status.phases_s for status in _statuses(runs / f"gen-{new}")))
-    left, came = phases_s(_statuses(runs / f"gen-{old}")), phases_s(_statuses(runs / f"gen-{new}"))
-    told = {str(phase): left[phase] for phase in LEAVING_PHASES} | {str(phase): came[phase] for phase in COMING_PHASES}
+    left, came = (
+        find_longest_phases_s(_statuses(runs / f"gen-{old}")),
+        find_longest_phases_s(_statuses(runs / f"gen-{new}")),
+    )
+    told = {str(phase): left[phase] for phase in SHUTDOWN_PHASES} | {
+        str(phase): came[phase] for phase in STARTUP_PHASES
+    }
     return {**told, BETWEEN: pause_s - sum(told.values()) + told[ReplanPhase.NOTICE], PAUSE: pause_s}
 
 
@@ -220,7 +225,7 @@ def _control(folder: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     settings = _settings(folder)
     store = SqlStore(settings.database_url)
-    build_controller(settings, store).run(stop)
+    build_local_controller(settings, store).run(stop)
     store.close()
 
 

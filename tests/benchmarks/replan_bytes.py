@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from scheduler.domain.event import EventCode
-from scheduler.domain.replan import LoadTraffic
-from scheduler.resharding.mapping import rank_mapping
-from scheduler.resharding.placement import Placement, Seat
-from scheduler.resharding.tensors import layer_tensors
-from scheduler.solver.profiles.shipped import load_model
+from scheduler.domain.events import EventCode
+from scheduler.domain.job_records import LoadTraffic
+from scheduler.resharding.placement import GpuSlot, Placement, build_layer_tensors
+from scheduler.resharding.rank_mapping import map_ranks
+from scheduler.solver.profiles.catalog import load_model
 from scheduler.store.protocol import Page
-from scheduler.store.sql import SqlStore
+from scheduler.store.sql_store import SqlStore
 
 STATE_BYTES = 12.0
 """A parameter under AdamW in fp32."""
@@ -39,12 +38,12 @@ def placement(store: SqlStore) -> Placement:
     snapshot = store.load().snapshot
     allocation = snapshot.jobs["job"].allocation
     assert allocation.plan is not None
-    return Placement(allocation.plan, tuple(Seat(*seat) for seat in snapshot.seats_of(allocation)))
+    return Placement(allocation.plan, tuple(GpuSlot(*seat) for seat in snapshot.rank_placement(allocation)))
 
 
 def loads(store: SqlStore) -> list[LoadTraffic]:
     """Of the re-plans that were told so far."""
-    events = [stored.event for stored in store.events(Page(limit=1000), subject="job")]
+    events = [stored.event for stored in store.list_events(Page(limit=1000), subject="job")]
     told = [event.numbers for event in events if event.code is EventCode.JOB_REPLANNED]
     return [LoadTraffic(*(int(one[f"{kind}_bytes"]) for kind in ("needed", "read", "moved"))) for one in told]
 
@@ -54,4 +53,4 @@ def _floor_bytes(model: str, old: Placement, new: Placement) -> float:
     sizes = [STATE_BYTES * run.parameters for run in profile.layers for _ in range(run.layers)]
     sizes[0] += STATE_BYTES * profile.embedding.parameters
     sizes[-1] += STATE_BYTES * profile.head.parameters
-    return rank_mapping(old, new.plan, new.seats, layer_tensors(sizes)).floor_bytes
+    return map_ranks(old, new.plan, new.slots, build_layer_tensors(sizes)).floor_bytes

@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scheduler.documents.cluster import ClusterDocument
-from scheduler.documents.document import read
-from scheduler.documents.trace import read_jobs
+from scheduler.documents.document import parse_document
+from scheduler.documents.simulation import ClusterDocument
+from scheduler.documents.trace_files import read_jobs
 from scheduler.simulator.report import PolicyReport
 from scheduler.simulator.simulate import simulate
 
@@ -69,7 +69,7 @@ def play_muri(policy: str) -> PolicyReport:
     """
     jobs = read_jobs(traces(MURI_JOBS) / MURI_JOBS)
     stretched = [replace(job, duration_s=job.duration_s * MURI_STRETCH) for job in jobs]
-    return simulate(stretched, (), read(ClusterDocument, MURI_CLUSTER), policy, seed=0).policies[0]
+    return simulate(stretched, (), parse_document(ClusterDocument, MURI_CLUSTER), policy, seed=0).policies[0]
 
 
 def rows() -> list[Row]:

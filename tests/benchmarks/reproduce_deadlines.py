@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.documents.cluster import ClusterDocument
-from scheduler.documents.document import read
-from scheduler.documents.throughput import read_profile
-from scheduler.documents.trace import read_jobs
+from scheduler.documents.document import parse_document
+from scheduler.documents.simulation import ClusterDocument
+from scheduler.documents.throughput import read_throughput
+from scheduler.documents.trace_files import read_jobs
 from scheduler.simulator.report import PolicyReport
-from scheduler.simulator.simulate import Options, simulate
+from scheduler.simulator.simulate import SimulationOptions, simulate
 from tests.benchmarks.reproduce import Row, traces
 
 JOBS, PROFILE = "jobs/elasticflow_fig8a.csv.gz", "profiles/elasticflow_throughputs.csv.gz"
@@ -47,8 +47,8 @@ def play(policy: str) -> PolicyReport:
         FileNotFoundError: the trace or the profile is not there.
     """
     folder = traces(JOBS, PROFILE)
-    options = Options(profiles=(read_profile(folder / PROFILE),))
-    cluster = read(ClusterDocument, CLUSTER)
+    options = SimulationOptions(profiles=(read_throughput(folder / PROFILE),))
+    cluster = parse_document(ClusterDocument, CLUSTER)
     return simulate(read_jobs(folder / JOBS), (), cluster, policy, seed=0, options=options).policies[0]
 
 

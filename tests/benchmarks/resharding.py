@@ -29,13 +29,12 @@ from scipy.sparse import eye_array, kron, vstack  # type: ignore[import-untyped]
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
-from scheduler.resharding.mapping import Mapping, rank_mapping
-from scheduler.resharding.overlap import overlap
-from scheduler.resharding.placement import Placement
-from scheduler.resharding.tensors import Split, TensorFacts, layer_tensors
-from scheduler.solver.curve import canonical_shapes, solve_curve
+from scheduler.resharding.placement import Placement, TensorSpec, TensorSplit, build_layer_tensors
+from scheduler.resharding.rank_mapping import RankMapping, map_ranks
+from scheduler.resharding.shards import compute_overlap
+from scheduler.solver.curve import list_canonical_shapes, solve_curve
+from scheduler.solver.profiles.catalog import load_model
 from scheduler.solver.profiles.model_profile import ModelProfile
-from scheduler.solver.profiles.shipped import load_model
 from tests.builders_resharding import NODE_GPUS, Transition, a_move, a_plan, a_transition
 
 TRANSITIONS = 200
@@ -50,8 +49,8 @@ STATE_BYTES = 12.0
 @dataclass(frozen=True, slots=True)
 class Case:
     transition: Transition
-    mapping: Mapping
-    loose: Mapping
+    mapping: RankMapping
+    loose: RankMapping
     optimum_bytes: float
     taken_s: float
 
@@ -81,7 +80,7 @@ def _rows(kind: str, cases: list[Case]) -> Iterator[tuple[str, str, str]]:
 
 def curve_of(name: str, gpu: str) -> tuple[ModelProfile, list[ParallelPlan]]:
     request = CurveRequest(model=name, profile_json="", global_batch=GLOBAL_BATCH, sequence_length=0)
-    points = solve_curve(request, canonical_shapes(gpu, gpus_per_node=NODE_GPUS, gpus_max=64)).values()
+    points = solve_curve(request, list_canonical_shapes(gpu, gpus_per_node=NODE_GPUS, gpus_max=64)).values()
     return load_model(name), [point for point in points if isinstance(point, ParallelPlan)]
 
 
@@ -91,12 +90,12 @@ def _solved(seed: int, curves: Sequence[tuple[ModelProfile, list[ParallelPlan]]]
     return _case(a_move(seeded, *seeded.choices(plans, k=2)), state_tensors(model))
 
 
-def state_tensors(model: ModelProfile) -> tuple[TensorFacts, ...]:
+def state_tensors(model: ModelProfile) -> tuple[TensorSpec, ...]:
     """What the layers of the model weigh, embedding and head with the first and the last."""
     sizes = [float(run.parameters) for run in model.layers for _ in range(run.layers)]
     sizes[0] += model.embedding.parameters
     sizes[-1] += model.head.parameters
-    return layer_tensors([STATE_BYTES * size for size in sizes])
+    return build_layer_tensors([STATE_BYTES * size for size in sizes])
 
 
 def _random(seed: int) -> Case:
@@ -118,32 +117,35 @@ def _rescaled(seed: int) -> Case:
         group = NODE_GPUS // tp if hybrid and dp % (NODE_GPUS // tp) == 0 else dp
         run = LayerStrategy(layers // devices, tp=tp, dp=dp, zero=zero, shard_group=group if zero else 1)
         plans.append(a_plan([[run]] * devices))
-    return _case(a_move(seeded, *plans), layer_tensors([1e9] * layers))
+    return _case(a_move(seeded, *plans), build_layer_tensors([1e9] * layers))
 
 
-def _case(transition: Transition, tensors: tuple[TensorFacts, ...]) -> Case:
+def _case(transition: Transition, tensors: tuple[TensorSpec, ...]) -> Case:
     old = Placement(transition.old_plan, transition.old_seats)
     begin_s = perf_counter()
-    mapping = rank_mapping(old, transition.new_plan, transition.new_seats, tensors)
+    mapping = map_ranks(old, transition.new_plan, transition.new_seats, tensors)
     taken_s = perf_counter() - begin_s
-    loose = rank_mapping(old, transition.new_plan, transition.new_seats, tensors, any_order=True)
+    loose = map_ranks(old, transition.new_plan, transition.new_seats, tensors, any_order=True)
     return Case(transition, mapping, loose, _optimum_bytes(old, transition, tensors), taken_s)
 
 
-def _tensors(seeded: random.Random, layers: int, experts: int) -> tuple[TensorFacts, ...]:
+def _tensors(seeded: random.Random, layers: int, experts: int) -> tuple[TensorSpec, ...]:
     """Layers of about 1 GB with larger ends; with experts, a stack of them in each layer beside the dense part."""
     sizes = [1e9] * layers
     sizes[0], sizes[-1] = 1e9 * seeded.uniform(1, 4), 1e9 * seeded.uniform(1, 4)
     stacks = (
-        TensorFacts(f"experts {layer} {split}", layer, (4096, 4096), 12.0, split, experts)
+        TensorSpec(f"experts {layer} {split}", layer, (4096, 4096), 12.0, split, experts)
         for layer in range(layers if experts else 0)
-        for split in (Split.ROWS, Split.COLUMNS)
+        for split in (TensorSplit.ROWS, TensorSplit.COLUMNS)
     )
-    return (*layer_tensors(sizes), *stacks)
+    return (*build_layer_tensors(sizes), *stacks)
 
 
-def _optimum_bytes(old: Placement, transition: Transition, tensors: tuple[TensorFacts, ...]) -> float:
-    both, ranks = overlap(old, transition.new_plan, tensors), {seat: rank for rank, seat in enumerate(old.seats)}
+def _optimum_bytes(old: Placement, transition: Transition, tensors: tuple[TensorSpec, ...]) -> float:
+    both, ranks = (
+        compute_overlap(old, transition.new_plan, tensors),
+        {seat: rank for rank, seat in enumerate(old.slots)},
+    )
     size = len(transition.new_seats)
     kept = np.zeros((size, size))
     for column, seat in enumerate(transition.new_seats):

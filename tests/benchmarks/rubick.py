@@ -3,7 +3,7 @@
 The files do not come with the repository: the environment variable EBBTIDE_DATA names the folder that holds
 jobs/rubick_workload_base.csv and _bp.csv and measured/rubick_a800_placements.csv, all of
 AlibabaPAI/reconfigurable-dl-scheduler. How times between measured placements are found stands at
-`scheduler.simulator.measured.PlacedCurves`.
+`scheduler.simulator.throughput_curves.PlacedCurves`.
 
 Rubick's simulator charges 260 s for the first placement of a job too, and lets a job that lost its GPUs run on in its
 old placement (`reallocate` compares a result with itself). Here nobody runs without GPUs. A trace's run times have the
@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.documents.cluster import ClusterDocument
-from scheduler.documents.document import read
-from scheduler.documents.throughput import read_profile
-from scheduler.documents.trace import read_jobs
+from scheduler.documents.document import parse_document
+from scheduler.documents.simulation import ClusterDocument
+from scheduler.documents.throughput import read_throughput
+from scheduler.documents.trace_files import read_jobs
 from scheduler.simulator.report import PolicyReport
-from scheduler.simulator.simulate import Options, simulate
+from scheduler.simulator.simulate import SimulationOptions, simulate
 from tests.benchmarks.reproduce import traces
 
 Row = tuple[str, str, str]
@@ -42,8 +42,11 @@ def play_rubick(workload: str, policy: str, **more: Any) -> PolicyReport:
         FileNotFoundError: the files are not there.
     """
     folder = traces(PLACEMENTS, WORKLOADS[workload])
-    jobs, options = read_jobs(folder / WORKLOADS[workload]), Options(profiles=(read_profile(folder / PLACEMENTS),))
-    cluster = read(ClusterDocument, {**CLUSTER, **more})
+    jobs, options = (
+        read_jobs(folder / WORKLOADS[workload]),
+        SimulationOptions(profiles=(read_throughput(folder / PLACEMENTS),)),
+    )
+    cluster = parse_document(ClusterDocument, {**CLUSTER, **more})
     return simulate(jobs, (), cluster, policy, seed=0, options=options).policies[0]
 
 

@@ -32,21 +32,19 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment, linprog  # type: ignore[import-untyped]  # scipy ships no types
 from scipy.sparse import eye_array, kron  # type: ignore[import-untyped]  # scipy ships no types
 
-from scheduler.core.course import Course
-from scheduler.core.seating import seated
-from scheduler.core.targets import reduced
-from scheduler.domain.decision import ResizeJob
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.decisions import Reason, ReasonCode, ResizeJob
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import ParallelPlan
-from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import ScalingCurve
-from scheduler.policies.policy_set import policy_set
-from scheduler.resharding.mapping import best_order, by_seat
-from scheduler.resharding.overlap import Floats, Overlap, overlap
-from scheduler.resharding.placement import Placement, Seat
-from scheduler.resharding.tensors import TensorFacts
-from scheduler.solver.profiles.shipped import load_gpu
+from scheduler.resharding.placement import GpuSlot, Placement, TensorSpec
+from scheduler.resharding.rank_mapping import compute_bytes_by_slot, find_best_order
+from scheduler.resharding.shards import Floats, StateOverlap, compute_overlap
+from scheduler.scheduling.cycle import SchedulingCycle
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.rank_placement import place_ranks
+from scheduler.scheduling.target_selection import reduce_target
+from scheduler.solver.profiles.catalog import load_gpu
 from tests.benchmarks.resharding import MODELS, curve_of, state_tensors
 from tests.builders import a_fleet, a_job, a_snapshot
 from tests.builders_resharding import NODE_GPUS
@@ -58,7 +56,7 @@ NEAR = PROFILE.inter_bandwidth_bytes_per_s / PROFILE.intra_bandwidth_bytes_per_s
 SUBSETS_MAX = 70
 """Every choice of up to 8 nodes."""
 OTHERS = ("baichuan2-13b", "bert-large", "codeqwen1.5-7b", "llama-3-8b", "t5-large")
-Curve = tuple[Sequence[TensorFacts], list[ParallelPlan]]
+Curve = tuple[Sequence[TensorSpec], list[ParallelPlan]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +115,11 @@ def _drawn(
     return found
 
 
-def _shrink(old_plan: ParallelPlan, plan: ParallelPlan, tensors: Sequence[TensorFacts]) -> Moved:
+def _shrink(old_plan: ParallelPlan, plan: ParallelPlan, tensors: Sequence[TensorSpec]) -> Moved:
     held, seats, taken_s = _decided(old_plan, plan)
     old, gpus = Placement(old_plan, held), plan.world_size
-    both = overlap(old, plan, tensors)
-    kept, near = by_seat(both, old, held)
+    both = compute_overlap(old, plan, tensors)
+    kept, near = compute_bytes_by_slot(both, old, held)
     columns, needed = [held.index(seat) for seat in seats], float(both.needed.sum())
     at = range(gpus)
     timed = NEAR * kept + (1 - NEAR) * near
@@ -142,7 +140,7 @@ def _shrink(old_plan: ParallelPlan, plan: ParallelPlan, tensors: Sequence[Tensor
     )
 
 
-def _decided(old_plan: ParallelPlan, plan: ParallelPlan) -> tuple[tuple[Seat, ...], tuple[Seat, ...], float]:
+def _decided(old_plan: ParallelPlan, plan: ParallelPlan) -> tuple[tuple[GpuSlot, ...], tuple[GpuSlot, ...], float]:
     """The job's seats, then those that the core decides, and how long that took."""
     gpu, width = plan.stages[0].gpu, old_plan.world_size
     on = {f"t{at}": tuple(range(min(NODE_GPUS, width - NODE_GPUS * at))) for at in range(-(-width // NODE_GPUS))}
@@ -152,33 +150,35 @@ def _decided(old_plan: ParallelPlan, plan: ParallelPlan) -> tuple[tuple[Seat, ..
     job = replace(job, allocation=replace(job.allocation, plan=old_plan))
     curve = ScalingCurve({GpuShape.packed(gpu, plan.world_size, NODE_GPUS): plan})
     snapshot = replace(a_snapshot((pools, nodes), [job]), curves={job.spec.curve_key: curve})
-    course = Course(snapshot, policy_set("ebbtide"))
+    course = SchedulingCycle(snapshot, load_policy_set("ebbtide"))
     begin_s = perf_counter()
-    target = reduced(course, job, on, plan.world_size)
+    target = reduce_target(course, job, on, plan.world_size)
     assert target is not None
-    resize = seated(course.draft, ResizeJob("j", *target, 60.0, Reason(ReasonCode.MAKES_ROOM, "")))
+    resize = place_ranks(
+        course.snapshot, ResizeJob("j", *target, 60.0, Reason(ReasonCode.MAKES_ROOM_FOR_WAITING_JOB, ""))
+    )
     taken_s = perf_counter() - begin_s
-    seats = resize.seats or snapshot.default_seats(resize.gpus)
-    held = tuple(Seat(*seat) for seat in snapshot.default_seats(on))
-    return held, tuple(Seat(*seat) for seat in seats), taken_s
+    seats = resize.seats or snapshot.default_rank_placement(resize.gpus)
+    held = tuple(GpuSlot(*seat) for seat in snapshot.default_rank_placement(on))
+    return held, tuple(GpuSlot(*seat) for seat in seats), taken_s
 
 
-def _equal_choices(both: Overlap, old: Placement, plan: ParallelPlan, kept: Floats) -> tuple[float, float]:
+def _equal_choices(both: StateOverlap, old: Placement, plan: ParallelPlan, kept: Floats) -> tuple[float, float]:
     """The fewest bytes that move with groups together, and the most that is kept in any order, of all sets of nodes
     that have as many GPUs of the job; and of all sets of GPUs, where the job shrinks to a part of a node."""
-    gpus, nodes = plan.world_size, list(dict.fromkeys(seat.node for seat in old.seats))
-    full = [node for node in nodes if sum(seat.node == node for seat in old.seats) == min(NODE_GPUS, len(old.seats))]
+    gpus, nodes = plan.world_size, list(dict.fromkeys(seat.node for seat in old.slots))
+    full = [node for node in nodes if sum(seat.node == node for seat in old.slots) == min(NODE_GPUS, len(old.slots))]
     sets = list(combinations(full, -(-gpus // NODE_GPUS)))
     assert len(sets) <= SUBSETS_MAX
     together, alike = inf, 0.0
     for chosen in sets:
-        columns = [at for at, seat in enumerate(old.seats) if seat.node in chosen]
+        columns = [at for at, seat in enumerate(old.slots) if seat.node in chosen]
         rows, best = linear_sum_assignment(-kept[:, columns])
         alike = max(alike, float(kept[:, columns][rows, best].sum()))
-        seats = [old.seats[at] for at in columns]
+        seats = [old.slots[at] for at in columns]
         if len(seats) > gpus:  # a part of one node, on which any order keeps groups together
             seats = [seats[at] for at in best]
-        together = min(together, best_order(both, old, plan, seats).moved_bytes)
+        together = min(together, find_best_order(both, old, plan, seats).moved_bytes)
     return together, alike
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from scheduler.documents.cluster import ClusterDocument
-from scheduler.documents.document import read
-from scheduler.documents.trace import read_demand, read_jobs
+from scheduler.documents.document import parse_document
+from scheduler.documents.simulation import ClusterDocument
+from scheduler.documents.trace_files import read_demand, read_jobs
 from scheduler.simulator.report import PolicyReport
 from scheduler.simulator.simulate import simulate
 
@@ -41,7 +41,7 @@ def rows() -> list[Row]:
     if missing:
         return [("simulate", "-", f"skipped: the folder of EBBTIDE_DATA has no {' and no '.join(missing)}")]
     jobs, demand = read_jobs(folder / JOBS), read_demand(folder / DEMAND)
-    cluster = read(ClusterDocument, CLUSTER)
+    cluster = parse_document(ClusterDocument, CLUSTER)
     (fifo,) = simulate(jobs[:FIRST_JOBS], demand, cluster, "fifo", seed=0).policies
     (ebbtide,) = simulate(jobs[:FIRST_JOBS], demand, cluster, "ebbtide", seed=0).policies
     (strict,) = simulate(jobs, demand, cluster, "fifo", seed=0).policies

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
-from scheduler.solver.costs.chain import _chain
-from scheduler.solver.costs.stage_costs import stage_costs
+from scheduler.solver.costs.layer_chain import _build_layer_chain
+from scheduler.solver.costs.pipeline_costs import compute_stage_costs
+from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.profiles.model_profile import LayerProfile, ModelProfile
-from scheduler.solver.profiles.shipped import load_gpu, load_model
 from scheduler.solver.request import SolveRequest
-from scheduler.solver.search.search import search
-from scheduler.solver.search.windows import windows_of
+from scheduler.solver.search.plan_search import search_plan
+from scheduler.solver.search.stage_bounds import build_windows
 
 REPETITIONS = 5
 GB = 10**9
@@ -86,13 +86,13 @@ def _mixed() -> tuple[str, str, str]:
 
 
 def _median(request: SolveRequest, tolerance: float) -> str:
-    search(request, tolerance=tolerance)
+    search_plan(request, tolerance=tolerance)
     taken_s = []
     for _ in range(REPETITIONS):
-        for remembered in (_chain, stage_costs, windows_of):
+        for remembered in (_build_layer_chain, compute_stage_costs, build_windows):
             remembered.cache_clear()  # A call that has seen nothing of the request yet.
         begin_s = perf_counter()
-        result = search(request, tolerance=tolerance).result
+        result = search_plan(request, tolerance=tolerance).result
         taken_s.append(perf_counter() - begin_s)
     found = f"gap {result.optimality_gap:.3%}" if isinstance(result, ParallelPlan) else f"none: {result.constraint}"
     return f"{median(taken_s) * 1e3:.0f} ms, {found}"

@@ -15,18 +15,17 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute
-from scheduler.solver.calibrate.measured_run import even_plan
+from scheduler.solver.calibration.measured_runs import build_even_plan
 from scheduler.solver.evaluate import PlanError, evaluate
+from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.profiles.hardware_profile import Dimension
-from scheduler.solver.profiles.shipped import load_gpu, load_model
 from scheduler.solver.request import SolveRequest
-from scheduler.solver.search.best_first import best_first
-from scheduler.solver.search.pair_search import PairSearch
-from scheduler.solver.search.pipelines import pipelines
-from scheduler.solver.search.search import search
-from scheduler.solver.search.workbench import Workbench
+from scheduler.solver.search.pipeline_search import PipelineSearch, search_best_first
+from scheduler.solver.search.pipelines import enumerate_pipelines
+from scheduler.solver.search.plan_search import search_plan
+from scheduler.solver.search.stage_oracle import OracleCache
 
 MODELS = ("bert-large", "llama-2-7b", "llama-2-13b", "llama-2-70b", "mixtral-8x7b", "vit-huge")
 SIZES = (8, 32, 64, 256)
@@ -61,7 +60,7 @@ def _request(model: str, gpus: int) -> SolveRequest:
 
 
 def _gains(request: SolveRequest) -> str:
-    best_s = _time_s(search(request, tolerance=TOLERANCE).result)
+    best_s = _time_s(search_plan(request, tolerance=TOLERANCE).result)
     rivals = {"data parallel": _data_parallel_s, "hand rule": _hand_rule_s, "even stages": _even_stages_s}
     return ", ".join(f"{name} {_gain(rival(request), best_s)}" for name, rival in rivals.items())
 
@@ -74,20 +73,20 @@ def _gain(rival_s: float, best_s: float) -> str:
 
 def _data_parallel_s(request: SolveRequest) -> float:
     hardware = tuple(replace(profile, dimensions=_DATA_PARALLEL) for profile in request.hardware)
-    return _time_s(search(replace(request, hardware=hardware), tolerance=TOLERANCE).result)
+    return _time_s(search_plan(replace(request, hardware=hardware), tolerance=TOLERANCE).result)
 
 
 def _even_stages_s(request: SolveRequest) -> float:
     """GPUs are powers of two here, so that every degree is one."""
     pairs = []
     overhead_s = request.hardware[0].iteration_overhead_s
-    for pipeline in pipelines(request, Workbench()):
+    for pipeline in enumerate_pipelines(request, OracleCache()):
         layers = len(pipeline.layers)
-        if pipeline.frame.borders or layers % pipeline.devices:
+        if pipeline.config.borders or layers % pipeline.devices:
             continue
         borders = tuple(range(0, layers + 1, layers // pipeline.devices))
-        pairs.append(PairSearch.of(replace(pipeline.search.instance, borders=borders)))
-    found = best_first(pairs, tolerance=TOLERANCE)
+        pairs.append(PipelineSearch.from_instance(replace(pipeline.search.instance, borders=borders)))
+    found = search_best_first(pairs, tolerance=TOLERANCE)
     return inf if found.best is None else found.best.cost_s + overhead_s
 
 
@@ -114,14 +113,14 @@ def _by_hand(request: SolveRequest, tensor: int, stages: int, recompute: Recompu
         shard_group=data,
         recompute=recompute,
     )
-    return even_plan(
+    return build_even_plan(
         strategy,
         layers=request.model.layer_count,
         gpu=request.hardware[0].gpu,
         pipeline=stages,
         interleave=1,
         micro_batches=request.global_batch // (data * samples),
-        samples=samples,
+        samples_per_replica=samples,
     )
 
 

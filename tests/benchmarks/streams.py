@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from scheduler.domain.event import Event, EventCode
+from scheduler.domain.events import Event, EventCode
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
+from scheduler.store.sql_store import SqlStore
 from tests.api.stream_play import StreamPlay, stream_play
 
 STREAMS, EVENTS = 500, 100
@@ -82,7 +82,7 @@ async def _read(reader: asyncio.StreamReader) -> list[float]:
 def _write(url: str) -> None:
     """In a process of its own: commits, each with an event that says when it was made."""
     store = SqlStore(url)
-    lease = store.lease()
+    lease = store.get_lease()
     assert lease is not None
     for number in range(EVENTS):
         time.sleep(PAUSE_S)

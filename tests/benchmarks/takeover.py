@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from scheduler.domain.command import AddNode, Command, CreatePool, SubmitJob
+from scheduler.domain.commands import AddNode, Command, CreatePool, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
-from scheduler.store.sql import SqlStore
+from scheduler.store.sql_store import SqlStore
 from tests.builders import a_node, a_spec
 from tests.postgres_server import PostgresServer
 

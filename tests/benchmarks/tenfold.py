@@ -15,9 +15,9 @@ from multiprocessing import get_context
 from random import Random
 from time import process_time
 
-from scheduler.documents.trace import JobRow, read_demand, read_jobs
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.simulate import Options, play, policy_sets, scenario
+from scheduler.documents.trace_files import JobRow, read_demand, read_jobs
+from scheduler.simulator.simulate import SimulationOptions, build_scenario, resolve_policy_sets, run_policy
+from scheduler.simulator.throughput_curves import CurveCache
 from tests.benchmarks.regime import DEMAND, REGIMES, data_folder, regime_cluster
 
 TIMES = 10
@@ -54,11 +54,13 @@ def _played(times: int, first_jobs: int) -> Cost:
     data, regime = data_folder(), REGIMES["04"]
     jobs = multiplied(read_jobs(data / f"jobs/itp_cluster{regime.trace}.csv.gz")[: first_jobs or None], times)
     cluster = regime_cluster(regime.nodes * times)
-    (policies,) = policy_sets("ebbtide", cluster)
-    curves = CurveBook()
-    world = scenario(jobs, read_demand(data / DEMAND), cluster, policies, seed=0, curves=curves, options=Options())
+    (policies,) = resolve_policy_sets("ebbtide", cluster)
+    curves = CurveCache()
+    world = build_scenario(
+        jobs, read_demand(data / DEMAND), cluster, policies, seed=0, curves=curves, options=SimulationOptions()
+    )
     begin_s = process_time()
-    report, _ = play(world, policies, curves=curves)
+    report, _ = run_policy(world, policies, curves=curves)
     memory_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     return process_time() - begin_s, report.ticks, memory_gib
 

@@ -1,7 +1,7 @@
 """`python -m tests.benchmarks.true_scaling`: the same regimes in a world that does not scale as anybody believes.
 
 Jobs of 2 GPUs and more have models by their size, each job's speed on each GPU count is off its curve by a seeded
-error (15%), and lengths are declared to within 50% (`scheduler.simulator.truth`). `lyra` and `afs` believe in linear
+error (15%), and lengths are declared to within 50% (`scheduler.simulator.ground_truth`). `lyra` and `afs` believe in linear
 scaling. Prints Markdown: means over the seeds, and their range.
 """
 

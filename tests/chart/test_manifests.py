@@ -8,9 +8,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from scheduler.policies.policy_set import policy_set
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
-from scheduler.telemetry.traces import traces_wanted
+from scheduler.telemetry.traces import is_tracing_enabled
 from tests.chart import manifests
 from tests.chart.manifests import Manifest, named, pod_specs, read
 
@@ -145,9 +145,9 @@ def test_the_service_takes_the_settings(case: str, monkeypatch: pytest.MonkeyPat
     for name, value in named(read(case), "ConfigMap", "ebbtide")["data"].items():
         monkeypatch.setenv(name, value)
     settings = Settings()
-    policy_set(settings.policy)
+    load_policy_set(settings.policy)
     assert (settings.host, settings.port, settings.log_format) == ("0.0.0.0", 8787, "json")
-    assert str(settings.secret_path) == "/run/token/token.secret"
+    assert str(settings.token_secret_path) == "/run/token/token.secret"
 
 
 def test_the_settings_lead_to_the_services(case: str) -> None:
@@ -178,7 +178,7 @@ def test_api_and_operator_alone_send_traces_and_only_where_values_name_a_collect
         container["name"]: {each["name"]: each.get("value", "") for each in container.get("env", ())}
         for _, spec in pod_specs(read(case)) for container in containers(spec)
     }  # fmt: skip
-    asked = {name for name, environment in told.items() if traces_wanted(environment)}
+    asked = {name for name, environment in told.items() if is_tracing_enabled(environment)}
     assert asked == ({"api", "operator"} if case == "everything" else set())
     for name in asked:
         service, attributes = told[name]["OTEL_SERVICE_NAME"], told[name]["OTEL_RESOURCE_ATTRIBUTES"].split(",")

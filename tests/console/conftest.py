@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from api.routers.console import console_files
+from api.web_console import load_console_files
 from tests.console.console_site import ConsoleSite
 from tests.console.fleets import furnish, large_site, small_site
 
@@ -30,7 +30,7 @@ def browser() -> Iterator[Browser]:
     modules want their own."""
     if CHROMIUM is None:
         pytest.skip("no chromium: apt-get install chromium")
-    if not (AXE.exists() and console_files().has_charts):
+    if not (AXE.exists() and load_console_files().has_charts):
         pytest.skip("no node_modules: run `npm ci` in api/console")
     # A sandbox of its own needs rights that containers do not give; without one, Chromium refuses to run as root.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []

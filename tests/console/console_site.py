@@ -13,25 +13,23 @@ from typing import Literal
 import httpx
 from uvicorn import Config
 
-from api.app import create_app
+from api.app import Server, create_app
 from api.client import Client
-from api.server import Server
-from scheduler.domain.command import Command, CommandBody, ForecastMade
-from scheduler.domain.fleet import Node
-from scheduler.domain.forecast import Forecast
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.commands import Command, CommandBody, ForecastMade
+from scheduler.domain.fleet import Forecast, Node
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.tick_report import TickReport
-from scheduler.domain.worker_token import issue_token
+from scheduler.domain.worker_token import issue_worker_token
 from scheduler.executors.local_records import RunRoot, StartedRecord
-from scheduler.executors.log_file import LogLimits
-from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.executors.simulated_delays import Delays
-from scheduler.policies.policy_set import policy_set
+from scheduler.executors.log_files import LogLimits
+from scheduler.executors.simulated_executor import SimulatedExecutor
+from scheduler.executors.simulated_run import Delays
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
-from scheduler.solver.curve import curve_solved, solve_point
-from scheduler.store.front import FrontStore
+from scheduler.solver.curve import build_curve_solved, solve_point
+from scheduler.store.api_protocol import ApiStore
 from scheduler.store.protocol import Lease
 from tests.builders import GPU
 from tests.memory_run_log import MemoryRunLog
@@ -46,7 +44,7 @@ class ConsoleSite:
 
     def __init__(
         self,
-        store: FrontStore,
+        store: ApiStore,
         nodes: Iterable[Node],
         *,
         now_s: float,
@@ -58,7 +56,7 @@ class ConsoleSite:
         self.folder = folder
         self.clock = ManualClock(now_s)
         self.executor = SimulatedExecutor(nodes, now_s=now_s, delays=Delays(start_s=5.0, drain_s=5.0))
-        self.policies = policy_set("ebbtide")
+        self.policies = load_policy_set("ebbtide")
         self.leader: Lease | None = None
         self.app = create_app(
             store,
@@ -114,7 +112,7 @@ class ConsoleSite:
         self.executor.advance_to(self.clock.now_s())
         leader = self.lead()
         learned, self._learned = tuple(self._learned), []
-        return tick(self.store, self.executor, self.clock, self.policies, epoch=leader.epoch, learned=learned)
+        return tick(self.store, self.executor, self.clock, self.policies, epoch=leader.epoch, planning_inputs=learned)
 
     def train(self, job_id: str, steps: Iterable[int]) -> None:
         """What a job's rank 0 does: it prints each step into its log and tells it, every six seconds."""
@@ -124,8 +122,8 @@ class ConsoleSite:
         root = RunRoot(self.folder, logs=LogLimits())
         folder = root.folder(job_id, generation)
         if not folder.path.exists():
-            root.begin(record, data_parallel_plan(GPU, 1))
-        headers = {"Authorization": f"Bearer {issue_token(SECRET, job_id, generation)}"}
+            root.begin(record, build_data_parallel_plan(GPU, 1))
+        headers = {"Authorization": f"Bearer {issue_worker_token(SECRET, job_id, generation)}"}
         for step in steps:
             self.tick(after_s=6.0)
             loss, speed = 1.5 + 4 / (1 + step / 50), 90.0 + step % 7
@@ -136,7 +134,7 @@ class ConsoleSite:
         self.tick()
 
     def lead(self) -> Lease:
-        self.leader = self.store.acquire("test", now_s=self.clock.now_s(), ttl_s=1e6)
+        self.leader = self.store.acquire_lease("test", now_s=self.clock.now_s(), ttl_s=1e6)
         assert self.leader is not None
         return self.leader
 
@@ -145,7 +143,7 @@ class ConsoleSite:
         requests = self.store.load().snapshot.curve_requests()
         for wanted in report.wanted_shapes:
             point = solve_point(requests[wanted.curve_key], wanted.shape)
-            self.learn(curve_solved(wanted.curve_key, wanted.shape, point))
+            self.learn(build_curve_solved(wanted.curve_key, wanted.shape, point))
 
     def ticks(self, count: int, *, every_s: float = 5.0) -> None:
         for _ in range(count):

@@ -8,17 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from scheduler.domain.event import Event, EventCode
-from scheduler.domain.fleet import DemandReading, LendingPolicy, Node, NodeState
-from scheduler.domain.forecast import Forecast
+from scheduler.domain.events import Event, EventCode
+from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, LoanState, Node, NodeState
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import LoanState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.memory import MemoryStore
-from scheduler.store.migrate import migrate
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.builders import GPU, GPU_BYTES, a_fleet, a_job, a_loan
 from tests.console.console_site import QUANTILES, ConsoleSite
 
@@ -114,7 +112,7 @@ def large_store() -> MemoryStore:
     queues = {f"team-{at}": JobQueue(f"team-{at}", guaranteed_gpus=300) for at in range(12)}
     snapshot = Snapshot(1, now_s, pools, nodes, jobs, loans, {}, {"inference": demand}, {"inference": forecast}, queues)
     store = MemoryStore()
-    lease = store.acquire("test", now_s=now_s, ttl_s=1e6)
+    lease = store.acquire_lease("test", now_s=now_s, ttl_s=1e6)
     assert lease is not None
     store.commit(Commit(Snapshot(), snapshot, lease.epoch))
     return store

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from api.identity.api_token import new_token
-from api.identity.principal import Grant
-from scheduler.store.front import AuditEntry
+from api.identity.principals import Grant, generate_token
+from scheduler.store.api_protocol import AuditEntry
 from tests.console.fleets import furnish, small_site
 
 if TYPE_CHECKING:
@@ -45,6 +44,6 @@ def test_a_wrong_token_is_refused_and_a_right_one_opens_the_page(tmp_path: Path,
 
 def _token(site: ConsoleSite, name: str, grant: str) -> str:
     now_s = site.clock.now_s()
-    token, secret = new_token(name, [Grant.of(grant)], created_by="tests", now_s=now_s, expires_at_s=None)
+    token, secret = generate_token(name, [Grant.parse(grant)], created_by="tests", now_s=now_s, expires_at_s=None)
     site.store.tokens.add(token, AuditEntry(now_s, "tests", "", "CreateToken", "", None, None, ""))
     return secret

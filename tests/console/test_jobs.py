@@ -15,7 +15,7 @@ def test_a_running_job_shows_its_plan_stage_by_stage(fleet: ConsoleSite, opened:
     job = fleet.store.load().snapshot.jobs[fleet.jobs["llama-pretrain"]]
     assert job.allocation.plan is not None
     page = _job_page(fleet, opened, job.id)
-    expect(page.locator("section.stage")).to_have_count(job.allocation.plan.devices)
+    expect(page.locator("section.stage")).to_have_count(job.allocation.plan.pipeline_devices)
     stage = page.locator("section.stage").first
     expect(stage).to_contain_text("Memory:")
     expect(stage).to_contain_text("bound by")

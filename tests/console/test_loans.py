@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from scheduler.domain.loan import LoanState
+from scheduler.domain.fleet import LoanState
 from scheduler.store.protocol import Commit
 from tests.builders import a_loan
 

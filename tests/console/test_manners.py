@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import Page, expect
 
-from api import console_files as files
-from api.routers.console import console_files
+from api import web_console as files
+from api.web_console import load_console_files
 from tests.console.console_site import ConsoleSite
 from tests.console.fleets import furnish, small_site
 
@@ -32,14 +32,14 @@ CHATTY = """() => {
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleSite]:
     """A service beside which npm was never run."""
     monkeypatch.setattr(files, "_CHART_FILES", {"charts.js": tmp_path / "none.js"})
-    console_files.cache_clear()
+    load_console_files.cache_clear()
     site = small_site(tmp_path, hours=0.1)
     site.jobs = furnish(site)
     site.demand("inference", 70.0)
     site.ticks(3)
     yield site
     site.close()
-    console_files.cache_clear()
+    load_console_files.cache_clear()
 
 
 def test_without_charts_every_figure_stands_in_a_table(plain: ConsoleSite, opened: Opener) -> None:

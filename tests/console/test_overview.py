@@ -41,7 +41,7 @@ def test_levers_ask_before_they_are_pulled(fleet: ConsoleSite, opened: Opener) -
     expect(dialog).to_contain_text("are called home")
     dialog.get_by_role("button", name="Leave it").click()
     expect(dialog).to_be_hidden()
-    assert fleet.store.inbox_size() == 0
+    assert fleet.store.count_pending_commands() == 0
     page.get_by_role("button", name="Pause lending").click()
     page.get_by_role("dialog").get_by_role("button", name="Pause lending").click()
     expect(page.get_by_text("Lending is paused; what is lent stays lent.")).to_be_visible()

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from api.openapi import examples
+from api.openapi import load_examples
+from cli.composition.service import build_task_runner
 from scheduler.runtime.clock import RealClock
 from scheduler.settings import Settings
-from scheduler.store.sql import SqlStore
-from scheduler.wiring import task_runner
+from scheduler.store.sql_store import SqlStore
 
 if TYPE_CHECKING:
     from tests.console.conftest import Opener
@@ -36,7 +36,7 @@ def test_the_explorer_draws_a_plan_and_how_the_model_scales(site: ConsoleSite, o
 
 
 def test_a_trace_is_handed_in_played_and_reported(site: ConsoleSite, opened: Opener, tmp_path: Path) -> None:
-    document = examples()["SimulationDocument"]
+    document = load_examples()["SimulationDocument"]
     page = opened(f"{site.url}/#/simulate", expects=("422",))
     page.get_by_role("button", name="Play it").click()
     expect(page.get_by_text("Allowed: a file").first).to_be_visible()
@@ -49,7 +49,7 @@ def test_a_trace_is_handed_in_played_and_reported(site: ConsoleSite, opened: Ope
     page.get_by_role("button", name="Play it").click()
     expect(page.get_by_role("region", name="State")).to_contain_text("queued")
     assert isinstance(site.store, SqlStore)
-    runner, stop = task_runner(Settings(), site.store, RealClock()), threading.Event()
+    runner, stop = build_task_runner(Settings(), site.store, RealClock()), threading.Event()
     playing = threading.Thread(target=runner.run, args=(stop,))
     playing.start()
     try:

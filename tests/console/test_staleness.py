@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import Page, Route, expect
 
-from api.identity.api_token import new_token
-from api.identity.principal import Grant
-from scheduler.domain.loan import LoanState
+from api.identity.principals import Grant, generate_token
+from scheduler.domain.fleet import LoanState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.front import AuditEntry, HistoryLog
+from scheduler.store.api_protocol import AuditEntry, HistoryLog
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
+from scheduler.store.sql_store import SqlStore
 from tests.builders import GPU, a_loan
 from tests.console.fleets import furnish, small_site
 
@@ -156,7 +155,9 @@ def test_a_record_of_which_the_old_is_gone_does_not_stop_a_page(fleet: ConsoleSi
     expect(job.locator(".steps")).to_contain_text("Started")
     assert isinstance(fleet.store, SqlStore)
     epoch = fleet.lead().epoch
-    fleet.store.sweep.remove(HistoryLog.EVENTS, before_s=fleet.clock.now_s() + 1, rows_max=10**6, epoch=epoch)
+    fleet.store.retention.delete_old_rows(
+        HistoryLog.EVENTS, before_s=fleet.clock.now_s() + 1, rows_max=10**6, epoch=epoch
+    )
     fresh = opened(fleet.url, expects=gone)
     for page, path in ((fresh, "/v1/overview"), (job, "/explanation"), (overview, "/v1/overview")):
         _wait_for_requests(page, path, 2)
@@ -226,6 +227,8 @@ def _commit(site: ConsoleSite, change: Callable[[Snapshot], Snapshot]) -> None:
 
 def _token(site: ConsoleSite, name: str, grant: str, expires_at_s: float | None) -> str:
     now_s = site.clock.now_s()
-    token, secret = new_token(name, [Grant.of(grant)], created_by="tests", now_s=now_s, expires_at_s=expires_at_s)
+    token, secret = generate_token(
+        name, [Grant.parse(grant)], created_by="tests", now_s=now_s, expires_at_s=expires_at_s
+    )
     site.store.tokens.add(token, AuditEntry(now_s, "tests", "", "CreateToken", "", None, None, ""))
     return secret

@@ -15,9 +15,9 @@ from textwrap import dedent
 from typing import Any
 
 from scheduler.domain.parallel_plan import plan_to_json
-from scheduler.domain.scaling_curve import data_parallel_plan
-from scheduler.executors.local_processes import marked_processes
-from tests.http_server import LoopbackServer, Quiet
+from scheduler.domain.scaling_curve import build_data_parallel_plan
+from scheduler.executors.local_run import find_marked_processes
+from tests.http_server import LoopbackServer, QuietHandler
 
 PATIENCE_S = 60.0
 NOTHING: dict[str, Any] = {
@@ -49,7 +49,7 @@ class Desk:
         self.connections = 0
         desk = self
 
-        class Handler(Quiet, BaseHTTPRequestHandler):
+        class Handler(QuietHandler, BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def setup(self) -> None:
@@ -108,7 +108,7 @@ class Pod:
             "world_size": ranks,
             "command": ["python", str(path)],
             "checkpoint_dir": "",
-            "plan": plan_to_json(data_parallel_plan("cpu", ranks)),
+            "plan": plan_to_json(build_data_parallel_plan("cpu", ranks)),
             "ranks": [
                 {"rank": rank, "local_rank": rank, "gpu": rank, "env": {"RANK": str(rank), "EBBTIDE_RUN_ROOT": ""}}
                 for rank in range(ranks)
@@ -138,7 +138,7 @@ class Pod:
 
     def end(self, code: int) -> None:
         assert self.process.wait(PATIENCE_S) == code, self.log()
-        assert not marked_processes(self.folder / "run")
+        assert not find_marked_processes(self.folder / "run")
 
 
 @contextmanager
@@ -151,4 +151,4 @@ def agent_pod(folder: Path) -> Iterator[Pod]:
         made.process.kill()
         made.process.wait()
         desk.close()
-        made.wait(lambda: not marked_processes(folder / "run"))
+        made.wait(lambda: not find_marked_processes(folder / "run"))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.store.front import FrontStore
-from scheduler.store.memory import MemoryStore
-from scheduler.store.migrate import migrate
-from scheduler.store.sql import SqlStore
+from scheduler.store.api_protocol import ApiStore
+from scheduler.store.memory_store import MemoryStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.contract.store_records import OpenStore
 
 
@@ -31,7 +31,7 @@ def open_store(store_url: str) -> Iterator[OpenStore]:
     """Opens the same store at every call: for SQL another connection of what may be another process."""
     only, opened = MemoryStore(), list[SqlStore]()
 
-    def open_again() -> FrontStore:
+    def open_again() -> ApiStore:
         if not store_url:
             return only
         opened.append(SqlStore(store_url))
@@ -43,7 +43,7 @@ def open_store(store_url: str) -> Iterator[OpenStore]:
 
 
 @pytest.fixture
-def store(open_store: OpenStore) -> FrontStore:
+def store(open_store: OpenStore) -> ApiStore:
     return open_store()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scheduler.domain.observation import Observation
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.local import LocalExecutor
+from scheduler.executors.local_executor import LocalExecutor
 from tests.contract.local_rig import RENDEZVOUS, desired, drive, moved, phases, rank_job
 
 NOW_S = 1000.0
@@ -39,7 +39,9 @@ def committed(folder: Path) -> int:
 
 def main(folder: Path, point: str) -> None:
     at = _killer(point)
-    executor = LocalExecutor(folder / "run", now=lambda: NOW_S, rendezvous_command=RENDEZVOUS, preload=(), at=at)
+    executor = LocalExecutor(
+        folder / "run", now=lambda: NOW_S, rendezvous_command=RENDEZVOUS, preload=(), on_crash_point=at
+    )
     for number in (1, 2, 3):
         executor.observe()
         (folder / "committed").write_text(str(number))

@@ -8,15 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from scheduler.domain import gpus as gpu_sets
-from scheduler.domain.allocation import Allocation
-from scheduler.domain.gpus import Gpus
+from scheduler.domain import gpu_sets
+from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
-from scheduler.domain.job_state import JobState
+from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.observation import Observation, Run
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.local import LocalExecutor
+from scheduler.executors.local_executor import LocalExecutor
 from tests.builders import GPU, a_fleet, a_job, a_snapshot
 
 RANK_SCRIPT = Path(__file__).with_name("local_rank.py")
@@ -44,8 +43,8 @@ def moved(job: Job, to: Gpus, *, leave_by_s: float, folder: Path) -> Job:
     allocation = Allocation(
         generation=job.allocation.generation + 1,
         target=to,
-        releasing=gpu_sets.minus(job.allocation.held, to),
-        plan=data_parallel_plan(GPU, width) if width else None,
+        releasing=gpu_sets.difference(job.allocation.held, to),
+        plan=build_data_parallel_plan(GPU, width) if width else None,
         leave_by_s=leave_by_s,
     )
     return _with_slots(replace(job, allocation=allocation), folder)

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from tests.http_server import LoopbackServer, Quiet
+from tests.http_server import LoopbackServer, QuietHandler
 from tests.kubernetes.waiting import eventually
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 
 PROGRAM = shutil.which("prometheus")
 _CONFIG = """
@@ -31,7 +31,7 @@ class Target:
         self.text = ""
         target = self
 
-        class Handler(Quiet, BaseHTTPRequestHandler):
+        class Handler(QuietHandler, BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
@@ -52,7 +52,7 @@ class Prometheus:
         judged_every = every if rules else "1m"
         config = _CONFIG.format(target=target, every=every, judged_every=judged_every, rules=rules or "")
         (folder / "prometheus.yml").write_text(config)
-        self._address = f"127.0.0.1:{free_port()}"
+        self._address = f"127.0.0.1:{find_free_port()}"
         self.url = f"http://{self._address}"
         self._process: subprocess.Popen[bytes] | None = None
 

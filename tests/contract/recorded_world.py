@@ -19,20 +19,18 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.app import create_app
-from api.errors import TITLES
-from scheduler.domain.codec import encode
-from scheduler.domain.command import Command, CommandBody
-from scheduler.domain.decision import Decision
-from scheduler.domain.event import EventCode
-from scheduler.domain.reason import ReasonCode
-from scheduler.domain.type_hints import members_of
-from scheduler.domain.worker_token import issue_agent_token, issue_token
-from scheduler.executors.reported_runs import begun_run
-from scheduler.policies.policy_set import policy_set
+from api.http.errors import TITLES
+from scheduler.domain.codec import encode, union_members
+from scheduler.domain.commands import Command, CommandBody
+from scheduler.domain.decisions import Decision, ReasonCode
+from scheduler.domain.events import EventCode
+from scheduler.domain.worker_token import issue_agent_token, issue_worker_token
+from scheduler.executors.reported_runs import build_begun_run
 from scheduler.runtime.clock import ManualClock
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
-from scheduler.solver.curve import curve_solved, solve_point
-from scheduler.store.sql import SqlStore
+from scheduler.solver.curve import build_curve_solved, solve_point
+from scheduler.store.sql_store import SqlStore
 from tests.api.conftest import SECRET, ApiService, AppTransport
 from tests.api.seeded import SeededService
 
@@ -84,7 +82,7 @@ def _furnish(seeded: SeededService, path: Path) -> dict[str, Any]:
     planned = service.submit("planned", model="gpt2", globalBatch=64, gpus={"min": 2, "max": 8})
     service.tick(learned=_learn_curve(service))
     service.tick()
-    token = {"Authorization": f"Bearer {issue_token(SECRET, seeded.running, seeded.generation)}"}
+    token = {"Authorization": f"Bearer {issue_worker_token(SECRET, seeded.running, seeded.generation)}"}
     report = {"generation": seeded.generation, "step": 40, "loss": 2.5, "samples_per_s": 12.0}
     response = service.http.post(f"/v1/jobs/{seeded.running}/progress", json=report, headers=token)
     assert response.status_code == 200, response.text
@@ -93,8 +91,9 @@ def _furnish(seeded: SeededService, path: Path) -> dict[str, Any]:
     job = snapshot.jobs[planned]
     agents = {(planned, node): "p1" for node in job.allocation.target}
     assert service.leader is not None
-    assert store.run_log.begin(
-        begun_run(job, snapshot.seats_of(job.allocation), agents, service.clock.now_s()), epoch=service.leader.epoch
+    assert store.run_log.begin_run(
+        build_begun_run(job, snapshot.rank_placement(job.allocation), agents, service.clock.now_s()),
+        epoch=service.leader.epoch,
     )
     store.close()
     return {"now_s": service.clock.now_s(), "running": seeded.running, "planned": planned, "known": seeded.known}
@@ -104,7 +103,7 @@ def _learn_curve(service: ApiService) -> tuple[Command, ...]:
     report = service.tick()
     requests = service.store.load().snapshot.curve_requests()
     return tuple(
-        Command(f"curve-{at}", service.clock.now_s(), curve_solved(wanted.curve_key, wanted.shape, point))
+        Command(f"curve-{at}", service.clock.now_s(), build_curve_solved(wanted.curve_key, wanted.shape, point))
         for at, wanted in enumerate(report.wanted_shapes)
         for point in [solve_point(requests[wanted.curve_key], wanted.shape)]
     )
@@ -140,8 +139,8 @@ class Replay:
             self.store,
             Settings(auth="off", allowed_hosts="service"),
             clock=ManualClock(self.world["now_s"]),
-            policies=policy_set("ebbtide"),
-            lease=self.store.lease,
+            policies=load_policy_set("ebbtide"),
+            lease=self.store.get_lease,
             token_secret=SECRET,
             run_log=self.store.run_log,
         )
@@ -270,8 +269,8 @@ def codes() -> dict[str, Any]:
         "events": sorted(EventCode),
         "reasons": sorted(ReasonCode),
         "problems": sorted(TITLES),
-        "commands": sorted(members_of(CommandBody)),
-        "decisions": sorted(members_of(Decision)),
+        "commands": sorted(union_members(CommandBody)),
+        "decisions": sorted(union_members(Decision)),
     }
 
 

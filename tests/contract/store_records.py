@@ -6,19 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from scheduler.domain.allocation import Allocation
 from scheduler.domain.job import Intent, Job, JobAccount, JobSpec, Progress
-from scheduler.domain.job_state import JobState
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.job_state import Allocation, JobState
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.front import FrontStore
+from scheduler.store.api_protocol import ApiStore
 from scheduler.store.protocol import Commit, Store
 
-OpenStore = Callable[[], FrontStore]
+OpenStore = Callable[[], ApiStore]
 
 
-def a_stored_job(number: int, state: JobState) -> Job:
-    plan = data_parallel_plan("a100-80g", 2)
+def make_stored_job(number: int, state: JobState) -> Job:
+    plan = build_data_parallel_plan("a100-80g", 2)
     spec = JobSpec(f"j{number}", 1, 4, env={"SEED": str(number)}, command=("python", "train.py"))
     allocation = Allocation(3, {"t0": (0, 1)}, {"i0": (2,)}, plan, leave_by_s=90.5, asked_at_generation=7)
     allocation = replace(allocation, seats=(("t0", 1), ("t0", 0)))
@@ -28,13 +27,13 @@ def a_stored_job(number: int, state: JobState) -> Job:
     )
 
 
-def next_of(previous: Snapshot, **changes: Any) -> Snapshot:
+def make_next_snapshot(previous: Snapshot, **changes: Any) -> Snapshot:
     return replace(previous, generation=previous.generation + 1, **changes)
 
 
 def commit_next(store: Store, **changes: Any) -> Snapshot:
     """Commit an otherwise unchanged snapshot, at the epoch of a lease that nobody took yet."""
     previous = store.load().snapshot
-    snapshot = next_of(previous, **changes)
+    snapshot = make_next_snapshot(previous, **changes)
     store.commit(Commit(previous, snapshot, epoch=0))
     return snapshot

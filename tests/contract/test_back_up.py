@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.command import Command, RecallAll
-from scheduler.domain.event import Event, EventCode
+from scheduler.domain.commands import Command, RecallAll
+from scheduler.domain.events import Event, EventCode
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Commit, FencedError, Lease, Page
-from scheduler.store.restored import take_up
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import adopt_restored_database, migrate
+from scheduler.store.sql_store import SqlStore
 from tests.builders import a_job
 from tests.postgres_server import PostgresServer
 
@@ -55,7 +54,7 @@ def _commit(store: SqlStore, lease: Lease, job_id: str) -> None:
 
 
 def _acquired(store: SqlStore, holder: str) -> Lease:
-    lease = store.acquire(holder, now_s=1e12, ttl_s=10.0)
+    lease = store.acquire_lease(holder, now_s=1e12, ttl_s=10.0)
     assert lease is not None
     return lease
 
@@ -64,15 +63,15 @@ def test_what_was_there_at_the_back_up_is_there_again(site: Site) -> None:
     store, waiting = SqlStore(site.url), Command("c", 1.0, RecallAll())
     _commit(store, _acquired(store, "one"), "a")
     store.send(waiting)
-    before, told = store.load(), store.events(Page())
+    before, told = store.load(), store.list_events(Page())
     site.back_up()
     _commit(store, _acquired(store, "one"), "b")
     store.send(Command("d", 1.0, RecallAll()))
     site.restore()
-    take_up(site.url)
+    adopt_restored_database(site.url)
     found = SqlStore(site.url)
     assert (found.load().snapshot.jobs, found.load().inbox) == (before.snapshot.jobs, (waiting,))
-    assert found.events(Page()) == told
+    assert found.list_events(Page()) == told
     assert (found.send(waiting), found.send(Command("d", 1.0, RecallAll()))) == (False, True)
     found.close()
     store.close()
@@ -80,11 +79,11 @@ def test_what_was_there_at_the_back_up_is_there_again(site: Site) -> None:
 
 def test_a_leader_from_before_the_restore_is_fenced_though_its_epoch_was_never_heard_of(site: Site) -> None:
     store = SqlStore(site.url)
-    store.release(_acquired(store, "one").holder)
+    store.release_lease(_acquired(store, "one").holder)
     site.back_up()
     sleeper = _acquired(store, "sleeper")
     site.restore()
-    take_up(site.url)
+    adopt_restored_database(site.url)
     after = SqlStore(site.url)
     assert _acquired(after, "new").epoch > sleeper.epoch
     after.close()
@@ -103,7 +102,7 @@ def test_a_reader_from_before_the_restore_sees_nothing_of_what_is_no_more(site: 
     reader = SqlStore(site.url)
     assert "lost-2" in reader.load().snapshot.jobs
     site.restore()
-    take_up(site.url)
+    adopt_restored_database(site.url)
     after = SqlStore(site.url)
     _commit(after, _acquired(after, "two"), "b")
     assert set(reader.load().snapshot.jobs) == {"a", "b"}

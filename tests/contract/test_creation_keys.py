@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.domain.events import Webhook
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
-from scheduler.domain.webhook import Webhook
-from scheduler.store.sql import SqlStore
-from scheduler.store.sql_keys import CreationKey, KeyTakenError
+from scheduler.store.sql_api_tables import IdempotencyKey, IdempotencyKeyUsedError
+from scheduler.store.sql_store import SqlStore
 
-KEY = CreationKey("key", "document")
+KEY = IdempotencyKey("key", "document")
 WEBHOOK = Webhook("wh_a", "ada", "https://a.example/", 5.0)
 TASK = SimulationTask("sim-a", "ada", 5.0, ("fifo",), 7, 20)
 
@@ -26,27 +26,27 @@ def store(database_url: str) -> Iterator[SqlStore]:
 
 
 def test_a_key_is_taken_with_what_it_makes_or_not_at_all(store: SqlStore) -> None:
-    assert store.creation_keys.find("key") is None
+    assert store.idempotency_keys.find("key") is None
     store.webhooks.create(WEBHOOK, KEY)
-    assert store.creation_keys.find("key") == (KEY, "wh_a")
-    with pytest.raises(KeyTakenError):
+    assert store.idempotency_keys.find("key") == (KEY, "wh_a")
+    with pytest.raises(IdempotencyKeyUsedError):
         store.webhooks.create(replace(WEBHOOK, id="wh_b"), replace(KEY, document="other"))
-    with pytest.raises(KeyTakenError):
+    with pytest.raises(IdempotencyKeyUsedError):
         store.simulations.create(TASK, SimulationFiles("", "", ""), KEY)
-    assert [webhook.id for webhook in store.webhooks.webhooks(after=0, limit=9)] == ["wh_a"]
-    assert store.simulations.tasks(limit=9) == ()
-    assert store.creation_keys.find("key") == (KEY, "wh_a")
+    assert [webhook.id for webhook in store.webhooks.list_webhooks(after=0, limit=9)] == ["wh_a"]
+    assert store.simulations.list_tasks(limit=9) == ()
+    assert store.idempotency_keys.find("key") == (KEY, "wh_a")
 
 
 def test_of_many_at_once_one_makes_something(store: SqlStore) -> None:
     def make(at: int) -> bool:
         try:
             store.webhooks.create(replace(WEBHOOK, id=f"wh_{at}"), KEY)
-        except KeyTakenError:
+        except IdempotencyKeyUsedError:
             return False
         return True
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(make, range(16))) == 1
-    (made,) = store.webhooks.webhooks(after=0, limit=20)
-    assert store.creation_keys.find("key") == (KEY, made.id)
+    (made,) = store.webhooks.list_webhooks(after=0, limit=20)
+    assert store.idempotency_keys.find("key") == (KEY, made.id)

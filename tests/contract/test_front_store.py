@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from scheduler.domain.command import Command, PauseLending
-from scheduler.store.front import ApiToken, AuditEntry, AuditFilter, FrontStore, StoredEntry
+from scheduler.domain.commands import Command, PauseLending
+from scheduler.store.api_protocol import ApiStore, ApiToken, AuditEntry, AuditFilter, StoredAuditEntry
 from scheduler.store.protocol import Page
 
 ENTRY = AuditEntry(5.0, "anna", "tok-1", "ScaleJob", "job-1", {"gpus": {"min": 1}}, {"gpus": {"min": 2}}, "r-1")
@@ -17,47 +17,47 @@ TOKEN = ApiToken("tok-b", "ci", "ebk_abc", "d1", ("viewer", "submitter:research"
 ALL = AuditFilter()
 
 
-def entries(store: FrontStore, wanted: AuditFilter = ALL, page: Page | None = None) -> list[AuditEntry]:
-    return [stored.entry for stored in store.audit_log.page(page or Page(), wanted)]
+def entries(store: ApiStore, wanted: AuditFilter = ALL, page: Page | None = None) -> list[AuditEntry]:
+    return [stored.entry for stored in store.audit_log.list_entries(page or Page(), wanted)]
 
 
-def test_a_command_is_logged_with_it_and_not_again(store: FrontStore) -> None:
+def test_a_command_is_logged_with_it_and_not_again(store: ApiStore) -> None:
     command = Command("c1", 5.0, PauseLending(), actor="anna")
     assert store.send(command, audit=ENTRY)
     assert not store.send(command, audit=replace(ENTRY, request_id="r-2"))
     assert entries(store) == [ENTRY]
-    assert store.inbox_size() == 1
+    assert store.count_pending_commands() == 1
 
 
-def test_the_log_is_read_by_number_and_filtered(store: FrontStore) -> None:
+def test_the_log_is_read_by_number_and_filtered(store: ApiStore) -> None:
     later = replace(ENTRY, at_s=9.0, before=None, outcome="forbidden")
     other = replace(ENTRY, actor="bert", subject="job-2", after=None)
     for entry in (ENTRY, other, later):
         store.audit_log.append(entry)
-    assert [each.number for each in store.audit_log.page(Page(), ALL)] == [1, 2, 3]
-    assert store.audit_log.page(Page(1, 1), ALL) == (StoredEntry(2, other),)
+    assert [each.number for each in store.audit_log.list_entries(Page(), ALL)] == [1, 2, 3]
+    assert store.audit_log.list_entries(Page(1, 1), ALL) == (StoredAuditEntry(2, other),)
     assert entries(store, AuditFilter(actor="anna")) == [ENTRY, later]
     assert entries(store, AuditFilter(subject="job-2")) == [other]
     assert entries(store, AuditFilter(since_s=9.0)) == [later]
 
 
-def test_a_token_comes_back_as_it_was_kept_and_its_making_is_logged(store: FrontStore) -> None:
+def test_a_token_comes_back_as_it_was_kept_and_its_making_is_logged(store: ApiStore) -> None:
     store.tokens.add(TOKEN, ENTRY)
-    assert store.tokens.by_digest("d1") == store.tokens.by_id("tok-b") == TOKEN
-    assert (store.tokens.by_digest("d2"), store.tokens.by_id("tok-c")) == (None, None)
+    assert store.tokens.find_by_digest("d1") == store.tokens.find_by_id("tok-b") == TOKEN
+    assert (store.tokens.find_by_digest("d2"), store.tokens.find_by_id("tok-c")) == (None, None)
     assert entries(store) == [ENTRY]
 
 
-def test_tokens_are_listed_by_id(store: FrontStore) -> None:
+def test_tokens_are_listed_by_id(store: ApiStore) -> None:
     for number in (2, 0, 1):
         store.tokens.add(replace(TOKEN, id=f"tok-{number}", digest=f"d{number}"), ENTRY)
-    assert [token.id for token in store.tokens.page(after="", limit=2)] == ["tok-0", "tok-1"]
-    assert [token.id for token in store.tokens.page(after="tok-1", limit=2)] == ["tok-2"]
+    assert [token.id for token in store.tokens.list_tokens(after="", limit=2)] == ["tok-0", "tok-1"]
+    assert [token.id for token in store.tokens.list_tokens(after="tok-1", limit=2)] == ["tok-2"]
 
 
-def test_a_token_is_revoked_once_and_for_all(store: FrontStore) -> None:
+def test_a_token_is_revoked_once_and_for_all(store: ApiStore) -> None:
     store.tokens.add(TOKEN, ENTRY)
-    store.tokens.touch("tok-b", 3.0)
+    store.tokens.record_use("tok-b", 3.0)
     over = replace(TOKEN, last_used_at_s=3.0, revoked_at_s=7.0)
     assert store.tokens.revoke("tok-b", 7.0, ENTRY) == over
     assert store.tokens.revoke("tok-b", 8.0, ENTRY) == over
@@ -66,7 +66,7 @@ def test_a_token_is_revoked_once_and_for_all(store: FrontStore) -> None:
 
 
 @pytest.mark.parametrize("statement", ["UPDATE audit_log SET actor = 'eve'", "DELETE FROM audit_log"])
-def test_the_database_itself_refuses_to_change_the_log(store: FrontStore, store_url: str, statement: str) -> None:
+def test_the_database_itself_refuses_to_change_the_log(store: ApiStore, store_url: str, statement: str) -> None:
     store.audit_log.append(ENTRY)
     if not store_url:
         return  # a log in memory has nobody else to guard against

@@ -12,10 +12,9 @@ import psutil
 import pytest
 
 from scheduler.domain.observation import Observation
-from scheduler.executors.local import LocalExecutor
-from scheduler.executors.local_processes import marked_processes
-from scheduler.executors.local_run import Patience
-from scheduler.executors.render import RUN_DIR_VARIABLE
+from scheduler.executors.local_executor import LocalExecutor
+from scheduler.executors.local_run import RunTimeouts, find_marked_processes
+from scheduler.executors.rank_launch import RUN_DIR_VARIABLE
 from scheduler.runtime.clock import ManualClock
 from tests.contract.local_rig import PATIENCE_S, RENDEZVOUS, desired, drive, moved, phases, rank_job, run_of
 
@@ -39,7 +38,7 @@ def executor(tmp_path: Path, clock: ManualClock, request: pytest.FixtureRequest)
     executor = LocalExecutor(tmp_path / "run", now=clock.now_s, rendezvous_command=RENDEZVOUS, preload=preload)
     yield executor
     executor.close(grace_s=0.0)
-    assert not marked_processes(tmp_path / "run"), "nothing outlives the executor"
+    assert not find_marked_processes(tmp_path / "run"), "nothing outlives the executor"
     assert not (tmp_path / "double").exists(), "no slot was ever used twice at once"
 
 
@@ -86,7 +85,7 @@ def test_when_an_agent_is_killed_the_run_is_lost_and_nothing_is_left_of_it(
     seen = drive(executor, desired(1, job, other), is_in("lost", 1))
     run = run_of(seen, "a")
     assert (run.reason, run.gpus, run.steps) == (f"the agent of node t0 was ended by {number.name}", {}, 5.0)
-    assert not marked_processes(tmp_path / "run/jobs/a/gen-1", variable=RUN_DIR_VARIABLE)
+    assert not find_marked_processes(tmp_path / "run/jobs/a/gen-1", variable=RUN_DIR_VARIABLE)
     assert phases(seen)["b", 1] == "running", "another job's agent on the same node is another"
     job = moved(job, job.allocation.target, leave_by_s=1000.0, folder=tmp_path)
     drive(executor, desired(2, job, other), is_in("running", 2))
@@ -122,7 +121,7 @@ def test_a_run_that_gives_nothing_back_goes_on_while_the_agents_of_the_next_one_
         assert is_in("running", 1)(executor.observe())
     assert set(agents(tmp_path)) == {"t0", "t1"}
     (tmp_path / "loaded").touch()
-    _wait(executor.has_news)
+    _wait(executor.has_pending_changes)
     drive(executor, desired(2, wider), is_in("running", 2))
 
     (tmp_path / "loaded").unlink()
@@ -156,7 +155,7 @@ def test_a_deadline_counts_for_ranks_that_an_agent_has_not_come_to_start(
     (tmp_path / "slow_module.py").write_text(SLOW)
     job = rank_job("a", "obey", {"t0": (0,)}, tmp_path, PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
     drive(executor, desired(1, job), is_in("starting", 1))
-    clock.move_to(1000.0 + 10 * Patience().status_s)
+    clock.move_to(1000.0 + 10 * RunTimeouts().status_s)
     executor.converge(desired(1, job))
     assert is_in("starting", 1)(executor.observe()), "it is not mute before it was started"
     away = desired(2, moved(job, {}, leave_by_s=clock.now_s(), folder=tmp_path))
@@ -174,7 +173,7 @@ def test_an_agent_that_does_not_do_as_it_is_told_is_killed(
     for _ in range(3):
         executor.converge(away)
     assert run_of(executor.observe(), "a").gpus == {"t0": (0, 1)}
-    clock.move_to(1000.0 + Patience().teardown_s)
+    clock.move_to(1000.0 + RunTimeouts().teardown_s)
     run = run_of(drive(executor, away, is_in("lost", 1)), "a")
     assert run.reason == "it was killed at its deadline"
 
@@ -182,10 +181,10 @@ def test_an_agent_that_does_not_do_as_it_is_told_is_killed(
 def test_news_are_what_a_tick_should_not_come_late_for(executor: LocalExecutor, tmp_path: Path) -> None:
     job = rank_job("a", "obey", {"t0": (0, 1)}, tmp_path)
     drive(executor, desired(1, job), is_in("running", 1))
-    assert not executor.has_news()
+    assert not executor.has_pending_changes()
     away = desired(2, moved(job, {}, leave_by_s=1060.0, folder=tmp_path))
     executor.converge(away)
-    _wait(executor.has_news)
+    _wait(executor.has_pending_changes)
     drive(executor, away, is_in("left", 1))
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from scheduler.domain.observation import RunPhase
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.local import POINTS, LocalExecutor
-from scheduler.executors.local_processes import marked_processes
+from scheduler.executors.local_executor import CRASH_POINTS, LocalExecutor
+from scheduler.executors.local_run import find_marked_processes
 from tests.contract.local_controller import NOW_S, OF_THE_CONTROLLER, committed, state
 from tests.contract.local_rig import PATIENCE_S, RENDEZVOUS, drive, moved, phases
 
@@ -24,17 +24,17 @@ LEAVES_RANKS = ("between-two-spawns", "after-spawn", "before-notice", "after-not
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("point", [*POINTS, *OF_THE_CONTROLLER])
+@pytest.mark.parametrize("point", [*CRASH_POINTS, *OF_THE_CONTROLLER])
 def test_after_a_kill_at(point: str, tmp_path: Path) -> None:
     controller = [sys.executable, "-m", "tests.contract.local_controller", str(tmp_path), point]
     died = subprocess.run(controller, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert died.returncode == -signal.SIGKILL, died.stderr
-    left_behind = marked_processes(tmp_path / "run")
+    left_behind = find_marked_processes(tmp_path / "run")
     assert left_behind or point not in LEAVES_RANKS, "the scenario has to leave orphans at this point"
 
     executor = LocalExecutor(tmp_path / "run", now=lambda: NOW_S, rendezvous_command=RENDEZVOUS, preload=())
     begun = executor.observe()
-    assert not marked_processes(tmp_path / "run"), "orphans are ended before anything is started"
+    assert not find_marked_processes(tmp_path / "run"), "orphans are ended before anything is started"
     assert {run.phase for run in begun.runs} <= {RunPhase.LOST, RunPhase.LEFT}
     assert not any(run.gpus for run in begun.runs)
 
@@ -47,7 +47,7 @@ def test_after_a_kill_at(point: str, tmp_path: Path) -> None:
         (job.id, job.allocation.generation): job.allocation.target for job in wanted.jobs.values()
     }
     executor.close(grace_s=0.0)
-    assert not marked_processes(tmp_path / "run")
+    assert not find_marked_processes(tmp_path / "run")
     assert not (tmp_path / "double").exists(), "a slot was used by two at once"
 
 

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.freezing import Freezing
+from scheduler.domain.job_records import FrozenLayers
 from scheduler.domain.observation import FailureCause, Observation, RunPhase
-from scheduler.domain.worker_token import issue_token
-from scheduler.executors.local import LocalExecutor
-from scheduler.executors.local_processes import marked_processes
-from scheduler.executors.local_records import RunRootTakenError
-from scheduler.executors.local_run import Patience
-from scheduler.executors.render import RUN_DIR_VARIABLE
+from scheduler.domain.worker_token import issue_worker_token
+from scheduler.executors.local_executor import LocalExecutor
+from scheduler.executors.local_records import RunRootLockedError
+from scheduler.executors.local_run import RunTimeouts, find_marked_processes
+from scheduler.executors.rank_launch import RUN_DIR_VARIABLE
 from scheduler.runtime.clock import ManualClock
-from scheduler.worker.memory import OomKillCount
+from scheduler.worker.status import OomKillCounter
 from tests.contract.local_rig import RENDEZVOUS, desired, drive, moved, phases, rank_job, run_of
 
 SECRET = b"0123456789abcdef"
@@ -44,7 +43,7 @@ def executor(tmp_path: Path, clock: ManualClock) -> Iterator[LocalExecutor]:
     )
     yield executor
     executor.close(grace_s=0.0)
-    assert not marked_processes(tmp_path / "run"), "nothing outlives the executor"
+    assert not find_marked_processes(tmp_path / "run"), "nothing outlives the executor"
     assert not (tmp_path / "double").exists(), "no slot was ever used twice at once"
 
 
@@ -66,7 +65,7 @@ def test_each_rank_gets_its_place_a_token_of_its_generation_and_a_log(executor: 
     job = replace(job, spec=replace(job.spec, command=("python", "-c", words)))
     drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "succeeded"})
     log = (tmp_path / "run/jobs/a/gen-1/rank-0.log").read_text()
-    assert log.split() == ["0", "0", issue_token(SECRET, "a", 1), "http://127.0.0.1:1"]
+    assert log.split() == ["0", "0", issue_worker_token(SECRET, "a", 1), "http://127.0.0.1:1"]
 
 
 def test_a_run_leaves_when_told_and_only_then_the_next_generation_starts(
@@ -127,7 +126,7 @@ def test_an_end_that_cannot_be_written_down_is_told_once_it_can(executor: LocalE
     in_the_way = tmp_path / "run/jobs/a/gen-1/.ended.json.part"
     in_the_way.mkdir()
     away = desired(2, moved(job, {}, leave_by_s=1060.0, folder=tmp_path))
-    drive(executor, away, lambda seen: executor.has_news() and run_of(seen, "a").gpus == {})
+    drive(executor, away, lambda seen: executor.has_pending_changes() and run_of(seen, "a").gpus == {})
     assert phases(executor.observe()) == {("a", 1): "leaving"}
     in_the_way.rmdir()
     drive(executor, away, lambda seen: phases(seen) == {("a", 1): "left"})
@@ -185,7 +184,7 @@ def test_what_outlives_its_last_word_is_ended(executor: LocalExecutor, tmp_path:
     status = tmp_path / "run/jobs/a/gen-1/status-0.json"
     drive(executor, state, lambda seen: status.exists() and "succeeded" in status.read_text())
     assert run_of(executor.observe(), "a").gpus == {"t0": (0,)}
-    clock.move_to(1000.0 + Patience().teardown_s)
+    clock.move_to(1000.0 + RunTimeouts().teardown_s)
     drive(executor, state, lambda seen: phases(seen) == {("a", 1): "succeeded"})
 
 
@@ -198,7 +197,7 @@ def test_a_rank_that_ran_out_of_memory_is_what_the_run_has_died_of(executor: Loc
 def test_ranks_start_with_the_layers_frozen_that_are_known_and_tell_of_more(
     executor: LocalExecutor, tmp_path: Path
 ) -> None:
-    job = replace(rank_job("a", "freeze", {"t0": (0, 1)}, tmp_path), freezing=Freezing(layers=4))
+    job = replace(rank_job("a", "freeze", {"t0": (0, 1)}, tmp_path), freezing=FrozenLayers(layers=4))
     seen = drive(executor, desired(1, job), lambda seen: phases(seen) == {("a", 1): "running"})
     assert run_of(seen, "a").frozen_layers == 5
 
@@ -208,7 +207,7 @@ def test_a_rank_that_was_killed_died_of_memory_only_where_the_kernels_count_rose
     executor: LocalExecutor, tmp_path: Path, risen: bool
 ) -> None:
     """The kernel's own file of this control group is read; what the rank had read there before is made up."""
-    kills = OomKillCount.of_this_process()
+    kills = OomKillCounter.for_this_process()
     if kills is None or (count := kills.read()) is None:
         pytest.skip("this system does not count whom it kills for memory")
     told = {"MEMORY_EVENTS": str(kills.path), "OOM_KILLS": str(count - risen)}
@@ -234,7 +233,7 @@ def test_a_run_has_ended_once_everything_that_it_started_is_gone(
 ) -> None:
     state = desired(1, rank_job("a", "mother", {"t0": (0, 1)}, tmp_path, OWN_GROUP=own_group))
     drive(executor, state, lambda seen: phases(seen) == {("a", 1): "failed"})
-    assert not marked_processes(tmp_path / "run/jobs/a/gen-1", variable=RUN_DIR_VARIABLE)
+    assert not find_marked_processes(tmp_path / "run/jobs/a/gen-1", variable=RUN_DIR_VARIABLE)
 
 
 def test_a_rank_that_says_why_it_failed_is_believed(executor: LocalExecutor, tmp_path: Path) -> None:
@@ -269,7 +268,7 @@ def test_a_script_that_never_says_anything_is_judged_by_its_exit_code(
 
     def has_patience_ended(seen: Observation) -> bool:
         # Patience counts from when the agent says that the script has started, which may be later than this.
-        clock.move_to(clock.now_s() + Patience().status_s)
+        clock.move_to(clock.now_s() + RunTimeouts().status_s)
         return run_of(seen, "quiet").phase is RunPhase.RUNNING
 
     drive(executor, state, has_patience_ended)
@@ -336,7 +335,7 @@ def test_closing_lets_ranks_save_and_leaves_nothing(tmp_path: Path, clock: Manua
     drive(executor, desired(1, *jobs), lambda seen: phases(seen) == running)
     executor.close(grace_s=0.5)
     executor.close(grace_s=0.5)
-    assert not marked_processes(tmp_path / "run")
+    assert not find_marked_processes(tmp_path / "run")
     after = LocalExecutor(tmp_path / "run", now=clock.now_s, rendezvous_command=RENDEZVOUS, preload=())
     assert phases(after.observe()) == {("bad", 1): "lost", ("good", 1): "left"}
     after.close(grace_s=0.0)
@@ -345,12 +344,12 @@ def test_closing_lets_ranks_save_and_leaves_nothing(tmp_path: Path, clock: Manua
 def test_two_controllers_never_work_in_one_run_root(executor: LocalExecutor, tmp_path: Path) -> None:
     drive(executor, desired(1), lambda seen: seen.converged_generation == 1)
     other = (
-        "import sys, time; from pathlib import Path; from scheduler.executors.local import LocalExecutor\n"
+        "import sys, time; from pathlib import Path; from scheduler.executors.local_executor import LocalExecutor\n"
         "LocalExecutor(Path(sys.argv[1]), now=time.time).observe()"
     )
     run = subprocess.run([sys.executable, "-c", other, str(tmp_path / "run")], capture_output=True, text=True)
     assert run.returncode != 0
-    assert RunRootTakenError.__name__ in run.stderr
+    assert RunRootLockedError.__name__ in run.stderr
     assert "one controller at a time" in run.stderr
 
 
@@ -368,4 +367,4 @@ def test_the_real_rendezvous_store_starts_with_the_first_job_and_ends_with_the_e
         executor.converge(state)
         time.sleep(0.05)
     executor.close(grace_s=5.0)
-    assert not marked_processes(tmp_path / "run")
+    assert not find_marked_processes(tmp_path / "run")

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from api.routers.agents import TEXT_LENGTH_MAX
-from scheduler.executors.local_processes import marked_processes
+from api.worker_reports import TEXT_LENGTH_MAX
+from scheduler.executors.local_run import find_marked_processes
 from tests.contract.agent_pod import NOTHING, OBEY, STUBBORN, Pod, agent_pod
 
 SEES_NOTHING_OF_THE_FIRST = """
     import json, os, pathlib
-    from scheduler.executors.local_processes import marked_processes
+    from scheduler.executors.local_run import marked_processes
     first = pathlib.Path(os.environ["EBBTIDE_RUN_DIR"]).with_name("gen-1")
     assert not marked_processes(first, variable="EBBTIDE_RUN_DIR")
     assert [json.loads((first / f"status-{rank}.json").read_text())["phase"] for rank in (0, 1)] == ["left", "left"]
@@ -163,7 +163,7 @@ def test_a_container_that_starts_again_does_not_start_a_generation_again(pod: Po
     pod.wait(lambda: pod.phases() == ["running", "running"])
     pod.process.kill()
     pod.process.wait()
-    pod.wait(lambda: not marked_processes(pod.folder / "run"))
+    pod.wait(lambda: not find_marked_processes(pod.folder / "run"))
     pod.desk.reports.clear()
     pod.start()
     pod.wait(lambda: pod.codes() == [-9, -9])

@@ -10,13 +10,13 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from api.app import create_app
-from scheduler.domain.command import Command, RecallAll
-from scheduler.policies.policy_set import policy_set
+from scheduler.domain.commands import Command, RecallAll
 from scheduler.runtime.clock import ManualClock
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
-from scheduler.store.engine import StoreError
+from scheduler.store.database import StoreError
 from scheduler.store.protocol import Page, UnavailableError
-from scheduler.store.sql import SqlStore
+from scheduler.store.sql_store import SqlStore
 from tests.api.conftest import AppTransport
 from tests.postgres_server import PostgresServer
 
@@ -28,7 +28,13 @@ def test_a_store_goes_on_when_its_server_is_back(mortal_postgres: PostgresServer
     store, refused = SqlStore(url), []
     assert store.send(COMMAND)
     mortal_postgres.kill()
-    for ask in (store.load, store.inbox_size, store.lease, lambda: store.send(COMMAND), lambda: store.events(Page())):
+    for ask in (
+        store.load,
+        store.count_pending_commands,
+        store.get_lease,
+        lambda: store.send(COMMAND),
+        lambda: store.list_events(Page()),
+    ):
         with pytest.raises(UnavailableError) as caught:
             ask()
         refused.append(str(caught.value))
@@ -67,8 +73,8 @@ def test_the_api_says_that_its_database_is_away(mortal_postgres: PostgresServer)
         store,
         settings,
         clock=ManualClock(1_760_000_000.0),
-        policies=policy_set(settings.policy),
-        lease=store.lease,
+        policies=load_policy_set(settings.policy),
+        lease=store.get_lease,
         token_secret=b"a secret that only tests know....",
         run_log=store.run_log,
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.k8s.demand_reading import Demand, Gap, Known, Unknown
-from scheduler.k8s.prometheus_watch import PrometheusWatch, Query
+from scheduler.kubernetes.prometheus_demand import PrometheusPoller, PrometheusQuery
+from scheduler.kubernetes.resources.fleet import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
 from tests.contract.prometheus_site import PROGRAM, Prometheus, Target
 from tests.kubernetes.waiting import eventually
 
@@ -27,31 +27,31 @@ class Rig:
         self.target = Target()
         self.target.text = GAUGES
         self.prometheus = Prometheus(folder, self.target.address)
-        self.watch = PrometheusWatch(self.prometheus.url, on_change=lambda: None, period_s=0.1)
+        self.watch = PrometheusPoller(self.prometheus.url, on_change=lambda: None, interval_s=0.1)
 
     def close(self) -> None:
         self.watch.stop()
         self.prometheus.kill()
         self.target.close()
 
-    def known(self, text: str, stale_after_s: float = 300.0) -> Known:
-        query = Query(text, stale_after_s)
-        self.watch.ask([query])
-        return self.watch.demand(query, time.time())
+    def known(self, text: str, stale_after_s: float = 300.0) -> PoolDemand:
+        query = PrometheusQuery(text, stale_after_s)
+        self.watch.set_queries([query])
+        return self.watch.get_demand(query, time.time())
 
-    def until_gpus(self, gpus: float, text: str, stale_after_s: float = 300.0) -> Demand:
-        def asked() -> Demand | None:
+    def until_gpus(self, gpus: float, text: str, stale_after_s: float = 300.0) -> KnownDemand:
+        def asked() -> KnownDemand | None:
             known = self.known(text, stale_after_s)
-            return known if isinstance(known, Demand) and known.gpus == gpus else None
+            return known if isinstance(known, KnownDemand) and known.gpus == gpus else None
 
         found = eventually(asked, what=f"{gpus} GPUs by {text}")
         assert found is not None
         return found
 
-    def until_gap(self, gap: Gap, text: str, stale_after_s: float = 300.0) -> str:
-        def asked() -> Unknown | None:
+    def until_gap(self, gap: UnknownDemandReason, text: str, stale_after_s: float = 300.0) -> str:
+        def asked() -> UnknownDemand | None:
             known = self.known(text, stale_after_s)
-            return known if isinstance(known, Unknown) and known.gap is gap else None
+            return known if isinstance(known, UnknownDemand) and known.reason is gap else None
 
         found = eventually(asked, what=f"{gap} by {text}")
         assert found is not None
@@ -80,29 +80,29 @@ def test_one_series_or_a_scalar_is_taken_and_nothing_else(rig: Rig) -> None:
 
 
 def test_a_query_that_gives_no_one_number_is_told_with_its_reason(rig: Rig) -> None:
-    assert "2 series" in rig.until_gap(Gap.MANY_SERIES, "served_gpus")
-    rig.until_gap(Gap.NO_SERIES, "no_such_gpus")
-    assert "parse error" in rig.until_gap(Gap.BAD_QUERY, "sum(")
-    assert "a matrix" in rig.until_gap(Gap.BAD_QUERY, "inference_gpus[5m]")
-    assert "many-to-many" in rig.until_gap(Gap.BAD_QUERY, "served_gpus * on() served_gpus")
-    assert "nan" in rig.until_gap(Gap.NOT_A_NUMBER, "scalar(no_such_gpus)")
-    assert "-12" in rig.until_gap(Gap.NOT_A_NUMBER, "-inference_gpus")
+    assert "2 series" in rig.until_gap(UnknownDemandReason.MANY_SERIES, "served_gpus")
+    rig.until_gap(UnknownDemandReason.NO_SERIES, "no_such_gpus")
+    assert "parse error" in rig.until_gap(UnknownDemandReason.BAD_QUERY, "sum(")
+    assert "a matrix" in rig.until_gap(UnknownDemandReason.BAD_QUERY, "inference_gpus[5m]")
+    assert "many-to-many" in rig.until_gap(UnknownDemandReason.BAD_QUERY, "served_gpus * on() served_gpus")
+    assert "nan" in rig.until_gap(UnknownDemandReason.NOT_A_NUMBER, "scalar(no_such_gpus)")
+    assert "-12" in rig.until_gap(UnknownDemandReason.NOT_A_NUMBER, "-inference_gpus")
 
 
 def test_a_target_that_goes_away_leaves_nothing_but_a_stale_sample(rig: Rig) -> None:
     rig.target.close()
-    assert "no series since" in rig.until_gap(Gap.STALE, "inference_gpus")
+    assert "no series since" in rig.until_gap(UnknownDemandReason.STALE, "inference_gpus")
 
 
 def test_a_reading_is_as_old_as_its_sample_not_as_the_scrape_or_the_query(rig: Rig) -> None:
     sampled_at_s = int(time.time()) - 60
     rig.target.text = f"inference_gpus 5 {1000 * sampled_at_s}\nold_gpus 5 {1000 * sampled_at_s}\n"
     assert rig.until_gpus(5.0, "old_gpus", stale_after_s=600.0).at_s == sampled_at_s
-    rig.until_gap(Gap.STALE, "old_gpus", stale_after_s=59.0)
+    rig.until_gap(UnknownDemandReason.STALE, "old_gpus", stale_after_s=59.0)
 
 
 def test_a_prometheus_that_dies_is_told_and_one_that_comes_back_is_heard_again(rig: Rig) -> None:
     rig.prometheus.kill()
-    assert rig.prometheus.url in rig.until_gap(Gap.UNREACHABLE, "inference_gpus")
+    assert rig.prometheus.url in rig.until_gap(UnknownDemandReason.UNREACHABLE, "inference_gpus")
     rig.prometheus.start()
     rig.until_gpus(12.0, "inference_gpus")

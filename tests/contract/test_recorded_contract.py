@@ -13,9 +13,9 @@ import pytest
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.contract.recorded_world import Replay, codes, openapi_shape, read, resource_definitions
 
 STATE_TABLES = ("pools", "nodes", "jobs", "loans", "demand", "forecasts", "queues", "curve_points")
@@ -41,7 +41,7 @@ def test_a_store_writes_the_recorded_rows(replay: Replay, tmp_path: Path) -> Non
     url = f"sqlite:///{tmp_path / 'written.sqlite'}"
     migrate(url)
     store = SqlStore(url)
-    lease = store.acquire("test", now_s=0.0, ttl_s=1.0)
+    lease = store.acquire_lease("test", now_s=0.0, ttl_s=1.0)
     assert lease is not None
     store.commit(Commit(Snapshot(), replace(decode(Snapshot, read("snapshot")), generation=1), lease.epoch))
     store.close()

@@ -7,18 +7,27 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.agent_report import AgentReport, BegunRun, Doom, RankReport
-from scheduler.domain.observation import FailureCause, Run, RunPhase
-from scheduler.domain.rank_status import RankPhase, RankStatus
-from scheduler.domain.scaling_curve import data_parallel_plan
-from scheduler.store.protocol import FencedError
-from scheduler.store.run_log import RunLog
-from scheduler.store.sql import SqlStore
+from scheduler.domain.observation import (
+    AgentReport,
+    BegunRun,
+    FailureCause,
+    KillOrder,
+    RankPhase,
+    RankReport,
+    RankStatus,
+    Run,
+    RunPhase,
+)
+from scheduler.domain.scaling_curve import build_data_parallel_plan
+from scheduler.store.protocol import FencedError, RunLog
+from scheduler.store.sql_store import SqlStore
 from tests.memory_run_log import MemoryRunLog
 
 SEATS = (("n0", 0), ("n0", 1), ("n1", 0))
 PODS = {"n0": "pod-1", "n1": "pod-2"}
-RUN = BegunRun("a", 3, {"n0": (0, 1), "n1": (0,)}, SEATS, 5.0, PODS, data_parallel_plan("cpu", 3), frozen_layers=2)
+RUN = BegunRun(
+    "a", 3, {"n0": (0, 1), "n1": (0,)}, SEATS, 5.0, PODS, build_data_parallel_plan("cpu", 3), frozen_layers=2
+)
 END = Run("a", 3, RunPhase.LEFT, steps=12.0, checkpoint_steps=12.0, phases_s={"save": 0.5})
 STATUS = RankStatus(RankPhase.FAILED, step=7, loss=0.5, cause=FailureCause.OUT_OF_MEMORY, phases_s={"load": 0.5})
 RANKS = (RankReport(0, -9, STATUS, "Killed", oom_kills=1), RankReport(1))
@@ -32,7 +41,7 @@ def log(store_url: str) -> Iterator[tuple[RunLog, int]]:
         yield MemoryRunLog(epoch=4), 4
         return
     store = SqlStore(store_url)
-    lease = store.acquire("leader", now_s=0.0, ttl_s=60.0)
+    lease = store.acquire_lease("leader", now_s=0.0, ttl_s=60.0)
     assert lease is not None
     yield store.run_log, lease.epoch
     store.close()
@@ -40,69 +49,69 @@ def log(store_url: str) -> Iterator[tuple[RunLog, int]]:
 
 def test_a_generation_begins_once(log: tuple[RunLog, int]) -> None:
     runs, epoch = log
-    assert runs.begin(RUN, epoch=epoch)
-    assert not runs.begin(replace(RUN, begun_at_s=9.0), epoch=epoch)
-    assert runs.begun() == runs.begun_of("a") == (RUN,)
-    assert runs.begun_of("b") == ()
+    assert runs.begin_run(RUN, epoch=epoch)
+    assert not runs.begin_run(replace(RUN, begun_at_s=9.0), epoch=epoch)
+    assert runs.list_begun_runs() == runs.list_begun_runs_of("a") == (RUN,)
+    assert runs.list_begun_runs_of("b") == ()
 
 
 def test_who_does_not_lead_any_more_begins_nothing(log: tuple[RunLog, int]) -> None:
     runs, _ = log
     with pytest.raises(FencedError, match=str(NEVER)):
-        runs.begin(RUN, epoch=NEVER)
-    assert runs.begun() == ()
+        runs.begin_run(RUN, epoch=NEVER)
+    assert runs.list_begun_runs() == ()
 
 
 def test_the_doom_of_a_run_is_what_was_said_last_and_another_runs_is_untouched(log: tuple[RunLog, int]) -> None:
     runs, epoch = log
     other = replace(RUN, generation=4)
-    runs.begin(RUN, epoch=epoch)
-    runs.begin(other, epoch=epoch)
-    for doom in (Doom(20.0), Doom(15.0, fault="rank 1 was ended by SIGSEGV", is_hearsay=True)):
-        runs.doom("a", 3, doom, epoch=epoch)
-        assert runs.begun() == (replace(RUN, doom=doom), other)
-    runs.doom("a", 99, Doom(1.0), epoch=epoch)
+    runs.begin_run(RUN, epoch=epoch)
+    runs.begin_run(other, epoch=epoch)
+    for doom in (KillOrder(20.0), KillOrder(15.0, fault="rank 1 was ended by SIGSEGV", is_hearsay=True)):
+        runs.record_kill_order("a", 3, doom, epoch=epoch)
+        assert runs.list_begun_runs() == (replace(RUN, doom=doom), other)
+    runs.record_kill_order("a", 99, KillOrder(1.0), epoch=epoch)
     with pytest.raises(FencedError):
-        runs.doom("a", 4, Doom(1.0), epoch=NEVER)
-    assert runs.begun_of("a")[1] == other
+        runs.record_kill_order("a", 4, KillOrder(1.0), epoch=NEVER)
+    assert runs.list_begun_runs_of("a")[1] == other
 
 
 def test_a_run_ends_once(log: tuple[RunLog, int]) -> None:
     runs, epoch = log
-    runs.begin(RUN, epoch=epoch)
+    runs.begin_run(RUN, epoch=epoch)
     with pytest.raises(FencedError):
-        runs.end(END, epoch=NEVER)
-    assert runs.begun() == (RUN,)
-    runs.end(END, epoch=epoch)
-    runs.end(replace(END, phase=RunPhase.LOST), epoch=epoch)
-    runs.end(replace(END, job_id="b"), epoch=epoch)
-    assert runs.begun() == (replace(RUN, end=END),)
-    assert not runs.begin(RUN, epoch=epoch)
+        runs.record_end(END, epoch=NEVER)
+    assert runs.list_begun_runs() == (RUN,)
+    runs.record_end(END, epoch=epoch)
+    runs.record_end(replace(END, phase=RunPhase.LOST), epoch=epoch)
+    runs.record_end(replace(END, job_id="b"), epoch=epoch)
+    assert runs.list_begun_runs() == (replace(RUN, end=END),)
+    assert not runs.begin_run(RUN, epoch=epoch)
 
 
 def test_the_newest_word_of_an_agent_counts_whenever_it_comes(log: tuple[RunLog, int]) -> None:
     runs, _ = log
-    runs.report(REPORT)
-    runs.report(replace(REPORT, at_s=5.0, ranks=()))
-    assert runs.reports() == (REPORT,)
+    runs.record_reports(REPORT)
+    runs.record_reports(replace(REPORT, at_s=5.0, ranks=()))
+    assert runs.list_reports() == (REPORT,)
     newer = replace(REPORT, at_s=8.0, pod="pod-2", generation=0, ranks=(), failure="no such program")
     other = replace(REPORT, node="n1")
-    runs.report(newer, other)
-    runs.report()
-    assert runs.reports() == (newer, other)
-    assert runs.report_of("a", "n1") == other
-    assert runs.report_of("a", "n2") is None
+    runs.record_reports(newer, other)
+    runs.record_reports()
+    assert runs.list_reports() == (newer, other)
+    assert runs.get_report("a", "n1") == other
+    assert runs.get_report("a", "n2") is None
 
 
 def test_what_is_forgotten_is_gone_and_what_is_newer_stays(log: tuple[RunLog, int]) -> None:
     runs, epoch = log
     newer, foreign = replace(RUN, generation=4), replace(RUN, job_id="b")
     for run in (RUN, newer, foreign):
-        runs.begin(run, epoch=epoch)
-    runs.report(REPORT)
-    runs.report(replace(REPORT, node="n1", generation=4))
-    runs.forget("a", up_to_generation=3, epoch=epoch)
+        runs.begin_run(run, epoch=epoch)
+    runs.record_reports(REPORT)
+    runs.record_reports(replace(REPORT, node="n1", generation=4))
+    runs.delete_runs("a", up_to_generation=3, epoch=epoch)
     with pytest.raises(FencedError):
-        runs.forget("a", up_to_generation=4, epoch=NEVER)
-    assert runs.begun() == (newer, foreign)
-    assert [report.node for report in runs.reports()] == ["n1"]
+        runs.delete_runs("a", up_to_generation=4, epoch=NEVER)
+    assert runs.list_begun_runs() == (newer, foreign)
+    assert [report.node for report in runs.list_reports()] == ["n1"]

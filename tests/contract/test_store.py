@@ -8,40 +8,48 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.command import CancelJob, Command, CurveSolved, ReportDemand
-from scheduler.domain.decision import LendNode, StartJob
-from scheduler.domain.event import Event, EventCode
-from scheduler.domain.fleet import Blackout, DemandReading, LendingPolicy, Node, NodeState, Pool, PoolKind
-from scheduler.domain.forecast import Forecast
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.commands import CancelJob, Command, CurveSolved, ReportDemand
+from scheduler.domain.decisions import LendNode, Reason, ReasonCode, StartJob
+from scheduler.domain.events import Event, EventCode
+from scheduler.domain.fleet import (
+    Blackout,
+    DemandReading,
+    Forecast,
+    LendingPolicy,
+    Loan,
+    LoanState,
+    Node,
+    NodeState,
+    Pool,
+    PoolKind,
+)
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job_queue import JobQueue
-from scheduler.domain.job_state import ENDED, JobState
-from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
+from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches
-from scheduler.store.front import Books, FrontStore
+from scheduler.store.api_protocol import ApiStore, UsageSnapshot
 from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
-from tests.contract.store_records import OpenStore, a_stored_job, commit_next, next_of
+from tests.contract.store_records import OpenStore, commit_next, make_next_snapshot, make_stored_job
 
 ONE, EIGHT = (GpuShape.packed("a100-80g", gpus, 8) for gpus in (1, 8))
-REASON = Reason(ReasonCode.GAIN, "it gains 3 h", {"gain_s": 10_800.0})
+REASON = Reason(ReasonCode.GAIN_EXCEEDS_COST, "it gains 3 h", {"gain_s": 10_800.0})
 
 
 def _filled() -> Snapshot:
     """A snapshot with every kind of record, job state and live loan state."""
-    live = [state for state in JobState if state not in ENDED]
+    live = [state for state in JobState if state not in ENDED_STATES]
     lending = LendingPolicy(blackouts=(Blackout(0.0, 3600.0),), lent_nodes_max=None, return_deadline_s=math.inf)
     nodes = [Node(f"i{at}", "serve", "a100-80g", 8, 80 * 2**30, inference_gpus=at) for at in range(3)]
     down = Node("t0", "train", "h100-80g", 4, 80 * 2**30, NodeState.DOWN, cordoned=True, draining=True)
     loans = [Loan(f"l{at}", f"i{at}", "serve", s, 1.0, 2.0, 3.0 + at) for at, s in enumerate(list(LoanState)[:3])]
-    curve = ScalingCurve({ONE: data_parallel_plan("a100-80g", 1)}, {EIGHT: "needs 94.1 GB of 80 GB"})
+    curve = ScalingCurve({ONE: build_data_parallel_plan("a100-80g", 1)}, {EIGHT: "needs 94.1 GB of 80 GB"})
     return Snapshot(
         generation=1,
         now_s=12.5,
         pools={"train": Pool("train", PoolKind.TRAINING), "serve": Pool("serve", PoolKind.INFERENCE, lending)},
         nodes={node.name: node for node in (*nodes, down)},
-        jobs={f"job-{at}": a_stored_job(at, state) for at, state in enumerate(live)},
+        jobs={f"job-{at}": make_stored_job(at, state) for at, state in enumerate(live)},
         loans={loan.node: loan for loan in loans},
         curves={"gpt2/batch-8/seq-1024": curve, "nothing-solved-yet": ScalingCurve()},
         demand={"serve": DemandReading(12.0, 16.0, 20.0)},
@@ -61,13 +69,17 @@ def _event(at_s: float, subject: str) -> Event:
     return Event(at_s, EventCode.NODE_LENT, subject, "lent", {"gpus": 8.0})
 
 
-def test_a_new_store_is_empty(store: FrontStore) -> None:
+def test_a_new_store_is_empty(store: ApiStore) -> None:
     loaded = store.load()
-    assert (loaded.snapshot, loaded.inbox, store.inbox_size()) == (Snapshot(), (), 0)
-    assert (store.events(Page()), store.decisions(Page())) == ((), ())
-    assert (store.ended_job("job-0"), store.ended_jobs(limit=9), store.ended_loans(limit=9)) == (None, (), ())
-    assert store.readings("serve", since_s=-math.inf) == ()
-    assert store.usage(from_s=0.0, to_s=math.inf) == Books((), Snapshot())
+    assert (loaded.snapshot, loaded.inbox, store.count_pending_commands()) == (Snapshot(), (), 0)
+    assert (store.list_events(Page()), store.list_decisions(Page())) == ((), ())
+    assert (store.get_ended_job("job-0"), store.list_ended_jobs(limit=9), store.list_ended_loans(limit=9)) == (
+        None,
+        (),
+        (),
+    )
+    assert store.list_readings("serve", since_s=-math.inf) == ()
+    assert store.load_usage(from_s=0.0, to_s=math.inf) == UsageSnapshot((), Snapshot())
 
 
 def test_a_snapshot_comes_back_as_it_was_committed(open_store: OpenStore) -> None:
@@ -79,12 +91,12 @@ def test_a_snapshot_comes_back_as_it_was_committed(open_store: OpenStore) -> Non
 
 def test_a_command_is_found_whether_it_waits_or_was_consumed(open_store: OpenStore) -> None:
     store, first = open_store(), _command(1)
-    assert store.command("c1") is None
+    assert store.get_command("c1") is None
     store.send(first)
-    assert store.command("c1") == first
+    assert store.get_command("c1") == first
     assert not store.send(replace(first, actor="mallory"))
-    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, consumed=("c1",)))
-    assert open_store().command("c1") == first
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, consumed_command_ids=("c1",)))
+    assert open_store().get_command("c1") == first
 
 
 def test_a_reader_sees_each_change_and_each_removal(open_store: OpenStore) -> None:
@@ -94,10 +106,10 @@ def test_a_reader_sees_each_change_and_each_removal(open_store: OpenStore) -> No
     jobs = {
         **filled.jobs,
         "job-1": replace(filled.jobs["job-1"], message="new"),
-        "job-new": a_stored_job(9, JobState.QUEUED),
+        "job-new": make_stored_job(9, JobState.QUEUED),
     }
     del jobs["job-2"]
-    curve = ScalingCurve({EIGHT: data_parallel_plan("a100-80g", 8)})
+    curve = ScalingCurve({EIGHT: build_data_parallel_plan("a100-80g", 8)})
     curves, queues = {"gpt2/batch-8/seq-1024": curve}, {"vision": JobQueue("vision", 8)}
     commit_next(writer, now_s=20.0, jobs=jobs, loans={}, forecasts={}, queues=queues, curves=curves)
     after = reader.load().snapshot
@@ -110,7 +122,7 @@ def test_a_reader_sees_each_change_and_each_removal(open_store: OpenStore) -> No
 
 def test_a_record_may_come_back_after_its_removal(open_store: OpenStore) -> None:
     writer, reader = open_store(), open_store()
-    job = a_stored_job(0, JobState.QUEUED)
+    job = make_stored_job(0, JobState.QUEUED)
     for jobs in ({"job-0": job}, {}, {"job-0": replace(job, message="again")}):
         commit_next(writer, jobs=jobs)
         assert reader.load().snapshot.jobs == jobs
@@ -119,7 +131,7 @@ def test_a_record_may_come_back_after_its_removal(open_store: OpenStore) -> None
 
 def test_points_join_a_curve_that_has_none_and_may_change_sides(open_store: OpenStore) -> None:
     writer, reader = open_store(), open_store()
-    plan = data_parallel_plan("a100-80g", 1)
+    plan = build_data_parallel_plan("a100-80g", 1)
     for curve in (ScalingCurve(), ScalingCurve({ONE: plan}), ScalingCurve({}, {ONE: "no"}), ScalingCurve()):
         commit_next(writer, curves={"c": curve})
         assert reader.load().snapshot.curves == {"c": curve}
@@ -132,72 +144,74 @@ def test_the_second_of_two_commits_on_one_generation_conflicts_and_writes_nothin
     previous = second.load().snapshot
     winner = commit_next(first, now_s=1.0)
     second.send(_command(1))
-    loser = next_of(previous, now_s=2.0, pools={"train": Pool("train", PoolKind.TRAINING)})
+    loser = make_next_snapshot(previous, now_s=2.0, pools={"train": Pool("train", PoolKind.TRAINING)})
     with pytest.raises(ConflictError):
-        second.commit(Commit(previous, loser, epoch=0, consumed=("c1",), events=(_event(2.0, "i0"),)))
+        second.commit(Commit(previous, loser, epoch=0, consumed_command_ids=("c1",), events=(_event(2.0, "i0"),)))
     assert second.load().snapshot == winner
-    assert (second.inbox_size(), second.events(Page())) == (1, ())
+    assert (second.count_pending_commands(), second.list_events(Page())) == (1, ())
 
 
 def test_a_leader_that_lost_its_lease_is_fenced_even_before_it_conflicts(open_store: OpenStore) -> None:
     old, new = open_store(), open_store()
-    lease = old.acquire("old", now_s=0.0, ttl_s=10.0)
+    lease = old.acquire_lease("old", now_s=0.0, ttl_s=10.0)
     assert lease is not None
     previous = old.load().snapshot
-    taken = new.acquire("new", now_s=11.0, ttl_s=10.0)
+    taken = new.acquire_lease("new", now_s=11.0, ttl_s=10.0)
     assert taken is not None
-    new.commit(Commit(previous, next_of(previous, now_s=11.0), epoch=taken.epoch))
+    new.commit(Commit(previous, make_next_snapshot(previous, now_s=11.0), epoch=taken.epoch))
     with pytest.raises(FencedError):
-        old.commit(Commit(previous, next_of(previous, now_s=12.0), epoch=lease.epoch))
+        old.commit(Commit(previous, make_next_snapshot(previous, now_s=12.0), epoch=lease.epoch))
     assert old.load().snapshot.now_s == 11.0
 
 
 def test_the_lease_is_held_renewed_expired_and_released(open_store: OpenStore) -> None:
     a, b = open_store(), open_store()
-    first = a.acquire("a", now_s=0.0, ttl_s=10.0)
+    first = a.acquire_lease("a", now_s=0.0, ttl_s=10.0)
     assert first is not None
     assert (first.holder, first.expires_at_s) == ("a", 10.0)
-    assert b.acquire("b", now_s=9.9, ttl_s=10.0) is None
-    renewed = a.acquire("a", now_s=5.0, ttl_s=10.0)
+    assert b.acquire_lease("b", now_s=9.9, ttl_s=10.0) is None
+    renewed = a.acquire_lease("a", now_s=5.0, ttl_s=10.0)
     assert renewed == replace(first, expires_at_s=15.0), "a renewal keeps the epoch"
-    assert b.acquire("b", now_s=14.9, ttl_s=10.0) is None
-    second = b.acquire("b", now_s=15.0, ttl_s=10.0)
+    assert b.acquire_lease("b", now_s=14.9, ttl_s=10.0) is None
+    second = b.acquire_lease("b", now_s=15.0, ttl_s=10.0)
     assert second is not None
     assert second.epoch > first.epoch
-    assert a.lease() == b.lease(), "anybody can see who leads"
-    a.release("a")
-    assert a.acquire("a", now_s=16.0, ttl_s=10.0) is None, "only the holder can release"
-    b.release("b")
-    assert a.lease() is None
-    third = a.acquire("a", now_s=16.0, ttl_s=10.0)
+    assert a.get_lease() == b.get_lease(), "anybody can see who leads"
+    a.release_lease("a")
+    assert a.acquire_lease("a", now_s=16.0, ttl_s=10.0) is None, "only the holder can release"
+    b.release_lease("b")
+    assert a.get_lease() is None
+    third = a.acquire_lease("a", now_s=16.0, ttl_s=10.0)
     assert third is not None
     assert third.epoch > second.epoch
 
 
-def test_a_leader_that_released_its_lease_commits_nothing_more(store: FrontStore) -> None:
-    lease = store.acquire("a", now_s=0.0, ttl_s=10.0)
+def test_a_leader_that_released_its_lease_commits_nothing_more(store: ApiStore) -> None:
+    lease = store.acquire_lease("a", now_s=0.0, ttl_s=10.0)
     assert lease is not None
-    store.release("a")
+    store.release_lease("a")
     with pytest.raises(FencedError):
-        store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=lease.epoch))
+        store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=lease.epoch))
 
 
 def test_commands_wait_in_order_of_arrival_until_they_are_consumed(open_store: OpenStore) -> None:
     writer, sender = open_store(), open_store()
-    bodies = (ReportDemand("serve", 12.0), CurveSolved("c", EIGHT, data_parallel_plan("a100-80g", 8)))
+    bodies = (ReportDemand("serve", 12.0), CurveSolved("c", EIGHT, build_data_parallel_plan("a100-80g", 8)))
     commands = (_command(3), Command("c2", 2.0, bodies[0]), Command("c1", 1.0, bodies[1]))
     assert [sender.send(command) for command in commands] == [True, True, True]
-    assert (writer.load().inbox, writer.inbox_size()) == (commands, 3)
+    assert (writer.load().inbox, writer.count_pending_commands()) == (commands, 3)
     previous = writer.load().snapshot
-    writer.commit(Commit(previous, next_of(previous), epoch=0, consumed=("c3", "c1", "never-sent")))
-    assert (sender.load().inbox, sender.inbox_size()) == ((commands[1],), 1)
+    writer.commit(
+        Commit(previous, make_next_snapshot(previous), epoch=0, consumed_command_ids=("c3", "c1", "never-sent"))
+    )
+    assert (sender.load().inbox, sender.count_pending_commands()) == ((commands[1],), 1)
 
 
-def test_the_inbox_takes_each_id_once_for_ever(store: FrontStore) -> None:
+def test_the_inbox_takes_each_id_once_for_ever(store: ApiStore) -> None:
     assert store.send(_command(1))
     assert not store.send(replace(_command(1), actor="bob"))
     assert store.load().inbox == (_command(1),)
-    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, consumed=("c1",)))
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, consumed_command_ids=("c1",)))
     assert not store.send(_command(1))
     assert store.load().inbox == ()
 
@@ -220,34 +234,37 @@ def test_of_many_who_send_one_id_at_once_exactly_one_is_told_that_it_was_new(ope
     assert len(stores[0].load().inbox) == 10
 
 
-def test_events_are_numbered_paged_and_found_by_subject(store: FrontStore) -> None:
+def test_events_are_numbered_paged_and_found_by_subject(store: ApiStore) -> None:
     previous = Snapshot()
-    assert store.newest_event() == 0
+    assert store.get_last_event_number() == 0
     for tick in range(3):
-        snapshot = next_of(previous, now_s=float(tick))
+        snapshot = make_next_snapshot(previous, now_s=float(tick))
         store.commit(Commit(previous, snapshot, epoch=0, events=(_event(tick, "i0"), _event(tick, "i1"))))
         previous = snapshot
-    first = store.events(Page(limit=4))
-    rest = store.events(Page(after=first[-1].number, limit=4))
+    first = store.list_events(Page(limit=4))
+    rest = store.list_events(Page(after=first[-1].number, limit=4))
     numbers = [stored.number for stored in (*first, *rest)]
     assert numbers == sorted(set(numbers))
-    assert store.newest_event() == numbers[-1]
+    assert store.get_last_event_number() == numbers[-1]
     assert [(each.generation, each.event.subject) for each in first] == [(1, "i0"), (1, "i1"), (2, "i0"), (2, "i1")]
     assert [each.event for each in rest] == [_event(2.0, "i0"), _event(2.0, "i1")]
-    of_one = store.events(Page(after=first[1].number, limit=1), subject="i1")
+    of_one = store.list_events(Page(after=first[1].number, limit=1), subject="i1")
     assert [(each.generation, each.event) for each in of_one] == [(2, _event(1.0, "i1"))]
 
 
-def test_decisions_are_kept_with_generation_and_time(store: FrontStore) -> None:
-    decisions = (LendNode("i0", REASON), StartJob("job-0", {"t0": (0, 2)}, data_parallel_plan("a100-80g", 2), REASON))
-    store.commit(Commit(Snapshot(), next_of(Snapshot(), now_s=7.5), epoch=0, decisions=decisions))
-    stored = store.decisions(Page())
+def test_decisions_are_kept_with_generation_and_time(store: ApiStore) -> None:
+    decisions = (
+        LendNode("i0", REASON),
+        StartJob("job-0", {"t0": (0, 2)}, build_data_parallel_plan("a100-80g", 2), REASON),
+    )
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot(), now_s=7.5), epoch=0, decisions=decisions))
+    stored = store.list_decisions(Page())
     assert [(each.generation, each.at_s, each.decision) for each in stored] == [(1, 7.5, each) for each in decisions]
-    assert store.decisions(Page(after=stored[0].number)) == stored[1:]
-    assert store.decisions(Page(limit=1)) == stored[:1]
+    assert store.list_decisions(Page(after=stored[0].number)) == stored[1:]
+    assert store.list_decisions(Page(limit=1)) == stored[:1]
 
 
-def test_many_threads_send_and_load_while_one_commits(store: FrontStore) -> None:
+def test_many_threads_send_and_load_while_one_commits(store: ApiStore) -> None:
     def send(sender: int) -> None:
         for number in range(10):
             assert store.send(_command(sender * 100 + number))
@@ -260,11 +277,11 @@ def test_many_threads_send_and_load_while_one_commits(store: FrontStore) -> None
     for thread in threads:
         thread.start()
     consumed: list[str] = []
-    while any(thread.is_alive() for thread in threads) or store.inbox_size():
+    while any(thread.is_alive() for thread in threads) or store.count_pending_commands():
         loaded = store.load()
         ids = tuple(command.id for command in loaded.inbox)
-        moved = next_of(loaded.snapshot, now_s=loaded.snapshot.generation + 1.0)
-        store.commit(Commit(loaded.snapshot, moved, epoch=0, consumed=ids))
+        moved = make_next_snapshot(loaded.snapshot, now_s=loaded.snapshot.generation + 1.0)
+        store.commit(Commit(loaded.snapshot, moved, epoch=0, consumed_command_ids=ids))
         consumed += ids
     assert len(accepted) == 40
     assert sorted(consumed) == sorted(f"c{sender * 100 + number}" for sender in range(4) for number in range(10))

@@ -7,33 +7,31 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.event import Event, EventCode, JobStep
-from scheduler.domain.fleet import DemandReading
+from scheduler.domain.events import Event, EventCode, JobStep
+from scheduler.domain.fleet import DemandReading, Loan, LoanState
 from scheduler.domain.job import Job
-from scheduler.domain.job_state import ENDED, JobState
-from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.sample import PlacedSample, Sample
+from scheduler.domain.job_queue import UsageEntry, UsageKey
+from scheduler.domain.job_records import Sample, SlottedSample
+from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.usage import UsageEntry, UsageKind
-from scheduler.store.front import FrontStore
+from scheduler.store.api_protocol import ApiStore, JobQuery, LoanQuery, get_job_sort_key, get_loan_sort_key
 from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
-from scheduler.store.queries import JobQuery, LoanQuery, place_of_job, place_of_loan
-from tests.contract.store_records import OpenStore, a_stored_job, commit_next, next_of
+from tests.contract.store_records import OpenStore, commit_next, make_next_snapshot, make_stored_job
 
 
-def test_ended_jobs_and_loans_are_found_in_history_newest_first(store: FrontStore) -> None:
-    jobs = tuple(a_stored_job(at, state) for at, state in enumerate(sorted(ENDED)))
+def test_ended_jobs_and_loans_are_found_in_history_newest_first(store: ApiStore) -> None:
+    jobs = tuple(make_stored_job(at, state) for at, state in enumerate(sorted(ENDED_STATES)))
     loans = tuple(Loan(f"l{at}", f"i{at}", "serve", s, 1.0, 2.0) for at, s in enumerate(list(LoanState)[3:]))
-    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_jobs=jobs, ended_loans=loans))
-    assert store.ended_job("job-1") == jobs[1]
-    assert store.ended_job("job-99") is None
-    assert store.ended_jobs(limit=2) == (jobs[2], jobs[1])
-    assert store.ended_loans(limit=9) == loans[::-1]
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, ended_jobs=jobs, ended_loans=loans))
+    assert store.get_ended_job("job-1") == jobs[1]
+    assert store.get_ended_job("job-99") is None
+    assert store.list_ended_jobs(limit=2) == (jobs[2], jobs[1])
+    assert store.list_ended_loans(limit=9) == loans[::-1]
 
 
-def test_ended_jobs_are_listed_by_submission_after_a_place_and_by_what_is_asked(store: FrontStore) -> None:
-    jobs = [_listed(at, state) for at, state in enumerate([*sorted(ENDED)] * 3)]
-    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_jobs=tuple(reversed(jobs))))
+def test_ended_jobs_are_listed_by_submission_after_a_place_and_by_what_is_asked(store: ApiStore) -> None:
+    jobs = [_listed(at, state) for at, state in enumerate([*sorted(ENDED_STATES)] * 3)]
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, ended_jobs=tuple(reversed(jobs))))
     asked = [
         JobQuery(),
         JobQuery(states=frozenset({JobState.FAILED, JobState.SUCCEEDED})),
@@ -44,73 +42,73 @@ def test_ended_jobs_are_listed_by_submission_after_a_place_and_by_what_is_asked(
         JobQuery(since_s=1.0, until_s=2.0),
     ]
     for wanted in asked:
-        listed = sorted(filter(wanted.matches, jobs), key=place_of_job, reverse=True)
+        listed = sorted(filter(wanted.matches, jobs), key=get_job_sort_key, reverse=True)
         assert store.find_ended_jobs(wanted, after=None, limit=99) == tuple(listed)
         for at, job in enumerate(listed):
-            assert store.find_ended_jobs(wanted, after=place_of_job(job), limit=2) == tuple(listed[at + 1 : at + 3])
+            assert store.find_ended_jobs(wanted, after=get_job_sort_key(job), limit=2) == tuple(listed[at + 1 : at + 3])
 
 
 def _listed(at: int, state: JobState) -> Job:
     """Several of one moment, with ids that other orders than that of code points would turn round."""
-    job = a_stored_job(at, state)
+    job = make_stored_job(at, state)
     spec = replace(job.spec, name=("train", "Test", "eval")[at % 3], queue=("even", "odd")[at % 2])
     job_id = ("a-b", "aa", "a-", "B")[at % 4] + str(at)
     return replace(job, id=job_id, spec=spec, submitted_at_s=at // 3, owner=("ada", "bob")[at // 2 % 2])
 
 
-def test_ended_loans_are_listed_by_their_offer_after_a_place_and_by_what_is_asked(store: FrontStore) -> None:
+def test_ended_loans_are_listed_by_their_offer_after_a_place_and_by_what_is_asked(store: ApiStore) -> None:
     ended = [LoanState.RETURNED, LoanState.LOST] * 3
     loans = [Loan(f"l{at}", f"i{at % 3}", f"p{at % 2}", state, at // 2, 9.0) for at, state in enumerate(ended)]
-    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_loans=tuple(loans)))
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, ended_loans=tuple(loans)))
     for wanted in (LoanQuery(), LoanQuery(frozenset({LoanState.LOST})), LoanQuery(pool="p0", node="i1")):
-        listed = sorted(filter(wanted.matches, loans), key=place_of_loan, reverse=True)
+        listed = sorted(filter(wanted.matches, loans), key=get_loan_sort_key, reverse=True)
         assert store.find_ended_loans(wanted, after=None, limit=99) == tuple(listed)
-        assert store.find_ended_loans(wanted, after=place_of_loan(listed[0]), limit=1) == tuple(listed[1:2])
+        assert store.find_ended_loans(wanted, after=get_loan_sort_key(listed[0]), limit=1) == tuple(listed[1:2])
 
 
-def test_a_page_of_ended_jobs_is_the_same_when_it_is_asked_for_again(store: FrontStore) -> None:
+def test_a_page_of_ended_jobs_is_the_same_when_it_is_asked_for_again(store: ApiStore) -> None:
     jobs = tuple(_listed(at, JobState.FAILED) for at in range(6))
-    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, ended_jobs=jobs))
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, ended_jobs=jobs))
     first = store.find_ended_jobs(JobQuery(), after=None, limit=4)
     assert len(first) == 4
     assert store.find_ended_jobs(JobQuery(), after=None, limit=4) == first
     assert store.find_ended_jobs(JobQuery(), after=None, limit=6)[:4] == first
 
 
-def test_readings_are_kept_by_pool_and_given_in_order_of_time(store: FrontStore) -> None:
+def test_readings_are_kept_by_pool_and_given_in_order_of_time(store: ApiStore) -> None:
     late, early, same = DemandReading(30.0, 8.0, 9.0), DemandReading(10.0, 4.0, 4.0), DemandReading(30.0, 7.0, 7.0)
     readings = (("serve", late), ("serve", early), ("other", early), ("serve", same))
-    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, readings=readings))
-    assert store.readings("serve", since_s=0.0) == (early, late, same)
-    assert store.readings("serve", since_s=30.0) == (late, same)
-    assert store.readings("other", since_s=10.1) == ()
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, readings=readings))
+    assert store.list_readings("serve", since_s=0.0) == (early, late, same)
+    assert store.list_readings("serve", since_s=30.0) == (late, same)
+    assert store.list_readings("other", since_s=10.1) == ()
 
 
 def test_usage_is_added_up_by_hour_queue_owner_and_kind_and_read_with_its_snapshot(open_store: OpenStore) -> None:
-    own, lent = (UsageKind(3600, "vision", "ada", "a100-80g", is_lent) for is_lent in (False, True))
+    own, lent = (UsageKey(3600, "vision", "ada", "a100-80g", is_lent) for is_lent in (False, True))
     later, nameless = replace(own, hour_s=7200), replace(own, owner="", gpu="")
     writer, reader = open_store(), open_store()
     added = (UsageEntry(own, 1.5), UsageEntry(lent, 8.0, 0.5)), (UsageEntry(later, 4.0), UsageEntry(own, 2.5, 1.0))
     for usage in (*added, (UsageEntry(nameless, 0.25),), ()):
         previous = writer.load().snapshot
-        writer.commit(Commit(previous, next_of(previous), epoch=0, usage=usage))
+        writer.commit(Commit(previous, make_next_snapshot(previous), epoch=0, usage=usage))
     first = (UsageEntry(nameless, 0.25), UsageEntry(own, 4.0, 1.0), UsageEntry(lent, 8.0, 0.5))
-    books = reader.usage(from_s=3600.0, to_s=7200.0)
+    books = reader.load_usage(from_s=3600.0, to_s=7200.0)
     assert (books.entries, books.snapshot) == (first, writer.load().snapshot)
-    assert reader.usage(from_s=7199.0, to_s=7201.0).entries == (*first, UsageEntry(later, 4.0))
-    assert reader.usage(from_s=7200.0, to_s=9000.0).entries == (UsageEntry(later, 4.0),)
-    assert reader.usage(from_s=0.0, to_s=3600.0).entries == ()
+    assert reader.load_usage(from_s=7199.0, to_s=7201.0).entries == (*first, UsageEntry(later, 4.0))
+    assert reader.load_usage(from_s=7200.0, to_s=9000.0).entries == (UsageEntry(later, 4.0),)
+    assert reader.load_usage(from_s=0.0, to_s=3600.0).entries == ()
 
 
-def test_a_commit_that_fails_books_nothing(store: FrontStore) -> None:
-    usage = (UsageEntry(UsageKind(0, "vision", "ada", "a100-80g", False), 1.0),)
+def test_a_commit_that_fails_books_nothing(store: ApiStore) -> None:
+    usage = (UsageEntry(UsageKey(0, "vision", "ada", "a100-80g", False), 1.0),)
     previous = store.load().snapshot
     commit_next(store)
     with pytest.raises(ConflictError):
-        store.commit(Commit(previous, next_of(previous), epoch=0, usage=usage))
+        store.commit(Commit(previous, make_next_snapshot(previous), epoch=0, usage=usage))
     with pytest.raises(FencedError):
-        store.commit(Commit(store.load().snapshot, next_of(store.load().snapshot), epoch=7, usage=usage))
-    assert store.usage(from_s=0.0, to_s=math.inf).entries == ()
+        store.commit(Commit(store.load().snapshot, make_next_snapshot(store.load().snapshot), epoch=7, usage=usage))
+    assert store.load_usage(from_s=0.0, to_s=math.inf).entries == ()
 
 
 def test_a_sample_takes_the_place_of_the_one_before_it_and_a_series_is_given_in_order_of_time(
@@ -120,34 +118,36 @@ def test_a_sample_takes_the_place_of_the_one_before_it_and_a_series_is_given_in_
     third, fourth, last = (Sample(at_s, at_s, -1.5) for at_s in (30.0, 40.0, 45.0))
     writer = open_store()
     commits = (
-        (PlacedSample("a", 0, first), PlacedSample("a", 3, second), PlacedSample("b", 0, third)),
-        (PlacedSample("a", 1, third),),
-        (PlacedSample("a", 3, fourth), PlacedSample("a", 3, last)),
+        (SlottedSample("a", 0, first), SlottedSample("a", 3, second), SlottedSample("b", 0, third)),
+        (SlottedSample("a", 1, third),),
+        (SlottedSample("a", 3, fourth), SlottedSample("a", 3, last)),
         (),
     )
     seen = []
     for samples in commits:
         previous = writer.load().snapshot
-        writer.commit(Commit(previous, next_of(previous), epoch=0, samples=samples))
-        seen.append(open_store().samples("a"))
+        writer.commit(Commit(previous, make_next_snapshot(previous), epoch=0, samples=samples))
+        seen.append(open_store().list_samples("a"))
     assert seen == [(first, second), (first, second, third), (first, third, last), (first, third, last)]
-    assert writer.samples("b") == (third,)
-    assert writer.samples("nobody") == ()
+    assert writer.list_samples("b") == (third,)
+    assert writer.list_samples("nobody") == ()
 
 
-def test_a_commit_that_fails_keeps_no_samples(store: FrontStore) -> None:
+def test_a_commit_that_fails_keeps_no_samples(store: ApiStore) -> None:
     previous = store.load().snapshot
     commit_next(store)
     with pytest.raises(ConflictError):
-        store.commit(Commit(previous, next_of(previous), epoch=0, samples=(PlacedSample("a", 0, Sample(1.0, 1.0)),)))
-    assert store.samples("a") == ()
+        store.commit(
+            Commit(previous, make_next_snapshot(previous), epoch=0, samples=(SlottedSample("a", 0, Sample(1.0, 1.0)),))
+        )
+    assert store.list_samples("a") == ()
 
 
-def test_the_last_events_of_a_subject_come_in_their_order_with_where_its_job_stood(store: FrontStore) -> None:
+def test_the_last_events_of_a_subject_come_in_their_order_with_where_its_job_stood(store: ApiStore) -> None:
     step = JobStep(JobState.RUNNING, 3, 8, 2, "dp8 · 1 micro-batch")
     told = [Event(float(at), EventCode.JOB_STATE, "ab"[at % 2], "so", job=step if at else None) for at in range(9)]
-    store.commit(Commit(Snapshot(), next_of(Snapshot()), epoch=0, events=tuple(told)))
-    assert [each.event for each in store.last_events("a", limit=9)] == told[::2]
-    assert [each.event for each in store.last_events("a", limit=2)] == [told[6], told[8]]
-    assert store.last_events("a", limit=2) == store.events(Page(), subject="a")[-2:]
-    assert store.last_events("nobody", limit=2) == ()
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, events=tuple(told)))
+    assert [each.event for each in store.list_last_events("a", limit=9)] == told[::2]
+    assert [each.event for each in store.list_last_events("a", limit=2)] == [told[6], told[8]]
+    assert store.list_last_events("a", limit=2) == store.list_events(Page(), subject="a")[-2:]
+    assert store.list_last_events("nobody", limit=2) == ()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from api.webhooks.sender import Outcome, Sender, trusting
+from api.webhooks.sender import DeliveryOutcome, WebhookSender, create_ssl_context
 from scheduler.settings import Settings
-from tests.http_server import LoopbackServer, Quiet
+from tests.http_server import LoopbackServer, QuietHandler
 from tests.kubernetes.certificates import Authority
 from tests.webhook_receiver import Answer, Receiver, receiver
 
@@ -40,7 +40,7 @@ def hook() -> Iterator[Receiver]:
         yield made
 
 
-def send(sender: Sender, url: str) -> Outcome:
+def send(sender: WebhookSender, url: str) -> DeliveryOutcome:
     return asyncio.run(sender.send(url, {"webhook-id": "msg_1"}, b"{}"))
 
 
@@ -50,22 +50,22 @@ def named(hook: Receiver, name: str = "hooks.example") -> str:
 
 def test_a_name_is_looked_up_once_and_the_receiver_is_asked_by_it(hook: Receiver) -> None:
     names = Names(["127.0.0.1"])
-    sender = Sender(frozenset({"hooks.example"}), resolve=names.resolve)
-    assert send(sender, named(hook)) == Outcome(204)
+    sender = WebhookSender(frozenset({"hooks.example"}), resolve=names.resolve)
+    assert send(sender, named(hook)) == DeliveryOutcome(204)
     assert names.asked == ["hooks.example"]
     assert hook.received[0].headers["Host"] == named(hook).split("/")[2]
 
 
 @pytest.mark.parametrize("host", ["hooks..example", f"{'a' * 64}.example", "xn--a.example", "[v1.a]"])
 def test_a_host_that_no_resolver_takes_is_told_as_any_other_failure(host: str) -> None:
-    outcome = send(Sender(), f"http://{host}/")
+    outcome = send(WebhookSender(), f"http://{host}/")
     assert (outcome.status, outcome.is_delivered) == (None, False)
     assert outcome.error.startswith("its host can be none: ")
 
 
 def test_a_name_that_leads_home_at_the_next_attempt_is_refused_then(hook: Receiver) -> None:
     names = Names(["127.0.0.1"], ["93.184.216.34", "127.0.0.1"])
-    sender = Sender(resolve=names.resolve)
+    sender = WebhookSender(resolve=names.resolve)
     for _ in range(2):
         outcome = send(sender, named(hook))
         assert outcome.status is None
@@ -75,13 +75,13 @@ def test_a_name_that_leads_home_at_the_next_attempt_is_refused_then(hook: Receiv
 
 def test_where_one_address_does_not_answer_the_next_is_tried(hook: Receiver) -> None:
     names = Names(["::1", "127.0.0.1"])
-    sender = Sender(frozenset({"hooks.example"}), resolve=names.resolve)
-    assert send(sender, named(hook)) == Outcome(204)
+    sender = WebhookSender(frozenset({"hooks.example"}), resolve=names.resolve)
+    assert send(sender, named(hook)) == DeliveryOutcome(204)
 
 
 def test_a_redirect_is_not_followed(hook: Receiver) -> None:
     hook.answer = lambda number: Answer(307, {"Location": "/elsewhere"})
-    outcome = send(Sender(frozenset({"127.0.0.1"})), hook.url)
+    outcome = send(WebhookSender(frozenset({"127.0.0.1"})), hook.url)
     assert (outcome.status, "redirects are not followed" in outcome.error) == (307, True)
     assert len(hook.received) == 1
 
@@ -95,11 +95,11 @@ def test_a_redirect_is_not_followed(hook: Receiver) -> None:
 )
 def test_retry_after_is_heeded_in_both_its_forms(hook: Receiver, given: str, heeded_s: float) -> None:
     hook.answer = lambda number: Answer(429, {"Retry-After": given})
-    assert send(Sender(frozenset({"127.0.0.1"}), now=lambda: NOW_S), hook.url).retry_after_s == heeded_s
+    assert send(WebhookSender(frozenset({"127.0.0.1"}), now_s=lambda: NOW_S), hook.url).retry_after_s == heeded_s
 
 
 def test_nobody_is_waited_for_longer_than_an_attempt_may_take_however_they_drip() -> None:
-    class Dripping(Quiet, BaseHTTPRequestHandler):
+    class Dripping(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.send_response(200)
             self.send_header("Content-Length", "100000000")
@@ -109,12 +109,12 @@ def test_nobody_is_waited_for_longer_than_an_attempt_may_take_however_they_drip(
                 time.sleep(0.1)
 
     with LoopbackServer(Dripping) as server:
-        outcome = send(Sender(frozenset({"127.0.0.1"}), timeout_s=0.5), server.url)
-    assert outcome == Outcome(None, "no answer within 0.5 s")
+        outcome = send(WebhookSender(frozenset({"127.0.0.1"}), timeout_s=0.5), server.url)
+    assert outcome == DeliveryOutcome(None, "no answer within 0.5 s")
 
 
 def test_of_a_long_answer_only_the_beginning_is_read() -> None:
-    class Talking(Quiet, BaseHTTPRequestHandler):
+    class Talking(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.send_response(500)
             self.end_headers()
@@ -125,14 +125,14 @@ def test_of_a_long_answer_only_the_beginning_is_read() -> None:
                     return
 
     with LoopbackServer(Talking) as server:
-        outcome = send(Sender(frozenset({"127.0.0.1"})), server.url)
+        outcome = send(WebhookSender(frozenset({"127.0.0.1"})), server.url)
     assert outcome.status == 500
     assert outcome.error.startswith("HTTP 500: no no no")
     assert len(outcome.error) < 250
 
 
 def test_who_does_not_listen_has_no_name_or_speaks_something_else_is_told_apart() -> None:
-    sender = Sender(frozenset({"127.0.0.1"}))
+    sender = WebhookSender(frozenset({"127.0.0.1"}))
     assert "ConnectError" in send(sender, "http://127.0.0.1:1/").error
     assert "has no address" in send(sender, "http://nobody.invalid/").error
 
@@ -156,10 +156,12 @@ def test_a_receiver_with_a_certificate_of_a_trusted_authority_is_sent_to(
     secure: Receiver, authority: Authority
 ) -> None:
     settings = Settings(webhook_ca_file=authority.certificate("ca"))
-    sender = Sender(
-        frozenset({"hooks.example"}), Names(["127.0.0.1"]).resolve, trust=trusting(settings.webhook_ca_file)
+    sender = WebhookSender(
+        frozenset({"hooks.example"}),
+        Names(["127.0.0.1"]).resolve,
+        ssl_context=create_ssl_context(settings.webhook_ca_file),
     )
-    assert send(sender, named(secure)) == Outcome(204)
+    assert send(sender, named(secure)) == DeliveryOutcome(204)
     assert secure.received[0].headers["Host"] == named(secure).split("/")[2]
 
 
@@ -173,8 +175,10 @@ def test_a_receiver_with_a_certificate_of_a_trusted_authority_is_sent_to(
 def test_a_certificate_that_is_not_trusted_is_told_and_nothing_is_sent(
     secure: Receiver, authority: Authority, name: str, is_known: bool, told: str
 ) -> None:
-    trust = trusting(authority.certificate("ca") if is_known else None)
-    outcome = send(Sender(frozenset({name}), Names(["127.0.0.1"]).resolve, trust=trust), named(secure, name))
+    trust = create_ssl_context(authority.certificate("ca") if is_known else None)
+    outcome = send(
+        WebhookSender(frozenset({name}), Names(["127.0.0.1"]).resolve, ssl_context=trust), named(secure, name)
+    )
     assert outcome.status is None
     assert outcome.error.startswith(f"its certificate is not trusted: {told}")
     assert secure.received == []

@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from scheduler.domain.parallel_plan import Recompute
-from scheduler.worker.context_attention import ContextGroups, context_attention, token_positions
-from scheduler.worker.model import Block, GptSize
+from scheduler.trainer.context_parallel import ContextGroups, compute_token_positions, context_attention
+from scheduler.trainer.model import Block, GptSize
 
 RANKS = 4
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 0.05}
@@ -78,7 +78,7 @@ class Rank:
         """The largest differences from attention over the whole sequence in float64."""
         split = case.ulysses, case.ring
         replica, index = divmod(self._rank, case.ulysses * case.ring)
-        positions = token_positions(tokens=case.tokens, ulysses=case.ulysses, ring=case.ring, index=index)
+        positions = compute_token_positions(tokens=case.tokens, ulysses=case.ulysses, ring=case.ring, index=index)
         dtype: torch.dtype = getattr(torch, case.dtype)
         shape = (4, case.samples, case.heads, case.tokens, case.head_size)
         drawn = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(case.seed + replica))
@@ -97,8 +97,8 @@ class Rank:
         inputs, weights = torch.randn(2, 2, 32, 24, dtype=torch.float64)
         whole = _through(block, inputs, weights)
         block.recompute = recompute
-        block.attention.mix = partial(context_attention, groups=self.groups(2, 2))
-        positions = token_positions(tokens=32, ulysses=2, ring=2, index=self._rank)
+        block.attention.attend = partial(context_attention, groups=self.groups(2, 2))
+        positions = compute_token_positions(tokens=32, ulysses=2, ring=2, index=self._rank)
         part = _through(block, inputs[:, positions], weights[:, positions])
         expected = {name: whole[name][:, positions] for name in ("output", "inputs")}
         for name, _ in block.named_parameters():

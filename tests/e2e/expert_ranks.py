@@ -20,11 +20,11 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 from scheduler.domain.parallel_plan import Recompute
-from scheduler.worker import checkpoint
-from scheduler.worker.experts import MixtureOfExperts, spread_experts
-from scheduler.worker.manifest import Manifest, Position
-from scheduler.worker.model import SIZES, Block, Gpt, build_gpt
-from scheduler.worker.state import Trained, whole_state_digest
+from scheduler.trainer import checkpoint
+from scheduler.trainer.checkpoint_manifest import Manifest, TrainingPosition
+from scheduler.trainer.mixture_of_experts import MixtureOfExperts, shard_experts
+from scheduler.trainer.model import SIZES, Block, Gpt, build_gpt
+from scheduler.trainer.training_state import TrainablePart, compute_global_digest
 
 RANKS = 4
 HIDDEN, EXPERTS, UNUSED = 8, 4, 1
@@ -87,7 +87,7 @@ def agreement(ep: int, experts_per_token: int, dtype: torch.dtype, *, sharded: b
     mine = slice(begin, begin + TOKENS[rank])
 
     spread, mesh = mixture(experts_per_token, dtype), dp_ep_mesh(ep)
-    spread_experts(spread, mesh["ep", "tp"], mesh["tp"])
+    shard_experts(spread, mesh["ep", "tp"], mesh["tp"])
     if sharded:
         shard(spread.experts, mesh["dp"])
         shard(spread, init_device_mesh("cpu", (RANKS,)))
@@ -120,7 +120,7 @@ def spread_gpt(ep: int, *, seed: int, recompute: Recompute = Recompute.NONE) -> 
     for block in model.blocks.values():
         assert isinstance(block, Block)
         assert isinstance(block.feed_forward, MixtureOfExperts)
-        spread_experts(block.feed_forward, mesh["ep", "tp"], mesh["tp"])
+        shard_experts(block.feed_forward, mesh["ep", "tp"], mesh["tp"])
         shard(block.feed_forward.experts, mesh["dp"])
         shard(block, everyone)
     shard(model, everyone)
@@ -176,13 +176,13 @@ def resharding(folder: Path) -> dict[str, float | str]:
     root = folder / SAVED_AS
     model, its_optimizer = spread_gpt(4, seed=1)
     train(model, its_optimizer, my_samples())
-    facts = Manifest(Position(STEPS, 8 * STEPS), dist.get_world_size(), {}, ())
-    checkpoint.save(root, [Trained(model, [its_optimizer])], facts, node="t0")
+    facts = Manifest(TrainingPosition(STEPS, 8 * STEPS), dist.get_world_size(), {}, ())
+    checkpoint.save(root, [TrainablePart(model, [its_optimizer])], facts, node="t0")
     manifest = checkpoint.find_latest(root)
     assert manifest is not None
     other, other_optimizer = spread_gpt(2, seed=2)
     before = digest(other, other_optimizer)
-    checkpoint.load(root, manifest, [Trained(other, [other_optimizer])], settings={}, node="t0")
+    checkpoint.load(root, manifest, [TrainablePart(other, [other_optimizer])], settings={}, node="t0")
     return {
         "saved": digest(model, its_optimizer),
         "before": before,
@@ -191,7 +191,7 @@ def resharding(folder: Path) -> dict[str, float | str]:
 
 
 def digest(model: Gpt, optimizer: AdamW) -> str:
-    return whole_state_digest([Trained(model, [optimizer])])
+    return compute_global_digest([TrainablePart(model, [optimizer])])
 
 
 def cases(folder: Path) -> Found:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, ScheduleName, Stage, plan_to_json
-from scheduler.executors.render import agent_environment
+from scheduler.executors.rank_launch import build_agent_environment
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 120.0
@@ -38,7 +38,7 @@ class Training:
 
     def argv(self) -> list[str]:
         named = ["--model", self.model, "--ledger", str(self.root / "ledger"), "--ledger-digests"]
-        return [sys.executable, "-m", "scheduler.worker.train", *named, *self.options]
+        return [sys.executable, "-m", "scheduler.trainer.train", *named, *self.options]
 
     @property
     def checkpoints(self) -> Path:
@@ -193,11 +193,11 @@ class Farm:
 def farm(folder: Path) -> Iterator[Farm]:
     folder.mkdir(parents=True, exist_ok=True)
     port_file = folder / "port"
-    env = agent_environment({}, run_root=str(folder), inherited=os.environ)
+    env = build_agent_environment({}, run_root=str(folder), inherited=os.environ)
     common: dict[str, Any] = {"cwd": REPOSITORY, "env": env, "stdin": subprocess.PIPE}
     with (folder / "log").open("ab") as log:
         store = subprocess.Popen([*_module("rendezvous"), "--port-file", str(port_file)], stderr=log, **common)
-        preload = ["--preload", "scheduler.worker.warm"]
+        preload = ["--preload", "scheduler.trainer.preload"]
         # Without a buffer here: whether there is a report is asked of the pipe.
         agent = subprocess.Popen([*_module("agent"), *preload], stdout=subprocess.PIPE, stderr=log, bufsize=0, **common)
     try:

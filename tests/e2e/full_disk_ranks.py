@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.optim import AdamW
 
-from scheduler.worker import checkpoint
-from scheduler.worker.manifest import CheckpointError, Manifest, Position
-from scheduler.worker.model import SIZES, build_gpt
-from scheduler.worker.state import Trained
+from scheduler.trainer import checkpoint
+from scheduler.trainer.checkpoint_manifest import CheckpointError, Manifest, TrainingPosition
+from scheduler.trainer.model import SIZES, build_gpt
+from scheduler.trainer.training_state import TrainablePart
 
 ROOT = "checkpoints"
 
@@ -39,14 +39,18 @@ def full_disk(directory: Path, manifest: Manifest) -> None:
 def main(folder: Path, rank: int, ranks: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     model = build_gpt(SIZES["nano-gpt"], seed=1, dtype=torch.float32)
-    root, parts, background = folder / ROOT, [Trained(model, [AdamW(model.parameters())])], checkpoint.Background()
+    root, parts, background = (
+        folder / ROOT,
+        [TrainablePart(model, [AdamW(model.parameters())])],
+        checkpoint.BackgroundSaveResources(),
+    )
 
     def at_once(step: int) -> None:
-        checkpoint.save(root, parts, Manifest(Position(step, step), ranks, {}, ()), node="t0")
+        checkpoint.save(root, parts, Manifest(TrainingPosition(step, step), ranks, {}, ()), node="t0")
 
     def behind(step: int) -> None:
-        facts = Manifest(Position(step, step), ranks, {}, ())
-        checkpoint.Saving(root, parts, facts, node="t0", keep=2, background=background).finish()
+        facts = Manifest(TrainingPosition(step, step), ranks, {}, ())
+        checkpoint.BackgroundSave(root, parts, facts, node="t0", keep=2, resources=background).wait()
 
     found = [told(lambda: at_once(1))]
     with patch.object(checkpoint, "write_manifest", full_disk):

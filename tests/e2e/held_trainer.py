@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
-from scheduler.worker import train
-from scheduler.worker.trainer import Trainer
+from scheduler.trainer import train
+from scheduler.trainer.trainer import Trainer
 
 _LOOK_PERIOD_S = 0.02
 
@@ -28,7 +28,7 @@ def hold_at(hold: Path, step: int) -> None:
 
 
 def main(hold: Path) -> int:
-    notice, one_step = Path(os.environ["EBBTIDE_RUN_DIR"]) / "notice.json", Trainer.one_step
+    notice, one_step = Path(os.environ["EBBTIDE_RUN_DIR"]) / "notice.json", Trainer.train_step
 
     def held_step(trainer: Trainer) -> None:
         while trainer.position.step >= _allowed(hold) and not notice.exists():

@@ -22,7 +22,7 @@ SLOT_BYTES = 2_000_000_000
 def main(truth: float) -> None:
     with Session.from_environment() as session:
         session.init_process_group()
-        session.resumed(0)
+        session.mark_resumed(0)
         assert session.plan is not None
         predicted = session.plan.peak_bytes_per_gpu
         wanted = truth * predicted if predicted else 2 * SLOT_BYTES

@@ -14,10 +14,10 @@ from pathlib import Path
 import uvicorn
 
 from api.app import create_app
+from cli.composition.service import build_local_controller, build_policies
 from scheduler.runtime.clock import RealClock
-from scheduler.settings import Settings, token_secret
-from scheduler.store.sql import SqlStore
-from scheduler.wiring import build_controller, policies_of
+from scheduler.settings import Settings, load_token_secret
+from scheduler.store.sql_store import SqlStore
 
 RATE = 12.0
 """What the service gives up on after 900 s must not take a slow machine more than 75 s: above all a start."""
@@ -62,16 +62,16 @@ def main(folder: Path, port: int) -> None:
         store,
         chosen,
         clock=clock,
-        policies=policies_of(chosen),
-        lease=store.lease,
-        token_secret=token_secret(chosen.secret_path),
+        policies=build_policies(chosen),
+        lease=store.get_lease,
+        token_secret=load_token_secret(chosen.token_secret_path),
         run_log=store.run_log,
     )
     server = uvicorn.Server(uvicorn.Config(app, host=chosen.host, port=port, log_config=None, access_log=False))
     answering = threading.Thread(target=server.run)
     answering.start()
     try:
-        build_controller(chosen, store, clock=clock).run(stop)
+        build_local_controller(chosen, store, clock=clock).run(stop)
     finally:
         server.should_exit = True
         answering.join()

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from scheduler.executors.local import LocalExecutor
-from scheduler.executors.local_run import Patience
+from cli.composition.service import assemble_controller, build_local_controller, make_holder_id
+from scheduler.executors.local_executor import LocalExecutor
+from scheduler.executors.local_run import RunTimeouts
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import Controller
 from scheduler.settings import Settings
-from scheduler.store.sql import SqlStore
-from scheduler.wiring import build_controller, controller_of, new_holder
+from scheduler.store.sql_store import SqlStore
 from tests.contract.local_rig import RENDEZVOUS
 
 
@@ -51,17 +51,17 @@ def killer(point: str, passage: int) -> Callable[[str], None]:
 def torchless(chosen: Settings, store: SqlStore, at: Callable[[str], None]) -> Controller:
     """As `build_controller` builds it, without a process that takes seconds to load what nobody uses."""
     clock = RealClock()
-    patience = Patience(close_s=chosen.leave_grace_s)
+    patience = RunTimeouts(close_s=chosen.leave_grace_s)
     executor = LocalExecutor(
-        chosen.run_dir, now=clock.now_s, rendezvous_command=RENDEZVOUS, preload=(), patience=patience, at=at
+        chosen.run_dir, now=clock.now_s, rendezvous_command=RENDEZVOUS, preload=(), timeouts=patience, on_crash_point=at
     )
-    return controller_of(
+    return assemble_controller(
         chosen,
         store,
         executor,
         clock,
-        holder=new_holder(),
-        has_news=executor.has_news,
+        holder=make_holder_id(),
+        has_news=executor.has_pending_changes,
         may_lead=executor.may_lead,
         at=at,
     )
@@ -72,7 +72,7 @@ def main(folder: Path, point: str, passage: int, leave_grace_s: float, *, has_to
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     chosen, at = settings(folder, leave_grace_s=leave_grace_s), killer(point, passage)
     store = SqlStore(chosen.database_url)
-    controller = build_controller(chosen, store, at=at) if has_torch else torchless(chosen, store, at)
+    controller = build_local_controller(chosen, store, at=at) if has_torch else torchless(chosen, store, at)
     controller.run(stop)
     store.close()
 

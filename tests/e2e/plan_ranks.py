@@ -18,13 +18,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, ScheduleName
-from scheduler.worker.batches import Batches
-from scheduler.worker.layout import layout
-from scheduler.worker.mesh import build_meshes
-from scheduler.worker.model import SIZES, build_gpt
-from scheduler.worker.parallel import Build, build_parts
-from scheduler.worker.pipeline import forward_backward
-from scheduler.worker.text import TextData
+from scheduler.trainer.dataset import BatchLoader, TextDataset
+from scheduler.trainer.layout import build_layout
+from scheduler.trainer.mesh import build_meshes
+from scheduler.trainer.model import SIZES, build_gpt
+from scheduler.trainer.model_parts import BuildOptions, build_model_parts
+from scheduler.trainer.pipeline import build_forward_backward
 from tests.e2e.forked_ranks import a_plan
 
 BATCH = 12
@@ -85,7 +84,7 @@ def alone(model: str) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of the first batch of the text, from one rank."""
     size = SIZES[model]
     gpt = build_gpt(size, seed=SEED, dtype=torch.float64)
-    inputs, targets = TextData(sequence=size.sequence, seed=SEED).batch(range(BATCH))
+    inputs, targets = TextDataset(sequence=size.sequence, seed=SEED).load_samples(range(BATCH))
     loss = functional.cross_entropy(gpt(inputs).flatten(0, 1), targets.flatten())
     torch.autograd.backward(loss)
     return loss.item(), {name: whole(weight.grad) for name, weight in gpt.named_parameters()}
@@ -95,12 +94,12 @@ def differences(chosen: ParallelPlan, model: str) -> dict[str, float]:
     """Of this rank's gradients and of the loss, as shares of the largest value; and "held", which share of the first
     block's experts a rank has, where there are some."""
     size = SIZES[model]
-    planned = layout(chosen, world_size=dist.get_world_size(), blocks=size.layers)
+    planned = build_layout(chosen, world_size=dist.get_world_size(), block_count=size.layers)
     meshes = build_meshes(planned, device="cpu")
-    build = Build(size, dist.get_rank(), "cpu", SEED, torch.float64)
-    parts = build_parts(planned, meshes, build)
-    batches = Batches(planned, size=size, rank=dist.get_rank(), seed=SEED, device="cpu")
-    share = forward_backward(planned, meshes, parts, build)(*batches.at(0))
+    build = BuildOptions(size, dist.get_rank(), "cpu", SEED, torch.float64)
+    parts = build_model_parts(planned, meshes, build)
+    batches = BatchLoader(planned, size=size, rank=dist.get_rank(), seed=SEED, device="cpu")
+    share = build_forward_backward(planned, meshes, parts, build)(*batches.load_batch(0))
     loss = share if batches.counts_loss else torch.zeros_like(share)
     dist.all_reduce(loss)
     expected_loss, expected = alone(model)

@@ -18,23 +18,22 @@ from pathlib import Path
 
 import psutil
 
-from scheduler.domain.allocation import Allocation
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job, JobSpec, Progress
-from scheduler.domain.job_state import JobState
+from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.observation import Run
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.worker_token import issue_agent_token
-from scheduler.executors.local_processes import marked_processes
-from scheduler.executors.reported_runs import begun_run, may_begin, reported_runs
-from scheduler.settings import token_secret
-from scheduler.store.migrate import migrate
+from scheduler.executors.local_run import find_marked_processes
+from scheduler.executors.reported_runs import build_begun_run, can_begin, compute_reported_runs
+from scheduler.settings import load_token_secret
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.builders import a_node
 from tests.e2e.training_play import losses
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
@@ -51,14 +50,14 @@ class PodPlay:
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._pods: dict[str, str] = {}
         self._born: dict[int, psutil.Process] = {}
-        self._api_port, self._store_port = free_port(), free_port()
+        self._api_port, self._store_port = find_free_port(), find_free_port()
         url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
         migrate(url)
         self.store = SqlStore(url)
-        lease = self.store.acquire("test", now_s=time.time(), ttl_s=1e6)
+        lease = self.store.acquire_lease("test", now_s=time.time(), ttl_s=1e6)
         assert lease is not None
         self._epoch = lease.epoch
-        self._secret = token_secret(folder / "token.secret")
+        self._secret = load_token_secret(folder / "token.secret")
         self._env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")},
             "EBBTIDE_DATABASE_URL": url,
@@ -121,7 +120,7 @@ class PodPlay:
         self.agents[node].wait()
 
     def start_api(self) -> None:
-        self._service("api", "scheduler.cli", "api")
+        self._service("api", "cli", "api")
 
     def kill_api(self) -> None:
         _end(self._services.pop("api"))
@@ -167,7 +166,7 @@ class PodPlay:
         self._remember()
         for process in (*self.agents.values(), *self._services.values()):
             _end(process)
-        left = [process for pod in self.folder.iterdir() if pod.is_dir() for process in marked_processes(pod)]
+        left = [process for pod in self.folder.iterdir() if pod.is_dir() for process in find_marked_processes(pod)]
         for each in (*self._born.values(), *left):
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
@@ -178,17 +177,17 @@ class PodPlay:
         self._remember()
         log, jobs, now_s = self.store.run_log, self.store.load().snapshot.jobs, time.time()
         agents = {("train", node): self._pods[node] for node, agent in self.agents.items() if agent.poll() is None}
-        reports = log.reports()
-        for seen in reported_runs(log.begun(), reports, agents, jobs, now_s):
+        reports = log.list_reports()
+        for seen in compute_reported_runs(log.list_begun_runs(), reports, agents, jobs, now_s):
             self.runs[seen.begun.generation] = seen.run
-            if seen.doom is not None and seen.doom != seen.begun.doom:
-                log.doom("train", seen.begun.generation, seen.doom, epoch=self._epoch)
+            if seen.kill_order is not None and seen.kill_order != seen.begun.doom:
+                log.record_kill_order("train", seen.begun.generation, seen.kill_order, epoch=self._epoch)
             if seen.has_just_ended:
-                log.end(seen.run, epoch=self._epoch)
+                log.record_end(seen.run, epoch=self._epoch)
         for job in jobs.values():
-            if may_begin(job, log.begun_of(job.id), reports, agents):
+            if can_begin(job, log.list_begun_runs_of(job.id), reports, agents):
                 seats = tuple((node, 0) for node in sorted(job.allocation.target))
-                log.begin(begun_run(job, seats, agents, now_s), epoch=self._epoch)
+                log.begin_run(build_begun_run(job, seats, agents, now_s), epoch=self._epoch)
 
     def _service(self, name: str, *words: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:

@@ -16,12 +16,12 @@ from typing import Any
 
 import psutil
 
-from api.answers.record import EventView
 from api.client import Client
-from scheduler.executors.local_processes import marked_processes
-from scheduler.store.migrate import migrate
+from api.event_views import EventView
+from scheduler.executors.local_run import find_marked_processes
+from scheduler.store.schema_migration import migrate
 from tests.e2e.hurried_service import settings
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
@@ -67,12 +67,12 @@ class ServicePlay:
         """The service is told to end; nothing that it started is left."""
         self._process.send_signal(signal.SIGTERM)
         assert self._process.wait(PATIENCE_S) == 0, self._log()
-        assert not marked_processes(self.folder / "run")
+        assert not find_marked_processes(self.folder / "run")
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        for left in marked_processes(self.folder / "run"):
+        for left in find_marked_processes(self.folder / "run"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()
         self.client.close()
@@ -87,7 +87,7 @@ class ServicePlay:
 
 @contextmanager
 def service_play(folder: Path) -> Iterator[ServicePlay]:
-    port = free_port()
+    port = find_free_port()
     made = ServicePlay(folder, port)
     try:
         yield made

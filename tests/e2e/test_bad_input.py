@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
-from scheduler.worker.manifest import checkpoint_steps, latest
+from scheduler.trainer.checkpoint_manifest import find_latest_manifest, list_checkpoint_steps
 from tests.e2e.forked_ranks import Farm, Training, a_plan
 
 pytestmark = pytest.mark.e2e
@@ -96,7 +96,7 @@ def test_a_checkpoint_directory_that_is_full(ranks: Farm, begun: Training) -> No
             f"CheckpointError: checkpoint {moved.checkpoints / 'step-00000006'} could not be saved"
         )
         assert "No space left on device" in reason
-        found = latest(moved.checkpoints)
+        found = find_latest_manifest(moved.checkpoints)
         assert found is not None
         assert found.position.step == SAVED
         remount(disk, f"rw,size={used_kb * 8}k")
@@ -116,7 +116,7 @@ def check_goes_on(ranks: Farm, training: Training) -> None:
     """Once it is given what it needs, from where it was."""
     ranks.run(training, PLAN)
     assert training.first_steps()[ranks.generation] == SAVED + 1
-    assert checkpoint_steps(training.checkpoints)[0] == STEPS
+    assert list_checkpoint_steps(training.checkpoints)[0] == STEPS
 
 
 def contents(folder: Path) -> dict[str, bytes]:

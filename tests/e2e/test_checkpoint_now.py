@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.worker.manifest import checkpoint_steps
+from scheduler.trainer.checkpoint_manifest import list_checkpoint_steps
 from tests.e2e.service_play import ServicePlay, service_play
 
 pytestmark = pytest.mark.e2e
@@ -16,19 +16,19 @@ pytestmark = pytest.mark.e2e
 def test_a_running_training_saves_when_it_is_asked_to_and_goes_on(tmp_path: Path) -> None:
     with service_play(tmp_path) as play:
         play.open(nodes=1, gpus=2)
-        trainer = ["python", "-m", "scheduler.worker.train", "--global-batch", "4", "--step-delay-s", "0.1"]
+        trainer = ["python", "-m", "scheduler.trainer.train", "--global-batch", "4", "--step-delay-s", "0.1"]
         document = {"name": "train", "gpus": {"min": 2, "max": 2}, "steps": 100_000, "command": trainer}
         job = str(play.client.submit({**document, "checkpoint": {"interval": "10h"}})["id"])
         play.wait(lambda: _steps(play, job) >= 3)
         folder = tmp_path / f"run/jobs/{job}/checkpoints"
-        assert not list(checkpoint_steps(folder))
+        assert not list(list_checkpoint_steps(folder))
 
         first = _saved(play, job)
-        assert list(checkpoint_steps(folder)) == [first]
+        assert list(list_checkpoint_steps(folder)) == [first]
         play.wait(lambda: _steps(play, job) >= first + 3)
-        assert list(checkpoint_steps(folder)) == [first], "one wish is one checkpoint"
+        assert list(list_checkpoint_steps(folder)) == [first], "one wish is one checkpoint"
         second = _saved(play, job)
-        assert list(checkpoint_steps(folder)) == [second, first]
+        assert list(list_checkpoint_steps(folder)) == [second, first]
         found = play.client.job(job)
         assert (found["generation"], found["account"]["resizes"], found["state"]) == (1, 0, "running")
         assert found["progress"]["checkpoint_steps"] == second

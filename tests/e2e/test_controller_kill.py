@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.command import AddNode, CancelJob, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
+from scheduler.domain.commands import AddNode, CancelJob, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.executors.local import POINTS
-from scheduler.executors.local_processes import marked_processes
-from scheduler.store.migrate import migrate
-from scheduler.store.sql import SqlStore
-from tests.books import check_books
+from scheduler.executors.local_executor import CRASH_POINTS
+from scheduler.executors.local_run import find_marked_processes
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
+from tests.books import check_usage
 from tests.builders import a_node
 from tests.e2e.killable_controller import settings
 
@@ -32,7 +32,7 @@ OF_THE_TICK = ("before-observe", "after-load", "before-commit", "after-commit", 
 PASSED_OFTEN = (*OF_THE_TICK, "during-observe", "before-first-effect", "after-last-effect")
 # The executor's other points: as it alone dies at each of them in tests/contract/test_local_crash_points.py.
 SAMPLED = ("after-take-over", "before-started-record", "between-two-spawns", "after-notice", "after-kill")
-OTHERS = [pytest.param(point, marks=pytest.mark.full) for point in POINTS if point not in SAMPLED]
+OTHERS = [pytest.param(point, marks=pytest.mark.full) for point in CRASH_POINTS if point not in SAMPLED]
 PATIENCE_S = 180.0
 STEPS = 150
 LEAVE_GRACE_S = 0.6
@@ -63,7 +63,7 @@ class Play:
 
     def job(self, job_id: str) -> Job | None:
         live = self.store.load().snapshot.jobs.get(job_id)
-        return live or self.store.ended_job(job_id)
+        return live or self.store.get_ended_job(job_id)
 
     def wait(self, reached: Callable[[], bool], *, controller: subprocess.Popen[bytes]) -> bool:
         """Until `reached`; False where the controller died before."""
@@ -79,7 +79,7 @@ class Play:
         for controller in self._controllers:
             controller.kill()
             controller.wait()
-        for process in marked_processes(self.folder / "run"):
+        for process in find_marked_processes(self.folder / "run"):
             process.kill()
         self.store.close()
 
@@ -108,11 +108,11 @@ def test_after_a_kill_the_next_controller_carries_on(point: str, play: Play) -> 
     assert mover is not None
     assert mover.progress.steps == STEPS
     assert mover.account.failures == 0, "a controller's death is not the job's fault"
-    assert sum(entry.gpu_s for entry in check_books(play.store)) > 1.0
+    assert sum(entry.gpu_s for entry in check_usage(play.store)) > 1.0
     assert not (play.folder / "double").exists(), "a slot was used by two at once"
     second.send_signal(signal.SIGTERM)
     assert second.wait(PATIENCE_S) == 0
-    assert not marked_processes(play.folder / "run")
+    assert not find_marked_processes(play.folder / "run")
 
 
 def _open(play: Play) -> None:
@@ -163,14 +163,14 @@ def _is_over(play: Play, job_id: str) -> bool:
 def test_nobody_leads_beside_a_controller_of_this_machine_that_was_stopped(play: Play) -> None:
     """Its workers run on, and it may wake at any moment: whoever led meanwhile would start their jobs a second time."""
     first = play.start_controller()
-    play.wait(lambda: play.store.lease() is not None, controller=first)
+    play.wait(lambda: play.store.get_lease() is not None, controller=first)
     second = play.start_controller()
-    before = play.store.lease()
+    before = play.store.get_lease()
     assert before is not None
     first.send_signal(signal.SIGSTOP)
     play.wait(lambda: time.time() > before.expires_at_s + 3.0, controller=second)
-    after = play.store.lease()
+    after = play.store.get_lease()
     assert after is not None
     assert (after.holder, after.epoch) == (before.holder, before.epoch)
     first.kill()
-    play.wait(lambda: (held := play.store.lease()) is not None and held.epoch > before.epoch, controller=second)
+    play.wait(lambda: (held := play.store.get_lease()) is not None and held.epoch > before.epoch, controller=second)

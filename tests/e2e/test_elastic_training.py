@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
-from scheduler.domain.event import EventCode
+from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
+from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.job_state import JobState
-from scheduler.domain.replan import ReplanPhase
-from scheduler.executors.local_processes import marked_processes
-from scheduler.store.migrate import migrate
+from scheduler.executors.local_run import find_marked_processes
 from scheduler.store.protocol import Page
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.builders import a_node
 from tests.e2e.killable_controller import settings
 
@@ -51,7 +51,7 @@ def controller(tmp_path: Path, store: SqlStore) -> Iterator[subprocess.Popen[byt
     yield process
     process.kill()
     process.wait()
-    for left in marked_processes(tmp_path / "run"):
+    for left in find_marked_processes(tmp_path / "run"):
         left.kill()
 
 
@@ -73,7 +73,7 @@ def test_a_training_that_is_resized_three_times_learns_as_if_it_never_was(
 
     controller.send_signal(signal.SIGTERM)
     assert controller.wait(60) == 0
-    assert not marked_processes(tmp_path / "run")
+    assert not find_marked_processes(tmp_path / "run")
     subprocess.run([sys.executable, *_trainer(reference)], check=True, timeout=120, capture_output=True)
     _check_learning(_losses(ledger), _losses(reference))
     _check_story(store, ledger)
@@ -86,7 +86,7 @@ def _check_learning(losses: dict[int, float], reference: dict[int, float]) -> No
 
 
 def _check_story(store: SqlStore, ledger: Path) -> None:
-    told = store.events(Page(limit=1000), subject="train")
+    told = store.list_events(Page(limit=1000), subject="train")
     resizes = [e for e in told if e.event.code in (EventCode.JOB_GROWN, EventCode.JOB_SHRUNK)]
     assert len(resizes) >= 3
     assert _job(store).account.lost_gpu_s == 0.0
@@ -117,7 +117,7 @@ def _spec(ledger: Path) -> JobSpec:
 
 def _trainer(ledger: Path) -> list[str]:
     size = ["--model", "tiny-gpt", "--steps", str(STEPS), "--global-batch", str(GLOBAL_BATCH)]
-    return ["-m", "scheduler.worker.train", *size, "--ledger", str(ledger)]
+    return ["-m", "scheduler.trainer.train", *size, "--ledger", str(ledger)]
 
 
 def _send(store: SqlStore, body: CommandBody) -> None:
@@ -125,7 +125,7 @@ def _send(store: SqlStore, body: CommandBody) -> None:
 
 
 def _job(store: SqlStore) -> Job:
-    job = store.load().snapshot.jobs.get("train") or store.ended_job("train")
+    job = store.load().snapshot.jobs.get("train") or store.get_ended_job("train")
     assert job is not None
     return job
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from scheduler.worker import checkpoint
+from scheduler.trainer import checkpoint
+from scheduler.trainer.checkpoint_manifest import find_latest_manifest
+from scheduler.trainer.training_state import TrainablePart
 from scheduler.worker.environment import RankEnvironment
-from scheduler.worker.manifest import latest
 from scheduler.worker.session import Session
-from scheduler.worker.state import Trained
 from tests.e2e.expert_ranks import RANKS, SAVED_AS, Found, build, digest, optimizer
 from tests.e2e.forked_ranks import Farm
 from tests.e2e.rank_programs import found_by_ranks
@@ -71,11 +71,11 @@ def test_a_checkpoint_of_four_ranks_of_experts_loads_bit_equal_into_two_by_two(f
 
 @pytest.mark.usefixtures("group_of_one")
 def test_a_checkpoint_of_four_ranks_of_experts_loads_bit_equal_into_one(found: list[Found], folder: Path) -> None:
-    manifest = latest(folder / SAVED_AS)
+    manifest = find_latest_manifest(folder / SAVED_AS)
     assert manifest is not None
     model = build(seed=2)
     its_optimizer = optimizer(model)
     random_state = torch.get_rng_state()
-    checkpoint.load(folder / SAVED_AS, manifest, [Trained(model, [its_optimizer])], settings={}, node="t0")
+    checkpoint.load(folder / SAVED_AS, manifest, [TrainablePart(model, [its_optimizer])], settings={}, node="t0")
     torch.set_rng_state(random_state)
     assert digest(model, its_optimizer) == found[0]["resharding"]["saved"]

@@ -51,7 +51,7 @@ def test_a_training_that_freezes_layers_is_planned_anew_and_learns_as_if_it_neve
         assert play.client.job(job)["account"]["failures"] == 0
         play.end()
     seen = losses(tmp_path / "ledger")
-    command = ["-m", "scheduler.worker.train", *MODEL, *FREEZE, "--steps", str(max(seen))]
+    command = ["-m", "scheduler.trainer.train", *MODEL, *FREEZE, "--steps", str(max(seen))]
     alone = [sys.executable, *command, "--ledger", str(tmp_path / "alone")]
     subprocess.run(alone, check=True, capture_output=True)
     expected = losses(tmp_path / "alone")
@@ -61,7 +61,7 @@ def test_a_training_that_freezes_layers_is_planned_anew_and_learns_as_if_it_neve
 
 def _document(ledger: Path) -> dict[str, object]:
     """Longer than the test: it is cancelled once it was seen to go on."""
-    trainer = ["python", "-m", "scheduler.worker.train", *MODEL, *FREEZE, "--ledger", str(ledger)]
+    trainer = ["python", "-m", "scheduler.trainer.train", *MODEL, *FREEZE, "--ledger", str(ledger)]
     return {
         "name": "train",
         "gpus": {"min": 2, "max": 2},

@@ -22,20 +22,20 @@ import pytest
 from sqlalchemy import select
 
 from scheduler.domain.codec import decode
-from scheduler.domain.command import Command, ScaleJob, SubmitJob
-from scheduler.domain.event import Event, EventCode
+from scheduler.domain.commands import Command, ScaleJob, SubmitJob
+from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.engine import open_engine
+from scheduler.store.database import open_engine
 from scheduler.store.protocol import Commit, UnavailableError
-from scheduler.store.sql import SqlStore
+from scheduler.store.sql_store import SqlStore
 from scheduler.store.tables import ENDED_JOBS, EVENTS, INBOX
 from tests.builders import a_fleet, a_loan
 from tests.controller_process import BRIEF
 from tests.e2e.held_record import held_gpu_s, keep_record
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 from tests.postgres_server import PostgresServer
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ class Site:
 
     def __init__(self, server: PostgresServer, folder: Path) -> None:
         self.server, self.url, self._folder = server, server.new_database(), folder
-        self.port = free_port()
+        self.port = find_free_port()
         self._env = {
             **os.environ,
             "EBBTIDE_DATABASE_URL": self.url,
@@ -94,7 +94,7 @@ class Site:
 
     def _started(self, name: str) -> subprocess.Popen[bytes]:
         controller = ["tests.controller_process", str(self._folder / name)]
-        command = [sys.executable, "-m", *(["scheduler.cli", "api"] if name == "api" else controller)]
+        command = [sys.executable, "-m", *(["cli", "api"] if name == "api" else controller)]
         with (self._folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(command, cwd=ROOT, env=self._env, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
@@ -149,13 +149,13 @@ def _submitted(told: list[Accepted]) -> int:
 def _open(url: str) -> None:
     """A fleet of which the greater part is lent, and a database that keeps a record of its own."""
     store, now_s = SqlStore(url), time.time()
-    lease = store.acquire("opener", now_s=now_s, ttl_s=LEASE_S)
+    lease = store.acquire_lease("opener", now_s=now_s, ttl_s=LEASE_S)
     assert lease is not None
     pools, nodes = a_fleet(training=OWN_NODES, inference=LENT_NODES)
     loans = {node.name: a_loan(node.name) for node in nodes.values() if node.pool == "inference"}
     demand = {"inference": DemandReading(now_s, 0.0, 0.0)}
     store.commit(Commit(Snapshot(), Snapshot(1, now_s, pools, nodes, loans=loans, demand=demand), lease.epoch))
-    store.release("opener")
+    store.release_lease("opener")
     store.close()
     engine = open_engine(url)
     with engine.begin() as connection:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.worker.manifest import checkpoint_path, complete_checkpoints
+from scheduler.trainer.checkpoint_manifest import checkpoint_path, iterate_complete_checkpoints
 from tests.e2e.forked_ranks import Farm
 from tests.e2e.full_disk_ranks import ROOT
 from tests.e2e.rank_programs import found_by_ranks
@@ -21,4 +21,4 @@ def test_a_manifest_that_cannot_be_written_fails_the_save_on_every_rank(ranks: F
         for step in (2, 3)
     ]
     assert found == 2 * [["it went well", *failed, "it went well"]]
-    assert [manifest.position.step for manifest in complete_checkpoints(tmp_path / ROOT)] == [4, 1]
+    assert [manifest.position.step for manifest in iterate_complete_checkpoints(tmp_path / ROOT)] == [4, 1]

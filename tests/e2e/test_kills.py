@@ -214,4 +214,4 @@ def _spec(ledger: Path, steps: int, *, rank_kills: int) -> JobSpec:
 
 def _trainer(ledger: Path, steps: int) -> list[str]:
     size = ["--model", "nano-gpt", "--steps", str(steps), "--global-batch", str(GLOBAL_BATCH)]
-    return ["-m", "scheduler.worker.train", *size, "--ledger", str(ledger)]
+    return ["-m", "scheduler.trainer.train", *size, "--ledger", str(ledger)]

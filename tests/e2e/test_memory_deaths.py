@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.answers.record import DecisionBodyView, EventView
+from api.event_views import DecisionBodyView, EventView
 from tests.e2e.service_play import ServicePlay, service_play
 
 pytestmark = pytest.mark.e2e

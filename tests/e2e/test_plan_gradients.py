@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.worker.layout import layout, shards
-from scheduler.worker.model import SIZES
+from scheduler.trainer.layout import build_layout, count_shards
+from scheduler.trainer.model import SIZES
 from tests.e2e.forked_ranks import Farm
 from tests.e2e.plan_ranks import Found, cases, model_of, names
 from tests.e2e.rank_programs import found_by_ranks
@@ -21,9 +21,9 @@ def test_a_step_under_a_plan_is_the_step_of_one_rank(ranks: Farm, tmp_path: Path
     for case, chosen in cases(count).items():
         told = {name for of_rank in found for name in of_rank[case]}
         assert told - {"loss", "held"} == names(model_of(case)), case
-        first = layout(chosen, world_size=count, blocks=SIZES[model_of(case)].layers).layers[1]
+        first = build_layout(chosen, world_size=count, block_count=SIZES[model_of(case)].layers).strategies[1]
         for of_rank in found:
             held = of_rank[case].pop("held", None)
             if held is not None and "unequal" not in case:
-                assert held == 1 / (first.tp * first.ep * max(1, shards(first) // first.ep)), case
+                assert held == 1 / (first.tp * first.ep * max(1, count_shards(first) // first.ep)), case
             assert max(of_rank[case].values()) < 1e-12, (case, of_rank[case])

@@ -26,7 +26,7 @@ ALONE = a_plan((LayerStrategy(4),), batch=BATCH)
 
 def trainer(ledger: Path, *more: str) -> tuple[str, ...]:
     size = ("--model", "tiny-gpt", "--steps", str(STEPS), "--global-batch", str(BATCH))
-    return ("-m", "scheduler.worker.train", *size, "--ledger", str(ledger), *more)
+    return ("-m", "scheduler.trainer.train", *size, "--ledger", str(ledger), *more)
 
 
 @pytest.fixture

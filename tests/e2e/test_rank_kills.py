@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
-from scheduler.worker.manifest import latest
+from scheduler.trainer.checkpoint_manifest import find_latest_manifest
 from tests.e2e.forked_ranks import Farm, Training, a_plan
 from tests.e2e.training_play import has_half_a_checkpoint
 
@@ -68,7 +68,7 @@ def test_when_one_rank_is_killed_all_others_end_and_the_next_plan_goes_on(
     for each, rank, moment in kills:
         outlived = ranks.kill_one(killed, each, rank, when=moment)
         assert not outlived, "these ranks waited for a dead one"
-        found = latest(checkpoints)
+        found = find_latest_manifest(checkpoints)
         resumed_from[ranks.generation + 1] = found.position.step if found else 0
     ranks.run(killed, LAST)
 

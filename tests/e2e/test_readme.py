@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from api.client import Client
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 
 ROOT = Path(__file__).parents[2]
 WRITTEN_URL = "http://127.0.0.1:8787"
@@ -51,11 +51,11 @@ class FirstHour:
     """A newcomer's shell, beside a service that was started in an empty folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://127.0.0.1:{find_free_port()}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
         installed = folder / "bin"
         installed.mkdir()
-        for name, words in (("ebbtide", "-m scheduler.cli"), ("python", "")):
+        for name, words in (("ebbtide", "-m cli"), ("python", "")):
             (installed / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
             (installed / name).chmod(0o755)
         self.env = {
@@ -69,7 +69,7 @@ class FirstHour:
         self._folder = folder
         with (folder / "serve.log").open("wb") as log:
             self._service = subprocess.Popen(
-                [sys.executable, "-m", "scheduler.cli", "serve"], cwd=folder, env=self.env, stdout=log, stderr=log
+                [sys.executable, "-m", "cli", "serve"], cwd=folder, env=self.env, stdout=log, stderr=log
             )
 
     def wait_ready(self) -> None:

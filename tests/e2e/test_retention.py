@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.event import Event, EventCode
+from scheduler.domain.events import Event, EventCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.runtime.retention import DAY_S
-from scheduler.store.front import AuditFilter
-from scheduler.store.migrate import migrate
+from scheduler.store.api_protocol import AuditFilter
 from scheduler.store.protocol import Commit, Page
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 
 pytestmark = pytest.mark.e2e
 
@@ -37,14 +37,14 @@ def test_a_controller_sweeps_by_its_settings_and_ends_when_it_is_told_to(tmp_pat
         "EBBTIDE_EVENTS_KEPT_DAYS": "2",
     }
     with (tmp_path / "log").open("wb") as log:
-        controller = subprocess.Popen([sys.executable, "-m", "scheduler.cli", "controller"], env=env, stderr=log)
+        controller = subprocess.Popen([sys.executable, "-m", "cli", "controller"], env=env, stderr=log)
     try:
         limit_s = time.monotonic() + PATIENCE_S
-        while not (told := store.audit_log.page(Page(), AuditFilter())):
+        while not (told := store.audit_log.list_entries(Page(), AuditFilter())):
             assert controller.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < limit_s, (tmp_path / "log").read_text()
             time.sleep(0.1)
-        assert [each.number for each in store.events(Page())] == [4, 5]
+        assert [each.number for each in store.list_events(Page())] == [4, 5]
         assert told[0].entry.after == {"events": {"rows": 3, "up_to_s": events[2].at_s}}
         controller.send_signal(signal.SIGTERM)
         assert controller.wait(timeout=PATIENCE_S) == 0, (tmp_path / "log").read_text()

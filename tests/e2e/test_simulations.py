@@ -55,7 +55,7 @@ def players(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 def is_player(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-        return "scheduler.simulator.task" in process.cmdline()
+        return "scheduler.simulator.simulation_process" in process.cmdline()
     return False
 
 
@@ -76,7 +76,7 @@ def test_a_simulation_gives_the_report_of_the_command_line(api: Api, tmp_path: P
         (tmp_path / name).write_text(text)
     given = ["--jobs", "jobs.csv", "--demand", "demand.csv", "--cluster", "cluster.yaml"]
     asked = ["--policy", "ebbtide,fifo", "--seed", "7", "-o", "json"]
-    command = [sys.executable, "-m", "scheduler.cli", "simulations", "submit", *given, *asked, "--watch"]
+    command = [sys.executable, "-m", "cli", "simulations", "submit", *given, *asked, "--watch"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "EBBTIDE_URL": api.url}
     remote = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     listed = next(api.client.simulations())
@@ -86,7 +86,7 @@ def test_a_simulation_gives_the_report_of_the_command_line(api: Api, tmp_path: P
     assert told == api.client.simulation_report(listed["id"])
     with pytest.raises(ProblemError, match="has ended: it succeeded"):
         api.client.cancel_simulation(listed["id"])
-    command = [sys.executable, "-m", "scheduler.cli", "simulate", *given, *asked, "--processes", "1"]
+    command = [sys.executable, "-m", "cli", "simulate", *given, *asked, "--processes", "1"]
     here = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert without_times(told) == without_times(json.loads(here.stdout))
 

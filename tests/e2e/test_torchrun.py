@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.command import ResumeJob, SuspendJob
+from scheduler.domain.commands import ResumeJob, SuspendJob
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
 from tests.e2e.held_trainer import hold_at

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from api.client import Client
-from scheduler.telemetry.traces import job_context
-from tests.http_server import LoopbackServer, Quiet
+from scheduler.telemetry.traces import get_job_span_context
+from tests.http_server import LoopbackServer, QuietHandler
 from tests.kubernetes.waiting import eventually
 
 wire = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -29,7 +29,7 @@ class Receiver:
         self.spans: list[tuple[str, Any]] = []
         receiver = self
 
-        class Handler(Quiet, BaseHTTPRequestHandler):
+        class Handler(QuietHandler, BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 assert self.path == "/v1/traces", self.path
                 body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -60,7 +60,7 @@ def test_ticks_jobs_and_requests_reach_whom_the_environment_names(tmp_path: Path
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
         "OTEL_BSP_SCHEDULE_DELAY": "200",
     }
-    command = [sys.executable, "-m", "scheduler.cli", "serve"]
+    command = [sys.executable, "-m", "cli", "serve"]
     with (tmp_path / "service.log").open("wb") as log:
         service = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
@@ -69,7 +69,7 @@ def test_ticks_jobs_and_requests_reach_whom_the_environment_names(tmp_path: Path
             client.create_pool({"name": "training", "kind": "training"})
             job = client.submit({"name": "waits", "gpus": {"min": 1, "max": 1}, "steps": 10, "command": ["true"]})
         own = eventually(lambda: receiver.named("ebbtide-controller", "JobState"), what="the job is told of")
-        assert own[0].trace_id == job_context(job["id"]).trace_id.to_bytes(16)
+        assert own[0].trace_id == get_job_span_context(job["id"]).trace_id.to_bytes(16)
         (tick_id,) = {link.span_id for link in own[0].links}
         ticks = eventually(
             lambda: [span for span in receiver.named("ebbtide-controller", "tick") if span.span_id == tick_id],
@@ -87,7 +87,7 @@ def test_ticks_jobs_and_requests_reach_whom_the_environment_names(tmp_path: Path
 
 def test_an_exporter_that_there_is_not_is_refused_by_name(tmp_path: Path) -> None:
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "zipkin", "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/e"}
-    command = [sys.executable, "-m", "scheduler.cli", "serve"]
+    command = [sys.executable, "-m", "cli", "serve"]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert told.returncode == 2
     assert "OTEL_TRACES_EXPORTER" in told.stderr

@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, SubmitJob
-from scheduler.domain.event import EventCode
+from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, SubmitJob
+from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import Pool, PoolKind
-from scheduler.store.migrate import migrate
 from scheduler.store.protocol import Page
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.builders import a_node, a_spec
 from tests.controller_process import INSIDE_COMMIT
 from tests.postgres_server import PostgresServer
@@ -63,14 +63,14 @@ class Pair:
 
     def events(self, code: EventCode) -> Counter[str]:
         """How often it was told of each subject."""
-        events = (each.event for each in self.store.events(Page(limit=10_000)))
+        events = (each.event for each in self.store.list_events(Page(limit=10_000)))
         return Counter(each.subject for each in events if each.code is code)
 
     def starts(self, job_id: str) -> int:
         return self.events(EventCode.JOB_STARTED)[job_id]
 
     def leader(self) -> str:
-        lease = self.store.lease()
+        lease = self.store.get_lease()
         return "" if lease is None else lease.holder.partition("-")[0]
 
     def log(self, name: str) -> str:

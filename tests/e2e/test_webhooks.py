@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from api.sdk.webhooks import verify
-from scheduler.domain.event import EventCode
-from scheduler.domain.webhook import DeliveryState
+from api.client.administration import verify
+from scheduler.domain.events import DeliveryState, EventCode
 from tests.e2e.webhook_play import webhook_play
 from tests.webhook_receiver import Answer, Received, Receiver, receiver, wait_for
 
@@ -54,7 +53,7 @@ def test_two_api_processes_share_the_work_and_one_that_is_killed_loses_nothing(t
             ids = {one.headers["webhook-id"] for one in each.received}
             assert ids == {f"msg_{kept['id']}_{number}" for number in numbers}
         verify(first.received[-1].headers, first.received[-1].body, made[0]["secret"])
-        wait_for(lambda: play.store.webhooks.oldest_pending_at_s() is None)
+        wait_for(lambda: play.store.webhooks.get_oldest_pending_at_s() is None)
         listed = list(other.webhook_deliveries(made[0]["id"], limit=50))
         assert {one["state"] for one in listed} == {"delivered"}
         assert [one["event_number"] for one in listed] == numbers[::-1]
@@ -92,8 +91,8 @@ def test_failures_are_tried_again_in_order_die_are_redelivered_and_disable(tmp_p
         client.change_webhook(made["id"], {"enabled": True})
         wait_for(lambda: len(hook.received) == before + 2)
         assert hook.numbers[before:] == [dead[0], *missed]
-        tried_slow = play.store.webhooks.webhooks(after=0, limit=9)[1]
-        assert play.store.webhooks.deliveries(tried_slow.id, limit=9, state=DeliveryState.DELIVERED) == ()
+        tried_slow = play.store.webhooks.list_webhooks(after=0, limit=9)[1]
+        assert play.store.webhooks.list_deliveries(tried_slow.id, limit=9, state=DeliveryState.DELIVERED) == ()
 
 
 def test_a_rotated_secret_is_signed_with_beside_the_old_one(tmp_path: Path) -> None:

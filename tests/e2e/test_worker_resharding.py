@@ -20,7 +20,7 @@ import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, Stage, plan_to_json
 from tests.e2e.forked_ranks import Farm
-from tests.http_server import LoopbackServer, Quiet
+from tests.http_server import LoopbackServer, QuietHandler
 
 pytestmark = pytest.mark.e2e
 
@@ -80,7 +80,7 @@ class Generation:
         options = {"--model": "nano-gpt", "--global-batch": BATCH, "--seed": 3, "--ledger": self._root / "ledger"}
         options |= {"--step-delay-s": self._step_delay_s, "--learning-rate": 0.003, "--checkpoint-every": 15}
         words = ["--ledger-digests", *(str(word) for option in options.items() for word in option), *self._words]
-        return [sys.executable, "-m", "scheduler.worker.train", *words]
+        return [sys.executable, "-m", "scheduler.trainer.train", *words]
 
     def _environment(self, rank: int) -> dict[str, str]:
         return {
@@ -127,7 +127,7 @@ def plan(*strategies: LayerStrategy, micro_batches: int = 1) -> ParallelPlan:
 def controller_that_says(notice: dict[str, Any]) -> Iterator[str]:
     """A control plane of which only the progress reply exists."""
 
-    class Handler(Quiet, BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             answer = json.dumps({"notice": notice}).encode()

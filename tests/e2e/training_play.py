@@ -15,13 +15,18 @@ from typing import Any
 
 import psutil
 
-from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
+from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, ScaleJob, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec
-from scheduler.executors.local_processes import marked_processes
-from scheduler.store.migrate import migrate
-from scheduler.store.sql import SqlStore
-from scheduler.worker.manifest import MANIFEST_NAME, checkpoint_path, checkpoint_steps, latest
+from scheduler.executors.local_run import find_marked_processes
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
+from scheduler.trainer.checkpoint_manifest import (
+    MANIFEST_NAME,
+    checkpoint_path,
+    find_latest_manifest,
+    list_checkpoint_steps,
+)
 from tests.builders import a_node
 from tests.e2e.killable_controller import settings
 
@@ -173,13 +178,13 @@ class Play:
         while left := [process for process in self._born.values() if _lives(process)]:
             assert time.monotonic() < limit_s, left
             time.sleep(_CHECK_PERIOD_S)
-        assert not marked_processes(self.folder / "run")
+        assert not find_marked_processes(self.folder / "run")
 
     def close(self) -> None:
         self._remember()
         self.controller.kill()
         self.controller.wait()
-        for left in (*self._born.values(), *marked_processes(self.folder / "run")):
+        for left in (*self._born.values(), *find_marked_processes(self.folder / "run")):
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()
         self.store.close()
@@ -188,7 +193,7 @@ class Play:
         return [int(path.name.removeprefix("gen-")) for path in self.folder.glob("run/jobs/train/gen-*")]
 
     def _job(self) -> Job | None:
-        return self.store.load().snapshot.jobs.get("train") or self.store.ended_job("train")
+        return self.store.load().snapshot.jobs.get("train") or self.store.get_ended_job("train")
 
     def _check(self, limit_s: float) -> None:
         assert self.controller.poll() is None, self._log()
@@ -198,7 +203,7 @@ class Play:
         """When a generation begins nobody of an earlier one is left, and it saves nothing for some steps to come."""
         generation = self.generation()
         if generation and generation not in self.resumed_from:
-            found = latest(self.checkpoints)
+            found = find_latest_manifest(self.checkpoints)
             self.resumed_from[generation] = found.position.step if found else 0
 
     def _remember(self) -> None:
@@ -212,7 +217,7 @@ class Play:
 
 def has_half_a_checkpoint(root: Path, *, newer_than: Path) -> bool:
     """Whether the newest checkpoint was begun after that file was written, and is not complete."""
-    newest = next(iter(checkpoint_steps(root)), 0)
+    newest = next(iter(list_checkpoint_steps(root)), 0)
     directory = checkpoint_path(root, newest)
     with contextlib.suppress(FileNotFoundError):
         if newest and directory.stat().st_mtime_ns > newer_than.stat().st_mtime_ns:

@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 
 from api.client import Client
-from scheduler.domain.event import Event, EventCode
-from scheduler.store.migrate import migrate
+from scheduler.domain.events import Event, EventCode
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
-from tests.loopback import free_port
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
+from tests.loopback import find_free_port
 from tests.webhook_receiver import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ class WebhookPlay:
         self.database_url = f"sqlite:///{folder / 'ebbtide.sqlite'}"
         migrate(self.database_url)
         self.store = SqlStore(self.database_url)
-        lease = self.store.acquire("test", now_s=0.0, ttl_s=1e12)
+        lease = self.store.acquire_lease("test", now_s=0.0, ttl_s=1e12)
         assert lease is not None
         self._epoch = lease.epoch
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -39,7 +39,7 @@ class WebhookPlay:
 
     def start_api(self, **settings: str) -> tuple[subprocess.Popen[bytes], Client]:
         """One more API process, once it answers."""
-        port = free_port()
+        port = find_free_port()
         given = {"DATABASE_URL": self.database_url, "RUN_DIR": str(self._folder / "run"), "PORT": str(port)}
         chosen = {"WEBHOOK_HOSTS": "127.0.0.1", "AUTH": "off", **given, **settings}
         environment = {**os.environ, **{f"EBBTIDE_{name}": value for name, value in chosen.items()}}

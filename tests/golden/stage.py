@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from scheduler.domain.command import (
+from scheduler.domain.commands import (
     AddNode,
     CancelJob,
     Command,
@@ -27,22 +27,21 @@ from scheduler.domain.command import (
     SubmitJob,
     SuspendJob,
 )
-from scheduler.domain.event import Event
-from scheduler.domain.fleet import LendingPolicy
-from scheduler.domain.forecast import Forecast
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.events import Event
+from scheduler.domain.fleet import Forecast, LendingPolicy
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import CheckpointSpec, JobSpec
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.domain.parallel_plan import Stage as PipelineStage
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.tick_report import Breach, TickReport
-from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.executors.simulated_delays import Delays
-from scheduler.policies.policy_set import policy_set
+from scheduler.executors.simulated_executor import SimulatedExecutor
+from scheduler.executors.simulated_run import Delays
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
-from scheduler.store.memory import MemoryStore
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.store.memory_store import MemoryStore
 from tests.builders import GPU, a_fleet
 
 Words = list[str]
@@ -57,10 +56,10 @@ class Stage:
         self.told: list[str] = []
         self._clock = ManualClock()
         self._store = MemoryStore()
-        lease = self._store.acquire("golden", now_s=0.0, ttl_s=float("inf"))
+        lease = self._store.acquire_lease("golden", now_s=0.0, ttl_s=float("inf"))
         assert lease is not None
         self._epoch = lease.epoch
-        self._policies = policy_set("ebbtide")
+        self._policies = load_policy_set("ebbtide")
         self._executor = SimulatedExecutor(())
         self._standing: tuple[Breach, ...] = ()
         self._ticks = 0
@@ -87,11 +86,11 @@ class Stage:
             "pause-lending": lambda w: self._send(PauseLending()),
             "resume-lending": lambda w: self._send(ResumeLending()),
             "recall-all": lambda w: self._send(RecallAll()),
-            "node-down": lambda w: self._executor.node_down(w[0]),
-            "node-up": lambda w: self._executor.node_up(w[0]),
+            "node-down": lambda w: self._executor.fail_node(w[0]),
+            "node-up": lambda w: self._executor.restore_node(w[0]),
             "die-of-memory": self._die_of_memory,
-            "crash": lambda w: self._expect(self._executor.crash(w[0])),
-            "slow-save": lambda w: self._expect(self._executor.slow_save(w[0], float(w[1]))),
+            "crash": lambda w: self._expect(self._executor.crash_job(w[0])),
+            "slow-save": lambda w: self._expect(self._executor.delay_save(w[0], float(w[1]))),
             "freeze": self._freeze,
             "ranks": self._tell_ranks,
             "run": self._run,
@@ -109,7 +108,7 @@ class Stage:
             self._send(AddNode(node))
 
     def _policy(self, words: Words) -> None:
-        self._policies = policy_set(words[0])
+        self._policies = load_policy_set(words[0])
 
     def _queue(self, words: Words) -> None:
         given = dict(word.split("=") for word in words[1:])
@@ -163,13 +162,16 @@ class Stage:
         """`solve-tensor KEY GPUS DEGREE`: a plan of 8 layers, tensor parallel to a degree and else data parallel; GPUs
         of several nodes are `3+1`."""
         parts, degree = [int(part) for part in words[1].split("+")], int(words[2])
-        shape, plan = GpuShape.of_counts((GPU, part) for part in parts), data_parallel_plan(GPU, sum(parts))
+        shape, plan = (
+            GpuShape.from_node_counts((GPU, part) for part in parts),
+            build_data_parallel_plan(GPU, sum(parts)),
+        )
         runs = (LayerStrategy(8, tp=degree, dp=shape.gpus // degree),)
         self._send(CurveSolved(words[0], shape, replace(plan, stages=(PipelineStage(0, 7, GPU, shape.gpus, runs),))))
 
     def _tell_ranks(self, words: Words) -> None:
         snapshot = self._store.load().snapshot
-        seats = snapshot.seats_of(snapshot.jobs[words[0]].allocation)
+        seats = snapshot.rank_placement(snapshot.jobs[words[0]].allocation)
         told = ", ".join(f"{rank} on {node}[{gpu}]" for rank, (node, gpu) in enumerate(seats))
         self.told.append(f"{self._clock.now_s():6.0f}  {'(ranks)':<20} {words[0]:<10} {told}")
 
@@ -202,7 +204,7 @@ class Stage:
 
     def _tick(self) -> float:
         report = tick(
-            self._store, self._executor, self._clock, self._policies, epoch=self._epoch, standing=self._standing
+            self._store, self._executor, self._clock, self._policies, epoch=self._epoch, active_breaches=self._standing
         )
         self._on_report(report)
         self._standing = report.breaches
@@ -210,7 +212,7 @@ class Stage:
         assert self._ticks < 5_000, "the scenario does not come to rest"
         assert not report.violations, report.violations
         self.told.extend(_line(event) for event in report.events)
-        if self._store.inbox_size():
+        if self._store.count_pending_commands():
             return self._clock.now_s()
         return min(report.next_wake_s, self._executor.next_event_s())
 
@@ -218,7 +220,7 @@ class Stage:
 def _plan(gpus: int, given: Mapping[str, str]) -> ParallelPlan:
     """Plain data parallelism, with what is given: `peak=GB` of a GPU that it is predicted to take, `zero=STAGE`,
     `step=SECONDS`, and 12 layers on `pp=STAGES` equal stages."""
-    plan = data_parallel_plan(GPU, gpus)
+    plan = build_data_parallel_plan(GPU, gpus)
     step_s, peak_bytes = float(given.get("step", plan.iteration_time_s)), round(float(given.get("peak", "0")) * 1e9)
     plan = replace(plan, iteration_time_s=step_s, peak_bytes_per_gpu=peak_bytes)
     if "pp" in given:

@@ -12,9 +12,9 @@ import yaml
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Progress
 from scheduler.domain.job_state import JobState
-from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL, QUEUE, Kind
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
 from tests.builders import a_job, a_loan
-from tests.unit.k8s.operating import NAMESPACE, NOW_S, Operating
+from tests.unit.kubernetes.operating import NAMESPACE, NOW_S, Operating
 
 FOLDER = Path(__file__).parent / "custom_resources"
 TOLD = {
@@ -61,7 +61,7 @@ def rig() -> Operating:
 @pytest.mark.parametrize("name", list(TOLD))
 def test_what_the_cluster_is_told(rig: Operating, name: str) -> None:
     kind, *place = TOLD[name]
-    assert isinstance(kind, Kind)
+    assert isinstance(kind, ResourceKind)
     resource = rig.server.get(kind, *place)
     for field in ("uid", "resourceVersion"):
         del resource["metadata"][field]

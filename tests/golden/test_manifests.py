@@ -17,13 +17,20 @@ import yaml
 
 from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Job
 from scheduler.domain.job_state import JobState
-from scheduler.k8s.manifests import JobSite, Manifest, agent_pod, plan_map, service, token_secret
-from scheduler.k8s.pod_changes import pod_changes
-from scheduler.k8s.taints import Toleration
+from scheduler.kubernetes.manifests import (
+    Manifest,
+    ManifestContext,
+    build_agent_pod,
+    build_plan_config_map,
+    build_service,
+    build_token_secret,
+)
+from scheduler.kubernetes.node_view import Toleration
+from scheduler.kubernetes.pod_changes import plan_pod_changes
 from tests.builders import a_job
 
 FOLDER = Path(__file__).parent / "manifests"
-SITE = JobSite(
+SITE = ManifestContext(
     "harbour",
     7,
     "http://ebbtide.ebbtide.svc:8787",
@@ -83,12 +90,12 @@ def job_with_volume() -> Job:
 
 
 def pods(job: Job) -> list[Manifest]:
-    return [agent_pod(job, new, SITE) for new in pod_changes(job, [], 0.0).make]
+    return [build_agent_pod(job, new, SITE) for new in plan_pod_changes(job, [], 0.0).create]
 
 
 def objects() -> list[Manifest]:
     job = plain_job()
-    return [service(job, SITE), plan_map(job, SITE), token_secret(job, SITE, "ebta_secret")]
+    return [build_service(job, SITE), build_plan_config_map(job, SITE), build_token_secret(job, SITE, "ebta_secret")]
 
 
 CASES: dict[str, Callable[[], list[Manifest]]] = {
@@ -117,5 +124,5 @@ def test_kubernetes_would_take_them(name: str) -> None:
 
 
 def test_without_a_resource_nobody_owns_them() -> None:
-    (first, *_) = [service(plain_job(), replace(SITE, owner_uid=""))]
+    (first, *_) = [build_service(plain_job(), replace(SITE, owner_uid=""))]
     assert "ownerReferences" not in first["metadata"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.k8s.asking import Limits
-from scheduler.k8s.client import Cluster, connect
+from scheduler.kubernetes.client import KubernetesClient, connect
+from scheduler.kubernetes.flow_control import ClientLimits
 from tests.kubernetes import custom_resources
 from tests.kubernetes.control_plane import ASSETS, ControlPlane, missing_binaries
 from tests.kubernetes.fake_kubelet import FakeKubelet
@@ -19,7 +19,7 @@ from tests.kubernetes.operated import Operated
 from tests.kubernetes.sweeping import sweep
 
 HERE = Path(__file__).parent
-UNHURRIED = Limits(rate_per_s=1000.0, burst=1000)
+UNHURRIED = ClientLimits(qps=1000.0, burst=1000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,7 +47,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 
 @pytest.fixture
-def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
+def cluster(control_plane: ControlPlane) -> Iterator[KubernetesClient]:
     """As admin. What an operator would see of the test is gone after it, whether it passed or not."""
     opened = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
     yield opened
@@ -58,14 +58,14 @@ def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def namespace(cluster: Cluster) -> str:
+def namespace(cluster: KubernetesClient) -> str:
     name = f"test-{uuid.uuid4().hex[:8]}"
     cluster.create(NAMESPACE, {"metadata": {"name": name}})
     return name
 
 
 @pytest.fixture
-def kubelet(cluster: Cluster) -> Iterator[FakeKubelet]:
+def kubelet(cluster: KubernetesClient) -> Iterator[FakeKubelet]:
     """Its nodes, and all pods on them, are gone after the test."""
     started = FakeKubelet(cluster)
     started.start()
@@ -85,7 +85,7 @@ def definitions(control_plane: ControlPlane) -> None:
 def operated(
     control_plane: ControlPlane,
     definitions: None,
-    cluster: Cluster,
+    cluster: KubernetesClient,
     kubelet: FakeKubelet,
     namespace: str,
     tmp_path: Path,

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import psutil
 
-from scheduler.executors.local_processes import marked_processes
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import CONFIG_MAP, SECRET
-from scheduler.k8s.objects import Object, name_of, namespace_of, uid_of
+from scheduler.executors.local_run import find_marked_processes
+from scheduler.kubernetes.api_objects import CONFIG_MAP, SECRET, Object, name_of, namespace_of, uid_of
+from scheduler.kubernetes.client import KubernetesClient
 from tests.kubernetes.fake_kubelet import FakeKubelet
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +47,7 @@ class Container:
 class Containers:
     """By the uid of their pods; those that have ended stay. `folder` holds logs and volumes."""
 
-    def __init__(self, cluster: Cluster, kubelet: FakeKubelet, folder: Path) -> None:
+    def __init__(self, cluster: KubernetesClient, kubelet: FakeKubelet, folder: Path) -> None:
         self._cluster = cluster
         self._kubelet = kubelet
         self._folder = folder
@@ -70,7 +69,7 @@ class Containers:
     def left(self) -> list[psutil.Process]:
         """Processes of all containers, whoever started them."""
         living = [psutil.Process(each.process.pid) for each in self._started.values() if each.process.poll() is None]
-        marked = (marked_processes(path) for each in self._started.values() for path in each.folder.iterdir())
+        marked = (find_marked_processes(path) for each in self._started.values() for path in each.folder.iterdir())
         return [*living, *(process for some in marked for process in some)]
 
     def close(self) -> None:

@@ -16,17 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scheduler.k8s.client import Cluster, connect
-from scheduler.k8s.kinds import Kind
+from scheduler.kubernetes.api_objects import ResourceKind
+from scheduler.kubernetes.client import KubernetesClient, connect
 from tests.kubernetes.certificates import Authority
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 
 ASSETS = Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
 BINARIES = ("etcd", "kube-apiserver")
 START_S = 240.0
 STOP_S = 30.0
 ADMIN = "admin"
-SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+SERVICE_ACCOUNT = ResourceKind("", "v1", "ServiceAccount", "serviceaccounts")
 
 
 def missing_binaries() -> list[str]:
@@ -42,7 +42,7 @@ class ControlPlane:
         self.authority.sign_server("apiserver", "DNS:localhost", "IP:127.0.0.1", "IP:10.0.0.1")
         self.authority.sign_user(ADMIN, groups=("system:masters",))
         self.authority.make_signing_key("tokens")
-        self.etcd_port, self.api_port, peer_port = free_port(), free_port(), free_port()
+        self.etcd_port, self.api_port, peer_port = find_free_port(), find_free_port(), find_free_port()
         self._etcd_peer = f"http://127.0.0.1:{peer_port}"
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api: subprocess.Popen[bytes] | None = None
@@ -128,11 +128,11 @@ class ControlPlane:
         """With a token of an hour for a ServiceAccount that exists."""
         admin = self.connect()
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-        answer = admin.request(SERVICE_ACCOUNT, name, namespace, subresource="token", body=body)
+        answer = admin.post_subresource(SERVICE_ACCOUNT, name, namespace, subresource="token", body=body)
         admin.close()
         return self._write_kubeconfig(f"{namespace}-{name}", {"token": answer["status"]["token"]})
 
-    def connect(self) -> Cluster:
+    def connect(self) -> KubernetesClient:
         """As admin."""
         return connect(self.admin_kubeconfig)
 

@@ -6,8 +6,7 @@ import signal
 import subprocess
 from random import Random
 
-from scheduler.k8s.kinds import CONFIG_MAP, ELASTIC_JOB, LOAN_LABEL, NODE, SECRET, SERVICE
-from scheduler.k8s.objects import name_of
+from scheduler.kubernetes.api_objects import CONFIG_MAP, ELASTIC_JOB, LOAN_LABEL, NODE, SECRET, SERVICE, name_of
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
@@ -47,7 +46,7 @@ def delete_all(operated: Operated) -> None:
     for item in operated.cluster.list(ELASTIC_JOB, namespace=operated.namespace).items:
         operated.cluster.delete(ELASTIC_JOB, name_of(item), operated.namespace)
     eventually(lambda: not phases(operated), what="all resources are gone")
-    assert [name_of(node) for node in operated.cluster.list(NODE, labels=LOAN_LABEL).items] == []
+    assert [name_of(node) for node in operated.cluster.list(NODE, label_selector=LOAN_LABEL).items] == []
     assert operated.lent_nodes() == []
 
 

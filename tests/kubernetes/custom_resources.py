@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL, QUEUE, Kind
-from scheduler.k8s.steps import Create, Delete, Patch, Steps
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.resource_writes import Create, Delete, Patch, Writes
 
 FOLDER = Path(__file__).parents[2] / "helm" / "ebbtide" / "crd-bases"
-DEFINITION = Kind(
-    "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
+DEFINITION = ResourceKind(
+    "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", is_namespaced=False
 )
 OURS = (ELASTIC_JOB, POOL, QUEUE, LOAN)
 
@@ -27,7 +27,7 @@ def definitions() -> dict[str, dict[str, Any]]:
     return {each["spec"]["names"]["kind"]: each for each in read}
 
 
-def install(cluster: Cluster, *, within_s: float = 60.0) -> None:
+def install(cluster: KubernetesClient, *, within_s: float = 60.0) -> None:
     """Have all kinds of ours served."""
     for definition in definitions().values():
         cluster.apply(DEFINITION, definition)
@@ -38,12 +38,12 @@ def install(cluster: Cluster, *, within_s: float = 60.0) -> None:
                 cluster.list(kind)
             return
         except ApiError as error:
-            if not error.is_missing or time.monotonic() > end_s:
+            if not error.is_not_found or time.monotonic() > end_s:
                 raise
             time.sleep(0.1)
 
 
-def carry_out(cluster: Cluster, every: Iterable[Steps]) -> None:
+def carry_out(cluster: KubernetesClient, every: Iterable[Writes]) -> None:
     for steps in every:
         for step in steps:
             match step:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scheduler.domain.agent_report import AgentReport, BegunRun, RankReport
-from scheduler.domain.rank_status import RankPhase, RankStatus
+from scheduler.domain.observation import AgentReport, BegunRun, RankPhase, RankReport, RankStatus
 from scheduler.domain.snapshot import Snapshot
-from scheduler.k8s.kinds import JOB_LABEL
-from scheduler.k8s.objects import Object, is_terminating, labels_of, uid_of
-from scheduler.store.run_log import RunLog
+from scheduler.kubernetes.api_objects import JOB_LABEL, Object, is_terminating, labels_of, uid_of
+from scheduler.store.protocol import RunLog
 from tests.kubernetes.fake_kubelet import FakeKubelet
 
 
@@ -46,7 +44,7 @@ class FakeAgents:
     def step(self, desired: Snapshot, now_s: float) -> None:
         """Every agent reports, after its ranks have done what the run log and their notices ask."""
         pods = {uid_of(pod): pod for pod in self._kubelet.pods.snapshot().values() if _runs(pod)}
-        newest = {(run.job_id, run.generation): run for run in self._run_log.begun() if run.end is None}
+        newest = {(run.job_id, run.generation): run for run in self._run_log.list_begun_runs() if run.end is None}
         for key, run in newest.items():
             self._go_on(key, run, pods, desired)
             if run.kill_at_s <= now_s:
@@ -57,7 +55,7 @@ class FakeAgents:
             report = self._report(job_id, node, uid, mine[-1] if mine else None, now_s)
             if _is_news(self._told.get(uid), report):
                 self._told[uid] = report
-                self._run_log.report(report)
+                self._run_log.record_reports(report)
 
     def _go_on(self, key: tuple[str, int], run: BegunRun, pods: Mapping[str, Object], desired: Snapshot) -> None:
         if key in self._ended:

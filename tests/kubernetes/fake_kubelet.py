@@ -11,12 +11,23 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import count
 
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import GPU_RESOURCE, LEASE, NODE, POD
-from scheduler.k8s.mirror import Mirror
-from scheduler.k8s.objects import Key, Object, is_terminating, key_of, name_of, namespace_of, uid_of
-from scheduler.k8s.watching import Watcher
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import (
+    GPU_RESOURCE,
+    LEASE,
+    NODE,
+    POD,
+    Object,
+    ObjectKey,
+    is_terminating,
+    key_of,
+    name_of,
+    namespace_of,
+    uid_of,
+)
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.object_cache import ObjectCache
+from scheduler.kubernetes.reflector import Reflector
 from tests.kubernetes.work_queue import WorkQueue
 
 LEASE_NAMESPACE = "kube-node-lease"
@@ -32,7 +43,7 @@ class FakeKubelet:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesClient,
         *,
         stop_s: Callable[[Object], float] = lambda pod: 0.0,
         on_start: Callable[[Object], None] = lambda pod: None,
@@ -47,9 +58,9 @@ class FakeKubelet:
         self.on_kill = on_kill
         self._cluster = cluster
         self._lease_period_s = lease_period_s
-        self._queue: WorkQueue[Key] = WorkQueue(base_s=0.1, cap_s=2.0)
-        self.pods = Mirror(POD, fields="spec.nodeName!=", on_change=self._queue.add)
-        self._watcher = Watcher(cluster, self.pods, silence_s=silence_s)
+        self._queue: WorkQueue[ObjectKey] = WorkQueue(base_s=0.1, cap_s=2.0)
+        self.pods = ObjectCache(POD, field_selector="spec.nodeName!=", on_change=self._queue.add)
+        self._watcher = Reflector(cluster, self.pods, idle_timeout_s=silence_s)
         self._addresses = _addresses()
         self._nodes: set[str] = set()
         self._silent: set[str] = set()
@@ -69,7 +80,7 @@ class FakeKubelet:
     def close(self) -> None:
         """Stop, and take away the nodes and what was bound to them."""
         self.close_quietly()
-        for pod in self._cluster.list(POD, fields="spec.nodeName!=").items:
+        for pod in self._cluster.list(POD, field_selector="spec.nodeName!=").items:
             if pod["spec"]["nodeName"] in self._nodes:
                 self._remove(pod)
         for name in tuple(self._nodes):
@@ -135,7 +146,7 @@ class FakeKubelet:
             finally:
                 self._queue.done(key)
 
-    def _look_at(self, key: Key) -> None:
+    def _look_at(self, key: ObjectKey) -> None:
         namespace, name = key
         pod = self.pods.get(name, namespace)
         if pod is None or pod["spec"]["nodeName"] not in self._nodes - self._silent:
@@ -174,15 +185,15 @@ class FakeKubelet:
         try:
             written = self._cluster.patch_status(POD, name_of(pod), namespace_of(pod), change={"status": status})
         except ApiError as error:
-            if not error.is_missing:
+            if not error.is_not_found:
                 raise
             return
-        self.pods.put_ahead(written)
+        self.pods.assume(written)
 
     def _remove(self, pod: Object) -> None:
-        left = self._cluster.delete(POD, name_of(pod), namespace_of(pod), uid=uid_of(pod), grace_s=0)
+        left = self._cluster.delete(POD, name_of(pod), namespace_of(pod), uid=uid_of(pod), grace_period_s=0)
         if left is None:
-            self.pods.remove_ahead(pod)
+            self.pods.assume_deleted(pod)
 
     def _set_ready(self, name: str, status: str) -> None:
         self._cluster.patch_status(NODE, name, change={"status": {"conditions": [_condition("Ready", status)]}})

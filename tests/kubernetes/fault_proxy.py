@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from tests.http_server import LoopbackServer, Quiet
+from tests.http_server import LoopbackServer, QuietHandler
 from tests.kubernetes.control_plane import ADMIN, ControlPlane
 
 PASSED_ON = ("Content-Type", "Accept", "Authorization")
@@ -82,7 +82,7 @@ class FaultProxy:
 
 
 def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(Quiet, BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _relay(self) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from scheduler.k8s.kinds import GPU_RESOURCE, Kind
-from scheduler.k8s.objects import Object
+from scheduler.kubernetes.api_objects import GPU_RESOURCE, Object, ResourceKind
 
-NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
-BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NAMESPACE = ResourceKind("", "v1", "Namespace", "namespaces", is_namespaced=False)
+BUDGET = ResourceKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 
 
 def a_config_map(name: str, namespace: str, *, labels: dict[str, str] | None = None, **data: str) -> Object:

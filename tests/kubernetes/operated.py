@@ -13,9 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import (
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import (
     DEPLOYMENT,
     ELASTIC_JOB,
     EVENT,
@@ -25,12 +24,14 @@ from scheduler.k8s.kinds import (
     NODE,
     POD,
     POOL,
+    Object,
+    uid_of,
 )
-from scheduler.k8s.objects import Object, uid_of
-from scheduler.k8s.pod_facts import gpus_asked
-from scheduler.store.migrate import migrate
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.pod_view import count_requested_gpus
 from scheduler.store.protocol import UnavailableError
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.kubernetes import custom_resources
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_agents import FakeAgents
@@ -48,7 +49,7 @@ class Operated:
     def __init__(
         self,
         plane: ControlPlane,
-        cluster: Cluster,
+        cluster: KubernetesClient,
         kubelet: FakeKubelet,
         namespace: str,
         folder: Path,
@@ -83,7 +84,7 @@ class Operated:
             "EBBTIDE_FULL_PASS_PERIOD_S": "2",
             **self.settings,
         }
-        command = [sys.executable, "-m", "scheduler.cli", "operator"]
+        command = [sys.executable, "-m", "cli", "operator"]
         with self._log_file(number).open("wb") as log:
             process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log)
         self.operators.append(process)
@@ -109,12 +110,12 @@ class Operated:
         return self.folder / f"operator-{number}.log"
 
     def epoch(self) -> int:
-        lease = self.store.lease()
+        lease = self.store.get_lease()
         return 0 if lease is None else lease.epoch
 
     def leads_since(self, epoch: int) -> bool:
         """Whether somebody leads in a later epoch."""
-        lease = self.store.lease()
+        lease = self.store.get_lease()
         return lease is not None and lease.epoch > epoch
 
     def leader(self) -> subprocess.Popen[bytes]:
@@ -128,7 +129,7 @@ class Operated:
         return [each for each in self.operators if each is not leader and each.poll() is None]
 
     def _find_leader(self) -> subprocess.Popen[bytes] | None:
-        lease = self.store.lease()
+        lease = self.store.get_lease()
         pid = "" if lease is None else lease.holder.split("-")[-2]
         return next((each for each in self.operators if str(each.pid) == pid and each.poll() is None), None)
 
@@ -225,7 +226,7 @@ class Operated:
         return self.cluster.get(ELASTIC_JOB, name, self.namespace)
 
     def find(self, name: str) -> Object | None:
-        return self.cluster.find(ELASTIC_JOB, name, self.namespace)
+        return self.cluster.get_or_none(ELASTIC_JOB, name, self.namespace)
 
     def phase(self, name: str) -> str:
         return str(self.job(name).get("status", {}).get("phase", ""))
@@ -238,7 +239,7 @@ class Operated:
         eventually(lambda: self.phase(name) == phase, what=told)
 
     def pods(self) -> list[Object]:
-        return list(self.cluster.list(POD, namespace=self.namespace, labels=JOB_LABEL).items)
+        return list(self.cluster.list(POD, namespace=self.namespace, label_selector=JOB_LABEL).items)
 
     def events(self) -> list[Object]:
         """All that were told since this was made, of jobs, pools and nodes."""
@@ -255,9 +256,9 @@ class Operated:
 
     def _look(self) -> None:
         held: Counter[str] = Counter()
-        for pod in self.cluster.list(POD, fields="spec.nodeName!=").items:
+        for pod in self.cluster.list(POD, field_selector="spec.nodeName!=").items:
             if pod["status"].get("phase") not in ("Succeeded", "Failed"):
-                held[pod["spec"]["nodeName"]] += gpus_asked(pod["spec"])
+                held[pod["spec"]["nodeName"]] += count_requested_gpus(pod["spec"])
         for node, gpus in held.items():
             self.most_held[node] = max(self.most_held[node], gpus)
 

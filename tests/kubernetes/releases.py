@@ -13,16 +13,15 @@ from typing import Any
 
 import yaml
 
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import SECRET, Kind
-from scheduler.k8s.objects import name_of
+from scheduler.kubernetes.api_objects import SECRET, ResourceKind, name_of
+from scheduler.kubernetes.client import KubernetesClient
 
-JOB = Kind("batch", "v1", "Job", "jobs")
+JOB = ResourceKind("batch", "v1", "Job", "jobs")
 PERIOD_S = 0.1
 
 
 @contextmanager
-def finished_jobs(cluster: Cluster, namespace: str) -> Iterator[None]:
+def finished_jobs(cluster: KubernetesClient, namespace: str) -> Iterator[None]:
     """Nothing runs pods here: each Job in the namespace is said to have succeeded, as its controller would say."""
     stop = threading.Event()
 
@@ -41,9 +40,9 @@ def finished_jobs(cluster: Cluster, namespace: str) -> Iterator[None]:
         thread.join()
 
 
-def rendered(cluster: Cluster, release: str, namespace: str) -> list[dict[str, Any]]:
+def rendered(cluster: KubernetesClient, release: str, namespace: str) -> list[dict[str, Any]]:
     """All manifests of the newest revision, hooks included, as Helm keeps them."""
-    kept = cluster.list(SECRET, namespace=namespace, labels=f"owner=helm,name={release}").items
+    kept = cluster.list(SECRET, namespace=namespace, label_selector=f"owner=helm,name={release}").items
     newest = max(kept, key=lambda secret: int(secret["metadata"]["labels"]["version"]))
     record = json.loads(gzip.decompress(base64.b64decode(base64.b64decode(newest["data"]["release"]))))
     texts = [record["manifest"], *(hook["manifest"] for hook in record["hooks"])]

@@ -8,27 +8,26 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool
+from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool
 from scheduler.domain.fleet import DAY_S, LendingPolicy, Node, Pool, PoolKind
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.forecaster import SeasonalForecaster
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.cluster_mirrors import ClusterMirrors
-from scheduler.k8s.effects import Effects
-from scheduler.k8s.executor import KubernetesExecutor
-from scheduler.k8s.job_objects import JobObjects, SiteRules
-from scheduler.k8s.kinds import JOB_LABEL, POD
-from scheduler.k8s.node_lending import NodeLending
-from scheduler.k8s.objects import Object
-from scheduler.k8s.pod_facts import gpus_asked
-from scheduler.policies.policy_set import policy_set
-from scheduler.policies.settings import PolicySettings
+from scheduler.kubernetes.api_objects import JOB_LABEL, POD, Object
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.cluster_cache import ClusterCache
+from scheduler.kubernetes.executor import KubernetesExecutor
+from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
+from scheduler.kubernetes.node_lending import NodeLending
+from scheduler.kubernetes.pod_view import count_requested_gpus
+from scheduler.kubernetes.resource_writer import ActionPool
 from scheduler.runtime.clock import RealClock
-from scheduler.runtime.demand_watch import DemandWatch
+from scheduler.runtime.planning_inputs import DemandForecaster
 from scheduler.runtime.reconciler import tick
-from scheduler.store.migrate import migrate
-from scheduler.store.sql import SqlStore
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.kubernetes.fake_agents import FakeAgents
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.waiting import PATIENCE_S, PAUSE_S
@@ -39,30 +38,30 @@ GPU, GPU_BYTES = "h100-80g", 80 * 2**30
 class Site:
     """Pools `training` and `inference` of nodes with 8 GPUs. Nothing happens but in `step`."""
 
-    def __init__(self, cluster: Cluster, kubelet: FakeKubelet, namespace: str, folder: Path) -> None:
+    def __init__(self, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, folder: Path) -> None:
         url = f"sqlite:///{folder}/site.sqlite"
         migrate(url)
         self.cluster, self.kubelet, self.namespace = cluster, kubelet, namespace
         self.store = SqlStore(url)
         self.clock = RealClock()
-        lease = self.store.acquire("site", now_s=self.clock.now_s(), ttl_s=3600.0)
+        lease = self.store.acquire_lease("site", now_s=self.clock.now_s(), ttl_s=3600.0)
         assert lease is not None
         self.epoch = lease.epoch
-        self.mirrors = ClusterMirrors(cluster)
+        self.mirrors = ClusterCache(cluster)
         self.mirrors.start()
-        assert self.mirrors.wait_synced(PATIENCE_S)
+        assert self.mirrors.wait_for_sync(PATIENCE_S)
         self.executor = self.new_executor()
         self.agents = FakeAgents(kubelet, self.store.run_log)
-        self.policies = policy_set("ebbtide", PolicySettings(leave_grace_s=20.0, full_pass_period_s=1.0))
+        self.policies = load_policy_set("ebbtide", PolicySettings(leave_grace_s=20.0, full_pass_period_s=1.0))
         self.most_held: Counter[str] = Counter()
-        self._demand = DemandWatch(self.store, partial(SeasonalForecaster, season_s=DAY_S), memory_s=DAY_S)
+        self._demand = DemandForecaster(self.store, partial(SeasonalForecaster, season_s=DAY_S), history_s=DAY_S)
         self._sent = 0
 
     def new_executor(self) -> KubernetesExecutor:
         """As a new leader would have it: it knows nothing of what an earlier one did."""
-        rules = SiteRules(self.namespace, "http://127.0.0.1:1", "ebbtide/worker:test")
+        rules = JobDefaults(self.namespace, "http://127.0.0.1:1", "ebbtide/worker:test")
         return KubernetesExecutor(
-            JobObjects(
+            JobObjectActions(
                 self.cluster,
                 self.mirrors,
                 rules,
@@ -70,11 +69,11 @@ class Site:
                 agent_token=lambda job_id: f"token-{job_id}",
             ),
             NodeLending(self.cluster, self.mirrors, epoch=lambda: self.epoch),
-            view=self.mirrors.view,
+            view=self.mirrors.get_view,
             run_log=self.store.run_log,
             now=self.clock.now_s,
             epoch=lambda: self.epoch,
-            effects=Effects(),
+            actions=ActionPool(),
         )
 
     def close(self) -> None:
@@ -102,19 +101,19 @@ class Site:
         return self.store.load().snapshot
 
     def job(self, job_id: str) -> Job:
-        job = self.snapshot.jobs.get(job_id) or self.store.ended_job(job_id)
+        job = self.snapshot.jobs.get(job_id) or self.store.get_ended_job(job_id)
         assert job is not None, f"no job {job_id}"
         return job
 
     def pods(self, job_id: str = "") -> list[Object]:
         """Our pods, read past all mirrors."""
         labels = f"{JOB_LABEL}={job_id}" if job_id else JOB_LABEL
-        return list(self.cluster.list(POD, namespace=self.namespace, labels=labels).items)
+        return list(self.cluster.list(POD, namespace=self.namespace, label_selector=labels).items)
 
     def step(self) -> None:
         """One tick, one step of all agents, one look at who holds what."""
-        learned = self._demand.forecasts(self.snapshot, self.clock.now_s())
-        tick(self.store, self.executor, self.clock, self.policies, epoch=self.epoch, learned=learned)
+        learned = self._demand.make_forecasts(self.snapshot, self.clock.now_s())
+        tick(self.store, self.executor, self.clock, self.policies, epoch=self.epoch, planning_inputs=learned)
         self.agents.step(self.snapshot, self.clock.now_s())
         self._look()
 
@@ -128,8 +127,8 @@ class Site:
     def _look(self) -> None:
         """GPUs of each node that pods hold, by the API server's own word."""
         held: Counter[str] = Counter()
-        for pod in self.cluster.list(POD, fields="spec.nodeName!=").items:
+        for pod in self.cluster.list(POD, field_selector="spec.nodeName!=").items:
             if pod["status"].get("phase") not in ("Succeeded", "Failed"):
-                held[pod["spec"]["nodeName"]] += gpus_asked(pod["spec"])
+                held[pod["spec"]["nodeName"]] += count_requested_gpus(pod["spec"])
         for node, gpus in held.items():
             self.most_held[node] = max(self.most_held[node], gpus)

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import AUTOSCALER, DEPLOYMENT, ELASTIC_JOB, LOAN, NODE, POD, POOL, QUEUE, Kind
-from scheduler.k8s.objects import Object, name_of, namespace_of
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import (
+    AUTOSCALER,
+    DEPLOYMENT,
+    ELASTIC_JOB,
+    LOAN,
+    NODE,
+    POD,
+    POOL,
+    QUEUE,
+    Object,
+    ResourceKind,
+    name_of,
+    namespace_of,
+)
+from scheduler.kubernetes.client import KubernetesClient
 
 SWEPT = (ELASTIC_JOB, POOL, QUEUE, LOAN, DEPLOYMENT, AUTOSCALER, POD, NODE)
 
 
-def sweep(cluster: Cluster) -> None:
+def sweep(cluster: KubernetesClient) -> None:
     """Remove everything, in all namespaces, that an operator would see."""
     for kind in SWEPT:
         for item in _all(cluster, kind):
             _remove(cluster, kind, item)
 
 
-def _all(cluster: Cluster, kind: Kind) -> tuple[Object, ...]:
+def _all(cluster: KubernetesClient, kind: ResourceKind) -> tuple[Object, ...]:
     try:
         return tuple(cluster.list(kind).items)
     except ApiError as error:
-        if not error.is_missing:
+        if not error.is_not_found:
             raise
         return ()  # a kind of ours that no test has defined yet
 
 
-def _remove(cluster: Cluster, kind: Kind, item: Object) -> None:
+def _remove(cluster: KubernetesClient, kind: ResourceKind, item: Object) -> None:
     name, namespace = name_of(item), namespace_of(item)
     if item["metadata"].get("finalizers"):
         try:
             cluster.patch(kind, name, namespace, change={"metadata": {"finalizers": None}})
         except ApiError as error:
-            if not error.is_missing:  # it was on its way out already
+            if not error.is_not_found:  # it was on its way out already
                 raise
-    cluster.delete(kind, name, namespace, grace_s=0)
+    cluster.delete(kind, name, namespace, grace_period_s=0)

@@ -10,31 +10,32 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.command import CancelJob, ReportDemand, SubmitJob
+from scheduler.domain.commands import CancelJob, ReportDemand, SubmitJob
 from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import GPU_RESOURCE, NODE, POD, Kind
-from scheduler.k8s.node_view import node_view
-from scheduler.k8s.objects import Object
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import GPU_RESOURCE, NODE, POD, Object, ResourceKind
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.node_view import parse_node_view
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.objects import BUDGET, NAMESPACE
 from tests.kubernetes.site import Site
 from tests.kubernetes.waiting import eventually
 
-WEBHOOK = Kind(
+WEBHOOK = ResourceKind(
     "admissionregistration.k8s.io",
     "v1",
     "ValidatingWebhookConfiguration",
     "validatingwebhookconfigurations",
-    namespaced=False,
+    is_namespaced=False,
 )
 
 
 @pytest.fixture
-def site(definitions: None, cluster: Cluster, kubelet: FakeKubelet, namespace: str, tmp_path: Path) -> Iterator[Site]:
+def site(
+    definitions: None, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, tmp_path: Path
+) -> Iterator[Site]:
     made = Site(cluster, kubelet, namespace, tmp_path)
     yield made
     made.close()
@@ -80,8 +81,8 @@ def _may_make_pods(site: Site, namespace: str) -> bool:
     try:
         site.cluster.create(POD, a_pod("tried", namespace))
     except ApiError as error:
-        return not error.is_unadmitted
-    site.cluster.delete(POD, "tried", namespace, grace_s=0)
+        return not error.is_webhook_unavailable
+    site.cluster.delete(POD, "tried", namespace, grace_period_s=0)
     return True
 
 
@@ -124,6 +125,6 @@ def test_inference_that_two_budgets_select_keeps_nobody_elses_gpus(site: Site) -
         }
         site.cluster.create(BUDGET, body)
     site.send(SubmitJob("wide-1", spec("wide-1", 16)))
-    site.until(lambda: node_view(site.cluster.get(NODE, node)).is_tainted, what="a node is offered and closed")
+    site.until(lambda: parse_node_view(site.cluster.get(NODE, node)).is_tainted, what="a node is offered and closed")
     gives_its_gpus_back(site, "llama-1")
-    assert all(site.cluster.find(POD, f"chat-{number}", site.namespace) is not None for number in range(2))
+    assert all(site.cluster.get_or_none(POD, f"chat-{number}", site.namespace) is not None for number in range(2))

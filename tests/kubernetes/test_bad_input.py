@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.kinds import ELASTIC_JOB, POOL
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, POOL
 from tests.kubernetes.objects import NAMESPACE
 from tests.kubernetes.operated import POOL_LABELS, Operated
 from tests.kubernetes.waiting import eventually
@@ -127,7 +127,7 @@ def test_of_two_pools_that_select_a_node_the_older_keeps_it(operated: Operated) 
     operated.submit("llama", 8, 8)
     operated.until_phase("llama", "Running")
     operated.cluster.delete(POOL, "greedy")
-    eventually(lambda: operated.cluster.find(POOL, "greedy") is None, what="the second is gone")
+    eventually(lambda: operated.cluster.get_or_none(POOL, "greedy") is None, what="the second is gone")
     assert operated.phase("llama") == "Running"
 
 
@@ -147,7 +147,7 @@ def test_a_pool_that_is_nonsense_is_told_and_stops_nobody(operated: Operated) ->
         operated.until_phase("llama", "Running")
         assert operator.poll() is None
         operated.cluster.delete(POOL, "nonsense")
-        eventually(lambda: operated.cluster.find(POOL, "nonsense") is None, what="it is gone")
+        eventually(lambda: operated.cluster.get_or_none(POOL, "nonsense") is None, what="it is gone")
     finally:
         operated.restore("Pool")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import CONFIG_MAP, DEPLOYMENT, ELASTIC_JOB, SECRET, Kind
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import CONFIG_MAP, DEPLOYMENT, ELASTIC_JOB, SECRET, ResourceKind
+from scheduler.kubernetes.client import KubernetesClient
 from tests.chart import helm, manifests
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.custom_resources import DEFINITION, OURS
@@ -22,15 +22,17 @@ from tests.kubernetes.waiting import eventually
 
 pytestmark = helm.needed
 
-CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-BINDING = Kind("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False)
+CLAIM = ResourceKind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+BINDING = ResourceKind(
+    "rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", is_namespaced=False
+)
 DEFINITIONS = {f"{kind.plural}.{kind.group}" for kind in OURS}
 
 
 class Chart:
     """One release of the chart in a namespace."""
 
-    def __init__(self, plane: ControlPlane, cluster: Cluster, namespace: str) -> None:
+    def __init__(self, plane: ControlPlane, cluster: KubernetesClient, namespace: str) -> None:
         self._cluster = cluster
         self._at = (plane.admin_kubeconfig, manifests.RELEASE, namespace)
         self.namespace = namespace
@@ -54,9 +56,9 @@ class Chart:
 
 
 @pytest.fixture
-def chart(control_plane: ControlPlane, cluster: Cluster) -> Iterator[Chart]:
+def chart(control_plane: ControlPlane, cluster: KubernetesClient) -> Iterator[Chart]:
     """Its namespace has one name for all tests, because names of it are in what is rendered."""
-    if cluster.find(NAMESPACE, manifests.NAMESPACE) is None:
+    if cluster.get_or_none(NAMESPACE, manifests.NAMESPACE) is None:
         cluster.create(NAMESPACE, {"metadata": {"name": manifests.NAMESPACE}})
     yield Chart(control_plane, cluster, manifests.NAMESPACE)
     for kind in (SECRET, CLAIM):
@@ -64,7 +66,7 @@ def chart(control_plane: ControlPlane, cluster: Cluster) -> Iterator[Chart]:
             cluster.delete(kind, item["metadata"]["name"], manifests.NAMESPACE)
 
 
-def _serve_prometheus_kinds(cluster: Cluster) -> None:
+def _serve_prometheus_kinds(cluster: KubernetesClient) -> None:
     """As the Prometheus operator would define them, with no more of a schema than that they are objects."""
     for kind, plural in (("ServiceMonitor", "servicemonitors"), ("PrometheusRule", "prometheusrules")):
         group = "monitoring.coreos.com"
@@ -73,11 +75,11 @@ def _serve_prometheus_kinds(cluster: Cluster) -> None:
         names = {"kind": kind, "plural": plural, "singular": kind.lower()}
         spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
         cluster.apply(DEFINITION, {"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
-        served = Kind(group, "v1", kind, plural)
+        served = ResourceKind(group, "v1", kind, plural)
         eventually(partial(_is_served, cluster, served), what=f"{kind} is served")
 
 
-def _is_served(cluster: Cluster, kind: Kind) -> bool:
+def _is_served(cluster: KubernetesClient, kind: ResourceKind) -> bool:
     try:
         cluster.list(kind)
     except ApiError:
@@ -86,7 +88,7 @@ def _is_served(cluster: Cluster, kind: Kind) -> bool:
 
 
 @pytest.mark.parametrize("case", manifests.CASES)
-def test_it_renders_what_is_written_down(chart: Chart, cluster: Cluster, case: str) -> None:
+def test_it_renders_what_is_written_down(chart: Chart, cluster: KubernetesClient, case: str) -> None:
     if case == "everything":
         _serve_prometheus_kinds(cluster)
     chart.install(manifests.CASES[case])
@@ -97,7 +99,9 @@ def test_it_renders_what_is_written_down(chart: Chart, cluster: Cluster, case: s
     assert made == manifests.read(case)
 
 
-def test_what_people_made_outlives_the_release_and_is_taken_over_by_the_next(chart: Chart, cluster: Cluster) -> None:
+def test_what_people_made_outlives_the_release_and_is_taken_over_by_the_next(
+    chart: Chart, cluster: KubernetesClient
+) -> None:
     chart.install(manifests.SQLITE)
     secret = cluster.get(SECRET, "ebbtide-token", chart.namespace)["data"]["token.secret"]
     assert len(base64.b64decode(secret)) == 32
@@ -110,11 +114,11 @@ def test_what_people_made_outlives_the_release_and_is_taken_over_by_the_next(cha
     assert cluster.get(CONFIG_MAP, "ebbtide", chart.namespace)["data"]["EBBTIDE_LOG_LEVEL"] == "DEBUG"
 
     chart.uninstall()
-    assert {name for name in DEFINITIONS if cluster.find(DEFINITION, name)} == DEFINITIONS
-    assert cluster.find(DEPLOYMENT, "ebbtide-operator", chart.namespace) is None
-    assert cluster.find(BINDING, "ebbtide-operator") is None
+    assert {name for name in DEFINITIONS if cluster.get_or_none(DEFINITION, name)} == DEFINITIONS
+    assert cluster.get_or_none(DEPLOYMENT, "ebbtide-operator", chart.namespace) is None
+    assert cluster.get_or_none(BINDING, "ebbtide-operator") is None
     assert cluster.get(ELASTIC_JOB, "job", chart.namespace)["spec"]["gpus"] == {"min": 1, "max": 2}
-    assert cluster.find(CLAIM, "ebbtide-database", chart.namespace) is not None
+    assert cluster.get_or_none(CLAIM, "ebbtide-database", chart.namespace) is not None
 
     chart.install(manifests.SQLITE, takes_over=False)
     assert cluster.get(SECRET, "ebbtide-token", chart.namespace)["data"]["token.secret"] == secret
@@ -122,7 +126,7 @@ def test_what_people_made_outlives_the_release_and_is_taken_over_by_the_next(cha
     chart.uninstall()
 
 
-def test_a_new_configuration_means_new_pods_and_the_same_one_does_not(chart: Chart, cluster: Cluster) -> None:
+def test_a_new_configuration_means_new_pods_and_the_same_one_does_not(chart: Chart, cluster: KubernetesClient) -> None:
     def sums() -> list[str]:
         names = ("ebbtide-api", "ebbtide-operator")
         found = [cluster.get(DEPLOYMENT, name, chart.namespace)["spec"]["template"] for name in names]

@@ -11,20 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.command import CancelJob, ReportDemand, SubmitJob
-from scheduler.domain.event import Event, EventCode
-from scheduler.domain.fleet import LendingPolicy
+from scheduler.domain.commands import CancelJob, ReportDemand, SubmitJob
+from scheduler.domain.events import Event, EventCode
+from scheduler.domain.fleet import LendingPolicy, LoanState
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import LoanState
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.client import Cluster, Eviction, connect
-from scheduler.k8s.election import Election
-from scheduler.k8s.event_log import EventLog, record, subjects
-from scheduler.k8s.intake import Resources
-from scheduler.k8s.kinds import (
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import (
     AUTOSCALER,
-    CLAIM,
     CONFIG_MAP,
     DEPLOYMENT,
     ELASTIC_JOB,
@@ -38,10 +32,15 @@ from scheduler.k8s.kinds import (
     QUEUE,
     SECRET,
     SERVICE,
-    Kind,
+    VOLUME_CLAIM,
+    ResourceKind,
+    labels_of,
 )
-from scheduler.k8s.objects import labels_of
-from scheduler.k8s.steps import Steps
+from scheduler.kubernetes.client import EvictionResult, KubernetesClient, connect
+from scheduler.kubernetes.event_recorder import EventSeriesLog, build_event_writes, index_event_objects
+from scheduler.kubernetes.leader_election import LeaderElector
+from scheduler.kubernetes.resource_writes import Writes
+from scheduler.kubernetes.spec_commands import ClusterResources
 from scheduler.store.protocol import StoredEvent
 from tests.builders import a_job, a_loan
 from tests.chart import manifests
@@ -54,14 +53,14 @@ from tests.kubernetes.operated import Operated
 from tests.kubernetes.site import Site
 from tests.kubernetes.test_told_story import RealServer
 from tests.kubernetes.waiting import eventually
-from tests.unit.k8s import operating
-from tests.unit.k8s.operating import Operating
+from tests.unit.kubernetes import operating
+from tests.unit.kubernetes.operating import Operating
 
 RBAC = "rbac.authorization.k8s.io"
-ROLE = Kind(RBAC, "v1", "Role", "roles")
-ROLE_BINDING = Kind(RBAC, "v1", "RoleBinding", "rolebindings")
-CLUSTER_ROLE = Kind(RBAC, "v1", "ClusterRole", "clusterroles", namespaced=False)
-CLUSTER_ROLE_BINDING = Kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False)
+ROLE = ResourceKind(RBAC, "v1", "Role", "roles")
+ROLE_BINDING = ResourceKind(RBAC, "v1", "RoleBinding", "rolebindings")
+CLUSTER_ROLE = ResourceKind(RBAC, "v1", "ClusterRole", "clusterroles", is_namespaced=False)
+CLUSTER_ROLE_BINDING = ResourceKind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", is_namespaced=False)
 ACCESS = (SERVICE_ACCOUNT, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, ROLE, ROLE_BINDING)
 HOME = manifests.NAMESPACE
 JOB = {"gpus": {"min": 1, "max": 2}, "command": ["true"]}
@@ -71,29 +70,29 @@ JOB = {"gpus": {"min": 1, "max": 2}, "command": ["true"]}
 def granted(control_plane: ControlPlane, definitions: None) -> None:
     """Accounts and roles as the chart has them."""
     admin = connect(control_plane.admin_kubeconfig, limits=UNHURRIED)
-    if admin.find(NAMESPACE, HOME) is None:
+    if admin.get_or_none(NAMESPACE, HOME) is None:
         admin.create(NAMESPACE, {"metadata": {"name": HOME}})
     for kind in ACCESS:
         for each in manifests.read("postgresql"):
             if each["kind"] == kind.name:
-                place = {"namespace": HOME} if kind.namespaced else {}
+                place = {"namespace": HOME} if kind.is_namespaced else {}
                 admin.apply(kind, {**each, "metadata": {**each["metadata"], **place}})
     admin.close()
 
 
-def account(plane: ControlPlane, component: str) -> Cluster:
+def account(plane: ControlPlane, component: str) -> KubernetesClient:
     return connect(plane.kubeconfig_of_service_account(f"ebbtide-{component}", HOME), limits=UNHURRIED)
 
 
 @pytest.fixture
-def operator(control_plane: ControlPlane, granted: None) -> Iterator[Cluster]:
+def operator(control_plane: ControlPlane, granted: None) -> Iterator[KubernetesClient]:
     """With a token of the operator's account."""
     opened = account(control_plane, "operator")
     yield opened
     opened.close()
 
 
-def user(plane: ControlPlane, admin: Cluster, name: str, role: str, namespace: str) -> Cluster:
+def user(plane: ControlPlane, admin: KubernetesClient, name: str, role: str, namespace: str) -> KubernetesClient:
     """Somebody who has one of the chart's roles in one namespace."""
     binding = {
         "metadata": {"name": name, "namespace": namespace},
@@ -111,7 +110,7 @@ def is_forbidden(call: Callable[[], object]) -> bool:
 
 
 def test_jobs_run_and_nodes_are_lent_and_recalled(
-    operator: Cluster, kubelet: FakeKubelet, namespace: str, tmp_path: Path
+    operator: KubernetesClient, kubelet: FakeKubelet, namespace: str, tmp_path: Path
 ) -> None:
     site = Site(operator, kubelet, namespace, tmp_path)
     site.add_pools(training=1, inference=2, lending=LendingPolicy(headroom=0.0, return_deadline_s=30, cold_start_s=0))
@@ -137,20 +136,20 @@ def _runs_on(site: Site, gpus: int) -> bool:
 class ByOperator(RealServer):
     """Resources are made by an administrator, and read and written by the operator."""
 
-    def __init__(self, admin: Cluster, operator: Cluster, namespace: str) -> None:
+    def __init__(self, admin: KubernetesClient, operator: KubernetesClient, namespace: str) -> None:
         super().__init__(admin, namespace)
         self._operator = operator
 
-    def resources(self) -> Resources:
+    def resources(self) -> ClusterResources:
         jobs = self._operator.list(ELASTIC_JOB, namespace=self.namespace).items
-        return Resources(jobs, *(self._operator.list(kind).items for kind in (POOL, QUEUE, LOAN, NODE)))
+        return ClusterResources(jobs, *(self._operator.list(kind).items for kind in (POOL, QUEUE, LOAN, NODE)))
 
-    def do(self, every: Iterable[Steps]) -> None:
+    def do(self, every: Iterable[Writes]) -> None:
         carry_out(self._operator, every)
 
 
 def test_resources_are_read_told_and_let_go(
-    cluster: Cluster, operator: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+    cluster: KubernetesClient, operator: KubernetesClient, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operating, "NAMESPACE", namespace)
     server = ByOperator(cluster, operator, namespace)
@@ -169,13 +168,13 @@ def test_resources_are_read_told_and_let_go(
     assert operator.get(LOAN, loan.id)["status"]["state"] == "active"
     assert all(pool["status"]["conditions"] for pool in operator.list(POOL).items)
 
-    known = subjects(server.resources(), rig.snapshot, job_namespace=namespace)
+    known = index_event_objects(server.resources(), rig.snapshot, job_namespace=namespace)
     events = [
         StoredEvent(at, 1, Event(rig.snapshot.now_s + at, EventCode.JOB_GROWN, job.id, "to 6 GPUs")) for at in (0, 1)
     ]
-    log, steps = record(EventLog(), events[:1], known, reporter="operator-0")
+    log, steps = build_event_writes(EventSeriesLog(), events[:1], known, reporting_instance="operator-0")
     server.do(steps)
-    server.do(record(log, events[1:], known, reporter="operator-0")[1])
+    server.do(build_event_writes(log, events[1:], known, reporting_instance="operator-0")[1])
     (told,) = cluster.list(EVENT, namespace=namespace).items
     assert told["series"]["count"] == 2
 
@@ -192,7 +191,7 @@ def test_resources_are_read_told_and_let_go(
 
 
 def test_an_inference_pod_is_evicted_as_its_budget_allows(
-    cluster: Cluster, operator: Cluster, kubelet: FakeKubelet, namespace: str
+    cluster: KubernetesClient, operator: KubernetesClient, kubelet: FakeKubelet, namespace: str
 ) -> None:
     kubelet.add_node(f"{namespace}-n0")
     pod = cluster.create(POD, a_pod("chat", namespace, gpus=1, labels={"app": "chat"}))
@@ -202,40 +201,42 @@ def test_an_inference_pod_is_evicted_as_its_budget_allows(
     selector = {"matchLabels": {"app": "chat"}}
     budget = {"metadata": {"name": "chat", "namespace": namespace}, "spec": {"minAvailable": 1, "selector": selector}}
     cluster.create(BUDGET, budget)
-    assert operator.evict(pod) is Eviction.REFUSED
+    assert operator.evict(pod) is EvictionResult.BLOCKED
     cluster.delete(BUDGET, "chat", namespace)
-    assert operator.evict(pod) is Eviction.DONE
+    assert operator.evict(pod) is EvictionResult.EVICTED
     gone = {"metadata": {"name": "gone", "namespace": namespace, "uid": "0"}}
-    assert operator.evict(gone) is Eviction.MISSING
+    assert operator.evict(gone) is EvictionResult.NOT_FOUND
 
 
-def _running(cluster: Cluster, namespace: str) -> bool:
+def _running(cluster: KubernetesClient, namespace: str) -> bool:
     return bool(cluster.get(POD, "chat", namespace)["status"]["phase"] == "Running")
 
 
-def test_it_leads_by_its_lease_and_by_no_other_and_nowhere_else(operator: Cluster, namespace: str) -> None:
-    election = Election(operator, name="ebbtide-operator", namespace=HOME, identity="a")
-    assert election.step()
-    assert election.step()
+def test_it_leads_by_its_lease_and_by_no_other_and_nowhere_else(operator: KubernetesClient, namespace: str) -> None:
+    election = LeaderElector(operator, name="ebbtide-operator", namespace=HOME, identity="a")
+    assert election.try_acquire_or_renew()
+    assert election.try_acquire_or_renew()
     election.release()
-    assert not Election(operator, name="other", namespace=HOME, identity="a").step()
-    assert not Election(operator, name="ebbtide-operator", namespace=namespace, identity="a").step()
+    assert not LeaderElector(operator, name="other", namespace=HOME, identity="a").try_acquire_or_renew()
+    assert not LeaderElector(
+        operator, name="ebbtide-operator", namespace=namespace, identity="a"
+    ).try_acquire_or_renew()
 
 
-def test_demand_can_be_read_of_deployments_and_autoscalers(operator: Cluster) -> None:
+def test_demand_can_be_read_of_deployments_and_autoscalers(operator: KubernetesClient) -> None:
     for kind in (DEPLOYMENT, AUTOSCALER):
         since = operator.list(kind).resource_version
-        operator.watch(kind, since=since, timeout_s=1.0).close()
+        operator.watch(kind, resource_version=since, timeout_s=1.0).close()
 
 
-def test_claims_are_looked_at_one_by_one_and_never_changed(operator: Cluster, namespace: str) -> None:
-    assert operator.find(CLAIM, "any", namespace) is None
-    assert is_forbidden(lambda: operator.list(CLAIM, namespace=namespace))
-    assert is_forbidden(lambda: operator.delete(CLAIM, "any", namespace))
+def test_claims_are_looked_at_one_by_one_and_never_changed(operator: KubernetesClient, namespace: str) -> None:
+    assert operator.get_or_none(VOLUME_CLAIM, "any", namespace) is None
+    assert is_forbidden(lambda: operator.list(VOLUME_CLAIM, namespace=namespace))
+    assert is_forbidden(lambda: operator.delete(VOLUME_CLAIM, "any", namespace))
 
 
 ROLE_OF_ALL = {"metadata": {"name": "all"}, "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}
-BEYOND: dict[str, Callable[[Cluster, str], object]] = {
+BEYOND: dict[str, Callable[[KubernetesClient, str], object]] = {
     "read a secret": lambda at, space: at.get(SECRET, "ebbtide-token", HOME),
     "list secrets": lambda at, space: at.list(SECRET, namespace=space),
     "make a node": lambda at, space: at.create(NODE, {"metadata": {"name": "mine"}}),
@@ -248,15 +249,17 @@ BEYOND: dict[str, Callable[[Cluster, str], object]] = {
     "delete a queue": lambda at, space: at.delete(QUEUE, "any"),
     "change what a loan is of": lambda at, space: at.patch(LOAN, "any", change={"spec": {"node": "other"}}),
     "change a pod": lambda at, space: at.patch(POD, "any", space, change={"metadata": {"labels": {"a": "b"}}}),
-    "run in a pod": lambda at, space: at.request(POD, "any", space, subresource="exec", body={}),
+    "run in a pod": lambda at, space: at.post_subresource(POD, "any", space, subresource="exec", body={}),
     "change a deployment": lambda at, space: at.patch(DEPLOYMENT, "any", space, change={"spec": {"replicas": 0}}),
     "make a namespace": lambda at, space: at.create(NAMESPACE, {"metadata": {"name": "mine"}}),
-    "be another account": lambda at, space: at.request(SERVICE_ACCOUNT, "any", space, subresource="token", body={}),
+    "be another account": lambda at, space: at.post_subresource(
+        SERVICE_ACCOUNT, "any", space, subresource="token", body={}
+    ),
 }
 
 
 @pytest.mark.parametrize("what", BEYOND)
-def test_the_operator_may_not(operator: Cluster, namespace: str, what: str) -> None:
+def test_the_operator_may_not(operator: KubernetesClient, namespace: str, what: str) -> None:
     assert is_forbidden(lambda: BEYOND[what](operator, namespace))
 
 
@@ -270,7 +273,7 @@ def test_api_and_rendezvous_may_do_nothing_at_all(control_plane: ControlPlane, g
 
 
 def test_an_editor_has_the_jobs_of_the_namespace_and_nothing_else(
-    control_plane: ControlPlane, granted: None, cluster: Cluster, namespace: str
+    control_plane: ControlPlane, granted: None, cluster: KubernetesClient, namespace: str
 ) -> None:
     cluster.create(NAMESPACE, {"metadata": {"name": f"{namespace}-else"}})
     for space in (namespace, f"{namespace}-else"):
@@ -296,7 +299,7 @@ def test_an_editor_has_the_jobs_of_the_namespace_and_nothing_else(
 
 
 def test_a_viewer_reads_and_writes_nothing(
-    control_plane: ControlPlane, granted: None, cluster: Cluster, namespace: str
+    control_plane: ControlPlane, granted: None, cluster: KubernetesClient, namespace: str
 ) -> None:
     cluster.create(ELASTIC_JOB, {"metadata": {"name": "job", "namespace": namespace}, "spec": JOB})
     bob = user(control_plane, cluster, "bob", "ebbtide-viewer", namespace)

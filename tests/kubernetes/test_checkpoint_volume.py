@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.domain.command import Command, SubmitJob
+from scheduler.domain.commands import Command, SubmitJob
 from scheduler.domain.job import CheckpointSpec, CheckpointVolume, JobSpec
-from scheduler.k8s.kinds import CLAIM
-from scheduler.k8s.objects import Object
+from scheduler.kubernetes.api_objects import VOLUME_CLAIM, Object
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
@@ -18,12 +17,14 @@ VOLUME = {"persistentVolumeClaim": {"claimName": "shared"}}
 def add_claim(operated: Operated, *, phase: str = "Bound") -> None:
     """The claim `shared`, and what a provisioner would have made of it."""
     wants = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Ti"}}}
-    operated.cluster.create(CLAIM, {"metadata": {"name": "shared", "namespace": operated.namespace}, "spec": wants})
+    operated.cluster.create(
+        VOLUME_CLAIM, {"metadata": {"name": "shared", "namespace": operated.namespace}, "spec": wants}
+    )
     bind(operated, phase)
 
 
 def bind(operated: Operated, phase: str = "Bound") -> None:
-    operated.cluster.patch_status(CLAIM, "shared", operated.namespace, change={"status": {"phase": phase}})
+    operated.cluster.patch_status(VOLUME_CLAIM, "shared", operated.namespace, change={"status": {"phase": phase}})
 
 
 def mounted(pod: Object, path: str) -> tuple[str, str]:

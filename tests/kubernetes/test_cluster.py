@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.asking import Asked
-from scheduler.k8s.client import Cluster, Eviction, connect
-from scheduler.k8s.kinds import CONFIG_MAP, FIELD_MANAGER, NODE, POD, SERVICE, Kind
-from scheduler.k8s.objects import Object, labels_of, name_of, uid_of, version_of
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import (
+    CONFIG_MAP,
+    FIELD_MANAGER,
+    NODE,
+    POD,
+    SERVICE,
+    Object,
+    ResourceKind,
+    labels_of,
+    name_of,
+    uid_of,
+    version_of,
+)
+from scheduler.kubernetes.client import EvictionResult, KubernetesClient, connect
+from scheduler.kubernetes.flow_control import RequestRecord
 from tests.kubernetes.control_plane import SERVICE_ACCOUNT, ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.objects import BUDGET, a_config_map, a_pod
@@ -33,55 +44,55 @@ def node(kubelet: FakeKubelet, namespace: str) -> str:
     return name_of(kubelet.add_node(f"node-of-{namespace}"))
 
 
-def test_a_list_comes_in_pages_and_is_whole(cluster: Cluster, namespace: str) -> None:
+def test_a_list_comes_in_pages_and_is_whole(cluster: KubernetesClient, namespace: str) -> None:
     for number in range(7):
         cluster.create(CONFIG_MAP, a_config_map(f"c{number}", namespace, labels={"odd": str(number % 2)}))
-    listed = cluster.list(CONFIG_MAP, namespace=namespace, page_items=3)
+    listed = cluster.list(CONFIG_MAP, namespace=namespace, page_size=3)
     assert [name_of(item) for item in listed.items] == [f"c{number}" for number in range(7)]
     assert all(item["kind"] == "ConfigMap" for item in listed.items)
     assert int(listed.resource_version) >= max(version_of(item) for item in listed.items)
-    odd = cluster.list(CONFIG_MAP, namespace=namespace, labels="odd=1", page_items=2)
+    odd = cluster.list(CONFIG_MAP, namespace=namespace, label_selector="odd=1", page_size=2)
     assert [name_of(item) for item in odd.items] == ["c1", "c3", "c5"]
-    named = cluster.list(CONFIG_MAP, namespace=namespace, fields="metadata.name=c2")
+    named = cluster.list(CONFIG_MAP, namespace=namespace, field_selector="metadata.name=c2")
     assert [name_of(item) for item in named.items] == ["c2"]
 
 
 def test_a_list_whose_pages_are_forgotten_begins_again(
-    cluster: Cluster, control_plane: ControlPlane, namespace: str
+    cluster: KubernetesClient, control_plane: ControlPlane, namespace: str
 ) -> None:
     for number in range(6):
         cluster.create(CONFIG_MAP, a_config_map(f"c{number}", namespace))
     lists: list[int] = []
 
-    def note(asked: Asked) -> None:
+    def note(asked: RequestRecord) -> None:
         lists.append(asked.status)
         if len(lists) == 1:
             # Between the first page and the second, somebody writes, and server and etcd forget the past.
             cluster.create(CONFIG_MAP, a_config_map("c9", namespace))
             control_plane.forget_past()
 
-    reader = connect(control_plane.admin_kubeconfig, on_asked=note)
-    listed = reader.list(CONFIG_MAP, namespace=namespace, page_items=4)
+    reader = connect(control_plane.admin_kubeconfig, on_request=note)
+    listed = reader.list(CONFIG_MAP, namespace=namespace, page_size=4)
     assert [name_of(item) for item in listed.items] == [*(f"c{number}" for number in range(6)), "c9"]
     assert lists[1:] == [410, 200, 200]
     reader.close()
 
 
-def test_what_is_missing_is_none_or_an_error_as_asked(cluster: Cluster, namespace: str) -> None:
-    assert cluster.find(CONFIG_MAP, "nothing", namespace) is None
-    assert refused(lambda: cluster.get(CONFIG_MAP, "nothing", namespace)).is_missing
-    assert refused(lambda: cluster.list(Kind("nowhere.example", "v1", "Ghost", "ghosts"))).is_missing
+def test_what_is_missing_is_none_or_an_error_as_asked(cluster: KubernetesClient, namespace: str) -> None:
+    assert cluster.get_or_none(CONFIG_MAP, "nothing", namespace) is None
+    assert refused(lambda: cluster.get(CONFIG_MAP, "nothing", namespace)).is_not_found
+    assert refused(lambda: cluster.list(ResourceKind("nowhere.example", "v1", "Ghost", "ghosts"))).is_not_found
 
 
-def test_a_name_is_made_once(cluster: Cluster, namespace: str) -> None:
+def test_a_name_is_made_once(cluster: KubernetesClient, namespace: str) -> None:
     made = cluster.create(CONFIG_MAP, a_config_map("c", namespace, k="v"))
     assert made["metadata"]["managedFields"][0]["manager"] == FIELD_MANAGER
     error = refused(lambda: cluster.create(CONFIG_MAP, a_config_map("c", namespace)))
-    assert error.exists_already
+    assert error.is_already_exists
     assert not error.is_conflict
 
 
-def test_what_the_schema_forbids_is_said_with_the_field(cluster: Cluster, namespace: str) -> None:
+def test_what_the_schema_forbids_is_said_with_the_field(cluster: KubernetesClient, namespace: str) -> None:
     pod = a_pod("p", namespace)
     pod["spec"]["restartPolicy"] = "Sometimes"
     error = refused(lambda: cluster.create(POD, pod))
@@ -89,7 +100,7 @@ def test_what_the_schema_forbids_is_said_with_the_field(cluster: Cluster, namesp
     assert "restartPolicy" in error.message
 
 
-def test_apply_makes_then_changes_and_owns_its_fields_alone(cluster: Cluster, namespace: str) -> None:
+def test_apply_makes_then_changes_and_owns_its_fields_alone(cluster: KubernetesClient, namespace: str) -> None:
     first = cluster.apply(CONFIG_MAP, a_config_map("c", namespace, ours="1"))
     cluster.patch(CONFIG_MAP, "c", namespace, change={"data": {"theirs": "x"}})
     second = cluster.apply(CONFIG_MAP, a_config_map("c", namespace, other="2"))
@@ -100,7 +111,7 @@ def test_apply_makes_then_changes_and_owns_its_fields_alone(cluster: Cluster, na
 
 
 def test_apply_without_force_leaves_the_fields_of_others(
-    cluster: Cluster, namespace: str, control_plane: ControlPlane
+    cluster: KubernetesClient, namespace: str, control_plane: ControlPlane
 ) -> None:
     cluster.create(CONFIG_MAP, a_config_map("c", namespace, k="theirs"))
     error = refused(lambda: cluster.apply(CONFIG_MAP, a_config_map("c", namespace, k="ours"), force=False))
@@ -108,7 +119,7 @@ def test_apply_without_force_leaves_the_fields_of_others(
     assert cluster.apply(CONFIG_MAP, a_config_map("c", namespace, k="ours"))["data"] == {"k": "ours"}
 
 
-def test_apply_over_a_version_that_has_passed_is_a_conflict(cluster: Cluster, namespace: str) -> None:
+def test_apply_over_a_version_that_has_passed_is_a_conflict(cluster: KubernetesClient, namespace: str) -> None:
     old = cluster.apply(CONFIG_MAP, a_config_map("c", namespace, k="1"))
     cluster.apply(CONFIG_MAP, a_config_map("c", namespace, k="2"))
     late = a_config_map("c", namespace, k="3")
@@ -118,7 +129,7 @@ def test_apply_over_a_version_that_has_passed_is_a_conflict(cluster: Cluster, na
 
 @pytest.mark.parametrize("change", [{"data": {"k": "2"}}, [{"op": "replace", "path": "/data/k", "value": "2"}]])
 def test_a_patch_over_a_version_that_has_passed_is_a_conflict(
-    cluster: Cluster, namespace: str, change: Object | list[Object]
+    cluster: KubernetesClient, namespace: str, change: Object | list[Object]
 ) -> None:
     old = cluster.create(CONFIG_MAP, a_config_map("c", namespace, k="0"))["metadata"]["resourceVersion"]
     now = cluster.patch(CONFIG_MAP, "c", namespace, change={"data": {"k": "1"}})["metadata"]["resourceVersion"]
@@ -127,14 +138,14 @@ def test_a_patch_over_a_version_that_has_passed_is_a_conflict(
     assert patched["data"] == {"k": "2"}
 
 
-def test_replace_is_guarded_by_the_version_it_names(cluster: Cluster, namespace: str) -> None:
+def test_replace_is_guarded_by_the_version_it_names(cluster: KubernetesClient, namespace: str) -> None:
     first = cluster.create(CONFIG_MAP, a_config_map("c", namespace, k="0"))
     second = cluster.replace(CONFIG_MAP, {**first, "data": {"k": "1"}})
     assert second["data"] == {"k": "1"}
     assert refused(lambda: cluster.replace(CONFIG_MAP, {**first, "data": {"k": "2"}})).is_conflict
 
 
-def test_status_is_written_by_itself(cluster: Cluster, node: str) -> None:
+def test_status_is_written_by_itself(cluster: KubernetesClient, node: str) -> None:
     before = cluster.get(NODE, node)
     condition = {"type": "Lent", "status": "True", "reason": "Test", "message": "", "lastTransitionTime": None}
     applied = cluster.apply(
@@ -147,7 +158,7 @@ def test_status_is_written_by_itself(cluster: Cluster, node: str) -> None:
     ).is_conflict
 
 
-def test_a_deletion_says_whether_something_is_left(cluster: Cluster, namespace: str) -> None:
+def test_a_deletion_says_whether_something_is_left(cluster: KubernetesClient, namespace: str) -> None:
     assert cluster.delete(CONFIG_MAP, "nothing", namespace) is None
     cluster.create(CONFIG_MAP, a_config_map("c", namespace))
     assert cluster.delete(CONFIG_MAP, "c", namespace) is None
@@ -158,39 +169,41 @@ def test_a_deletion_says_whether_something_is_left(cluster: Cluster, namespace: 
     assert left is not None
     assert "deletionTimestamp" in left["metadata"]
     cluster.patch(CONFIG_MAP, "held", namespace, change={"metadata": {"finalizers": None}})
-    assert cluster.find(CONFIG_MAP, "held", namespace) is None
+    assert cluster.get_or_none(CONFIG_MAP, "held", namespace) is None
 
 
-def test_a_deletion_meant_for_another_object_of_that_name_harms_nobody(cluster: Cluster, namespace: str) -> None:
+def test_a_deletion_meant_for_another_object_of_that_name_harms_nobody(
+    cluster: KubernetesClient, namespace: str
+) -> None:
     made = cluster.create(CONFIG_MAP, a_config_map("c", namespace))
     assert cluster.delete(CONFIG_MAP, "c", namespace, uid="00000000-0000-0000-0000-000000000000") is None
-    assert cluster.find(CONFIG_MAP, "c", namespace) == made
+    assert cluster.get_or_none(CONFIG_MAP, "c", namespace) == made
     old = made["metadata"]["resourceVersion"]
     cluster.patch(CONFIG_MAP, "c", namespace, change={"data": {"k": "v"}})
     error = refused(lambda: cluster.delete(CONFIG_MAP, "c", namespace, uid=uid_of(made), resource_version=old))
     assert error.is_conflict
     assert cluster.delete(CONFIG_MAP, "c", namespace, uid=uid_of(made)) is None
-    assert cluster.find(CONFIG_MAP, "c", namespace) is None
+    assert cluster.get_or_none(CONFIG_MAP, "c", namespace) is None
 
 
 def test_a_pod_that_nobody_bound_is_gone_at_once_and_a_bound_one_has_its_grace(
-    cluster: Cluster, kubelet: FakeKubelet, namespace: str, node: str
+    cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, node: str
 ) -> None:
     kubelet.stop_s = lambda pod: 600.0
     cluster.create(POD, a_pod("free", namespace))
-    assert cluster.delete(POD, "free", namespace, grace_s=30) is None
-    assert cluster.find(POD, "free", namespace) is None
+    assert cluster.delete(POD, "free", namespace, grace_period_s=30) is None
+    assert cluster.get_or_none(POD, "free", namespace) is None
     pod = cluster.create(POD, a_pod("bound", namespace))
     cluster.bind(pod, node)
     # The API server looks into its watch cache first: a pod that is not bound there yet goes without grace.
     eventually(lambda: kubelet.pods.get("bound", namespace), what="the binding has come round")
-    left = cluster.delete(POD, "bound", namespace, uid=uid_of(pod), grace_s=600)
+    left = cluster.delete(POD, "bound", namespace, uid=uid_of(pod), grace_period_s=600)
     assert left is not None
     assert left["metadata"]["deletionGracePeriodSeconds"] == 600
 
 
 def test_binding_twice_is_binding_once_and_binding_elsewhere_a_conflict(
-    cluster: Cluster, kubelet: FakeKubelet, namespace: str, node: str
+    cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, node: str
 ) -> None:
     other = name_of(kubelet.add_node(f"other-of-{namespace}"))
     pod = cluster.create(POD, a_pod("p", namespace))
@@ -200,17 +213,19 @@ def test_binding_twice_is_binding_once_and_binding_elsewhere_a_conflict(
     assert refused(lambda: cluster.bind(pod, other)).is_conflict
 
 
-def test_a_binding_is_for_one_pod_and_not_for_its_successor(cluster: Cluster, namespace: str, node: str) -> None:
+def test_a_binding_is_for_one_pod_and_not_for_its_successor(
+    cluster: KubernetesClient, namespace: str, node: str
+) -> None:
     first = cluster.create(POD, a_pod("p", namespace))
     cluster.delete(POD, "p", namespace)
     cluster.create(POD, a_pod("p", namespace))
     assert refused(lambda: cluster.bind(first, node)).is_conflict
     assert "nodeName" not in cluster.get(POD, "p", namespace)["spec"]
     cluster.delete(POD, "p", namespace)
-    assert refused(lambda: cluster.bind(first, node)).is_missing
+    assert refused(lambda: cluster.bind(first, node)).is_not_found
 
 
-def test_eviction_asks_the_budget(cluster: Cluster, kubelet: FakeKubelet, namespace: str, node: str) -> None:
+def test_eviction_asks_the_budget(cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, node: str) -> None:
     pod = cluster.create(POD, a_pod("p", namespace, labels={"app": "a"}))
     cluster.bind(pod, node)
     budget = cluster.create(
@@ -227,16 +242,16 @@ def test_eviction_asks_the_budget(cluster: Cluster, kubelet: FakeKubelet, namesp
     kubelet_saw = cluster.get(POD, "p", namespace)
     # No budget protects a pod that is not ready yet.
     eventually(lambda: is_ready(cluster.get(POD, "p", namespace)), what="the kubelet says that it is ready")
-    assert cluster.evict(kubelet_saw) is Eviction.REFUSED
+    assert cluster.evict(kubelet_saw) is EvictionResult.BLOCKED
     cluster.patch_status(BUDGET, "b", namespace, change={"status": {**none_allowed, "disruptionsAllowed": 1}})
-    assert cluster.evict(kubelet_saw) is Eviction.DONE
-    cluster.delete(POD, "p", namespace, grace_s=0)
-    assert cluster.evict(kubelet_saw) is Eviction.MISSING
+    assert cluster.evict(kubelet_saw) is EvictionResult.EVICTED
+    cluster.delete(POD, "p", namespace, grace_period_s=0)
+    assert cluster.evict(kubelet_saw) is EvictionResult.NOT_FOUND
     cluster.create(POD, a_pod("p", namespace))
-    assert cluster.evict(kubelet_saw) is Eviction.MISSING
+    assert cluster.evict(kubelet_saw) is EvictionResult.NOT_FOUND
 
 
-def test_who_may_not_is_told_so(cluster: Cluster, control_plane: ControlPlane, namespace: str) -> None:
+def test_who_may_not_is_told_so(cluster: KubernetesClient, control_plane: ControlPlane, namespace: str) -> None:
     cluster.create(SERVICE_ACCOUNT, {"metadata": {"name": "robot", "namespace": namespace}})
     for path in (
         control_plane.kubeconfig_of_user("somebody", "a-group"),
@@ -249,7 +264,7 @@ def test_who_may_not_is_told_so(cluster: Cluster, control_plane: ControlPlane, n
         asker.close()
 
 
-def test_labels_that_are_taken_away_are_away(cluster: Cluster, namespace: str) -> None:
+def test_labels_that_are_taken_away_are_away(cluster: KubernetesClient, namespace: str) -> None:
     cluster.create(CONFIG_MAP, a_config_map("c", namespace, labels={"a": "1", "b": "2"}))
     patched = cluster.patch(CONFIG_MAP, "c", namespace, change={"metadata": {"labels": {"a": None}}})
     assert labels_of(patched) == {"b": "2"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, POOL, QUEUE, Kind
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.client import KubernetesClient
 from tests.kubernetes.control_plane import ASSETS, ControlPlane
 
 JOB = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
@@ -22,19 +22,21 @@ CONTAINER = {"name": "main", "image": "trainer", "resources": {"limits": {"cpu":
 pytestmark = pytest.mark.usefixtures("definitions")
 
 
-def resource(kind: Kind, name: str, namespace: str, spec: Any) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": namespace} if kind.namespaced else {"name": name}
+def resource(kind: ResourceKind, name: str, namespace: str, spec: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace} if kind.is_namespaced else {"name": name}
     return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "spec": spec}
 
 
-def refusal(cluster: Cluster, body: dict[str, Any], kind: Kind) -> str:
+def refusal(cluster: KubernetesClient, body: dict[str, Any], kind: ResourceKind) -> str:
     with pytest.raises(ApiError) as refused:
         cluster.create(kind, body)
     assert refused.value.status == 422
     return str(refused.value)
 
 
-def change_refusal(cluster: Cluster, kind: Kind, name: str, namespace: str, spec: dict[str, Any]) -> str:
+def change_refusal(
+    cluster: KubernetesClient, kind: ResourceKind, name: str, namespace: str, spec: dict[str, Any]
+) -> str:
     with pytest.raises(ApiError) as refused:
         cluster.patch(kind, name, namespace, change={"spec": spec})
     assert refused.value.status == 422
@@ -58,7 +60,7 @@ def change_refusal(cluster: Cluster, kind: Kind, name: str, namespace: str, spec
         },
     ],
 )
-def test_good_jobs_are_taken(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:
+def test_good_jobs_are_taken(cluster: KubernetesClient, namespace: str, spec: dict[str, Any]) -> None:
     made = cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, spec))
     assert made["spec"] == {"suspend": False, "queue": "default", "priority": 0, **spec}
 
@@ -96,14 +98,14 @@ def test_good_jobs_are_taken(cluster: Cluster, namespace: str, spec: dict[str, A
     ],
 )
 def test_a_bad_job_is_refused_with_the_name_of_the_field(
-    cluster: Cluster, namespace: str, change: dict[str, Any], words: str
+    cluster: KubernetesClient, namespace: str, change: dict[str, Any], words: str
 ) -> None:
     spec = {name: value for name, value in {**JOB, **change}.items() if value is not None}
     assert words in refusal(cluster, resource(ELASTIC_JOB, "job", namespace, spec), ELASTIC_JOB)
 
 
 @pytest.mark.parametrize("name", ["a" * 53, "a.b"])
-def test_a_name_that_no_job_id_can_be_made_of_is_refused(cluster: Cluster, namespace: str, name: str) -> None:
+def test_a_name_that_no_job_id_can_be_made_of_is_refused(cluster: KubernetesClient, namespace: str, name: str) -> None:
     assert "metadata.name" in refusal(cluster, resource(ELASTIC_JOB, name, namespace, JOB), ELASTIC_JOB)
 
 
@@ -145,13 +147,15 @@ WHOLE: dict[str, Any] = {
         ("template", {"metadata": {"labels": {"a": "b"}}}),
     ],
 )
-def test_what_a_job_is_made_of_cannot_be_changed(cluster: Cluster, namespace: str, field: str, value: object) -> None:
+def test_what_a_job_is_made_of_cannot_be_changed(
+    cluster: KubernetesClient, namespace: str, field: str, value: object
+) -> None:
     cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, WHOLE))
     said = change_refusal(cluster, ELASTIC_JOB, "job", namespace, {field: value})
     assert f"spec.{field}: Invalid value: {field} cannot be changed" in said
 
 
-def test_range_and_suspend_can_be_changed(cluster: Cluster, namespace: str) -> None:
+def test_range_and_suspend_can_be_changed(cluster: KubernetesClient, namespace: str) -> None:
     cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, WHOLE))
     change = {"gpus": {"min": 1, "max": 16}, "suspend": True}
     changed = cluster.patch(ELASTIC_JOB, "job", namespace, change={"spec": change})
@@ -169,7 +173,7 @@ def test_range_and_suspend_can_be_changed(cluster: Cluster, namespace: str) -> N
         {**LENDS, "tolerations": [{"key": "dedicated", "value": "serving"}, {"operator": "Exists"}]},
     ],
 )
-def test_good_pools_are_taken(cluster: Cluster, spec: dict[str, Any]) -> None:
+def test_good_pools_are_taken(cluster: KubernetesClient, spec: dict[str, Any]) -> None:
     assert cluster.create(POOL, resource(POOL, "pool", "", spec))["spec"] == spec
 
 
@@ -205,11 +209,13 @@ def test_good_pools_are_taken(cluster: Cluster, spec: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_a_bad_pool_is_refused_with_the_name_of_the_field(cluster: Cluster, spec: dict[str, Any], words: str) -> None:
+def test_a_bad_pool_is_refused_with_the_name_of_the_field(
+    cluster: KubernetesClient, spec: dict[str, Any], words: str
+) -> None:
     assert words in refusal(cluster, resource(POOL, "pool", "", spec), POOL)
 
 
-def test_the_kind_of_a_pool_and_the_subject_of_a_loan_cannot_be_changed(cluster: Cluster) -> None:
+def test_the_kind_of_a_pool_and_the_subject_of_a_loan_cannot_be_changed(cluster: KubernetesClient) -> None:
     cluster.create(POOL, resource(POOL, "pool", "", LENDS))
     said = change_refusal(cluster, POOL, "pool", "", {"kind": "training"})
     assert 'spec.kind: Invalid value: "training": kind cannot be changed' in said
@@ -217,7 +223,7 @@ def test_the_kind_of_a_pool_and_the_subject_of_a_loan_cannot_be_changed(cluster:
     assert "spec: Invalid value: spec cannot be changed" in change_refusal(cluster, LOAN, "n1-7", "", {"node": "n2"})
 
 
-def test_queues_are_taken_or_refused(cluster: Cluster) -> None:
+def test_queues_are_taken_or_refused(cluster: KubernetesClient) -> None:
     made = cluster.create(QUEUE, resource(QUEUE, "research", "", {"guaranteed": 8, "limit": 8}))
     assert made["spec"] == {"guaranteed": 8, "limit": 8, "weight": 1}
     said = refusal(cluster, resource(QUEUE, "poor", "", {"guaranteed": 9, "limit": 8}), QUEUE)
@@ -238,7 +244,7 @@ def kubectl(control_plane: ControlPlane) -> Any:
     return run
 
 
-def test_kubectl_scale_sets_the_most_gpus(cluster: Cluster, namespace: str, kubectl: Any) -> None:
+def test_kubectl_scale_sets_the_most_gpus(cluster: KubernetesClient, namespace: str, kubectl: Any) -> None:
     cluster.create(ELASTIC_JOB, resource(ELASTIC_JOB, "job", namespace, JOB))
     kubectl("scale", "-n", namespace, "ej/job", "--replicas", "16")
     assert cluster.get(ELASTIC_JOB, "job", namespace)["spec"]["gpus"] == {"min": 2, "max": 16}

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler.domain.command import ReportDemand
+from scheduler.domain.commands import ReportDemand
 from scheduler.domain.fleet import Pool, PoolKind
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.demand import DemandSources, Told
-from scheduler.k8s.kinds import AUTOSCALER, DEPLOYMENT, GPU_RESOURCE
-from scheduler.k8s.resources.pool import DemandKind, DemandSource, PoolResource
+from scheduler.kubernetes.api_objects import AUTOSCALER, DEPLOYMENT, GPU_RESOURCE
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.demand_sources import DemandSources, PoolReadings
+from scheduler.kubernetes.resources.fleet import DemandSource, DemandSourceKind, PoolResource
 from tests.kubernetes.waiting import eventually
 
 NOW_S = 1_800_000_000.0
@@ -40,7 +40,7 @@ def an_autoscaler(name: str, namespace: str) -> dict[str, object]:
 
 
 @pytest.fixture
-def sources(cluster: Cluster) -> Iterator[DemandSources]:
+def sources(cluster: KubernetesClient) -> Iterator[DemandSources]:
     made = DemandSources(cluster)
     made.start()
     yield made
@@ -48,16 +48,16 @@ def sources(cluster: Cluster) -> Iterator[DemandSources]:
 
 
 def a_pool(serves: str) -> PoolResource:
-    demand = DemandSource(DemandKind.DEPLOYMENTS, selector={"serves": serves})
+    demand = DemandSource(DemandSourceKind.DEPLOYMENTS, selector={"serves": serves})
     return PoolResource(Pool("serving", PoolKind.INFERENCE), "uid-1", {"role": "serve"}, demand=demand)
 
 
-def gpus(told: Told) -> list[float]:
+def gpus(told: PoolReadings) -> list[float]:
     return [command.body.gpus for command in told.commands if isinstance(command.body, ReportDemand)]
 
 
-def reason(told: Told) -> str:
-    (claim,) = told.claims["uid-1"]
+def reason(told: PoolReadings) -> str:
+    (claim,) = told.conditions["uid-1"]
     return claim.reason
 
 
@@ -66,33 +66,35 @@ def watchers() -> set[str]:
     return names & {"watch-deployments", "watch-horizontalpodautoscalers"}
 
 
-def test_demand_follows_deployments_and_autoscalers(cluster: Cluster, namespace: str, sources: DemandSources) -> None:
+def test_demand_follows_deployments_and_autoscalers(
+    cluster: KubernetesClient, namespace: str, sources: DemandSources
+) -> None:
     pool = a_pool(namespace)
     cluster.create(DEPLOYMENT, a_deployment("web", namespace, gpus=0, replicas=9, serves=namespace))
     cluster.create(DEPLOYMENT, a_deployment("stranger", namespace, gpus=8, replicas=9, serves="another"))
-    eventually(lambda: reason(sources.look([pool], NOW_S)) == "NoDeploymentMatches", what="nothing serves")
-    assert sources.look([pool], NOW_S).commands == ()
+    eventually(lambda: reason(sources.read([pool], NOW_S)) == "NoDeploymentMatches", what="nothing serves")
+    assert sources.read([pool], NOW_S).commands == ()
     cluster.create(DEPLOYMENT, a_deployment("chat", namespace, gpus=2, replicas=3, serves=namespace))
     cluster.create(DEPLOYMENT, a_deployment("draw", namespace, gpus=1, replicas=1, serves=namespace))
-    eventually(lambda: gpus(sources.look([pool], NOW_S)) == [7.0], what="3 x 2 + 1 GPUs")
+    eventually(lambda: gpus(sources.read([pool], NOW_S)) == [7.0], what="3 x 2 + 1 GPUs")
     cluster.create(AUTOSCALER, an_autoscaler("chat", namespace))
     status = {"status": {"desiredReplicas": 10, "currentReplicas": 3}}
     cluster.patch_status(AUTOSCALER, "chat", namespace, change=status)
-    eventually(lambda: gpus(sources.look([pool], NOW_S)) == [21.0], what="10 x 2 + 1 GPUs")
+    eventually(lambda: gpus(sources.read([pool], NOW_S)) == [21.0], what="10 x 2 + 1 GPUs")
     cluster.patch(DEPLOYMENT, "draw", namespace, change={"spec": {"replicas": 0}})
-    eventually(lambda: gpus(sources.look([pool], NOW_S)) == [20.0], what="10 x 2 GPUs")
+    eventually(lambda: gpus(sources.read([pool], NOW_S)) == [20.0], what="10 x 2 GPUs")
     cluster.delete(AUTOSCALER, "chat", namespace)
-    eventually(lambda: gpus(sources.look([pool], NOW_S)) == [6.0], what="3 x 2 GPUs")
+    eventually(lambda: gpus(sources.read([pool], NOW_S)) == [6.0], what="3 x 2 GPUs")
     for name in ("chat", "draw"):
         cluster.delete(DEPLOYMENT, name, namespace)
-    eventually(lambda: reason(sources.look([pool], NOW_S)) == "NoDeploymentMatches", what="nothing serves any more")
+    eventually(lambda: reason(sources.read([pool], NOW_S)) == "NoDeploymentMatches", what="nothing serves any more")
 
 
 def test_deployments_are_watched_only_while_a_pool_needs_them(sources: DemandSources, namespace: str) -> None:
-    sources.look([], NOW_S)
+    sources.read([], NOW_S)
     assert watchers() == set()
-    eventually(lambda: reason(sources.look([a_pool(namespace)], NOW_S)) == "NoDeploymentMatches", what="listed")
+    eventually(lambda: reason(sources.read([a_pool(namespace)], NOW_S)) == "NoDeploymentMatches", what="listed")
     assert len(watchers()) == 2
-    sources.look([], NOW_S)
+    sources.read([], NOW_S)
     eventually(lambda: not watchers(), what="nobody watches")
-    eventually(lambda: reason(sources.look([a_pool(namespace)], NOW_S)) == "NoDeploymentMatches", what="listed anew")
+    eventually(lambda: reason(sources.read([a_pool(namespace)], NOW_S)) == "NoDeploymentMatches", what="listed anew")

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler.k8s.client import Cluster, connect
-from scheduler.k8s.election import LIMITS, Election, Terms
-from scheduler.k8s.kinds import LEASE
+from scheduler.kubernetes.api_objects import LEASE
+from scheduler.kubernetes.client import KubernetesClient, connect
+from scheduler.kubernetes.leader_election import ELECTION_LIMITS, LeaderElector, LeaseTimings
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.waiting import eventually
 
-TERMS = Terms(lease_s=10, renew_s=7.0, retry_s=1.5, margin_s=0.5)
-Candidate = Callable[..., Election]
+TERMS = LeaseTimings(lease_duration_s=10, renew_deadline_s=7.0, retry_period_s=1.5, margin_s=0.5)
+Candidate = Callable[..., LeaderElector]
 
 
 class Hand:
@@ -28,14 +28,14 @@ class Hand:
 
 
 @pytest.fixture
-def candidate(cluster: Cluster, namespace: str) -> Candidate:
-    def make(identity: str, clock: Hand, *, born_s: float = 1.8e9) -> Election:
-        return Election(
+def candidate(cluster: KubernetesClient, namespace: str) -> Candidate:
+    def make(identity: str, clock: Hand, *, born_s: float = 1.8e9) -> LeaderElector:
+        return LeaderElector(
             cluster,
             name="operator",
             namespace=namespace,
             identity=identity,
-            terms=TERMS,
+            timings=TERMS,
             monotonic_s=clock,
             wall_s=lambda: born_s + clock.now_s,
         )
@@ -45,23 +45,23 @@ def candidate(cluster: Cluster, namespace: str) -> Candidate:
 
 def test_one_leads_and_the_other_waits(candidate: Candidate) -> None:
     a, b = candidate("a", Hand(0.0)), candidate("b", Hand(0.0))
-    assert [a.step(), b.step(), a.step()] == [True, False, True]
+    assert [a.try_acquire_or_renew(), b.try_acquire_or_renew(), a.try_acquire_or_renew()] == [True, False, True]
     assert b.holder == "a"
 
 
 def test_a_silent_leader_stops_before_the_other_begins(candidate: Candidate) -> None:
     clock = Hand(0.0)
     a, b = candidate("a", clock), candidate("b", clock)
-    a.step()
-    b.step()
+    a.try_acquire_or_renew()
+    b.try_acquire_or_renew()
     led: list[tuple[bool, bool]] = []
     while not b.is_leading:
         clock.now_s += 0.5
-        b.step()
+        b.try_acquire_or_renew()
         led.append((a.is_leading, b.is_leading))
     assert (True, True) not in led
-    assert clock.now_s == pytest.approx(TERMS.lease_s)
-    assert not a.step()
+    assert clock.now_s == pytest.approx(TERMS.lease_duration_s)
+    assert not a.try_acquire_or_renew()
     assert a.holder == "b"
 
 
@@ -70,51 +70,53 @@ def test_a_leader_that_renews_keeps_it_however_long_the_other_waits(candidate: C
     a, b = candidate("a", clock), candidate("b", clock)
     for _ in range(20):
         clock.now_s += 1.5
-        assert a.step()
-        assert not b.step()
+        assert a.try_acquire_or_renew()
+        assert not b.try_acquire_or_renew()
 
 
 def test_clocks_that_differ_by_years_do_no_harm(candidate: Candidate) -> None:
     """Neither zero of the monotonic clocks nor wall time counts: only how long the Lease stood still."""
     a_clock, b_clock = Hand(1e6), Hand(3.0)
     a, b = candidate("a", a_clock, born_s=1e9), candidate("b", b_clock, born_s=2e9)
-    assert a.step()
+    assert a.try_acquire_or_renew()
     for _ in range(20):
         a_clock.now_s += 1.5
         b_clock.now_s += 1.5
-        assert a.step()
-        assert not b.step()
-    b_clock.now_s += TERMS.lease_s
-    assert b.step()
+        assert a.try_acquire_or_renew()
+        assert not b.try_acquire_or_renew()
+    b_clock.now_s += TERMS.lease_duration_s
+    assert b.try_acquire_or_renew()
 
 
-def test_a_lease_that_was_released_is_taken_at_once(candidate: Candidate, cluster: Cluster, namespace: str) -> None:
+def test_a_lease_that_was_released_is_taken_at_once(
+    candidate: Candidate, cluster: KubernetesClient, namespace: str
+) -> None:
     clock = Hand(0.0)
     a, b = candidate("a", clock), candidate("b", clock)
-    a.step()
-    b.step()
+    a.try_acquire_or_renew()
+    b.try_acquire_or_renew()
     a.release()
     assert not a.is_leading
     assert cluster.get(LEASE, "operator", namespace)["spec"]["holderIdentity"] == ""
-    assert b.step()
+    assert b.try_acquire_or_renew()
     assert cluster.get(LEASE, "operator", namespace)["spec"]["leaseTransitions"] == 1
-    assert not a.step()
+    assert not a.try_acquire_or_renew()
 
 
 def test_who_no_longer_holds_it_does_not_release_it(candidate: Candidate) -> None:
     clock = Hand(0.0)
     a, b = candidate("a", clock), candidate("b", clock)
-    a.step()
-    b.step()
-    clock.now_s += TERMS.lease_s
-    assert b.step()
+    a.try_acquire_or_renew()
+    b.try_acquire_or_renew()
+    clock.now_s += TERMS.lease_duration_s
+    assert b.try_acquire_or_renew()
     a.release()
-    assert b.step()
+    assert b.try_acquire_or_renew()
 
 
 def test_many_at_once_make_one_leader(candidate: Candidate) -> None:
     candidates = [candidate(f"c{number}", Hand(0.0)) for number in range(6)]
-    threads = [threading.Thread(target=each.step) for each in candidates]
+    threads = [threading.Thread(target=each.try_acquire_or_renew) for each in candidates]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -122,36 +124,44 @@ def test_many_at_once_make_one_leader(candidate: Candidate) -> None:
     assert sum(each.is_leading for each in candidates) == 1
 
 
-def test_a_lease_that_somebody_deleted_is_made_again(candidate: Candidate, cluster: Cluster, namespace: str) -> None:
+def test_a_lease_that_somebody_deleted_is_made_again(
+    candidate: Candidate, cluster: KubernetesClient, namespace: str
+) -> None:
     a = candidate("a", Hand(0.0))
-    a.step()
+    a.try_acquire_or_renew()
     cluster.delete(LEASE, "operator", namespace)
-    assert a.step()
+    assert a.try_acquire_or_renew()
     assert cluster.get(LEASE, "operator", namespace)["spec"]["holderIdentity"] == "a"
 
 
 def test_who_cannot_reach_the_server_leads_until_the_deadline_only(control_plane: ControlPlane, namespace: str) -> None:
     clock = Hand(0.0)
-    own = connect(control_plane.admin_kubeconfig, limits=LIMITS)
-    a = Election(own, name="operator", namespace=namespace, identity="a", terms=TERMS, monotonic_s=clock)
-    assert a.step()
+    own = connect(control_plane.admin_kubeconfig, limits=ELECTION_LIMITS)
+    a = LeaderElector(own, name="operator", namespace=namespace, identity="a", timings=TERMS, monotonic_s=clock)
+    assert a.try_acquire_or_renew()
     control_plane.pause_api()
     try:
         clock.now_s += 6.0
-        assert a.step()
+        assert a.try_acquire_or_renew()
         clock.now_s += 1.0
-        assert not a.step()
+        assert not a.try_acquire_or_renew()
     finally:
         control_plane.resume_api()
-    assert a.step()
+    assert a.try_acquire_or_renew()
     own.close()
 
 
 def test_it_runs_by_itself_and_hands_over(control_plane: ControlPlane, namespace: str) -> None:
     stops = [threading.Event(), threading.Event()]
-    clusters = [connect(control_plane.admin_kubeconfig, limits=LIMITS) for _ in stops]
+    clusters = [connect(control_plane.admin_kubeconfig, limits=ELECTION_LIMITS) for _ in stops]
     candidates = [
-        Election(each, name="operator", namespace=namespace, identity=f"c{number}", terms=Terms(600, 500.0, 0.3, 0.5))
+        LeaderElector(
+            each,
+            name="operator",
+            namespace=namespace,
+            identity=f"c{number}",
+            timings=LeaseTimings(600, 500.0, 0.3, 0.5),
+        )
         for number, each in enumerate(clusters)
     ]
     threads = [threading.Thread(target=each.run, args=(stop,)) for each, stop in zip(candidates, stops, strict=True)]
@@ -172,22 +182,24 @@ def test_it_runs_by_itself_and_hands_over(control_plane: ControlPlane, namespace
 def test_who_stands_back_leaves_the_lease_to_others_and_tries_again_later(candidate: Candidate) -> None:
     clock = Hand(0.0)
     a, b = candidate("a", clock), candidate("b", clock)
-    a.step()
-    a.stand_back(10.0)
+    a.try_acquire_or_renew()
+    a.step_down_for(10.0)
     assert not a.is_leading
-    assert [a.step(), b.step()] == [False, True]
-    b.stand_back(10.0)
+    assert [a.try_acquire_or_renew(), b.try_acquire_or_renew()] == [False, True]
+    b.step_down_for(10.0)
     clock.now_s = 9.9
-    assert not a.step()
+    assert not a.try_acquire_or_renew()
     clock.now_s = 10.0
-    assert a.step()
-    a.stand_back(10.0)
-    a.come_back()
-    assert a.step()
+    assert a.try_acquire_or_renew()
+    a.step_down_for(10.0)
+    a.resume_candidacy()
+    assert a.try_acquire_or_renew()
 
 
-def test_a_lease_that_somebody_made_empty_is_taken(candidate: Candidate, cluster: Cluster, namespace: str) -> None:
+def test_a_lease_that_somebody_made_empty_is_taken(
+    candidate: Candidate, cluster: KubernetesClient, namespace: str
+) -> None:
     cluster.create(LEASE, {"metadata": {"name": "operator", "namespace": namespace}})
     a = candidate("a", Hand(0.0))
-    assert a.step()
-    assert a.step()
+    assert a.try_acquire_or_renew()
+    assert a.try_acquire_or_renew()

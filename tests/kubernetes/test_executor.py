@@ -8,28 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.agent_report import AgentReport
-from scheduler.domain.command import CancelJob, ReportDemand, ScaleJob, SubmitJob
+from scheduler.domain.commands import CancelJob, ReportDemand, ScaleJob, SubmitJob
 from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import (
+from scheduler.domain.observation import AgentReport
+from scheduler.kubernetes.api_objects import (
     CONFIG_MAP,
     ELASTIC_JOB,
     EPOCH_ANNOTATION,
-    FROM_API,
     GPU_RESOURCE,
     JOB_LABEL,
     LOAN_LABEL,
     LOANED_TAINT_KEY,
     NODE,
     ORIGIN_ANNOTATION,
+    ORIGIN_API,
     POD,
     SECRET,
     SERVICE,
+    Object,
+    annotations_of,
+    labels_of,
+    name_of,
+    uid_of,
 )
-from scheduler.k8s.objects import Object, annotations_of, labels_of, name_of, uid_of
+from scheduler.kubernetes.client import KubernetesClient
 from scheduler.store.protocol import Page
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.site import Site
@@ -37,7 +41,9 @@ from tests.kubernetes.waiting import eventually
 
 
 @pytest.fixture
-def site(definitions: None, cluster: Cluster, kubelet: FakeKubelet, namespace: str, tmp_path: Path) -> Iterator[Site]:
+def site(
+    definitions: None, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, tmp_path: Path
+) -> Iterator[Site]:
     made = Site(cluster, kubelet, namespace, tmp_path)
     yield made
     assert all(gpus <= 8 for gpus in made.most_held.values()), f"booked twice: {made.most_held}"
@@ -74,16 +80,16 @@ def test_a_job_becomes_a_gang_on_the_nodes_of_the_decision(site: Site) -> None:
     assert all(pod["spec"]["schedulerName"] == "ebbtide" for pod in pods)
     assert all(annotations_of(pod)[EPOCH_ANNOTATION] == str(site.epoch) for pod in pods)
     for kind in (SERVICE, CONFIG_MAP, SECRET):
-        assert site.cluster.find(kind, "ebbtide-llama-1", site.namespace) is not None
+        assert site.cluster.get_or_none(kind, "ebbtide-llama-1", site.namespace) is not None
 
 
 def test_what_agents_told_of_a_job_that_never_began_is_forgotten_with_it(site: Site) -> None:
     site.add_pools(training=1, inference=0)
     for generation in (0, 3):
         node = f"{site.namespace}-t{generation}"
-        site.store.run_log.report(AgentReport("gone-before", node, "pod-1", site.clock.now_s(), generation))
+        site.store.run_log.record_reports(AgentReport("gone-before", node, "pod-1", site.clock.now_s(), generation))
     site.step()
-    site.until(lambda: not site.store.run_log.reports(), what="its report is gone")
+    site.until(lambda: not site.store.run_log.list_reports(), what="its report is gone")
 
 
 def test_a_finished_job_leaves_nothing_behind(site: Site) -> None:
@@ -93,11 +99,13 @@ def test_a_finished_job_leaves_nothing_behind(site: Site) -> None:
     site.until(lambda: site.job("llama-1").state is JobState.SUCCEEDED, what="it has succeeded")
     site.until(lambda: not site.pods(), what="its pods are gone")
     site.until(lambda: not _objects(site, "llama-1"), what="its other objects are gone")
-    site.until(lambda: not site.store.run_log.begun(), what="the run log is empty")
+    site.until(lambda: not site.store.run_log.list_begun_runs(), what="the run log is empty")
 
 
 def _objects(site: Site, job_id: str) -> list[Object]:
-    found = (site.cluster.find(kind, f"ebbtide-{job_id}", site.namespace) for kind in (SERVICE, CONFIG_MAP, SECRET))
+    found = (
+        site.cluster.get_or_none(kind, f"ebbtide-{job_id}", site.namespace) for kind in (SERVICE, CONFIG_MAP, SECRET)
+    )
     return [each for each in found if each is not None]
 
 
@@ -151,7 +159,7 @@ def test_gpus_of_other_pods_are_left_to_them(site: Site) -> None:
     assert site.job("llama-1").state is JobState.QUEUED
     assert site.pods() == []
     assert site.cluster.get(POD, name_of(foreign), site.namespace)["metadata"].get("deletionTimestamp") is None
-    site.cluster.delete(POD, name_of(foreign), site.namespace, grace_s=0)
+    site.cluster.delete(POD, name_of(foreign), site.namespace, grace_period_s=0)
     site.until(lambda: is_running(site, "llama-1", 4), what="it runs once the other pod is gone")
 
 
@@ -163,7 +171,9 @@ def test_a_job_of_the_longest_name_runs(site: Site) -> None:
     assert all(pod["metadata"]["name"] == pod["spec"]["hostname"] for pod in site.pods(job_id))
     site.send(CancelJob(job_id))
     site.until(lambda: not site.pods(), what="its pods are gone")
-    site.until(lambda: not site.cluster.list(SERVICE, namespace=site.namespace, labels=JOB_LABEL).items, what="clean")
+    site.until(
+        lambda: not site.cluster.list(SERVICE, namespace=site.namespace, label_selector=JOB_LABEL).items, what="clean"
+    )
 
 
 def test_a_job_whose_pods_are_refused_keeps_nobody_elses_gpus(site: Site) -> None:
@@ -182,7 +192,7 @@ def test_a_job_whose_pods_are_refused_keeps_nobody_elses_gpus(site: Site) -> Non
 def test_a_resource_of_another_namespace_that_claims_a_job_owns_none_of_its_objects(site: Site) -> None:
     """The garbage collector deletes what has an owner that is not there, in its own namespace."""
     site.add_pools(training=1, inference=0)
-    meta = {"name": "llama-1", "namespace": "default", "annotations": {ORIGIN_ANNOTATION: FROM_API}}
+    meta = {"name": "llama-1", "namespace": "default", "annotations": {ORIGIN_ANNOTATION: ORIGIN_API}}
     body = {"metadata": meta, "spec": {"gpus": {"min": 1, "max": 1}, "command": ["x"]}}
     site.cluster.create(ELASTIC_JOB, body)
     eventually(lambda: site.mirrors.jobs.get("llama-1", "default"), what="the claim is seen")
@@ -214,7 +224,7 @@ def test_a_pod_that_somebody_evicts_costs_no_retry_and_the_job_goes_on(site: Sit
     site.add_pools(training=2, inference=0)
     start(site, "llama-1", 12)
     victim = site.pods("llama-1")[0]
-    site.cluster.delete(POD, name_of(victim), site.namespace, grace_s=0)
+    site.cluster.delete(POD, name_of(victim), site.namespace, grace_period_s=0)
     site.until(lambda: site.job("llama-1").allocation.generation > 1, what="it is decided anew")
     site.until(lambda: is_running(site, "llama-1", 12), what="it runs again")
     assert site.job("llama-1").account.failures == 0
@@ -237,7 +247,7 @@ def test_a_lent_node_is_tainted_and_comes_home_in_time(site: Site) -> None:
     site.until(lambda: not _bears_a_loan(site), what="no node bears a loan")
     site.until(lambda: is_running(site, "llama-1", 8), what="it goes on on its own node")
     assert {name_of(node): labels_of(node) for node in site.cluster.list(NODE).items} == before
-    assert all(event.event.code.value != "RecallLate" for event in site.store.events(_all()))
+    assert all(event.event.code.value != "RecallLate" for event in site.store.list_events(_all()))
 
 
 def _bears_a_loan(site: Site) -> bool:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import time
 
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import GPU_RESOURCE, LEASE, NODE, POD
-from scheduler.k8s.objects import Object, name_of
+from scheduler.kubernetes.api_objects import GPU_RESOURCE, LEASE, NODE, POD, Object, name_of
+from scheduler.kubernetes.client import KubernetesClient
 from tests.kubernetes.fake_kubelet import LEASE_NAMESPACE, FakeKubelet
 from tests.kubernetes.objects import a_pod
 from tests.kubernetes.waiting import eventually
 
 
-def bound(cluster: Cluster, name: str, namespace: str, node: str, *, grace_s: int = 30) -> Object:
+def bound(cluster: KubernetesClient, name: str, namespace: str, node: str, *, grace_s: int = 30) -> Object:
     pod = cluster.create(POD, a_pod(name, namespace, gpus=4, grace_s=grace_s))
     cluster.bind(pod, node)
     return pod
 
 
-def phase(cluster: Cluster, pod: Object) -> str:
-    found = cluster.find(POD, name_of(pod), pod["metadata"]["namespace"])
+def phase(cluster: KubernetesClient, pod: Object) -> str:
+    found = cluster.get_or_none(POD, name_of(pod), pod["metadata"]["namespace"])
     return str(found["status"]["phase"]) if found else "gone"
 
 
@@ -28,7 +27,7 @@ def ready(node: Object) -> str:
     return str(condition["status"])
 
 
-def test_a_node_has_gpus_and_is_ready_and_its_lease_is_renewed(cluster: Cluster, namespace: str) -> None:
+def test_a_node_has_gpus_and_is_ready_and_its_lease_is_renewed(cluster: KubernetesClient, namespace: str) -> None:
     kubelet = FakeKubelet(cluster, lease_period_s=0.2)
     kubelet.start()
     node = kubelet.add_node(f"n-{namespace}", gpus=4, labels={"pool": "a"})
@@ -37,10 +36,10 @@ def test_a_node_has_gpus_and_is_ready_and_its_lease_is_renewed(cluster: Cluster,
     lease = cluster.get(LEASE, name_of(node), LEASE_NAMESPACE)
     eventually(lambda: cluster.get(LEASE, name_of(node), LEASE_NAMESPACE) != lease, what="it is renewed")
     kubelet.close()
-    assert cluster.find(NODE, name_of(node)) is None
+    assert cluster.get_or_none(NODE, name_of(node)) is None
 
 
-def test_a_bound_pod_runs_and_exits_as_told(cluster: Cluster, kubelet: FakeKubelet, namespace: str) -> None:
+def test_a_bound_pod_runs_and_exits_as_told(cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str) -> None:
     started: list[str] = []
     kubelet.on_start = lambda pod: started.append(name_of(pod))
     node = name_of(kubelet.add_node(f"n-{namespace}"))
@@ -56,7 +55,7 @@ def test_a_bound_pod_runs_and_exits_as_told(cluster: Cluster, kubelet: FakeKubel
 
 
 def test_a_deleted_pod_has_the_time_it_needs_but_no_more_than_its_grace(
-    cluster: Cluster, kubelet: FakeKubelet, namespace: str
+    cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str
 ) -> None:
     told: list[str] = []
     kubelet.on_stop = lambda pod: told.append(name_of(pod))
@@ -66,7 +65,7 @@ def test_a_deleted_pod_has_the_time_it_needs_but_no_more_than_its_grace(
     eventually(lambda: {phase(cluster, pod) for pod in pods} == {"Running"}, what="both run")
     began_s = time.monotonic()
     for pod in pods:
-        cluster.delete(POD, name_of(pod), namespace, grace_s=2)
+        cluster.delete(POD, name_of(pod), namespace, grace_period_s=2)
     eventually(lambda: phase(cluster, pods[0]) == "gone", what="the quick one is gone")
     eventually(lambda: phase(cluster, pods[1]) == "gone", what="the slow one is gone")
     assert time.monotonic() - began_s >= 2.0
@@ -74,14 +73,14 @@ def test_a_deleted_pod_has_the_time_it_needs_but_no_more_than_its_grace(
 
 
 def test_nothing_happens_on_a_failed_node_until_it_is_healed(
-    cluster: Cluster, kubelet: FakeKubelet, namespace: str
+    cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str
 ) -> None:
     node = name_of(kubelet.add_node(f"n-{namespace}"))
     pod = bound(cluster, "p", namespace, node)
     eventually(lambda: phase(cluster, pod) == "Running", what="it runs")
     kubelet.fail_node(node)
     assert ready(cluster.get(NODE, node)) == "Unknown"
-    cluster.delete(POD, "p", namespace, grace_s=1)
+    cluster.delete(POD, "p", namespace, grace_period_s=1)
     time.sleep(2.0)
     assert phase(cluster, pod) == "Running"
     kubelet.heal_node(node)

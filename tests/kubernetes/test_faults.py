@@ -8,12 +8,11 @@ from random import Random
 
 import pytest
 
-from scheduler.k8s.asking import Limits
-from scheduler.k8s.client import Cluster, connect
-from scheduler.k8s.kinds import CONFIG_MAP, POD
-from scheduler.k8s.mirror import Mirror
-from scheduler.k8s.objects import name_of, uid_of, version_of
-from scheduler.k8s.watching import Watcher
+from scheduler.kubernetes.api_objects import CONFIG_MAP, POD, name_of, uid_of, version_of
+from scheduler.kubernetes.client import KubernetesClient, connect
+from scheduler.kubernetes.flow_control import ClientLimits
+from scheduler.kubernetes.object_cache import ObjectCache
+from scheduler.kubernetes.reflector import Reflector
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.fault_proxy import FAULTLESS, Fault, FaultProxy
@@ -21,7 +20,7 @@ from tests.kubernetes.objects import a_config_map, a_pod
 from tests.kubernetes.waiting import eventually
 
 FAULTS = (Fault(429), Fault(503), Fault(swallow=True), Fault(delay_s=2.0))
-STUBBORN = Limits(rate_per_s=1000.0, burst=1000, read_s=1.0, patience_s=60.0)
+STUBBORN = ClientLimits(qps=1000.0, burst=1000, read_timeout_s=1.0, retry_timeout_s=60.0)
 
 
 @pytest.fixture
@@ -31,14 +30,14 @@ def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def through(proxy: FaultProxy, tmp_path: Path) -> Iterator[Cluster]:
+def through(proxy: FaultProxy, tmp_path: Path) -> Iterator[KubernetesClient]:
     cluster = connect(proxy.kubeconfig(tmp_path), limits=STUBBORN, rng=Random(3))
     yield cluster
     cluster.close()
 
 
 def test_what_is_made_while_answers_are_lost_is_made_once(
-    cluster: Cluster, through: Cluster, proxy: FaultProxy, namespace: str
+    cluster: KubernetesClient, through: KubernetesClient, proxy: FaultProxy, namespace: str
 ) -> None:
     rng = Random(7)
     hits: list[Fault] = []
@@ -48,13 +47,13 @@ def test_what_is_made_while_answers_are_lost_is_made_once(
         hits.append(chosen)
         return chosen
 
-    mirror = Mirror(CONFIG_MAP, namespace=namespace)
-    watcher = Watcher(through, mirror, silence_s=3.0, rng=Random(4))
+    mirror = ObjectCache(CONFIG_MAP, namespace=namespace)
+    watcher = Reflector(through, mirror, idle_timeout_s=3.0, rng=Random(4))
     watcher.start()
     proxy.fault = fault
     for number in range(12):
         made = through.create(CONFIG_MAP, a_config_map(f"c{number}", namespace, labels={"n": str(number)}))
-        mirror.put_ahead(made)
+        mirror.assume(made)
         through.apply(CONFIG_MAP, a_config_map(f"c{number}", namespace, k="v"))
         if number % 3 == 0:
             assert through.delete(CONFIG_MAP, name_of(made), namespace, uid=uid_of(made)) is None
@@ -71,7 +70,7 @@ def test_what_is_made_while_answers_are_lost_is_made_once(
 
 
 def test_a_binding_whose_answer_is_lost_is_a_binding(
-    cluster: Cluster, through: Cluster, proxy: FaultProxy, kubelet: FakeKubelet, namespace: str
+    cluster: KubernetesClient, through: KubernetesClient, proxy: FaultProxy, kubelet: FakeKubelet, namespace: str
 ) -> None:
     node = name_of(kubelet.add_node(f"n-{namespace}"))
     pod = cluster.create(POD, a_pod("p", namespace))

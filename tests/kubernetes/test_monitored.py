@@ -17,7 +17,7 @@ from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fault_proxy import Fault, FaultProxy
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 from tests.monitoring.test_live_prometheus import panels
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Prometheus: Debian's package prometheus has it")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Prometheus: Debian's
 def test_every_panel_of_kubernetes_shows_something_of_an_operator_that_is_refused_now_and_then(
     operated: Operated, control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, address = tmp_path / "counts", f"127.0.0.1:{free_port()}"
+    folder, address = tmp_path / "counts", f"127.0.0.1:{find_free_port()}"
     folder.mkdir()
     exporter = [sys.executable, "-m", "scheduler.telemetry.exporter", "--folder", str(folder)]
     with subprocess.Popen([*exporter, "--port", address.partition(":")[2]]) as serving:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.domain.event import EventCode
-from scheduler.k8s.kinds import ELASTIC_JOB, GPU_RESOURCE, MANAGED_BY, NODE, POD, POOL
-from scheduler.k8s.objects import Object, annotations_of, labels_of, name_of
+from scheduler.domain.events import EventCode
+from scheduler.kubernetes.api_objects import (
+    ELASTIC_JOB,
+    GPU_RESOURCE,
+    MANAGED_BY,
+    NODE,
+    POD,
+    POOL,
+    Object,
+    annotations_of,
+    labels_of,
+    name_of,
+)
 from scheduler.store.protocol import Page
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
@@ -56,7 +66,7 @@ def test_pods_of_other_schedulers_count_as_used_while_they_come_and_go(operated:
     eventually(lambda: taken_gpus(operated, first) == 4, what="the late pod is seen")
     operated.submit("more", 2, 2)
     eventually(lambda: operated.phase("more") == "Queued", what="no GPU is free")
-    operated.cluster.delete(POD, name_of(late), operated.namespace, grace_s=0)
+    operated.cluster.delete(POD, name_of(late), operated.namespace, grace_period_s=0)
     operated.until_phase("more", "Running")
     assert [operated.phase(name) for name in ("llama", "small")] == ["Running", "Running"]
     assert operated.cluster.get(POD, name_of(waits), operated.namespace) == waits, "it waits for its own scheduler"
@@ -132,7 +142,9 @@ def test_a_job_that_is_created_suspended_runs_and_rests_as_its_queue_says(operat
     _suspend(operated, False)
     operated.until_phase("llama", "Running")
     assert _saved_steps(operated) >= before
-    lost = [each for each in operated.store.events(Page(limit=10_000)) if each.event.code is EventCode.JOB_LOST_WORK]
+    lost = [
+        each for each in operated.store.list_events(Page(limit=10_000)) if each.event.code is EventCode.JOB_LOST_WORK
+    ]
     assert lost == []
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from scheduler.domain.command import Command, ScaleJob, SubmitJob
+from scheduler.domain.commands import Command, ScaleJob, SubmitJob
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.k8s.kinds import ELASTIC_JOB, LEASE, NODE
-from scheduler.k8s.objects import labels_of, name_of, uid_of
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, LEASE, NODE, labels_of, name_of, uid_of
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
@@ -28,7 +27,9 @@ def test_an_applied_job_runs_is_scaled_and_leaves_nothing_behind(operated: Opera
     assert uid_of(before) in {uid_of(pod) for pod in operated.pods()}
     eventually(lambda: {event["regarding"]["name"] for event in operated.events()} >= {"llama"}, what="it is told")
     operated.cluster.delete(ELASTIC_JOB, "llama", operated.namespace)
-    eventually(lambda: operated.cluster.find(ELASTIC_JOB, "llama", operated.namespace) is None, what="it is gone")
+    eventually(
+        lambda: operated.cluster.get_or_none(ELASTIC_JOB, "llama", operated.namespace) is None, what="it is gone"
+    )
     assert operated.pods() == []
 
 
@@ -56,7 +57,7 @@ def test_sigterm_hands_over_at_once(operated: Operated) -> None:
     assert first.wait(timeout=60) == 0
     lease = operated.cluster.get(LEASE, "ebbtide-operator", operated.namespace)
     assert not lease["spec"].get("holderIdentity")
-    assert operated.store.lease() is None
+    assert operated.store.get_lease() is None
     assert operated.phase("llama") == "Running"
 
 
@@ -106,7 +107,7 @@ def test_a_job_from_http_has_a_resource_of_its_name_that_scales_and_ends_it(oper
     eventually(lambda: operated.held("hello-k3f9q1") == 16, what="it runs on 16 GPUs")
     operated.cluster.delete(ELASTIC_JOB, "hello-k3f9q1", operated.namespace)
     eventually(lambda: operated.find("hello-k3f9q1") is None, what="the resource is gone")
-    ended = operated.store.ended_job("hello-k3f9q1")
+    ended = operated.store.get_ended_job("hello-k3f9q1")
     assert ended is not None
     assert ended.state is JobState.CANCELLED
     assert operated.pods() == []

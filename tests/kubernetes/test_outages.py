@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from scheduler.k8s.kinds import ELASTIC_JOB, LEASE
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, LEASE
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fault_proxy import Fault, FaultProxy
 from tests.kubernetes.operated import Operated

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import ELASTIC_JOB
-from scheduler.k8s.objects import uid_of
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, uid_of
+from scheduler.kubernetes.client import KubernetesClient
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.operated import Operated
@@ -24,7 +23,7 @@ GONE = "the database does not answer"
 def operated(
     control_plane: ControlPlane,
     definitions: None,
-    cluster: Cluster,
+    cluster: KubernetesClient,
     kubelet: FakeKubelet,
     namespace: str,
     tmp_path: Path,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.k8s.kinds import ELASTIC_JOB, EPOCH_ANNOTATION, LOAN_LABEL, LOANED_TAINT, NODE
-from scheduler.k8s.objects import labels_of
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, EPOCH_ANNOTATION, LOAN_LABEL, LOANED_TAINT, NODE, labels_of
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.k8s.kinds import POOL
+from scheduler.kubernetes.api_objects import POOL
 from tests.contract.prometheus_site import PROGRAM, Prometheus, Target
-from tests.http_server import LoopbackServer, Quiet
+from tests.http_server import LoopbackServer, QuietHandler
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
@@ -117,7 +117,7 @@ def _says(operated: Operated, pool: str, reason: str, words: str) -> bool:
     ]
 
 
-class Failing(Quiet, BaseHTTPRequestHandler):
+class Failing(QuietHandler, BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.send_error(500)
 

@@ -14,8 +14,8 @@ from random import Random
 
 import pytest
 
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.kinds import (
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import (
     ELASTIC_JOB,
     GPU_RESOURCE,
     JOB_LABEL,
@@ -23,8 +23,11 @@ from scheduler.k8s.kinds import (
     LOANED_TAINT_KEY,
     NODE,
     POD,
+    Object,
+    labels_of,
+    name_of,
+    uid_of,
 )
-from scheduler.k8s.objects import Object, labels_of, name_of, uid_of
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.crowd import ALL_DONE_S, delete_all, phases, submit_all, wait_for_all
 from tests.kubernetes.fault_proxy import FAULTLESS, Fault, FaultProxy
@@ -122,7 +125,7 @@ def keep(stormy: Operated, pod: Object) -> bool:
     try:
         stormy.cluster.patch(POD, name_of(pod), stormy.namespace, change=change)
     except ApiError as refused:
-        if not (refused.is_invalid or refused.is_missing):
+        if not (refused.is_invalid or refused.is_not_found):
             raise
         return False
     return True
@@ -141,7 +144,9 @@ def test_pods_that_somebody_else_ends_are_made_anew(stormy: Operated, seed: int)
         if number % 4 == 3 and keep(stormy, pod):
             kept.append(name_of(pod))
         if number % 2:
-            stormy.cluster.delete(POD, name_of(pod), stormy.namespace, uid=uid_of(pod), grace_s=rng.choice((0, 5)))
+            stormy.cluster.delete(
+                POD, name_of(pod), stormy.namespace, uid=uid_of(pod), grace_period_s=rng.choice((0, 5))
+            )
         else:
             stormy.cluster.evict(pod)
         time.sleep(rng.uniform(0.2, 1.0))

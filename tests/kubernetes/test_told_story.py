@@ -11,21 +11,30 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.event import Event, EventCode
+from scheduler.domain.decisions import Reason, ReasonCode
+from scheduler.domain.events import Event, EventCode
 from scheduler.domain.job import Progress
 from scheduler.domain.job_state import JobState
-from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.event_log import EventLog, record, subjects
-from scheduler.k8s.intake import Resources
-from scheduler.k8s.kinds import ELASTIC_JOB, EVENT, GPU_PRODUCT_LABEL, LOAN, NODE, POOL, QUEUE, Kind
-from scheduler.k8s.steps import Steps
+from scheduler.kubernetes.api_objects import (
+    ELASTIC_JOB,
+    EVENT,
+    GPU_PRODUCT_LABEL,
+    LOAN,
+    NODE,
+    POOL,
+    QUEUE,
+    ResourceKind,
+)
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.event_recorder import EventSeriesLog, build_event_writes, index_event_objects
+from scheduler.kubernetes.resource_writes import Writes
+from scheduler.kubernetes.spec_commands import ClusterResources
 from scheduler.store.protocol import StoredEvent
 from tests.builders import a_job, a_loan
 from tests.kubernetes.control_plane import ASSETS, ControlPlane
 from tests.kubernetes.custom_resources import carry_out, install
-from tests.unit.k8s import operating
-from tests.unit.k8s.operating import Operating
+from tests.unit.kubernetes import operating
+from tests.unit.kubernetes.operating import Operating
 
 PRODUCT = "NVIDIA-A100-SXM4-80GB"
 
@@ -33,12 +42,12 @@ PRODUCT = "NVIDIA-A100-SXM4-80GB"
 class RealServer:
     """As the pretended one: all objects of ours, and steps. ElasticJobs of one namespace alone."""
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
+    def __init__(self, cluster: KubernetesClient, namespace: str) -> None:
         self.cluster = cluster
         self.namespace = namespace
 
-    def add(self, kind: Kind, name: str, spec: object, **labels: str) -> dict[str, Any]:
-        namespace = {"namespace": self.namespace} if kind.namespaced else {}
+    def add(self, kind: ResourceKind, name: str, spec: object, **labels: str) -> dict[str, Any]:
+        namespace = {"namespace": self.namespace} if kind.is_namespaced else {}
         metadata = {"name": name, "labels": labels, **namespace}
         return self.cluster.create(
             kind, {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "spec": spec}
@@ -49,16 +58,16 @@ class RealServer:
         resources = {"nvidia.com/gpu": "8"}
         self.cluster.patch_status(NODE, name, change={"status": {"capacity": resources, "allocatable": resources}})
 
-    def resources(self) -> Resources:
+    def resources(self) -> ClusterResources:
         jobs = self.cluster.list(ELASTIC_JOB, namespace=self.namespace).items
-        return Resources(jobs, *(self.cluster.list(kind).items for kind in (POOL, QUEUE, LOAN, NODE)))
+        return ClusterResources(jobs, *(self.cluster.list(kind).items for kind in (POOL, QUEUE, LOAN, NODE)))
 
-    def do(self, every: Iterable[Steps]) -> None:
+    def do(self, every: Iterable[Writes]) -> None:
         carry_out(self.cluster, every)
 
 
 @pytest.fixture
-def rig(cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Operating:
+def rig(cluster: KubernetesClient, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Operating:
     """Two Pools of a node each, taken in."""
     install(cluster)
     monkeypatch.setattr(operating, "NAMESPACE", namespace)
@@ -154,13 +163,13 @@ def test_a_deleted_resource_goes_once_its_job_has_ended(rig: Operating) -> None:
 def test_events_are_taken_and_counted(rig: Operating, get: Any) -> None:
     with_a_running_job(rig)
     assert isinstance(rig.server, RealServer)
-    known = subjects(rig.server.resources(), rig.snapshot, job_namespace=rig.server.namespace)
+    known = index_event_objects(rig.server.resources(), rig.snapshot, job_namespace=rig.server.namespace)
     now_s = rig.snapshot.now_s
     told = [StoredEvent(at, 1, Event(now_s + at, EventCode.JOB_GROWN, "llama-abc123", "to 6 GPUs")) for at in range(3)]
     lent = StoredEvent(9, 1, Event(now_s, EventCode.NODE_LENT, "i0", "idle"))
-    log, steps = record(EventLog(), [told[0], lent], known, reporter="operator-0")
+    log, steps = build_event_writes(EventSeriesLog(), [told[0], lent], known, reporting_instance="operator-0")
     rig.server.do(steps)
-    _, steps = record(log, told[1:], known, reporter="operator-0")
+    _, steps = build_event_writes(log, told[1:], known, reporting_instance="operator-0")
     rig.server.do(steps)
     (event,) = rig.server.cluster.list(EVENT, namespace=rig.server.namespace).items
     assert (event["reason"], event["series"]["count"]) == ("JobGrown", 3)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.objects import name_of, uid_of
+from scheduler.kubernetes.api_objects import name_of, uid_of
+from scheduler.kubernetes.client import KubernetesClient
 from tests.e2e.training_play import losses
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
@@ -28,7 +28,7 @@ NAME = f"gpt{'-2' * 24}x"
 def trained(
     control_plane: ControlPlane,
     definitions: None,
-    cluster: Cluster,
+    cluster: KubernetesClient,
     kubelet: FakeKubelet,
     namespace: str,
     tmp_path: Path,

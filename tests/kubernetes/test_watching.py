@@ -11,32 +11,30 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from scheduler.k8s.api_error import ApiError
-from scheduler.k8s.client import Cluster, connect
-from scheduler.k8s.kinds import CONFIG_MAP
-from scheduler.k8s.mirror import Mirror
-from scheduler.k8s.objects import Key, name_of, uid_of, version_of
-from scheduler.k8s.watch_stream import ADDED, BOOKMARK, DELETED, MODIFIED, WatchEvent
-from scheduler.k8s.watching import Watcher
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import CONFIG_MAP, ObjectKey, name_of, uid_of, version_of
+from scheduler.kubernetes.client import ADDED, BOOKMARK, DELETED, MODIFIED, KubernetesClient, WatchEvent, connect
+from scheduler.kubernetes.object_cache import ObjectCache
+from scheduler.kubernetes.reflector import Reflector
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fault_proxy import FAULTLESS, Fault, FaultProxy
 from tests.kubernetes.objects import a_config_map
 from tests.kubernetes.waiting import eventually
 
 SILENCE_S = 3.0
-Start = Callable[..., Watcher]
+Start = Callable[..., Reflector]
 
 
 @pytest.fixture
-def start(cluster: Cluster, namespace: str) -> Iterator[Start]:
-    started: list[Watcher] = []
+def start(cluster: KubernetesClient, namespace: str) -> Iterator[Start]:
+    started: list[Reflector] = []
 
-    def begin(*, silence_s: float = SILENCE_S, on_change: Callable[[Key], None] = lambda key: None) -> Watcher:
-        mirror = Mirror(CONFIG_MAP, namespace=namespace, indexed=["job"], on_change=on_change)
-        watcher = Watcher(cluster, mirror, silence_s=silence_s)
+    def begin(*, silence_s: float = SILENCE_S, on_change: Callable[[ObjectKey], None] = lambda key: None) -> Reflector:
+        mirror = ObjectCache(CONFIG_MAP, namespace=namespace, indexed_labels=["job"], on_change=on_change)
+        watcher = Reflector(cluster, mirror, idle_timeout_s=silence_s)
         watcher.start()
         started.append(watcher)
-        assert mirror.wait_synced(30)
+        assert mirror.wait_for_sync(30)
         return watcher
 
     yield begin
@@ -44,12 +42,12 @@ def start(cluster: Cluster, namespace: str) -> Iterator[Start]:
         each.stop()
 
 
-def names(watcher: Watcher) -> set[str]:
-    return {name for _, name in watcher.mirror.snapshot()}
+def names(watcher: Reflector) -> set[str]:
+    return {name for _, name in watcher.cache.snapshot()}
 
 
-def is_like(watcher: Watcher, cluster: Cluster) -> bool:
-    mirror = watcher.mirror
+def is_like(watcher: Reflector, cluster: KubernetesClient) -> bool:
+    mirror = watcher.cache
     truth = cluster.list(CONFIG_MAP, namespace=mirror.namespace).items
     held = mirror.snapshot()
     return {(name_of(item), version_of(item)) for item in truth} == {
@@ -57,9 +55,9 @@ def is_like(watcher: Watcher, cluster: Cluster) -> bool:
     }
 
 
-def test_every_change_is_told_in_order_with_bookmarks(cluster: Cluster, namespace: str) -> None:
+def test_every_change_is_told_in_order_with_bookmarks(cluster: KubernetesClient, namespace: str) -> None:
     since = cluster.list(CONFIG_MAP, namespace=namespace).resource_version
-    watch = cluster.watch(CONFIG_MAP, since=since, namespace=namespace, timeout_s=8.0)
+    watch = cluster.watch(CONFIG_MAP, resource_version=since, namespace=namespace, timeout_s=8.0)
     made = cluster.create(CONFIG_MAP, a_config_map("a", namespace))
     cluster.patch(CONFIG_MAP, "a", namespace, change={"data": {"k": "v"}})
     cluster.delete(CONFIG_MAP, "a", namespace)
@@ -71,8 +69,8 @@ def test_every_change_is_told_in_order_with_bookmarks(cluster: Cluster, namespac
     assert versions == sorted(versions)
 
 
-def test_a_watch_is_ended_by_another_thread(cluster: Cluster, namespace: str) -> None:
-    watch = cluster.watch(CONFIG_MAP, since=cluster.list(CONFIG_MAP).resource_version, namespace=namespace)
+def test_a_watch_is_ended_by_another_thread(cluster: KubernetesClient, namespace: str) -> None:
+    watch = cluster.watch(CONFIG_MAP, resource_version=cluster.list(CONFIG_MAP).resource_version, namespace=namespace)
     events: list[WatchEvent] = []
     reading = threading.Thread(target=lambda: events.extend(watch))
     reading.start()
@@ -83,29 +81,31 @@ def test_a_watch_is_ended_by_another_thread(cluster: Cluster, namespace: str) ->
     watch.close()
 
 
-def test_a_version_that_is_forgotten_is_gone(control_plane: ControlPlane, cluster: Cluster, namespace: str) -> None:
+def test_a_version_that_is_forgotten_is_gone(
+    control_plane: ControlPlane, cluster: KubernetesClient, namespace: str
+) -> None:
     cluster.create(CONFIG_MAP, a_config_map("a", namespace))
     control_plane.forget_past()
     with pytest.raises(ApiError) as caught:
-        list(cluster.watch(CONFIG_MAP, since="1", timeout_s=4.0))
+        list(cluster.watch(CONFIG_MAP, resource_version="1", timeout_s=4.0))
     assert caught.value.is_gone
 
 
-def test_the_mirror_follows_and_tells(cluster: Cluster, namespace: str, start: Start) -> None:
-    told: list[Key] = []
+def test_the_mirror_follows_and_tells(cluster: KubernetesClient, namespace: str, start: Start) -> None:
+    told: list[ObjectKey] = []
     watcher = start(on_change=told.append)
     cluster.create(CONFIG_MAP, a_config_map("a", namespace, labels={"job": "x"}))
     cluster.create(CONFIG_MAP, a_config_map("b", namespace))
     cluster.delete(CONFIG_MAP, "b", namespace)
     eventually(lambda: told == [(namespace, each) for each in ("a", "b", "b")], what=f"three changes, {told}")
-    assert [name_of(item) for item in watcher.mirror.labelled("job", "x")] == ["a"]
-    assert watcher.lists == 1
+    assert [name_of(item) for item in watcher.cache.list_by_label("job", "x")] == ["a"]
+    assert watcher.list_count == 1
 
 
-def test_a_write_that_is_put_ahead_is_not_told_twice(cluster: Cluster, namespace: str, start: Start) -> None:
-    told: list[Key] = []
+def test_a_write_that_is_put_ahead_is_not_told_twice(cluster: KubernetesClient, namespace: str, start: Start) -> None:
+    told: list[ObjectKey] = []
     watcher = start(on_change=told.append)
-    watcher.mirror.put_ahead(cluster.create(CONFIG_MAP, a_config_map("a", namespace)))
+    watcher.cache.assume(cluster.create(CONFIG_MAP, a_config_map("a", namespace)))
     assert names(watcher) == {"a"}
     cluster.create(CONFIG_MAP, a_config_map("z", namespace))
     eventually(lambda: "z" in names(watcher), what="the watch is past it")
@@ -113,7 +113,7 @@ def test_a_write_that_is_put_ahead_is_not_told_twice(cluster: Cluster, namespace
 
 
 def test_watches_that_end_in_time_are_taken_up_where_they_ended(
-    control_plane: ControlPlane, cluster: Cluster, namespace: str, tmp_path: Path
+    control_plane: ControlPlane, cluster: KubernetesClient, namespace: str, tmp_path: Path
 ) -> None:
     """Each change here is made after one watch has ended and before the next reaches the server."""
     asked: list[float] = []
@@ -128,18 +128,22 @@ def test_watches_that_end_in_time_are_taken_up_where_they_ended(
         proxy.fault = change_unheard
         proxy.watch_s = 1
         through = connect(proxy.kubeconfig(tmp_path))
-        watcher = Watcher(through, Mirror(CONFIG_MAP, namespace=namespace), silence_s=60.0)
+        watcher = Reflector(through, ObjectCache(CONFIG_MAP, namespace=namespace), idle_timeout_s=60.0)
         watcher.start()
         eventually(lambda: names(watcher) == {"c0", "c1", "c2", "c3"}, what="all are seen")
         watcher.stop()
         through.close()
-    assert watcher.lists == 1
+    assert watcher.list_count == 1
     assert all(30.0 < each_s < 60.0 for each_s in asked), "the end asked for comes before silence counts as death"
 
 
 @pytest.mark.parametrize("end", [ControlPlane.kill_api, ControlPlane.stop_api])
 def test_the_api_server_is_restarted(
-    control_plane: ControlPlane, cluster: Cluster, namespace: str, start: Start, end: Callable[[ControlPlane], None]
+    control_plane: ControlPlane,
+    cluster: KubernetesClient,
+    namespace: str,
+    start: Start,
+    end: Callable[[ControlPlane], None],
 ) -> None:
     watcher = start()
     cluster.create(CONFIG_MAP, a_config_map("before", namespace))
@@ -154,7 +158,7 @@ def test_the_api_server_is_restarted(
 
 
 def test_history_that_was_forgotten_while_we_were_away_is_listed_anew(
-    control_plane: ControlPlane, cluster: Cluster, namespace: str, start: Start
+    control_plane: ControlPlane, cluster: KubernetesClient, namespace: str, start: Start
 ) -> None:
     watcher = start()
     cluster.create(CONFIG_MAP, a_config_map("doomed", namespace))
@@ -167,7 +171,7 @@ def test_history_that_was_forgotten_while_we_were_away_is_listed_anew(
 
 
 def test_a_frozen_server_makes_the_mirror_stale_and_a_thawed_one_heals_it(
-    control_plane: ControlPlane, cluster: Cluster, namespace: str, start: Start
+    control_plane: ControlPlane, cluster: KubernetesClient, namespace: str, start: Start
 ) -> None:
     watcher = start(silence_s=2.0)
     eventually(lambda: not watcher.is_stale, what="it hears the server")
@@ -181,13 +185,13 @@ def test_a_frozen_server_makes_the_mirror_stale_and_a_thawed_one_heals_it(
 
 
 def test_watches_that_stay_silent_for_ever_are_made_up_for_by_lists(
-    control_plane: ControlPlane, cluster: Cluster, namespace: str, tmp_path: Path
+    control_plane: ControlPlane, cluster: KubernetesClient, namespace: str, tmp_path: Path
 ) -> None:
     with FaultProxy(control_plane).running() as proxy:
         through = connect(proxy.kubeconfig(tmp_path))
-        watcher = Watcher(through, Mirror(CONFIG_MAP, namespace=namespace), silence_s=2.0)
+        watcher = Reflector(through, ObjectCache(CONFIG_MAP, namespace=namespace), idle_timeout_s=2.0)
         watcher.start()
-        assert watcher.mirror.wait_synced(30)
+        assert watcher.cache.wait_for_sync(30)
         proxy.is_mute = True
         for name in ("first", "second"):
             cluster.create(CONFIG_MAP, a_config_map(name, namespace))
@@ -197,7 +201,7 @@ def test_watches_that_stay_silent_for_ever_are_made_up_for_by_lists(
         through.close()
 
 
-def _has(watcher: Watcher, name: str) -> bool:
+def _has(watcher: Reflector, name: str) -> bool:
     return name in names(watcher)
 
 
@@ -213,18 +217,20 @@ def test_it_stops_quickly_also_while_the_server_is_frozen(control_plane: Control
     assert time.monotonic() - began_s < 20.0
 
 
-def test_a_storm_of_changes_leaves_the_mirror_like_the_server(cluster: Cluster, namespace: str, start: Start) -> None:
+def test_a_storm_of_changes_leaves_the_mirror_like_the_server(
+    cluster: KubernetesClient, namespace: str, start: Start
+) -> None:
     watcher = start()
 
     def write(worker: int) -> None:
         for number in range(40):
             name = f"c{number % 5}"
             item = a_config_map(name, namespace, n=f"{worker}.{number}")
-            watcher.mirror.put_ahead(cluster.apply(CONFIG_MAP, item))
-            held = watcher.mirror.get(name, namespace)
+            watcher.cache.assume(cluster.apply(CONFIG_MAP, item))
+            held = watcher.cache.get(name, namespace)
             if held and number % 3 == worker % 3:
                 assert cluster.delete(CONFIG_MAP, name, namespace, uid=uid_of(held)) is None
-                watcher.mirror.remove_ahead(held)
+                watcher.cache.assume_deleted(held)
 
     writers = [threading.Thread(target=write, args=(worker,)) for worker in range(4)]
     for writer in writers:

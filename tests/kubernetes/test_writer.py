@@ -8,13 +8,18 @@ from itertools import pairwise
 
 import pytest
 
-from scheduler.k8s.asking import Asked
-from scheduler.k8s.client import Cluster, connect
-from scheduler.k8s.cluster_mirrors import ClusterMirrors
-from scheduler.k8s.effects import Effects
-from scheduler.k8s.kinds import CONFIG_MAP
-from scheduler.k8s.steps import Create, Steps
-from scheduler.k8s.writer import AGAIN_MAX, PAUSE_BASE_S, PAUSE_CAP_S, Writer
+from scheduler.kubernetes.api_objects import CONFIG_MAP
+from scheduler.kubernetes.client import KubernetesClient, connect
+from scheduler.kubernetes.cluster_cache import ClusterCache
+from scheduler.kubernetes.flow_control import RequestRecord
+from scheduler.kubernetes.resource_writer import (
+    PAUSE_BASE_S,
+    PAUSE_CAP_S,
+    RETRIES_PER_ROUND_MAX,
+    ActionPool,
+    ResourceWriter,
+)
+from scheduler.kubernetes.resource_writes import Create, Writes
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.objects import NAMESPACE, a_config_map
 
@@ -23,14 +28,14 @@ from tests.kubernetes.objects import NAMESPACE, a_config_map
 class Desk:
     """A writer whose clock stands still until it is set, and the statuses of what it asked."""
 
-    writer: Writer
-    effects: Effects
-    asked: list[Asked]
+    writer: ResourceWriter
+    effects: ActionPool
+    asked: list[RequestRecord]
     clock_s: list[float] = field(default_factory=lambda: [0.0])
 
-    def write(self, *every: Steps) -> list[int]:
+    def write(self, *every: Writes) -> list[int]:
         self.asked.clear()
-        self.effects.take(self.writer.effects(every))
+        self.effects.run_all(self.writer.build_actions(every))
         return [each.status for each in self.asked]
 
     def wait(self, seconds: float) -> None:
@@ -38,17 +43,17 @@ class Desk:
 
 
 @pytest.fixture
-def desk(control_plane: ControlPlane, cluster: Cluster) -> Iterator[Desk]:
-    asked: list[Asked] = []
+def desk(control_plane: ControlPlane, cluster: KubernetesClient) -> Iterator[Desk]:
+    asked: list[RequestRecord] = []
     clock_s = [0.0]
-    own = connect(control_plane.admin_kubeconfig, on_asked=asked.append)
-    effects = Effects()
-    yield Desk(Writer(own, ClusterMirrors(own), monotonic_s=lambda: clock_s[0]), effects, asked, clock_s)
+    own = connect(control_plane.admin_kubeconfig, on_request=asked.append)
+    effects = ActionPool()
+    yield Desk(ResourceWriter(own, ClusterCache(own), monotonic_s=lambda: clock_s[0]), effects, asked, clock_s)
     effects.close()
     own.close()
 
 
-def making(name: str, namespace: str) -> Steps:
+def making(name: str, namespace: str) -> Writes:
     return (Create(CONFIG_MAP, a_config_map(name, namespace)),)
 
 
@@ -66,7 +71,7 @@ def test_what_is_refused_is_left_alone_for_a_while_that_grows(desk: Desk, namesp
     assert len(tries) < 20
 
 
-def test_it_is_made_once_there_is_a_place_for_it(desk: Desk, cluster: Cluster, namespace: str) -> None:
+def test_it_is_made_once_there_is_a_place_for_it(desk: Desk, cluster: KubernetesClient, namespace: str) -> None:
     steps = making("late", f"{namespace}-b")
     assert desk.write(steps) == [404]
     cluster.create(NAMESPACE, {"metadata": {"name": f"{namespace}-b"}})
@@ -76,10 +81,10 @@ def test_it_is_made_once_there_is_a_place_for_it(desk: Desk, cluster: Cluster, n
 
 
 def test_a_thousand_that_are_refused_leave_the_pace_to_others(desk: Desk, namespace: str) -> None:
-    lost = [making(f"lost-{number}", f"{namespace}-b") for number in range(3 * AGAIN_MAX)]
+    lost = [making(f"lost-{number}", f"{namespace}-b") for number in range(3 * RETRIES_PER_ROUND_MAX)]
     assert len(desk.write(*lost)) == len(lost)
     desk.wait(PAUSE_BASE_S)
     for _ in range(2):
         new = making(f"new-{desk.clock_s[0]:.0f}", namespace)
-        assert sorted(desk.write(*lost, new)) == [200, *[404] * AGAIN_MAX]
+        assert sorted(desk.write(*lost, new)) == [200, *[404] * RETRIES_PER_ROUND_MAX]
         desk.wait(PAUSE_CAP_S)

@@ -9,16 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scheduler.k8s.client import Cluster
-from scheduler.k8s.kinds import CONFIG_MAP, JOB_LABEL, SECRET, SERVICE
-from scheduler.k8s.objects import Object
+from scheduler.kubernetes.api_objects import CONFIG_MAP, JOB_LABEL, SECRET, SERVICE, Object
+from scheduler.kubernetes.client import KubernetesClient
 from tests.e2e.training_play import lines, losses
 from tests.kubernetes.containers import ROOT, Containers
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 
 BATCH = 4
 
@@ -26,19 +25,19 @@ BATCH = 4
 def trainer(ledger: Path, *more: str, steps: int) -> list[str]:
     """The command of a job that writes down what it learns."""
     size = ("--model", "tiny-gpt", "--steps", str(steps), "--global-batch", str(BATCH))
-    return ["python", "-m", "scheduler.worker.train", *size, "--ledger", str(ledger), *more]
+    return ["python", "-m", "scheduler.trainer.train", *size, "--ledger", str(ledger), *more]
 
 
 class Trained(Operated):
     """Nodes have one GPU each. A volume `checkpoints` is shared by all of them."""
 
     def __init__(
-        self, plane: ControlPlane, cluster: Cluster, kubelet: FakeKubelet, namespace: str, folder: Path
+        self, plane: ControlPlane, cluster: KubernetesClient, kubelet: FakeKubelet, namespace: str, folder: Path
     ) -> None:
         super().__init__(plane, cluster, kubelet, namespace, folder, has_agents=False)
         self.containers = Containers(cluster, kubelet, folder)
         self.ledger = folder / "ledger"
-        api_port, store_port = free_port(), free_port()
+        api_port, store_port = find_free_port(), find_free_port()
         self.settings = {
             "EBBTIDE_PORT": str(api_port),
             "EBBTIDE_STORE_PORT": str(store_port),
@@ -46,7 +45,7 @@ class Trained(Operated):
             "EBBTIDE_RESIZE_PAUSE_S": "1",
         }
         self._services: list[subprocess.Popen[bytes]] = []
-        self._start_service("scheduler.cli", "api")
+        self._start_service("cli", "api")
         self._start_service("scheduler.worker.rendezvous", "--port", str(store_port))
         self.start_operator()
 
@@ -102,7 +101,7 @@ class Trained(Operated):
     def objects(self) -> list[Object]:
         """All that was made for jobs."""
         kinds = (SERVICE, CONFIG_MAP, SECRET)
-        each = (self.cluster.list(kind, namespace=self.namespace, labels=JOB_LABEL).items for kind in kinds)
+        each = (self.cluster.list(kind, namespace=self.namespace, label_selector=JOB_LABEL).items for kind in kinds)
         return [*self.pods(), *(item for items in each for item in items)]
 
     def told(self) -> str:

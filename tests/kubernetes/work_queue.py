@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from random import Random
 from typing import Generic, TypeVar
 
-from scheduler.k8s.pace import backoff_s
+from scheduler.kubernetes.flow_control import compute_backoff_s
 
 K = TypeVar("K", bound=Hashable)
 
@@ -64,7 +64,7 @@ class WorkQueue(Generic[K]):
         """Add it after a pause that doubles with each failure in a row; returns the pause in s."""
         with self._changed:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
-        delay_s = backoff_s(failures, base_s=self._base_s, cap_s=self._cap_s, rng=self._rng)
+        delay_s = compute_backoff_s(failures, base_s=self._base_s, cap_s=self._cap_s, rng=self._rng)
         self.add_after(key, delay_s)
         return delay_s
 

@@ -13,48 +13,46 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from api.webhooks.courier import Courier, Rhythm
-from api.webhooks.retrying import Backoff
-from api.webhooks.sender import Sender
-from scheduler.domain.event import Event, EventCode
-from scheduler.domain.gpu_shape import GpuShape
+from api.webhooks.deliverer import Backoff, DeliveryTimings, WebhookDeliverer
+from api.webhooks.sender import WebhookSender
+from scheduler.domain.events import DeliveryState, Event, EventCode, Webhook
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
-from scheduler.domain.webhook import DeliveryState, Webhook
 from scheduler.runtime.clock import ManualClock
-from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.planning_inputs import CurveBuilder
 from scheduler.runtime.process_pool import ProcessPool
-from scheduler.runtime.retention import Kept, Retention
-from scheduler.store.front import HistoryLog
-from scheduler.store.migrate import migrate
+from scheduler.runtime.retention import Retention, RetentionPeriods
+from scheduler.store.api_protocol import HistoryLog
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
-from scheduler.telemetry.metrics import STREAMS, WEBHOOK_LAG, record_solve, record_swept
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
+from scheduler.telemetry.metrics import STREAMS, WEBHOOK_LAG, record_history_deletion, record_solve
 from tests.builders import GPU, a_fleet, a_job, a_snapshot
 from tests.webhook_receiver import Answer, receiver, wait_for
 
 _EVENTS, _LAG_S = 4, 45.0
 
 
-def solve_some(now_s: float) -> None:
+def record_solves(now_s: float) -> None:
     """Two points of a curve; in a simulation the solver runs in place, uncounted."""
     job = a_job("a", 1, 8, model="llama-2-7b", global_batch=8)
     snapshot = a_snapshot(a_fleet(training=1, inference=0), [job])
     pool = ProcessPool(1)
-    curves = CurveBuilder(pool, most_in_flight=4, on_solved=record_solve)
-    curves.want(snapshot, [WantedShape(job.spec.curve_key, GpuShape.packed(GPU, gpus, 8)) for gpus in (4, 8)])
+    curves = CurveBuilder(pool, in_flight_max=4, on_solved=record_solve)
+    curves.request_shapes(snapshot, [WantedShape(job.spec.curve_key, GpuShape.packed(GPU, gpus, 8)) for gpus in (4, 8)])
     wait([pool.submit(int)])  # one process takes them in turn
-    assert len(curves.finished(now_s)) == 2
+    assert len(curves.collect_finished(now_s)) == 2
     curves.close()
 
 
-def tell_and_sweep(folder: Path, now_s: float) -> None:
+def deliver_and_delete(folder: Path, now_s: float) -> None:
     """A webhook whose receiver takes the first message, never the second, and is not asked again for the third: that
     one waits. Then all events are old enough to be removed."""
     url = f"sqlite:///{folder / 'webhooks.sqlite'}"
     migrate(url)
     store, clock = SqlStore(url), ManualClock(now_s)
-    lease = store.acquire("day", now_s=now_s, ttl_s=1e9)
+    lease = store.acquire_lease("day", now_s=now_s, ttl_s=1e9)
     assert lease is not None
     with receiver() as hook:
         store.webhooks.create(Webhook("wh_day", "ada", hook.url, now_s))
@@ -67,44 +65,48 @@ def tell_and_sweep(folder: Path, now_s: float) -> None:
     stop = threading.Event()
 
     def note(kind: str, count: int) -> None:
-        record_swept(kind, count)
+        record_history_deletion(kind, count)
         stop.set()
 
     Retention(
-        store, Kept({HistoryLog.EVENTS: 10.0}, logs_s=None), clock=clock, epoch=lambda: lease.epoch, note=note
+        store,
+        RetentionPeriods({HistoryLog.EVENTS: 10.0}, logs_s=None),
+        clock=clock,
+        epoch=lambda: lease.epoch,
+        on_deleted=note,
     ).run(stop)
     store.close()
 
 
 def _deliver(store: SqlStore, clock: ManualClock) -> None:
-    courier = Courier(
+    courier = WebhookDeliverer(
         store,
-        Sender(frozenset({"127.0.0.1"}), now=clock.now_s),
+        WebhookSender(frozenset({"127.0.0.1"}), now_s=clock.now_s),
         secret=b"a secret that only tests know....",
         holder="day",
         clock=clock,
-        draw=lambda: 0.0,
-        backoff=Backoff(attempts=2, pause_s=1.0, factor=1.0),
-        rhythm=Rhythm(look_s=0.01),
+        draw_fraction=lambda: 0.0,
+        backoff=Backoff(attempts=2, delay_s=1.0, factor=1.0),
+        timings=DeliveryTimings(poll_s=0.01),
     )
     stop = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(courier.run(stop)))
     thread.start()
     dead = (DeliveryState.DEAD,)
-    wait_for(lambda: _states(store)[1:2] == [DeliveryState.PENDING] and _attempts(store)[1] == 1)
+    wait_for(lambda: _list_states(store)[1:2] == [DeliveryState.PENDING] and _list_attempts(store)[1] == 1)
     clock.move_to(clock.now_s() + _LAG_S)
-    wait_for(lambda: tuple(_states(store)[1:2]) == dead and _attempts(store)[2] == 1)
+    wait_for(lambda: tuple(_list_states(store)[1:2]) == dead and _list_attempts(store)[2] == 1)
     wait_for(lambda: WEBHOOK_LAG._value.get() >= _LAG_S)
     stop.set()
     thread.join()
 
 
-def _states(store: SqlStore) -> list[DeliveryState]:
-    return [each.state for each in reversed(store.webhooks.deliveries("wh_day", limit=9))]
+def _list_states(store: SqlStore) -> list[DeliveryState]:
+    return [each.state for each in reversed(store.webhooks.list_deliveries("wh_day", limit=9))]
 
 
-def _attempts(store: SqlStore) -> list[int]:
-    return [each.attempts for each in reversed(store.webhooks.deliveries("wh_day", limit=9))]
+def _list_attempts(store: SqlStore) -> list[int]:
+    return [each.attempts for each in reversed(store.webhooks.list_deliveries("wh_day", limit=9))]
 
 
 @contextmanager

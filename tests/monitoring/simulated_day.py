@@ -23,43 +23,42 @@ from api.app import create_app
 from scheduler.domain.fleet import LendingPolicy
 from scheduler.domain.job import CheckpointSpec, JobSpec
 from scheduler.domain.job_queue import JobQueue
-from scheduler.executors.protocol import Executor
-from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.executors.simulated_delays import Delays
-from scheduler.policies.policy_set import policy_set
+from scheduler.executors.executor import Executor
+from scheduler.executors.simulated_executor import SimulatedExecutor
+from scheduler.executors.simulated_run import Delays
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
-from scheduler.simulator.engine import Scenario, Simulation
-from scheduler.simulator.injector import FaultKind, FaultRates, SeededFaults
-from scheduler.simulator.ticked import Ticked
-from scheduler.simulator.traces import DemandChange, DemandTrace
-from scheduler.simulator.truth import Truth
+from scheduler.simulator.demand import DemandChange, DemandTrace
+from scheduler.simulator.engine import Scenario, Simulation, TickRecord
+from scheduler.simulator.fault_injection import FaultKind, FaultRates, SeededFaultInjector
+from scheduler.simulator.ground_truth import GroundTruth
 from scheduler.simulator.workloads import Submission
 from scheduler.store.protocol import Store
-from scheduler.telemetry.tick_recorder import TickRecorder
+from scheduler.telemetry.tick_metrics import TickRecorder
 from tests.api.conftest import AppTransport
 from tests.builders import a_fleet
 from tests.memory_run_log import MemoryRunLog
-from tests.monitoring.service_at_work import open_stream, solve_some, tell_and_sweep
-from tests.monitoring.told_world import ToldWorld, placing
+from tests.monitoring.service_at_work import deliver_and_delete, open_stream, record_solves
+from tests.monitoring.told_world import ReportingExecutor, make_faulty_placement
 
 START_S = 20_370 * 86_400.0
 END_S = START_S + 86_400.0
 SCRAPE_S = 120.0
 _CRASHY, _CRASHES_S = "crashy", (36_000.0, 39_000.0)
 _WRONG_S, _HANGS_S, _STREAMS_S = (27_000.0, 28_800.0), (12_000.0, 23_000.0), (50_400.0, 54_000.0)
-_WORKS_S = 21_600.0
+_WORKING_S = 21_600.0
 _FAULTS: Mapping[FaultKind, float] = {FaultKind.NODE_LOSS: 20_000.0, FaultKind.WORKER_CRASH: 6_000.0}
 
 
-def play_day(path: Path) -> None:
+def write_day(path: Path) -> None:
     """Write the samples of each scrape to `path`, in the text format that `promtool tsdb create-blocks-from` reads."""
     with path.open("w", encoding="utf-8") as file:
-        day = _Day(file)
-        day.play()
+        day = _SimulatedDay(file)
+        day.run()
         file.write("# EOF\n")
 
 
-class _Day:
+class _SimulatedDay:
     """Watches the simulation, and stands between it and its faults, because what a scrape sees is what the tick before
     it has left."""
 
@@ -68,57 +67,57 @@ class _Day:
         self._recorder = TickRecorder()
         self._scrape_at_s = START_S
         world = _scenario()
-        policies = replace(policy_set("ebbtide"), place=placing(lambda: self._is_within(_WRONG_S)))
+        policies = replace(load_policy_set("ebbtide"), place=make_faulty_placement(lambda: self._is_within(_WRONG_S)))
         rates = FaultRates(END_S - 7200.0, _FAULTS)
-        self._faults = SeededFaults(1, tuple(node.name for node in world.nodes), rates, start_s=START_S)
-        self._simulation = Simulation(world, policies, watchers=(self,), faults=self)
+        self._faults = SeededFaultInjector(1, tuple(node.name for node in world.nodes), rates, start_s=START_S)
+        self._simulation = Simulation(world, policies, observers=(self,), faults=self)
         app = create_app(
-            self._simulation.memory,
+            self._simulation.memory_store,
             Settings(auth="off", allowed_hosts="service", metrics_by_job=True),
             clock=self._simulation.clock,
             policies=policies,
-            lease=self._simulation.memory.lease,
+            lease=self._simulation.memory_store.get_lease,
             token_secret=b"a secret that only tests know....",
             run_log=MemoryRunLog(),
         )
         self._app, self._stream = app, ExitStack()
         self._http = httpx.Client(transport=AppTransport(app), base_url="http://service")
 
-    def play(self) -> None:
+    def run(self) -> None:
         with self._http, self._stream:
             self._simulation.run()
 
-    def ticked(self, tick: Ticked) -> None:
+    def on_tick(self, tick: TickRecord) -> None:
         self._recorder.record(tick.report)
 
-    def demand_changed(self, change: DemandChange) -> None:
+    def on_demand_change(self, change: DemandChange) -> None:
         """The next tick tells of it."""
 
-    def around_store(self, store: Store) -> Store:
-        return self._faults.around_store(store)
+    def wrap_store(self, store: Store) -> Store:
+        return self._faults.wrap_store(store)
 
-    def around_executor(self, executor: Executor) -> Executor:
-        return ToldWorld(self._faults.around_executor(executor), hangs=lambda: self._is_within(_HANGS_S))
+    def wrap_executor(self, executor: Executor) -> Executor:
+        return ReportingExecutor(self._faults.wrap_executor(executor), hangs=lambda: self._is_within(_HANGS_S))
 
     def next_event_s(self) -> float:
         return min(self._faults.next_event_s(), self._scrape_at_s)
 
-    def happen(self, now_s: float, world: SimulatedExecutor) -> None:
-        self._faults.happen(now_s, world)
+    def inject_due(self, now_s: float, world: SimulatedExecutor) -> None:
+        self._faults.inject_due(now_s, world)
         if now_s >= self._scrape_at_s:
             if self._is_within(_CRASHES_S):
-                world.crash(_CRASHY)
-            for job_id in world.running() if self._is_within(_HANGS_S) else ():
-                world.slow_save(job_id, 1800.0)
+                world.crash_job(_CRASHY)
+            for job_id in world.list_running_jobs() if self._is_within(_HANGS_S) else ():
+                world.delay_save(job_id, 1800.0)
             self._scrape(now_s)
             if now_s == START_S + _STREAMS_S[0]:
                 self._stream.enter_context(open_stream(self._app))
             if now_s == START_S + _STREAMS_S[1]:
                 self._stream.close()
-            if now_s == START_S + _WORKS_S:
-                solve_some(now_s)
+            if now_s == START_S + _WORKING_S:
+                record_solves(now_s)
                 with TemporaryDirectory() as folder:
-                    tell_and_sweep(Path(folder), now_s)
+                    deliver_and_delete(Path(folder), now_s)
             self._scrape_at_s = now_s + SCRAPE_S if now_s < END_S else math.inf
 
     def _is_within(self, span_s: tuple[float, float]) -> bool:
@@ -143,7 +142,7 @@ def _scenario() -> Scenario:
         (_demand(),),
         Delays(),
         seed=1,
-        truth=Truth(error=0.1, seed=1),
+        truth=GroundTruth(error=0.1, seed=1),
         queues=queues,
     )
 
@@ -174,4 +173,4 @@ def _demand() -> DemandTrace:
 
 
 if __name__ == "__main__":
-    play_day(Path(sys.argv[1]))
+    write_day(Path(sys.argv[1]))

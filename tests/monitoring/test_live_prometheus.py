@@ -22,7 +22,7 @@ from tests.chart.boards import KUBERNETES
 from tests.chart.test_monitoring import RULES, alerts
 from tests.contract.prometheus_site import PROGRAM, Prometheus
 from tests.kubernetes.waiting import eventually
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 from tests.monitoring.simulated_day import END_S, SCRAPE_S, START_S
 
 promtool = shutil.which("promtool")
@@ -110,7 +110,7 @@ def test_an_alert_on_a_counter_fires_on_its_very_first_event(day: Prometheus, al
 
 
 def test_a_real_service_is_scraped_and_every_rule_is_judged(tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{find_free_port()}"
     environment = {
         **os.environ,
         "EBBTIDE_DATABASE_URL": f"sqlite:///{tmp_path}/ebbtide.sqlite",
@@ -120,9 +120,7 @@ def test_a_real_service_is_scraped_and_every_rule_is_judged(tmp_path: Path) -> N
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
     prometheus = Prometheus(tmp_path, address, every="1s", rules=RULES)
     with (tmp_path / "service.log").open("wb") as log:
-        service = subprocess.Popen(
-            [sys.executable, "-m", "scheduler.cli", "serve"], env=environment, stdout=log, stderr=log
-        )
+        service = subprocess.Popen([sys.executable, "-m", "cli", "serve"], env=environment, stdout=log, stderr=log)
     try:
         prometheus.start()
 

@@ -8,22 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.gpu_sets import FreeGpus, Gpus
 from scheduler.domain.job import Job
+from scheduler.domain.job_records import LoadTraffic, ReplanPhase
 from scheduler.domain.observation import Observation, Run, RunPhase
-from scheduler.domain.replan import LoadTraffic, ReplanPhase
-from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.protocol import Executor
-from scheduler.policies.placement import owned_first
+from scheduler.executors.executor import Executor
+from scheduler.scheduling.policies.placement import owned_first
 
-_LEFT_S = {ReplanPhase.NOTICE.value: 0.4, ReplanPhase.SAVE.value: 6.0, ReplanPhase.TEARDOWN.value: 0.8}
-_CAME_S = {ReplanPhase.START.value: 9.0, ReplanPhase.LOAD.value: 4.0, ReplanPhase.FIRST_STEP.value: 1.5}
-_GONE = (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED)
+_STOP_PHASES_S = {ReplanPhase.NOTICE.value: 0.4, ReplanPhase.SAVE.value: 6.0, ReplanPhase.TEARDOWN.value: 0.8}
+_START_PHASES_S = {ReplanPhase.START.value: 9.0, ReplanPhase.LOAD.value: 4.0, ReplanPhase.FIRST_STEP.value: 1.5}
+_ENDED_PHASES = (RunPhase.LEFT, RunPhase.LOST, RunPhase.FAILED)
 _TRAFFIC = LoadTraffic(needed_bytes=800_000_000, read_bytes=840_000_000, moved_bytes=300_000_000)
 
 
-class ToldWorld:
+class ReportingExecutor:
     """Around an executor. Ranks tell phases, bytes, loss, speed and memory; and while `hangs`, workers are not killed
     at their deadlines, as where the node does not answer."""
 
@@ -36,13 +35,15 @@ class ToldWorld:
     def observe(self) -> Observation:
         seen = self._executor.observe()
         known = self._told
-        self._told = {id(run): known.get(id(run)) or (run, _told(run)) for run in seen.runs}
+        self._told = {id(run): known.get(id(run)) or (run, _with_reported_figures(run)) for run in seen.runs}
         return replace(seen, runs=tuple(told for _, told in self._told.values()))
 
     def converge(self, desired: Snapshot) -> None:
         known, self._patient = self._patient, {}
         if self._hangs():
-            self._patient = {id(job): known.get(id(job)) or (job, _patient(job)) for job in desired.jobs.values()}
+            self._patient = {
+                id(job): known.get(id(job)) or (job, _without_deadline(job)) for job in desired.jobs.values()
+            }
             desired = replace(desired, jobs={job.id: job for _, job in self._patient.values()})
         self._executor.converge(desired)
 
@@ -50,26 +51,30 @@ class ToldWorld:
         self._executor.close()
 
 
-def _told(run: Run) -> Run:
+def _with_reported_figures(run: Run) -> Run:
     """The same run as the reference trainer's ranks would tell of it. It is the same object at each look: a run that
     tells nothing new is passed over by the tick."""
-    if run.phase in _GONE:
-        return replace(run, phases_s=_LEFT_S)
+    if run.phase in _ENDED_PHASES:
+        return replace(run, phases_s=_STOP_PHASES_S)
     if run.phase is not RunPhase.RUNNING:
         return run
-    return replace(run, phases_s=_CAME_S, traffic=_TRAFFIC, loss=2.5, samples_per_s=64.0, peak_bytes=12_000_000_000)
+    return replace(
+        run, phases_s=_START_PHASES_S, traffic=_TRAFFIC, loss=2.5, samples_per_s=64.0, peak_bytes=12_000_000_000
+    )
 
 
-def _patient(job: Job) -> Job:
+def _without_deadline(job: Job) -> Job:
     if job.allocation.leave_by_s is None:
         return job
     return replace(job, allocation=replace(job.allocation, leave_by_s=None))
 
 
-def placing(faulty: Callable[[], bool]) -> Callable[[Snapshot, Iterable[Room], Job, int], Gpus | None]:
+def make_faulty_placement(
+    faulty: Callable[[], bool],
+) -> Callable[[Snapshot, Iterable[FreeGpus], Job, int], Gpus | None]:
     """As `owned_first`; while `faulty`, GPUs are named that no node has."""
 
-    def place(snapshot: Snapshot, rooms: Iterable[Room], job: Job, count: int) -> Gpus | None:
+    def place(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: int) -> Gpus | None:
         found = owned_first(snapshot, rooms, job, count)
         if found is None or not faulty():
             return found

@@ -14,13 +14,12 @@ from math import gcd
 import numpy as np
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, ScheduleName, Stage
-from scheduler.solver.costs.candidates import Candidates
-from scheduler.solver.costs.chain import Layer, chain
-from scheduler.solver.costs.hand_over import StageGroup, hand_over_times_s
-from scheduler.solver.costs.layer_table import layer_table
-from scheduler.solver.costs.layer_time import layer_times
-from scheduler.solver.costs.layouts import border_s, reshard_s
-from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
+from scheduler.solver.costs.communication_time import compute_border_s, compute_reshard_s
+from scheduler.solver.costs.layer_chain import Layer, build_layer_chain, build_layer_table
+from scheduler.solver.costs.layer_memory import compute_activation_bytes, compute_buffer_bytes, compute_state_bytes
+from scheduler.solver.costs.layer_time import compute_layer_times
+from scheduler.solver.costs.pipeline_costs import StageGroup, compute_hand_over_table_s
+from scheduler.solver.costs.strategy_space import StrategyCandidates
 from scheduler.solver.instance import Floats, Instance, StageCosts
 from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.profiles.model_profile import ModelProfile
@@ -58,7 +57,7 @@ class Pipe:
         groups, devices = self.request.groups, sum(self.counts)
         one_node = len(groups) == 1 and groups[0].gpus <= groups[0].node_gpus
         precision = groups[0].hardware.precision
-        layers = chain(self.request.model, precision, stages=devices, one_node=one_node)
+        layers = build_layer_chain(self.request.model, precision, stages=devices, one_node=one_node)
         kinds = tuple(dict.fromkeys(layers))
         stages = [
             StageGroup(group.hardware, group.node_gpus, width, count)
@@ -70,7 +69,9 @@ class Pipe:
             counts=self.counts,
             capacity_bytes=tuple(group.capacity_bytes for group in groups),
             in_flight=tuple(self._in_flight(devices, position) for position in range(devices)),
-            hand_over_s=hand_over_times_s(layers, tuple(stages), self.samples, interleave=self.schedule.interleave),
+            hand_over_s=compute_hand_over_table_s(
+                layers, tuple(stages), self.samples, interleave=self.schedule.interleave
+            ),
             micro_batches=self.micro_batches,
             interleave=self.schedule.interleave,
             borders=self.borders,
@@ -110,7 +111,7 @@ def every_pipe(request: SolveRequest) -> Iterator[Pipe]:
     """All that use every GPU of the request, and of two GPU models those that use every GPU of one."""
     if len(request.groups) > 1:
         for group in request.groups:
-            yield from every_pipe(request.alone(group.hardware.gpu))
+            yield from every_pipe(request.restrict_to_gpu(group.hardware.gpu))
     for widths in product(*(_divisors(group.gpus) for group in request.groups)):
         for micro_batches in _divisors(request.global_batch):
             for schedule, borders in _schedules(request, widths, micro_batches):
@@ -205,18 +206,18 @@ def _schedules(
 
 def _costs(kinds: tuple[Layer, ...], group: int, width: int, pipe: Pipe) -> StageCosts:
     own, options = pipe.request.groups[group], pipe.options[group]
-    setting = own.setting(width, pipe.request.global_batch)
-    chosen = Candidates.of(options, micro_batches=pipe.micro_batches, batch=pipe.samples)
+    setting = own.build_stage_setting(width, pipe.request.global_batch)
+    chosen = StrategyCandidates.from_strategies(options, micro_batches=pipe.micro_batches, batch=pipe.samples)
     layouts = tuple(dict.fromkeys((one.tp, one.sequence_sharding) for one in options))
-    table = layer_table(kinds)
+    table = build_layer_table(kinds)
     return StageCosts(
         layouts=np.array([layouts.index((one.tp, one.sequence_sharding)) for one in options]),
-        time_s=layer_times(kinds, chosen, setting).total_s,
-        state_bytes=state_bytes(kinds, chosen, setting),
-        kept_bytes=kept_bytes(kinds, chosen, setting),
-        working_bytes=working_bytes(kinds, chosen, setting),
-        reshard_s=reshard_s(table, layouts, np.array([pipe.samples]), setting)[0],
-        border_s=border_s(table, chosen.spreads, setting),
+        time_s=compute_layer_times(kinds, chosen, setting).total_s,
+        state_bytes=compute_state_bytes(kinds, chosen, setting),
+        kept_bytes=compute_activation_bytes(kinds, chosen, setting),
+        working_bytes=compute_buffer_bytes(kinds, chosen, setting),
+        reshard_s=compute_reshard_s(table, layouts, np.array([pipe.samples]), setting)[0],
+        border_s=compute_border_s(table, chosen.spreads, setting),
     )
 
 

@@ -8,33 +8,31 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.absorb import absorb
-from scheduler.core.apply import apply
-from scheduler.core.decide import decide
-from scheduler.domain.decision import JobDecision, PreemptJob, StartJob, subject
+from scheduler.domain.decisions import JobDecision, PreemptJob, ReasonCode, StartJob, decision_subject
 from scheduler.domain.job_state import JobState
-from scheduler.domain.reason import ReasonCode
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
-from scheduler.policies.allotment import capacity_by_kind, wants_gpus
-from scheduler.policies.policy_set import policy_set, policy_set_names
-from scheduler.policies.settings import PolicySettings
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.engine import Simulation
-from scheduler.simulator.simulate import scenario
-from scheduler.simulator.ticked import Ticked
-from scheduler.simulator.traces import DemandChange
+from scheduler.scheduling.desired_state import apply_decisions
+from scheduler.scheduling.policies.allotment import capacity_by_kind, wants_gpus
+from scheduler.scheduling.policies.policy_set import list_policy_sets, load_policy_set
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.scheduler import decide
+from scheduler.scheduling.snapshot_update import update_snapshot
+from scheduler.simulator.demand import DemandChange
+from scheduler.simulator.engine import Simulation, TickRecord
+from scheduler.simulator.simulate import build_scenario
+from scheduler.simulator.throughput_curves import CurveCache
 from tests.properties.worlds import a_world
 from tests.simulation.synthetic import small_cluster, synthetic_demand, synthetic_jobs
 
 SEEDS = st.integers(min_value=0, max_value=10**9)
 WORLDS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-ALLOTTING = [name for name in policy_set_names() if policy_set(name).allot is not None]
+ALLOTTING = [name for name in list_policy_sets() if load_policy_set(name).allot is not None]
 
 
 def absorbed(seed: int) -> Snapshot:
     world = a_world(seed)
-    return absorb(world.snapshot, world.observation, ()).snapshot
+    return update_snapshot(world.snapshot, world.observation, ()).snapshot
 
 
 @pytest.mark.parametrize("name", ALLOTTING)
@@ -42,7 +40,7 @@ def absorbed(seed: int) -> Snapshot:
 @given(seed=SEEDS)
 def test_an_allotment_fits_and_has_a_reason_with_numbers_for_everybody_else(name: str, seed: int) -> None:
     snapshot = absorbed(seed)
-    capacity, allot = capacity_by_kind(snapshot).total(), policy_set(name).allot
+    capacity, allot = capacity_by_kind(snapshot).total(), load_policy_set(name).allot
     assert allot is not None
     allotment = allot(snapshot, capacity, PolicySettings())
     assert sum(allotment.gpus.values()) <= capacity
@@ -61,15 +59,17 @@ def test_an_allotment_fits_and_has_a_reason_with_numbers_for_everybody_else(name
 @given(seed=SEEDS)
 def test_nobody_is_moved_twice_at_one_instant_or_makes_way_for_nobody(name: str, seed: int) -> None:
     snapshot = absorbed(seed)
-    first = decide(snapshot, policy_set(name))
-    after = replace(apply(snapshot, first.decisions), generation=8, full_pass_at_s=snapshot.now_s)
-    again = decide(after, policy_set(name))
-    decided = {subject(decision) for decision in first.decisions}
+    first = decide(snapshot, load_policy_set(name))
+    after = replace(apply_decisions(snapshot, first.decisions), generation=8, full_pass_at_s=snapshot.now_s)
+    again = decide(after, load_policy_set(name))
+    decided = {decision_subject(decision) for decision in first.decisions}
     assert not [d for d in again.decisions if isinstance(d, JobDecision) and d.job_id in decided]
     outranked = [d for d in first.decisions if isinstance(d, PreemptJob) and d.reason.code is ReasonCode.OUTRANKED]
-    promised = [job_id for job_id, why in first.waiting.items() if why.code is ReasonCode.WAITING_FOR_RELEASE]
+    promised = [
+        job_id for job_id, why in first.waiting.items() if why.code is ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS
+    ]
     leaving = [job for job in snapshot.jobs.values() if job.state is JobState.PREEMPTED]
-    assert not outranked or promised or leaving or policy_set(name).scales
+    assert not outranked or promised or leaving or load_policy_set(name).scales
 
 
 class Watchdog:
@@ -79,7 +79,7 @@ class Watchdog:
         self.started: dict[str, float] = {}
         self.outranked = 0
 
-    def ticked(self, tick: Ticked) -> None:
+    def on_tick(self, tick: TickRecord) -> None:
         report: TickReport = tick.report
         assert report.violations == ()
         for decision in report.decisions:
@@ -89,7 +89,7 @@ class Watchdog:
                 assert self.started[decision.job_id] < report.now_s
                 self.outranked += decision.reason.code is ReasonCode.OUTRANKED
 
-    def demand_changed(self, change: DemandChange) -> None:
+    def on_demand_change(self, change: DemandChange) -> None:
         """Nothing to see."""
 
 
@@ -100,12 +100,12 @@ def test_every_job_of_a_contended_trace_gets_through(name: str, reconfiguration_
     cluster = small_cluster(training=3, inference=1).model_copy(
         update={"reconfiguration_s": {"default": reconfiguration_s}}
     )
-    policies = policy_set(name, PolicySettings(reconfiguration_s=reconfiguration_s))
-    curves, demand = CurveBook(), synthetic_demand(11, 1, peak_gpus=8)
-    world = scenario(jobs, demand, cluster, policies, seed=11, curves=curves)
+    policies = load_policy_set(name, PolicySettings(reconfiguration_s=reconfiguration_s))
+    curves, demand = CurveCache(), synthetic_demand(11, 1, peak_gpus=8)
+    world = build_scenario(jobs, demand, cluster, policies, seed=11, curves=curves)
     watchdog = Watchdog()
-    simulation = Simulation(world, policies, watchers=[watchdog], curves=curves)
+    simulation = Simulation(world, policies, observers=[watchdog], curves=curves)
     simulation.run()
-    ended = simulation.memory.ended_jobs(limit=1000)
+    ended = simulation.memory_store.list_ended_jobs(limit=1000)
     assert sum(job.state is JobState.SUCCEEDED for job in ended) == len(jobs)
     assert policies.scales or watchdog.outranked > 5, "the trace has to be contended"

@@ -11,10 +11,10 @@ from hypothesis.strategies import SearchStrategy
 
 from scheduler.domain.job import CheckpointSpec, Intent, Job, JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.k8s.kinds import ELASTIC_JOB, LOAN, NODE, POOL, QUEUE
-from scheduler.k8s.resources.elastic_job import elastic_job_spec, fixed_fields_changed, read_elastic_job
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, NODE, POOL, QUEUE
+from scheduler.kubernetes.resources.elastic_job import build_elastic_job_spec, find_immutable_changes, parse_elastic_job
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
-from tests.unit.k8s.operating import NOW_S, Operating
+from tests.unit.kubernetes.operating import NOW_S, Operating
 
 _S = st.one_of(st.integers(1, 10**9).map(float), st.floats(1e-6, 1e9, allow_nan=False))
 _WORD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -62,10 +62,10 @@ def jobs(draw: st.DrawFn, job_id: str) -> Job:
 @given(jobs("a-1"))
 def test_a_job_reads_back_from_its_resource_as_it_was(job: Job) -> None:
     metadata = {"name": job.id, "namespace": "x", "uid": "u", "annotations": {"ebbtide.dev/origin": "api"}}
-    read = read_elastic_job({"metadata": metadata, "spec": elastic_job_spec(job)})
+    read = parse_elastic_job({"metadata": metadata, "spec": build_elastic_job_spec(job)})
     assert read.suspend is (job.intent is Intent.SUSPEND)
     assert (read.spec.min_gpus, read.spec.max_gpus) == (job.spec.min_gpus, job.spec.max_gpus)
-    assert fixed_fields_changed(read.spec, job) == ()
+    assert find_immutable_changes(read.spec, job) == ()
 
 
 @given(jobs("a-1"), jobs("b-2"), st.booleans())
@@ -107,7 +107,7 @@ def test_no_json_in_a_spec_or_a_status_stops_us(data: st.DataObject) -> None:
     rig.publish()
     for kind in (ELASTIC_JOB, POOL, QUEUE, LOAN, NODE):
         for name in ("x", "training"):
-            made = rig.server.add(kind, name, data.draw(_PART), namespace="jobs" if kind.namespaced else "")
+            made = rig.server.add(kind, name, data.draw(_PART), namespace="jobs" if kind.is_namespaced else "")
             made["status"] = data.draw(_PART)
             made["metadata"]["labels"] = {"role": "x"}
     ours = rig.server.get(ELASTIC_JOB, "a-1", "jobs")

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job, Progress
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.policies.allotment import Allot, Allotment
-from scheduler.policies.contenders import Contender, by_curve, contenders_by_model
-from scheduler.policies.deadline_admission import minimum_shares
-from scheduler.policies.elastic_deadline import edf_first, elastic_deadline_shares
-from scheduler.policies.elastic_share import elastic_shares
-from scheduler.policies.horizon import Horizon
-from scheduler.policies.settings import PolicySettings
+from scheduler.scheduling.policies.allotment import Allot, Allotment, Candidate, candidates_by_model, curve_speeds
+from scheduler.scheduling.policies.elastic_deadline import (
+    AvailabilityProfile,
+    compute_minimum_shares,
+    earliest_deadline_first,
+    elastic_deadline_shares,
+)
+from scheduler.scheduling.policies.elastic_share import elastic_shares
+from scheduler.scheduling.policies.settings import PolicySettings
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
 
 GPUS = 16
@@ -93,7 +95,7 @@ def replayed(seed: int, allot: Allot) -> Iterator[tuple[World, Allotment]]:
             world.submit(number)
 
 
-@pytest.mark.parametrize("allot", [edf_first, elastic_deadline_shares, elastic_shares])
+@pytest.mark.parametrize("allot", [earliest_deadline_first, elastic_deadline_shares, elastic_shares])
 def test_no_more_is_allotted_than_there_is_and_everybody_who_waits_knows_why(allot: Allot) -> None:
     for seed in range(15):
         for world, allotment in replayed(seed, allot):
@@ -103,7 +105,7 @@ def test_no_more_is_allotted_than_there_is_and_everybody_who_waits_knows_why(all
             assert all(world.jobs[job_id].spec.min_gpus <= count for job_id, count in allotment.gpus.items())
 
 
-@pytest.mark.parametrize("allot", [edf_first, elastic_deadline_shares])
+@pytest.mark.parametrize("allot", [earliest_deadline_first, elastic_deadline_shares])
 def test_nobody_is_allotted_a_count_that_his_curve_has_not(allot: Allot) -> None:
     for seed in range(15):
         for world, allotment in replayed(seed, allot):
@@ -118,8 +120,8 @@ def test_whoever_is_admitted_meets_his_deadline() -> None:
     for seed in range(40):
         of_seed: set[str] = set()
         for world, _ in replayed(seed, elastic_deadline_shares):
-            ((_, contenders),) = contenders_by_model(world.snapshot(), GPUS, by_curve()) or [(0, [])]
-            of_seed |= minimum_shares(contenders, GPUS, world.now_s).keys()
+            ((_, contenders),) = candidates_by_model(world.snapshot(), GPUS, curve_speeds()) or [(0, [])]
+            of_seed |= compute_minimum_shares(contenders, GPUS, world.now_s).keys()
         promised |= {(seed, job_id) for job_id in of_seed}
         broken |= {(seed, job_id) for job_id in of_seed - world.met}
     assert len(broken) <= 0.01 * len(promised)
@@ -129,11 +131,14 @@ def test_whoever_is_admitted_meets_his_deadline() -> None:
 def test_claims_leave_room_for_each_other_and_do_their_work_in_time() -> None:
     random = Random(7)
     for _ in range(200):
-        horizon, deadlines_s = Horizon.of(GPUS), sorted(random.uniform(10.0, 1000.0) for _ in range(8))
+        horizon, deadlines_s = (
+            AvailabilityProfile.constant(GPUS),
+            sorted(random.uniform(10.0, 1000.0) for _ in range(8)),
+        )
         for deadline_s in deadlines_s:
             counts = np.array([0, *sorted(random.sample(range(1, 17), random.randint(1, 5)))])
-            one = Contender(a_job("j"), counts, counts ** random.uniform(0.5, 1.0), random.uniform(10.0, 3000.0))
-            if claimed := horizon.claim(one, deadline_s):
+            one = Candidate(a_job("j"), counts, counts ** random.uniform(0.5, 1.0), random.uniform(10.0, 3000.0))
+            if claimed := horizon.reserve_share(one, deadline_s):
                 left = claimed[0].free
                 assert work(horizon, claimed[0], one, deadline_s) == pytest.approx(one.steps, rel=1e-6)
                 assert (left >= 0).all()
@@ -141,7 +146,7 @@ def test_claims_leave_room_for_each_other_and_do_their_work_in_time() -> None:
                 horizon = claimed[0]
 
 
-def work(before: Horizon, after: Horizon, one: Contender, deadline_s: float) -> float:
+def work(before: AvailabilityProfile, after: AvailabilityProfile, one: Candidate, deadline_s: float) -> float:
     """Steps that the GPUs between the two do by the deadline; each count must be one that the job can have."""
     speed_of: Callable[[int], float] = dict(zip(one.counts.tolist(), one.speeds.tolist(), strict=True)).__getitem__
     ends_s = [*after.starts_s[1:].tolist(), float("inf")]

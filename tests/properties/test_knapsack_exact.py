@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from scheduler.policies.knapsack import Item, fill_knapsack
+from scheduler.scheduling.policies.knapsack import Item, solve_knapsack
 
 Groups = Mapping[str, list[Item]]
 INSTANCES = 200
@@ -61,7 +61,7 @@ def test_the_knapsack_saves_as_much_as_the_exact_dynamic_programme(make: Callabl
     for _ in range(INSTANCES):
         groups = {f"j{at}": make(random) for at in range(random.randint(1, 10))}
         budget = random.randint(0, 60)
-        counts = fill_knapsack(groups, budget)
+        counts = solve_knapsack(groups, budget)
         chosen = {job: next(item for item in items if item.gpus == counts[job]) for job, items in groups.items()}
         assert sum(item.gpus - groups[job][0].gpus for job, item in chosen.items()) <= budget
         saved_s = sum(groups[job][0].remaining_s - item.remaining_s for job, item in chosen.items())

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, CurveSolved, ReportProgress, SubmitJob
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, CurveSolved, ReportProgress, SubmitJob
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job, JobSpec
-from scheduler.domain.job_state import PLACED, JobState
-from scheduler.domain.memory_record import MEMORY_TRIES_MAX
+from scheduler.domain.job_records import OOM_ATTEMPTS_MAX
+from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.policies.policy_set import policy_set
+from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
-from scheduler.store.memory import MemoryStore
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.store.memory_store import MemoryStore
 from tests.builders import GPU, GPU_BYTES, a_fleet
 
 SEEDS = st.integers(min_value=0, max_value=10**9)
@@ -37,9 +37,9 @@ class Play:
 
     def __init__(self, seed: int, policy: str) -> None:
         self._random = Random(seed)
-        self._policies = policy_set(policy)
+        self._policies = load_policy_set(policy)
         self._clock, self._store = ManualClock(), MemoryStore()
-        lease = self._store.acquire("test", now_s=0.0, ttl_s=float("inf"))
+        lease = self._store.acquire_lease("test", now_s=0.0, ttl_s=float("inf"))
         assert lease is not None
         self._epoch, self._sent = lease.epoch, 0
         pools, nodes = a_fleet(training=2, inference=0, gpus_per_node=4)
@@ -113,13 +113,13 @@ class Play:
             self._executor.run_out_of_memory(job.id, peak_bytes=min(used, GPU_BYTES) or GPU_BYTES)
 
     def _check(self, before: Job | None, job: Job) -> None:
-        assert len(job.memory.deaths) <= MEMORY_TRIES_MAX
-        assert (job.state is JobState.FAILED) is (len(job.memory.deaths) == MEMORY_TRIES_MAX) or job.is_ended
+        assert len(job.memory.deaths) <= OOM_ATTEMPTS_MAX
+        assert (job.state is JobState.FAILED) is (len(job.memory.deaths) == OOM_ATTEMPTS_MAX) or job.is_ended
         is_new = before is None or before.allocation.generation != job.allocation.generation
-        if job.state in PLACED and is_new:
+        if job.state in PLACED_STATES and is_new:
             assert job.allocation.plan is not None
             assert job.memory.fits(job.allocation.plan.peak_bytes_per_gpu, GPU_BYTES)
-            assert not job.memory.backs_off(self._clock.now_s())
+            assert not job.memory.is_backing_off(self._clock.now_s())
             self.started["corrected" if job.memory.percent > 100 else "plain"] += 1
             self.started["corrected and frozen"] += "/memory-" in job.curve_key and "/frozen-" in job.curve_key
         if before is not None and len(job.memory.deaths) > len(before.memory.deaths):
@@ -129,7 +129,7 @@ class Play:
                 plan is None or not plan.peak_bytes_per_gpu or not job.memory.fits(plan.peak_bytes_per_gpu, GPU_BYTES)
             )
             assert job.account.failures == before.account.failures
-            assert job.freezing.is_on_curve, "it has no plan to go on with"
+            assert job.freezing.is_curve_current, "it has no plan to go on with"
 
     def _send(self, body: CommandBody) -> None:
         self._sent += 1
@@ -139,7 +139,7 @@ class Play:
 def a_plan(gpus: int, step_s: float, peak_bytes: int) -> ParallelPlan:
     """Data parallelism of a model of `LAYERS` layers; plans of other peaks are others in their micro-batches too."""
     stage = Stage(0, LAYERS - 1, GPU, gpus, (LayerStrategy(LAYERS, dp=gpus),))
-    plan = replace(data_parallel_plan(GPU, gpus), stages=(stage,), iteration_time_s=step_s)
+    plan = replace(build_data_parallel_plan(GPU, gpus), stages=(stage,), iteration_time_s=step_s)
     return replace(plan, peak_bytes_per_gpu=peak_bytes, micro_batches=1 + peak_bytes // 2**30)
 
 
@@ -158,7 +158,7 @@ def test_neither_a_pause_nor_a_curve_that_was_waited_for_is_the_end_of_a_job(pol
     play.run()
     for job in play.come_to_rest().jobs.values():
         assert job.state not in (JobState.SUBMITTED, JobState.PLANNING), job
-        assert job.freezing.is_on_curve, job
+        assert job.freezing.is_curve_current, job
 
 
 def test_the_plays_see_deaths_corrections_and_jobs_that_run_on() -> None:

@@ -10,29 +10,25 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core import absorb as absorb_module
-from scheduler.core import course as course_module
-from scheduler.core import decide as decide_module
-from scheduler.core import mirror as mirror_module
-from scheduler.core.absorb import absorb
-from scheduler.core.apply import take
-from scheduler.core.course import Course
-from scheduler.core.decide import decide
-from scheduler.core.draft import Draft
-from scheduler.core.intake import Intake
-from scheduler.core.legal import breaches, illegal
-from scheduler.domain.decision import ReturnNode, StartJob
-from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.decisions import Reason, ReasonCode, ReturnNode, StartJob
+from scheduler.domain.fleet import LoanState
+from scheduler.domain.gpu_sets import FreeGpus, Gpus, GpuShape
 from scheduler.domain.job import Job
-from scheduler.domain.loan import LoanState
 from scheduler.domain.observation import Run
 from scheduler.domain.parallel_plan import ParallelPlan
-from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.tick_report import BreachKind, Law
-from scheduler.policies.policy_set import PolicySet, policy_set
+from scheduler.domain.tick_report import BreachKind, Invariant
+from scheduler.scheduling import cycle as course_module
+from scheduler.scheduling import observation as mirror_module
+from scheduler.scheduling import scheduler as decide_module
+from scheduler.scheduling import snapshot_update as absorb_module
+from scheduler.scheduling.cycle import SchedulingCycle
+from scheduler.scheduling.desired_state import apply_decision
+from scheduler.scheduling.legality import find_breaches, find_violation
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot, SnapshotBuilder
+from scheduler.scheduling.policies.policy_set import PolicySet, load_policy_set
+from scheduler.scheduling.scheduler import decide
+from scheduler.scheduling.snapshot_update import update_snapshot
 from tests.properties.worlds import World, a_world
 
 MOST_WORLDS = 600
@@ -41,16 +37,16 @@ Plant = Callable[[pytest.MonkeyPatch], PolicySet]
 
 def caught(world: World, policies: PolicySet) -> set[str]:
     """The names of everything that speaks up when one tick's core runs on a world."""
-    absorbed = absorb(world.snapshot, world.observation, ()).snapshot
+    absorbed = update_snapshot(world.snapshot, world.observation, ()).snapshot
     found = set(_laws_of_state(world, absorbed))
-    draft = Draft(absorbed)
+    draft = MutableSnapshot(absorbed)
     for decision in decide(absorbed, policies).decisions:
-        violation = illegal(draft, decision)
+        violation = find_violation(draft, decision)
         if violation is not None:
             found.add(str(violation.law))
         else:
-            take(draft, decision)
-    return found | {str(breach.kind) for breach in breaches(draft.view(), world.observation)}
+            apply_decision(draft, decision)
+    return found | {str(breach.kind) for breach in find_breaches(draft.view(), world.observation)}
 
 
 def _laws_of_state(world: World, absorbed: Snapshot) -> Iterator[str]:
@@ -68,7 +64,7 @@ def _laws_of_state(world: World, absorbed: Snapshot) -> Iterator[str]:
 def forget_releasing(patch: pytest.MonkeyPatch) -> PolicySet:
     """GPUs are handed out before they are seen free."""
 
-    class Forgetful(Draft):
+    class Forgetful(MutableSnapshot):
         def __init__(self, snapshot: Snapshot) -> None:
             jobs = {
                 id_: replace(job, allocation=replace(job.allocation, releasing={}))
@@ -77,32 +73,32 @@ def forget_releasing(patch: pytest.MonkeyPatch) -> PolicySet:
             super().__init__(replace(snapshot, jobs=jobs))
 
     patch.setattr(course_module, "Draft", Forgetful)
-    return policy_set("ebbtide")
+    return load_policy_set("ebbtide")
 
 
 def place_on_recalled_nodes(patch: pytest.MonkeyPatch) -> PolicySet:
     """Placement takes free GPUs of nodes that are on their way home."""
 
-    def place(snapshot: Snapshot, rooms: Iterable[Room], job: Job, count: int) -> Gpus | None:
+    def place(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: int) -> Gpus | None:
         held = {name for other in snapshot.jobs.values() for name in other.allocation.held}
         for loan in snapshot.loans.values():
             node = snapshot.nodes[loan.node]
             if loan.state is LoanState.RECALLED and loan.node not in held and node.gpus >= count:
                 return {loan.node: tuple(range(count))}
-        return policy_set("ebbtide").place(snapshot, rooms, job, count)
+        return load_policy_set("ebbtide").place(snapshot, rooms, job, count)
 
-    return replace(policy_set("ebbtide"), place=place)
+    return replace(load_policy_set("ebbtide"), place=place)
 
 
 def _with_plans(patch: pytest.MonkeyPatch, spoil: Callable[[ParallelPlan], ParallelPlan]) -> PolicySet:
-    honest = Course.plan_on
+    honest = SchedulingCycle.plan_on
 
-    def plan_on(self: Course, job: Job, shape: GpuShape, *, asks: bool = True) -> ParallelPlan | None:
+    def plan_on(self: SchedulingCycle, job: Job, shape: GpuShape, *, asks: bool = True) -> ParallelPlan | None:
         plan = honest(self, job, shape)
         return spoil(plan) if plan else None
 
-    patch.setattr(Course, "plan_on", plan_on)
-    return policy_set("ebbtide")
+    patch.setattr(SchedulingCycle, "plan_on", plan_on)
+    return load_policy_set("ebbtide")
 
 
 def attach_a_plan_of_another_size(patch: pytest.MonkeyPatch) -> PolicySet:
@@ -118,22 +114,22 @@ def ignore_gpu_memory(patch: pytest.MonkeyPatch) -> PolicySet:
 def start_below_the_minimum(patch: pytest.MonkeyPatch) -> PolicySet:
     """Placement hands out one GPU too few."""
 
-    def place(snapshot: Snapshot, rooms: Iterable[Room], job: Job, count: int) -> Gpus | None:
-        return policy_set("ebbtide").place(snapshot, rooms, job, max(1, count - 1))
+    def place(snapshot: Snapshot, rooms: Iterable[FreeGpus], job: Job, count: int) -> Gpus | None:
+        return load_policy_set("ebbtide").place(snapshot, rooms, job, max(1, count - 1))
 
-    return replace(policy_set("ebbtide"), place=place)
+    return replace(load_policy_set("ebbtide"), place=place)
 
 
 def return_nodes_in_use(patch: pytest.MonkeyPatch) -> PolicySet:
     """A recalled node is declared home while jobs still hold GPUs of it."""
 
-    def return_nodes(course: Course) -> None:
-        for loan in list(course.draft.loans.values()):
+    def return_nodes(course: SchedulingCycle) -> None:
+        for loan in list(course.snapshot.loans.values()):
             if loan.state is LoanState.RECALLED:
-                course.take(ReturnNode(loan.node, Reason(ReasonCode.TRAINING_LEFT, "training has left, surely")))
+                course.apply(ReturnNode(loan.node, Reason(ReasonCode.TRAINING_LEFT, "training has left, surely")))
 
     patch.setattr(decide_module, "return_empty_nodes", return_nodes)
-    return policy_set("ebbtide")
+    return load_policy_set("ebbtide")
 
 
 def free_on_any_observation(patch: pytest.MonkeyPatch) -> PolicySet:
@@ -142,56 +138,56 @@ def free_on_any_observation(patch: pytest.MonkeyPatch) -> PolicySet:
     patch.setattr(
         absorb_module, "mirror_runs", lambda intake, seen: honest(intake, replace(seen, converged_generation=10**9))
     )
-    return policy_set("ebbtide")
+    return load_policy_set("ebbtide")
 
 
 def free_without_looking(patch: pytest.MonkeyPatch) -> PolicySet:
     """Releasing GPUs are freed although workers are still seen on them."""
 
-    def free(intake: Intake, job: Job, runs: Iterable[Run]) -> None:
+    def free(intake: SnapshotBuilder, job: Job, runs: Iterable[Run]) -> None:
         intake.jobs[job.id] = replace(job, allocation=replace(job.allocation, releasing={}))
 
     patch.setattr(mirror_module, "_free", free)
-    return policy_set("ebbtide")
+    return load_policy_set("ebbtide")
 
 
 def start_twice(patch: pytest.MonkeyPatch) -> PolicySet:
     """One job is started by two stages of the same tick."""
 
-    def again(course: Course) -> None:
+    def again(course: SchedulingCycle) -> None:
         for decision in [d for d in course.decisions if isinstance(d, StartJob)]:
-            course.take(decision)
+            course.apply(decision)
 
     patch.setattr(decide_module, "flex", again)
-    return policy_set("ebbtide")
+    return load_policy_set("ebbtide")
 
 
 def give_no_reason(patch: pytest.MonkeyPatch) -> PolicySet:
     """A stage decides without saying why."""
 
-    def flex(course: Course) -> None:
+    def flex(course: SchedulingCycle) -> None:
         course.decisions[:] = [replace(d, reason=replace(d.reason, detail="")) for d in course.decisions]
 
     patch.setattr(decide_module, "flex", flex)
-    return policy_set("ebbtide")
+    return load_policy_set("ebbtide")
 
 
 def let_two_generations_run(patch: pytest.MonkeyPatch) -> PolicySet:
     """An executor starts the new generation beside the old one."""
-    return policy_set("ebbtide")
+    return load_policy_set("ebbtide")
 
 
 PLANTS: list[tuple[Plant, str]] = [
-    (forget_releasing, Law.GPU_HELD_TWICE),
-    (place_on_recalled_nodes, Law.NODE_NOT_SERVING),
-    (attach_a_plan_of_another_size, Law.PLAN_MISFITS),
-    (ignore_gpu_memory, Law.OUT_OF_MEMORY),
-    (start_below_the_minimum, Law.OUT_OF_RANGE),
-    (return_nodes_in_use, Law.NODE_STILL_USED),
+    (forget_releasing, Invariant.GPU_HELD_TWICE),
+    (place_on_recalled_nodes, Invariant.NODE_NOT_SERVING),
+    (attach_a_plan_of_another_size, Invariant.PLAN_SIZE_MISMATCH),
+    (ignore_gpu_memory, Invariant.PEAK_MEMORY_EXCEEDED),
+    (start_below_the_minimum, Invariant.OUT_OF_RANGE),
+    (return_nodes_in_use, Invariant.NODE_STILL_USED),
     (free_on_any_observation, "freed-on-a-stale-observation"),
     (free_without_looking, "freed-while-in-use"),
-    (start_twice, Law.WRONG_STATE),
-    (give_no_reason, Law.NO_REASON),
+    (start_twice, Invariant.WRONG_STATE),
+    (give_no_reason, Invariant.NO_REASON),
     (let_two_generations_run, BreachKind.GPU_HELD_TWICE),
 ]
 
@@ -212,7 +208,7 @@ def test_a_planted_fault_is_caught(plant: Plant, law: str, monkeypatch: pytest.M
 def test_without_a_plant_nothing_speaks_up() -> None:
     alarms = {str(law) for _, law in PLANTS}
     for seed in range(MOST_WORLDS):
-        assert alarms.isdisjoint(caught(a_world(seed), policy_set("ebbtide"))), f"world {seed}"
+        assert alarms.isdisjoint(caught(a_world(seed), load_policy_set("ebbtide"))), f"world {seed}"
 
 
 def _doubled(world: World) -> World:

@@ -8,17 +8,16 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from scheduler.core.apply import apply
-from scheduler.core.decide import decide
-from scheduler.domain.allocation import EMPTY_ALLOCATION
-from scheduler.domain.decision import PreemptJob
+from scheduler.domain.decisions import PreemptJob
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
-from scheduler.domain.job_state import JobState
+from scheduler.domain.job_state import NO_ALLOCATION, JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.policies.policy_set import PolicySet, policy_set, policy_set_names
-from scheduler.policies.quota import QuotaBook
-from scheduler.policies.settings import PolicySettings
+from scheduler.scheduling.desired_state import apply_decisions
+from scheduler.scheduling.policies.policy_set import PolicySet, list_policy_sets, load_policy_set
+from scheduler.scheduling.policies.quota import QuotaState
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.scheduler import decide
 from tests.builders import a_fleet, a_job, a_snapshot
 from tests.properties.test_core_laws import SEEDS, violations
 from tests.properties.worlds import a_world
@@ -80,7 +79,7 @@ def queued_or_running(random: Random, job_id: str, least: int, most: int, on: di
 
 
 def used(snapshot: Snapshot, name: str) -> int:
-    return QuotaBook(snapshot).used(name)
+    return QuotaState(snapshot).used(name)
 
 
 def used_by(snapshot: Snapshot, name: str, user: str) -> int:
@@ -93,23 +92,23 @@ def used_by(snapshot: Snapshot, name: str, user: str) -> int:
 @given(seed=SEEDS)
 def test_no_queue_passes_its_limit_and_every_decision_is_legal(policy: str, seed: int) -> None:
     snapshot = any_world(seed, of_users=seed % 2 == 0)
-    decisions = decide(snapshot, policy_set(policy)).decisions
+    decisions = decide(snapshot, load_policy_set(policy)).decisions
     assert violations(snapshot, decisions) == []
-    after = apply(snapshot, decisions)
+    after = apply_decisions(snapshot, decisions)
     for name, queue in snapshot.queues.items():
         if queue.limit_gpus is not None:
             assert used(after, name) <= max(queue.limit_gpus, used(snapshot, name))
 
 
-@pytest.mark.parametrize("policy", policy_set_names())
+@pytest.mark.parametrize("policy", list_policy_sets())
 @WORLDS
 @given(seed=SEEDS)
 def test_no_tick_lets_a_user_or_a_queue_above_a_limit(policy: str, seed: int) -> None:
-    snapshot, policies = calm_world(seed, of_users=True), policy_set(policy, AT_ONCE)
+    snapshot, policies = calm_world(seed, of_users=True), load_policy_set(policy, AT_ONCE)
     for _ in range(5):
         decisions = decide(snapshot, policies).decisions
         assert violations(snapshot, decisions) == []
-        after = apply(snapshot, decisions)
+        after = apply_decisions(snapshot, decisions)
         for name, queue in snapshot.queues.items():
             assert queue.limit_gpus is None or used(after, name) <= max(queue.limit_gpus, used(snapshot, name))
             for user in USERS:
@@ -121,12 +120,12 @@ def test_no_tick_lets_a_user_or_a_queue_above_a_limit(policy: str, seed: int) ->
 @WORLDS
 @given(seed=SEEDS)
 def test_a_user_at_the_limit_keeps_nobody_else_from_what_the_queue_is_guaranteed(seed: int) -> None:
-    snapshot, policies = calm_world(seed, of_users=True), policy_set("ebbtide", AT_ONCE)
+    snapshot, policies = calm_world(seed, of_users=True), load_policy_set("ebbtide", AT_ONCE)
     for _ in range(12):
         snapshot, preempted = a_while_later(snapshot, policies)
     assert not preempted
-    book, waiting = QuotaBook(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
-    book.order([job.id for job in waiting])
+    book, waiting = QuotaState(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
+    book.order_jobs([job.id for job in waiting])
     assert [job.id for job in waiting if book.is_guaranteed(job)] == []
 
 
@@ -134,8 +133,8 @@ def test_a_user_at_the_limit_keeps_nobody_else_from_what_the_queue_is_guaranteed
 @given(seed=SEEDS)
 def test_nobody_takes_what_a_queue_that_waits_for_nothing_holds_of_its_guarantee(seed: int) -> None:
     snapshot = calm_world(seed)
-    decisions = decide(snapshot, policy_set("ebbtide", AT_ONCE)).decisions
-    after = apply(snapshot, decisions)
+    decisions = decide(snapshot, load_policy_set("ebbtide", AT_ONCE)).decisions
+    after = apply_decisions(snapshot, decisions)
     preempted = {snapshot.jobs[d.job_id].spec.queue for d in decisions if isinstance(d, PreemptJob)}
     waiting = {job.spec.queue for job in snapshot.jobs.values() if job.state is JobState.QUEUED}
     for name, queue in snapshot.queues.items():
@@ -146,19 +145,19 @@ def test_nobody_takes_what_a_queue_that_waits_for_nothing_holds_of_its_guarantee
 @WORLDS
 @given(seed=SEEDS)
 def test_what_is_guaranteed_is_got_in_a_few_ticks_and_then_nobody_is_preempted_any_more(seed: int) -> None:
-    snapshot, policies = calm_world(seed), policy_set("ebbtide", AT_ONCE)
+    snapshot, policies = calm_world(seed), load_policy_set("ebbtide", AT_ONCE)
     for _ in range(8):
         snapshot, preempted = a_while_later(snapshot, policies)
     assert not preempted
-    book, waiting = QuotaBook(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
-    book.order([job.id for job in waiting])
+    book, waiting = QuotaState(snapshot), [job for job in snapshot.jobs.values() if job.state is JobState.QUEUED]
+    book.order_jobs([job.id for job in waiting])
     assert [job.id for job in waiting if book.is_guaranteed(job)] == []
 
 
 def a_while_later(snapshot: Snapshot, policies: PolicySet) -> tuple[Snapshot, list[str]]:
     """One tick, and the world once all that it asked for is done."""
     decisions = decide(snapshot, policies).decisions
-    after = apply(snapshot, decisions)
+    after = apply_decisions(snapshot, decisions)
     now_s = snapshot.now_s + 1000.0
     jobs = {job.id: settled(job, now_s) for job in after.jobs.values()}
     later = replace(after, jobs=jobs, now_s=now_s, generation=snapshot.generation + 1)
@@ -172,7 +171,7 @@ def settled(job: Job, now_s: float) -> Job:
         JobState.RESIZING: JobState.RUNNING,
     }
     if job.state in state:
-        job = job.moved(state[job.state], now_s)
+        job = job.transition_to(state[job.state], now_s)
     if job.state is JobState.QUEUED:
-        return replace(job, allocation=replace(EMPTY_ALLOCATION, generation=job.allocation.generation))
+        return replace(job, allocation=replace(NO_ALLOCATION, generation=job.allocation.generation))
     return replace(job, allocation=replace(job.allocation, releasing={}))

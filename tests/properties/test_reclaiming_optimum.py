@@ -12,19 +12,19 @@ from statistics import mean
 
 import pytest
 
-from scheduler.core.course import Course
-from scheduler.core.evacuation_stage import evacuate
-from scheduler.domain import gpus as gpu_sets
-from scheduler.domain.decision import PreemptJob, ResizeJob
+from scheduler.domain import gpu_sets
+from scheduler.domain.decisions import PreemptJob, ResizeJob
+from scheduler.domain.fleet import LoanState
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import LoanState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.policies import recall_search
-from scheduler.policies.policy_set import policy_set
-from scheduler.policies.recall_cost import RecallCost
-from scheduler.policies.reclaiming import least_preemption_cost, recall_cost
-from scheduler.policies.settings import PolicySettings
+from scheduler.scheduling.cycle import SchedulingCycle
+from scheduler.scheduling.policies import recall_search
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policies.recall_cost import RecallCost
+from scheduler.scheduling.policies.recall_selection import build_recall_cost, least_preemption_cost
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.stages.evacuation import evacuate_nodes
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 
 SETTINGS = PolicySettings(reconfiguration_s=30.0)
@@ -75,7 +75,7 @@ def pricing(snapshot: Snapshot) -> Callable[[Collection[str]], float]:
             if not lost:
                 continue
             width, least = job.allocation.target_gpus, job.spec.min_gpus
-            most = least if snapshot.ledger.waiting else width
+            most = least if snapshot.index.waiting else width
             has = max(width - lost, min(most, width - lost + free))
             if has >= least:
                 free -= has - (width - lost)
@@ -98,8 +98,10 @@ def unsaved_s(job: Job) -> float:
 def evacuated_gpu_s(snapshot: Snapshot, leaving: Collection[str]) -> float:
     """The same, as the core's own evacuation goes about it once the nodes are recalled."""
     recalled = {name: replace(snapshot.loans[name], state=LoanState.RECALLED, return_by_s=NOW_S) for name in leaving}
-    course = Course(replace(snapshot, loans={**snapshot.loans, **recalled}), policy_set("ebbtide", SETTINGS))
-    evacuate(course)
+    course = SchedulingCycle(
+        replace(snapshot, loans={**snapshot.loans, **recalled}), load_policy_set("ebbtide", SETTINGS)
+    )
+    evacuate_nodes(course)
     total = 0.0
     for decision in course.decisions:
         if isinstance(decision, PreemptJob):
@@ -136,7 +138,7 @@ def test_the_price_of_a_choice_is_what_evacuation_costs() -> None:
         used = [name for name in sorted(snapshot.loans) if is_usable(snapshot, name)]
         leaving = random.sample(range(len(used)), random.randint(0, len(used)))
         names = [used[number] for number in leaving]
-        price = recall_cost(snapshot, used, SETTINGS).of(leaving)
+        price = build_recall_cost(snapshot, used, SETTINGS).compute(leaving)
         assert price == pytest.approx(pricing(snapshot)(names))
         assert price == pytest.approx(evacuated_gpu_s(snapshot, names))
 
@@ -150,15 +152,19 @@ def test_what_is_carried_off_a_node_counts_in_every_way_of_search(
     random, found, least = Random(17), list[float](), list[float]()
     for _ in range(40):
         snapshot = a_lent_fleet(random, 9, crowded=random.random() < 0.5)
-        plain = recall_cost(snapshot, sorted(name for name in snapshot.loans if is_usable(snapshot, name)), SETTINGS)
+        plain = build_recall_cost(
+            snapshot, sorted(name for name in snapshot.loans if is_usable(snapshot, name)), SETTINGS
+        )
         carried = [random.choice((0.0, 100.0, 400.0)) for _ in plain.nodes]
         idle = [(snapshot.nodes[name].gpu, 0) for name in sorted(snapshot.loans) if is_usable(snapshot, name)]
-        cost = RecallCost(plain.tenants, idle, {}, carried_gpu_s=carried)
-        bare = RecallCost(plain.tenants, idle, {})
+        cost = RecallCost(plain.jobs, idle, {}, transfer_gpu_s=carried)
+        bare = RecallCost(plain.jobs, idle, {})
         count = random.randint(1, len(idle) - 1)
-        prices = {few: bare.of(few) + sum(carried[node] for node in few) for few in combinations(cost.nodes, count)}
-        assert all(cost.of(few) == pytest.approx(price) for few, price in prices.items())
-        found.append(cost.of(recall_search.cheapest_to_empty(cost, count)))
+        prices = {
+            few: bare.compute(few) + sum(carried[node] for node in few) for few in combinations(cost.nodes, count)
+        }
+        assert all(cost.compute(few) == pytest.approx(price) for few, price in prices.items())
+        found.append(cost.compute(recall_search.find_cheapest_nodes(cost, count)))
         least.append(min(prices.values()))
     if cells_max:
         assert found == pytest.approx(least)
@@ -173,10 +179,12 @@ def test_the_search_for_many_nodes_stays_within_five_percent_of_all_choices(
     random, found, least = Random(3 + crowded), list[float](), list[float]()
     for _ in range(30):
         snapshot = a_lent_fleet(random, 16, crowded=crowded)
-        cost = recall_cost(snapshot, sorted(name for name in snapshot.loans if is_usable(snapshot, name)), SETTINGS)
+        cost = build_recall_cost(
+            snapshot, sorted(name for name in snapshot.loans if is_usable(snapshot, name)), SETTINGS
+        )
         count = random.randint(3, 5)
-        found.append(cost.of(recall_search.cheapest_to_empty(cost, count)))
-        least.append(cost.of(cost.cheapest(cost.nodes, count)))
+        found.append(cost.compute(recall_search.find_cheapest_nodes(cost, count)))
+        least.append(cost.compute(cost.find_cheapest(cost.nodes, count)))
     print(
         f"\nin all {sum(found) / sum(least):.4f} of the optimum, exact in {sum(map(eq, found, least))} of {len(found)}"
     )

@@ -8,11 +8,11 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.absorb import absorb
-from scheduler.domain.command import Command, ReportProgress
+from scheduler.domain.commands import Command, ReportProgress
+from scheduler.domain.job_records import SAMPLE_S_MIN, SAMPLES_MAX, Sample, compute_sample_slot
 from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation
-from scheduler.domain.sample import SAMPLE_S_MIN, SAMPLES_MAX, Sample, sample_place
+from scheduler.scheduling.snapshot_update import update_snapshot
 from tests.builders import a_fleet, a_job, a_snapshot
 
 NOTHING = Observation(at_s=0.0, converged_generation=-1)
@@ -43,12 +43,12 @@ def test_a_series_is_bounded_and_ascends_and_keeps_the_first_and_the_newest(
     told, series = list[Sample](), dict[int, Sample]()
     for number, (now_s, at_s, generation) in enumerate(made):
         report = Command(str(number), at_s, ReportProgress("a", generation, float(number), loss=1.0))
-        absorbed = absorb(replace(snapshot, now_s=now_s), NOTHING, [report])
+        absorbed = update_snapshot(replace(snapshot, now_s=now_s), NOTHING, [report])
         snapshot = absorbed.snapshot
         for placed in absorbed.samples:
             assert (placed.job_id, generation) == ("a", 1)
             told.append(placed.sample)
-            series[placed.place] = placed.sample
+            series[placed.slot] = placed.sample
     kept = sorted(series.values(), key=lambda sample: sample.at_s)
     assert len(kept) <= SAMPLES_MAX
     assert all(0 <= place < SAMPLES_MAX for place in series)
@@ -64,7 +64,7 @@ def test_a_series_is_bounded_and_ascends_and_keeps_the_first_and_the_newest(
 @settings(max_examples=30, deadline=None)
 @given(st.integers(SAMPLES_MAX, 20_000))
 def test_samples_of_a_long_job_lie_evenly_over_its_whole_life(count: int) -> None:
-    series = {sample_place(at * SAMPLE_S_MIN): at for at in range(count)}
+    series = {compute_sample_slot(at * SAMPLE_S_MIN): at for at in range(count)}
     kept = sorted(series.values())
     assert len(kept) == SAMPLES_MAX
     assert (kept[0], kept[-1]) == (0, count - 1)
@@ -72,4 +72,4 @@ def test_samples_of_a_long_job_lie_evenly_over_its_whole_life(count: int) -> Non
 
 
 def test_a_pause_of_any_length_leaves_a_place_within_the_series() -> None:
-    assert {0 <= sample_place(10.0**power) < SAMPLES_MAX for power in range(19)} == {True}
+    assert {0 <= compute_sample_slot(10.0**power) < SAMPLES_MAX for power in range(19)} == {True}

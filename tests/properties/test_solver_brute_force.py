@@ -15,11 +15,10 @@ import pytest
 
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.solver.evaluate import evaluate
-from scheduler.solver.instance import Floats, Solution, price
-from scheduler.solver.request import Infeasible, SolveRequest
-from scheduler.solver.search.best_first import LABELS_MAX, best_first
-from scheduler.solver.search.pair_search import PairSearch
-from scheduler.solver.search.search import search
+from scheduler.solver.instance import Floats, Solution, evaluate_solution
+from scheduler.solver.request import Infeasibility, SolveRequest
+from scheduler.solver.search.pipeline_search import MAX_LABELS, PipelineSearch, search_best_first
+from scheduler.solver.search.plan_search import search_plan
 from tests.builders_enumeration import Enumerated, drawn_instance, enumerated
 from tests.properties.plan_space import Pipe, every_pipe
 from tests.properties.toy_requests import toy_request
@@ -81,22 +80,22 @@ def _compare_arrays(generator: np.random.Generator, shares: Shares) -> None:
     fitting_s = np.where(np.concatenate([part.fitting(limits) for part in every]), times_s, inf)
     best_s = float(fitting_s.min())
     tolerance, labels_max = _terms(generator.random(), generator.random())
-    found = best_first([PairSearch.of(instance)], tolerance=tolerance, labels_max=labels_max)
+    found = search_best_first([PipelineSearch.from_instance(instance)], tolerance=tolerance, labels_max=labels_max)
     shares.count(best_s, float(times_s.min()))
     for at in (int(fitting_s.argmin()), int(generator.integers(len(times_s)))):
         solution = _entry(every, at)
-        judged = price(instance, solution)
+        judged = evaluate_solution(instance, solution)
         assert judged.time_s == pytest.approx(times_s[at], rel=SAME)
         assert judged.fits == np.isfinite(fitting_s[at])
     if found.best is None:
         assert found.bound_s <= best_s * (1 + SAME)
-        assert best_s == inf or labels_max < LABELS_MAX
+        assert best_s == inf or labels_max < MAX_LABELS
         return
     assert found.best.solution
-    judged = price(instance, found.best.solution)
+    judged = evaluate_solution(instance, found.best.solution)
     assert judged.fits
     assert judged.time_s == pytest.approx(found.best.cost_s, rel=SAME)
-    _check_gap(judged.time_s, found.gap, best_s, tolerance if labels_max == LABELS_MAX else 1.0)
+    _check_gap(judged.time_s, found.gap, best_s, tolerance if labels_max == MAX_LABELS else 1.0)
     shares.unproven += found.gap > 0
     shares.uneven_or_mixed += _is_uneven_or_mixed(_entry(every, int(fitting_s.argmin())))
 
@@ -117,7 +116,7 @@ def _limit(sizes: Floats, times_s: Floats, position: float) -> int:
 
 def _terms(one: float, two: float) -> tuple[float, int]:
     """Tolerance and budget: mostly exact and without a limit."""
-    return (0.0 if one < 0.7 else one * 0.1), (LABELS_MAX if two < 0.9 else int((two - 0.9) * 1000))
+    return (0.0 if one < 0.7 else one * 0.1), (MAX_LABELS if two < 0.9 else int((two - 0.9) * 1000))
 
 
 def _check_gap(found_s: float, gap: float, best_s: float, allowed: float) -> None:
@@ -145,16 +144,16 @@ def _compare_plans(seeded: random.Random, shares: Shares) -> None:
         assert verdict.iteration_time_s == pytest.approx(times_s[at], rel=SAME)
         assert verdict.fits == (sizes[at] <= limit)
     tolerance, labels_max = _terms(seeded.random(), seeded.random())
-    found = search(request, tolerance=tolerance, labels_max=labels_max).result
-    if isinstance(found, Infeasible):
-        assert found.constraint == ("memory" if labels_max == LABELS_MAX else "budget") or best_s == inf
-        assert best_s == inf or labels_max < LABELS_MAX, f"the search missed {_plan(every, int(fitting_s.argmin()))}"
+    found = search_plan(request, tolerance=tolerance, labels_max=labels_max).result
+    if isinstance(found, Infeasibility):
+        assert found.constraint == ("memory" if labels_max == MAX_LABELS else "budget") or best_s == inf
+        assert best_s == inf or labels_max < MAX_LABELS, f"the search missed {_plan(every, int(fitting_s.argmin()))}"
         return
     verdict = evaluate(found, request)
     assert verdict.fits
     assert found.iteration_time_s == verdict.iteration_time_s
     assert found.peak_bytes_per_gpu == verdict.peak_bytes_per_gpu <= limit
-    _check_gap(found.iteration_time_s, found.optimality_gap, best_s, tolerance if labels_max == LABELS_MAX else 1.0)
+    _check_gap(found.iteration_time_s, found.optimality_gap, best_s, tolerance if labels_max == MAX_LABELS else 1.0)
     shares.unproven += found.optimality_gap > 0
     shares.uneven_or_mixed += _is_an_uneven_or_mixed_plan(_plan(every, int(fitting_s.argmin())))
 

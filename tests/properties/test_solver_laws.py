@@ -12,14 +12,13 @@ from math import inf
 
 import pytest
 
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.solver.evaluate import evaluate
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
-from scheduler.solver.request import Infeasible, SolveRequest
-from scheduler.solver.search.outcome import SearchOutcome
-from scheduler.solver.search.search import search
-from scheduler.solver.search.workbench import Workbench
+from scheduler.solver.request import Infeasibility, SolveRequest
+from scheduler.solver.search.plan_search import SearchOutcome, search_plan
+from scheduler.solver.search.stage_oracle import OracleCache
 from tests.properties.toy_requests import toy_request
 
 DRAWN, DRAWN_FULL = 8, 60
@@ -40,14 +39,14 @@ def _request(seed: int) -> SolveRequest:
 
 
 def _tight_bytes(free: SolveRequest, share: float) -> int:
-    found = search(free, tolerance=TOLERANCE).result
+    found = search_plan(free, tolerance=TOLERANCE).result
     return round(share * found.peak_bytes_per_gpu) if isinstance(found, ParallelPlan) else 10**12
 
 
 @lru_cache(maxsize=4 * DRAWN_FULL)
 def _searched(request: SolveRequest) -> SearchOutcome:
     """Whatever comes out passes the evaluator."""
-    outcome = search(request, tolerance=TOLERANCE)
+    outcome = search_plan(request, tolerance=TOLERANCE)
     plan = outcome.result
     if isinstance(plan, ParallelPlan):
         judged = evaluate(plan, request)
@@ -143,8 +142,10 @@ def test_names_and_how_equal_layers_are_written_down_change_nothing(seed: int) -
     request = _request(seed)
     split = tuple(replace(run, layers=part) for run in request.model.layers for part in (1, run.layers - 1) if part > 0)
     renamed = replace(request.model, name="another")
-    assert search(replace(request, model=renamed), tolerance=TOLERANCE) == _searched(request)
-    assert search(replace(request, model=replace(renamed, layers=split)), tolerance=TOLERANCE) == _searched(request)
+    assert search_plan(replace(request, model=renamed), tolerance=TOLERANCE) == _searched(request)
+    assert search_plan(replace(request, model=replace(renamed, layers=split)), tolerance=TOLERANCE) == _searched(
+        request
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -157,11 +158,11 @@ def test_the_order_of_the_groups_changes_nothing(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_equal_requests_have_equal_answers_whatever_was_searched_before(seed: int) -> None:
-    request, bench = _request(seed), Workbench()
-    assert search(request, tolerance=TOLERANCE) == _searched(request)
-    search(replace(request, memory_bytes_max=0), bench=bench)
-    after = search(request, bench=bench).result
-    if isinstance(after, Infeasible):
+    request, bench = _request(seed), OracleCache()
+    assert search_plan(request, tolerance=TOLERANCE) == _searched(request)
+    search_plan(replace(request, memory_bytes_max=0), oracle_cache=bench)
+    after = search_plan(request, oracle_cache=bench).result
+    if isinstance(after, Infeasibility):
         assert after == _searched(request).result
         return
     assert after.optimality_gap == 0.0
@@ -173,8 +174,8 @@ def test_a_budget_of_work_leaves_an_honest_gap(seed: int) -> None:
     request = _request(seed)
     for labels_max in (1, 300):
         for tolerance in (0.0, 0.1):
-            found = search(request, tolerance=tolerance, labels_max=labels_max).result
-            if isinstance(found, Infeasible):
+            found = search_plan(request, tolerance=tolerance, labels_max=labels_max).result
+            if isinstance(found, Infeasibility):
                 assert found.constraint == "budget" or _time_s(request) == inf
             else:
                 assert found.iteration_time_s * (1 - found.optimality_gap) <= _time_s(request) * (1 + ROUNDING)
@@ -185,4 +186,4 @@ def test_a_budget_of_work_leaves_an_honest_gap(seed: int) -> None:
 def test_a_mixed_shape_is_never_slower_than_its_better_part(seed: int) -> None:
     request = _request(seed)
     for group in request.groups if len(request.groups) > 1 else ():
-        _no_slower(request, request.alone(group.hardware.gpu))
+        _no_slower(request, request.restrict_to_gpu(group.hardware.gpu))

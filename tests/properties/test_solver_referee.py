@@ -11,10 +11,9 @@ from math import inf
 
 import pytest
 
-from scheduler.solver.instance import Instance, price
-from scheduler.solver.referee.milp import CLOSENESS, MilpOutcome, solve_all
-from scheduler.solver.search.best_first import best_first
-from scheduler.solver.search.pair_search import PairSearch
+from baselines.milp.solver import OBJECTIVE_TOLERANCE, MilpOutcome, solve_instances
+from scheduler.solver.instance import Instance, evaluate_solution
+from scheduler.solver.search.pipeline_search import PipelineSearch, search_best_first
 from tests.builders_loop import a_loop
 
 LOOPS, LOOPS_FULL, MIXED = 20, 200, 3
@@ -56,16 +55,18 @@ def _loop(seed: int) -> list[Instance]:
 
 def _compare(loop: list[Instance]) -> bool:
     """Whether HiGHS proved its answer; then the search has the same one."""
-    best = best_first([PairSearch.of(instance) for instance in loop]).best
+    best = search_best_first([PipelineSearch.from_instance(instance) for instance in loop]).best
     time_s = inf
     if best and best.solution:
-        judged = price(best.instance, best.solution)
+        judged = evaluate_solution(best.instance, best.solution)
         assert judged.fits
         time_s = judged.time_s
-    referee = solve_all(loop, time_limit_s=TIME_LIMIT_S)
+    referee = solve_instances(loop, time_limit_s=TIME_LIMIT_S)
     assert time_s <= referee.objective_s * (1 + 1e-9), "HiGHS found a faster one"
     if referee.proven:
-        assert time_s == referee.objective_s or time_s >= referee.objective_s * (1 - CLOSENESS), _lost(referee)
+        assert time_s == referee.objective_s or time_s >= referee.objective_s * (1 - OBJECTIVE_TOLERANCE), _lost(
+            referee
+        )
     return referee.proven
 
 

@@ -8,10 +8,9 @@ from collections import Counter
 from dataclasses import replace
 from math import gcd
 
-from scheduler.solver.costs.chain import chain
-from scheduler.solver.costs.divisors import divisors
-from scheduler.solver.costs.spreads import Limits
-from scheduler.solver.plan_rules import strategy_fault
+from scheduler.solver.costs.layer_chain import build_layer_chain
+from scheduler.solver.costs.strategy_space import DegreeLimits, list_divisors
+from scheduler.solver.plan_rules import find_strategy_error
 from scheduler.solver.profiles.hardware_profile import Dimension
 from tests.properties.plan_space import allowed_strategies
 from tests.properties.toy_requests import toy_request
@@ -28,13 +27,15 @@ def test_the_evaluator_allows_exactly_the_strategies_of_the_definition() -> None
         dimensions = frozenset(one for one in Dimension if seeded.random() < 0.8) | {Dimension.DATA}
         request = replace(drawn, hardware=(replace(drawn.hardware[0], dimensions=dimensions),))
         group = request.groups[0]
-        width = seeded.choice(divisors(group.gpus))
+        width = seeded.choice(list_divisors(group.gpus))
         samples = seeded.choice([1, 2, 6, 12, 24])
-        setting = group.setting(width, samples)
-        limits = Limits.of(chain(request.model, group.hardware.precision, stages=group.gpus // width))
+        setting = group.build_stage_setting(width, samples)
+        limits = DegreeLimits.from_layers(
+            build_layer_chain(request.model, group.hardware.precision, stages=group.gpus // width)
+        )
         allowed = set(allowed_strategies(request.model, group, width, samples))
         for strategy in every_strategy(width, gcd(*(run.experts for run in request.model.layers)) or 2):
-            fault = strategy_fault(strategy, limits, setting, samples)
+            fault = find_strategy_error(strategy, limits, setting, samples)
             assert (fault == "") == (strategy in allowed), f"{strategy}: {fault or 'allowed'}"
             verdicts[fault == ""] += 1
             allowed.discard(strategy)

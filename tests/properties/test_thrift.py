@@ -12,19 +12,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.decide import decide
-from scheduler.domain import gpus as gpu_sets
-from scheduler.domain.decision import ResizeJob, StartJob
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain import gpu_sets
+from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Intent, Job
-from scheduler.domain.reason import ReasonCode
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.domain.tick_report import TickResult
-from scheduler.policies.policy_set import policy_set, policy_set_names
-from scheduler.policies.scaling import flexible_counts
-from scheduler.policies.settings import PolicySettings
-from scheduler.policies.speed import node_sizes, packed
+from scheduler.scheduling.policies.policy_set import list_policy_sets, load_policy_set
+from scheduler.scheduling.policies.scaling import flexible_counts
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policies.speed import node_sizes, packed
+from scheduler.scheduling.scheduler import decide
 from tests.builders import GPU, a_curve
 from tests.properties.worlds import CURVE, a_world
 
@@ -37,7 +36,7 @@ def a_jagged_curve(random: Random, gpus_per_node: int) -> ScalingCurve:
     """Every shape of up to three nodes, most of them solved, with step times in no order; perhaps some are equal."""
     times_s, infeasible = dict[GpuShape, float](), dict[GpuShape, str]()
     for shares in combinations_with_replacement(range(gpus_per_node + 1), 3):
-        shape, dice = GpuShape.of_counts((GPU, share) for share in shares if share), random.random()
+        shape, dice = GpuShape.from_node_counts((GPU, share) for share in shares if share), random.random()
         if shape.groups and dice < 0.6:
             times_s[shape] = random.choice((1, 2, 3, 5, 8, 13)) / random.choice((8.0, 8.0 * shape.gpus))
         elif shape.groups and dice < 0.7:
@@ -52,7 +51,7 @@ def a_jagged_world(seed: int) -> Snapshot:
 
     def modelled(job: Job) -> Job:
         spec = replace(job.spec, model="llama-2-7b", steps=50_000, max_gpus=4 * job.spec.min_gpus)
-        plan = curve.plan(snapshot.shape_of(job.allocation.target)) or job.allocation.plan
+        plan = curve.plan_for(snapshot.shape_of(job.allocation.target)) or job.allocation.plan
         return replace(job, spec=spec, intent=Intent.RUN, allocation=replace(job.allocation, plan=plan))
 
     jobs = {job_id: modelled(snapshot.jobs[job_id]) for job_id in list(snapshot.jobs)[: random.randint(1, 5)]}
@@ -66,24 +65,24 @@ def taken(snapshot: Snapshot, result: TickResult) -> Iterator[tuple[Job, StartJo
             yield snapshot.jobs[decision.job_id], decision
 
 
-@pytest.mark.parametrize("policy", [name for name in policy_set_names() if policy_set(name).thrifty])
+@pytest.mark.parametrize("policy", [name for name in list_policy_sets() if load_policy_set(name).requires_speedup])
 @FOR_EACH_SET
 @given(seed=SEEDS)
 def test_no_target_holds_a_part_on_which_the_job_is_known_to_be_as_fast(policy: str, seed: int) -> None:
     snapshot = a_jagged_world(seed)
-    for job, decision in taken(snapshot, decide(snapshot, policy_set(policy))):
+    for job, decision in taken(snapshot, decide(snapshot, load_policy_set(policy))):
         shape = snapshot.shape_of(decision.gpus)
-        assert snapshot.curves[CURVE].plan(shape) == decision.plan, "a plan for exactly this shape"
-        assert snapshot.curves[CURVE].better_part(shape, job.spec.min_gpus) is None
+        assert snapshot.curves[CURVE].plan_for(shape) == decision.plan, "a plan for exactly this shape"
+        assert snapshot.curves[CURVE].faster_subset(shape, job.spec.min_gpus) is None
 
 
 @WORLDS
 @given(seed=SEEDS)
 def test_no_job_grows_without_becoming_faster(seed: int) -> None:
     snapshot = a_jagged_world(seed)
-    for job, decision in taken(snapshot, decide(snapshot, policy_set("ebbtide"))):
+    for job, decision in taken(snapshot, decide(snapshot, load_policy_set("ebbtide"))):
         before = job.allocation
-        if isinstance(decision, ResizeJob) and decision.reason.code is ReasonCode.GAIN and before.plan:
+        if isinstance(decision, ResizeJob) and decision.reason.code is ReasonCode.GAIN_EXCEEDS_COST and before.plan:
             grows = gpu_sets.count(decision.gpus) > before.target_gpus
             assert not grows or decision.plan.iteration_time_s < before.plan.iteration_time_s
 
@@ -99,7 +98,7 @@ def test_the_knapsack_gives_no_job_a_count_that_a_smaller_one_beats(seed: int) -
     for job_id, count in flexible_counts(snapshot, starting, 16, PolicySettings()).items():
         job = snapshot.jobs[job_id]
         present, least = job.allocation.target_gpus, job.spec.min_gpus
-        part = curve.better_part(packed(GPU, count, size), least) if count not in (present, least) else None
+        part = curve.faster_subset(packed(GPU, count, size), least) if count not in (present, least) else None
         assert part is None or part.gpus == present or part != packed(GPU, part.gpus, size)
 
 
@@ -107,7 +106,7 @@ def test_the_jagged_worlds_lead_to_starts_growth_and_shrinking() -> None:
     seen: Counter[str] = Counter()
     for seed in range(300):
         snapshot = a_jagged_world(seed)
-        for job, decision in taken(snapshot, decide(snapshot, policy_set("ebbtide"))):
+        for job, decision in taken(snapshot, decide(snapshot, load_policy_set("ebbtide"))):
             change = gpu_sets.count(decision.gpus) - job.allocation.target_gpus
             seen["started" if isinstance(decision, StartJob) else "grown" if change > 0 else "shrunk"] += 1
     print(f"\n{dict(seen)}")

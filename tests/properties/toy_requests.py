@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
 from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
 from scheduler.solver.request import SolveRequest
@@ -39,7 +39,7 @@ def toy_request(seeded: random.Random, *, gpus: Sequence[int], layers: Sequence[
     return SolveRequest(
         model=_partly_frozen(model),
         hardware=hardware,
-        shape=GpuShape.of_counts(counts),
+        shape=GpuShape.from_node_counts(counts),
         global_batch=seeded.choice([1, 2, 2, 4, 4, 6, 8]),
     )
 
@@ -48,7 +48,9 @@ def _partly_frozen(model: ModelProfile) -> ModelProfile:
     """Mostly as it is; else with the first layers frozen, often all of them. Draws from a generator of its own, so that
     everything else of a request is what it would be without."""
     own = random.Random(f"frozen {model}")
-    return model.with_frozen(own.choice([0, 0, 0, 0, 1, model.layer_count // 2, own.randint(0, model.layer_count)]))
+    return model.with_frozen_layers(
+        own.choice([0, 0, 0, 0, 1, model.layer_count // 2, own.randint(0, model.layer_count)])
+    )
 
 
 def _hardware(seeded: random.Random, gpu: str, dimensions: set[Dimension], precision: Precision) -> HardwareProfile:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from scheduler.domain import gpus as gpu_sets
-from scheduler.domain.allocation import Allocation
-from scheduler.domain.fleet import DemandReading, LendingPolicy, Node, NodeState
-from scheduler.domain.forecast import Forecast
-from scheduler.domain.gpu_shape import GpuShape, canonical_counts
-from scheduler.domain.gpus import Gpus
+from scheduler.domain import gpu_sets
+from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, Loan, LoanState, Node, NodeState
+from scheduler.domain.gpu_sets import Gpus, GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Intent, Job, JobAccount, JobSpec, Progress
-from scheduler.domain.job_state import ENDED, JobState
-from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.job_state import ENDED_STATES, Allocation, JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
-from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
+from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot, Switches
 from tests.builders import GPU, a_fleet
 
@@ -23,7 +19,7 @@ NOW_S = 10_000.0
 CURVE = "llama-2-7b/batch-8/seq-0"
 LOAN_STATES = (LoanState.OFFERED, LoanState.ACTIVE, LoanState.RECALLED)
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RESIZING)
-LEAVING = (JobState.PREEMPTED, JobState.SUSPENDED, JobState.QUEUED, *ENDED)
+LEAVING = (JobState.PREEMPTED, JobState.SUSPENDED, JobState.QUEUED, *ENDED_STATES)
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ def _job(random: Random, job_id: str, free: dict[str, list[int]]) -> Job:
         if target is None:
             state = JobState.QUEUED
         else:
-            plan = data_parallel_plan(GPU, gpu_sets.count(target))
+            plan = build_data_parallel_plan(GPU, gpu_sets.count(target))
             allocation = Allocation(2, target, {}, plan, NOW_S + 20, 7)
     if state in (*LEAVING, JobState.RESIZING) and random.random() < 0.6:
         releasing = _grab(random, free, 1)
@@ -150,10 +146,10 @@ def _job(random: Random, job_id: str, free: dict[str, list[int]]) -> Job:
 def _curve(random: Random, per_node: int) -> ScalingCurve:
     """Some shapes solved, some infeasible, some not known yet."""
     curve = ScalingCurve()
-    for count in canonical_counts(1, 16, per_node):
+    for count in canonical_gpu_counts(1, 16, per_node):
         shape, dice = GpuShape.packed(GPU, count, per_node), random.random()
         if dice < 0.5:
-            curve = curve.with_plan(shape, data_parallel_plan(GPU, count))
+            curve = curve.with_plan(shape, build_data_parallel_plan(GPU, count))
         elif dice < 0.7:
             curve = curve.with_infeasible(shape, "needs 94.1 GB of 80.0 GB per GPU")
     return curve

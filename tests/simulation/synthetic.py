@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from random import Random
 
-from scheduler.documents.cluster import ClusterDocument
-from scheduler.documents.document import read
-from scheduler.documents.trace import DemandRow, JobRow
+from scheduler.documents.document import parse_document
+from scheduler.documents.simulation import ClusterDocument
+from scheduler.documents.trace_files import DemandRow, JobRow
 
 DAY_S = 86_400.0
 
@@ -54,4 +54,6 @@ def small_cluster(
     ]
     pools[1] |= {} if peak_gpus is None else {"peak_gpus": peak_gpus}
     elastic = {"from_gpus": 2}
-    return read(ClusterDocument, {"pools": pools, "elastic": elastic, "checkpoint_interval_s": checkpoint_interval_s})
+    return parse_document(
+        ClusterDocument, {"pools": pools, "elastic": elastic, "checkpoint_interval_s": checkpoint_interval_s}
+    )

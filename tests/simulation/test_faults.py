@@ -15,17 +15,16 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.observation import Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import BreachKind
-from scheduler.executors.protocol import Executor
-from scheduler.executors.simulated import SimulatedExecutor
+from scheduler.executors.executor import Executor
+from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.executors.simulated_run import SimulatedRun
-from scheduler.policies.policy_set import policy_set
-from scheduler.policies.settings import PolicySettings
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.engine import Scenario, Simulation
-from scheduler.simulator.injector import FaultKind, FaultRates, SeededFaults
-from scheduler.simulator.simulate import scenario
-from scheduler.simulator.ticked import Ticked
-from scheduler.simulator.traces import DemandChange
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.simulator.demand import DemandChange
+from scheduler.simulator.engine import Scenario, Simulation, TickRecord
+from scheduler.simulator.fault_injection import FaultKind, FaultRates, SeededFaultInjector
+from scheduler.simulator.simulate import build_scenario
+from scheduler.simulator.throughput_curves import CurveCache
 from tests.simulation.synthetic import DAY_S, small_cluster, synthetic_demand, synthetic_jobs
 
 FAULTS_UNTIL_S = 2.25 * DAY_S
@@ -41,7 +40,7 @@ RATES = FaultRates(
 )
 SEEDS = range(1, 6)
 MORE_SEEDS = range(6, 46)
-POLICIES = policy_set("ebbtide", PolicySettings())
+POLICIES = load_policy_set("ebbtide", PolicySettings())
 _ROUNDING_S = 1e-6
 
 
@@ -73,10 +72,10 @@ class Safety:
     def close(self) -> None:
         self._world.close()
 
-    def demand_changed(self, change: DemandChange) -> None:
+    def on_demand_change(self, change: DemandChange) -> None:
         """Nothing to check."""
 
-    def ticked(self, tick: Ticked) -> None:
+    def on_tick(self, tick: TickRecord) -> None:
         self.ticks += 1
         now_s = tick.report.now_s
         if now_s >= FAULTS_UNTIL_S and self.jobs_when_faults_end is None:
@@ -131,22 +130,22 @@ def _on_foreign_nodes(desired: Snapshot, seen: Observation) -> Iterator[str]:
                 yield f"{run.job_id} is still on {name}, which was due at {loan.return_by_s}"
 
 
-class CheckedFaults(SeededFaults):
+class CheckedFaults(SeededFaultInjector):
     """The same faults, with the safety checks between the world and what the control loop is shown of it."""
 
     safety: Safety
 
-    def around_executor(self, executor: Executor) -> Executor:
+    def wrap_executor(self, executor: Executor) -> Executor:
         assert isinstance(executor, SimulatedExecutor)
         self.safety = Safety(executor)
-        return super().around_executor(self.safety)
+        return super().wrap_executor(self.safety)
 
 
 def world(seed: int) -> Scenario:
     jobs = synthetic_jobs(seed, 160, gap_s=1_400.0, mean_s=9_000.0)
     demand = synthetic_demand(seed, 2, peak_gpus=30.0)
     cluster = small_cluster(training=3, inference=5, checkpoint_interval_s=900)
-    return scenario(jobs, demand, cluster, POLICIES, seed=seed, curves=CurveBook())
+    return build_scenario(jobs, demand, cluster, POLICIES, seed=seed, curves=CurveCache())
 
 
 def endure(seed: int) -> str:
@@ -156,10 +155,10 @@ def endure(seed: int) -> str:
     whole = replace(whole, submissions=tuple(generous))
     faults = CheckedFaults(seed, tuple(node.name for node in whole.nodes), RATES)
     simulation = Simulation(whole, POLICIES, faults=faults)
-    simulation.watch(faults.safety)
+    simulation.add_observer(faults.safety)
     last = simulation.run()
     safety = faults.safety
-    struck = faults.counts()
+    struck = faults.count_faults()
     counts = ", ".join(f"{kind} {count}" for kind, count in struck.items())
     told = (
         f"seed {seed}: {counts}; {len(safety.loans)} loans, {safety.homecomings} homecomings, "
@@ -168,7 +167,7 @@ def endure(seed: int) -> str:
     print(told)
     assert not safety.broken, safety.broken[:5]
     assert not last.jobs, f"jobs that never ended: {sorted(last.jobs)}"
-    ended = simulation.memory.ended_jobs(limit=len(generous) + 1)
+    ended = simulation.memory_store.list_ended_jobs(limit=len(generous) + 1)
     assert len(ended) == len(generous)
     assert {job.state for job in ended} == {JobState.SUCCEEDED}
     assert all(loan.return_by_s is None for loan in last.loans.values()), "a recalled node is not home"

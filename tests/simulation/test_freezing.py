@@ -8,18 +8,18 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from scheduler.domain.command import Command, CommandBody, ReportProgress, SubmitJob
-from scheduler.domain.event import EventCode
+from scheduler.domain.commands import Command, CommandBody, ReportProgress, SubmitJob
+from scheduler.domain.events import EventCode
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.policies.policy_set import policy_set
+from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.runtime.clock import ManualClock
-from scheduler.runtime.curve_builder import CurveBuilder
+from scheduler.runtime.planning_inputs import CurveBuilder
 from scheduler.runtime.reconciler import tick
-from scheduler.store.memory import MemoryStore
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.store.memory_store import MemoryStore
 from tests.builders import a_node
 
 SCHEDULE = (0, 4, 7, 9, 10, 11, 11, 12)
@@ -57,11 +57,11 @@ class _Service:
         self.clock = ManualClock()
         self.codes: list[EventCode] = []
         self._store = MemoryStore(Snapshot(pools={"training": Pool("training", PoolKind.TRAINING)}, nodes=nodes))
-        lease = self._store.acquire("test", now_s=0.0, ttl_s=float("inf"))
+        lease = self._store.acquire_lease("test", now_s=0.0, ttl_s=float("inf"))
         assert lease is not None
         self._epoch, self._executor = lease.epoch, SimulatedExecutor(nodes.values())
-        self._builder = CurveBuilder(_AtOnce(), most_in_flight=4)
-        self._policies = policy_set("ebbtide")
+        self._builder = CurveBuilder(_AtOnce(), in_flight_max=4)
+        self._policies = load_policy_set("ebbtide")
 
     @property
     def job(self) -> Job:
@@ -76,11 +76,13 @@ class _Service:
             now_s = self.clock.now_s() + 10.0
             self.clock.move_to(now_s)
             self._executor.advance_to(now_s)
-            learned = self._builder.finished(now_s)
-            report = tick(self._store, self._executor, self.clock, self._policies, epoch=self._epoch, learned=learned)
+            learned = self._builder.collect_finished(now_s)
+            report = tick(
+                self._store, self._executor, self.clock, self._policies, epoch=self._epoch, planning_inputs=learned
+            )
             assert not report.violations
             self.codes += [event.code for event in report.events]
-            self._builder.want(self._store.load().snapshot, report.wanted_shapes)
+            self._builder.request_shapes(self._store.load().snapshot, report.wanted_shapes)
 
 
 def test_each_freeze_is_solved_for_and_planned_for_and_steps_get_shorter() -> None:
@@ -98,7 +100,7 @@ def test_each_freeze_is_solved_for_and_planned_for_and_steps_get_shorter() -> No
         (JobState.RUNNING, layers, layers) for layers in SCHEDULE
     ]
     plans = [job.allocation.plan for job in jobs]
-    summaries = [plan.summary() for plan in plans if plan]
+    summaries = [plan.summarize() for plan in plans if plan]
     assert summaries == ["tp2 dp4 fsdp · 1 micro-batch"] + ["dp8 · 1 micro-batch"] * 7
     for before, after in pairwise(jobs):
         assert after.step_time_s() <= before.step_time_s()

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.ledger import Ledger
-from scheduler.policies.policy_set import policy_set
-from scheduler.simulator.engine import Simulation
-from scheduler.simulator.injector import SeededFaults
-from scheduler.simulator.ticked import Ticked
-from scheduler.simulator.traces import DemandChange
+from scheduler.domain.snapshot_index import SnapshotIndex
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.simulator.demand import DemandChange
+from scheduler.simulator.engine import Simulation, TickRecord
+from scheduler.simulator.fault_injection import SeededFaultInjector
 from tests.simulation.test_faults import RATES, world
 
 SEEDS = (11, 12)
 TICKS_BETWEEN = 7
 
 
-def figures(ledger: Ledger) -> dict[str, Any]:
+def figures(ledger: SnapshotIndex) -> dict[str, Any]:
     """All that it says, without the mappings it stands for and without counts that have come down to nothing."""
     parts = {
         name: part
@@ -38,16 +37,16 @@ class Comparison:
         self.compared = 0
         self.heard = 0
 
-    def ticked(self, tick: Ticked) -> None:
+    def on_tick(self, tick: TickRecord) -> None:
         self.ticks += 1
         if self.ticks % TICKS_BETWEEN == 0:
             self.compared += 1
-            assert figures(tick.after.ledger) == figures(Ledger.of(replace(tick.after, memo=None)))
-            self.heard += len(tick.after.ledger.heard)
-            for job_id, run in tick.after.ledger.heard.items():
+            assert figures(tick.after.index) == figures(SnapshotIndex.build(replace(tick.after, cached_index=None)))
+            self.heard += len(tick.after.index.observed_runs)
+            for job_id, run in tick.after.index.observed_runs.items():
                 assert run.gpus is tick.after.jobs[job_id].allocation.target, "a run lies elsewhere than was heard"
 
-    def demand_changed(self, change: DemandChange) -> None:
+    def on_demand_change(self, change: DemandChange) -> None:
         """Nothing to compare."""
 
 
@@ -55,8 +54,8 @@ class Comparison:
 def test_the_ledger_carried_along_is_the_one_made_from_nothing(seed: int) -> None:
     whole = world(seed)
     comparison = Comparison()
-    policies = policy_set("ebbtide")
-    faults = SeededFaults(seed, tuple(node.name for node in whole.nodes), RATES)
-    Simulation(whole, policies, watchers=[comparison], faults=faults).run()
+    policies = load_policy_set("ebbtide")
+    faults = SeededFaultInjector(seed, tuple(node.name for node in whole.nodes), RATES)
+    Simulation(whole, policies, observers=[comparison], faults=faults).run()
     assert comparison.compared > 100
     assert comparison.heard > 100

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 
-from scheduler.documents.trace import DemandRow, JobRow
-from scheduler.domain.decision import StartJob
+from scheduler.documents.trace_files import DemandRow, JobRow
+from scheduler.domain.decisions import StartJob
 from scheduler.domain.job_state import JobState
-from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.policies.policy_set import policy_set
-from scheduler.simulator.curves import CurveBook
+from scheduler.executors.simulated_executor import SimulatedExecutor
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.simulator.engine import Simulation
-from scheduler.simulator.faults import NoFaults
-from scheduler.simulator.simulate import scenario
+from scheduler.simulator.fault_injection import NoFaults
+from scheduler.simulator.simulate import build_scenario
+from scheduler.simulator.throughput_curves import CurveCache
 from scheduler.store.protocol import Page
 from tests.simulation.synthetic import small_cluster
 
-FIFO = policy_set("fifo")
+FIFO = load_policy_set("fifo")
 ROW = JobRow(2, "train", 0.0, 6000.0, 4, min_gpus=4, max_gpus=4, model="llama-2-7b", global_batch=64)
 BUSY = DemandRow(2, 0.0, "inference", 8.0, is_load=False)
 
@@ -30,20 +30,20 @@ class OneDeath(NoFaults):
     def next_event_s(self) -> float:
         return self._at_s
 
-    def happen(self, now_s: float, world: SimulatedExecutor) -> None:
+    def inject_due(self, now_s: float, world: SimulatedExecutor) -> None:
         if now_s >= self._at_s:
             assert world.run_out_of_memory("train", peak_bytes=0)
             self._at_s = math.inf
 
 
 def test_a_simulated_job_that_died_of_memory_goes_on_under_a_thriftier_plan() -> None:
-    curves = CurveBook()
-    world = scenario([ROW], [BUSY], small_cluster(training=1, inference=1), FIFO, seed=0, curves=curves)
+    curves = CurveCache()
+    world = build_scenario([ROW], [BUSY], small_cluster(training=1, inference=1), FIFO, seed=0, curves=curves)
     simulation = Simulation(world, FIFO, faults=OneDeath(), curves=curves)
     simulation.run()
-    (job,) = simulation.memory.ended_jobs(limit=2)
+    (job,) = simulation.memory_store.list_ended_jobs(limit=2)
     assert (job.state, len(job.memory.deaths)) == (JobState.SUCCEEDED, 1)
-    decisions = [stored.decision for stored in simulation.memory.decisions(Page(limit=100))]
+    decisions = [stored.decision for stored in simulation.memory_store.list_decisions(Page(limit=100))]
     first, second = (one.plan.peak_bytes_per_gpu for one in decisions if isinstance(one, StartJob))
     memory_bytes = world.nodes[0].gpu_memory_bytes
     assert second * job.memory.factor <= memory_bytes < first * job.memory.factor

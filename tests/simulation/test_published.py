@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.documents.cluster import ClusterDocument
-from scheduler.documents.document import read
-from scheduler.documents.trace import JobRow
-from scheduler.policies.policy_set import policy_set
-from scheduler.simulator.curves import CurveBook
+from scheduler.documents.document import parse_document
+from scheduler.documents.simulation import ClusterDocument
+from scheduler.documents.trace_files import JobRow
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.simulator.engine import Simulation
-from scheduler.simulator.simulate import policy_sets, scenario
+from scheduler.simulator.simulate import build_scenario, resolve_policy_sets
+from scheduler.simulator.throughput_curves import CurveCache
 from tests.benchmarks.reproduce import MURI, MURI_JOBS, Published, play_muri, traces
 
-FOUR_GPUS = read(
+FOUR_GPUS = parse_document(
     ClusterDocument,
     {
         "pools": [{"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 4, "gpu": "a100-80g"}],
@@ -26,10 +26,12 @@ LONG = (JobRow(2, "a", 0, 2000, 4), JobRow(3, "b", 100, 500, 4), JobRow(4, "c", 
 
 def ends_s(jobs: tuple[JobRow, ...], name: str) -> dict[str, float]:
     """When each job ended on four GPUs."""
-    (policies,), curves = policy_sets(name, FOUR_GPUS), CurveBook()
-    simulation = Simulation(scenario(jobs, (), FOUR_GPUS, policies, seed=0, curves=curves), policies, curves=curves)
+    (policies,), curves = resolve_policy_sets(name, FOUR_GPUS), CurveCache()
+    simulation = Simulation(
+        build_scenario(jobs, (), FOUR_GPUS, policies, seed=0, curves=curves), policies, curves=curves
+    )
     simulation.run()
-    return {job.id: job.state_since_s for job in simulation.memory.ended_jobs(limit=10)}
+    return {job.id: job.state_since_s for job in simulation.memory_store.list_ended_jobs(limit=10)}
 
 
 BY_HAND = [
@@ -46,7 +48,7 @@ BY_HAND = [
 @pytest.mark.parametrize(("jobs", "name", "expected"), BY_HAND, ids=[name for _, name, _ in BY_HAND])
 def test_a_small_trace_ends_as_it_does_by_hand(jobs: tuple[JobRow, ...], name: str, expected: dict[str, float]) -> None:
     assert ends_s(jobs, name) == pytest.approx(expected)
-    assert not policy_set(name).scales
+    assert not load_policy_set(name).scales
 
 
 @pytest.mark.parametrize("published", MURI, ids=lambda published: published.policy)

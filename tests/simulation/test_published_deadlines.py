@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.documents.cluster import ClusterDocument
-from scheduler.documents.document import read
-from scheduler.documents.trace import JobRow
+from scheduler.documents.document import parse_document
+from scheduler.documents.simulation import ClusterDocument
+from scheduler.documents.trace_files import JobRow
 from scheduler.simulator.simulate import simulate
 from tests.benchmarks.reproduce import traces
 from tests.benchmarks.reproduce_deadlines import FIGURE_8A, JOBS, PROFILE, Published, met_ratio, play
 
-FOUR_GPUS = read(
+FOUR_GPUS = parse_document(
     ClusterDocument,
     {
         "pools": [{"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 4, "gpu": "a100-80g"}],

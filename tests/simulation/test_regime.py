@@ -6,16 +6,15 @@ from collections import defaultdict
 
 import pytest
 
-from scheduler.documents.trace import JobRow
+from scheduler.documents.trace_files import JobRow
 from scheduler.domain.job_state import JobState
-from scheduler.policies.policy_set import policy_set
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.engine import Simulation
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.simulator.demand import DemandChange
+from scheduler.simulator.engine import Simulation, TickRecord
+from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth
 from scheduler.simulator.report import PolicyReport
-from scheduler.simulator.simulate import Options, scenario, simulate
-from scheduler.simulator.ticked import Ticked
-from scheduler.simulator.traces import DemandChange
-from scheduler.simulator.truth import AS_TOLD, Truth
+from scheduler.simulator.simulate import SimulationOptions, build_scenario, simulate
+from scheduler.simulator.throughput_curves import CurveCache
 from tests.simulation.synthetic import small_cluster, synthetic_demand, synthetic_jobs
 
 JOBS = synthetic_jobs(3, 200, gap_s=600.0, mean_s=4_000.0)
@@ -25,8 +24,8 @@ LYRA_WAITING_GAIN, LYRA_JCT_GAIN = 1.53, 1.48
 """Published for Lyra on its own trace, EuroSys'23."""
 
 
-def reports(*policies: str, truth: Truth = AS_TOLD) -> tuple[PolicyReport, ...]:
-    return simulate(JOBS, DEMAND, CLUSTER, policies, seed=1, options=Options(truth=truth)).policies
+def reports(*policies: str, truth: GroundTruth = NOTHING_HIDDEN) -> tuple[PolicyReport, ...]:
+    return simulate(JOBS, DEMAND, CLUSTER, policies, seed=1, options=SimulationOptions(truth=truth)).policies
 
 
 def test_ebbtide_gains_what_was_published_for_lyra_and_keeps_every_promise() -> None:
@@ -42,7 +41,7 @@ def test_ebbtide_gains_what_was_published_for_lyra_and_keeps_every_promise() -> 
 
 
 def test_ebbtide_gains_where_nobody_knows_speeds_or_lengths_too() -> None:
-    fifo, ebbtide = reports("fifo", "ebbtide", truth=Truth(error=0.15, duration=0.5))
+    fifo, ebbtide = reports("fifo", "ebbtide", truth=GroundTruth(error=0.15, duration=0.5))
     assert fifo.completed == ebbtide.completed == len(JOBS)
     assert fifo.queueing_s.mean > LYRA_WAITING_GAIN * ebbtide.queueing_s.mean
     assert fifo.jct_s.mean > ebbtide.jct_s.mean > ebbtide.jct_bound_s
@@ -55,21 +54,23 @@ class Corrections:
     def __init__(self) -> None:
         self.seen: defaultdict[str, list[float]] = defaultdict(list)
 
-    def ticked(self, tick: Ticked) -> None:
+    def on_tick(self, tick: TickRecord) -> None:
         for job in tick.after.jobs.values():
             if job.state is JobState.RUNNING:
                 self.seen[job.id].append(job.progress.correction)
 
-    def demand_changed(self, change: DemandChange) -> None:
+    def on_demand_change(self, change: DemandChange) -> None:
         """Of no interest."""
 
 
 def test_a_hidden_speed_shows_in_measured_progress_alone() -> None:
-    truth = Truth(error=0.3, seed=1)
+    truth = GroundTruth(error=0.3, seed=1)
     rows = [JobRow(2 + n, f"job-{n}", n * 10.0, 20_000.0, 4) for n in range(4)]
-    policies, corrections = policy_set("fifo"), Corrections()
-    world = scenario(rows, DEMAND, CLUSTER, policies, seed=1, curves=CurveBook(), options=Options(truth=truth))
-    Simulation(world, policies, watchers=[corrections]).run()
+    policies, corrections = load_policy_set("fifo"), Corrections()
+    world = build_scenario(
+        rows, DEMAND, CLUSTER, policies, seed=1, curves=CurveCache(), options=SimulationOptions(truth=truth)
+    )
+    Simulation(world, policies, observers=[corrections]).run()
     for job_id, seen in corrections.seen.items():
         assert seen[0] == pytest.approx(1.0), "until its first checkpoint a job is believed to follow its curve"
-        assert seen[-1] == pytest.approx(truth.step_time_factor(job_id, 4), rel=0.01)
+        assert seen[-1] == pytest.approx(truth.draw_step_time_factor(job_id, 4), rel=0.01)

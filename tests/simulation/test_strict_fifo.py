@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 import pytest
 
-from scheduler.documents.trace import JobRow
+from scheduler.documents.trace_files import JobRow
 from scheduler.simulator.simulate import simulate
 from tests.simulation.synthetic import small_cluster, synthetic_demand, synthetic_jobs
 

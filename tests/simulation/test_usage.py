@@ -10,12 +10,11 @@ import pytest
 
 from scheduler.domain.fleet import PoolKind
 from scheduler.domain.snapshot import Snapshot
-from scheduler.policies.policy_set import policy_set
-from scheduler.simulator.engine import Simulation
-from scheduler.simulator.injector import SeededFaults
-from scheduler.simulator.ticked import Ticked
-from scheduler.simulator.traces import DemandChange
-from tests.books import check_books
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.simulator.demand import DemandChange
+from scheduler.simulator.engine import Simulation, TickRecord
+from scheduler.simulator.fault_injection import SeededFaultInjector
+from tests.books import check_usage
 from tests.simulation.test_faults import RATES, world
 
 TICKS_BETWEEN = 97
@@ -31,7 +30,7 @@ class Meter:
         self._last: Snapshot | None = None
         self._last_s = 0.0
 
-    def ticked(self, tick: Ticked) -> None:
+    def on_tick(self, tick: TickRecord) -> None:
         now_s = tick.report.now_s
         for job in self._last.jobs.values() if self._last else ():
             for name, indices in job.allocation.held.items():
@@ -40,9 +39,9 @@ class Meter:
         self._last, self._last_s = tick.after, now_s
         self.ticks += 1
         if self.simulation and self.ticks % TICKS_BETWEEN == 0:
-            check_books(self.simulation.memory)
+            check_usage(self.simulation.memory_store)
 
-    def demand_changed(self, change: DemandChange) -> None:
+    def on_demand_change(self, change: DemandChange) -> None:
         """Nothing is held by demand."""
 
 
@@ -54,17 +53,17 @@ def test_every_gpu_second_is_booked_once_through_crashes_lost_commits_and_recall
         replace(one, spec=replace(one.spec, queue=("vision", "text")[at % 2], retries=1000))
         for at, one in enumerate(whole.submissions)
     ]
-    faults, meter = SeededFaults(seed, tuple(node.name for node in whole.nodes), RATES), Meter()
-    simulation = Simulation(replace(whole, submissions=tuple(named)), policy_set(policy), faults=faults)
-    simulation.watch(meter)
+    faults, meter = SeededFaultInjector(seed, tuple(node.name for node in whole.nodes), RATES), Meter()
+    simulation = Simulation(replace(whole, submissions=tuple(named)), load_policy_set(policy), faults=faults)
+    simulation.add_observer(meter)
     meter.simulation = simulation
     last = simulation.run()
     assert not last.jobs
-    entries = check_books(simulation.memory)
+    entries = check_usage(simulation.memory_store)
     sums: defaultdict[tuple[str, bool], float] = defaultdict(float)
     for entry in entries:
         assert 0.0 <= entry.gpu_s <= 3600.0 * sum(node.gpus for node in whole.nodes)
-        sums[entry.kind.queue, entry.kind.is_lent] += entry.gpu_s
+        sums[entry.key.queue, entry.key.is_lent] += entry.gpu_s
     assert dict(sums) == pytest.approx(dict(meter.gpu_s), abs=1e-3)
     assert min(sums.values()) > 1000.0, "both queues have to have used own and lent GPUs"
     assert math.fsum(entry.lost_gpu_s for entry in entries) > 0.0, "some work has to have been lost"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from scheduler.settings import SECRET_BYTES, Settings, token_secret
+from scheduler.settings import SECRET_BYTES, Settings, load_token_secret
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     settings = Settings()
     assert settings.port == 9000
     assert settings.worker_url == "http://127.0.0.1:9000"
-    assert settings.secret_path == Path("/srv/run/token.secret")
+    assert settings.token_secret_path == Path("/srv/run/token.secret")
 
 
 def test_workers_are_told_the_public_url_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,16 +51,16 @@ def test_every_setting_says_what_it_is_for() -> None:
 
 def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "run" / "token.secret"
-    secret = token_secret(path)
+    secret = load_token_secret(path)
     assert len(secret) == SECRET_BYTES
     assert path.stat().st_mode & 0o777 == 0o600
-    assert token_secret(path) == secret
+    assert load_token_secret(path) == secret
     assert [file.name for file in path.parent.iterdir()] == ["token.secret"]
 
 
 def test_processes_that_start_at_once_agree_on_one_secret(tmp_path: Path) -> None:
     found: list[bytes] = []
-    threads = [threading.Thread(target=lambda: found.append(token_secret(tmp_path / "secret"))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(load_token_secret(tmp_path / "secret"))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -74,7 +74,7 @@ def test_a_secret_that_others_may_read_or_that_is_too_short_is_refused(tmp_path:
     path.write_bytes(b"short")
     path.chmod(0o600)
     with pytest.raises(ValueError, match="at least 32"):
-        token_secret(path)
+        load_token_secret(path)
     path.chmod(0o644)
     with pytest.raises(ValueError, match="0600"):
-        token_secret(path)
+        load_token_secret(path)

@@ -1,11 +1,25 @@
-"""Architecture: the sizes of a transformer, from which the figures of its layers are derived."""
+"""Architecture: the sizes of a transformer, from which the figures of its layers are derived.
+
+The JSON form of an architecture: which sizes each family of transformers has, and what follows from them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import ceil
+from typing import Any
 
-from scheduler.solver.profiles.profile_error import ProfileError, require_positive
+from scheduler.solver.profiles.profile_document import (
+    ProfileError,
+    read_count,
+    read_flag,
+    require_fields,
+    require_non_negative,
+    require_positive,
+    unwrap_value,
+)
 
 
 class Family(StrEnum):
@@ -71,7 +85,7 @@ class Architecture:
         if not self.head_dim and self.hidden % self.heads:
             allowed = f"it must divide hidden, which is {self.hidden}, or head_dim must be given"
             raise ProfileError(f"architecture: heads is {self.heads}; {allowed}")
-        if self.heads % self.key_heads:
+        if self.heads % self.num_kv_heads:
             raise ProfileError(f"architecture: kv_heads is {self.kv_heads}; it must divide heads ({self.heads})")
         self._check_experts()
         if self.frozen_layers > self.layers + self.decoder_layers:
@@ -89,7 +103,7 @@ class Architecture:
             raise ProfileError(f"architecture: experts_per_token is {chosen}; it must be 0 without experts")
 
     @property
-    def key_heads(self) -> int:
+    def num_kv_heads(self) -> int:
         return self.kv_heads or self.heads
 
     @property
@@ -100,9 +114,96 @@ class Architecture:
     @property
     def key_width(self) -> int:
         """Values of one token's keys; its values are as wide."""
-        return self.query_width // self.heads * self.key_heads
+        return self.query_width // self.heads * self.num_kv_heads
 
     @property
     def norm_parameters(self) -> int:
         """Scale, and shift where there are biases."""
         return (2 if self.biases else 1) * self.hidden
+
+
+_UNITS = {
+    "layers": "layers",
+    "decoder_layers": "layers",
+    "frozen_layers": "layers",
+    "hidden": "values",
+    "heads": "heads",
+    "kv_heads": "heads",
+    "head_dim": "values",
+    "ffn": "values",
+    "experts": "experts",
+    "experts_per_token": "experts",
+    "vocabulary": "tokens",
+    "sequence_length": "tokens",
+    "target_length": "tokens",
+    "token_types": "types",
+    "relative_buckets": "buckets",
+    "classes": "classes",
+    "image_size": "pixels",
+    "patch_size": "pixels",
+    "channels": "values",
+}
+_TOKEN_FIELDS = {"vocabulary", "sequence_length"}
+_REQUIRED = {
+    Family.DECODER: _TOKEN_FIELDS,
+    Family.ENCODER: _TOKEN_FIELDS,
+    Family.ENCODER_DECODER: _TOKEN_FIELDS | {"decoder_layers"},
+    Family.VISION: {"image_size", "patch_size", "channels", "classes"},
+}
+_OPTIONAL = {
+    Family.DECODER: {"learned_positions", "tied_embedding"},
+    Family.ENCODER: {"learned_positions", "tied_embedding", "token_types", "classes"},
+    Family.ENCODER_DECODER: {"tied_embedding", "target_length", "relative_buckets"},
+    Family.VISION: set[str](),
+}
+_COMMON_FIELDS = {"layers", "hidden", "heads", "ffn"}
+_OPTIONAL_COUNTS = {"kv_heads", "head_dim", "experts", "experts_per_token", "frozen_layers"}
+_FLAGS = {"gated_mlp", "biases", "qkv_biases", "dropout", "stored_scores"}
+
+
+def parse_architecture(given: Mapping[str, Any], owner: str, sequence_length: int) -> Architecture:
+    """The architecture in `given`, at `sequence_length` tokens (0 = its own).
+
+    Targets grow with the sequence; a learned position table grows where it would be too short.
+
+    Raises:
+        ProfileError: a field is missing, unknown in its family or cannot be, or images do not have this many tokens.
+    """
+    family = _parse_family(given, owner)
+    optional = _OPTIONAL[family] | _OPTIONAL_COUNTS | _FLAGS | {"family"}
+    require_fields(given, owner, _COMMON_FIELDS | _REQUIRED[family], optional)
+    counts: dict[str, Any] = {
+        field: read_count(given, field, unit, owner) for field, unit in _UNITS.items() if field in given
+    }
+    require_non_negative(owner, frozen_layers=counts.get("frozen_layers", 0))
+    require_positive(owner, **{field: value for field, value in counts.items() if field != "frozen_layers"})
+    flags: dict[str, Any] = {field: read_flag(given, field, owner) for field in sorted(_FLAGS | {"tied_embedding"})}
+    own_length = (
+        _count_image_tokens(counts, owner, sequence_length) if family is Family.VISION else counts["sequence_length"]
+    )
+    length = sequence_length or own_length
+    learned = family is Family.VISION or read_flag(given, "learned_positions", owner)
+    counts |= {"sequence_length": length, "positions": max(length, own_length) if learned else 0}
+    if family is Family.ENCODER_DECODER:
+        counts["target_length"] = ceil(counts.get("target_length", own_length) * length / own_length)
+    return Architecture(family=family, **counts, **flags)
+
+
+def _parse_family(given: Mapping[str, Any], owner: str) -> Family:
+    value = unwrap_value(given.get("family", Family.DECODER.value))
+    if value not in list(Family):
+        raise ProfileError(f"{owner}: family is {value!r}; allowed are {', '.join(Family)}")
+    return Family(value)
+
+
+def _count_image_tokens(counts: Mapping[str, int], owner: str, sequence_length: int) -> int:
+    """One for each patch, and one that stands for the class (ViT, arXiv 2010.11929, section 3.1)."""
+    image, patch = counts["image_size"], counts["patch_size"]
+    if image % patch:
+        raise ProfileError(f"{owner}: patch_size is {patch}; it must divide image_size, which is {image}")
+    tokens = (image // patch) ** 2 + 1
+    if sequence_length not in (0, tokens):
+        raise ProfileError(
+            f"sequence_length is {sequence_length}; images of {image} pixels in patches of {patch} give {tokens} tokens"
+        )
+    return tokens

@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import pairwise
 from math import ceil, floor
 
-from scheduler.solver.profiles.profile_error import ProfileError, require_not_negative, require_positive
+from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
 
 
 class Dimension(StrEnum):
@@ -149,8 +149,8 @@ class HardwareProfile:
 
     def __post_init__(self) -> None:
         owner = f"GPU {self.gpu!r}"
-        require_positive(owner, **{name: getattr(self, name) for name in _POSITIVE})
-        require_not_negative(owner, **{name: getattr(self, name) for name in _NOT_NEGATIVE})
+        require_positive(owner, **{name: getattr(self, name) for name in _POSITIVE_FIELDS})
+        require_non_negative(owner, **{name: getattr(self, name) for name in _NON_NEGATIVE_FIELDS})
         for name in _AT_MOST_1:
             if not getattr(self, name) <= 1:
                 raise ProfileError(f"{owner}: {name} is {getattr(self, name)}; it must be at most 1")
@@ -164,18 +164,18 @@ class HardwareProfile:
         if Dimension.DATA not in self.dimensions:
             raise ProfileError(f"{owner}: dimensions must contain {Dimension.DATA.value!r}")
         if self.supports(Dimension.OFFLOAD):
-            require_positive(owner, **{name: getattr(self, name) for name in _OFFLOAD})
+            require_positive(owner, **{name: getattr(self, name) for name in _OFFLOAD_FIELDS})
 
     def supports(self, dimension: Dimension) -> bool:
         return dimension in self.dimensions
 
-    def nic_share(self, gpus: int) -> float:
+    def nics_per_gpu(self, gpus: int) -> float:
         """Network ports for each of `gpus` GPUs of one node that all send at once; at most 1."""
         return ceil(gpus / self.gpus_per_nic) / gpus
 
-    def network_bytes_per_s(self, gpus: int) -> float:
+    def network_bandwidth_bytes_per_s(self, gpus: int) -> float:
         """What each of them reaches; what leaves a GPU for the network passes the links inside the node too."""
-        return min(self.intra_bandwidth_bytes_per_s, self.nic_share(gpus) * self.inter_bandwidth_bytes_per_s)
+        return min(self.intra_bandwidth_bytes_per_s, self.nics_per_gpu(gpus) * self.inter_bandwidth_bytes_per_s)
 
     def plannable_bytes(self, limit_bytes: int) -> int:
         """What a plan may count on of `limit_bytes`; negative if the reserve alone is larger."""
@@ -187,7 +187,7 @@ class HardwareProfile:
         return self.reserve_bytes + ceil(planned_bytes * (1 + self.reserve_ratio))
 
 
-_POSITIVE = (
+_POSITIVE_FIELDS = (
     "memory_bytes",
     "peak_flops_per_s",
     "efficiency",
@@ -201,8 +201,8 @@ _POSITIVE = (
     "unaligned_slowdown",
     "gpus_per_nic",
 )
-_OFFLOAD = ("host_bandwidth_bytes_per_s", "host_optimizer_s_per_parameter")
-_NOT_NEGATIVE = (
+_OFFLOAD_FIELDS = ("host_bandwidth_bytes_per_s", "host_optimizer_s_per_parameter")
+_NON_NEGATIVE_FIELDS = (
     "reserve_bytes",
     "reserve_ratio",
     "attention_efficiency",
@@ -211,7 +211,7 @@ _NOT_NEGATIVE = (
     "intra_hop_s",
     "inter_hop_s",
     "gradient_overlap",
-    *_OFFLOAD,
+    *_OFFLOAD_FIELDS,
 )
 _AT_MOST_1 = ("efficiency", "attention_efficiency", "gradient_overlap")
 _AT_LEAST_1 = ("overlap_coefficient", "expert_imbalance", "unaligned_slowdown", "gpus_per_nic")

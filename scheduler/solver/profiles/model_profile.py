@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scheduler.solver.profiles.profile_error import ProfileError, require_not_negative, require_positive
+from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
 
 REFERENCE_VALUE_BYTES = 2
 """Activation figures of a profile are given for values of two bytes (bf16); other precisions scale them."""
@@ -62,9 +62,9 @@ class LayerProfile:
     forward_s_per_sample: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        require_positive("layer profile", **{field: getattr(self, field) for field in _POSITIVE})
-        require_not_negative("layer profile", **{field: getattr(self, field) for field in _NOT_NEGATIVE})
-        for part, whole in _PARTS:
+        require_positive("layer profile", **{field: getattr(self, field) for field in _POSITIVE_FIELDS})
+        require_non_negative("layer profile", **{field: getattr(self, field) for field in _NON_NEGATIVE_FIELDS})
+        for part, whole in _PART_OF_WHOLE:
             if getattr(self, part) > getattr(self, whole):
                 allowed = f"it must be at most {whole}, which is {getattr(self, whole)}"
                 raise ProfileError(f"layer profile: {part} is {getattr(self, part)}; {allowed}")
@@ -74,17 +74,17 @@ class LayerProfile:
             )
         if self.experts and not self.experts_per_token:
             raise ProfileError(f"layer profile: experts_per_token is 0; it must be from 1 to experts ({self.experts})")
-        self._check_measured()
+        self._check_measured_times()
 
-    def _check_measured(self) -> None:
+    def _check_measured_times(self) -> None:
         for degree, seconds in self.forward_s_per_sample:
             require_positive("layer profile: forward_s_per_sample", degree=degree)
             require_positive("layer profile: forward_s_per_sample", **{f"degree {degree}": seconds})
         degrees, has = self.measured_degrees, "layer profile: forward_s_per_sample has degrees"
         if len(set(degrees)) < len(degrees):
-            raise ProfileError(f"{has} {_listed(degrees)}; each may stand there once")
+            raise ProfileError(f"{has} {_join_degrees(degrees)}; each may stand there once")
         if degrees and 1 not in degrees:
-            raise ProfileError(f"{has} {_listed(degrees)}; degree 1 is needed")
+            raise ProfileError(f"{has} {_join_degrees(degrees)}; degree 1 is needed")
 
     @property
     def measured_degrees(self) -> tuple[int, ...]:
@@ -92,11 +92,11 @@ class LayerProfile:
         return tuple(sorted(degree for degree, _ in self.forward_s_per_sample))
 
 
-def _listed(degrees: tuple[int, ...]) -> str:
+def _join_degrees(degrees: tuple[int, ...]) -> str:
     return ", ".join(map(str, degrees)) or "none"
 
 
-_POSITIVE = (
+_POSITIVE_FIELDS = (
     "layers",
     "flops_per_sample",
     "parameters",
@@ -105,7 +105,7 @@ _POSITIVE = (
     "heads",
     "tokens_per_sample",
 )
-_NOT_NEGATIVE = (
+_NON_NEGATIVE_FIELDS = (
     "replicated_activation_bytes_per_sample",
     "tensor_messages",
     "attention_flops_per_sample",
@@ -116,7 +116,7 @@ _NOT_NEGATIVE = (
     "experts",
     "experts_per_token",
 )
-_PARTS = (
+_PART_OF_WHOLE = (
     ("selective_bytes_per_sample", "activation_bytes_per_sample"),
     ("expert_parameters", "parameters"),
     ("experts_per_token", "experts"),
@@ -137,7 +137,7 @@ class Attachment:
     columns: int = 0
 
     def __post_init__(self) -> None:
-        require_not_negative(
+        require_non_negative(
             "embedding or head",
             columns=self.columns,
             flops_per_sample=self.flops_per_sample,
@@ -172,8 +172,8 @@ class ModelProfile:
             raise ProfileError(f"model {self.name!r}: layers is {self.layer_count}; it must be at most {LAYERS_MAX}")
         for index, run in enumerate(self.layers):
             if run.measured_degrees != self.layers[0].measured_degrees:
-                has = f"forward_s_per_sample has degrees {_listed(run.measured_degrees)}"
-                allowed = f"it must have those of layers[0], {_listed(self.layers[0].measured_degrees)}"
+                has = f"forward_s_per_sample has degrees {_join_degrees(run.measured_degrees)}"
+                allowed = f"it must have those of layers[0], {_join_degrees(self.layers[0].measured_degrees)}"
                 raise ProfileError(f"model {self.name!r}: layers[{index}]: {has}; {allowed}")
 
     @property
@@ -209,7 +209,7 @@ class ModelProfile:
             flops += run.layers * run.attention_flops_per_sample * (1 + 2 * backward)
         return flops + self.head.flops_per_sample * (2 + backward)
 
-    def with_frozen(self, layers: int) -> ModelProfile:
+    def with_frozen_layers(self, layers: int) -> ModelProfile:
         """The same model with its first `layers` layers frozen, beside those that are frozen already.
 
         Raises:
@@ -218,15 +218,15 @@ class ModelProfile:
         if not 0 <= layers <= self.layer_count:
             allowed = f"it must be from 0 to the number of layers, {self.layer_count}"
             raise ProfileError(f"model {self.name!r}: frozen_layers is {layers}; {allowed}")
-        return replace(self, layers=frozen_runs(self.layers, layers))
+        return replace(self, layers=freeze_layers(self.layers, layers))
 
 
-def frozen_runs(runs: Iterable[LayerProfile], frozen: int) -> tuple[LayerProfile, ...]:
+def freeze_layers(runs: Iterable[LayerProfile], count: int) -> tuple[LayerProfile, ...]:
     """`runs` with their first `frozen` layers frozen (PipeTransformer, ICML'21, freezes from the first layer on)."""
     result: list[LayerProfile] = []
     for run in runs:
-        held = min(frozen, run.layers)
-        frozen -= held
+        held = min(count, run.layers)
+        count -= held
         if held:
             result.append(replace(run, layers=held, frozen=True))
         if held < run.layers:

@@ -1,15 +1,44 @@
-"""Reading figures from the JSON form of a profile, with an error that names the field."""
+"""ProfileError, and the one check that every figure of a profile passes.
+
+Reading figures from the JSON form of a profile, with an error that names the field.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any
 
-from scheduler.solver.profiles.profile_error import ProfileError
 
-LARGEST = 1e24
-LARGEST_COUNT = 2**43
+class ProfileError(ValueError):
+    """A model or hardware profile that cannot be used; the message names the field, the value and what is allowed."""
+
+
+def require_positive(owner: str, **figures: float) -> None:
+    """Refuses NaN, infinity, zero and negative figures.
+
+    Raises:
+        ProfileError: the first offending figure, by name.
+    """
+    for field, value in figures.items():
+        if not (isfinite(value) and value > 0):
+            raise ProfileError(f"{owner}: {field} is {value}; it must be a finite number above 0")
+
+
+def require_non_negative(owner: str, **figures: float) -> None:
+    """Like `require_positive`, but 0 is allowed.
+
+    Raises:
+        ProfileError: the first offending figure, by name.
+    """
+    for field, value in figures.items():
+        if not (isfinite(value) and value >= 0):
+            raise ProfileError(f"{owner}: {field} is {value}; it must be a finite number, 0 or above")
+
+
+MAX_MAGNITUDE = 1e24
+MAX_COUNT = 2**43
 """No figure is larger (or, unless it is 0, smaller than 1 / LARGEST), so that no cost overflows."""
 
 
@@ -53,12 +82,12 @@ def require_fields(
         raise ProfileError(f"{owner}: field {field!r} is unknown; allowed are {', '.join(sorted(allowed))}")
 
 
-def flat(entry: Any) -> Any:
+def unwrap_value(entry: Any) -> Any:
     """The value of a figure, whether bare or with unit and source."""
     return entry["value"] if isinstance(entry, dict) and "value" in entry else entry
 
 
-def figure(document: Mapping[str, Any], field: str, unit: str, owner: str) -> float:
+def read_number(document: Mapping[str, Any], field: str, unit: str, owner: str) -> float:
     """The number in `document[field]`; whole numbers stay integers.
 
     Raises:
@@ -67,36 +96,36 @@ def figure(document: Mapping[str, Any], field: str, unit: str, owner: str) -> fl
     entry = document[field]
     if isinstance(entry, dict) and entry.get("unit", unit) != unit:
         raise ProfileError(f"{owner}: {field} is in {entry['unit']!r}; it must be in {unit!r}")
-    value = flat(entry)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _usable(value):
-        allowed = f"it must be a finite number, 0 or from {1 / LARGEST:g} to {LARGEST:g} in size"
+    value = unwrap_value(entry)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_in_range(value):
+        allowed = f"it must be a finite number, 0 or from {1 / MAX_MAGNITUDE:g} to {MAX_MAGNITUDE:g} in size"
         raise ProfileError(f"{owner}: {field} is {value!r}; {allowed}")
     return value
 
 
-def count(document: Mapping[str, Any], field: str, unit: str, owner: str) -> int:
+def read_count(document: Mapping[str, Any], field: str, unit: str, owner: str) -> int:
     """Like `figure`, for whole numbers that JSON holds exactly.
 
     Raises:
         ProfileError: not a whole number, or given in another unit.
     """
-    value = figure(document, field, unit, owner)
-    if value != int(value) or abs(value) > LARGEST_COUNT:
-        raise ProfileError(f"{owner}: {field} is {value!r}; it must be a whole number of at most {LARGEST_COUNT}")
+    value = read_number(document, field, unit, owner)
+    if value != int(value) or abs(value) > MAX_COUNT:
+        raise ProfileError(f"{owner}: {field} is {value!r}; it must be a whole number of at most {MAX_COUNT}")
     return int(value)
 
 
-def _usable(value: float) -> bool:
-    return value == 0 or 1 / LARGEST <= abs(value) <= LARGEST
+def _is_in_range(value: float) -> bool:
+    return value == 0 or 1 / MAX_MAGNITUDE <= abs(value) <= MAX_MAGNITUDE
 
 
-def flag(document: Mapping[str, Any], field: str, owner: str) -> bool:
+def read_flag(document: Mapping[str, Any], field: str, owner: str) -> bool:
     """The true or false in `document[field]`; false where the field is absent.
 
     Raises:
         ProfileError: it is something else.
     """
-    value = flat(document.get(field, False))
+    value = unwrap_value(document.get(field, False))
     if not isinstance(value, bool):
         raise ProfileError(f"{owner}: {field} is {value!r}; it must be true or false")
     return value

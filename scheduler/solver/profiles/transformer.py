@@ -1,58 +1,175 @@
-"""The profile of a transformer, derived from its architecture: layers from their blocks, and what hangs on the ends."""
+"""The residual blocks that a transformer layer is made of: what each computes, moves and keeps, by published formulas.
+
+Kept activations follow Korthikanti et al. (arXiv 2205.05198), section 4.1 and its equation 2, and flops follow
+Narayanan et al., SC'21 (arXiv 2104.04473), section 5.1. Traffic is counted from the element-wise kernels of a block as
+Megatron-LM runs them: bias, dropout and residual fused into one, all others alone. Each reads its inputs and writes
+its output once; what a matrix product or a fused attention kernel reads and writes is not counted.
+
+The profile of a transformer, derived from its architecture: layers from their blocks, and what hangs on the ends.
+"""
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 
 from scheduler.solver.profiles.architecture import Architecture, Family
-from scheduler.solver.profiles.layer_blocks import MASK, Block, attention_block, feed_forward_block
 from scheduler.solver.profiles.model_profile import (
     REFERENCE_VALUE_BYTES,
     Attachment,
     LayerProfile,
     ModelProfile,
-    frozen_runs,
+    freeze_layers,
 )
+from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES as VALUE
+
+MASK_BYTES = 1
+"""Bytes of a dropout mask for one value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block of one layer; figures of one sample in the forward pass, activations at two bytes a value.
+
+    Attributes:
+        flops: of the products with weights; `attention_flops` of the attention core.
+        split_bytes: kept, and split by tensor parallelism; `score_bytes` of them are attention scores and their masks.
+        replicated_bytes: kept, and held in full by each tensor-parallel rank.
+        expert_parameters: those of `parameters` that lie in experts.
+    """
+
+    parameters: int
+    flops: float
+    traffic_bytes: int
+    split_bytes: int
+    replicated_bytes: int
+    attention_flops: float = 0.0
+    score_bytes: int = 0
+    expert_parameters: int = 0
+
+
+def build_attention_block(
+    architecture: Architecture, queries: int, keys: int, *, causal: bool = False, cross: bool = False
+) -> Block:
+    """Norm, projections and attention of `queries` tokens over `keys` tokens, added to its input.
+
+    With `cross` the keys and values come from the encoder's output. That tensor is counted with each layer, though
+    the layers of a stage share it: an upper bound, which also leaves room for its gradient.
+
+    The core costs 4 flops for each pair of query and key and each value of their heads. That is what runs, so it is in
+    full where scores are stored, also under a `causal` mask (as SC'21 counts), but half of it where FlashAttention-2
+    skips the pairs that the mask hides (arXiv 2307.08691, section 3.1). A stored score keeps 5 bytes: the softmax, its
+    dropout's mask and output; 2 without dropout.
+    """
+    h, query, key = architecture.hidden, architecture.query_width, architecture.key_width
+    biases = (
+        query + 2 * key + (h if architecture.biases else 0) if architecture.biases or architecture.qkv_biases else 0
+    )
+    scores = architecture.heads * queries * keys if architecture.stored_scores else 0
+    score_bytes = scores * (2 * VALUE + MASK_BYTES if architecture.dropout else VALUE)
+    # Product writes, softmax reads and writes, dropout reads, writes and masks, product reads.
+    score_traffic = scores * (6 * VALUE + MASK_BYTES if architecture.dropout else 4 * VALUE)
+    return Block(
+        parameters=2 * h * query + 2 * h * key + biases + architecture.norm_parameters,
+        flops=2.0 * (queries * 2 * h * query + keys * 2 * h * key),
+        attention_flops=(2.0 if causal and not architecture.stored_scores else 4.0) * queries * keys * query,
+        # Query and key are rotated or transposed, the context transposed back; values are read where they lie.
+        traffic_bytes=_compute_residual_traffic(architecture, queries)
+        + 2 * VALUE * (2 * queries * query + keys * key)
+        + score_traffic,
+        split_bytes=VALUE * (2 * queries * query + 2 * keys * key) + score_bytes,
+        replicated_bytes=_compute_residual_bytes(architecture, queries) + (VALUE * keys * h if cross else 0),
+        score_bytes=score_bytes,
+    )
+
+
+def build_feed_forward_block(architecture: Architecture, tokens: int) -> Block:
+    """Norm and two products with an activation function between them (three where it is gated), added to its input.
+
+    A gated one keeps gate, activated gate, up and their product; a plain one its two intermediate values. In a mixture
+    of experts a router picks `experts_per_token` of them for each token; no token is dropped, and each copy of a token
+    is kept on the way in and on the way out (MegaBlocks, arXiv 2211.15841).
+    """
+    h, matrices = architecture.hidden, 3 if architecture.gated_mlp else 2
+    copies = architecture.experts_per_token or 1
+    biases = (matrices - 1) * architecture.ffn + h if architecture.biases else 0
+    expert = matrices * h * architecture.ffn + biases
+    router = h * architecture.experts
+    inner = tokens * copies * architecture.ffn
+    # GeLU reads and writes. SiLU and product: between the 3 of one fused kernel and the 5 of two.
+    traffic = VALUE * inner * (4 if architecture.gated_mlp else 2)
+    copied = tokens * copies * h if architecture.experts else 0
+    return Block(
+        parameters=expert * (architecture.experts or 1) + router + architecture.norm_parameters,
+        flops=2.0 * tokens * (copies * matrices * h * architecture.ffn + router),
+        # Copies are read and written once on the way in, and read on the way out to give one sum.
+        traffic_bytes=_compute_residual_traffic(architecture, tokens) + traffic + VALUE * 3 * copied,
+        split_bytes=VALUE * inner * (4 if architecture.gated_mlp else 2),
+        replicated_bytes=_compute_residual_bytes(architecture, tokens) + VALUE * 2 * copied,
+        expert_parameters=expert * architecture.experts,
+    )
+
+
+def _compute_residual_bytes(architecture: Architecture, tokens: int) -> int:
+    """Kept outside tensor parallelism: the input of the norm, that of the block's products, and a dropout mask."""
+    return tokens * architecture.hidden * (2 * VALUE + (MASK_BYTES if architecture.dropout else 0))
+
+
+def _compute_residual_traffic(architecture: Architecture, tokens: int) -> int:
+    """The norm reads and writes; the fused end reads two values and writes one, and a mask where it drops."""
+    return tokens * architecture.hidden * (5 * VALUE + (MASK_BYTES if architecture.dropout else 0))
+
 
 LOSS_VALUE_BYTES = 4
 """The loss is computed on fp32 logits."""
 
 
-def transformer_profile(name: str, architecture: Architecture) -> ModelProfile:
+def build_transformer_profile(name: str, architecture: Architecture) -> ModelProfile:
     """The ModelProfile of `architecture` at its sequence length."""
-    runs = _two_stacks(architecture) if architecture.family is Family.ENCODER_DECODER else [_one_stack(architecture)]
+    runs = (
+        _build_encoder_decoder(architecture)
+        if architecture.family is Family.ENCODER_DECODER
+        else [_build_single_stack(architecture)]
+    )
     return ModelProfile(
         name=name,
         sequence_length=architecture.sequence_length,
-        layers=frozen_runs(runs, architecture.frozen_layers),
-        embedding=_embedding(architecture),
-        head=_class_head(architecture) if architecture.classes else _token_head(architecture),
+        layers=freeze_layers(runs, architecture.frozen_layers),
+        embedding=_build_embedding(architecture),
+        head=_build_class_head(architecture) if architecture.classes else _build_token_head(architecture),
         tied_embedding=architecture.tied_embedding,
     )
 
 
-def _one_stack(of: Architecture) -> LayerProfile:
-    tokens, causal = of.sequence_length, of.family is Family.DECODER
-    blocks = attention_block(of, tokens, tokens, causal=causal), feed_forward_block(of, tokens)
-    return _run(of, of.layers, tokens, blocks)
+def _build_single_stack(architecture: Architecture) -> LayerProfile:
+    tokens, causal = architecture.sequence_length, architecture.family is Family.DECODER
+    blocks = (
+        build_attention_block(architecture, tokens, tokens, causal=causal),
+        build_feed_forward_block(architecture, tokens),
+    )
+    return _build_layer_run(architecture, architecture.layers, tokens, blocks)
 
 
-def _two_stacks(of: Architecture) -> list[LayerProfile]:
+def _build_encoder_decoder(architecture: Architecture) -> list[LayerProfile]:
     """Encoder, then decoder with cross attention over the encoder's output, as two runs of one chain.
 
     The boundary is the same all along the chain: the first stage embeds inputs and targets alike, the embedded targets
     pass through the encoder, and the encoder's output passes through the decoder. So the table lies in the first stage
     alone. Full recompute keeps that boundary with each layer: an upper bound, since the passenger is one tensor.
     """
-    inputs, targets = of.sequence_length, of.target_length
-    encoder = _run(of, of.layers, inputs, (attention_block(of, inputs, inputs), feed_forward_block(of, inputs)))
-    blocks = (
-        attention_block(of, targets, targets, causal=True),
-        attention_block(of, targets, inputs, cross=True),
-        feed_forward_block(of, targets),
+    inputs, targets = architecture.sequence_length, architecture.target_length
+    encoder = _build_layer_run(
+        architecture,
+        architecture.layers,
+        inputs,
+        (build_attention_block(architecture, inputs, inputs), build_feed_forward_block(architecture, inputs)),
     )
-    decoder = _run(of, of.decoder_layers, targets, blocks)
-    boundary = REFERENCE_VALUE_BYTES * (inputs + targets) * of.hidden
+    blocks = (
+        build_attention_block(architecture, targets, targets, causal=True),
+        build_attention_block(architecture, targets, inputs, cross=True),
+        build_feed_forward_block(architecture, targets),
+    )
+    decoder = _build_layer_run(architecture, architecture.decoder_layers, targets, blocks)
+    boundary = REFERENCE_VALUE_BYTES * (inputs + targets) * architecture.hidden
     # Forward, each block reduces its output; backward, the gradient of its inputs. Rounded up to whole boundaries.
     return [
         replace(encoder, boundary_bytes_per_sample=boundary, tensor_messages=-(-2 * inputs // (inputs + targets))),
@@ -64,7 +181,7 @@ def _two_stacks(of: Architecture) -> list[LayerProfile]:
     ]
 
 
-def _run(of: Architecture, layers: int, tokens: int, blocks: tuple[Block, ...]) -> LayerProfile:
+def _build_layer_run(architecture: Architecture, layers: int, tokens: int, blocks: tuple[Block, ...]) -> LayerProfile:
     layer = Block(*map(sum, zip(*map(astuple, blocks), strict=True)))
     return LayerProfile(
         layers=layers,
@@ -75,63 +192,65 @@ def _run(of: Architecture, layers: int, tokens: int, blocks: tuple[Block, ...]) 
         activation_bytes_per_sample=layer.split_bytes,
         selective_bytes_per_sample=layer.score_bytes,
         replicated_activation_bytes_per_sample=layer.replicated_bytes,
-        boundary_bytes_per_sample=REFERENCE_VALUE_BYTES * tokens * of.hidden,
+        boundary_bytes_per_sample=REFERENCE_VALUE_BYTES * tokens * architecture.hidden,
         tokens_per_sample=tokens,
-        heads=of.key_heads,
-        attention_heads=of.heads,
+        heads=architecture.num_kv_heads,
+        attention_heads=architecture.heads,
         expert_parameters=layer.expert_parameters,
-        experts=of.experts,
-        experts_per_token=of.experts_per_token,
+        experts=architecture.experts,
+        experts_per_token=architecture.experts_per_token,
     )
 
 
-def _embedding(of: Architecture) -> Attachment:
+def _build_embedding(architecture: Architecture) -> Attachment:
     """Tables of tokens, positions and token types (with BERT's norm behind them), or ViT's product with patches."""
-    h, tokens = of.hidden, of.sequence_length + of.target_length
-    masks = MASK * tokens * h if of.dropout else 0
-    positions = of.positions * h + of.relative_buckets * of.heads * (2 if of.decoder_layers else 1)
-    if of.family is Family.VISION:
-        patches, pixels = tokens - 1, of.patch_size**2 * of.channels
+    h, tokens = architecture.hidden, architecture.sequence_length + architecture.target_length
+    masks = MASK_BYTES * tokens * h if architecture.dropout else 0
+    positions = architecture.positions * h + architecture.relative_buckets * architecture.heads * (
+        2 if architecture.decoder_layers else 1
+    )
+    if architecture.family is Family.VISION:
+        patches, pixels = tokens - 1, architecture.patch_size**2 * architecture.channels
         return Attachment(
             flops_per_sample=2.0 * patches * pixels * h,
             parameters=pixels * h + h + h + positions,
             activation_bytes_per_sample=REFERENCE_VALUE_BYTES * patches * pixels + masks,
         )
-    rows = of.vocabulary + of.token_types
-    if of.family is not Family.ENCODER:
+    rows = architecture.vocabulary + architecture.token_types
+    if architecture.family is not Family.ENCODER:
         return Attachment(parameters=rows * h + positions, activation_bytes_per_sample=masks)
     return Attachment(
-        parameters=rows * h + positions + of.norm_parameters,
+        parameters=rows * h + positions + architecture.norm_parameters,
         activation_bytes_per_sample=REFERENCE_VALUE_BYTES * tokens * h + masks,
     )
 
 
-def _token_head(of: Architecture) -> Attachment:
+def _build_token_head(architecture: Architecture) -> Attachment:
     """Projection to the vocabulary and cross-entropy: logits once in bf16 and once in fp32.
 
     In front of it stands the final norm of each stack, or BERT's dense layer and norm with the bias of each token. What
     these keep is left out; it is small beside the logits.
     """
-    h, tokens = of.hidden, of.target_length or of.sequence_length
-    logits = tokens * of.vocabulary
-    dense = h * h if of.family is Family.ENCODER else 0
-    biases = h + of.vocabulary if dense else 0
-    norms = of.norm_parameters * (2 if of.decoder_layers else 1)
+    h, tokens = architecture.hidden, architecture.target_length or architecture.sequence_length
+    logits = tokens * architecture.vocabulary
+    dense = h * h if architecture.family is Family.ENCODER else 0
+    biases = h + architecture.vocabulary if dense else 0
+    norms = architecture.norm_parameters * (2 if architecture.decoder_layers else 1)
     return Attachment(
         flops_per_sample=2.0 * (logits * h + tokens * dense),
-        parameters=of.vocabulary * h + dense + biases + norms,
+        parameters=architecture.vocabulary * h + dense + biases + norms,
         activation_bytes_per_sample=logits * (REFERENCE_VALUE_BYTES + LOSS_VALUE_BYTES),
-        columns=of.vocabulary,
+        columns=architecture.vocabulary,
     )
 
 
-def _class_head(of: Architecture) -> Attachment:
+def _build_class_head(architecture: Architecture) -> Attachment:
     """One product with the first token: behind a final norm in ViT, behind a dense layer (the pooler) in BERT."""
-    h = of.hidden
-    front = h * h + h if of.family is Family.ENCODER else of.norm_parameters
-    dense = h * h if of.family is Family.ENCODER else 0
+    h = architecture.hidden
+    front = h * h + h if architecture.family is Family.ENCODER else architecture.norm_parameters
+    dense = h * h if architecture.family is Family.ENCODER else 0
     return Attachment(
-        flops_per_sample=2.0 * (dense + h * of.classes),
-        parameters=front + h * of.classes + of.classes,
-        activation_bytes_per_sample=of.classes * (REFERENCE_VALUE_BYTES + LOSS_VALUE_BYTES),
+        flops_per_sample=2.0 * (dense + h * architecture.classes),
+        parameters=front + h * architecture.classes + architecture.classes,
+        activation_bytes_per_sample=architecture.classes * (REFERENCE_VALUE_BYTES + LOSS_VALUE_BYTES),
     )

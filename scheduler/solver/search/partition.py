@@ -23,7 +23,7 @@ class StageTimes:
     hand_over_s: Floats
     counts: tuple[int, ...]
 
-    def up_to(self, limit_s: float) -> StageTimes:
+    def limit_to(self, limit_s: float) -> StageTimes:
         """The same with everything above `limit_s` forbidden."""
         stages_s = np.where(self.stages_s <= limit_s, self.stages_s, np.inf)
         return StageTimes(stages_s, np.where(self.hand_over_s <= limit_s, self.hand_over_s, np.inf), self.counts)
@@ -40,7 +40,9 @@ class Partition:
     borders: tuple[int, ...]
 
 
-def best_partition(times: StageTimes, objective: Objective, *, useful_s: float = inf) -> tuple[Partition | None, float]:
+def find_best_partition(
+    times: StageTimes, objective: Objective, *, useful_s: float = inf
+) -> tuple[Partition | None, float]:
     """The partition of least objective (None where none is finite), and a time that no partition beats.
 
     Partitions come in order of their sum: the least sum of all is a shortest path; then the least sum among those whose
@@ -48,52 +50,52 @@ def best_partition(times: StageTimes, objective: Objective, *, useful_s: float =
     the two is met once, and the walk ends as soon as the sum alone rules out what is left. It also ends where nothing
     below `useful_s` is left; the partition is then not the best one.
     """
-    narrowest_s = smallest_bottleneck_s(times)
+    narrowest_s = compute_smallest_bottleneck_s(times)
     best, best_s = None, inf
-    found = _least_sum(times)
+    found = _find_least_sum(times)
     while found is not None:
-        cost_s = objective.time_s(found.sum_s, found.largest_s)
+        cost_s = objective.compute_time_s(found.sum_s, found.largest_s)
         if cost_s < best_s:
             best, best_s = found, cost_s
-        left_s = objective.time_s(found.sum_s, narrowest_s)
+        left_s = objective.compute_time_s(found.sum_s, narrowest_s)
         if left_s >= min(best_s, useful_s) or found.largest_s <= narrowest_s:
             return best, min(best_s, max(left_s, useful_s)) if left_s < best_s else best_s
-        found = _least_sum(times.up_to(np.nextafter(found.largest_s, 0.0)))
+        found = _find_least_sum(times.limit_to(np.nextafter(found.largest_s, 0.0)))
     return best, best_s
 
 
-def quick_bound_s(times: StageTimes, objective: Objective) -> float:
+def compute_quick_bound_s(times: StageTimes, objective: Objective) -> float:
     """A time that no partition beats: the least sum and the least bottleneck, though no partition may have both."""
-    found = _least_sum(times)
-    return inf if found is None else objective.time_s(found.sum_s, smallest_bottleneck_s(times))
+    found = _find_least_sum(times)
+    return inf if found is None else objective.compute_time_s(found.sum_s, compute_smallest_bottleneck_s(times))
 
 
-def smallest_bottleneck_s(times: StageTimes) -> float:
+def compute_smallest_bottleneck_s(times: StageTimes) -> float:
     """The least that the largest stage or hand-over can take."""
-    reach = _start(times)
+    reach = _init_reach(times)
     for position in range(1, len(times.stages_s)):
         arrived = np.maximum(reach[:, :, None], times.hand_over_s[position - 1][None]).min(axis=1)
-        reach = _advance(arrived, times, position, np.maximum)[0]
+        reach = _add_device(arrived, times, position, np.maximum)[0]
     return float(reach[times.counts[1] if len(times.counts) > 1 else 0, :, -1].min())
 
 
-def _least_sum(times: StageTimes) -> Partition | None:
+def _find_least_sum(times: StageTimes) -> Partition | None:
     """The partition of least sum: a shortest path over (devices used of the second group, last group, border)."""
-    reach = _start(times)
+    reach = _init_reach(times)
     trail: list[tuple[Ints, Ints]] = []
     for position in range(1, len(times.stages_s)):
         handed = reach[:, :, None] + times.hand_over_s[position - 1][None]  # [used, before, now, D]
         senders = handed.argmin(axis=1)
-        reach, origins = _advance(handed.min(axis=1), times, position, np.add)
+        reach, origins = _add_device(handed.min(axis=1), times, position, np.add)
         trail.append((senders, origins))
     used = times.counts[1] if len(times.counts) > 1 else 0
     group = int(reach[used, :, -1].argmin())
     if not np.isfinite(reach[used, group, -1]):
         return None
-    return _trace(times, trail, used, group)
+    return _trace_partition(times, trail, used, group)
 
 
-def _start(times: StageTimes) -> Floats:
+def _init_reach(times: StageTimes) -> Floats:
     """[used, group, D]: after the first device; the states that cannot be are infinite."""
     groups, depth = times.stages_s.shape[1], times.stages_s.shape[2]
     used_max = times.counts[1] if groups > 1 else 0
@@ -105,7 +107,7 @@ def _start(times: StageTimes) -> Floats:
     return reach
 
 
-def _advance(arrived: Floats, times: StageTimes, position: int, join: np.ufunc) -> tuple[Floats, Ints]:
+def _add_device(arrived: Floats, times: StageTimes, position: int, join: np.ufunc) -> tuple[Floats, Ints]:
     """Adds the device at `position`: `arrived` [used, group, D] is what it starts from, by its own group."""
     reach, origins = np.full_like(arrived, np.inf), np.zeros(arrived.shape, dtype=np.int64)
     used_max = len(arrived) - 1
@@ -119,7 +121,7 @@ def _advance(arrived: Floats, times: StageTimes, position: int, join: np.ufunc) 
     return reach, origins
 
 
-def _trace(times: StageTimes, trail: list[tuple[Ints, Ints]], used: int, group: int) -> Partition:
+def _trace_partition(times: StageTimes, trail: list[tuple[Ints, Ints]], used: int, group: int) -> Partition:
     devices, depth = times.stages_s.shape[0], times.stages_s.shape[2]
     at, order, ends = depth - 1, [group], [depth - 1]
     for senders, origins in reversed(trail):

@@ -1,23 +1,97 @@
-"""Lower bounds on the time of every candidate stage at once, by Lagrangian relaxation of its memory limit."""
+"""Windows: the candidate stages of a chain of layers, equal ones counted once.
+
+Dominance: strategies that another one of the same layout beats in every layer are left out.
+
+Lower bounds on the time of every candidate stage at once, by Lagrangian relaxation of its memory limit.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from scheduler.solver.instance import Floats, Ints, StageCosts
-from scheduler.solver.search.windows import Windows
 
-_PRICES_MAX = 24
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWindows:
+    """Two windows are equal if their layers have equal types in equal order and both or neither touch the same ends
+    of the chain: they then cost the same at every position of a pipeline. With U different windows, T types:
+
+        ids      [L+1, L+1]  number of the window of the layers a to b-1; -1 for a >= b
+        counts   [U, T]      layers of each type in it, as floats for the sake of matrix products
+        spans    [U, 2]      a and b of its first occurrence
+    """
+
+    types: Ints
+    ids: Ints
+    counts: Floats
+    spans: Ints
+
+    @property
+    def lengths(self) -> Ints:
+        return np.asarray(self.spans[:, 1] - self.spans[:, 0])
+
+
+@lru_cache(maxsize=64)
+def build_windows(types: tuple[int, ...], kinds: int) -> LayerWindows:
+    """All windows of the chain `types`, of which there are `kinds`."""
+    layers = len(types)
+    ids = np.full((layers + 1, layers + 1), -1, dtype=np.int64)
+    numbers: dict[tuple[bool, bool, tuple[int, ...]], int] = {}
+    spans: list[tuple[int, int]] = []
+    for first in range(layers):
+        for end in range(first + 1, layers + 1):
+            key = (first == 0, end == layers, types[first:end])
+            number = numbers.setdefault(key, len(numbers))
+            if number == len(spans):
+                spans.append((first, end))
+            ids[first, end] = number
+    single = np.eye(kinds)[np.array(types)]
+    before = np.concatenate([np.zeros((1, kinds)), np.cumsum(single, axis=0)])
+    cut = np.array(spans)
+    return LayerWindows(np.array(types, dtype=np.int64), ids, before[cut[:, 1]] - before[cut[:, 0]], cut)
+
+
+def find_undominated(costs: StageCosts, *, in_flight_max: float) -> Ints:
+    """Numbers of the strategies that may be of use, ascending.
+
+    Strategy a dominates b if both leave the same layout and, for every layer type, a takes no more time, no more at a
+    border, no more buffer, and no more memory with 1 and with `in_flight_max` micro-batches in flight (memory is
+    linear between the two). Replacing b by a in any plan then costs nothing. Of equal ones the first stays.
+    """
+    rows = np.concatenate(
+        [
+            costs.time_s,
+            costs.border_s,
+            costs.compute_memory_bytes(1.0).astype(np.float64),
+            costs.compute_memory_bytes(in_flight_max).astype(np.float64),
+            costs.working_bytes[None].astype(np.float64),
+        ]
+    )
+    kept = []
+    for layout in np.unique(costs.layouts).tolist():
+        members = np.flatnonzero(costs.layouts == layout)
+        columns = rows[:, members]
+        no_worse = (columns[:, :, None] <= columns[:, None, :]).all(axis=0)
+        # Among equals only the earlier one dominates.
+        strictly = no_worse & (~no_worse.T | np.triu(np.ones_like(no_worse), k=1))
+        kept.append(members[~strictly.any(axis=0)])
+    return np.sort(np.concatenate(kept))
+
+
+_MAX_PRICES = 24
 """Any price gives a valid bound; more of them only sharpen it."""
 
 _KINDS_SAMPLED = 8
 """Layer types that prices are taken from."""
 
 
-def stage_lower_bounds(
-    windows: Windows, costs: StageCosts, *, in_flight: float, capacity_bytes: int, prices: Floats
+def compute_stage_lower_bounds(
+    windows: LayerWindows, costs: StageCosts, *, in_flight: float, capacity_bytes: int, prices: Floats
 ) -> Floats:
     """Bounds [U]: a time that no stage of each window can beat; infinite where none fits.
 
@@ -33,10 +107,10 @@ def stage_lower_bounds(
     """
     bounds = np.full(len(windows.spans), np.inf)
     lengths = windows.lengths
-    for shortest, longest in pairwise(_length_classes(int(lengths.max()))):
+    for shortest, longest in pairwise(_list_length_classes(int(lengths.max()))):
         rows = np.flatnonzero((lengths > shortest) & (lengths <= longest))
         if len(rows):
-            bounds[rows] = lower_bounds(
+            bounds[rows] = compute_lower_bounds(
                 windows.counts[rows],
                 costs,
                 length=longest,
@@ -47,17 +121,17 @@ def stage_lower_bounds(
     return bounds
 
 
-def lower_bounds(
+def compute_lower_bounds(
     counts: Floats, costs: StageCosts, *, length: int, in_flight: float, capacity_bytes: int, prices: Floats
 ) -> Floats:
     """The same for stages of `counts` [U, T] layers of each type, `length` in all at most."""
-    loaded = costs.memory_bytes(in_flight) + costs.working_bytes // length
+    loaded = costs.compute_memory_bytes(in_flight) + costs.working_bytes // length
     priced = (costs.time_s + prices[:, None, None] * loaded).min(axis=-1)  # [X, T]
     bounds = (counts @ priced.T - prices * capacity_bytes).max(axis=1)
     return np.where(counts @ loaded.min(axis=1) <= capacity_bytes, bounds, np.inf)
 
 
-def _length_classes(longest: int) -> list[int]:
+def _list_length_classes(longest: int) -> list[int]:
     """0, 1, 2, 3, 4, 6, 9, ... up to `longest`."""
     classes = [0]
     while classes[-1] < longest:
@@ -65,7 +139,7 @@ def _length_classes(longest: int) -> list[int]:
     return classes
 
 
-def candidate_prices(time_s: Floats, memory_bytes: Ints) -> Floats:
+def compute_candidate_prices(time_s: Floats, memory_bytes: Ints) -> Floats:
     """Prices of a byte worth trying: 0, and the slopes of lower hulls in the (memory, time) plane of layer types.
 
     The dual of the relaxation is piecewise linear, and bends only at such slopes.
@@ -73,15 +147,15 @@ def candidate_prices(time_s: Floats, memory_bytes: Ints) -> Floats:
     sampled = np.unique(np.linspace(0, len(time_s) - 1, _KINDS_SAMPLED).round().astype(int))
     slopes = {0.0}
     for times, sizes in zip(time_s[sampled].tolist(), memory_bytes[sampled].tolist(), strict=True):
-        slopes.update(_hull_slopes(sorted(zip(sizes, times, strict=True))))
+        slopes.update(_compute_hull_slopes(sorted(zip(sizes, times, strict=True))))
     ordered = np.array(sorted(slopes))
-    if len(ordered) <= _PRICES_MAX:
+    if len(ordered) <= _MAX_PRICES:
         return ordered
-    chosen: Floats = ordered[np.linspace(0, len(ordered) - 1, _PRICES_MAX).round().astype(int)]
+    chosen: Floats = ordered[np.linspace(0, len(ordered) - 1, _MAX_PRICES).round().astype(int)]
     return chosen
 
 
-def _hull_slopes(points: list[tuple[int, float]]) -> list[float]:
+def _compute_hull_slopes(points: list[tuple[int, float]]) -> list[float]:
     """Steepness of the falling edges of the lower convex hull, as positive numbers."""
     hull: list[tuple[int, float]] = []
     for size, time_s in points:
@@ -89,11 +163,11 @@ def _hull_slopes(points: list[tuple[int, float]]) -> list[float]:
             continue  # More memory and no less time.
         if hull and size == hull[-1][0]:
             hull.pop()
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], (size, time_s)):
+        while len(hull) > 1 and _compute_slope(hull[-2], hull[-1]) <= _compute_slope(hull[-1], (size, time_s)):
             hull.pop()
         hull.append((size, time_s))
-    return [_slope(left, right) for left, right in pairwise(hull)]
+    return [_compute_slope(left, right) for left, right in pairwise(hull)]
 
 
-def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
+def _compute_slope(left: tuple[int, float], right: tuple[int, float]) -> float:
     return (left[1] - right[1]) / (right[0] - left[0])

@@ -2,6 +2,8 @@
 
 It depends on the chain, the GPUs, the width of a stage and the number of micro-batches, but on neither the pipeline
 degree nor the position. So all pipelines of a curve that have such a device share one oracle.
+
+Workbench: what several searches share.
 """
 
 from __future__ import annotations
@@ -13,15 +15,21 @@ from math import inf
 
 import numpy as np
 
+from scheduler.solver.costs.collectives import StageSetting
+from scheduler.solver.costs.layer_chain import LayerChain
+from scheduler.solver.costs.pipeline_costs import CostedStrategies
 from scheduler.solver.instance import Floats, Ints, StageCosts
-from scheduler.solver.search.dominance import undominated
-from scheduler.solver.search.priced_paths import Relaxation
-from scheduler.solver.search.stage_bounds import candidate_prices, lower_bounds, stage_lower_bounds
-from scheduler.solver.search.stage_problem import StageProblem, StageSolution, stage_problem
-from scheduler.solver.search.stage_search import CLOSER_THAN, solve_stage
-from scheduler.solver.search.windows import windows_of
+from scheduler.solver.search.stage_bounds import (
+    build_windows,
+    compute_candidate_prices,
+    compute_lower_bounds,
+    compute_stage_lower_bounds,
+    find_undominated,
+)
+from scheduler.solver.search.stage_problem import LagrangianRelaxation, StageProblem, StageSolution, build_stage_problem
+from scheduler.solver.search.stage_search import IMPROVEMENT_FACTOR, solve_stage
 
-Chunks = tuple[tuple[int, int], ...]
+LayerRuns = tuple[tuple[int, int], ...]
 """Runs of layers that one device holds: (a, b) for the layers a to b-1."""
 
 
@@ -29,24 +37,24 @@ class StageOracle:
     """Times of stages by window: lower bounds at first, raised to proven times where they are asked for."""
 
     def __init__(self, types: Ints, costs: StageCosts, *, capacity_bytes: int, in_flight_max: float) -> None:
-        self.windows = windows_of(tuple(types.tolist()), len(costs.time_s))
+        self.windows = build_windows(tuple(types.tolist()), len(costs.time_s))
         self.labels = 0
         self.solved = 0
         self._all_costs = costs
         self._capacity_bytes = capacity_bytes
         self._in_flight_max = in_flight_max
         self._times_s: dict[float, Floats] = {}
-        self._solutions: dict[tuple[float, Chunks], StageSolution] = {}
-        self._free: dict[Chunks, StageSolution] = {}
+        self._solutions: dict[tuple[float, LayerRuns], StageSolution] = {}
+        self._free: dict[LayerRuns, StageSolution] = {}
         self._known_prices: dict[float, Floats] = {}
 
     @cached_property
     def _useful(self) -> Ints:
-        return undominated(self._all_costs, in_flight_max=self._in_flight_max)
+        return find_undominated(self._all_costs, in_flight_max=self._in_flight_max)
 
     @cached_property
     def _costs(self) -> StageCosts:
-        return self._all_costs.only(self._useful)
+        return self._all_costs.select_strategies(self._useful)
 
     @cached_property
     def fastest_s(self) -> Floats:
@@ -59,99 +67,99 @@ class StageOracle:
         """[U] times of all windows if memory had no end and changes of layout took no time."""
         return np.asarray(self.windows.counts @ self._all_costs.time_s.min(axis=1))
 
-    def unlimited_time_s(self, chunks: Chunks) -> float:
+    def compute_unlimited_s(self, chunks: LayerRuns) -> float:
         """The same for a device that holds these runs of layers."""
         return sum(float(self.unlimited_s[self.windows.ids[span]]) for span in chunks)
 
-    def times_s(self, in_flight: float) -> Floats:
+    def get_bounds_s(self, in_flight: float) -> Floats:
         """[U] a time that no stage of each window can beat; proven ones replace it as they become known."""
         known = self._times_s.get(in_flight)
         if known is None:
-            known = stage_lower_bounds(
+            known = compute_stage_lower_bounds(
                 self.windows,
                 self._costs,
                 in_flight=in_flight,
                 capacity_bytes=self._capacity_bytes,
-                prices=self._prices(in_flight),
+                prices=self._get_prices(in_flight),
             )
             self._times_s[in_flight] = known
         return known
 
-    def time_s(self, span: tuple[int, int], in_flight: float) -> float:
+    def get_bound_s(self, span: tuple[int, int], in_flight: float) -> float:
         """The entry of `times_s` for the layers a to b-1."""
-        return float(self.times_s(in_flight)[self.windows.ids[span]])
+        return float(self.get_bounds_s(in_flight)[self.windows.ids[span]])
 
-    def bound_s(self, chunks: Chunks, in_flight: float) -> float:
+    def compute_bound_s(self, chunks: LayerRuns, in_flight: float) -> float:
         """A time that no device holding these runs of layers can beat."""
         held = np.concatenate([self.windows.types[first:end] for first, end in chunks])
         counts = np.bincount(held, minlength=self.windows.counts.shape[1]).astype(np.float64)
-        bounds = lower_bounds(
+        bounds = compute_lower_bounds(
             counts[None],
             self._costs,
             length=len(held),
             in_flight=in_flight,
             capacity_bytes=self._capacity_bytes,
-            prices=self._prices(in_flight),
+            prices=self._get_prices(in_flight),
         )
         return float(bounds[0])
 
-    def solve(self, chunks: Chunks, in_flight: float, *, tolerance: float, labels_max: int) -> StageSolution:
+    def solve(self, chunks: LayerRuns, in_flight: float, *, tolerance: float, labels_max: int) -> StageSolution:
         """The best strategies of a device that holds these runs of layers, proven within `tolerance` while the budget
         of labels lasts. Of a single run, `times_s` learns the proven time."""
         if len(chunks) == 1:
             first, end = self.windows.spans[self.windows.ids[chunks[0]]].tolist()
             chunks = ((first, end),)  # Equal windows are solved once.
         known = self._solutions.get((in_flight, chunks))
-        if known is None or known.bound_s < known.time_s * min(CLOSER_THAN, 1.0 - tolerance):
-            known = _sharper(known, self._solved(chunks, in_flight, tolerance, labels_max))
+        if known is None or known.bound_s < known.time_s * min(IMPROVEMENT_FACTOR, 1.0 - tolerance):
+            known = _merge_solutions(known, self._solve_exactly(chunks, in_flight, tolerance, labels_max))
             self.labels += known.labels
             self.solved += 1
             self._solutions[in_flight, chunks] = known
         if len(chunks) == 1:
-            times_s, window = self.times_s(in_flight), self.windows.ids[chunks[0]]
+            times_s, window = self.get_bounds_s(in_flight), self.windows.ids[chunks[0]]
             times_s[window] = max(times_s[window], known.bound_s)
         return known
 
-    def _solved(self, chunks: Chunks, in_flight: float, tolerance: float, labels_max: int) -> StageSolution:
-        free = self._unlimited(chunks)
-        problem = self._problem(chunks, in_flight)
-        if problem.weigh(np.array([free.choice]))[1][0] <= self._capacity_bytes:
+    def _solve_exactly(self, chunks: LayerRuns, in_flight: float, tolerance: float, labels_max: int) -> StageSolution:
+        free = self._solve_unlimited(chunks)
+        problem = self._build_problem(chunks, in_flight)
+        if problem.evaluate_choices(np.array([free.choice]))[1][0] <= self._capacity_bytes:
             found = free
         else:
             found = solve_stage(problem, tolerance=tolerance, labels_max=labels_max)
         return replace(found, choice=tuple(self._useful[list(found.choice)].tolist()))
 
-    def _problem(self, chunks: Chunks, in_flight: float) -> StageProblem:
-        return stage_problem(
+    def _build_problem(self, chunks: LayerRuns, in_flight: float) -> StageProblem:
+        return build_stage_problem(
             self._costs,
             self.windows.types,
             chunks,
             in_flight=in_flight,
             capacity_bytes=self._capacity_bytes,
-            prices=self._prices(in_flight),
+            prices=self._get_prices(in_flight),
         )
 
-    def _prices(self, in_flight: float) -> Floats:
+    def _get_prices(self, in_flight: float) -> Floats:
         known = self._known_prices.get(in_flight)
         if known is None:
-            known = candidate_prices(self._costs.time_s, self._costs.memory_bytes(in_flight))
+            known = compute_candidate_prices(self._costs.time_s, self._costs.compute_memory_bytes(in_flight))
             self._known_prices[in_flight] = known
         return known
 
-    def _unlimited(self, chunks: Chunks) -> StageSolution:
+    def _solve_unlimited(self, chunks: LayerRuns) -> StageSolution:
         """The best strategies if memory had no end; often they fit."""
         known = self._free.get(chunks)
         if known is None:
-            problem = self._problem(chunks, 1.0)
-            relaxation = Relaxation.of(problem, np.arange(self._costs.strategies), 0)
-            choice = relaxation.shortest(np.zeros(1))[1]
-            time_s = float(problem.weigh(choice)[0][0])
+            problem = self._build_problem(chunks, 1.0)
+            relaxation = LagrangianRelaxation.for_capacity(problem, np.arange(self._costs.strategies), 0)
+            choice = relaxation.find_shortest_paths(np.zeros(1))[1]
+            time_s = float(problem.evaluate_choices(choice)[0][0])
             known = StageSolution(time_s, time_s, tuple(choice[0].tolist()))
             self._free[chunks] = known
         return known
 
 
-def _sharper(before: StageSolution | None, after: StageSolution) -> StageSolution:
+def _merge_solutions(before: StageSolution | None, after: StageSolution) -> StageSolution:
     """A search whose budget ran out may know less than one with a looser tolerance did."""
     if before is None:
         return after
@@ -159,7 +167,7 @@ def _sharper(before: StageSolution | None, after: StageSolution) -> StageSolutio
     return replace(best, bound_s=max(before.bound_s, after.bound_s), labels=after.labels)
 
 
-def slowest_s(fastest_s: Sequence[Floats], counts: Sequence[int]) -> float:
+def compute_bottleneck_bound_s(fastest_s: Sequence[Floats], counts: Sequence[int]) -> float:
     """A load that the fullest device cannot stay below, layers being split at will between the devices.
 
     `fastest_s` holds one array [L] a group. For two groups any weight w gives a bound (weak duality of the split):
@@ -174,3 +182,30 @@ def slowest_s(fastest_s: Sequence[Floats], counts: Sequence[int]) -> float:
         split_s = np.minimum(weight * one, (1 - weight) * two).sum()
         best = max(best, float(split_s / (weight * counts[0] + (1 - weight) * counts[1])))
     return best
+
+
+class OracleCache:
+    """Kept over the searches of one curve: a stage on the same GPUs in a longer pipeline is not worked out again.
+
+    Not for sharing between threads.
+    """
+
+    def __init__(self) -> None:
+        self._oracles: dict[tuple[LayerChain, StageSetting, int, int], StageOracle] = {}
+
+    def get_oracle(
+        self,
+        layers: LayerChain,
+        setting: StageSetting,
+        costed: CostedStrategies,
+        *,
+        micro_batches: int,
+        capacity_bytes: int,
+    ) -> StageOracle:
+        """Of a stage of `setting` with `capacity_bytes` a GPU."""
+        key = layers, setting, micro_batches, capacity_bytes
+        if key not in self._oracles:
+            self._oracles[key] = StageOracle(
+                layers.types, costed.costs, capacity_bytes=capacity_bytes, in_flight_max=micro_batches
+            )
+        return self._oracles[key]

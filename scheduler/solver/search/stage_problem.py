@@ -1,4 +1,7 @@
-"""StageProblem: the layers of one device, each to be given a strategy within the device's memory."""
+"""StageProblem: the layers of one device, each to be given a strategy within the device's memory.
+
+Priced paths: the best strategies of a stage when memory is not limited but paid for, at many prices at once.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class StageProblem:
     prices: Floats
     capacity_bytes: int
 
-    def weigh(self, choices: Ints) -> tuple[Floats, Ints]:
+    def evaluate_choices(self, choices: Ints) -> tuple[Floats, Ints]:
         """(time, memory) [X] of choices [X, n], the buffer included."""
         at = np.arange(choices.shape[1])
         layouts = self.layouts[choices]
@@ -52,7 +55,7 @@ class StageSolution:
     labels: int = 0
 
 
-def stage_problem(
+def build_stage_problem(
     costs: StageCosts,
     types: Ints,
     chunks: Sequence[tuple[int, int]],
@@ -77,5 +80,69 @@ def stage_problem(
         if start > 0:
             reshard_s[start - 1] = 0.0
         start = last + 1
-    memory = costs.memory_bytes(in_flight)[held]
+    memory = costs.compute_memory_bytes(in_flight)[held]
     return StageProblem(step_s, memory, costs.working_bytes, costs.layouts, reshard_s, prices, capacity_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LagrangianRelaxation:
+    """The Lagrangian relaxation of a stage to `allowed` strategies [A], sorted by layout, and to a memory capacity.
+
+    For every price x >= 0 the least of time + x (memory - capacity) bounds the time from below. It is a shortest path
+    over the layers, whose nodes are the layouts.
+    """
+
+    problem: StageProblem
+    allowed: Ints
+    starts: Ints
+    layouts: Ints
+    capacity_bytes: int
+
+    @classmethod
+    def for_capacity(cls, problem: StageProblem, allowed: Ints, capacity_bytes: int) -> LagrangianRelaxation:
+        ordered = allowed[np.argsort(problem.layouts[allowed], kind="stable")]
+        kinds, starts = np.unique(problem.layouts[ordered], return_index=True)
+        return cls(problem, ordered, starts, kinds, capacity_bytes)
+
+    @property
+    def reshard_s(self) -> Floats:
+        """[n-1, k, k] between the layouts in use."""
+        return np.asarray(self.problem.reshard_s[:, self.layouts[:, None], self.layouts[None, :]])
+
+    def compute_costs(self, prices: Floats) -> Floats:
+        """[X, n, A]: time of each layer plus what its memory costs."""
+        step_s, memory = self.problem.step_s[:, self.allowed], self.problem.memory_bytes[:, self.allowed]
+        return np.asarray(step_s + prices[:, None, None] * memory)
+
+    def find_shortest_paths(self, prices: Floats) -> tuple[Floats, Ints]:
+        """Bounds [X] and the choices [X, n] that reach them under each price."""
+        costs = self.compute_costs(prices)
+        best = np.minimum.reduceat(costs, self.starts, axis=2)
+        reshard_s = self.reshard_s
+        reach, came_from = best[:, 0], []
+        for u in range(1, best.shape[1]):
+            totals = reach[:, :, None] + reshard_s[u - 1]
+            came_from.append(totals.argmin(axis=1))
+            reach = totals.min(axis=1) + best[:, u]
+        bounds = reach.min(axis=1) - prices * self.capacity_bytes
+        return bounds, self._trace_choices(costs, reach.argmin(axis=1), came_from)
+
+    def _trace_choices(self, costs: Floats, last: Ints, came_from: list[Ints]) -> Ints:
+        rows = np.arange(len(last))
+        path = [last]
+        for origins in reversed(came_from):
+            path.append(origins[rows, path[-1]])
+        layouts = np.stack(path[::-1], axis=1)  # [X, n], positions in `kinds`
+        ends = np.append(self.starts[1:], len(self.allowed))
+        outside = np.arange(len(self.allowed))
+        inside = (outside >= self.starts[layouts][..., None]) & (outside < ends[layouts][..., None])
+        return np.asarray(self.allowed[np.where(inside, costs, np.inf).argmin(axis=2)])
+
+    def compute_completions(self, price: float) -> Floats:
+        """[n, k]: the least priced cost of all layers after u if layer u has layout k."""
+        best = np.minimum.reduceat(self.compute_costs(np.array([price]))[0], self.starts, axis=1)
+        reshard_s = self.reshard_s
+        after = np.zeros_like(best)
+        for u in range(len(best) - 2, -1, -1):
+            after[u] = (reshard_s[u] + (best[u + 1] + after[u + 1])[None, :]).min(axis=1)
+        return after

@@ -5,6 +5,10 @@ of buffer sizes: strategies that need more than its upper end are forbidden, and
 capacity. That relaxes every choice whose buffer lies in the band, and the relaxation's Lagrangian bound closes most
 bands. Another one is split at the buffer that its best choices need. Where they need no more than was taken off, label
 setting solves the relaxation exactly.
+
+Label setting: the exact best choice for a stage, where no simpler bound has settled it.
+
+Local search: a good choice for a stage from one that the relaxation found, so that few labels are needed.
 """
 
 from __future__ import annotations
@@ -15,17 +19,14 @@ from math import inf
 
 import numpy as np
 
-from scheduler.solver.instance import Ints
-from scheduler.solver.search.label_setting import fastest_below
-from scheduler.solver.search.local_search import improved
-from scheduler.solver.search.priced_paths import Relaxation
-from scheduler.solver.search.stage_problem import StageProblem, StageSolution
+from scheduler.solver.instance import Floats, Ints
+from scheduler.solver.search.stage_problem import LagrangianRelaxation, StageProblem, StageSolution
 
-CLOSER_THAN = 1.0 - 1e-12
+IMPROVEMENT_FACTOR = 1.0 - 1e-12
 """Only a relative gain above rounding error counts as faster."""
 
 _REFINEMENTS = 2
-_POINTS = 9
+_POINTS_PER_REFINEMENT = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +38,7 @@ class _Band:
     low: int
     high: int
     used: int
-    relaxation: Relaxation
+    relaxation: LagrangianRelaxation
     bound_s: float
     price: float
 
@@ -59,26 +60,26 @@ class _StageSearch:
     def __init__(self, problem: StageProblem, tolerance: float) -> None:
         self._problem = problem
         self._sizes = np.unique(problem.working_bytes)
-        self._closer = min(CLOSER_THAN, 1.0 - tolerance)
+        self._closer = min(IMPROVEMENT_FACTOR, 1.0 - tolerance)
         self._best = StageSolution()
         self._floor_s = inf
         self._bands: list[tuple[bool, float, int, _Band]] = []
 
     def run(self, labels_max: int) -> StageSolution:
-        lean = self._leanest()
+        lean = self._find_lean_choice()
         if lean is None:
             return self._best
-        self._offer(lean)
-        self._open(0, len(self._sizes) - 1)
+        self._record_choice(lean)
+        self._open_band(0, len(self._sizes) - 1)
         labels = 0
         while self._bands:
             band = heapq.heappop(self._bands)[3]
             if band.bound_s >= self._limit_s:
                 self._floor_s = min(self._floor_s, band.bound_s)
             elif band.used > band.low:
-                self._split(band, band.used)
+                self._split_band(band, band.used)
             else:
-                labels += self._settle(band, labels_max - labels)
+                labels += self._solve_band(band, labels_max - labels)
         bound_s = min(self._best.time_s, self._floor_s)
         return replace(self._best, bound_s=bound_s, labels=labels)
 
@@ -86,7 +87,7 @@ class _StageSearch:
     def _limit_s(self) -> float:
         return self._best.time_s * self._closer
 
-    def _leanest(self) -> Ints | None:
+    def _find_lean_choice(self) -> Ints | None:
         """A choice that fits, if there is any: for some buffer, each layer at its leanest strategy within it."""
         problem = self._problem
         order = np.argsort(problem.working_bytes, kind="stable")
@@ -96,89 +97,89 @@ class _StageSearch:
             return None
         return np.asarray(order[problem.memory_bytes[:, order[: at + 1]].argmin(axis=1)])
 
-    def _open(self, low: int, high: int) -> None:
+    def _open_band(self, low: int, high: int) -> None:
         """Bounds a band, and looks for choices on the way."""
         problem = self._problem
         allowed = np.flatnonzero(problem.working_bytes <= self._sizes[high])
         capacity = int(problem.capacity_bytes - self._sizes[low])
         if problem.memory_bytes[:, allowed].min(axis=1).sum() > capacity:
             return
-        relaxation = Relaxation.of(problem, allowed, capacity)
-        price, bound_s, near = _dual(relaxation)
+        relaxation = LagrangianRelaxation.for_capacity(problem, allowed, capacity)
+        price, bound_s, near = _maximize_dual(relaxation)
         for choice in near:
-            self._offer(choice)
+            self._record_choice(choice)
         if bound_s < self._limit_s:
             for choice in near:
-                self._offer(improved(problem, allowed, choice))
-        used = max(self._size_of(choice) for choice in near)
+                self._record_choice(improve_choice(problem, allowed, choice))
+        used = max(self._buffer_index(choice) for choice in near)
         band = _Band(low, high, used, relaxation, bound_s, price)
         heapq.heappush(self._bands, (used <= low, bound_s, low, band))
 
-    def _split(self, band: _Band, at: int) -> None:
+    def _split_band(self, band: _Band, at: int) -> None:
         """From buffer size `at` on, that much is taken from the capacity; below, it is not to be had."""
-        self._open(band.low, at - 1)
-        self._open(at, band.high)
+        self._open_band(band.low, at - 1)
+        self._open_band(at, band.high)
 
-    def _settle(self, band: _Band, labels_max: int) -> int:
+    def _solve_band(self, band: _Band, labels_max: int) -> int:
         """Solves the band's relaxation. Its optimum may need a larger buffer than was taken off.
 
         Half of the tolerance goes to labels that are close to others, the other half to choices close to the best.
         """
-        rounding_s = (1.0 - self._closer) / 2 * self._best.time_s if self._closer < CLOSER_THAN else 0.0
-        limit_s = min(self._best.time_s * CLOSER_THAN, self._best.time_s - rounding_s)
-        found = fastest_below(
+        rounding_s = (1.0 - self._closer) / 2 * self._best.time_s if self._closer < IMPROVEMENT_FACTOR else 0.0
+        limit_s = min(self._best.time_s * IMPROVEMENT_FACTOR, self._best.time_s - rounding_s)
+        found = find_fastest_below(
             band.relaxation, price=band.price, limit_s=limit_s, rounding_s=rounding_s, labels_max=labels_max
         )
         bound_s = limit_s - rounding_s if found.complete else band.bound_s
         if found.choice:
             choice = np.array(found.choice)
-            size = self._size_of(choice)
+            size = self._buffer_index(choice)
             if size > band.low and not self._fits(choice):
-                self._split(band, size)
+                self._split_band(band, size)
                 return found.labels
-            self._offer(choice)
+            self._record_choice(choice)
             bound_s = self._best.time_s - rounding_s
         self._floor_s = min(self._floor_s, max(bound_s, band.bound_s))
         return found.labels
 
-    def _size_of(self, choice: Ints) -> int:
+    def _buffer_index(self, choice: Ints) -> int:
         return int(np.searchsorted(self._sizes, self._problem.working_bytes[choice].max()))
 
     def _fits(self, choice: Ints) -> bool:
-        return bool(self._problem.weigh(choice[None])[1][0] <= self._problem.capacity_bytes)
+        return bool(self._problem.evaluate_choices(choice[None])[1][0] <= self._problem.capacity_bytes)
 
-    def _offer(self, choice: Ints) -> None:
-        time_s, memory = self._problem.weigh(choice[None])
+    def _record_choice(self, choice: Ints) -> None:
+        time_s, memory = self._problem.evaluate_choices(choice[None])
         if memory[0] <= self._problem.capacity_bytes and time_s[0] < self._best.time_s:
             self._best = StageSolution(float(time_s[0]), choice=tuple(choice.tolist()))
 
 
-def _dual(relaxation: Relaxation) -> tuple[float, float, list[Ints]]:
+def _maximize_dual(relaxation: LagrangianRelaxation) -> tuple[float, float, list[Ints]]:
     """The best price, its bound, and the choices on both sides of the capacity.
 
     The dual is concave in the price, so it is bracketed ever closer.
     """
     start = relaxation.problem.prices
     prices = np.append(start, [start[-1] * 4, start[-1] * 64])  # Where resharding keeps a costly layout.
-    bounds, choices = relaxation.shortest(prices)
+    bounds, choices = relaxation.find_shortest_paths(prices)
     tried = [(prices, bounds, choices)]
     for _ in range(_REFINEMENTS):
         at = int(np.argmax(bounds))
         low, high = prices[max(at - 1, 0)], prices[min(at + 1, len(prices) - 1)]
         if high <= low:
             break
-        prices = np.linspace(low, high, _POINTS)
-        bounds, choices = relaxation.shortest(prices)
+        prices = np.linspace(low, high, _POINTS_PER_REFINEMENT)
+        bounds, choices = relaxation.find_shortest_paths(prices)
         tried.append((prices, bounds, choices))
     every_price, every_bound, every_choice = (np.concatenate(parts) for parts in zip(*tried, strict=True))
     at = int(np.argmax(every_bound))
-    return float(every_price[at]), float(every_bound[at]), _near(relaxation, every_choice)
+    return float(every_price[at]), float(every_bound[at]), _find_nearest_choices(relaxation, every_choice)
 
 
-def _near(relaxation: Relaxation, choices: Ints) -> list[Ints]:
+def _find_nearest_choices(relaxation: LagrangianRelaxation, choices: Ints) -> list[Ints]:
     """The fastest choice that keeps to the relaxation's capacity, and the leanest one that does not."""
     problem = relaxation.problem
-    time_s, memory = problem.weigh(choices)
+    time_s, memory = problem.evaluate_choices(choices)
     memory = memory - problem.working_bytes[choices].max(axis=1)
     near = []
     for side, order in ((memory <= relaxation.capacity_bytes, time_s), (memory > relaxation.capacity_bytes, memory)):
@@ -186,3 +187,177 @@ def _near(relaxation: Relaxation, choices: Ints) -> list[Ints]:
         if len(rows):
             near.append(choices[rows[np.argmin(order[rows])]])
     return near
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Labels:
+    """Partial choices up to some layer, as parallel arrays; `layout` counts in the relaxation's `kinds`."""
+
+    time_s: Floats
+    memory_bytes: Ints
+    layout: Ints
+
+    def select(self, rows: Ints) -> _Labels:
+        return _Labels(self.time_s[rows], self.memory_bytes[rows], self.layout[rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelSearch:
+    """Outcome: the choice, or an empty one where none is faster than the limit; `complete` unless work ran out."""
+
+    choice: tuple[int, ...]
+    labels: int
+    complete: bool
+
+
+def find_fastest_below(
+    relaxation: LagrangianRelaxation, *, price: float, limit_s: float, rounding_s: float, labels_max: int
+) -> LabelSearch:
+    """The fastest choice within the relaxation's capacity that takes less than `limit_s`.
+
+    Labels grow layer by layer. One is dropped for one of three reasons: the least memory of the layers to come does not
+    fit any more; even the least time of the layers to come, free or with memory at `price`, does not stay below the
+    limit; another label of the same layout has no more memory and no more time. Strategies that fail the second test
+    on their own, in the best company (reduced cost), are left out beforehand.
+
+    With `rounding_s` above 0, labels that differ in time by less than its n-th part count as equal, so that the answer
+    may be slower than the fastest choice by up to `rounding_s`. That bounds the number of labels (Hassin, 1992).
+    """
+    problem = relaxation.problem
+    step_s, memory = problem.step_s[:, relaxation.allowed], problem.memory_bytes[:, relaxation.allowed]
+    layouts = np.searchsorted(relaxation.layouts, problem.layouts[relaxation.allowed])
+    free, priced = relaxation.compute_completions(0.0), relaxation.compute_completions(price)
+    useful = _find_useful_strategies(relaxation, price, priced, limit_s)
+    rest_bytes = np.append(np.cumsum(memory.min(axis=1)[::-1])[::-1], 0)
+    labels = _Labels(np.zeros(1), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+    trail: list[tuple[Ints, Ints]] = []
+    made, step_least_s = 0, rounding_s / len(step_s)
+    for u in range(len(step_s)):
+        columns = np.flatnonzero(useful[u])
+        made += len(labels.time_s) * len(columns)
+        if made > labels_max or not len(columns):
+            return LabelSearch((), made, made <= labels_max)
+        time_s = labels.time_s[:, None] + step_s[u, columns]
+        if u:
+            time_s = time_s + relaxation.reshard_s[u - 1][labels.layout[:, None], layouts[columns]]
+        size = labels.memory_bytes[:, None] + memory[u, columns]
+        alive = (size + rest_bytes[u + 1] <= relaxation.capacity_bytes) & (time_s + free[u, layouts[columns]] < limit_s)
+        owed_s = price * (size - relaxation.capacity_bytes)
+        alive &= time_s + owed_s + priced[u, layouts[columns]] < limit_s
+        parent, chosen = np.nonzero(alive)
+        if not len(parent):
+            return LabelSearch((), made, True)
+        grown = _Labels(time_s[alive], size[alive], layouts[columns][chosen])
+        kept = _find_undominated_labels(grown, step_least_s)
+        labels = grown.select(kept)
+        trail.append((parent[kept], relaxation.allowed[columns[chosen[kept]]]))
+    return LabelSearch(_trace_choice(int(np.argmin(labels.time_s)), trail), made, True)
+
+
+def _find_useful_strategies(
+    relaxation: LagrangianRelaxation, price: float, after: Floats, limit_s: float
+) -> np.ndarray:
+    """[n, A]: strategies that some choice below the limit may use, by the relaxation's reduced cost."""
+    costs = relaxation.compute_costs(np.array([price]))[0]
+    best = np.minimum.reduceat(costs, relaxation.starts, axis=1)
+    reshard_s = relaxation.reshard_s
+    before = np.zeros_like(best)
+    for u in range(1, len(best)):
+        before[u] = ((before[u - 1] + best[u - 1])[:, None] + reshard_s[u - 1]).min(axis=0)
+    layouts = np.searchsorted(relaxation.layouts, relaxation.problem.layouts[relaxation.allowed])
+    least = costs + (before + after)[:, layouts] - price * relaxation.capacity_bytes
+    return np.asarray(least < limit_s)
+
+
+def _find_undominated_labels(labels: _Labels, step_least_s: float) -> Ints:
+    """Positions of labels that no other one of the same layout beats in both memory and time, less `step_least_s`."""
+    order = np.lexsort((labels.time_s, labels.memory_bytes, labels.layout))
+    borders = np.flatnonzero(np.diff(labels.layout[order])) + 1
+    kept = []
+    for group in np.split(order, borders):
+        time_s = labels.time_s[group]
+        least_before = np.concatenate([[np.inf], np.minimum.accumulate(time_s)[:-1]])
+        ahead = group[time_s < least_before]
+        kept.append(ahead if step_least_s == 0.0 else ahead[_find_spaced(labels.time_s[ahead], step_least_s)])
+    return np.concatenate(kept)
+
+
+def _find_spaced(falling_s: Floats, step_s: float) -> Ints:
+    """Positions in a falling series, each the first at least `step_s` below the one before."""
+    cells = np.floor((falling_s[0] - falling_s) / step_s)
+    # The first of a cell stands for the rest of it: no later one of the same cell is a whole step below.
+    return np.flatnonzero(np.diff(cells, prepend=-1.0) > 0)
+
+
+def _trace_choice(at: int, trail: list[tuple[Ints, Ints]]) -> tuple[int, ...]:
+    choice = []
+    for parents, strategies in reversed(trail):
+        choice.append(int(strategies[at]))
+        at = int(parents[at])
+    return tuple(reversed(choice))
+
+
+_MAX_PAIRS_TRIED = 8
+"""Best pairs of moves to look through for one whose layers differ."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moves:
+    """One layer to another strategy of its layout, within the buffer in use; parallel arrays."""
+
+    layer: Ints
+    strategy: Ints
+    gain_s: Floats
+    growth_bytes: Ints
+
+
+def improve_choice(problem: StageProblem, allowed: Ints, choice: Ints) -> Ints:
+    """Gives up time for memory until the choice fits; then moves one or two layers at once while it gets faster."""
+    choice, at = choice.copy(), np.arange(len(choice))
+    step_s, memory = problem.step_s[:, allowed], problem.memory_bytes[:, allowed]
+    layouts, working = problem.layouts[allowed], problem.working_bytes[allowed]
+    for _ in range(2 * len(choice)):
+        buffer_bytes = int(problem.working_bytes[choice].max())
+        held = problem.memory_bytes[at, choice]
+        slack = problem.capacity_bytes - buffer_bytes - int(held.sum())
+        usable = (layouts == problem.layouts[choice][:, None]) & (working <= buffer_bytes)
+        layer, column = np.nonzero(usable & (allowed != choice[:, None]))
+        if not len(layer):
+            break
+        moves = _Moves(
+            layer=layer,
+            strategy=allowed[column],
+            gain_s=problem.step_s[at, choice][layer] - step_s[layer, column],
+            growth_bytes=memory[layer, column] - held[layer],
+        )
+        steps = _find_leaner_move(moves) if slack < 0 else _find_faster_moves(moves, slack)
+        if not len(steps):
+            break
+        choice[moves.layer[steps]] = moves.strategy[steps]
+    return choice
+
+
+def _find_leaner_move(moves: _Moves) -> Ints:
+    """The move that frees memory at the least cost in time a byte."""
+    rate = np.where(moves.growth_bytes < 0, moves.gain_s / np.minimum(moves.growth_bytes, -1), inf)
+    best = int(np.argmin(rate))
+    return np.array([best] if rate[best] < inf else [], dtype=np.int64)
+
+
+def _find_faster_moves(moves: _Moves, slack: int) -> Ints:
+    """The move, or the pair of moves of two layers, that gains most and grows by `slack` at most."""
+    alone_s = np.where(moves.growth_bytes <= slack, moves.gain_s, -inf)
+    single = int(np.argmax(alone_s))
+    order = np.argsort(moves.growth_bytes, kind="stable")
+    growth, gain_s = moves.growth_bytes[order], moves.gain_s[order]
+    leads = np.maximum.accumulate(gain_s)
+    leader = np.maximum.accumulate(np.where(gain_s == leads, np.arange(len(order)), 0))
+    partner = np.searchsorted(growth, slack - growth, side="right") - 1
+    total_s = np.where(partner >= 0, gain_s + leads[partner], -inf)
+    for one in np.argsort(-total_s, kind="stable")[:_MAX_PAIRS_TRIED]:
+        if total_s[one] <= max(alone_s[single], 0.0):
+            break
+        pair = order[[one, leader[partner[one]]]]
+        if moves.layer[pair[0]] != moves.layer[pair[1]]:
+            return np.asarray(pair)
+    return np.array([single] if alone_s[single] > 0 else [], dtype=np.int64)

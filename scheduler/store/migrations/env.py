@@ -1,4 +1,4 @@
-"""Run by Alembic: the connection is handed in by `scheduler.store.migrate`."""
+"""Run by Alembic: the connection is handed in by `scheduler.store.schema_migration`."""
 
 from __future__ import annotations
 

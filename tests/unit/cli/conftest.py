@@ -16,15 +16,15 @@ from typer.testing import CliRunner, Result
 
 from api.app import create_app
 from api.client import Client
-from scheduler.domain.command import Command
+from scheduler.domain.commands import Command
 from scheduler.domain.tick_report import TickReport
-from scheduler.executors.recording import RecordingExecutor
-from scheduler.policies.policy_set import policy_set
+from scheduler.executors.executor import RecordingExecutor
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
-from scheduler.store.front import FrontStore
-from scheduler.store.memory import MemoryStore
+from scheduler.store.api_protocol import ApiStore
+from scheduler.store.memory_store import MemoryStore
 from tests.memory_run_log import MemoryRunLog
 
 Run = Callable[..., Result]
@@ -34,12 +34,12 @@ START_S = 1_790_000_000.0
 class Town:
     """A service whose controller ticks when it is told to. Its workers run as soon as they are asked for."""
 
-    def __init__(self, store: FrontStore | None = None) -> None:
-        self.store: FrontStore = store or MemoryStore()
+    def __init__(self, store: ApiStore | None = None) -> None:
+        self.store: ApiStore = store or MemoryStore()
         self.executor = RecordingExecutor()
         self.clock = ManualClock(START_S)
-        self.policies = policy_set("ebbtide")
-        self.lease = self.store.acquire("tests", now_s=START_S, ttl_s=1e9)
+        self.policies = load_policy_set("ebbtide")
+        self.lease = self.store.acquire_lease("tests", now_s=START_S, ttl_s=1e9)
         self.app = create_app(
             self.store,
             Settings(auth="off", allowed_hosts="town.test"),
@@ -57,7 +57,7 @@ class Town:
         assert self.lease is not None
         self.clock.move_to(self.clock.now_s() + after_s)
         epoch = self.lease.epoch
-        return tick(self.store, self.executor, self.clock, self.policies, epoch=epoch, learned=learned)
+        return tick(self.store, self.executor, self.clock, self.policies, epoch=epoch, planning_inputs=learned)
 
 
 class AppTransport(httpx.BaseTransport):
@@ -79,7 +79,7 @@ class AppTransport(httpx.BaseTransport):
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """`run("ps", "-o", "json")` is what a user would type. Nobody listens at the URL."""
-    from scheduler.cli.app import app
+    from cli.app import app
 
     def invoke(*words: str, stdin: str | None = None, **more: str | None) -> Result:
         environment = {"EBBTIDE_URL": "http://127.0.0.1:1", "COLUMNS": "100", "XDG_CONFIG_HOME": str(tmp_path)}

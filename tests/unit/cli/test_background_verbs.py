@@ -11,8 +11,8 @@ import pytest
 from typer.testing import Result
 
 from api.client import Client
-from scheduler.store.migrate import migrate
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.unit.cli.conftest import AppTransport, Town
 
 Ask = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from scheduler.cli.app import app
+from cli.app import app
 
 
 def offered(words: str) -> list[str]:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from scheduler.documents.trace import read_demand, read_jobs
-from scheduler.domain.command import AddNode, Command, CommandBody, CreatePool, ReportDemand, SubmitJob
+from scheduler.documents.trace_files import read_demand, read_jobs
+from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, ReportDemand, SubmitJob
 from scheduler.domain.fleet import Pool, PoolKind
-from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.executors.simulated_delays import Delays
-from scheduler.policies.policy_set import policy_set
+from scheduler.executors.simulated_executor import SimulatedExecutor
+from scheduler.executors.simulated_run import Delays
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
-from scheduler.store.migrate import migrate
-from scheduler.store.sql import SqlStore
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.builders import a_node, a_spec
 
 Run = Callable[..., Result]
@@ -57,15 +57,15 @@ def live(url: str, until_s: float) -> None:
     send(SubmitJob("short", a_spec(4, steps=400, name="short")))
     send(SubmitJob("long", a_spec(4, steps=40_000, name="long", queue="research")))
     send(SubmitJob("unknown", a_spec(8, steps=0, name="unknown")))
-    lease = store.acquire("tests", now_s=START_S, ttl_s=1e9)
+    lease = store.acquire_lease("tests", now_s=START_S, ttl_s=1e9)
     assert lease is not None
     while clock.now_s() < START_S + until_s:
-        report = tick(store, executor, clock, policy_set("fifo"), epoch=lease.epoch)
+        report = tick(store, executor, clock, load_policy_set("fifo"), epoch=lease.epoch)
         next_s = min(max(clock.now_s(), executor.next_event_s()), report.next_wake_s, START_S + until_s)
         clock.move_to(next_s)
         executor.advance_to(next_s)
     send(ReportDemand("inference", 1.0))
-    tick(store, executor, clock, policy_set("fifo"), epoch=lease.epoch)
+    tick(store, executor, clock, load_policy_set("fifo"), epoch=lease.epoch)
     store.close()
 
 

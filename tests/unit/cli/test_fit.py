@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from scheduler.solver.profiles.shipped import load_gpu, parse_gpu
+from scheduler.solver.profiles.catalog import load_gpu, parse_gpu
 
 Run = Callable[..., Result]
 HEAD = "model,tensor,data,micro_batch,global_batch,recompute,iteration_time_s"

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.cli.humanise import clock, counted, gpus, number, share, size, span
+from cli.output import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_gpus,
+    format_number,
+    format_percent,
+    format_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +38,7 @@ from scheduler.cli.humanise import clock, counted, gpus, number, share, size, sp
     ],
 )
 def test_a_length_of_time_has_two_units_at_most(seconds: float | None, said: str) -> None:
-    assert span(seconds) == said
+    assert format_duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -45,16 +53,16 @@ def test_a_length_of_time_has_two_units_at_most(seconds: float | None, said: str
     ],
 )
 def test_bytes_are_decimal(count: float, said: str) -> None:
-    assert size(count) == said
+    assert format_bytes(count) == said
 
 
 def test_counts_agree_with_their_noun() -> None:
-    assert [gpus(count) for count in (0, 1, 1.0, 2.5, 4)] == ["0 GPUs", "1 GPU", "1 GPU", "2.5 GPUs", "4 GPUs"]
-    assert [counted(count, "resize") for count in (1, 2)] == ["1 resize", "2 resizes"]
+    assert [format_gpus(count) for count in (0, 1, 1.0, 2.5, 4)] == ["0 GPUs", "1 GPU", "1 GPU", "2.5 GPUs", "4 GPUs"]
+    assert [format_count(count, "resize") for count in (1, 2)] == ["1 resize", "2 resizes"]
 
 
 def test_figures_have_no_exponent_and_no_empty_digits() -> None:
-    assert [number(value) for value in (None, 0, 3.0, 2.5, 1 / 3, 1_234_567)] == [
+    assert [format_number(value) for value in (None, 0, 3.0, 2.5, 1 / 3, 1_234_567)] == [
         "-",
         "0",
         "3",
@@ -62,11 +70,11 @@ def test_figures_have_no_exponent_and_no_empty_digits() -> None:
         "0.333",
         "1,234,567",
     ]
-    assert number(1234.5678, 1) == "1,234.6"
-    assert number(4079.9, 0) == "4,080"
-    assert [share(ratio) for ratio in (None, 0.0, 0.1234, 1.0)] == ["-", "0.0%", "12.3%", "100.0%"]
+    assert format_number(1234.5678, 1) == "1,234.6"
+    assert format_number(4079.9, 0) == "4,080"
+    assert [format_percent(ratio) for ratio in (None, 0.0, 0.1234, 1.0)] == ["-", "0.0%", "12.3%", "100.0%"]
 
 
 def test_times_are_utc() -> None:
-    assert clock(0.0) == "1970-01-01 00:00:00"
-    assert clock(None) == "-"
+    assert format_time(0.0) == "1970-01-01 00:00:00"
+    assert format_time(None) == "-"

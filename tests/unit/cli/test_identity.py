@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from api.client import Client
-from scheduler.cli.contexts import config_path, load, target_of
-from scheduler.store.migrate import migrate
+from cli.connection import get_config_path, load_contexts, resolve_target
+from scheduler.store.schema_migration import migrate
 from tests.api.guarded import Guarded
 from tests.unit.cli.conftest import AppTransport, Run
 
@@ -38,7 +38,7 @@ def test_who_logs_in_is_known_from_then_on(run: Run, guarded: Guarded) -> None:
     log_in(run, guarded.token("anna", "viewer"))
     told = json.loads(run("whoami", "-o", "json", EBBTIDE_URL=None).stdout)
     assert (told["name"], told["grants"]) == ("anna", ["viewer"])
-    path = config_path()
+    path = get_config_path()
     assert path is not None
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -47,7 +47,7 @@ def test_a_wrong_token_is_not_kept_and_the_remedy_named(run: Run, guarded: Guard
     result = run("login", "--url", URL, stdin="ebk_wrong\n")
     assert result.exit_code == 1
     assert "log in with `ebbtide login`" in result.stderr
-    assert load().targets == {}
+    assert load_contexts().targets == {}
 
 
 def test_without_a_token_one_is_told_how_to_get_in(run: Run, guarded: Guarded) -> None:
@@ -83,15 +83,15 @@ def test_contexts_are_used_listed_and_deleted(run: Run, guarded: Guarded) -> Non
 
 def test_a_token_is_sent_to_its_own_service_alone(run: Run, guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     log_in(run, guarded.root)
-    assert target_of("").token == target_of(URL + "/").token == guarded.root
-    assert target_of("https://elsewhere.example").token == ""
+    assert resolve_target("").token == resolve_target(URL + "/").token == guarded.root
+    assert resolve_target("https://elsewhere.example").token == ""
     monkeypatch.setenv("EBBTIDE_TOKEN", "ebk_other")
-    assert target_of(URL).token == target_of("https://elsewhere.example").token == "ebk_other"
+    assert resolve_target(URL).token == resolve_target("https://elsewhere.example").token == "ebk_other"
 
 
 def test_a_file_that_others_may_read_is_refused(run: Run, guarded: Guarded) -> None:
     log_in(run, guarded.root)
-    path = config_path()
+    path = get_config_path()
     assert path is not None
     path.chmod(0o644)
     result = run("ps")

@@ -10,7 +10,7 @@ import yaml
 from rich.text import Text
 from typer.testing import Result
 
-from scheduler.cli.output import Format, columns, console, emit, facts
+from cli.output import OutputFormat, make_console, print_document, render_facts, render_table
 
 Run = Callable[..., Result]
 
@@ -26,14 +26,14 @@ def test_json_and_yaml_say_the_same_and_nothing_else_is_on_stdout(run: Run, word
 
 def test_what_json_has_no_form_for_is_null(capsys: pytest.CaptureFixture[str]) -> None:
     document = {"inf": float("inf"), "nan": [float("nan")], "list": ({"x": 1.5},)}
-    for form, read in ((Format.JSON, json.loads), (Format.YAML, yaml.safe_load)):
-        emit(document, form, Text)
+    for form, read in ((OutputFormat.JSON, json.loads), (OutputFormat.YAML, yaml.safe_load)):
+        print_document(document, form, Text)
         assert read(capsys.readouterr().out) == {"inf": None, "nan": [None], "list": [{"x": 1.5}]}
 
 
 def test_a_table_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    emit(None, Format.TABLE, lambda: columns([["[red]t0[0-3]", "[/x]"]], heads=["node", "x"]))
-    emit(None, Format.TABLE, lambda: facts({"on": "[bold]t0[0,2]"}))
+    print_document(None, OutputFormat.TABLE, lambda: render_table([["[red]t0[0-3]", "[/x]"]], headers=["node", "x"]))
+    print_document(None, OutputFormat.TABLE, lambda: render_facts({"on": "[bold]t0[0,2]"}))
     printed = capsys.readouterr().out
     assert "[red]t0[0-3]" in printed
     assert "[/x]" in printed
@@ -41,9 +41,9 @@ def test_a_table_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_table_without_rows_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    emit(None, Format.TABLE, lambda: columns([], heads=["job"], empty="There are no jobs."))
+    print_document(None, OutputFormat.TABLE, lambda: render_table([], headers=["job"], empty="There are no jobs."))
     assert capsys.readouterr().out == "There are no jobs.\n"
 
 
 def test_without_a_terminal_a_table_is_100_columns_wide() -> None:
-    assert console().width == 100
+    assert make_console().width == 100

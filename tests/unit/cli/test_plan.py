@@ -11,9 +11,9 @@ import pytest
 import yaml
 from typer.testing import Result
 
-from scheduler.cli.plan_view import CONTRACT, degrees_text, pipeline_text, runs_text
+from cli.planning.plan_tables import PLAN_FIELDS, format_degrees, format_layer_ranges, format_pipeline
 from scheduler.domain.parallel_plan import plan_from_json
-from scheduler.solver.profiles.shipped import load_model
+from scheduler.solver.profiles.catalog import load_model
 
 Run = Callable[..., Result]
 GPT2 = ("plan", "--model", "gpt2", "--global-batch", "8")
@@ -27,8 +27,8 @@ def answer(result: Result) -> Any:
 
 def test_a_plan_is_the_contract_plus_what_the_search_took(run: Run) -> None:
     told = answer(run(*GPT2, "--gpus", "4", "-o", "json"))
-    assert set(told) == {*CONTRACT, "search_time_s", "candidates", "inspection", "runners_up", "remark", "whole"}
-    plan = plan_from_json({field: told[field] for field in CONTRACT})
+    assert set(told) == {*PLAN_FIELDS, "search_time_s", "candidates", "inspection", "runners_up", "remark", "whole"}
+    plan = plan_from_json({field: told[field] for field in PLAN_FIELDS})
     assert (plan.world_size, plan.global_batch) == (4, 8)
     assert plan.stages[0].gpu == "a100-80g"
     assert plan.stages[-1].last_layer == load_model("gpt2").layer_count - 1
@@ -148,9 +148,9 @@ def strategy(**degrees: Any) -> Mapping[str, Any]:
 
 
 def test_degrees_and_pipelines_are_said_in_words() -> None:
-    assert degrees_text(strategy()) == "1 GPU"
-    assert degrees_text(strategy(tp=2, dp=4, sequence_sharding=True)) == "tensor 2 x data 4 x sequence-sharded"
-    assert runs_text([0, 1, 2, 8]) == "0-2, 8"
-    assert runs_text([0, 4, 8, 12, 16]) == "0, 4, ..., 16"
+    assert format_degrees(strategy()) == "1 GPU"
+    assert format_degrees(strategy(tp=2, dp=4, sequence_sharding=True)) == "tensor 2 x data 4 x sequence-sharded"
+    assert format_layer_ranges([0, 1, 2, 8]) == "0-2, 8"
+    assert format_layer_ranges([0, 4, 8, 12, 16]) == "0, 4, ..., 16"
     plan = {"stages": [1, 2], "schedule": {"name": "1f1b"}, "micro_batches": 4, "micro_batch_size": 2}
-    assert pipeline_text(plan) == "2 stages, 1f1b, 4 micro-batches of 2 samples"
+    assert format_pipeline(plan) == "2 stages, 1f1b, 4 micro-batches of 2 samples"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scheduler.cli.plan_diagram import StageDiagram, apportioned
+from cli.planning.stage_diagram import StageDiagram, apportion_cells
 
 PARTS = ("compute_s", "tensor_s", "sequence_s", "expert_s", "data_s", "other_s", "idle_s")
 
@@ -49,7 +49,7 @@ def test_communication_is_told_by_kind_with_the_share_of_all_kinds() -> None:
 
 @pytest.mark.parametrize("cells", [1, 7, 30])
 def test_cells_are_split_by_largest_remainders(cells: int) -> None:
-    widths = apportioned([5.0, 3.0, 0.0, 2.0], cells)
+    widths = apportion_cells([5.0, 3.0, 0.0, 2.0], cells)
     assert sum(widths) == cells
     assert widths[2] == 0
     assert all(abs(width - cells * part / 10) < 1 for width, part in zip(widths, (5, 3, 0, 2), strict=True))

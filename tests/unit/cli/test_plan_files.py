@@ -144,7 +144,7 @@ def test_a_picture_is_the_same_each_time(run: Run, tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_plot_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.cli.curve_plot.find_spec", lambda _: None)
+    monkeypatch.setattr("cli.planning.curve_chart.find_spec", lambda _: None)
     result = run(*GPT2, "--gpus", "1:2", "--plot", "curve.png")
     assert result.exit_code == 1
     assert "pip install 'ebbtide[plot]'" in result.stderr

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from scheduler.cli.replay import find_violations
+from cli.commands.replay import find_violations
 from scheduler.domain.codec import encode
-from scheduler.domain.decision import LendNode, StartJob
+from scheduler.domain.decisions import LendNode, Reason, ReasonCode, StartJob
 from scheduler.domain.fleet import Node, Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec, Progress
 from scheduler.domain.job_state import JobState
-from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.tick_report import Law, TickResult
+from scheduler.domain.tick_report import Invariant, TickResult
 
 Run = Callable[..., Result]
 NOW_S = 1_790_000_000.0
@@ -70,11 +69,11 @@ def test_a_replay_reads_standard_input_and_takes_a_policy(run: Run, document: An
 
 def test_the_laws_judge_each_decision_after_the_legal_ones_before_it() -> None:
     because = Reason(ReasonCode.FIRST_IN_ORDER, "it is first")
-    first = StartJob("small", {"t0": (0, 1, 2)}, data_parallel_plan("a100-80g", 3), because)
-    overlapping = StartJob("wide", {"t0": (0, 1, 2, 3)}, data_parallel_plan("a100-80g", 4), because)
+    first = StartJob("small", {"t0": (0, 1, 2)}, build_data_parallel_plan("a100-80g", 3), because)
+    overlapping = StartJob("wide", {"t0": (0, 1, 2, 3)}, build_data_parallel_plan("a100-80g", 4), because)
     violations = find_violations(snapshot(), TickResult((first, overlapping, LendNode("ghost", because))))
-    assert [(violation.law, violation.subject) for violation in violations][-1] == (Law.UNKNOWN_SUBJECT, "ghost")
-    assert violations[0].law is Law.GPU_HELD_TWICE
+    assert [(violation.law, violation.subject) for violation in violations][-1] == (Invariant.UNKNOWN_SUBJECT, "ghost")
+    assert violations[0].law is Invariant.GPU_HELD_TWICE
     assert find_violations(snapshot(), TickResult((replace(overlapping, gpus={"t0": (0, 1, 2, 3)}),))) == ()
 
 

@@ -19,9 +19,8 @@ import psutil
 import pytest
 from typer.testing import Result
 
-from api.client import Client, Retries
-from scheduler.store.engine import open_engine
-from scheduler.store.revision import require_head
+from api.client import Client, RetryPolicy
+from scheduler.store.database import open_engine, require_current_revision
 
 Run = Callable[..., Result]
 PATIENCE_S = 90.0
@@ -37,21 +36,27 @@ def test_migrate_makes_a_database_and_leaves_a_new_one_as_it_is(
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["database_url"].endswith("state.sqlite")
         engine = open_engine(os.environ["EBBTIDE_DATABASE_URL"])
-        require_head(engine)
+        require_current_revision(engine)
         engine.dispose()
 
 
 def test_a_password_in_the_database_url_is_not_shown() -> None:
-    from scheduler.cli.serve import _shown
+    from cli.commands.service import redact_database_url
 
-    assert _shown("postgresql+psycopg://ebbtide:s3cret@db/ebbtide") == "postgresql+psycopg://ebbtide:***@db/ebbtide"
+    assert (
+        redact_database_url("postgresql+psycopg://ebbtide:s3cret@db/ebbtide")
+        == "postgresql+psycopg://ebbtide:***@db/ebbtide"
+    )
     for password in ("p#ss", "p/ss", "p?ss", "p[ss", "p%40ss"):
         assert (
-            _shown(f"postgresql+psycopg://ebbtide:{password}@db/ebbtide")
+            redact_database_url(f"postgresql+psycopg://ebbtide:{password}@db/ebbtide")
             == "postgresql+psycopg://ebbtide:***@db/ebbtide"
         )
-    assert _shown("postgresql+psycopg://db/ebbtide?user=a&password=s3cret") == "postgresql+psycopg://db/ebbtide?user=a"
-    assert _shown("sqlite:///state.sqlite") == "sqlite:///state.sqlite"
+    assert (
+        redact_database_url("postgresql+psycopg://db/ebbtide?user=a&password=s3cret")
+        == "postgresql+psycopg://db/ebbtide?user=a"
+    )
+    assert redact_database_url("sqlite:///state.sqlite") == "sqlite:///state.sqlite"
 
 
 def test_a_host_that_cannot_be_listened_on_is_refused(
@@ -88,7 +93,7 @@ def _served(tmp_path: Path, *, apis: int) -> Iterator[subprocess.Popen[str]]:
     """A whole service on a database, a folder and a port of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "scheduler.cli", "serve", "--port", "0"],
+        [sys.executable, "-m", "cli", "serve", "--port", "0"],
         cwd=tmp_path,
         env={
             **clean,
@@ -135,7 +140,7 @@ def _when_ready(served: subprocess.Popen[str]) -> str:
     found = re.search(r"serves (http://127\.0\.0\.1:[1-9]\d*) ", served.stderr.readline())
     assert found is not None
     assert "Authentication is off: everybody on this machine may do everything" in served.stderr.readline()
-    with Client(found[1], retries=Retries(attempts=1)) as client:
+    with Client(found[1], retries=RetryPolicy(attempts=1)) as client:
         give_up_at = time.monotonic() + PATIENCE_S
         while not client.is_ready():
             assert served.poll() is None, served.stderr.read()

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from typer.testing import Result
 
-from scheduler.domain.command import Command, ForecastMade, ReportProgress
-from scheduler.domain.forecast import Forecast
+from scheduler.domain.commands import Command, ForecastMade, ReportProgress
+from scheduler.domain.fleet import Forecast
 
 Ask = Callable[..., Any]
 Run = Callable[..., Result]
@@ -135,7 +135,7 @@ def test_waiting_for_a_job_fails_unless_it_succeeds(run: Run, fleet: Any, monkey
         for decision in fleet.tick().decisions:
             fleet.client().cancel(decision.job_id)
 
-    monkeypatch.setattr("scheduler.cli.submit.time.sleep", time_passes)
+    monkeypatch.setattr("cli.commands.submit.time.sleep", time_passes)
     result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["state"] == "cancelled"
@@ -296,7 +296,7 @@ def test_watching_refreshes_until_ctrl_c(run: Run, fleet: Any, monkeypatch: pyte
         if len(slept) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("scheduler.cli.top.time.sleep", interrupted_at_the_third)
+    monkeypatch.setattr("cli.commands.fleet.time.sleep", interrupted_at_the_third)
     result = run("top", "-w", "--every", "0.5")
     assert (result.exit_code, slept) == (0, [0.5, 0.5, 0.5])
     assert "serving" in result.stdout

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from scheduler.cli.simulation_view import FIGURES
-from scheduler.domain.gpus import Gpus
-from scheduler.domain.room import Room
-from scheduler.policies.policy_set import ENTRY_POINTS, PolicySet
-from scheduler.policies.settings import PolicySettings
+from cli.simulation.comparison_table import METRICS
+from scheduler.domain.gpu_sets import FreeGpus, Gpus
+from scheduler.scheduling.policies.policy_set import ENTRY_POINTS, PolicySet
+from scheduler.scheduling.policies.settings import PolicySettings
 
 Run = Callable[..., Result]
 FILES = ("simulate", "--jobs", "jobs.csv", "--cluster", "cluster.yaml", "--processes", "1")
@@ -59,7 +58,7 @@ def test_the_table_has_a_column_a_policy_and_a_line_a_figure(run: Run) -> None:
     result = run(*SIMULATE, "--policy", "fifo,ebbtide")
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["seed", "3", "fifo", "ebbtide"]
-    told = [figure for figure in FIGURES if figure not in NOT_TOLD]
+    told = [figure for figure in METRICS if figure not in NOT_TOLD]
     assert [line[: len(figure)] for line, figure in zip(lines[1:], told, strict=True)] == told
     assert lines[1].split() == ["jobs", "completed", "8", "of", "8", "8", "of", "8"]
 
@@ -70,7 +69,7 @@ def test_policies_that_are_too_many_for_the_terminal_go_into_tables_below_each_o
     heads = [line.split()[2:] for line in lines if line.startswith("seed 3")]
     assert (len(heads), [name for head in heads for name in head]) == (2, names.split(","))
     assert max(map(len, lines)) <= 100
-    told = [figure for figure in FIGURES if figure not in NOT_TOLD]
+    told = [figure for figure in METRICS if figure not in NOT_TOLD]
     assert len(lines) == 2 * (1 + len(told)) + 1, "no cell is folded"
 
 
@@ -191,7 +190,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_simulated
 
 
 def mine(settings: PolicySettings) -> PolicySet:
-    def always_on_the_first(snapshot: object, rooms: Iterable[Room], job: object, count: int) -> Gpus:
+    def always_on_the_first(snapshot: object, rooms: Iterable[FreeGpus], job: object, count: int) -> Gpus:
         return {next(iter(rooms)).node: tuple(range(count))}
 
     return PolicySet("mine", "puts all jobs on the same GPUs", "none", place=always_on_the_first, settings=settings)
@@ -210,7 +209,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
         EntryPoint(name, f"{__name__}:{at}", ENTRY_POINTS) for name, at in (("mine", "mine"), ("fails", "fails_later"))
     ]
-    monkeypatch.setattr("scheduler.policies.policy_set.points_added", lambda: points)
+    monkeypatch.setattr("scheduler.scheduling.policies.policy_set.points_added", lambda: points)
 
 
 def test_a_policy_that_breaks_a_law_is_named_with_the_law_and_the_job(run: Run, own: None) -> None:

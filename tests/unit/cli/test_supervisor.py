@@ -18,9 +18,7 @@ WAITING_CHILD = "import time; time.sleep(600)"
 DEAF_CHILD = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 )
-CHILD_THAT_WATCHES = (
-    "from scheduler.cli.supervisor import end_with_parent; end_with_parent(); import time; time.sleep(600)"
-)
+CHILD_THAT_WATCHES = "from cli.supervisor import exit_with_parent; exit_with_parent(); import time; time.sleep(600)"
 
 
 def supervisor_of(tmp_path: Path, scripts: dict[str, str], grace_s: float = 20.0) -> subprocess.Popen[str]:
@@ -34,7 +32,7 @@ def supervisor_of(tmp_path: Path, scripts: dict[str, str], grace_s: float = 20.0
         for name, script in scripts.items()
     }
     program = (
-        "import sys\nfrom scheduler.cli.supervisor import supervise\n"
+        "import sys\nfrom cli.supervisor import supervise\n"
         f"code, why = supervise({commands!r}, grace_s={grace_s})\nprint(why)\nsys.exit(code)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -101,7 +99,7 @@ def test_a_child_that_watches_its_parent_ends_even_when_the_supervisor_is_killed
 
 
 def test_a_command_that_cannot_start_leaves_nothing_behind(tmp_path: Path) -> None:
-    from scheduler.cli.supervisor import supervise
+    from cli.supervisor import supervise
 
     note = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     good = [sys.executable, "-c", note, str(tmp_path / "one")]
@@ -112,7 +110,7 @@ def test_a_command_that_cannot_start_leaves_nothing_behind(tmp_path: Path) -> No
 
 def test_a_process_that_nobody_supervises_outlives_the_end_of_its_input() -> None:
     """As in a container, where standard input is /dev/null."""
-    program = "from scheduler.cli.supervisor import end_with_parent; end_with_parent(); import time; time.sleep(1)"
+    program = "from cli.supervisor import exit_with_parent; exit_with_parent(); import time; time.sleep(1)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", program], stdin=subprocess.DEVNULL, env=environment, timeout=PATIENCE_S, check=False

@@ -43,7 +43,7 @@ def test_waiting_outlasts_a_service_that_is_away_for_a_moment(run: Run, looks: d
 def test_waiting_ends_where_nobody_answers_for_long(
     run: Run, looks: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.cli.watching.PATIENCE_S", 0.0)
+    monkeypatch.setattr("cli.output.PATIENCE_S", 0.0)
     looks["away"] = 8
     result = run("submit", "--name", "doomed", "--min", "1", "--wait", "-o", "json")
     assert (result.exit_code, result.stdout) == (1, "")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.documents.cluster import (
+from scheduler.documents.simulation import (
     ClusterDocument,
     ClusterError,
-    domain_nodes,
-    domain_pools,
-    domain_queues,
+    build_nodes,
+    build_pools,
+    build_queues,
     read_cluster,
 )
 from scheduler.domain.fleet import Blackout, PoolKind
@@ -33,11 +33,11 @@ def read(tmp_path: Path, text: str) -> ClusterDocument:
 
 def test_a_whole_file_becomes_pools_and_nodes(tmp_path: Path) -> None:
     cluster = read(tmp_path, f"pools: [{TRAINING}, {INFERENCE}]\nelastic: {{from_gpus: 2}}\n")
-    training, inference = domain_pools(cluster)
+    training, inference = build_pools(cluster)
     assert (training.kind, training.lending.enabled) == (PoolKind.TRAINING, False)
     assert (inference.lending.quantile, inference.lending.return_deadline_s) == (0.99, 300.0)
     assert inference.lending.blackouts == (Blackout(3600.0, 7200.0),)
-    nodes = domain_nodes(cluster, {"a100-80g": 80, "l40s": 48}.__getitem__)
+    nodes = build_nodes(cluster, {"a100-80g": 80, "l40s": 48}.__getitem__)
     assert [node.name for node in nodes][:3] == ["training-0", "training-1", "inference-00"]
     assert (nodes[-1].name, nodes[-1].pool, nodes[-1].gpus) == ("inference-11", "inference", 4)
     assert nodes[-1].gpu_memory_bytes == 48
@@ -103,8 +103,8 @@ def test_a_refused_field_is_named_with_its_line(tmp_path: Path) -> None:
 def test_queues_may_be_declared_with_the_names_of_the_trace(tmp_path: Path) -> None:
     queues = "queues: [{name: vc_7f, guaranteed_gpus: 8, limit_gpus: 12}, {name: rest, weight: 0.5}]"
     cluster = read(tmp_path, f"pools: [{TRAINING}]\n{queues}\n")
-    assert domain_queues(cluster) == (JobQueue("vc_7f", 8, 12), JobQueue("rest", weight=0.5))
-    assert domain_queues(read(tmp_path, f"pools: [{TRAINING}]")) == ()
+    assert build_queues(cluster) == (JobQueue("vc_7f", 8, 12), JobQueue("rest", weight=0.5))
+    assert build_queues(read(tmp_path, f"pools: [{TRAINING}]")) == ()
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

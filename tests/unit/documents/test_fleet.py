@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from scheduler.documents import fleet
-from scheduler.documents.document import read
-from scheduler.documents.fleet import NodeDocument, PoolDocument, lending_document
-from scheduler.documents.refusal import RefusedError
+from scheduler.documents.document import InvalidDocumentError, parse_document
+from scheduler.documents.fleet import NodeDocument, PoolDocument, to_lending_document
 from scheduler.domain.fleet import Blackout, LendingPolicy, Node, Pool, PoolKind
 
 
 def pool_of(**fields: Any) -> Pool:
-    return fleet.pool(read(PoolDocument, {"name": "p", "kind": "inference", **fields}))
+    return fleet.to_pool(parse_document(PoolDocument, {"name": "p", "kind": "inference", **fields}))
 
 
 def test_a_pool_without_lending_rules_has_the_defaults() -> None:
@@ -31,7 +30,7 @@ def test_lending_rules_take_durations_as_text() -> None:
 
 def test_lending_rules_write_a_document_that_reads_the_same() -> None:
     policy = LendingPolicy(quantile=0.9, lent_nodes_max=3, blackouts=(Blackout(0.0, 60.0),))
-    document = lending_document(policy) | {"blackouts": [{"start_s": 0.0, "end_s": 60.0}]}
+    document = to_lending_document(policy) | {"blackouts": [{"start_s": 0.0, "end_s": 60.0}]}
     assert pool_of(lending=document).lending == policy
 
 
@@ -51,30 +50,36 @@ def test_lending_rules_write_a_document_that_reads_the_same() -> None:
     ],
 )
 def test_a_lending_rule_outside_its_bounds_is_refused(field: str, value: object) -> None:
-    with pytest.raises(RefusedError, match=rf"lending\.{field}: got"):
+    with pytest.raises(InvalidDocumentError, match=rf"lending\.{field}: got"):
         pool_of(lending={field: value})
 
 
 def test_lending_rules_reach_no_further_ahead_than_demand_is_forecast() -> None:
-    with pytest.raises(RefusedError, match=r"loan_s_min: got 90000.0; allowed: at most 86400 s, which is a day"):
+    with pytest.raises(
+        InvalidDocumentError, match=r"loan_s_min: got 90000.0; allowed: at most 86400 s, which is a day"
+    ):
         pool_of(lending={"loan_s_min": "25h"})
     longest = {"loan_s_min": "24h", "return_deadline_s": "24h", "cold_start_s": "24h"}
     assert pool_of(lending=longest).lending.horizon_s == 2 * 86_400.0
 
 
 def test_lending_rules_that_need_no_forecast_are_refused() -> None:
-    with pytest.raises(RefusedError, match=r"return_deadline_s: got 0.0; allowed: above 0 s, where cold_start_s is 0"):
+    with pytest.raises(
+        InvalidDocumentError, match=r"return_deadline_s: got 0.0; allowed: above 0 s, where cold_start_s is 0"
+    ):
         pool_of(lending={"return_deadline_s": 0, "cold_start_s": 0})
     assert pool_of(lending={"return_deadline_s": 0}).lending.horizon_s == 300.0
 
 
 def test_a_training_pool_has_nothing_to_lend() -> None:
-    with pytest.raises(RefusedError, match="only a pool of kind inference lends"):
+    with pytest.raises(InvalidDocumentError, match="only a pool of kind inference lends"):
         pool_of(kind="training", lending={"enabled": True})
 
 
 def test_a_node_takes_its_own_memory_before_that_of_its_model() -> None:
     document = {"name": "n0.rack-1", "pool": "p", "gpu": "a100-80g", "gpus": 8}
-    assert fleet.node(read(NodeDocument, document), gpu_memory_bytes=5) == Node("n0.rack-1", "p", "a100-80g", 8, 5)
-    own = fleet.node(read(NodeDocument, document | {"memory": "1GiB"}), gpu_memory_bytes=5)
+    assert fleet.to_node(parse_document(NodeDocument, document), gpu_memory_bytes=5) == Node(
+        "n0.rack-1", "p", "a100-80g", 8, 5
+    )
+    own = fleet.to_node(parse_document(NodeDocument, document | {"memory": "1GiB"}), gpu_memory_bytes=5)
     assert own.gpu_memory_bytes == 2**30

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.documents.job import read_job
-from scheduler.documents.manifest import is_manifest, job_of_manifest
-from scheduler.documents.refusal import RefusedError
+from scheduler.documents.custom_resource import is_manifest, manifest_to_job_document
+from scheduler.documents.document import InvalidDocumentError
+from scheduler.documents.job import parse_job
 
 SPEC = {"gpus": {"min": 1, "max": 2}, "steps": 5, "command": ["python", "train.py"]}
 
@@ -21,10 +21,13 @@ def a_manifest(**changed: Any) -> dict[str, Any]:
 def test_the_spec_is_the_job_document_and_metadata_names_it() -> None:
     assert is_manifest(a_manifest())
     assert not is_manifest({"name": "train", **SPEC})
-    assert job_of_manifest(a_manifest()) == {"name": "train", **SPEC}
+    assert manifest_to_job_document(a_manifest()) == {"name": "train", **SPEC}
     elsewhere = a_manifest(metadata={"name": "train", "namespace": "research", "labels": {"team": "a"}})
-    assert read_job(job_of_manifest(elsewhere)).namespace == "research"
-    assert job_of_manifest(a_manifest(spec={**SPEC, "suspend": False, "managedBy": ""})) == {"name": "train", **SPEC}
+    assert parse_job(manifest_to_job_document(elsewhere)).namespace == "research"
+    assert manifest_to_job_document(a_manifest(spec={**SPEC, "suspend": False, "managedBy": ""})) == {
+        "name": "train",
+        **SPEC,
+    }
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,6 @@ def test_the_spec_is_the_job_document_and_metadata_names_it() -> None:
     ],
 )
 def test_what_is_no_job_of_ours_is_told(changed: dict[str, Any], told: str) -> None:
-    with pytest.raises(RefusedError) as refused:
-        job_of_manifest(a_manifest(**changed))
+    with pytest.raises(InvalidDocumentError) as refused:
+        manifest_to_job_document(a_manifest(**changed))
     assert told in str(refused.value)

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from scheduler.documents.document import read
-from scheduler.documents.plan_request import PlanRequestDocument, read_shape, shape_of
-from scheduler.documents.refusal import RefusedError
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.documents.document import InvalidDocumentError, parse_document
+from scheduler.documents.plan_request import PlanRequestDocument, parse_gpu_shape, to_gpu_shape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 
 
 def request_of(**fields: Any) -> PlanRequestDocument:
-    return read(PlanRequestDocument, {"model": "gpt2", "globalBatch": 8, **fields})
+    return parse_document(PlanRequestDocument, {"model": "gpt2", "globalBatch": 8, **fields})
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def request_of(**fields: Any) -> PlanRequestDocument:
 def test_gpus_are_packed_unless_the_request_says_where_they_are(
     fields: dict[str, Any], groups: tuple[GpuGroup, ...]
 ) -> None:
-    assert shape_of(request_of(**fields)) == GpuShape(groups)
+    assert to_gpu_shape(request_of(**fields)) == GpuShape(groups)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +46,14 @@ def test_gpus_are_packed_unless_the_request_says_where_they_are(
     ],
 )
 def test_a_request_that_says_too_little_or_too_much_is_refused(field: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(InvalidDocumentError) as refused:
         request_of(**fields)
-    assert [refusal.field for refusal in refused.value.refusals] == [field]
+    assert [refusal.field for refusal in refused.value.invalid_fields] == [field]
 
 
 def test_a_profile_of_the_users_own_is_carried_as_one_text() -> None:
     document = {"profile": {"b": 1, "a": [2]}, "globalBatch": 8, "gpu": "cpu", "gpus": 1}
-    assert read(PlanRequestDocument, document).profile_json == '{"a": [2], "b": 1}'
+    assert parse_document(PlanRequestDocument, document).profile_json == '{"a": [2], "b": 1}'
 
 
 ROWS = [{"gpu": "b", "nodes": 1, "gpus_per_node": 1}, {"gpu": "a", "nodes": 2, "gpusPerNode": 3}]
@@ -62,7 +61,7 @@ ROWS = [{"gpu": "b", "nodes": 1, "gpus_per_node": 1}, {"gpu": "a", "nodes": 2, "
 
 @pytest.mark.parametrize("document", [ROWS, {"groups": ROWS}])
 def test_a_shape_file_is_a_list_of_groups_in_either_spelling(document: object) -> None:
-    assert read_shape(document) == GpuShape((GpuGroup("a", 2, 3), GpuGroup("b", 1, 1)))
+    assert parse_gpu_shape(document) == GpuShape((GpuGroup("a", 2, 3), GpuGroup("b", 1, 1)))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +80,6 @@ def test_a_shape_file_is_a_list_of_groups_in_either_spelling(document: object) -
     ],
 )
 def test_a_shape_file_that_is_none_is_refused_by_field(field: str, document: object) -> None:
-    with pytest.raises(RefusedError) as refused:
-        read_shape(document)
-    assert [refusal.field for refusal in refused.value.refusals][:1] == [field]
+    with pytest.raises(InvalidDocumentError) as refused:
+        parse_gpu_shape(document)
+    assert [refusal.field for refusal in refused.value.invalid_fields][:1] == [field]

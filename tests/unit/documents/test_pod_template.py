@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from scheduler.documents.job import job_document, read_job
-from scheduler.documents.refusal import RefusedError
+from scheduler.documents.document import InvalidDocumentError
+from scheduler.documents.job import parse_job, to_job_document
 from scheduler.domain.job import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.k8s.manifests import JobSite, agent_pod
-from scheduler.k8s.pod_changes import pod_changes
+from scheduler.kubernetes.manifests import ManifestContext, build_agent_pod
+from scheduler.kubernetes.pod_changes import plan_pod_changes
 from tests.builders import a_job
 
 TEMPLATE: dict[str, Any] = {
@@ -29,14 +29,14 @@ def job(template: object, **more: object) -> dict[str, object]:
 
 
 def test_the_first_container_says_what_runs() -> None:
-    spec = read_job(job(TEMPLATE))
+    spec = parse_job(job(TEMPLATE))
     assert spec.command == ("python", "train.py", "--x")
     assert spec.image == "tide:1"
-    assert read_job(job_document(spec)) == spec
+    assert parse_job(to_job_document(spec)) == spec
 
 
 def test_a_command_of_the_job_itself_counts_more() -> None:
-    spec = read_job(job(TEMPLATE, command=["bash", "run.sh"], image="other:2"))
+    spec = parse_job(job(TEMPLATE, command=["bash", "run.sh"], image="other:2"))
     assert (spec.command, spec.image) == (("bash", "run.sh"), "other:2")
 
 
@@ -65,8 +65,8 @@ def test_a_command_of_the_job_itself_counts_more() -> None:
     ],
 )
 def test_what_is_missing_or_is_ours_to_say_is_named(template: dict[str, Any], field: str) -> None:
-    with pytest.raises(RefusedError, match=f"template.{field}"):
-        read_job(job(template))
+    with pytest.raises(InvalidDocumentError, match=f"template.{field}"):
+        parse_job(job(template))
 
 
 def test_what_is_null_is_absent() -> None:
@@ -75,7 +75,7 @@ def test_what_is_null_is_absent() -> None:
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": None}}}
     spec = {"containers": [container], "volumes": None, "tolerations": None, "affinity": affinity}
     template = {"metadata": {"labels": None, "annotations": {"note": None}}, "spec": spec}
-    read = read_job(job(template, command=["python"]))
+    read = parse_job(job(template, command=["python"]))
     assert read.command == ("python",)
     made = rendered(read)
     assert made["spec"]["containers"][0]["image"] == "worker"
@@ -85,8 +85,8 @@ def test_what_is_null_is_absent() -> None:
 def rendered(spec: JobSpec) -> dict[str, Any]:
     """The agent pod of a job that asks for this."""
     running = replace(a_job("a", 1, 2, state=JobState.STARTING, on={"t0": (0,)}), spec=spec)
-    (new,) = pod_changes(running, [], 0.0).make
-    return agent_pod(running, new, JobSite("harbour", 1, "http://api", "worker"))
+    (new,) = plan_pod_changes(running, [], 0.0).create
+    return build_agent_pod(running, new, ManifestContext("harbour", 1, "http://api", "worker"))
 
 
 _JSON = st.recursive(
@@ -120,8 +120,8 @@ _TEMPLATE = _object(metadata=_JSON | _object("labels", "annotations"), spec=_SPE
 def test_a_template_is_refused_or_can_be_rendered(template: dict[str, Any]) -> None:
     """What the renderer fell over would stop the operator, again and again, and with it all jobs."""
     try:
-        spec = read_job(job(template, command=["python"]))
-    except RefusedError:
+        spec = parse_job(job(template, command=["python"]))
+    except InvalidDocumentError:
         return
     assert rendered(spec)["spec"]["schedulerName"] == "ebbtide"
 
@@ -132,12 +132,12 @@ def test_a_template_is_refused_or_can_be_rendered(template: dict[str, Any]) -> N
 def test_a_template_asks_for_no_gpus_itself(kind: str, group: str, resource: str) -> None:
     container = {"name": "train", "resources": {kind: {resource: 8}}}
     spec = {"containers": [{}], group: [container]}
-    with pytest.raises(RefusedError, match=rf"{group}.*resources.*got 8; allowed: nothing: Ebbtide asks"):
-        read_job(job({"spec": spec}))
+    with pytest.raises(InvalidDocumentError, match=rf"{group}.*resources.*got 8; allowed: nothing: Ebbtide asks"):
+        parse_job(job({"spec": spec}))
 
 
 def test_null_is_as_good_as_absent() -> None:
     container = {"command": ["x"], "args": None, "env": None, "resources": {"limits": None}}
     spec = {"containers": [container], "volumes": None, "schedulerName": None, "affinity": {"nodeAffinity": None}}
     plain = {"spec": {"containers": [{"command": ["x"], "resources": {}}], "affinity": {}}}
-    assert read_job(job({"metadata": None, "spec": spec})) == read_job(job(plain))
+    assert parse_job(job({"metadata": None, "spec": spec})) == parse_job(job(plain))

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from scheduler.documents.refusal import Refusal, shown
+from scheduler.documents.document import InvalidField, to_printable
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,13 @@ from scheduler.documents.refusal import Refusal, shown
     ],
 )
 def test_any_value_is_shown_as_short_plain_json(value: object) -> None:
-    text = json.dumps(shown(value), allow_nan=False, ensure_ascii=False)
+    text = json.dumps(to_printable(value), allow_nan=False, ensure_ascii=False)
     assert len(text.encode()) < 1000
 
 
 def test_a_refusal_is_one_sentence() -> None:
-    assert Refusal("gpus.max", 2, "at least 4").message == "gpus.max: got 2; allowed: at least 4"
+    assert InvalidField("gpus.max", 2, "at least 4").message == "gpus.max: got 2; allowed: at least 4"
     assert (
-        Refusal("name", None, "a value; it is required").message
+        InvalidField("name", None, "a value; it is required").message
         == "name: got nothing; allowed: a value; it is required"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.documents.throughput import CountedStep, ExecPlan, PlacedStep, SharedStep, read_profile
-from scheduler.documents.trace import TraceError
+from scheduler.documents.throughput import ExecPlan, StepByGpuCount, StepByLocalBatch, StepByPlacement, read_throughput
+from scheduler.documents.trace_files import TraceError
 
 COUNTED = "gpu,file,global_batch_size,1,2,4\n"
 PLACED = "model,exec_plan,placement,iter_time,forward,overlap_sync,optimize,cpu_threads\n"
@@ -22,20 +22,20 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def plan_of(tmp_path: Path, exec_plan: str, placement: str) -> ExecPlan:
-    (step,) = read_profile(written(tmp_path, PLACED + f"gpt2,{exec_plan},{placement},1.5,1,1,1,\n"))
-    assert isinstance(step, PlacedStep)
+    (step,) = read_throughput(written(tmp_path, PLACED + f"gpt2,{exec_plan},{placement},1.5,1,1,1,\n"))
+    assert isinstance(step, StepByPlacement)
     return step.plan
 
 
 def test_iterations_a_second_become_seconds_and_failed_runs_are_left_out(tmp_path: Path) -> None:
-    steps = read_profile(written(tmp_path, COUNTED + "T4,bert.csv,384,0.5,0.0,\nA100,gpt2.csv,128,2,4,5\n"))
-    assert steps[0] == CountedStep("t4", "bert", 384, 1, 2.0)
+    steps = read_throughput(written(tmp_path, COUNTED + "T4,bert.csv,384,0.5,0.0,\nA100,gpt2.csv,128,2,4,5\n"))
+    assert steps[0] == StepByGpuCount("t4", "bert", 384, 1, 2.0)
     assert [(step.gpu, step.gpus) for step in steps[1:]] == [("a100-80g", 1), ("a100-80g", 2), ("a100-80g", 4)]
 
 
 def test_a_placement_has_its_nodes_largest_first_and_a_failed_run_is_left_out(tmp_path: Path) -> None:
     text = PLACED + "gpt2,ga,35,0.85,158,801,115,\ngpt2,111,1,0.0,0,0,0,2.0\n"
-    assert read_profile(written(tmp_path, text)) == (PlacedStep("a800-80g", "gpt2", (5, 3), ExecPlan(), 0.85),)
+    assert read_throughput(written(tmp_path, text)) == (StepByPlacement("a800-80g", "gpt2", (5, 3), ExecPlan(), 0.85),)
 
 
 def test_the_text_of_a_plan_becomes_its_degrees_and_what_it_does_besides(tmp_path: Path) -> None:
@@ -47,10 +47,10 @@ def test_the_text_of_a_plan_becomes_its_degrees_and_what_it_does_besides(tmp_pat
 
 
 def test_steps_by_samples_on_each_gpu_come_with_or_without_a_placement(tmp_path: Path) -> None:
-    on = read_profile(written(tmp_path, SHARED_ON + "ncf,142,32,0.5,0.25\n"))
-    assert on == (SharedStep("t4", "ncf", 3, 7, (4, 2, 1), 32, 0.5, 0.25),)
-    over = read_profile(written(tmp_path, SHARED_OVER + "ncf,6,24,32,0.5,0.25\n"))
-    assert over == (SharedStep("t4", "ncf", 6, 24, (), 32, 0.5, 0.25),)
+    on = read_throughput(written(tmp_path, SHARED_ON + "ncf,142,32,0.5,0.25\n"))
+    assert on == (StepByLocalBatch("t4", "ncf", 3, 7, (4, 2, 1), 32, 0.5, 0.25),)
+    over = read_throughput(written(tmp_path, SHARED_OVER + "ncf,6,24,32,0.5,0.25\n"))
+    assert over == (StepByLocalBatch("t4", "ncf", 6, 24, (), 32, 0.5, 0.25),)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_steps_by_samples_on_each_gpu_come_with_or_without_a_placement(tmp_path:
 )
 def test_a_wrong_profile_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):
-        read_profile(written(tmp_path, text))
+        read_throughput(written(tmp_path, text))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.documents.trace import DemandRow, JobRow, TraceError, read_demand, read_jobs
+from scheduler.documents.trace_files import DemandRow, JobRow, TraceError, read_demand, read_jobs
 
 JOBS = "job_id,submit_time_s,duration_s,gpus\n"
 DEMAND = "time_s,pool,load\n"

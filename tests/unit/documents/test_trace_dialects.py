@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.documents.trace import DemandRow, JobRow, TraceError, read_demand, read_jobs
+from scheduler.documents.trace_files import DemandRow, JobRow, TraceError, read_demand, read_jobs
 
 MURI = "job_id,submit_time_s,duration_s,gpus,model,batch_size,iterations,priority\n"
 ELASTICFLOW = "job_id,submit_time_s,iterations,model,deadline_s,batch_size,gpus,duration_s\n"

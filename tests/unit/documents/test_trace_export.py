@@ -6,8 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scheduler.documents.trace import JobRow, read_demand, read_jobs
-from scheduler.documents.trace_export import demand_csv, export_trace, jobs_csv
+from scheduler.documents.trace_files import (
+    JobRow,
+    export_trace,
+    format_demand_csv,
+    format_jobs_csv,
+    read_demand,
+    read_jobs,
+)
 from scheduler.domain.fleet import DemandReading
 from scheduler.domain.job import Job, JobAccount, Progress
 from scheduler.domain.job_state import JobState
@@ -75,8 +81,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         "training": [],
     }
     trace = export_trace(jobs, readings, START_S + 1000.0)
-    (tmp_path / "jobs.csv").write_text(jobs_csv(trace.jobs))
-    (tmp_path / "demand.csv").write_text(demand_csv(trace.demand))
+    (tmp_path / "jobs.csv").write_text(format_jobs_csv(trace.jobs))
+    (tmp_path / "demand.csv").write_text(format_demand_csv(trace.demand))
     read = read_jobs(tmp_path / "jobs.csv")
     assert [replace(found, line=0) for found in read] == list(trace.jobs)
     assert [found.submit_time_s for found in read] == [60.0, 60.125], "counted from the first reading"

@@ -19,17 +19,15 @@ from hypothesis.strategies import SearchStrategy
 
 from scheduler import domain
 from scheduler.domain.codec import CodecError, decode, decode_as, encode, encode_as
-from scheduler.domain.command import Command, CommandBody
-from scheduler.domain.decision import Decision
-from scheduler.domain.fleet import LendingPolicy, Node, Pool
-from scheduler.domain.forecast import Forecast
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.commands import Command, CommandBody
+from scheduler.domain.decisions import Decision, Reason, ReasonCode
+from scheduler.domain.fleet import Forecast, LendingPolicy, Node, Pool
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Job, JobSpec, Progress
 from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_records import MemoryRecord
 from scheduler.domain.job_state import JobState
-from scheduler.domain.memory_record import MemoryRecord
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
-from scheduler.domain.reason import Reason, ReasonCode
 from scheduler.domain.scaling_curve import Curve, LinearCurve, ScalingCurve
 from scheduler.domain.snapshot import Snapshot
 
@@ -187,7 +185,7 @@ _START = encode_as(
         {
             "kind": "LendNode",
             "node": "i0",
-            "reason": encode(Reason(ReasonCode.GAIN, "worth it")),
+            "reason": encode(Reason(ReasonCode.GAIN_EXCEEDS_COST, "worth it")),
         },
     ),
 )

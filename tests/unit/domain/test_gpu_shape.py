@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape, canonical_counts
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape, canonical_gpu_counts
 
 
 def test_the_order_of_nodes_does_not_matter() -> None:
-    assert GpuShape.of_counts([("a", 2), ("b", 8), ("a", 4), ("a", 2)]) == GpuShape(
+    assert GpuShape.from_node_counts([("a", 2), ("b", 8), ("a", 4), ("a", 2)]) == GpuShape(
         (GpuGroup("a", 1, 4), GpuGroup("a", 2, 2), GpuGroup("b", 1, 8))
     )
-    assert GpuShape.of_counts([("a", 2), ("a", 4)]) == GpuShape.of_counts([("a", 4), ("a", 2)])
+    assert GpuShape.from_node_counts([("a", 2), ("a", 4)]) == GpuShape.from_node_counts([("a", 4), ("a", 2)])
 
 
 @pytest.mark.parametrize(("gpus", "text"), [(3, "1x3 a"), (8, "1x8 a"), (16, "2x8 a"), (20, "2x8 a + 1x4 a")])
@@ -43,7 +43,7 @@ def test_a_group_of_nothing_is_refused(nodes: int, per_node: int) -> None:
 def test_curves_are_solved_at_the_ends_inside_a_node_and_at_whole_nodes(
     least: int, most: int, counts: tuple[int, ...]
 ) -> None:
-    assert canonical_counts(least, most, 8) == counts
+    assert canonical_gpu_counts(least, most, 8) == counts
 
 
 def test_a_shape_is_found_again_in_another_process() -> None:

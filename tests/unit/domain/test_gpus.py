@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.domain import gpus as gpu_sets
-from scheduler.domain.gpus import Gpus
+from scheduler.domain import gpu_sets
+from scheduler.domain.gpu_sets import Gpus
 
 INDICES = st.sets(st.integers(0, 7), min_size=1).map(lambda found: tuple(sorted(found)))
 GPUS = st.dictionaries(st.sampled_from(["t0", "t1", "i0"]), INDICES)
@@ -19,14 +19,14 @@ def pairs(gpus: Gpus) -> set[tuple[str, int]]:
 @given(GPUS, GPUS)
 def test_the_algebra_is_that_of_sets(left: Gpus, right: Gpus) -> None:
     assert pairs(gpu_sets.union(left, right)) == pairs(left) | pairs(right)
-    assert pairs(gpu_sets.minus(left, right)) == pairs(left) - pairs(right)
-    assert pairs(gpu_sets.common(left, right)) == pairs(left) & pairs(right)
+    assert pairs(gpu_sets.difference(left, right)) == pairs(left) - pairs(right)
+    assert pairs(gpu_sets.intersection(left, right)) == pairs(left) & pairs(right)
     assert gpu_sets.count(left) == len(pairs(left))
 
 
 @given(GPUS, GPUS)
 def test_results_have_ascending_indices_and_no_empty_nodes(left: Gpus, right: Gpus) -> None:
-    for found in (gpu_sets.union(left, right), gpu_sets.minus(left, right), gpu_sets.common(left, right)):
+    for found in (gpu_sets.union(left, right), gpu_sets.difference(left, right), gpu_sets.intersection(left, right)):
         assert all(indices and list(indices) == sorted(set(indices)) for indices in found.values())
 
 
@@ -36,5 +36,5 @@ def test_leaving_nodes_out_keeps_the_others(gpus: Gpus) -> None:
 
 
 def test_people_read_ranges() -> None:
-    assert gpu_sets.text({"t1": (0, 3), "t0": (0, 1, 2), "i0": (5,)}) == "i0[5] t0[0-2] t1[0,3]"
-    assert gpu_sets.text({}) == "none"
+    assert gpu_sets.format_gpus({"t1": (0, 3), "t0": (0, 1, 2), "i0": (5,)}) == "i0[5] t0[0-2] t1[0,3]"
+    assert gpu_sets.format_gpus({}) == "none"

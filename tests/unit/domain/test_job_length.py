@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.domain.allocation import Allocation
 from scheduler.domain.job import OVERRUN_SHARE, Job, JobSpec, Progress
-from scheduler.domain.job_state import JobState
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.job_state import Allocation, JobState
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from tests.builders import a_job
 
 
 def running(steps: float, *, length: int = 1000, at_s: float = 0.0) -> Job:
     """A job on 2 GPUs: two steps a second."""
-    plan = data_parallel_plan("a100-80g", 2)
+    plan = build_data_parallel_plan("a100-80g", 2)
     job = Job("a", JobSpec("a", 1, 4, steps=length), JobState.RUNNING, 0.0, 0.0, Progress(at_s, steps=steps))
     return replace(job, allocation=Allocation(1, {"n": (0, 1)}, {}, plan))
 
@@ -38,9 +37,9 @@ def test_a_job_remembers_what_it_was_measured_at_on_each_number_of_gpus() -> Non
     """Not what it ran on for less than a minute, and not where a curve tells its speed."""
     job = a_job("j", 1, 8, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3)})
     job = replace(job, progress=replace(job.progress, correction=2.0))
-    assert job.moved(JobState.RESIZING, 59.0).progress.corrections == ()
-    assert job.moved(JobState.RESIZING, 60.0).progress.corrections == ((4, 2.0),)
+    assert job.transition_to(JobState.RESIZING, 59.0).progress.corrections == ()
+    assert job.transition_to(JobState.RESIZING, 60.0).progress.corrections == ((4, 2.0),)
     again = replace(job, progress=replace(job.progress, corrections=((4, 1.0), (8, 3.0))))
-    assert again.moved(JobState.RESIZING, 60.0).progress.corrections == ((8, 3.0), (4, 2.0))
+    assert again.transition_to(JobState.RESIZING, 60.0).progress.corrections == ((8, 3.0), (4, 2.0))
     modelled = a_job("m", 1, 8, state=JobState.RUNNING, on={"t0": (0, 1)}, model="gpt2", global_batch=8)
-    assert modelled.moved(JobState.RESIZING, 60.0).progress.corrections == ()
+    assert modelled.transition_to(JobState.RESIZING, 60.0).progress.corrections == ()

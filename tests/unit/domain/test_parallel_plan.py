@@ -40,7 +40,7 @@ def test_a_plan_survives_json() -> None:
 
 def test_sizes_follow_from_the_stages() -> None:
     assert (PLAN.world_size, PLAN.global_batch) == (8, 32)
-    assert PLAN.summary() == "pp2x2 · tp2 dp2 fsdp · 8 micro-batches"
+    assert PLAN.summarize() == "pp2x2 · tp2 dp2 fsdp · 8 micro-batches"
 
 
 @pytest.mark.parametrize("field", ["schedule", "stages", "micro_batches", "iteration_time_s"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.domain.spelling import meant
-from scheduler.solver.profiles.shipped import gpu_names, model_names
+from scheduler.domain.suggestions import suggest
+from scheduler.solver.profiles.catalog import list_gpu_names, list_model_names
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,9 @@ from scheduler.solver.profiles.shipped import gpu_names, model_names
     ],
 )
 def test_a_slip_gets_the_name_that_is_near(name: str, near: str) -> None:
-    assert meant(name, (*gpu_names(), *model_names())) == f"; did you mean {near!r}?"
+    assert suggest(name, (*list_gpu_names(), *list_model_names())) == f"; did you mean {near!r}?"
 
 
 @pytest.mark.parametrize("name", ["", "something-else-entirely", "42"])
 def test_what_is_like_nothing_gets_no_advice(name: str) -> None:
-    assert meant(name, model_names()) == ""
+    assert suggest(name, list_model_names()) == ""

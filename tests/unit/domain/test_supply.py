@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.domain.fleet import Node, NodeState
-from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.fleet import Loan, LoanState, Node, NodeState
 from scheduler.domain.snapshot import Snapshot
 from tests.builders import a_fleet, a_loan, a_snapshot
 
@@ -43,8 +42,8 @@ def world(loan: LoanState | None = None, **changes: Any) -> Snapshot:
     ],
 )
 def test_a_gpu_is_missing_once_whatever_the_reasons(snapshot: Snapshot, supply: int) -> None:
-    assert snapshot.ledger.supply["inference"] == supply
-    assert world().ledger.moved_to(snapshot).supply["inference"] == supply
+    assert snapshot.index.inference_capacity["inference"] == supply
+    assert world().index.derive_for(snapshot).inference_capacity["inference"] == supply
 
 
 NODES = st.builds(
@@ -72,4 +71,6 @@ def test_it_is_the_sum_of_what_it_has_on_each_node(drawn: list[tuple[Node, LoanS
     named = [(replace(node, name=f"i{at}"), loan) for at, (node, loan) in enumerate(drawn)]
     loans = {node.name: a_loan(node.name, loan, return_by_s=9.0) for node, loan in named if loan is not None}
     snapshot = a_snapshot((POOLS, {node.name: node for node, _ in named}), loans=loans.values())
-    assert snapshot.ledger.supply.get("inference", 0) == sum(has(node, loans.get(node.name)) for node, _ in named)
+    assert snapshot.index.inference_capacity.get("inference", 0) == sum(
+        has(node, loans.get(node.name)) for node, _ in named
+    )

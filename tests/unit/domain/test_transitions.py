@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import pytest
 
-from scheduler.domain.job_state import ENDED, JOB_EDGES, PLACED, WAITING, JobState
-from scheduler.domain.loan import LOAN_EDGES, LoanState
+from scheduler.domain.fleet import LOAN_TRANSITIONS, LoanState
+from scheduler.domain.job_state import ENDED_STATES, JOB_TRANSITIONS, PLACED_STATES, WAITING_STATES, JobState
 from tests.builders import a_job, a_loan
 
 State = TypeVar("State", JobState, LoanState)
@@ -24,53 +24,53 @@ def reachable(edges: Iterable[tuple[State, State]], start: State) -> set[State]:
 
 
 def test_no_edge_leaves_an_ended_state() -> None:
-    assert ENDED.isdisjoint(before for before, _ in JOB_EDGES)
-    assert LOANS_ENDED.isdisjoint(before for before, _ in LOAN_EDGES)
+    assert ENDED_STATES.isdisjoint(before for before, _ in JOB_TRANSITIONS)
+    assert LOANS_ENDED.isdisjoint(before for before, _ in LOAN_TRANSITIONS)
 
 
 def test_every_state_is_reachable() -> None:
-    assert reachable(JOB_EDGES, JobState.SUBMITTED) == set(JobState)
-    assert reachable(LOAN_EDGES, LoanState.OFFERED) == set(LoanState)
+    assert reachable(JOB_TRANSITIONS, JobState.SUBMITTED) == set(JobState)
+    assert reachable(LOAN_TRANSITIONS, LoanState.OFFERED) == set(LoanState)
 
 
-@pytest.mark.parametrize("state", sorted(set(JobState) - ENDED))
+@pytest.mark.parametrize("state", sorted(set(JobState) - ENDED_STATES))
 def test_a_job_that_has_not_ended_can_be_cancelled_and_can_end_well(state: JobState) -> None:
-    assert (state, JobState.CANCELLED) in JOB_EDGES
-    assert JobState.SUCCEEDED in reachable(JOB_EDGES, state)
+    assert (state, JobState.CANCELLED) in JOB_TRANSITIONS
+    assert JobState.SUCCEEDED in reachable(JOB_TRANSITIONS, state)
 
 
-@pytest.mark.parametrize("state", sorted(set(JobState) - ENDED - {JobState.SUSPENDED}))
+@pytest.mark.parametrize("state", sorted(set(JobState) - ENDED_STATES - {JobState.SUSPENDED}))
 def test_a_job_that_has_not_ended_can_be_suspended(state: JobState) -> None:
-    assert (state, JobState.SUSPENDED) in JOB_EDGES
+    assert (state, JobState.SUSPENDED) in JOB_TRANSITIONS
 
 
-@pytest.mark.parametrize("state", sorted(PLACED))
+@pytest.mark.parametrize("state", sorted(PLACED_STATES))
 def test_a_job_with_gpus_can_lose_them_at_any_time(state: JobState) -> None:
-    assert {(state, JobState.PREEMPTED), (state, JobState.QUEUED), (state, JobState.RESIZING)} <= set(JOB_EDGES)
+    assert {(state, JobState.PREEMPTED), (state, JobState.QUEUED), (state, JobState.RESIZING)} <= set(JOB_TRANSITIONS)
 
 
 def test_every_edge_has_a_reason() -> None:
-    assert all(JOB_EDGES.values())
-    assert all(LOAN_EDGES.values())
+    assert all(JOB_TRANSITIONS.values())
+    assert all(LOAN_TRANSITIONS.values())
 
 
 def test_the_groups_of_states_do_not_overlap() -> None:
-    assert not ENDED & PLACED
-    assert not ENDED & WAITING
-    assert not PLACED & WAITING
+    assert not ENDED_STATES & PLACED_STATES
+    assert not ENDED_STATES & WAITING_STATES
+    assert not PLACED_STATES & WAITING_STATES
 
 
 def test_a_step_that_the_table_does_not_know_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="job j: no step leads from queued to running"):
-        a_job("j").moved(JobState.RUNNING, 0.0)
+        a_job("j").transition_to(JobState.RUNNING, 0.0)
     with pytest.raises(ValueError, match="no step leads from active to offered"):
-        a_loan("i0").moved(LoanState.OFFERED, 0.0)
+        a_loan("i0").transition_to(LoanState.OFFERED, 0.0)
 
 
 def test_a_move_settles_the_time_that_the_old_state_took() -> None:
-    queued = a_job("j").moved(JobState.STARTING, 50.0)
+    queued = a_job("j").transition_to(JobState.STARTING, 50.0)
     assert (queued.account.waited_s, queued.state_since_s) == (50.0, 50.0)
-    running = a_job("j", 2, state=JobState.RUNNING, on={"t0": (0, 1)}).moved(JobState.PREEMPTED, 10.0)
+    running = a_job("j", 2, state=JobState.RUNNING, on={"t0": (0, 1)}).transition_to(JobState.PREEMPTED, 10.0)
     assert (running.progress.steps, running.account.gpu_s, running.account.waited_s) == (20.0, 20.0, 0.0)
 
 
@@ -83,8 +83,8 @@ def test_progress_stops_at_the_end_and_while_nothing_runs() -> None:
 
 def test_a_loan_remembers_when_it_was_lent_and_recalled() -> None:
     offered = replace(a_loan("i0", LoanState.OFFERED), offered_at_s=1.0)
-    lent = offered.moved(LoanState.ACTIVE, 2.0)
-    kept = lent.moved(LoanState.RECALLED, 3.0).moved(LoanState.ACTIVE, 4.0)
+    lent = offered.transition_to(LoanState.ACTIVE, 2.0)
+    kept = lent.transition_to(LoanState.RECALLED, 3.0).transition_to(LoanState.ACTIVE, 4.0)
     assert (kept.lent_at_s, kept.recalled_at_s) == (2.0, None)
-    home = kept.moved(LoanState.RECALLED, 5.0).moved(LoanState.RETURNED, 6.0)
+    home = kept.transition_to(LoanState.RECALLED, 5.0).transition_to(LoanState.RETURNED, 6.0)
     assert (home.lent_at_s, home.recalled_at_s, home.state_since_s) == (2.0, 5.0, 6.0)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.domain.worker_token import check_agent_token, check_token, issue_agent_token, issue_token
+from scheduler.domain.worker_token import issue_agent_token, issue_worker_token, verify_agent_token, verify_worker_token
 
 SECRET = b"a secret that only tests know...."
 
 
 def test_a_token_is_good_for_its_job_and_generation_alone() -> None:
-    token = issue_token(SECRET, "train-abc", 3)
+    token = issue_worker_token(SECRET, "train-abc", 3)
     assert token.startswith("ebt_")
-    assert check_token(SECRET, token, "train-abc", 3)
-    assert not check_token(SECRET, token, "train-abc", 4)
-    assert not check_token(SECRET, token, "train-abd", 3)
-    assert not check_token(b"another secret of enough bytes!!", token, "train-abc", 3)
-    assert not check_token(SECRET, "ebt_\ud800", "train-abc", 3)
+    assert verify_worker_token(SECRET, token, "train-abc", 3)
+    assert not verify_worker_token(SECRET, token, "train-abc", 4)
+    assert not verify_worker_token(SECRET, token, "train-abd", 3)
+    assert not verify_worker_token(b"another secret of enough bytes!!", token, "train-abc", 3)
+    assert not verify_worker_token(SECRET, "ebt_\ud800", "train-abc", 3)
 
 
 def test_a_secret_that_is_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 16 bytes"):
-        issue_token(b"short", "train-abc", 3)
+        issue_worker_token(b"short", "train-abc", 3)
     with pytest.raises(ValueError, match="at least 16 bytes"):
         issue_agent_token(b"short", "train-abc")
 
@@ -29,15 +29,15 @@ def test_a_secret_that_is_too_short_is_refused() -> None:
 def test_an_agents_token_is_good_for_its_job_alone_and_for_all_generations() -> None:
     token = issue_agent_token(SECRET, "train-abc")
     assert token.startswith("eba_")
-    assert check_agent_token(SECRET, token, "train-abc")
-    assert not check_agent_token(SECRET, token, "train-abd")
-    assert not check_agent_token(b"another secret of enough bytes!!", token, "train-abc")
+    assert verify_agent_token(SECRET, token, "train-abc")
+    assert not verify_agent_token(SECRET, token, "train-abd")
+    assert not verify_agent_token(b"another secret of enough bytes!!", token, "train-abc")
 
 
 @pytest.mark.parametrize("job_id", ["train-abc", "train-abc:3", "", ":0"])
 def test_neither_token_can_stand_for_the_other(job_id: str) -> None:
-    agents, workers = issue_agent_token(SECRET, job_id), issue_token(SECRET, "train-abc", 3)
-    assert not check_token(SECRET, agents, job_id, 3)
-    assert not check_token(SECRET, agents.replace("eba_", "ebt_"), "train-abc", 3)
-    assert not check_agent_token(SECRET, workers, job_id)
-    assert not check_agent_token(SECRET, workers.replace("ebt_", "eba_"), job_id)
+    agents, workers = issue_agent_token(SECRET, job_id), issue_worker_token(SECRET, "train-abc", 3)
+    assert not verify_worker_token(SECRET, agents, job_id, 3)
+    assert not verify_worker_token(SECRET, agents.replace("eba_", "ebt_"), "train-abc", 3)
+    assert not verify_agent_token(SECRET, workers, job_id)
+    assert not verify_agent_token(SECRET, workers.replace("ebt_", "eba_"), job_id)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler.domain.fleet import DemandReading
-from scheduler.domain.loan import LoanState
+from scheduler.domain.fleet import DemandReading, LoanState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.inference_placement import node_facts
+from scheduler.executors.inference_placement import place_inference
 from tests.builders import a_fleet, a_loan, a_snapshot
 
 
@@ -16,7 +15,7 @@ def world(gpus: float, **loans: LoanState) -> Snapshot:
 
 
 def used(state: Snapshot, *down: str) -> dict[str, int]:
-    return {name: facts.inference_gpus for name, facts in node_facts(state, down=down).items()}
+    return {name: facts.inference_gpus for name, facts in place_inference(state, down=down).items()}
 
 
 def test_demand_fills_inference_nodes_by_name_and_rounds_up() -> None:
@@ -33,7 +32,7 @@ def test_a_node_that_came_back_carries_its_share_again() -> None:
 
 
 def test_a_node_that_is_down_is_told_so_and_carries_none() -> None:
-    facts = node_facts(world(5.0), down=["i0"])
+    facts = place_inference(world(5.0), down=["i0"])
     assert (facts["i0"].up, facts["i0"].inference_gpus) == (False, 0)
     assert (facts["i1"].inference_gpus, facts["i2"].inference_gpus) == (4, 1)
 

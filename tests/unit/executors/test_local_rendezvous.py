@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.executors.local_processes import marked_processes
-from scheduler.executors.local_rendezvous import Rendezvous
+from scheduler.executors.local_launch import RendezvousStore
+from scheduler.executors.local_run import find_marked_processes
 
 SERVER = """
 import os, sys
@@ -25,14 +25,14 @@ MUTE = "import sys; print('no torch here'); sys.exit(1)"
 
 
 @pytest.fixture
-def rendezvous(tmp_path: Path) -> Iterator[Rendezvous]:
-    rendezvous = Rendezvous((sys.executable, "-SEc", SERVER), run_root=tmp_path)
+def rendezvous(tmp_path: Path) -> Iterator[RendezvousStore]:
+    rendezvous = RendezvousStore((sys.executable, "-SEc", SERVER), run_root=tmp_path)
     yield rendezvous
     rendezvous.close()
-    assert not marked_processes(tmp_path)
+    assert not find_marked_processes(tmp_path)
 
 
-def wait_for_port(rendezvous: Rendezvous, *, other_than: int | None = None) -> int:
+def wait_for_port(rendezvous: RendezvousStore, *, other_than: int | None = None) -> int:
     limit_s = time.monotonic() + 20.0
     while (port := rendezvous.port()) in (None, other_than):
         assert time.monotonic() < limit_s
@@ -41,29 +41,29 @@ def wait_for_port(rendezvous: Rendezvous, *, other_than: int | None = None) -> i
     return port
 
 
-def test_nothing_starts_before_somebody_asks_for_the_port(rendezvous: Rendezvous, tmp_path: Path) -> None:
-    assert not marked_processes(tmp_path)
+def test_nothing_starts_before_somebody_asks_for_the_port(rendezvous: RendezvousStore, tmp_path: Path) -> None:
+    assert not find_marked_processes(tmp_path)
     rendezvous.close()
 
 
-def test_asking_never_waits_and_the_port_comes_later(rendezvous: Rendezvous, tmp_path: Path) -> None:
+def test_asking_never_waits_and_the_port_comes_later(rendezvous: RendezvousStore, tmp_path: Path) -> None:
     (tmp_path / "rendezvous.port").write_text("1")
     assert rendezvous.port() != 1, "the port of an earlier store is not taken for this one's"
     assert wait_for_port(rendezvous) == wait_for_port(rendezvous)
 
 
 def test_a_store_that_died_is_started_again(
-    rendezvous: Rendezvous, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    rendezvous: RendezvousStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = wait_for_port(rendezvous)
-    (store,) = marked_processes(tmp_path)
+    (store,) = find_marked_processes(tmp_path)
     os.kill(store.pid, signal.SIGKILL)
     assert wait_for_port(rendezvous, other_than=first) != first
     assert "the rendezvous store ended" in caplog.text
 
 
 def test_why_a_store_cannot_start_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rendezvous = Rendezvous((sys.executable, "-SEc", MUTE), run_root=tmp_path)
+    rendezvous = RendezvousStore((sys.executable, "-SEc", MUTE), run_root=tmp_path)
     limit_s = time.monotonic() + 20.0
     while "no torch here" not in caplog.text:
         assert time.monotonic() < limit_s

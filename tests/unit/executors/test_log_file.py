@@ -10,7 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.executors.log_file import LINE_BYTES_MAX, Part, bound, bound_file, read_part, tail_offset
+from scheduler.executors.log_files import (
+    LINE_BYTES_MAX,
+    LogChunk,
+    find_tail_offset,
+    read_lines,
+    trim_log,
+    trim_log_file,
+)
 
 BYTES_MAX = 65_536
 Steps = list[tuple[str, int]]
@@ -26,8 +33,8 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "rank-0.log"
 
 
-def read_all(log: Path, offset: int = 0, *, is_over: bool = True) -> Iterator[Part]:
-    while (part := read_part(log, offset, lines_max=1000, is_over=is_over)).lines or part.dropped_bytes:
+def read_all(log: Path, offset: int = 0, *, is_over: bool = True) -> Iterator[LogChunk]:
+    while (part := read_lines(log, offset, lines_max=1000, is_complete=is_over)).lines or part.dropped_bytes:
         yield part
         offset = part.end
 
@@ -50,11 +57,11 @@ def test_what_is_read_is_what_was_printed_but_for_gaps_that_are_told(tmp_path: P
                 size += printer.write(text.encode() + b"\n")
                 ends[size] = text
             if what == "bound":
-                bound_file(log, BYTES_MAX)
+                trim_log_file(log, BYTES_MAX)
                 assert log.stat().st_blocks * 512 <= BYTES_MAX + 8192
                 assert log.stat().st_size == size, "places stay what they are"
             while what == "read" and count > 0:
-                part = read_part(log, offset, lines_max=count, is_over=False)
+                part = read_lines(log, offset, lines_max=count, is_complete=False)
                 if not (part.lines or part.dropped_bytes):
                     break
                 for line in part.lines:
@@ -67,10 +74,10 @@ def test_what_is_read_is_what_was_printed_but_for_gaps_that_are_told(tmp_path: P
 def test_wherever_a_reader_stands_when_the_front_goes_it_reads_on_from_a_whole_line(log: Path) -> None:
     lines = [f"line {number} " + "x" * (number % 700) for number in range(400)]
     log.write_text("".join(f"{line}\n" for line in lines))
-    bound_file(log, BYTES_MAX)
+    trim_log_file(log, BYTES_MAX)
     begins = 0
     for line in lines:
-        first = read_part(log, begins, lines_max=1, is_over=False).lines[0].text
+        first = read_lines(log, begins, lines_max=1, is_complete=False).lines[0].text
         assert first in lines
         begins += len(line) + 1
 
@@ -90,14 +97,14 @@ def test_the_tail_is_the_last_lines(log: Path, *, is_over: bool) -> None:
     log.write_text("".join(f"{number}\n" for number in range(200_000)) + "part")
     lines = [*(str(number) for number in range(200_000)), *(["part"] if is_over else [])]
     for count in (0, 1, 2, 1000):
-        begin = tail_offset(log, count, is_over=is_over)
+        begin = find_tail_offset(log, count, is_complete=is_over)
         assert texts(log, begin, is_over=is_over) == (lines[-count:] if count else [])
-    assert tail_offset(log.with_name("nothing.log"), 5, is_over=is_over) == 0
+    assert find_tail_offset(log.with_name("nothing.log"), 5, is_complete=is_over) == 0
 
 
 def test_a_pipe_holds_nothing_that_could_be_given_back() -> None:
     read_fd, write_fd = os.pipe()
     os.write(write_fd, b"x" * 1000)
-    bound(write_fd, 10)
+    trim_log(write_fd, 10)
     for descriptor in (read_fd, write_fd):
         os.close(descriptor)

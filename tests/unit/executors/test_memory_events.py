@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.executors.memory_events import oom_kills
+from scheduler.executors.run_outcome import read_oom_kills
 
 V2 = "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n"
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
@@ -18,14 +18,14 @@ V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
 def test_the_count_is_read_in_either_version_of_control_groups(tmp_path: Path, text: str, kills: int | None) -> None:
     path = tmp_path / "memory.events"
     path.write_text(text)
-    assert oom_kills(str(path), below=tmp_path) == kills
+    assert read_oom_kills(str(path), root=tmp_path) == kills
 
 
 def test_nothing_but_control_groups_is_read(tmp_path: Path) -> None:
     inside, outside = tmp_path / "cgroup", tmp_path / "secret"
     inside.mkdir()
     outside.write_text(V1)
-    assert oom_kills(str(outside), below=inside) is None
-    assert oom_kills(str(inside / "../secret"), below=inside) is None
-    assert oom_kills(str(inside / "gone"), below=inside) is None
-    assert oom_kills("", below=inside) is None
+    assert read_oom_kills(str(outside), root=inside) is None
+    assert read_oom_kills(str(inside / "../secret"), root=inside) is None
+    assert read_oom_kills(str(inside / "gone"), root=inside) is None
+    assert read_oom_kills("", root=inside) is None

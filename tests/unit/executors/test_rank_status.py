@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.observation import FailureCause
-from scheduler.domain.rank_status import RankPhase
-from scheduler.domain.replan import LoadTraffic
+from scheduler.domain.job_records import LoadTraffic
+from scheduler.domain.observation import FailureCause, RankPhase
 from scheduler.executors.rank_status import read_rank_status
 
 
@@ -26,7 +25,7 @@ def test_a_status_is_read_with_its_time(path: Path) -> None:
     assert status is not None
     assert (status.phase, status.step, status.checkpoint_step, status.loss) == (RankPhase.SAVING, 12, 10, 2)
     assert status.written_at_ns == path.stat().st_mtime_ns
-    assert not status.is_end
+    assert not status.is_terminal
 
 
 def test_a_status_brings_its_cause_its_memory_and_its_times(path: Path) -> None:
@@ -65,7 +64,7 @@ def test_a_step_counts_once_the_state_was_in_place(path: Path, phase: str, step:
     path.write_text(json.dumps({"phase": phase, "step": step}))
     status = read_rank_status(path)
     assert status is not None
-    assert status.has_begun is begun
+    assert status.has_loaded_state is begun
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scheduler.domain.fleet import LoanState
 from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import LoanState
 from scheduler.domain.observation import RunPhase
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.recording import RecordingExecutor
+from scheduler.executors.executor import RecordingExecutor
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 
 
@@ -34,6 +34,6 @@ def test_it_keeps_every_state_it_was_given_and_shows_the_last() -> None:
     states = [Snapshot(generation=1, nodes=busy, pools=pools), replace(offered, generation=2)]
     for state in states:
         executor.converge(state)
-    assert executor.converged == states
+    assert executor.converged_snapshots == states
     assert executor.observe().converged_generation == 2
     assert executor.observe().nodes["i0"].inference_gpus == 0, "inference has left the node that was offered"

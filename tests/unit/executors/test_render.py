@@ -6,9 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.executors.render import Briefing, RankPlace, argv, passed_on, rank_environment, rank_places
+from scheduler.executors.rank_launch import (
+    LaunchSpec,
+    RankSlot,
+    assign_rank_slots,
+    build_argv,
+    build_rank_environment,
+    filter_inherited,
+)
 
-BRIEFING = Briefing(
+BRIEFING = LaunchSpec(
     job_id="gpt-7f3a",
     generation=4,
     world_size=3,
@@ -37,7 +44,7 @@ INHERITED = {
 
 
 def test_the_environment_of_a_rank_is_this() -> None:
-    assert rank_environment(BRIEFING, RankPlace(2, 1, "i0", 3), inherited=INHERITED) == {
+    assert build_rank_environment(BRIEFING, RankSlot(2, 1, "i0", 3), inherited=INHERITED) == {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
@@ -67,14 +74,14 @@ def test_the_environment_of_a_rank_is_this() -> None:
 
 
 def test_the_controllers_own_settings_stay_with_it() -> None:
-    assert passed_on(INHERITED) == {"PATH": "/usr/bin", "LR": "0.5"}
+    assert filter_inherited(INHERITED) == {"PATH": "/usr/bin", "LR": "0.5"}
 
 
 def test_whoever_sets_the_number_of_threads_is_heeded() -> None:
-    place = RankPlace(0, 0, "t0", 0)
-    assert rank_environment(BRIEFING, place, inherited={"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
+    place = RankSlot(0, 0, "t0", 0)
+    assert build_rank_environment(BRIEFING, place, inherited={"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
     own = replace(BRIEFING, env={"OMP_NUM_THREADS": "2"})
-    assert rank_environment(own, place, inherited={"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "2"
+    assert build_rank_environment(own, place, inherited={"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "2"
 
 
 def test_a_token_does_not_show_where_a_briefing_is_printed() -> None:
@@ -82,10 +89,10 @@ def test_a_token_does_not_show_where_a_briefing_is_printed() -> None:
 
 
 def test_ranks_sit_where_their_seats_are_and_count_on_each_node_in_their_order() -> None:
-    assert rank_places((("t1", 3), ("t0", 2), ("t1", 1))) == (
-        RankPlace(0, 0, "t1", 3),
-        RankPlace(1, 0, "t0", 2),
-        RankPlace(2, 1, "t1", 1),
+    assert assign_rank_slots((("t1", 3), ("t0", 2), ("t1", 1))) == (
+        RankSlot(0, 0, "t1", 3),
+        RankSlot(1, 0, "t0", 2),
+        RankSlot(2, 1, "t1", 1),
     )
 
 
@@ -97,9 +104,9 @@ def test_ranks_sit_where_their_seats_are_and_count_on_each_node_in_their_order()
     ],
 )
 def test_a_leading_python_means_the_schedulers_interpreter(command: tuple[str, ...], expected: tuple[str, ...]) -> None:
-    assert argv(command, python="/opt/python") == expected
+    assert build_argv(command, python="/opt/python") == expected
 
 
 def test_a_job_without_a_command_is_refused() -> None:
     with pytest.raises(ValueError, match="command: the job has none"):
-        argv((), python="/opt/python")
+        build_argv((), python="/opt/python")

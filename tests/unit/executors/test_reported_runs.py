@@ -8,19 +8,27 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.agent_report import AgentReport, BegunRun, Doom, RankReport
 from scheduler.domain.job import Job
-from scheduler.domain.observation import FailureCause, Run, RunPhase
-from scheduler.domain.rank_status import RankPhase, RankStatus
+from scheduler.domain.observation import (
+    AgentReport,
+    BegunRun,
+    FailureCause,
+    KillOrder,
+    RankPhase,
+    RankReport,
+    RankStatus,
+    Run,
+    RunPhase,
+)
 from scheduler.executors.reported_runs import (
-    HANDED_OUT_S,
-    STATUS_S,
-    TEARDOWN_S,
+    FIRST_STATUS_TIMEOUT_S,
+    START_LAG_S,
+    TEARDOWN_TIMEOUT_S,
     AgentEnd,
     ReportedRun,
-    begun_run,
-    may_begin,
-    reported_runs,
+    build_begun_run,
+    can_begin,
+    compute_reported_runs,
 )
 from tests.builders import a_job
 
@@ -29,7 +37,7 @@ KILLED = -signal.SIGKILL
 THERE = {("a", "n0"): "p0", ("a", "n1"): "p1"}
 N1_GONE = {("a", "n0"): "p0"}
 JOB = a_job("a", 1, 8, on={"n0": (2,), "n1": (5,)})
-RUN = begun_run(JOB, (("n0", 2), ("n1", 5)), THERE, NOW_S - 60.0)
+RUN = build_begun_run(JOB, (("n0", 2), ("n1", 5)), THERE, NOW_S - 60.0)
 
 
 def status(phase: str, **more: object) -> RankStatus:
@@ -59,7 +67,7 @@ def look(
     """The run by what the agents of n0 and n1 say of their ranks (None: nothing of this generation yet)."""
     reports = [report(number, told) for number, told in enumerate(ranks)]
     jobs = {} if job is None else {"a": job}
-    (seen,) = reported_runs([run], reports, agents, jobs, now_s, ends=ends or {})
+    (seen,) = compute_reported_runs([run], reports, agents, jobs, now_s, ends=ends or {})
     return seen
 
 
@@ -103,62 +111,70 @@ def test_progress_is_rank_0s_and_times_and_memory_are_the_worst() -> None:
 
 
 def test_a_script_that_says_nothing_runs_once_nobody_is_patient_any_more() -> None:
-    reports = [report(0, rank(0), since_s=NOW_S - STATUS_S), report(1, rank(1), since_s=NOW_S - STATUS_S + 1.0)]
+    reports = [
+        report(0, rank(0), since_s=NOW_S - FIRST_STATUS_TIMEOUT_S),
+        report(1, rank(1), since_s=NOW_S - FIRST_STATUS_TIMEOUT_S + 1.0),
+    ]
     for now_s, phase in ((NOW_S, RunPhase.STARTING), (NOW_S + 1.0, RunPhase.RUNNING)):
-        (seen,) = reported_runs([RUN], reports, THERE, {"a": JOB}, now_s)
+        (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": JOB}, now_s)
         assert seen.run.phase is phase
 
 
 def test_who_moves_leaves_and_is_killed_at_the_deadline_but_not_before() -> None:
     both = rank(0, "running", step=3), rank(1, "running")
     early = look(*both, job=moving(leave_by_s=NOW_S + 1.0))
-    assert (early.run.phase, early.doom) == (RunPhase.LEAVING, None)
+    assert (early.run.phase, early.kill_order) == (RunPhase.LEAVING, None)
     late = look(*both, job=moving(leave_by_s=NOW_S))
-    assert late.doom == Doom(NOW_S, loss="it was killed at its deadline")
-    doomed = replace(RUN, doom=late.doom)
+    assert late.kill_order == KillOrder(NOW_S, loss="it was killed at its deadline")
+    doomed = replace(RUN, doom=late.kill_order)
     dead = look(rank(0, "running", KILLED, step=3), rank(1, "saving", KILLED), run=doomed)
     assert (dead.run.phase, dead.run.reason, dead.run.steps) == (RunPhase.LOST, "it was killed at its deadline", 3.0)
     assert dead.has_just_ended
 
 
 def test_a_run_without_a_job_is_killed() -> None:
-    assert look(rank(0, "running"), rank(1, "running"), job=None).doom == Doom(NOW_S, loss="its job is gone")
+    assert look(rank(0, "running"), rank(1, "running"), job=None).kill_order == KillOrder(NOW_S, loss="its job is gone")
 
 
 def test_a_rank_that_died_dooms_the_others_and_is_blamed_whatever_they_say_then() -> None:
     first = look(rank(0, "running"), RankReport(1, -signal.SIGSEGV, status("running"), tail="oh"))
-    assert first.doom == Doom(NOW_S, fault="rank 1 was ended by SIGSEGV: oh")
+    assert first.kill_order == KillOrder(NOW_S, fault="rank 1 was ended by SIGSEGV: oh")
     assert first.run.phase is RunPhase.RUNNING
-    doomed = replace(RUN, doom=first.doom)
+    doomed = replace(RUN, doom=first.kill_order)
     then = look(rank(0, "failed", 1, reason="peer"), rank(1, "running", -signal.SIGSEGV), run=doomed)
     assert (then.run.phase, then.run.reason) == (RunPhase.FAILED, "rank 1 was ended by SIGSEGV: oh")
 
 
 def test_a_rank_that_says_it_failed_has_time_to_end() -> None:
     said = look(rank(0, "failed", reason="ValueError: no"), rank(1, "running"))
-    doom = Doom(NOW_S + TEARDOWN_S, fault="rank 0: ValueError: no", is_hearsay=True)
-    assert said.doom == doom
+    doom = KillOrder(NOW_S + TEARDOWN_TIMEOUT_S, fault="rank 0: ValueError: no", is_hearsay=True)
+    assert said.kill_order == doom
     ended = look(rank(0, "failed", 1), rank(1, "running"), run=replace(RUN, doom=doom), now_s=NOW_S + 1.0)
-    assert ended.doom == replace(doom, by_s=NOW_S + 1.0)
+    assert ended.kill_order == replace(doom, by_s=NOW_S + 1.0)
 
 
 def test_ranks_that_outstay_the_last_word_are_killed_and_the_word_counts() -> None:
     said = look(rank(0, "succeeded"), rank(1, "running"))
-    assert said.doom == Doom(NOW_S + TEARDOWN_S)
+    assert said.kill_order == KillOrder(NOW_S + TEARDOWN_TIMEOUT_S)
     later = look(
-        rank(0, "succeeded", 0), rank(1, "running"), run=replace(RUN, doom=said.doom), now_s=NOW_S + TEARDOWN_S
+        rank(0, "succeeded", 0),
+        rank(1, "running"),
+        run=replace(RUN, doom=said.kill_order),
+        now_s=NOW_S + TEARDOWN_TIMEOUT_S,
     )
-    assert later.doom == said.doom
-    assert look(rank(0, "succeeded", 0), rank(1, "running", KILLED), run=replace(RUN, doom=said.doom)).run.phase is (
-        RunPhase.SUCCEEDED
-    )
+    assert later.kill_order == said.kill_order
+    assert look(
+        rank(0, "succeeded", 0), rank(1, "running", KILLED), run=replace(RUN, doom=said.kill_order)
+    ).run.phase is (RunPhase.SUCCEEDED)
 
 
 def test_an_agent_that_is_gone_without_its_ranks_last_word_loses_the_run() -> None:
     seen = look(rank(0, "running"), rank(1, "running"), agents=N1_GONE)
-    assert seen.doom == Doom(NOW_S, loss="the agent of node n1 is gone")
+    assert seen.kill_order == KillOrder(NOW_S, loss="the agent of node n1 is gone")
     assert seen.run.gpus == {"n0": (2,)}
-    dead = look(rank(0, "failed", KILLED), rank(1, "running"), agents=N1_GONE, run=replace(RUN, doom=seen.doom)).run
+    dead = look(
+        rank(0, "failed", KILLED), rank(1, "running"), agents=N1_GONE, run=replace(RUN, doom=seen.kill_order)
+    ).run
     assert (dead.phase, dead.reason, dead.gpus) == (RunPhase.LOST, "the agent of node n1 is gone", {})
 
 
@@ -171,19 +187,19 @@ def test_an_agent_that_goes_after_its_ranks_last_word_takes_nothing_with_it(told
 def test_another_agent_on_the_node_does_not_speak_for_the_one_before() -> None:
     reports = [report(0, rank(0, "running")), replace(report(1, None), pod="p9")]
     agents = {**THERE, ("a", "n1"): "p9"}
-    (seen,) = reported_runs([RUN], reports, agents, {"a": JOB}, NOW_S)
-    assert seen.doom == Doom(NOW_S, loss="the agent of node n1 is gone")
+    (seen,) = compute_reported_runs([RUN], reports, agents, {"a": JOB}, NOW_S)
+    assert seen.kill_order == KillOrder(NOW_S, loss="the agent of node n1 is gone")
 
 
 def test_who_failed_because_an_agent_was_gone_is_not_to_blame_though_that_was_seen_first() -> None:
     said = look(rank(0, "failed", 1, reason="connection closed by peer"), rank(1, "running"))
-    assert said.doom is not None
-    assert said.doom.is_hearsay
-    seen = look(rank(0, "failed", 1), rank(1, "running"), run=replace(RUN, doom=said.doom), agents=N1_GONE).run
+    assert said.kill_order is not None
+    assert said.kill_order.is_hearsay
+    seen = look(rank(0, "failed", 1), rank(1, "running"), run=replace(RUN, doom=said.kill_order), agents=N1_GONE).run
     assert (seen.phase, seen.reason) == (RunPhase.LOST, "the agent of node n1 is gone")
     died = look(rank(0, "running", -signal.SIGSEGV), rank(1, "running"))
     own = look(
-        rank(0, "running", -signal.SIGSEGV), rank(1, "running"), run=replace(RUN, doom=died.doom), agents=N1_GONE
+        rank(0, "running", -signal.SIGSEGV), rank(1, "running"), run=replace(RUN, doom=died.kill_order), agents=N1_GONE
     )
     assert own.run.phase is RunPhase.FAILED, "that a rank died by itself is no hearsay"
 
@@ -201,14 +217,14 @@ def test_an_agent_that_ended_by_itself_is_its_jobs_fault() -> None:
 def test_an_agent_that_cannot_start_its_ranks_fails_the_run() -> None:
     failure = "rank 1 cannot be started: no such program"
     reports = [report(0, rank(0, "starting")), report(1, rank(1, code=127), failure=failure)]
-    (seen,) = reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
-    assert seen.doom == Doom(NOW_S, fault=failure)
+    (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
+    assert seen.kill_order == KillOrder(NOW_S, fault=failure)
 
 
 def test_a_run_whose_agent_had_to_kill_its_ranks_is_lost() -> None:
     reports = [report(0, rank(0, "running")), report(1, rank(1, "saving", KILLED), killed="the pod was deleted")]
-    (seen,) = reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
-    assert seen.doom == Doom(NOW_S, loss="the pod was deleted")
+    (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
+    assert seen.kill_order == KillOrder(NOW_S, loss="the pod was deleted")
 
 
 @pytest.mark.parametrize(("counted", "cause"), [(4, FailureCause.OUT_OF_MEMORY), (3, None), (None, None)])
@@ -221,15 +237,15 @@ def test_a_kill_was_for_memory_where_the_agents_count_proves_it(
 
 
 def test_ranks_that_were_never_started_are_waited_for_until_the_doom_is_old() -> None:
-    doomed = replace(RUN, doom=Doom(NOW_S, loss="it was killed at its deadline"))
-    for now_s, phase in ((NOW_S, RunPhase.STARTING), (NOW_S + HANDED_OUT_S, RunPhase.LOST)):
+    doomed = replace(RUN, doom=KillOrder(NOW_S, loss="it was killed at its deadline"))
+    for now_s, phase in ((NOW_S, RunPhase.STARTING), (NOW_S + START_LAG_S, RunPhase.LOST)):
         assert look(rank(0, "starting", KILLED), None, run=doomed, now_s=now_s).run.phase is phase
 
 
 @pytest.mark.parametrize(("terminated", "phase"), [(True, RunPhase.LEFT), (False, RunPhase.SUCCEEDED)])
 def test_a_mute_script_that_was_sent_sigterm_has_left(terminated: bool, phase: RunPhase) -> None:
     reports = [report(0, rank(0, code=0), terminated=terminated), report(1, rank(1, code=0))]
-    (seen,) = reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
+    (seen,) = compute_reported_runs([RUN], reports, THERE, {"a": JOB}, NOW_S)
     assert seen.run.phase is phase
 
 
@@ -274,11 +290,11 @@ def test_when_a_generation_may_begin(
     agents: Mapping[tuple[str, str], str],
     may: bool,
 ) -> None:
-    assert may_begin(NEXT, begun, reports, agents) is may, why
+    assert can_begin(NEXT, begun, reports, agents) is may, why
 
 
 def test_without_a_target_nothing_begins() -> None:
-    assert not may_begin(a_job("a"), (), IDLE, THERE)
+    assert not can_begin(a_job("a"), (), IDLE, THERE)
 
 
 def test_a_run_is_begun_for_the_agents_that_are_there() -> None:

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.allocation import Allocation
-from scheduler.domain.gpus import Gpus
-from scheduler.domain.job import CheckpointSpec, Job
-from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.fleet import Loan, LoanState
+from scheduler.domain.gpu_sets import Gpus
+from scheduler.domain.job import CheckpointRequest, CheckpointSpec, Job
+from scheduler.domain.job_state import Allocation
 from scheduler.domain.observation import Run, RunPhase
-from scheduler.domain.saving import SaveWish
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.executors.simulated_delays import Delays
+from scheduler.executors.simulated_executor import SimulatedExecutor
+from scheduler.executors.simulated_run import Delays
 from tests.builders import GPU, a_job, a_loan, a_node
 
 NODES = (
@@ -45,7 +44,7 @@ class Desired:
             generation=old.allocation.generation + 1,
             target=target,
             releasing=old.allocation.target,
-            plan=data_parallel_plan(GPU, width) if width else None,
+            plan=build_data_parallel_plan(GPU, width) if width else None,
             leave_by_s=leave_by_s,
             asked_at_generation=self.snapshot.generation + 1,
         )
@@ -125,7 +124,7 @@ def test_a_save_that_takes_too_long_is_killed_at_the_deadline() -> None:
     executor, desired = world()
     desired.job("a", TWO, checkpoint=CheckpointSpec(interval_s=40.0))
     executor.advance_to(120.0)
-    assert executor.slow_save("a", 100.0)
+    assert executor.delay_save("a", 100.0)
     desired.job("a", {}, leave_by_s=150.0)
     (leaving,) = runs(executor, 149.0)
     (lost,) = runs(executor, 150.0)
@@ -170,7 +169,7 @@ def test_an_ended_run_is_reported_until_the_desired_state_has_moved_on() -> None
     executor, desired = world()
     desired.job("a", TWO)
     executor.advance_to(60.0)
-    assert executor.crash("a")
+    assert executor.crash_job("a")
     for _ in range(2):
         assert [run.phase for run in runs(executor, 60.0)] == [RunPhase.FAILED]
         desired.put()
@@ -182,7 +181,7 @@ def test_an_ended_run_that_nobody_saw_is_reported_although_the_desired_state_mov
     executor, desired = world()
     desired.job("a", TWO)
     executor.advance_to(60.0)
-    assert executor.crash("a")
+    assert executor.crash_job("a")
     desired.job("a", FOUR)
     assert [run.phase for run in runs(executor, 60.0)] == [RunPhase.FAILED, RunPhase.STARTING]
 
@@ -191,7 +190,7 @@ def test_a_crash_falls_back_to_the_last_checkpoint() -> None:
     executor, desired = world()
     desired.job("a", TWO, checkpoint=CheckpointSpec(interval_s=100.0))
     executor.advance_to(330.0)
-    assert executor.crash("a")
+    assert executor.crash_job("a")
     (failed,) = runs(executor, 330.0)
     assert (failed.steps, failed.checkpoint_steps) == (620.0, 600.0)
     desired.job("a", FOUR)
@@ -204,13 +203,13 @@ def test_a_lost_node_takes_its_runs_with_it_and_nothing_starts_there() -> None:
     desired.job("a", {"t0": (0,), "t1": (0,)})
     desired.job("b", {"t0": (1,)})
     executor.advance_to(60.0)
-    executor.node_down("t1")
+    executor.fail_node("t1")
     phases = {run.job_id: run.phase for run in runs(executor, 60.0)}
     assert phases == {"a": RunPhase.LOST, "b": RunPhase.RUNNING}
     assert not executor.observe().nodes["t1"].up
     desired.job("c", {"t1": (0,)})
     assert RunPhase.LOST in [run.phase for run in runs(executor, 60.0) if run.job_id == "c"]
-    executor.node_up("t1")
+    executor.restore_node("t1")
     assert executor.observe().nodes["t1"].up
 
 
@@ -298,7 +297,7 @@ def test_the_world_does_not_go_back() -> None:
 def test_an_unknown_node_is_refused() -> None:
     executor, _ = world()
     with pytest.raises(ValueError, match="node: got 't9'"):
-        executor.node_down("t9")
+        executor.fail_node("t9")
 
 
 def test_asking_a_leaving_run_again_is_no_news_unless_the_deadline_moves() -> None:
@@ -324,7 +323,7 @@ def test_a_run_saves_when_it_is_asked_to_and_keeps_that() -> None:
     executor.advance_to(100.0)
     (seen,) = executor.observe().runs
     assert (seen.checkpoint_steps, seen.steps is None) == (0.0, False)
-    wish = SaveWish(100.0, job.allocation.generation, steps=seen.steps)
+    wish = CheckpointRequest(100.0, job.allocation.generation, steps=seen.steps)
     for _ in range(2):  # twice the same is once
         desired.put(jobs={"a": replace(job, save_wish=wish)})
     executor.advance_to(110.0)
@@ -333,5 +332,5 @@ def test_a_run_saves_when_it_is_asked_to_and_keeps_that() -> None:
     executor.advance_to(200.2)
     desired.put(jobs={"a": replace(job, save_wish=replace(wish, asked_at_s=200.2))})
     assert executor.observe().runs[0].checkpoint_steps == saved.checkpoint_steps, "until the next step is done"
-    assert executor.crash("a")
+    assert executor.crash_job("a")
     assert executor.observe().runs[0].checkpoint_steps == saved.checkpoint_steps

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler.forecast.backtest import backtest
-from scheduler.forecast.history import DemandHistory
+from scheduler.forecast.demand_history import DemandHistory
+from scheduler.forecast.forecaster import run_backtest
 
 STEP_S = 1_800.0
 
@@ -19,41 +19,41 @@ def _demand(generator: np.random.Generator, *, days: int, drift: float = 0.0) ->
 
 
 def test_a_constant_demand_is_never_missed_and_costs_no_surplus() -> None:
-    history = DemandHistory.of([0.0, 10 * 86_400.0], [7.0, 7.0])
-    report = backtest(history, horizon_s=STEP_S, step_s=STEP_S)
+    history = DemandHistory.from_sequences([0.0, 10 * 86_400.0], [7.0, 7.0])
+    report = run_backtest(history, horizon_s=STEP_S, step_s=STEP_S)
     assert report.coverage == (1.0,) * 5
-    assert report.intervals_short == (0.0,) * 5
+    assert report.underforecast_share == (0.0,) * 5
     assert report.surplus == pytest.approx((0.0,) * 5)
     assert report.weighted_quantile_loss == pytest.approx(0.0)
 
 
 def test_a_jump_is_missed_once_by_the_forecast_before_it() -> None:
-    history = DemandHistory.of([0.0, 5 * 86_400.0, 6 * 86_400.0], [7.0, 70.0, 70.0])
-    report = backtest(history, horizon_s=STEP_S, step_s=STEP_S, quantiles=(0.9,))
+    history = DemandHistory.from_sequences([0.0, 5 * 86_400.0, 6 * 86_400.0], [7.0, 70.0, 70.0])
+    report = run_backtest(history, horizon_s=STEP_S, step_s=STEP_S, quantiles=(0.9,))
     assert report.forecasts == 5 * 48
     assert report.coverage[0] == pytest.approx(1 - 1 / report.forecasts)
-    assert report.intervals_short[0] == pytest.approx(1 / report.forecasts)
+    assert report.underforecast_share[0] == pytest.approx(1 / report.forecasts)
 
 
 @pytest.mark.parametrize("seed", [11, 12, 13])
 @pytest.mark.parametrize("drift", [0.0, 0.02])
 def test_quantiles_keep_their_promise_on_seasonal_demand(seed: int, drift: float) -> None:
     history = _demand(np.random.default_rng(seed), days=40, drift=drift)
-    report = backtest(history, horizon_s=2 * STEP_S, step_s=STEP_S)
+    report = run_backtest(history, horizon_s=2 * STEP_S, step_s=STEP_S)
     for level, covered in zip(report.quantiles[1:4], report.coverage[1:4], strict=True):
         assert covered == pytest.approx(level, abs=0.025)
-    assert report.intervals_short[-1] <= 0.003
+    assert report.underforecast_share[-1] <= 0.003
     assert report.surplus[-1] < 0.5
 
 
 def test_the_season_is_worth_knowing() -> None:
     history = _demand(np.random.default_rng(14), days=20)
-    knowing = backtest(history, horizon_s=4 * STEP_S, step_s=STEP_S, warm_up_s=7 * 86_400.0)
+    knowing = run_backtest(history, horizon_s=4 * STEP_S, step_s=STEP_S, warm_up_s=7 * 86_400.0)
     # A wrong season is a forecaster without one: the rises it remembers belong to other hours.
-    unknowing = backtest(history, horizon_s=4 * STEP_S, step_s=STEP_S, season_s=30 * STEP_S, warm_up_s=7 * 86_400.0)
+    unknowing = run_backtest(history, horizon_s=4 * STEP_S, step_s=STEP_S, season_s=30 * STEP_S, warm_up_s=7 * 86_400.0)
     assert knowing.weighted_quantile_loss < 0.8 * unknowing.weighted_quantile_loss
 
 
 def test_a_history_without_a_single_outcome_is_refused() -> None:
     with pytest.raises(ValueError, match="history must be longer than warm-up and horizon, 49 steps, got 10"):
-        backtest(DemandHistory.of([0.0, 9 * STEP_S], [1.0, 1.0]), horizon_s=STEP_S, step_s=STEP_S)
+        run_backtest(DemandHistory.from_sequences([0.0, 9 * STEP_S], [1.0, 1.0]), horizon_s=STEP_S, step_s=STEP_S)

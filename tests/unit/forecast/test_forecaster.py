@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler.forecast.forecaster import QUANTILES, SeasonalForecaster, forecast
-from scheduler.forecast.history import DemandHistory
+from scheduler.forecast.demand_history import DemandHistory
+from scheduler.forecast.forecaster import QUANTILES, SeasonalForecaster, forecast_from_history
 
 HOUR_S = 3_600.0
 
@@ -49,8 +49,8 @@ def test_the_first_forecast_is_cautious_and_says_so() -> None:
     forecaster = SeasonalForecaster()
     forecaster.observe(0.0, 10.0)
     made = forecaster.forecast(0.0, 600.0)
-    assert made.at(0.5) == 10.0
-    assert made.at(0.9) == 20.0
+    assert made.demand_at(0.5) == 10.0
+    assert made.demand_at(0.9) == 20.0
     assert made.method == "persistence, uncalibrated"
 
 
@@ -84,7 +84,7 @@ def test_forecasting_along_the_way_equals_forecasting_once_at_the_end() -> None:
     for time_s, gpus in zip(history.times_s, history.gpus, strict=True):
         forecaster.observe(float(time_s), float(gpus))
         along = forecaster.forecast(float(time_s), 2 * HOUR_S)
-    once = forecast(history, now_s=float(history.times_s[-1]), horizon_s=2 * HOUR_S, step_s=HOUR_S)
+    once = forecast_from_history(history, now_s=float(history.times_s[-1]), horizon_s=2 * HOUR_S, step_s=HOUR_S)
     assert along.gpus == pytest.approx(once.gpus)
     assert along.method == once.method
 
@@ -94,7 +94,7 @@ def test_memory_is_bounded_and_old_history_is_forgotten() -> None:
     recent = long.times_s >= long.times_s[-1] - 60 * 86_400.0
     short = DemandHistory(long.times_s[recent], long.gpus[recent])
     made = [
-        forecast(history, now_s=float(long.times_s[-1]), horizon_s=4 * HOUR_S, step_s=2 * HOUR_S)
+        forecast_from_history(history, now_s=float(long.times_s[-1]), horizon_s=4 * HOUR_S, step_s=2 * HOUR_S)
         for history in (long, short)
     ]
     assert made[0].gpus == pytest.approx(made[1].gpus)
@@ -106,8 +106,8 @@ def test_a_silence_of_years_is_bridged_at_once() -> None:
     forecaster.forecast(3_000.0, 600.0)
     forecaster.observe(1e12, 8.0)
     made = forecaster.forecast(1e12, 600.0)
-    assert made.at(0.5) == 8.0
-    assert forecaster.residual_count(600.0) == 14 * 288
+    assert made.demand_at(0.5) == 8.0
+    assert forecaster.count_residuals(600.0) == 14 * 288
 
 
 def test_readings_may_arrive_many_times_a_step_and_the_largest_counts() -> None:
@@ -115,8 +115,8 @@ def test_readings_may_arrive_many_times_a_step_and_the_largest_counts() -> None:
     for index in range(4 * 180 * 5):
         forecaster.observe(index / 5, 8.0 if index % 50 == 0 else 2.0)
     made = forecaster.forecast(720.0, 10.0)
-    assert made.at(0.5) > 2.0
-    assert made.at(0.9) >= 8.0
+    assert made.demand_at(0.5) > 2.0
+    assert made.demand_at(0.9) >= 8.0
 
 
 def test_a_late_reading_counts_from_the_last_forecast_on() -> None:
@@ -124,7 +124,7 @@ def test_a_late_reading_counts_from_the_last_forecast_on() -> None:
     forecaster.observe(0.0, 5.0)
     forecaster.forecast(3_000.0, 600.0)
     forecaster.observe(1_000.0, 50.0)
-    assert forecaster.forecast(3_000.0, 600.0).at(0.5) == 50.0
+    assert forecaster.forecast(3_000.0, 600.0).demand_at(0.5) == 50.0
 
 
 def test_each_horizon_is_calibrated_from_the_whole_window_at_its_first_use() -> None:
@@ -133,7 +133,7 @@ def test_each_horizon_is_calibrated_from_the_whole_window_at_its_first_use() -> 
     for time_s, gpus in zip(history.times_s, history.gpus, strict=True):
         forecaster.observe(float(time_s), float(gpus))
     now_s = float(history.times_s[-1])
-    assert forecaster.residual_count(HOUR_S) == 0
+    assert forecaster.count_residuals(HOUR_S) == 0
     forecaster.forecast(now_s, HOUR_S)
-    assert forecaster.residual_count(HOUR_S) == 5 * 24 - 2
-    assert forecaster.forecast(now_s, 6 * HOUR_S).at(0.99) > forecaster.forecast(now_s, HOUR_S).at(0.99)
+    assert forecaster.count_residuals(HOUR_S) == 5 * 24 - 2
+    assert forecaster.forecast(now_s, 6 * HOUR_S).demand_at(0.99) > forecaster.forecast(now_s, HOUR_S).demand_at(0.99)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler.forecast.history import DemandHistory, fill_gaps
+from scheduler.forecast.demand_history import DemandHistory, fill_gaps
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_wrong_history_is_refused_by_the_name_of_its_field(
     times_s: list[float], gpus: list[float], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
-        DemandHistory.of(times_s, gpus)
+        DemandHistory.from_sequences(times_s, gpus)
 
 
 def test_two_dimensions_are_refused() -> None:
@@ -42,7 +42,7 @@ def test_a_history_keeps_its_own_read_only_numbers() -> None:
 
 
 def test_appending_leaves_the_old_history_as_it_was() -> None:
-    old = DemandHistory.of([0.0], [1.0])
+    old = DemandHistory.from_sequences([0.0], [1.0])
     assert len(old.append(10.0, 2.0)) == 2
     assert len(old) == 1
     with pytest.raises(ValueError, match="times_s must ascend"):
@@ -50,23 +50,23 @@ def test_appending_leaves_the_old_history_as_it_was() -> None:
 
 
 def test_a_bounded_history_keeps_the_reading_in_force_where_its_window_begins() -> None:
-    history = DemandHistory.of([], [])
+    history = DemandHistory.from_sequences([], [])
     for time_s in range(0, 100, 10):
-        history = history.append(float(time_s), float(time_s), keep_s=25.0)
+        history = history.append(float(time_s), float(time_s), retention_s=25.0)
     assert history.times_s.tolist() == [60.0, 70.0, 80.0, 90.0]
 
 
 def test_resampling_holds_the_last_value() -> None:
-    history = DemandHistory.of([3.0, 10.0, 31.0], [1.0, 2.0, 3.0])
-    grid = history.resampled(10.0)
+    history = DemandHistory.from_sequences([3.0, 10.0, 31.0], [1.0, 2.0, 3.0])
+    grid = history.resample(10.0)
     assert grid.times_s.tolist() == [0.0, 10.0, 20.0, 30.0]
     assert grid.gpus.tolist() == [1.0, 2.0, 2.0, 2.0]
 
 
 def test_resampling_nothing_gives_nothing_and_a_step_must_be_positive() -> None:
-    assert len(DemandHistory.of([], []).resampled(1.0)) == 0
+    assert len(DemandHistory.from_sequences([], []).resample(1.0)) == 0
     with pytest.raises(ValueError, match="step_s must be positive, got 0"):
-        DemandHistory.of([0.0], [1.0]).resampled(0.0)
+        DemandHistory.from_sequences([0.0], [1.0]).resample(0.0)
 
 
 def test_holes_take_the_value_before_them() -> None:

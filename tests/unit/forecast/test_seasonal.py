@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler.forecast.seasonal import Season, largest_ahead, residual_scales, seasonal_points
+from scheduler.forecast.seasonal import Season, compute_point_forecasts, compute_residual_scales, max_demand_ahead
 
 DAY = Season(86_400.0, 3_600.0)
 
@@ -16,7 +16,7 @@ def _days(count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 
 def _points(series: np.ndarray[tuple[int], np.dtype[np.float64]], origins: list[int], horizon_bins: int) -> list[float]:
-    points = seasonal_points(series, series, np.array(origins), season=DAY, horizon_bins=horizon_bins)
+    points = compute_point_forecasts(series, series, np.array(origins), season=DAY, horizon_bins=horizon_bins)
     return [float(point) for point in points]
 
 
@@ -28,18 +28,18 @@ def test_a_season_must_be_a_whole_number_of_steps() -> None:
 
 
 def test_a_horizon_counts_the_bins_that_it_touches() -> None:
-    assert DAY.horizon_bins(3_600.0) == 1
-    assert DAY.horizon_bins(3_601.0) == 2
-    assert DAY.horizon_bins(1.0) == 1
+    assert DAY.count_horizon_bins(3_600.0) == 1
+    assert DAY.count_horizon_bins(3_601.0) == 2
+    assert DAY.count_horizon_bins(1.0) == 1
     with pytest.raises(ValueError, match="horizon_s must be positive"):
-        DAY.horizon_bins(0.0)
+        DAY.count_horizon_bins(0.0)
     with pytest.raises(ValueError, match="horizon_s must be positive and at most"):
-        DAY.horizon_bins(8 * 86_400.0)
+        DAY.count_horizon_bins(8 * 86_400.0)
 
 
 def test_the_largest_demand_ahead_counts_both_ends() -> None:
     peaks = np.array([5.0, 1.0, 2.0, 9.0, 0.0])
-    assert largest_ahead(peaks, np.array([0, 1, 3]), 2 - 1).tolist() == [5.0, 2.0, 9.0]
+    assert max_demand_ahead(peaks, np.array([0, 1, 3]), 2 - 1).tolist() == [5.0, 2.0, 9.0]
 
 
 def test_less_than_a_season_of_history_gives_persistence() -> None:
@@ -76,12 +76,12 @@ def test_a_point_reads_nothing_after_its_origin() -> None:
 
 def test_residual_units_are_positive_even_without_demand() -> None:
     nothing = np.zeros(48)
-    assert residual_scales(nothing, np.zeros(3), np.arange(3), season=DAY).tolist() == [1.0, 1.0, 1.0]
+    assert compute_residual_scales(nothing, np.zeros(3), np.arange(3), season=DAY).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_residual_units_do_not_depend_on_how_origins_are_batched() -> None:
     series = _days(4)
     origins = np.arange(40, 60)
-    together = residual_scales(series, series[origins], origins, season=DAY)
-    single = [residual_scales(series, series[[k]], np.array([k]), season=DAY)[0] for k in origins]
+    together = compute_residual_scales(series, series[origins], origins, season=DAY)
+    single = [compute_residual_scales(series, series[[k]], np.array([k]), season=DAY)[0] for k in origins]
     assert together == pytest.approx(np.array(single))

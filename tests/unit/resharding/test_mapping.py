@@ -13,22 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
-from scheduler.resharding.assignment import best_assignment
-from scheduler.resharding.giving_back import cost_of_giving_back, held_bytes
-from scheduler.resharding.mapping import rank_mapping
-from scheduler.resharding.overlap import overlap
-from scheduler.resharding.placement import Placement, Seat
-from scheduler.resharding.shards import shards
-from scheduler.resharding.tensors import Split, TensorFacts, layer_tensors
+from scheduler.resharding.placement import GpuSlot, Placement, TensorSpec, TensorSplit, build_layer_tensors
+from scheduler.resharding.rank_mapping import find_best_assignment, map_ranks
+from scheduler.resharding.shards import compute_held_bytes, compute_overlap, compute_release_costs, compute_shards
 from tests.builders_resharding import Transition, a_plan, a_random_plan, a_transition, seats_on
 
 DRAWN = settings(max_examples=100, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 10**6)
 LAYERS = 8
 TENSORS = tuple(
-    TensorFacts(f"{layer} {split}", layer, (7, 5), 12.0 + layer, split, experts)
+    TensorSpec(f"{layer} {split}", layer, (7, 5), 12.0 + layer, split, experts)
     for layer in range(LAYERS)
-    for split, experts in ((Split.ROWS, 0), (Split.COLUMNS, 0), (Split.NONE, 0), (Split.COLUMNS, 4))
+    for split, experts in (
+        (TensorSplit.ROWS, 0),
+        (TensorSplit.COLUMNS, 0),
+        (TensorSplit.NONE, 0),
+        (TensorSplit.COLUMNS, 4),
+    )
 )
 Atom = tuple[int, int, int, int]
 
@@ -43,7 +44,7 @@ def _atoms(plan: ParallelPlan) -> list[set[Atom]]:
             for row in range(*shard.rows)
             for column in range(*shard.columns)
         }
-        for rank in shards(plan, TENSORS)
+        for rank in compute_shards(plan, TENSORS)
     ]
 
 
@@ -51,7 +52,7 @@ def _bytes(atoms: Iterable[Atom]) -> float:
     return sum(TENSORS[atom[0]].element_bytes for atom in atoms)
 
 
-def _moved(change: Transition, seats: Sequence[Seat]) -> tuple[float, float]:
+def _moved(change: Transition, seats: Sequence[GpuSlot]) -> tuple[float, float]:
     """Bytes moved, and those of them that no GPU of the node had, element by element."""
     held = dict(zip(change.old_seats, _atoms(change.old_plan), strict=True))
     moved = network = 0.0
@@ -71,8 +72,8 @@ def _small(seed: int, gpus_max: int) -> Transition:
 def test_the_bytes_told_are_those_of_the_elements_that_move(seed: int, any_order: bool) -> None:
     change = _small(seed, 16)
     old = Placement(change.old_plan, change.old_seats)
-    found = rank_mapping(old, change.new_plan, change.new_seats, TENSORS, any_order=any_order)
-    assert (found.moved_bytes, found.network_bytes) == _moved(change, found.seats)
+    found = map_ranks(old, change.new_plan, change.new_seats, TENSORS, any_order=any_order)
+    assert (found.moved_bytes, found.network_bytes) == _moved(change, found.slots)
     assert found.moved_bytes_in_order == _moved(change, change.new_seats)[0]
 
 
@@ -81,9 +82,9 @@ def test_the_bytes_told_are_those_of_the_elements_that_move(seed: int, any_order
 def test_no_order_is_worse_than_the_given_one_nor_better_than_the_floor(seed: int, any_order: bool) -> None:
     change = a_transition(random.Random(seed), LAYERS)
     old = Placement(change.old_plan, change.old_seats)
-    found = rank_mapping(old, change.new_plan, change.new_seats, layer_tensors([1e9] * LAYERS), any_order=any_order)
+    found = map_ranks(old, change.new_plan, change.new_seats, build_layer_tensors([1e9] * LAYERS), any_order=any_order)
     assert found.floor_bytes <= found.moved_bytes <= found.moved_bytes_in_order
-    assert sorted(found.seats) == sorted(change.new_seats)
+    assert sorted(found.slots) == sorted(change.new_seats)
 
 
 @DRAWN
@@ -91,7 +92,7 @@ def test_no_order_is_worse_than_the_given_one_nor_better_than_the_floor(seed: in
 def test_up_to_five_ranks_the_order_is_the_best_of_all_and_then_the_kindest_to_the_network(seed: int) -> None:
     seeded = random.Random(seed)
     old_gpus, new_gpus = seeded.randint(1, 6), seeded.randint(1, 5)
-    pool = [Seat(f"n{at // 3}", at % 3) for at in range(9)]
+    pool = [GpuSlot(f"n{at // 3}", at % 3) for at in range(9)]
     change = Transition(
         a_random_plan(seeded, old_gpus, LAYERS, experts=4),
         tuple(seeded.sample(pool, old_gpus)),
@@ -99,7 +100,7 @@ def test_up_to_five_ranks_the_order_is_the_best_of_all_and_then_the_kindest_to_t
         tuple(seeded.sample(pool, new_gpus)),
     )
     old = Placement(change.old_plan, change.old_seats)
-    found = rank_mapping(old, change.new_plan, change.new_seats, TENSORS, any_order=True)
+    found = map_ranks(old, change.new_plan, change.new_seats, TENSORS, any_order=True)
     assert _costs(change)[0] == (found.moved_bytes, found.network_bytes)
 
 
@@ -110,12 +111,12 @@ def test_within_one_node_the_order_is_the_best_of_all(seed: int) -> None:
     old_gpus, new_gpus = seeded.randint(1, 8), seeded.randint(1, 5)
     change = Transition(
         a_random_plan(seeded, old_gpus, LAYERS),
-        tuple(Seat("n", gpu) for gpu in seeded.sample(range(8), old_gpus)),
+        tuple(GpuSlot("n", gpu) for gpu in seeded.sample(range(8), old_gpus)),
         a_random_plan(seeded, new_gpus, LAYERS),
-        tuple(Seat("n", gpu) for gpu in seeded.sample(range(8), new_gpus)),
+        tuple(GpuSlot("n", gpu) for gpu in seeded.sample(range(8), new_gpus)),
     )
     old = Placement(change.old_plan, change.old_seats)
-    assert rank_mapping(old, change.new_plan, change.new_seats, TENSORS).moved_bytes == _costs(change)[0][0]
+    assert map_ranks(old, change.new_plan, change.new_seats, TENSORS).moved_bytes == _costs(change)[0][0]
 
 
 def _costs(change: Transition) -> list[tuple[float, float]]:
@@ -143,8 +144,8 @@ def test_where_nothing_changes_nothing_moves_and_nobody_changes_place(seed: int,
     plan, seats = a_random_plan(seeded, gpus, LAYERS, experts=4), seats_on({0: min(8, gpus), 1: gpus - min(8, gpus)})
     if gpus == 24:
         seats = seats_on({0: 8, 1: 8, 2: 8})
-    found = rank_mapping(Placement(plan, seats), plan, seats, TENSORS, any_order=any_order)
-    assert (found.moved_bytes, found.seats) == (0.0, seats)
+    found = map_ranks(Placement(plan, seats), plan, seats, TENSORS, any_order=any_order)
+    assert (found.moved_bytes, found.slots) == (0.0, seats)
 
 
 @DRAWN
@@ -155,7 +156,7 @@ def test_seats_given_in_another_order_are_put_back_where_they_were(seed: int) ->
     plan = a_random_plan(seeded, 24, LAYERS)
     nodes = [seats[at : at + 8] for at in (0, 8, 16)]
     shuffled = [seat for node in seeded.sample(nodes, 3) for seat in seeded.sample(node, 8)]
-    assert rank_mapping(Placement(plan, seats), plan, shuffled, TENSORS).moved_bytes == 0
+    assert map_ranks(Placement(plan, seats), plan, shuffled, TENSORS).moved_bytes == 0
 
 
 @DRAWN
@@ -164,17 +165,17 @@ def test_ranks_that_talk_most_stay_on_one_node_and_stages_on_as_many_nodes(seed:
     seeded = random.Random(seed)
     change = a_transition(seeded, LAYERS, experts=seeded.choice([0, 8]))
     old, plan = Placement(change.old_plan, change.old_seats), change.new_plan
-    found = rank_mapping(old, plan, change.new_seats, layer_tensors([1e9] * LAYERS))
-    assert _neighbours(plan, found.seats) == _neighbours(plan, change.new_seats)
+    found = map_ranks(old, plan, change.new_seats, build_layer_tensors([1e9] * LAYERS))
+    assert _neighbours(plan, found.slots) == _neighbours(plan, change.new_seats)
 
 
-def _neighbours(plan: ParallelPlan, seats: Sequence[Seat]) -> list[Counter[tuple[int, ...]]]:
+def _neighbours(plan: ParallelPlan, seats: Sequence[GpuSlot]) -> list[Counter[tuple[int, ...]]]:
     """For each stage position and each of its kinds of groups of consecutive ranks, how many of a group's ranks are on
     each of its nodes; the whole stage is one such group."""
     found, first = list[Counter[tuple[int, ...]]](), 0
-    for group, stage in enumerate(plan.stages[: plan.devices]):
+    for group, stage in enumerate(plan.stages[: plan.pipeline_devices]):
         own = [seat.node for seat in seats[first : first + stage.gpus]]
-        strategies = [one for other in plan.stages[group :: plan.devices] for one in other.strategies]
+        strategies = [one for other in plan.stages[group :: plan.pipeline_devices] for one in other.strategies]
         for one in strategies:
             for size in (one.tp * one.ulysses * one.ring, one.tp * one.ep, one.tp * one.shard_group, stage.gpus):
                 runs = (own[at : at + size] for at in range(0, len(own), size))
@@ -188,17 +189,17 @@ def test_ranks_of_one_stage_change_places_across_its_nodes() -> None:
     nodes alone could keep no more than half of that."""
     halves = a_plan([[LayerStrategy(1, dp=8, zero=3)], [LayerStrategy(1, dp=8, zero=3)]])
     whole, seats = a_plan([[LayerStrategy(2, dp=16, zero=3)]]), seats_on({0: 8, 1: 8})
-    found = rank_mapping(Placement(halves, seats), whole, seats, layer_tensors([16e6, 16e6]))
+    found = map_ranks(Placement(halves, seats), whole, seats, build_layer_tensors([16e6, 16e6]))
     assert found.moved_bytes == found.floor_bytes == 16e6
     assert found.moved_bytes_in_order > 16e6
 
 
 def test_a_rank_without_an_old_gpu_goes_where_its_node_has_its_state() -> None:
     """Both new GPUs are fresh; half of the model is on node a, half on node b."""
-    old = Placement(a_plan([[LayerStrategy(1)], [LayerStrategy(1)]]), (Seat("a", 0), Seat("b", 0)))
+    old = Placement(a_plan([[LayerStrategy(1)], [LayerStrategy(1)]]), (GpuSlot("a", 0), GpuSlot("b", 0)))
     new = a_plan([[LayerStrategy(1)], [LayerStrategy(1)]])
-    found = rank_mapping(old, new, [Seat("b", 1), Seat("a", 1)], layer_tensors([1e6, 1e6]), any_order=True)
-    assert found.seats == (Seat("a", 1), Seat("b", 1))
+    found = map_ranks(old, new, [GpuSlot("b", 1), GpuSlot("a", 1)], build_layer_tensors([1e6, 1e6]), any_order=True)
+    assert found.slots == (GpuSlot("a", 1), GpuSlot("b", 1))
     assert (found.moved_bytes, found.network_bytes) == (2e6, 0.0)
 
 
@@ -206,25 +207,27 @@ def test_ranks_of_another_gpu_model_do_not_exchange_seats() -> None:
     plan = a_plan([[LayerStrategy(1)], [LayerStrategy(1)]])
     first, second = plan.stages
     mixed = ParallelPlan(plan.schedule, 1, 1, 1.0, 1.0, 1, (first, type(second)(1, 1, "other", 1, second.strategies)))
-    old = Placement(plan, (Seat("b", 0), Seat("a", 0)))
+    old = Placement(plan, (GpuSlot("b", 0), GpuSlot("a", 0)))
     for any_order in (False, True):
-        found = rank_mapping(old, mixed, [Seat("a", 0), Seat("b", 0)], layer_tensors([1.0, 1.0]), any_order=any_order)
-        assert found.seats == (Seat("a", 0), Seat("b", 0))
+        found = map_ranks(
+            old, mixed, [GpuSlot("a", 0), GpuSlot("b", 0)], build_layer_tensors([1.0, 1.0]), any_order=any_order
+        )
+        assert found.slots == (GpuSlot("a", 0), GpuSlot("b", 0))
 
 
 def test_seats_must_be_one_for_each_rank_and_all_different() -> None:
-    plan, tensors = a_plan([[LayerStrategy(1, dp=2)]]), layer_tensors([1.0])
+    plan, tensors = a_plan([[LayerStrategy(1, dp=2)]]), build_layer_tensors([1.0])
     with pytest.raises(ValueError, match="there are 1; the plan needs 2"):
-        Placement(plan, (Seat("a", 0),))
-    old = Placement(plan, (Seat("a", 0), Seat("a", 1)))
+        Placement(plan, (GpuSlot("a", 0),))
+    old = Placement(plan, (GpuSlot("a", 0), GpuSlot("a", 1)))
     with pytest.raises(ValueError, match="GPU 0 of a occurs twice"):
-        rank_mapping(old, plan, [Seat("a", 0), Seat("a", 0)], tensors)
+        map_ranks(old, plan, [GpuSlot("a", 0), GpuSlot("a", 0)], tensors)
 
 
 def test_plans_of_another_number_of_layers_are_refused() -> None:
-    old = Placement(a_plan([[LayerStrategy(2)]]), (Seat("a", 0),))
+    old = Placement(a_plan([[LayerStrategy(2)]]), (GpuSlot("a", 0),))
     with pytest.raises(ValueError, match="the old plan has 2 layers, the new one 3"):
-        overlap(old, a_plan([[LayerStrategy(3)]]), layer_tensors([1.0, 1.0]))
+        compute_overlap(old, a_plan([[LayerStrategy(3)]]), build_layer_tensors([1.0, 1.0]))
 
 
 @DRAWN
@@ -232,7 +235,7 @@ def test_plans_of_another_number_of_layers_are_refused() -> None:
 def test_an_assignment_is_the_best_of_all_under_one_objective_after_the_other(rows: list[list[int]]) -> None:
     table = np.array(rows, dtype=np.float64)
     gains = [table[:, :4], table[:, 4:]]
-    found = best_assignment(gains)
+    found = find_best_assignment(gains)
 
     def worth(order: Sequence[int]) -> tuple[float, ...]:
         return tuple(float(gain[range(4), list(order)].sum()) for gain in gains)
@@ -246,9 +249,9 @@ def test_what_a_set_of_gpus_takes_with_it_is_what_nobody_else_holds(seed: int) -
     seeded = random.Random(seed)
     gpus = seeded.choice([1, 2, 4, 6, 8, 16])
     placement = Placement(a_random_plan(seeded, gpus, LAYERS, experts=4), seats_on({0: gpus // 2, 1: gpus - gpus // 2}))
-    held = dict(zip(placement.seats, _atoms(placement.plan), strict=True))
-    candidates = [seeded.sample(placement.seats, seeded.randint(0, gpus)) for _ in range(3)]
-    costs = cost_of_giving_back(placement, TENSORS, candidates)
+    held = dict(zip(placement.slots, _atoms(placement.plan), strict=True))
+    candidates = [seeded.sample(placement.slots, seeded.randint(0, gpus)) for _ in range(3)]
+    costs = compute_release_costs(placement, TENSORS, candidates)
     for candidate, cost in zip(candidates, costs, strict=True):
         inside = set[Atom]().union(*(held[seat] for seat in candidate))
         outside = set[Atom]().union(*(atoms for seat, atoms in held.items() if seat not in candidate))
@@ -261,19 +264,19 @@ def test_giving_back_is_free_just_where_others_hold_everything_and_dearest_toget
     seeded = random.Random(seed)
     gpus = seeded.choice([2, 4, 6, 8, 16])
     placement = Placement(a_random_plan(seeded, gpus, LAYERS, experts=4), seats_on({0: gpus}))
-    held = dict(zip(placement.seats, _atoms(placement.plan), strict=True))
-    one = seeded.sample(placement.seats, seeded.randint(1, gpus))
-    other = [seat for seat in seeded.sample(placement.seats, seeded.randint(1, gpus)) if seat not in one]
-    alone, beside, together = cost_of_giving_back(placement, TENSORS, [one, other, [*one, *other]])
+    held = dict(zip(placement.slots, _atoms(placement.plan), strict=True))
+    one = seeded.sample(placement.slots, seeded.randint(1, gpus))
+    other = [seat for seat in seeded.sample(placement.slots, seeded.randint(1, gpus)) if seat not in one]
+    alone, beside, together = compute_release_costs(placement, TENSORS, [one, other, [*one, *other]])
     elsewhere = set[Atom]().union(*(atoms for seat, atoms in held.items() if seat not in one))
     assert (alone == 0) == all(held[seat] <= elsewhere for seat in one)
     assert together >= alone + beside
-    assert held_bytes(placement.plan, TENSORS) == tuple(map(_bytes, held.values()))
+    assert compute_held_bytes(placement.plan, TENSORS) == tuple(map(_bytes, held.values()))
 
 
 def test_a_copy_costs_nothing_to_give_back_and_the_last_one_all() -> None:
-    placement = Placement(a_plan([[LayerStrategy(1, dp=2)]]), (Seat("a", 0), Seat("b", 0)))
-    candidates = [[Seat("a", 0)], [Seat("a", 0), Seat("b", 0)]]
-    assert cost_of_giving_back(placement, layer_tensors([1e6]), candidates) == (0.0, 1e6)
+    placement = Placement(a_plan([[LayerStrategy(1, dp=2)]]), (GpuSlot("a", 0), GpuSlot("b", 0)))
+    candidates = [[GpuSlot("a", 0)], [GpuSlot("a", 0), GpuSlot("b", 0)]]
+    assert compute_release_costs(placement, build_layer_tensors([1e6]), candidates) == (0.0, 1e6)
     with pytest.raises(ValueError, match="no rank sits on GPU 1 of a"):
-        cost_of_giving_back(placement, layer_tensors([1e6]), [[Seat("a", 1)]])
+        compute_release_costs(placement, build_layer_tensors([1e6]), [[GpuSlot("a", 1)]])

@@ -21,29 +21,34 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
-from scheduler.resharding.placement import layer_places, spread_of
-from scheduler.resharding.shards import Interval, shards
-from scheduler.resharding.tensors import Split, TensorFacts, layer_tensors
+from scheduler.resharding.placement import (
+    TensorSpec,
+    TensorSplit,
+    build_layer_tensors,
+    compute_layer_placements,
+    compute_sharding,
+)
+from scheduler.resharding.shards import Interval, compute_shards
 from tests.builders_resharding import a_plan, a_random_plan
 
 DRAWN = settings(max_examples=100, deadline=None, derandomize=True)
 Box = tuple[Interval, Interval, Interval]
 
 
-def _tensors(seeded: random.Random, layers: int, experts: int) -> list[TensorFacts]:
+def _tensors(seeded: random.Random, layers: int, experts: int) -> list[TensorSpec]:
     """Small shapes, most of them not divisible by anything."""
-    tensors = list[TensorFacts]()
+    tensors = list[TensorSpec]()
     for layer in range(layers):
-        for split in Split:
+        for split in TensorSplit:
             shape = (seeded.randint(1, 13), seeded.randint(1, 13))
-            tensors.append(TensorFacts(f"{layer} {split}", layer, shape, 12.0, split, seeded.choice([0, experts])))
+            tensors.append(TensorSpec(f"{layer} {split}", layer, shape, 12.0, split, seeded.choice([0, experts])))
     return tensors
 
 
-def _held(plan: ParallelPlan, tensors: list[TensorFacts]) -> list[Counter[Box]]:
+def _held(plan: ParallelPlan, tensors: list[TensorSpec]) -> list[Counter[Box]]:
     """For each tensor its boxes, with the number of ranks that hold each."""
     boxes: list[Counter[Box]] = [Counter() for _ in tensors]
-    for rank in shards(plan, tensors):
+    for rank in compute_shards(plan, tensors):
         for shard in rank:
             boxes[shard.tensor][shard.experts, shard.rows, shard.columns] += 1
     return boxes
@@ -75,38 +80,44 @@ def test_each_element_has_as_many_copies_as_the_strategy_says(seed: int, gpus: i
     seeded = random.Random(seed)
     plan = a_random_plan(seeded, gpus, 8, experts=experts)
     tensors = [
-        TensorFacts(f"{layer} {split} {stack}", layer, (64, 64), 12.0, split, stack)
+        TensorSpec(f"{layer} {split} {stack}", layer, (64, 64), 12.0, split, stack)
         for layer in range(8)
-        for split in Split
+        for split in TensorSplit
         for stack in {0, experts}
     ]
-    places = layer_places(plan)
+    places = compute_layer_placements(plan)
     for tensor, boxes in zip(tensors, _held(plan, tensors), strict=True):
-        spread = places[tensor.layer].spread
+        spread = places[tensor.layer].sharding
         ep = spread.ep if tensor.experts else 1
         sharers = max(1, spread.shard_group // ep)
-        copies = spread.replicas // (ep * sharers) * (spread.tp if tensor.split is Split.NONE else 1)
+        copies = spread.replicas // (ep * sharers) * (spread.tp if tensor.split is TensorSplit.NONE else 1)
         assert set(boxes.values()) == {copies}
 
 
 def test_stages_of_an_interleaved_pipeline_share_their_groups_ranks() -> None:
     plan = a_plan([[LayerStrategy(1, tp=2)] for _ in range(4)], interleave=2)
-    layers = [{shard.tensor // 2 for shard in rank} for rank in shards(plan, layer_tensors([8.0] * 4))]
+    layers = [{shard.tensor // 2 for shard in rank} for rank in compute_shards(plan, build_layer_tensors([8.0] * 4))]
     assert layers == [{0, 2}, {0, 2}, {1, 3}, {1, 3}]
 
 
 def test_each_run_of_layers_follows_its_own_strategy() -> None:
     plan = a_plan([[LayerStrategy(1, dp=2), LayerStrategy(1, tp=2)]])
-    tensors = [TensorFacts("whole", 0, (4, 4), 12.0, Split.ROWS), TensorFacts("cut", 1, (4, 4), 12.0, Split.ROWS)]
-    assert [[shard.rows for shard in rank] for rank in shards(plan, tensors)] == [[(0, 4), (0, 2)], [(0, 4), (2, 4)]]
+    tensors = [
+        TensorSpec("whole", 0, (4, 4), 12.0, TensorSplit.ROWS),
+        TensorSpec("cut", 1, (4, 4), 12.0, TensorSplit.ROWS),
+    ]
+    assert [[shard.rows for shard in rank] for rank in compute_shards(plan, tensors)] == [
+        [(0, 4), (0, 2)],
+        [(0, 4), (2, 4)],
+    ]
 
 
 def test_zero_1_2_and_3_lie_alike_when_plans_change() -> None:
-    assert len({spread_of(LayerStrategy(1, dp=4, zero=zero)) for zero in (1, 2, 3)}) == 1
+    assert len({compute_sharding(LayerStrategy(1, dp=4, zero=zero)) for zero in (1, 2, 3)}) == 1
 
 
 def test_coarse_tensors_weigh_what_the_layers_weigh() -> None:
-    tensors = layer_tensors([3.0, 7e9])
+    tensors = build_layer_tensors([3.0, 7e9])
     assert [tensor.layer for tensor in tensors] == [0, 0, 1, 1]
     assert sum(tensor.total_bytes for tensor in tensors) == pytest.approx(7e9 + 3)
 
@@ -121,13 +132,13 @@ def test_coarse_tensors_weigh_what_the_layers_weigh() -> None:
 )
 def test_a_strategy_that_contradicts_itself_is_refused(strategy: LayerStrategy, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        shards(a_plan([[strategy]]), layer_tensors([1.0]))
+        compute_shards(a_plan([[strategy]]), build_layer_tensors([1.0]))
 
 
 @pytest.mark.parametrize(("count", "told"), [(1, "layer 1 has none"), (3, "layer 2 is not one of them")])
 def test_tensors_of_other_layers_than_the_plans_are_refused(count: int, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        shards(a_plan([[LayerStrategy(2)]]), layer_tensors([1.0] * count))
+        compute_shards(a_plan([[LayerStrategy(2)]]), build_layer_tensors([1.0] * count))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +152,7 @@ def test_tensors_of_other_layers_than_the_plans_are_refused(count: int, told: st
 def test_a_tensor_that_cannot_be_is_refused(tensor: dict[str, object], told: str) -> None:
     fields: dict[str, object] = {"name": "w", "layer": 0, "shape": (1, 1), "element_bytes": 1.0} | tensor
     with pytest.raises(ValueError, match=told):
-        TensorFacts(**fields)  # type: ignore[arg-type]  # any field
+        TensorSpec(**fields)  # type: ignore[arg-type]  # any field
 
 
 @contextmanager
@@ -170,15 +181,15 @@ class _Layer(nn.Module):
 
 
 _LAYER = [
-    TensorFacts("column", 0, (12, 5), 12.0, Split.ROWS),
-    TensorFacts("row", 0, (7, 12), 12.0, Split.COLUMNS),
-    TensorFacts("norm", 0, (10, 1), 12.0, Split.NONE),
+    TensorSpec("column", 0, (12, 5), 12.0, TensorSplit.ROWS),
+    TensorSpec("row", 0, (7, 12), 12.0, TensorSplit.COLUMNS),
+    TensorSpec("norm", 0, (10, 1), 12.0, TensorSplit.NONE),
 ]
 
 
 def _torch_layer(strategy: LayerStrategy) -> list[torch.Tensor]:
     """What this rank holds of a `_Layer` under tensor parallelism and FSDP2, composed as torch documents it."""
-    spread, layer = spread_of(strategy), _Layer()
+    spread, layer = compute_sharding(strategy), _Layer()
     copies = spread.replicas // spread.shard_group
     mesh = init_device_mesh(
         "cpu", (copies, spread.shard_group, spread.tp), mesh_dim_names=("replicate", "shard", "tensor")
@@ -209,7 +220,7 @@ def _torch_layer(strategy: LayerStrategy) -> list[torch.Tensor]:
     ids=lambda one: f"tp{one.tp} dp{one.dp} ulysses{one.ulysses} group{one.shard_group}",
 )
 def test_each_rank_holds_what_torch_gives_it(strategy: LayerStrategy) -> None:
-    held = shards(a_plan([[strategy]]), _LAYER)
+    held = compute_shards(a_plan([[strategy]]), _LAYER)
     whole = [_numbered(*tensor.shape) for tensor in _LAYER]
     for rank, own in enumerate(held):
         with _as_rank(rank, len(held)):
@@ -223,7 +234,7 @@ def test_each_rank_holds_what_torch_gives_it(strategy: LayerStrategy) -> None:
 @pytest.mark.parametrize(("dp", "ep", "zero"), [(4, 2, 0), (4, 2, 3), (8, 2, 3), (8, 8, 3), (6, 3, 3)])
 def test_each_rank_has_the_experts_that_torch_gives_it(dp: int, ep: int, zero: int) -> None:
     strategy, experts = LayerStrategy(1, dp=dp, ep=ep, zero=zero), 24
-    held = shards(a_plan([[strategy]]), [TensorFacts("experts", 0, (12, 3), 12.0, Split.NONE, experts)])
+    held = compute_shards(a_plan([[strategy]]), [TensorSpec("experts", 0, (12, 3), 12.0, TensorSplit.NONE, experts)])
     whole = _numbered(experts, 12, 3)
     for rank, own in enumerate(held):
         with _as_rank(rank, dp):

@@ -9,20 +9,19 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import pytest
 
-from scheduler.domain.command import Command, PauseLending, ResumeLending
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.commands import Command, PauseLending, ResumeLending
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
-from scheduler.executors.protocol import Executor as WorldExecutor
-from scheduler.executors.recording import RecordingExecutor
+from scheduler.executors.executor import Executor as WorldExecutor
+from scheduler.executors.executor import RecordingExecutor
 from scheduler.forecast.forecaster import SeasonalForecaster
-from scheduler.policies.policy_set import policy_set
 from scheduler.runtime.clock import ManualClock
-from scheduler.runtime.controller import Controller, Pace
-from scheduler.runtime.curve_builder import CurveBuilder
-from scheduler.runtime.demand_watch import DemandWatch
-from scheduler.solver.curve import solver_fingerprint
-from scheduler.store.memory import MemoryStore
+from scheduler.runtime.controller import Controller, ControllerConfig
+from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.solver.curve import compute_solver_fingerprint
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import FencedError, Lease, UnavailableError
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
 
@@ -46,14 +45,14 @@ class Rig:
             store=self.store,
             executor=executor,
             clock=self.clock,
-            policies=policy_set("ebbtide"),
-            curves=CurveBuilder(self.pool, most_in_flight=1),
-            demand=DemandWatch(self.store, SeasonalForecaster, memory_s=1000.0),
+            policies=load_policy_set("ebbtide"),
+            curves=CurveBuilder(self.pool, in_flight_max=1),
+            demand=DemandForecaster(self.store, SeasonalForecaster, history_s=1000.0),
             on_report=self.reports.append,
-            on_rest=self.note_rest,
-            has_news=lambda: self.news,
+            on_leadership_lost=self.note_rest,
+            has_changes=lambda: self.news,
             may_lead=lambda: self.elected,
-            pace=Pace(poll_s=0.001, tick_s_max=50.0, lease_s=9.0),
+            config=ControllerConfig(poll_s=0.001, tick_s_max=50.0, lease_s=9.0),
         )
 
     def note_rest(self) -> None:
@@ -107,7 +106,7 @@ def test_a_new_leader_first_puts_the_stored_state_into_effect() -> None:
     rig = Rig()
     stored = rig.store.load().snapshot
     rig.step()
-    assert rig.executor.converged[0] is stored
+    assert rig.executor.converged_snapshots[0] is stored
 
 
 def test_who_does_not_hold_the_lease_does_nothing_until_it_is_free() -> None:
@@ -115,7 +114,7 @@ def test_who_does_not_hold_the_lease_does_nothing_until_it_is_free() -> None:
     first.step()
     second = Rig(first.store, holder="two")
     assert second.step() is None
-    assert second.executor.converged == []
+    assert second.executor.converged_snapshots == []
     assert second.step(10.0) is not None
 
 
@@ -130,9 +129,9 @@ def test_a_leader_that_lost_its_lease_writes_nothing_more_and_may_lead_again() -
     assert first.store.load().snapshot.generation == generation
     assert len(first.store.load().inbox) == 1
     assert first.step(1.0) is None
-    effects = len(first.executor.converged)
+    effects = len(first.executor.converged_snapshots)
     assert first.step(30.0) is not None
-    assert len(first.executor.converged) == effects + 2
+    assert len(first.executor.converged_snapshots) == effects + 2
 
 
 class LaterWorld(RecordingExecutor):
@@ -144,7 +143,7 @@ class LaterWorld(RecordingExecutor):
         self._epoch = epoch
 
     def converge(self, desired: Snapshot) -> None:
-        lease = self._store.lease()
+        lease = self._store.get_lease()
         if lease is None or lease.epoch < self._epoch:
             raise FencedError("a later leader has written this")
         super().converge(desired)
@@ -157,7 +156,7 @@ def test_an_epoch_that_the_world_is_ahead_of_is_followed_by_later_ones() -> None
     assert rig.step() is None
     for _ in range(8):
         rig.step(0.1)
-    assert rig.controller.leads
+    assert rig.controller.is_leader
     assert rig.controller.epoch >= 9
 
 
@@ -170,9 +169,9 @@ def test_who_is_not_elected_gives_the_lease_up_for_the_one_who_is() -> None:
     assert second.step(1.0) is not None
     first.elected, second.elected = True, False
     assert second.step(1.0) is None
-    effects = len(first.executor.converged)
+    effects = len(first.executor.converged_snapshots)
     assert first.step(60.0) is not None
-    assert len(first.executor.converged) == effects + 2
+    assert len(first.executor.converged_snapshots) == effects + 2
 
 
 def test_the_points_of_an_older_solver_are_dropped_at_the_first_tick_and_wanted_again() -> None:
@@ -184,7 +183,7 @@ def test_the_points_of_an_older_solver_are_dropped_at_the_first_tick_and_wanted_
     assert report is not None
     assert report.decisions == ()
     assert [wanted.shape.gpus for wanted in report.wanted_shapes] == [4]
-    assert rig.store.load().snapshot.solver == solver_fingerprint()
+    assert rig.store.load().snapshot.solver == compute_solver_fingerprint()
     rig.pool.shutdown(wait=True)
     rig.step(1.0)
     fresh = rig.store.load().snapshot
@@ -198,7 +197,7 @@ def test_stopping_lets_go_of_everything() -> None:
     stop.set()
     loop.join(timeout=30.0)
     assert not loop.is_alive()
-    other = rig.store.acquire("two", now_s=rig.clock.now_s(), ttl_s=1.0)
+    other = rig.store.acquire_lease("two", now_s=rig.clock.now_s(), ttl_s=1.0)
     assert other is not None
 
 
@@ -222,17 +221,17 @@ class Failing(MemoryStore):
 
     is_gone = False
 
-    def acquire(self, holder: str, *, now_s: float, ttl_s: float) -> Lease | None:
+    def acquire_lease(self, holder: str, *, now_s: float, ttl_s: float) -> Lease | None:
         self._answer()
-        return super().acquire(holder, now_s=now_s, ttl_s=ttl_s)
+        return super().acquire_lease(holder, now_s=now_s, ttl_s=ttl_s)
 
-    def inbox_size(self) -> int:
+    def count_pending_commands(self) -> int:
         self._answer()
-        return super().inbox_size()
+        return super().count_pending_commands()
 
-    def release(self, holder: str) -> None:
+    def release_lease(self, holder: str) -> None:
         self._answer()
-        super().release(holder)
+        super().release_lease(holder)
 
     def _answer(self) -> None:
         if self.is_gone:
@@ -243,7 +242,7 @@ def test_a_controller_outlives_its_database_and_first_puts_into_effect_what_is_s
     store = Failing(a_snapshot(a_fleet(training=1, inference=1)))
     rig = Rig(store)
     assert rig.step() is not None
-    effects = len(rig.executor.converged)
+    effects = len(rig.executor.converged_snapshots)
     store.is_gone = True
     with pytest.raises(UnavailableError):
         rig.step(1.0)
@@ -251,8 +250,8 @@ def test_a_controller_outlives_its_database_and_first_puts_into_effect_what_is_s
     rig.controller.close()
     store.is_gone = False
     rig.step(1.0)
-    assert rig.controller.leads
-    assert len(rig.executor.converged) > effects
+    assert rig.controller.is_leader
+    assert len(rig.executor.converged_snapshots) > effects
 
 
 def test_the_loop_goes_on_while_the_database_does_not_answer() -> None:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.command import CurveSolved, SolverChanged
-from scheduler.domain.gpu_shape import GpuShape
-from scheduler.domain.memory_record import MemoryRecord
-from scheduler.domain.scaling_curve import CurveRequest, data_parallel_plan
+from scheduler.domain.commands import CurveSolved, SolverChanged
+from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.job_records import MemoryRecord
+from scheduler.domain.scaling_curve import CurveRequest, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import WantedShape
-from scheduler.runtime.curve_builder import CurveBuilder
-from scheduler.solver.curve import Point, solver_fingerprint
-from scheduler.solver.request import Infeasible
+from scheduler.runtime.planning_inputs import CurveBuilder
+from scheduler.solver.curve import CurvePoint, compute_solver_fingerprint
+from scheduler.solver.request import Infeasibility
 from tests.builders import GPU, a_fleet, a_job, a_snapshot
 
 
@@ -40,26 +40,26 @@ class PatientPool(Executor):
             future.set_exception(error)
 
 
-def solve(request: CurveRequest, shapes: tuple[GpuShape, ...]) -> Mapping[GpuShape, Point]:
+def solve(request: CurveRequest, shapes: tuple[GpuShape, ...]) -> Mapping[GpuShape, CurvePoint]:
     (shape,) = shapes
     match shape.gpus:
         case 1:
-            return {shape: Infeasible("needs 94.1 GB of 80.0 GB per GPU", "memory")}
+            return {shape: Infeasibility("needs 94.1 GB of 80.0 GB per GPU", "memory")}
         case 6:
             part = GpuShape.packed(GPU, 5, 8)
-            return {part: data_parallel_plan(GPU, 5), shape: data_parallel_plan(GPU, 6)}
+            return {part: build_data_parallel_plan(GPU, 5), shape: build_data_parallel_plan(GPU, 6)}
         case 7:
             raise ValueError("gpu 'abacus' is unknown")
         case 8:
             raise ZeroDivisionError
-    return {shape: data_parallel_plan(GPU, shape.gpus)}
+    return {shape: build_data_parallel_plan(GPU, shape.gpus)}
 
 
 def builder(most: int = 4) -> tuple[CurveBuilder, PatientPool, Snapshot, str]:
     pool = PatientPool()
     jobs = [a_job(job_id, model="llama-2-7b", global_batch=8) for job_id in ("a", "b")]
     snapshot = a_snapshot(a_fleet(training=1, inference=0), jobs)
-    return CurveBuilder(pool, most_in_flight=most, solve=solve), pool, snapshot, jobs[0].spec.curve_key
+    return CurveBuilder(pool, in_flight_max=most, solve=solve), pool, snapshot, jobs[0].spec.curve_key
 
 
 def wanted(key: str, *counts: int) -> list[WantedShape]:
@@ -68,82 +68,82 @@ def wanted(key: str, *counts: int) -> list[WantedShape]:
 
 def test_a_shape_is_solved_once_whoever_wants_it_and_however_often() -> None:
     curves, pool, snapshot, key = builder()
-    curves.want(snapshot, wanted(key, 2, 4, 2))
-    curves.want(snapshot, wanted(key, 4, 2))
+    curves.request_shapes(snapshot, wanted(key, 2, 4, 2))
+    curves.request_shapes(snapshot, wanted(key, 4, 2))
     assert [shapes[0].gpus for _, _, (_, shapes) in pool.waiting] == [2, 4]
 
 
 def test_a_job_that_died_of_memory_has_its_own_curve_solved_for_less_of_it() -> None:
     curves, pool, snapshot, _ = builder()
     job = replace(snapshot.jobs["a"], memory=MemoryRecord(115))
-    curves.want(replace(snapshot, jobs={**snapshot.jobs, "a": job}), wanted(job.curve_key, 2))
+    curves.request_shapes(replace(snapshot, jobs={**snapshot.jobs, "a": job}), wanted(job.curve_key, 2))
     [(_, _, (request, _))] = pool.waiting
     assert request == CurveRequest("llama-2-7b", "", 8, 0, memory_percent=115)
 
 
 def test_only_so_many_wait_in_the_pool_and_the_most_urgent_are_those() -> None:
     curves, pool, snapshot, key = builder(most=2)
-    curves.want(snapshot, wanted(key, 4, 2, 3))
+    curves.request_shapes(snapshot, wanted(key, 4, 2, 3))
     assert [shapes[0].gpus for _, _, (_, shapes) in pool.waiting] == [4, 2]
     pool.run_one()
-    curves.finished(0.0)
-    curves.want(snapshot, wanted(key, 5, 3))
+    curves.collect_finished(0.0)
+    curves.request_shapes(snapshot, wanted(key, 5, 3))
     assert [shapes[0].gpus for _, _, (_, shapes) in pool.waiting] == [2, 5]
 
 
 def test_answers_become_commands_once() -> None:
     curves, pool, snapshot, key = builder()
-    curves.want(snapshot, wanted(key, 2, 1))
+    curves.request_shapes(snapshot, wanted(key, 2, 1))
     finished = [curves.has_finished]
-    assert curves.finished(5.0) == ()
+    assert curves.collect_finished(5.0) == ()
     pool.run_one()
     pool.run_one()
     finished.append(curves.has_finished)
     assert finished == [False, True]
-    two, one = (command.body for command in curves.finished(5.0))
+    two, one = (command.body for command in curves.collect_finished(5.0))
     assert isinstance(two, CurveSolved)
     assert isinstance(one, CurveSolved)
-    assert two.plan == data_parallel_plan(GPU, 2)
+    assert two.plan == build_data_parallel_plan(GPU, 2)
     assert (one.plan, one.infeasible) == (None, "needs 94.1 GB of 80.0 GB per GPU")
-    assert curves.finished(5.0) == ()
+    assert curves.collect_finished(5.0) == ()
     assert curves.is_idle
 
 
 def test_a_shape_may_bring_the_point_of_a_part_along() -> None:
     curves, pool, snapshot, key = builder()
-    curves.want(snapshot, wanted(key, 6))
+    curves.request_shapes(snapshot, wanted(key, 6))
     pool.run_one()
-    bodies = [command.body for command in curves.finished(0.0)]
+    bodies = [command.body for command in curves.collect_finished(0.0)]
     assert [body.shape.gpus for body in bodies if isinstance(body, CurveSolved)] == [5, 6]
 
 
 def test_points_of_another_solver_are_outdated() -> None:
     curves, _, snapshot, _ = builder()
-    (command,) = curves.outdated(snapshot, 5.0)
-    assert command.body == SolverChanged(solver_fingerprint())
-    assert curves.outdated(replace(snapshot, solver=solver_fingerprint()), 5.0) == ()
+    (command,) = curves.list_solver_changes(snapshot, 5.0)
+    assert command.body == SolverChanged(compute_solver_fingerprint())
+    assert curves.list_solver_changes(replace(snapshot, solver=compute_solver_fingerprint()), 5.0) == ()
 
 
 def test_what_the_solver_refuses_ends_one_job_and_not_the_controller() -> None:
     curves, pool, snapshot, key = builder()
-    curves.want(snapshot, wanted(key, 7))
+    curves.request_shapes(snapshot, wanted(key, 7))
     pool.run_one()
-    (command,) = curves.finished(0.0)
+    (command,) = curves.collect_finished(0.0)
     assert isinstance(command.body, CurveSolved)
     assert (command.body.plan, command.body.infeasible) == (None, "gpu 'abacus' is unknown")
 
 
 def test_a_bug_of_the_solver_is_not_hidden() -> None:
     curves, pool, snapshot, key = builder()
-    curves.want(snapshot, wanted(key, 8))
+    curves.request_shapes(snapshot, wanted(key, 8))
     pool.run_one()
     with pytest.raises(ZeroDivisionError):
-        curves.finished(0.0)
+        curves.collect_finished(0.0)
 
 
 def test_a_shape_of_a_job_that_is_gone_is_not_solved() -> None:
     curves, pool, snapshot, _ = builder()
-    curves.want(snapshot, wanted("gone/batch-8/seq-0", 2))
+    curves.request_shapes(snapshot, wanted("gone/batch-8/seq-0", 2))
     assert pool.waiting == []
     assert curves.is_idle
 
@@ -152,11 +152,11 @@ def test_each_shape_solved_is_told_with_its_time_and_the_gaps_of_its_plans() -> 
     told: list[tuple[float, list[float]]] = []
     _, pool, snapshot, key = builder()
     curves = CurveBuilder(
-        pool, most_in_flight=4, solve=solve, on_solved=lambda took_s, gaps: told.append((took_s, [*gaps]))
+        pool, in_flight_max=4, solve=solve, on_solved=lambda took_s, gaps: told.append((took_s, [*gaps]))
     )
-    curves.want(snapshot, wanted(key, 1, 6, 7))
+    curves.request_shapes(snapshot, wanted(key, 1, 6, 7))
     for _ in range(3):
         pool.run_one()
-    curves.finished(1.0)
+    curves.collect_finished(1.0)
     assert [gaps for _, gaps in told] == [[], [0.0, 0.0]], "none has a plan, two plans, and the refused one nothing"
     assert all(took_s > 0 for took_s, _ in told)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.domain.command import ForecastMade
-from scheduler.domain.fleet import DemandReading, LendingPolicy
-from scheduler.domain.forecast import Forecast
+from scheduler.domain.commands import ForecastMade
+from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy
 from scheduler.domain.snapshot import Snapshot
-from scheduler.runtime.demand_watch import DemandWatch
-from scheduler.store.memory import MemoryStore
+from scheduler.runtime.planning_inputs import DemandForecaster
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit
 from tests.builders import a_fleet, a_snapshot
 
@@ -32,8 +31,8 @@ class Rig:
         self.snapshot: Snapshot = a_snapshot(a_fleet(training=1, inference=2, lending=lending))
         self.store = MemoryStore(self.snapshot)
         self.listeners: list[Listener] = []
-        self.watch = DemandWatch(self.store, self._new, memory_s=1000.0)
-        self.store.acquire("rig", now_s=0.0, ttl_s=1e9)
+        self.watch = DemandForecaster(self.store, self._new, history_s=1000.0)
+        self.store.acquire_lease("rig", now_s=0.0, ttl_s=1e9)
 
     def record(self, at_s: float, gpus: float) -> None:
         reading = DemandReading(at_s, min(gpus, 16.0), gpus)
@@ -52,11 +51,11 @@ def test_a_new_leader_reads_the_recorded_demand_and_then_only_what_is_new() -> N
     rig = Rig()
     for at_s, gpus in ((100.0, 9.0), (1500.0, 1.0), (1600.0, 20.0)):
         rig.record(at_s, gpus)
-    rig.watch.forecasts(rig.snapshot, 2000.0)
+    rig.watch.make_forecasts(rig.snapshot, 2000.0)
     assert rig.listeners[0].heard == [(1500.0, 1.0), (1600.0, 20.0)]
     rig.record(2100.0, 3.0)
-    rig.watch.forecasts(rig.snapshot, 2200.0)
-    rig.watch.forecasts(rig.snapshot, 2300.0)
+    rig.watch.make_forecasts(rig.snapshot, 2200.0)
+    rig.watch.make_forecasts(rig.snapshot, 2300.0)
     assert rig.listeners[0].heard == [(1500.0, 1.0), (1600.0, 20.0), (2100.0, 3.0)]
     assert len(rig.listeners) == 1
 
@@ -64,7 +63,7 @@ def test_a_new_leader_reads_the_recorded_demand_and_then_only_what_is_new() -> N
 def test_a_forecast_looks_as_far_ahead_as_a_node_takes_to_serve_again() -> None:
     rig = Rig(LendingPolicy(return_deadline_s=100.0, cold_start_s=50.0))
     rig.record(1.0, 2.0)
-    (command,) = rig.watch.forecasts(rig.snapshot, 10.0)
+    (command,) = rig.watch.make_forecasts(rig.snapshot, 10.0)
     assert isinstance(command.body, ForecastMade)
     forecast = command.body.forecast
     assert (command.body.pool, forecast.made_at_s, forecast.horizon_s) == ("inference", 10.0, 150.0)
@@ -73,30 +72,30 @@ def test_a_forecast_looks_as_far_ahead_as_a_node_takes_to_serve_again() -> None:
 def test_the_level_that_the_pool_lends_by_is_forecast() -> None:
     rig = Rig(LendingPolicy(quantile=0.973))
     rig.record(1.0, 2.0)
-    (command,) = rig.watch.forecasts(rig.snapshot, 10.0)
+    (command,) = rig.watch.make_forecasts(rig.snapshot, 10.0)
     assert isinstance(command.body, ForecastMade)
     assert 0.973 in command.body.forecast.quantiles
 
 
 def test_nothing_is_forecast_for_pools_that_do_not_lend_or_say_nothing() -> None:
     silent = Rig()
-    assert silent.watch.forecasts(silent.snapshot, 10.0) == ()
+    assert silent.watch.make_forecasts(silent.snapshot, 10.0) == ()
     closed = Rig(LendingPolicy(enabled=False))
     closed.record(1.0, 2.0)
-    assert closed.watch.forecasts(closed.snapshot, 10.0) == ()
+    assert closed.watch.make_forecasts(closed.snapshot, 10.0) == ()
 
 
 def test_nothing_is_forecast_of_a_demand_that_was_last_told_longer_ago_than_is_remembered() -> None:
     rig = Rig()
     rig.record(100.0, 9.0)
-    assert rig.watch.forecasts(rig.snapshot, 1200.0) == ()
+    assert rig.watch.make_forecasts(rig.snapshot, 1200.0) == ()
     rig.record(1300.0, 2.0)
-    assert len(rig.watch.forecasts(rig.snapshot, 1400.0)) == 1
+    assert len(rig.watch.make_forecasts(rig.snapshot, 1400.0)) == 1
 
 
 def test_a_pool_that_lends_for_long_alone_gets_a_second_look_that_far_ahead() -> None:
     rig = Rig(LendingPolicy(loan_s_min=3600.0))
     rig.record(100.0, 9.0)
-    (made,) = rig.watch.forecasts(rig.snapshot, 200.0)
+    (made,) = rig.watch.make_forecasts(rig.snapshot, 200.0)
     assert isinstance(made.body, ForecastMade)
     assert (made.body.forecast.horizon_s, len(made.body.forecast.lasting_gpus)) == (600.0, 5)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from scheduler.runtime.outage import PAUSE_S_MAX, Outage, wait_for
+from scheduler.runtime.controller import RETRY_PAUSE_S_MAX, DatabaseOutage, open_when_available
 from scheduler.store.protocol import UnavailableError
 
 LOCKED = UnavailableError("database is locked")
@@ -15,21 +15,21 @@ LOCKED = UnavailableError("database is locked")
 
 def test_an_outage_is_told_once_when_it_begins_and_once_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 100.0
-    outage = Outage(lambda: now_s)
+    outage = DatabaseOutage(lambda: now_s)
     with caplog.at_level(logging.INFO):
-        outage.end()
-        assert (caplog.messages, outage.lasts_s) == ([], 0.0)
-        pauses_s = [outage.note(LOCKED) for _ in range(7)]
+        outage.record_recovery()
+        assert (caplog.messages, outage.duration_s) == ([], 0.0)
+        pauses_s = [outage.record_failure(LOCKED) for _ in range(7)]
         now_s = 112.0
-        assert outage.lasts_s == 12.0
-        outage.end()
-        outage.end()
+        assert outage.duration_s == 12.0
+        outage.record_recovery()
+        outage.record_recovery()
     assert len(caplog.messages) == 2
     assert "database is locked" in caplog.messages[0]
     assert "after 12.0 s" in caplog.messages[1]
     assert pauses_s == sorted(pauses_s)
-    assert pauses_s[-1] == PAUSE_S_MAX
-    assert outage.lasts_s == 0.0
+    assert pauses_s[-1] == RETRY_PAUSE_S_MAX
+    assert outage.duration_s == 0.0
 
 
 def test_what_a_database_is_needed_for_is_opened_as_soon_as_it_answers() -> None:
@@ -41,10 +41,10 @@ def test_what_a_database_is_needed_for_is_opened_as_soon_as_it_answers() -> None
             raise LOCKED
         return "opened"
 
-    assert wait_for(open_it, threading.Event(), lambda: 0.0) == "opened"
+    assert open_when_available(open_it, threading.Event(), lambda: 0.0) == "opened"
 
 
 def test_who_is_told_to_stop_waits_no_longer() -> None:
     stop = threading.Event()
     stop.set()
-    assert wait_for(lambda: "opened", stop, lambda: 0.0) is None
+    assert open_when_available(lambda: "opened", stop, lambda: 0.0) is None

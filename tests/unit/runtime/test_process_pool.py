@@ -32,8 +32,8 @@ SWEEP = """
 import os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
-from scheduler.policies.policy_set import policy_set
-from scheduler.simulator.sweep import simulate_seeds
+from scheduler.scheduling.policies.policy_set import policy_set
+from scheduler.simulator.seed_sweep import simulate_seeds
 from tests.unit.simulator.test_sweep import INPUTS
 
 def never(snapshot, settings):

@@ -6,21 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.command import Command, SubmitJob
-from scheduler.domain.decision import LendNode, ReturnNode
-from scheduler.domain.event import EventCode
-from scheduler.domain.fleet import DemandReading, LendingPolicy, NodeState
-from scheduler.domain.forecast import Forecast
+from scheduler.domain.commands import Command, SubmitJob
+from scheduler.domain.decisions import LendNode, ReturnNode
+from scheduler.domain.events import EventCode
+from scheduler.domain.fleet import DemandReading, Forecast, LendingPolicy, LoanState, NodeState
 from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import LoanState
 from scheduler.domain.observation import NodeFacts, Observation
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, TickReport
-from scheduler.executors.recording import RecordingExecutor
-from scheduler.policies.policy_set import policy_set
+from scheduler.executors.executor import RecordingExecutor
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
-from scheduler.store.memory import MemoryStore
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot, a_spec
 
@@ -33,7 +31,7 @@ class Rig:
         self.store = MemoryStore(self.snapshot)
         self.executor = RecordingExecutor(self.snapshot)
         self.clock = ManualClock(100.0)
-        lease = self.store.acquire("rig", now_s=0.0, ttl_s=1e9)
+        lease = self.store.acquire_lease("rig", now_s=0.0, ttl_s=1e9)
         assert lease is not None
         self.epoch = lease.epoch
 
@@ -43,8 +41,10 @@ class Rig:
     def tick(self, *, epoch: int | None = None, at: object = None, standing: tuple[Breach, ...] = ()) -> TickReport:
         hook = at if callable(at) else lambda point: None
         epoch = self.epoch if epoch is None else epoch
-        policies = policy_set("ebbtide")
-        return tick(self.store, self.executor, self.clock, policies, epoch=epoch, standing=standing, at=hook)
+        policies = load_policy_set("ebbtide")
+        return tick(
+            self.store, self.executor, self.clock, policies, epoch=epoch, active_breaches=standing, stage_hook=hook
+        )
 
 
 def test_a_submitted_job_is_started_committed_and_put_into_effect_in_one_tick() -> None:
@@ -55,7 +55,7 @@ def test_a_submitted_job_is_started_committed_and_put_into_effect_in_one_tick() 
     assert (report.committed, report.generation, stored.snapshot.generation) == (True, 4, 4)
     assert stored.snapshot.jobs["j"].state is JobState.STARTING
     assert stored.inbox == ()
-    assert rig.executor.converged == [stored.snapshot]
+    assert rig.executor.converged_snapshots == [stored.snapshot]
 
 
 def test_a_tick_that_changes_nothing_commits_nothing_and_still_converges() -> None:
@@ -63,7 +63,7 @@ def test_a_tick_that_changes_nothing_commits_nothing_and_still_converges() -> No
     report = rig.tick()
     assert not report.committed
     assert rig.store.load().snapshot is rig.snapshot
-    assert rig.executor.converged == [rig.snapshot]
+    assert rig.executor.converged_snapshots == [rig.snapshot]
 
 
 def test_on_a_conflict_nothing_is_written_and_nothing_put_into_effect() -> None:
@@ -79,7 +79,7 @@ def test_on_a_conflict_nothing_is_written_and_nothing_put_into_effect() -> None:
         rig.tick(at=overtake)
     stored = rig.store.load()
     assert (stored.snapshot.generation, dict(stored.snapshot.jobs), len(stored.inbox)) == (4, {}, 1)
-    assert rig.executor.converged == []
+    assert rig.executor.converged_snapshots == []
     assert rig.tick().committed
 
 
@@ -90,7 +90,7 @@ def test_a_leader_whose_epoch_has_ended_writes_and_effects_nothing() -> None:
         rig.tick(epoch=rig.epoch + 1)
     assert rig.store.load().snapshot is rig.snapshot
     assert len(rig.store.load().inbox) == 1
-    assert rig.executor.converged == []
+    assert rig.executor.converged_snapshots == []
 
 
 def test_a_breach_is_told_once_and_reported_as_long_as_it_lasts() -> None:
@@ -106,7 +106,7 @@ def test_a_breach_is_told_once_and_reported_as_long_as_it_lasts() -> None:
     assert [breach.kind for breach in first.breaches] == [BreachKind.NODE_DOWN]
     assert [breach.kind for breach in second.breaches] == [BreachKind.NODE_DOWN]
     assert not second.committed
-    told = [stored.event.code for stored in rig.store.events(Page())]
+    told = [stored.event.code for stored in rig.store.list_events(Page())]
     assert told.count(EventCode.BREACH) == 1
     assert rig.store.load().snapshot.nodes["t0"].state is NodeState.DOWN
 
@@ -122,7 +122,7 @@ def test_ended_jobs_leave_the_snapshot_for_history() -> None:
     rig = Rig(a_snapshot(a_fleet(training=1, inference=0), [ended]))
     rig.tick()
     assert dict(rig.store.load().snapshot.jobs) == {}
-    assert rig.store.ended_job("done") == ended
+    assert rig.store.get_ended_job("done") == ended
 
 
 def test_a_node_that_comes_home_and_is_lent_anew_in_one_tick_leaves_its_old_loan_in_history() -> None:
@@ -136,7 +136,7 @@ def test_a_node_that_comes_home_and_is_lent_anew_in_one_tick_leaves_its_old_loan
     report = rig.tick()
     assert [type(decision) for decision in report.decisions] == [ReturnNode, LendNode]
     assert rig.store.load().snapshot.loans["i0"].state is LoanState.OFFERED
-    assert [(loan.id, loan.state) for loan in rig.store.ended_loans(limit=9)] == [(home.id, LoanState.RETURNED)]
+    assert [(loan.id, loan.state) for loan in rig.store.list_ended_loans(limit=9)] == [(home.id, LoanState.RETURNED)]
 
 
 def test_the_hook_is_called_at_every_named_point_in_order() -> None:

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.event import Event, EventCode
+from scheduler.domain.events import Event, EventCode
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.local_records import RunRoot, StartedRecord
 from scheduler.runtime.clock import ManualClock
-from scheduler.runtime.retention import DAY_S, LOGS, Kept, Retention, Stride
-from scheduler.store.front import AuditFilter, HistoryLog
-from scheduler.store.migrate import migrate
+from scheduler.runtime.retention import DAY_S, JOB_LOGS, DeletionLimits, Retention, RetentionPeriods
+from scheduler.store.api_protocol import AuditFilter, HistoryLog
 from scheduler.store.protocol import Commit, Page, UnavailableError
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from tests.builders import a_job
 
 NOW_S = 100 * DAY_S
-KEPT = Kept({HistoryLog.EVENTS: 10 * DAY_S}, logs_s=30 * DAY_S)
+KEPT = RetentionPeriods({HistoryLog.EVENTS: 10 * DAY_S}, logs_s=30 * DAY_S)
 
 
 class Site:
@@ -41,27 +41,27 @@ class Site:
         self.epoch, self.clock, self.noted = 0, ManualClock(NOW_S), Counter[str]()
         self.retention = Retention(
             self.store, KEPT,
-            clock=self.clock, epoch=lambda: self.epoch, root=self.root, note=self._note, stride=Stride(2, 1, 0.01),
+            clock=self.clock, epoch=lambda: self.epoch, run_root=self.root, on_deleted=self._note, limits=DeletionLimits(2, 1, 0.01),
         )  # fmt: skip
 
     def lead(self) -> None:
-        lease = self.store.acquire("me", now_s=NOW_S, ttl_s=1e9)
+        lease = self.store.acquire_lease("me", now_s=NOW_S, ttl_s=1e9)
         assert lease is not None
         self.epoch = lease.epoch
 
     @property
     def numbers(self) -> list[int]:
-        return [each.number for each in self.store.events(Page())]
+        return [each.number for each in self.store.list_events(Page())]
 
     @property
     def told(self) -> int:
-        return len(self.store.audit_log.page(Page(), AuditFilter()))
+        return len(self.store.audit_log.list_entries(Page(), AuditFilter()))
 
     def _note(self, kind: str, count: int) -> None:
         self.noted[kind] += count
 
     def _ended(self, job_id: str, at_s: float) -> Job:
-        folder = self.root.begin(StartedRecord(job_id, 1, {"t0": (0,)}, 1, 1, at_s), data_parallel_plan("cpu", 1))
+        folder = self.root.begin(StartedRecord(job_id, 1, {"t0": (0,)}, 1, 1, at_s), build_data_parallel_plan("cpu", 1))
         folder.log_path(0).write_text("loss 0.1\n")
         folder.settle()
         self.root.agent_log(job_id, "t0").write_text("started\n")
@@ -82,7 +82,7 @@ def test_a_round_goes_in_small_steps_is_told_once_and_rests_for_a_day(site: Site
     assert (site.numbers, site.told) == ([3, 4, 5, 6], 0)
     for _ in range(9):
         site.retention.step()
-    assert (site.numbers, site.told, site.noted) == ([6], 1, {"events": 5, LOGS: 1})
+    assert (site.numbers, site.told, site.noted) == ([6], 1, {"events": 5, JOB_LOGS: 1})
     previous = site.store.load().snapshot
     late = (Event(0.0, EventCode.JOB_STATE, "job", "late"), Event(NOW_S, EventCode.JOB_STATE, "job", "now"))
     following = replace(previous, generation=previous.generation + 1)
@@ -97,11 +97,11 @@ def test_what_a_job_printed_goes_and_its_checkpoints_stay(site: Site) -> None:
     site.lead()
     for _ in range(9):
         site.retention.step()
-    assert site.root.generations("old/job") == []
+    assert site.root.list_generations("old/job") == []
     assert not site.root.agent_log("old/job", "t0").exists()
     assert (site.root.checkpoint_dir("old/job") / "step-9").read_text() == "weights"
     assert site.root.folder("new", 1).log_path(0).read_text() == "loss 0.1\n"
-    assert sorted(site.root.jobs()) == ["new"]
+    assert sorted(site.root.list_jobs()) == ["new"]
 
 
 def test_who_does_not_lead_removes_nothing_and_the_loop_goes_on_when_it_does(site: Site) -> None:
@@ -109,7 +109,7 @@ def test_who_does_not_lead_removes_nothing_and_the_loop_goes_on_when_it_does(sit
     assert site.numbers == [1, 2, 3, 4, 5, 6]
     site.epoch = 7  # it slept, and another leads
     stop = threading.Event()
-    with site.retention.beside(stop):
+    with site.retention.run_in_background(stop):
         stop.wait(0.1)
         assert site.numbers == [1, 2, 3, 4, 5, 6]
         site.lead()
@@ -128,6 +128,6 @@ def test_a_database_that_is_away_is_told_of_by_who_decides_and_not_here_too(
         raise UnavailableError("no answer")
 
     monkeypatch.setattr(site.retention, "step", away)
-    with site.retention.beside(stop):
+    with site.retention.run_in_background(stop):
         assert asked.wait(60.0)
     assert caplog.messages == []

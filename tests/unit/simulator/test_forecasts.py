@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
-from scheduler.simulator.forecasts import Forecasts, OracleForecaster
-from scheduler.simulator.traces import DemandChange, DemandTrace
+from scheduler.simulator.demand import DemandChange, DemandTrace, ForecastSource, OracleForecaster
 
 LENDS = Pool("chat", PoolKind.INFERENCE, LendingPolicy(return_deadline_s=300.0, cold_start_s=600.0))
 KEEPS = Pool("code", PoolKind.INFERENCE, LendingPolicy(enabled=False))
@@ -13,39 +12,45 @@ UNKNOWN = Pool("vision", PoolKind.INFERENCE)
 
 def test_only_a_lending_pool_with_a_trace_gets_a_forecast_over_its_horizon() -> None:
     traces = [DemandTrace(name, (0.0,), (4.0,)) for name in ("chat", "code")]
-    forecasts = Forecasts([Pool("training", PoolKind.TRAINING), LENDS, KEEPS, UNKNOWN], traces)
+    forecasts = ForecastSource([Pool("training", PoolKind.TRAINING), LENDS, KEEPS, UNKNOWN], traces)
     for name in ("chat", "code"):
         forecasts.observe(DemandChange(0.0, name, 4.0))
-    (made,) = forecasts.made_at(300.0)
+    (made,) = forecasts.make_forecasts(300.0)
     assert (made.pool, made.forecast.made_at_s, made.forecast.horizon_s) == ("chat", 300.0, 900.0)
-    assert made.forecast.at(0.999) >= 4.0
+    assert made.forecast.demand_at(0.999) >= 4.0
 
 
 def test_a_pool_that_nothing_was_heard_of_yet_gets_none() -> None:
-    forecasts = Forecasts([LENDS], [DemandTrace("chat", (600.0,), (4.0,))])
-    assert forecasts.made_at(300.0) == ()
+    forecasts = ForecastSource([LENDS], [DemandTrace("chat", (600.0,), (4.0,))])
+    assert forecasts.make_forecasts(300.0) == ()
     forecasts.observe(DemandChange(600.0, "chat", 4.0))
-    assert len(forecasts.made_at(600.0)) == 1
+    assert len(forecasts.make_forecasts(600.0)) == 1
 
 
 def test_an_oracle_knows_the_most_to_come_over_the_horizon_and_the_period_behind_it() -> None:
     oracle = OracleForecaster(DemandTrace("chat", (0.0, 600.0, 1200.0), (4.0, 9.0, 2.0)), seed=1, period_s=300.0)
-    assert [oracle.forecast(now_s, 200.0).at(0.5) for now_s in (0.0, 99.0, 100.0, 1199.0, 1200.0)] == [4, 4, 9, 9, 2]
+    assert [oracle.forecast(now_s, 200.0).demand_at(0.5) for now_s in (0.0, 99.0, 100.0, 1199.0, 1200.0)] == [
+        4,
+        4,
+        9,
+        9,
+        2,
+    ]
 
 
 def test_an_oracle_knows_the_repetitions_of_the_seed() -> None:
     trace = DemandTrace("chat", (0.0, 600.0), (4.0, 9.0))
-    seen = [change for change, _ in zip(trace.changes(7), range(20), strict=False)]
+    seen = [change for change, _ in zip(trace.iter_changes(7), range(20), strict=False)]
     oracle = OracleForecaster(trace, seed=7, period_s=0.0)
-    assert [oracle.forecast(change.at_s, 1.0).at(0.999) for change in seen] == [change.gpus for change in seen]
+    assert [oracle.forecast(change.at_s, 1.0).demand_at(0.999) for change in seen] == [change.gpus for change in seen]
 
 
 def test_an_oracle_that_looked_far_ahead_for_a_long_loan_still_tells_what_comes_soon() -> None:
     rules = LendingPolicy(return_deadline_s=100.0, cold_start_s=0.0, loan_s_min=1000.0)
     lends = Pool("chat", PoolKind.INFERENCE, rules)
     trace = DemandTrace("chat", (0.0, 600.0, 5000.0), (4.0, 9.0, 2.0))
-    forecasts = Forecasts([lends], [trace], lambda trace: OracleForecaster(trace, seed=1, period_s=0.0))
+    forecasts = ForecastSource([lends], [trace], lambda trace: OracleForecaster(trace, seed=1, period_s=0.0))
     forecasts.observe(DemandChange(0.0, "chat", 4.0))
     for now_s in (0.0, 10.0):
-        (made,) = forecasts.made_at(now_s)
-        assert (made.forecast.at(0.999), made.forecast.lasting_at(0.999)) == (4.0, 9.0)
+        (made,) = forecasts.make_forecasts(now_s)
+        assert (made.forecast.demand_at(0.999), made.forecast.min_loan_demand_at(0.999)) == (4.0, 9.0)

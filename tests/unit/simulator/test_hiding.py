@@ -7,23 +7,21 @@ from random import Random
 
 import pytest
 
-from scheduler.documents.trace import JobRow
+from scheduler.documents.trace_files import JobRow
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.policies.policy_set import policy_set
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.engine import Simulation
-from scheduler.simulator.hiding import true_submissions
-from scheduler.simulator.simulate import Options, scenario, simulate
-from scheduler.simulator.ticked import Ticked
-from scheduler.simulator.traces import DemandChange
-from scheduler.simulator.truth import AS_TOLD, Truth
-from scheduler.simulator.workloads import submissions
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.simulator.demand import DemandChange
+from scheduler.simulator.engine import Simulation, TickRecord
+from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth, build_true_submissions
+from scheduler.simulator.simulate import SimulationOptions, build_scenario, simulate
+from scheduler.simulator.throughput_curves import CurveCache
+from scheduler.simulator.workloads import build_submissions
 from tests.simulation.synthetic import small_cluster, synthetic_demand
 
 CLUSTER = small_cluster(training=2, inference=1)
 DEMAND = synthetic_demand(1, 1, peak_gpus=8)
-TRUTH = Truth(models=True, error=0.15, duration=0.5)
+TRUTH = GroundTruth(models=True, error=0.15, duration=0.5)
 
 
 def lone_jobs(count: int = 12) -> tuple[JobRow, ...]:
@@ -40,31 +38,31 @@ class Beliefs:
         self.remaining_steps: list[float] = []
         self.overrun: set[str] = set()
 
-    def ticked(self, tick: Ticked) -> None:
+    def on_tick(self, tick: TickRecord) -> None:
         for job in tick.after.jobs.values():
             if job.state is JobState.RUNNING and job.progress.steps > job.spec.steps:
                 self.overrun.add(job.id)
                 self.remaining_steps.append(job.remaining_steps(tick.report.now_s) or 0.0)
 
-    def demand_changed(self, change: DemandChange) -> None:
+    def on_demand_change(self, change: DemandChange) -> None:
         """Of no interest."""
 
 
 def test_jobs_run_as_long_as_in_the_trace_on_its_gpus_whatever_is_hidden() -> None:
     jobs = lone_jobs()
     (told,) = simulate(jobs, DEMAND, CLUSTER, "fifo", seed=1).policies
-    (true,) = simulate(jobs, DEMAND, CLUSTER, "fifo", seed=1, options=Options(truth=TRUTH)).policies
+    (true,) = simulate(jobs, DEMAND, CLUSTER, "fifo", seed=1, options=SimulationOptions(truth=TRUTH)).policies
     assert true.completed == told.completed == len(jobs)
     assert true.jct_s.mean == pytest.approx(told.jct_s.mean, rel=0.005), "steps are whole, so lengths are rounded"
 
 
 def test_a_job_past_its_declared_length_runs_on_and_is_believed_to_have_some_way_to_go() -> None:
-    policies = policy_set("fifo")
-    options = Options(truth=Truth(duration=0.5))
-    world = scenario(lone_jobs(), DEMAND, CLUSTER, policies, seed=1, curves=CurveBook(), options=options)
+    policies = load_policy_set("fifo")
+    options = SimulationOptions(truth=GroundTruth(duration=0.5))
+    world = build_scenario(lone_jobs(), DEMAND, CLUSTER, policies, seed=1, curves=CurveCache(), options=options)
     low = {one.job_id for one in world.submissions if one.steps_true and one.steps_true > 1.3 * one.spec.steps}
     beliefs = Beliefs()
-    last: Snapshot = Simulation(world, policies, watchers=[beliefs]).run()
+    last: Snapshot = Simulation(world, policies, observers=[beliefs]).run()
     assert not last.jobs
     assert low
     assert low <= beliefs.overrun, "checkpoints show it every 15 minutes"
@@ -72,10 +70,10 @@ def test_a_job_past_its_declared_length_runs_on_and_is_believed_to_have_some_way
 
 
 def test_no_policy_sees_the_true_length_or_speed() -> None:
-    curves = CurveBook()
+    curves = CurveCache()
     rows = lone_jobs()
-    told = submissions([replace(row, model="") for row in rows], CLUSTER, curves, elastic=True)
-    hidden = true_submissions(rows, CLUSTER, curves, Truth(error=0.15, duration=0.5, seed=2), elastic=True)
+    told = build_submissions([replace(row, model="") for row in rows], CLUSTER, curves, elastic=True)
+    hidden = build_true_submissions(rows, CLUSTER, curves, GroundTruth(error=0.15, duration=0.5, seed=2), elastic=True)
     for plain, one in zip(told, hidden, strict=True):
         assert one.spec.steps != one.steps_true
         assert 0.5 <= one.spec.steps / plain.spec.steps <= 1.5
@@ -86,9 +84,9 @@ def test_no_policy_sees_the_true_length_or_speed() -> None:
 
 
 def test_the_bound_is_the_shortest_true_run_time_and_the_same_for_every_policy() -> None:
-    curves, rows = CurveBook(), lone_jobs()
-    rigid = true_submissions(rows, CLUSTER, curves, TRUTH, elastic=False)
-    elastic = true_submissions(rows, CLUSTER, curves, TRUTH, elastic=True)
+    curves, rows = CurveCache(), lone_jobs()
+    rigid = build_true_submissions(rows, CLUSTER, curves, TRUTH, elastic=False)
+    elastic = build_true_submissions(rows, CLUSTER, curves, TRUTH, elastic=True)
     assert [one.run_time_s_min for one in rigid] == [one.run_time_s_min for one in elastic]
     for row, one in zip(rows, elastic, strict=True):
         assert one.run_time_s_min <= row.duration_s * 1.01
@@ -96,7 +94,7 @@ def test_the_bound_is_the_shortest_true_run_time_and_the_same_for_every_policy()
 
 
 def test_a_world_as_told_is_the_trace_itself() -> None:
-    curves, rows = CurveBook(), lone_jobs()
-    assert true_submissions(rows, CLUSTER, curves, AS_TOLD, elastic=True) == submissions(
+    curves, rows = CurveCache(), lone_jobs()
+    assert build_true_submissions(rows, CLUSTER, curves, NOTHING_HIDDEN, elastic=True) == build_submissions(
         rows, CLUSTER, curves, elastic=True
     )

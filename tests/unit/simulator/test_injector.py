@@ -6,13 +6,20 @@ import math
 
 import pytest
 
-from scheduler.domain.command import Command, PauseLending
+from scheduler.domain.commands import Command, PauseLending
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.recording import RecordingExecutor
-from scheduler.executors.simulated import SimulatedExecutor
-from scheduler.simulator.faults import ControllerDiedError, LossyStore, NoFaults, StaleExecutor
-from scheduler.simulator.injector import FaultKind, FaultRates, SeededFaults
-from scheduler.store.memory import MemoryStore
+from scheduler.executors.executor import RecordingExecutor
+from scheduler.executors.simulated_executor import SimulatedExecutor
+from scheduler.simulator.fault_injection import (
+    ControllerCrashError,
+    FaultKind,
+    FaultRates,
+    LossyStore,
+    NoFaults,
+    SeededFaultInjector,
+    StaleExecutor,
+)
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit, ConflictError
 from tests.builders import a_node
 
@@ -24,16 +31,16 @@ RATES = FaultRates(until_s=100_000.0, mean_gap_s=dict.fromkeys(FaultKind, 3_000.
 def struck(seed: int) -> list[tuple[float, int]]:
     """When something happened, and how many nodes were up afterwards; then all faults are over."""
     world = SimulatedExecutor(NODES)
-    faults = SeededFaults(seed, NAMES, RATES)
-    faults.around_store(MemoryStore())
-    faults.around_executor(world)
+    faults = SeededFaultInjector(seed, NAMES, RATES)
+    faults.wrap_store(MemoryStore())
+    faults.wrap_executor(world)
     story = []
     while (at_s := faults.next_event_s()) < math.inf:
         world.advance_to(at_s)
-        faults.happen(at_s, world)
+        faults.inject_due(at_s, world)
         story.append((at_s, sum(facts.up for facts in world.observe().nodes.values())))
-    assert faults.counts()[FaultKind.NODE_LOSS] > 0
-    assert faults.counts()[FaultKind.WORKER_CRASH] == 0, "nothing runs, so nothing crashes"
+    assert faults.count_faults()[FaultKind.NODE_LOSS] > 0
+    assert faults.count_faults()[FaultKind.WORKER_CRASH] == 0, "nothing runs, so nothing crashes"
     return story
 
 
@@ -54,33 +61,33 @@ def test_a_stale_executor_shows_the_last_observation_again() -> None:
     stale = StaleExecutor(world)
     first = stale.observe()
     stale.converge(Snapshot(generation=3))
-    stale.stale_left = 1
+    stale.stale_remaining = 1
     assert stale.observe() is first
     assert stale.observe().converged_generation == 3
-    assert stale.shown_stale == 1
+    assert stale.stale_observations == 1
 
 
 def test_a_lossy_store_refuses_or_writes_and_dies() -> None:
     memory = MemoryStore()
-    lease = memory.acquire("test", now_s=0.0, ttl_s=math.inf)
+    lease = memory.acquire_lease("test", now_s=0.0, ttl_s=math.inf)
     assert lease is not None
     lossy = LossyStore(memory)
     commit = Commit(previous=Snapshot(), snapshot=Snapshot(generation=1), epoch=lease.epoch)
-    lossy.conflicts = lossy.deaths = 1
+    lossy.armed_conflicts = lossy.armed_crashes = 1
     with pytest.raises(ConflictError):
         lossy.commit(commit)
     assert lossy.load().snapshot.generation == 0
-    with pytest.raises(ControllerDiedError):
+    with pytest.raises(ControllerCrashError):
         lossy.commit(commit)
     assert lossy.load().snapshot.generation == 1
-    assert (lossy.conflicted, lossy.died) == (1, 1)
+    assert (lossy.conflict_count, lossy.crash_count) == (1, 1)
     assert lossy.send(Command("one", 0.0, PauseLending()))
-    assert lossy.inbox_size() == 1
+    assert lossy.count_pending_commands() == 1
 
 
 def test_a_world_without_faults_is_left_as_it_is() -> None:
     store, world = MemoryStore(), SimulatedExecutor(NODES)
     faults = NoFaults()
-    assert faults.around_store(store) is store
-    assert faults.around_executor(world) is world
+    assert faults.wrap_store(store) is store
+    assert faults.wrap_executor(world) is world
     assert faults.next_event_s() == math.inf

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.domain.fleet import LendingPolicy
-from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.fleet import LendingPolicy, Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
-from scheduler.simulator.loan_book import LoanBook
-from scheduler.simulator.report import ShortRatio
-from scheduler.simulator.traces import DemandChange
+from scheduler.simulator.demand import DemandChange
+from scheduler.simulator.recorder import LoanStatistics
+from scheduler.simulator.report import ShortageRatio
 from tests.builders import a_fleet, a_loan
 
 POOLS, NODES = a_fleet(training=1, inference=2, gpus_per_node=4, lending=LendingPolicy(cold_start_s=100.0))
@@ -19,16 +18,16 @@ class Story:
     """States of one loan book, told in order of time."""
 
     def __init__(self) -> None:
-        self.book = LoanBook(POOLS.values(), NODES.values())
+        self.book = LoanStatistics(POOLS.values(), NODES.values())
         self.state = Snapshot(pools=POOLS, nodes=NODES)
 
     def at(self, now_s: float, *loans: Loan) -> None:
         after = replace(self.state, now_s=now_s, loans={loan.node: loan for loan in loans})
-        self.book.ticked(self.state, after)
+        self.book.record_tick(self.state, after)
         self.state = after
 
     def demand(self, at_s: float, gpus: float, *, first_pass: bool = True) -> None:
-        self.book.demand_changed(DemandChange(at_s, "inference", gpus, first_pass))
+        self.book.record_demand_change(DemandChange(at_s, "inference", gpus, first_pass))
 
 
 LENT = a_loan("i1")
@@ -67,7 +66,7 @@ def test_an_interval_is_short_when_loans_leave_fewer_gpus_than_needed() -> None:
     story.demand(600.0, 5.0)
     story.demand(1200.0, 4.0)
     story.book.finish(replace(story.state, now_s=1800.0))
-    assert story.book.short_ratio() == ShortRatio(1 / 3, 1 / 3)
+    assert story.book.compute_short_ratio() == ShortageRatio(1 / 3, 1 / 3)
 
 
 def test_a_returned_node_serves_only_after_its_cold_start() -> None:
@@ -77,11 +76,11 @@ def test_a_returned_node_serves_only_after_its_cold_start() -> None:
     story.demand(1000.0, 8.0, first_pass=False)
     story.demand(1600.0, 8.0, first_pass=False)
     story.book.finish(replace(story.state, now_s=2200.0))
-    assert story.book.short_ratio() == ShortRatio(0.0, 0.5)
+    assert story.book.compute_short_ratio() == ShortageRatio(0.0, 0.5)
 
 
 def test_demand_above_the_capacity_is_not_the_loans_fault() -> None:
     story = Story()
     story.demand(0.0, 50.0)
     story.book.finish(replace(story.state, now_s=600.0))
-    assert story.book.short_ratio() == ShortRatio(0.0, 0.0)
+    assert story.book.compute_short_ratio() == ShortageRatio(0.0, 0.0)

@@ -6,30 +6,33 @@ from collections.abc import Iterable
 
 import pytest
 
-from scheduler.documents.throughput import CountedStep, ExecPlan, PlacedStep, SharedStep
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.documents.throughput import ExecPlan, StepByGpuCount, StepByLocalBatch, StepByPlacement
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import JobSpec
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.measured import Point, measured_curves
+from scheduler.simulator.throughput_curves import CurveCache, PlanOrReason, build_measured_curves
 
 ZERO, ONLY_TENSOR = ExecPlan(zero=2), ExecPlan(data=1, tensor=8)
 
 
 def shape(*counts: int, gpu: str = "a800-80g") -> GpuShape:
-    return GpuShape.of_counts((gpu, count) for count in counts)
+    return GpuShape.from_node_counts((gpu, count) for count in counts)
 
 
-def placed(times_s: dict[tuple[int, ...], float], plan: ExecPlan = ZERO) -> tuple[PlacedStep, ...]:
-    return tuple(PlacedStep("a800-80g", "gpt2", at, plan, time_s) for at, time_s in times_s.items())
+def placed(times_s: dict[tuple[int, ...], float], plan: ExecPlan = ZERO) -> tuple[StepByPlacement, ...]:
+    return tuple(StepByPlacement("a800-80g", "gpt2", at, plan, time_s) for at, time_s in times_s.items())
 
 
-def point(steps: Iterable[PlacedStep | SharedStep | CountedStep], at: GpuShape, batch: int = 16) -> Point:
-    (curves,) = measured_curves([steps])
-    return curves.point("gpt2", batch, at)
+def point(
+    steps: Iterable[StepByPlacement | StepByLocalBatch | StepByGpuCount], at: GpuShape, batch: int = 16
+) -> PlanOrReason:
+    (curves,) = build_measured_curves([steps])
+    return curves.get_point("gpt2", batch, at)
 
 
-def time_s(steps: Iterable[PlacedStep | SharedStep | CountedStep], at: GpuShape, batch: int = 16) -> float:
+def time_s(
+    steps: Iterable[StepByPlacement | StepByLocalBatch | StepByGpuCount], at: GpuShape, batch: int = 16
+) -> float:
     found = point(steps, at, batch)
     assert isinstance(found, ParallelPlan), found
     assert found.world_size == at.gpus
@@ -37,12 +40,12 @@ def time_s(steps: Iterable[PlacedStep | SharedStep | CountedStep], at: GpuShape,
 
 
 def test_only_measured_counts_have_a_plan_however_the_gpus_lie() -> None:
-    steps = [CountedStep("t4", "gpt2", 16, gpus, 8.0 / gpus) for gpus in (1, 2, 4)]
+    steps = [StepByGpuCount("t4", "gpt2", 16, gpus, 8.0 / gpus) for gpus in (1, 2, 4)]
     assert time_s(steps, shape(4, gpu="t4")) == time_s(steps, shape(3, 1, gpu="t4")) == 2.0
     assert point(steps, shape(3, gpu="t4")) == "gpt2 at batch 16 was measured on 1 t4, 2 t4, 4 t4"
     assert isinstance(point(steps, shape(4)), str), "another GPU model was not measured"
-    (curves,) = measured_curves([tuple(steps)])
-    assert [curves.knows("gpt2", 16), curves.knows("gpt2", 32), curves.knows("bert", 16)] == [True, False, False]
+    (curves,) = build_measured_curves([tuple(steps)])
+    assert [curves.covers("gpt2", 16), curves.covers("gpt2", 32), curves.covers("bert", 16)] == [True, False, False]
 
 
 def test_the_best_plan_of_a_placement_counts() -> None:
@@ -91,12 +94,12 @@ def test_beyond_what_was_measured_and_between_other_plans_there_is_nothing() -> 
     assert isinstance(point(placed({(2,): 1.8, (4,): 1.0}), shape(8)), str)
     assert isinstance(point(placed({(4,): 1.8, (8,): 1.0}, ExecPlan(1, 4, 1)), shape(6)), str)
     assert isinstance(point(placed({(4,): 1.8}), shape(2)), str)
-    mixed = GpuShape.of_counts([("a800-80g", 4), ("t4", 4)])
+    mixed = GpuShape.from_node_counts([("a800-80g", 4), ("t4", 4)])
     assert isinstance(point(placed({(4, 4): 1.0}), mixed), str)
 
 
-def shared(at: tuple[int, ...], samples: dict[int, tuple[float, float]]) -> list[SharedStep]:
-    return [SharedStep("t4", "gpt2", len(at), sum(at), at, local, *times) for local, times in samples.items()]
+def shared(at: tuple[int, ...], samples: dict[int, tuple[float, float]]) -> list[StepByLocalBatch]:
+    return [StepByLocalBatch("t4", "gpt2", len(at), sum(at), at, local, *times) for local, times in samples.items()]
 
 
 def test_each_gpu_takes_its_share_of_the_batch_in_micro_batches_that_were_measured() -> None:
@@ -112,17 +115,17 @@ def test_each_gpu_takes_its_share_of_the_batch_in_micro_batches_that_were_measur
 def test_of_several_orders_of_nodes_the_slowest_counts_and_large_shapes_go_by_their_counts() -> None:
     steps = [*shared((2, 1), {8: (1.5, 0.25)}), *shared((2, 1), {8: (2.0, 0.25)}), *shared((2, 1), {8: (1.0, 0.5)})]
     assert time_s(steps, shape(2, 1, gpu="t4"), batch=24) == 2.0
-    many = [SharedStep("t4", "gpt2", 6, 24, (), 8, 3.0, 1.0)]
+    many = [StepByLocalBatch("t4", "gpt2", 6, 24, (), 8, 3.0, 1.0)]
     assert time_s(many, shape(*[4] * 6, gpu="t4"), batch=192) == 3.0
     assert isinstance(point(many, shape(*[4] * 5, gpu="t4"), batch=160), str)
 
 
 def test_measured_curves_go_before_the_solvers() -> None:
-    book = CurveBook([placed({(8,): 123.0}, ONLY_TENSOR)])
+    book = CurveCache([placed({(8,): 123.0}, ONLY_TENSOR)])
     spec = JobSpec("a", 8, 8, model="gpt2", global_batch=16)
-    plan = book.point(spec, shape(8)).plan
+    plan = book.get_job_point(spec, shape(8)).plan
     assert plan is not None
     assert plan.iteration_time_s == 123.0
-    assert book.point(spec, shape(4)).infeasible.startswith("gpt2 was not measured on 1x4 a800-80g")
-    solved = book.point(JobSpec("a", 8, 8, model="bert-large", global_batch=16), shape(8)).plan
+    assert book.get_job_point(spec, shape(4)).infeasible.startswith("gpt2 was not measured on 1x4 a800-80g")
+    solved = book.get_job_point(JobSpec("a", 8, 8, model="bert-large", global_batch=16), shape(8)).plan
     assert solved is not None

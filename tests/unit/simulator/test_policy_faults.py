@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from scheduler.documents.cluster import ClusterDocument
-from scheduler.documents.trace import JobRow
-from scheduler.domain.gpus import Gpus
+from scheduler.documents.simulation import ClusterDocument
+from scheduler.documents.trace_files import JobRow
+from scheduler.domain.gpu_sets import FreeGpus, Gpus
 from scheduler.domain.job import Job
-from scheduler.domain.room import Room
 from scheduler.domain.snapshot import Snapshot
-from scheduler.policies.policy_set import PolicySet, policy_set
-from scheduler.simulator.policy_faults import PolicyError
+from scheduler.scheduling.policies.policy_set import PolicySet, load_policy_set
 from scheduler.simulator.report import PolicyReport
-from scheduler.simulator.simulate import simulate
+from scheduler.simulator.simulate import PolicyError, simulate
 
 CLUSTER = ClusterDocument.model_validate(
     {"pools": [{"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 8, "gpu": "a100-80g"}]}
@@ -25,12 +23,12 @@ CLUSTER = ClusterDocument.model_validate(
 JOBS = [JobRow(line=at, job_id=f"j{at}", submit_time_s=0.0, duration_s=100.0, gpus=2) for at in (2, 3)]
 
 
-def always_on_the_first(snapshot: Snapshot, rooms: Sequence[Room], job: Job, count: int) -> Gpus:
+def always_on_the_first(snapshot: Snapshot, rooms: Sequence[FreeGpus], job: Job, count: int) -> Gpus:
     return {rooms[0].node: tuple(range(count))}
 
 
-def one_too_many(snapshot: Snapshot, rooms: Sequence[Room], job: Job, count: int) -> Gpus:
-    return {rooms[0].node: tuple(rooms[0].free[: count + 1])}
+def one_too_many(snapshot: Snapshot, rooms: Sequence[FreeGpus], job: Job, count: int) -> Gpus:
+    return {rooms[0].node: tuple(rooms[0].indices[: count + 1])}
 
 
 def out_of_order(snapshot: Snapshot, settings: object) -> tuple[str, ...]:
@@ -38,7 +36,7 @@ def out_of_order(snapshot: Snapshot, settings: object) -> tuple[str, ...]:
 
 
 def played(**questions: Any) -> PolicyReport:
-    mine: PolicySet = replace(policy_set("fifo"), name="mine", **questions)
+    mine: PolicySet = replace(load_policy_set("fifo"), name="mine", **questions)
     (report,) = simulate(JOBS, [], CLUSTER, mine, seed=0).policies
     return report
 

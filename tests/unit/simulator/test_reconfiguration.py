@@ -4,49 +4,52 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.documents.cluster import ClusterDocument
-from scheduler.documents.document import read
-from scheduler.documents.throughput import CountedStep
-from scheduler.documents.trace import JobRow
-from scheduler.policies.settings import PolicySettings
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.simulate import Options, policy_sets, scenario, simulate
+from scheduler.documents.document import parse_document
+from scheduler.documents.simulation import ClusterDocument
+from scheduler.documents.throughput import StepByGpuCount
+from scheduler.documents.trace_files import JobRow
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.simulator.simulate import SimulationOptions, build_scenario, resolve_policy_sets, simulate
+from scheduler.simulator.throughput_curves import CurveCache
 from tests.builders import a_job
 
 POOL = {"name": "training", "kind": "training", "nodes": 1, "gpus_per_node": 8, "gpu": "t4"}
 TABLE = {"default": 30, "bert": "2m"}
-PROFILE = (CountedStep("t4", "bert", 64, 4, 2.0), CountedStep("t4", "bert", 64, 8, 1.0))
+PROFILE = (StepByGpuCount("t4", "bert", 64, 4, 2.0), StepByGpuCount("t4", "bert", 64, 8, 1.0))
 ROW = JobRow(2, "a", 0.0, 100.0, 4, global_batch=64, iterations=50, application="bert")
 
 
 def cluster(**more: object) -> ClusterDocument:
-    return read(ClusterDocument, {"pools": [POOL], "reconfiguration_s": TABLE, **more})
+    return parse_document(ClusterDocument, {"pools": [POOL], "reconfiguration_s": TABLE, **more})
 
 
 def test_the_world_and_the_policies_take_a_models_cost_from_the_same_table() -> None:
-    (policies,) = policy_sets("sjf", cluster())
+    (policies,) = resolve_policy_sets("sjf", cluster())
     bert, other = a_job("a", model="bert", global_batch=64), a_job("b")
-    assert (policies.settings.reconfiguration_of(bert), policies.settings.reconfiguration_of(other)) == (120.0, 30.0)
-    delays = scenario([ROW], (), cluster(), policies, seed=0, curves=CurveBook([PROFILE])).delays
+    assert (policies.settings.reconfiguration_s_for(bert), policies.settings.reconfiguration_s_for(other)) == (
+        120.0,
+        30.0,
+    )
+    delays = build_scenario([ROW], (), cluster(), policies, seed=0, curves=CurveCache([PROFILE])).delays
     for model, cost_s in (("bert", 120.0), ("", 30.0), ("gpt2", 30.0)):
         assert delays.save_s(model) + delays.restart_s(model) == pytest.approx(cost_s)
 
 
 def test_without_a_table_every_model_costs_the_same() -> None:
     settings = PolicySettings(reconfiguration_s=45.0)
-    assert settings.reconfiguration_of(a_job("a", model="bert", global_batch=64)) == 45.0
+    assert settings.reconfiguration_s_for(a_job("a", model="bert", global_batch=64)) == 45.0
 
 
 @pytest.mark.parametrize(("start_s", "jct_s"), [(0, 100.0), (260, 360.0)])
 def test_a_first_start_takes_what_the_cluster_says(start_s: int, jct_s: float) -> None:
-    options = Options(profiles=(PROFILE,))
+    options = SimulationOptions(profiles=(PROFILE,))
     (report,) = simulate([ROW], (), cluster(start_s=start_s), "sjf", seed=0, options=options).policies
     assert report.jct_s.mean == jct_s
 
 
 def test_a_gpu_that_measurements_alone_know_needs_no_profile_of_the_solver() -> None:
-    unheard = read(ClusterDocument, {"pools": [{**POOL, "gpu": "abacus"}]})
-    options = Options(profiles=((CountedStep("abacus", "bert", 64, 4, 2.0),),))
+    unheard = parse_document(ClusterDocument, {"pools": [{**POOL, "gpu": "abacus"}]})
+    options = SimulationOptions(profiles=((StepByGpuCount("abacus", "bert", 64, 4, 2.0),),))
     (report,) = simulate([ROW], (), unheard, "sjf", seed=0, options=options).policies
     assert (report.completed, report.jct_s.mean) == (1, 100.0)
     with pytest.raises(ValueError, match="gpu is 'abacus'; allowed are"):

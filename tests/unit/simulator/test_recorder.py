@@ -7,23 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.domain.decision import Decision, PreemptJob, RejectJob, ResizeJob
-from scheduler.domain.forecast import Forecast
-from scheduler.domain.gpus import Gpus
+from scheduler.domain.decisions import Decision, PreemptJob, Reason, ReasonCode, RejectJob, ResizeJob
+from scheduler.domain.fleet import Forecast, LoanState
+from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import LoanState
-from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.domain.scaling_curve import data_parallel_plan
+from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
-from scheduler.executors.simulated_delays import Delays
-from scheduler.executors.simulated_run import Work
-from scheduler.simulator.engine import Scenario
-from scheduler.simulator.recorder import Recorder
+from scheduler.executors.simulated_run import Delays, RunWork
+from scheduler.simulator.demand import DemandChange
+from scheduler.simulator.engine import Scenario, TickRecord
+from scheduler.simulator.recorder import ReportRecorder
 from scheduler.simulator.report import PolicyReport
-from scheduler.simulator.ticked import Ticked
-from scheduler.simulator.traces import DemandChange
 from scheduler.simulator.workloads import Submission
 from tests.builders import GPU, a_fleet, a_job, a_loan, a_snapshot, a_spec
 
@@ -46,7 +42,7 @@ def state(*jobs: Job, now_s: float = 0.0) -> Snapshot:
     return replace(a_snapshot(FLEET, jobs, [loan]), now_s=now_s)
 
 
-def ticked(before: Snapshot, after: Snapshot, *decisions: Decision, waiting: str = "", occupied: int = 0) -> Ticked:
+def ticked(before: Snapshot, after: Snapshot, *decisions: Decision, waiting: str = "", occupied: int = 0) -> TickRecord:
     report = TickReport(
         generation=1,
         now_s=after.now_s,
@@ -60,25 +56,25 @@ def ticked(before: Snapshot, after: Snapshot, *decisions: Decision, waiting: str
         full_pass=False,
         committed=True,
     )
-    return Ticked(before, after, report, occupied, wall_s=0.001)
+    return TickRecord(before, after, report, occupied, wall_s=0.001)
 
 
-def reported(*ticks: Ticked, work: tuple[Work, ...] = (), ended: tuple[Job, ...] = ()) -> PolicyReport:
-    recorder = Recorder(SCENARIO)
+def reported(*ticks: TickRecord, work: tuple[RunWork, ...] = (), ended: tuple[Job, ...] = ()) -> PolicyReport:
+    recorder = ReportRecorder(SCENARIO)
     for tick in ticks:
-        recorder.ticked(tick)
+        recorder.on_tick(tick)
     last = ticks[-1].after if ticks else Snapshot(pools=FLEET[0], nodes=FLEET[1])
-    report, _ = recorder.report("fifo", last, ended, work)
+    report, _ = recorder.build_report("fifo", last, ended, work)
     return report
 
 
 def test_collateral_are_gpus_given_up_beside_the_recalled_node() -> None:
     before = state(a_job("a", 4, 8, state=JobState.RUNNING, on=SPREAD))
     preempted = ticked(before, before, PreemptJob("a", 300.0, RECALL))
-    shrunk = ticked(before, before, ResizeJob("a", {"t0": (0, 1)}, data_parallel_plan(GPU, 2), 300.0, RECALL))
+    shrunk = ticked(before, before, ResizeJob("a", {"t0": (0, 1)}, build_data_parallel_plan(GPU, 2), 300.0, RECALL))
     assert reported(preempted).collateral_gpus == 2
     assert reported(shrunk).collateral_gpus == 0
-    for_room = Reason(ReasonCode.MAKES_ROOM, "somebody waits")
+    for_room = Reason(ReasonCode.MAKES_ROOM_FOR_WAITING_JOB, "somebody waits")
     assert reported(ticked(before, before, PreemptJob("a", 300.0, for_room))).collateral_gpus == 0
 
 
@@ -90,7 +86,7 @@ def test_idle_gpus_count_only_while_a_job_waits() -> None:
 
 
 def test_lost_and_useful_work_are_split_at_what_was_kept() -> None:
-    work = (Work("a", SPREAD, since_s=0.0, until_s=80.0, kept_until_s=60.0),)
+    work = (RunWork("a", SPREAD, since_s=0.0, until_s=80.0, kept_until_s=60.0),)
     report = reported(work=work)
     assert report.lost_gpu_hours == pytest.approx(5 * 20 / 3600)
     assert report.lost_ratio == pytest.approx(20 / 80)
@@ -100,7 +96,7 @@ def test_lost_and_useful_work_are_split_at_what_was_kept() -> None:
 
 
 def test_work_after_the_last_submission_is_outside_the_window() -> None:
-    work = (Work("a", {"t0": (0,)}, since_s=90.0, until_s=500.0, kept_until_s=500.0),)
+    work = (RunWork("a", {"t0": (0,)}, since_s=90.0, until_s=500.0, kept_until_s=500.0),)
     assert reported(work=work).usage_ratio.training == pytest.approx(10 / 400)
 
 
@@ -129,14 +125,14 @@ def test_jobs_that_were_turned_away_are_counted() -> None:
 
 
 def test_series_follow_queue_loans_demand_and_forecast() -> None:
-    recorder = Recorder(SCENARIO)
-    recorder.demand_changed(DemandChange(0.0, "inference", 3.0))
+    recorder = ReportRecorder(SCENARIO)
+    recorder.on_demand_change(DemandChange(0.0, "inference", 3.0))
     alone = replace(a_snapshot(FLEET, [], []), now_s=0.0)
     waiting = replace(state(a_job("a", 2), a_job("b", 2), now_s=100.0), forecasts={"inference": FORECAST})
-    recorder.ticked(ticked(alone, alone))
-    recorder.ticked(ticked(alone, waiting))
-    recorder.demand_changed(DemandChange(150.0, "inference", 9.0))
-    _, series = recorder.report("fifo", replace(waiting, now_s=200.0), (), ())
+    recorder.on_tick(ticked(alone, alone))
+    recorder.on_tick(ticked(alone, waiting))
+    recorder.on_demand_change(DemandChange(150.0, "inference", 9.0))
+    _, series = recorder.build_report("fifo", replace(waiting, now_s=200.0), (), ())
     halves = [np.reshape(values, (2, -1)).mean(axis=1).tolist() for values in (series.queued_jobs, series.lent_nodes)]
     assert halves == [[0.0, 2.0], [0.0, 1.0]]
     assert np.reshape(series.demand_gpus, (4, -1)).mean(axis=1).tolist() == [3.0, 3.0, 3.0, 4.0]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.documents.cluster import ClusterError
-from scheduler.documents.trace import DemandRow, JobRow, TraceError
+from scheduler.documents.simulation import ClusterError
+from scheduler.documents.trace_files import DemandRow, JobRow, TraceError
 from scheduler.simulator import simulate as module
+from scheduler.simulator.demand import DemandError
 from scheduler.simulator.report import PolicyReport, TickTimes
-from scheduler.simulator.simulate import Options, load_inputs, simulate
-from scheduler.simulator.traces import DemandError
+from scheduler.simulator.simulate import SimulationOptions, load_inputs, simulate
 from tests.simulation.synthetic import small_cluster, synthetic_demand, synthetic_jobs
 
 CLUSTER = small_cluster(training=1, inference=1)
@@ -155,8 +155,10 @@ def test_a_cluster_that_serves_nobody_needs_no_demand_and_one_that_serves_does()
 def test_an_oracle_lends_without_ever_leaving_inference_short() -> None:
     jobs = synthetic_jobs(3, 30, gap_s=2500.0, mean_s=8000.0)
     demand, cluster = synthetic_demand(3, 1, peak_gpus=22.0), small_cluster(training=1, inference=3)
-    (report,) = simulate(jobs, demand, cluster, "ebbtide", seed=1, options=Options(forecast="oracle")).policies
+    (report,) = simulate(
+        jobs, demand, cluster, "ebbtide", seed=1, options=SimulationOptions(forecast="oracle")
+    ).policies
     assert report.loans > 0
     assert (report.inference_short_intervals_ratio.all, report.recalls_late) == (0.0, 0)
     with pytest.raises(ValueError, match=r"forecast: 'tarot' is not known; allowed: seasonal, oracle"):
-        Options(forecast="tarot")
+        SimulationOptions(forecast="tarot")

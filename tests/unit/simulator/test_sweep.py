@@ -7,16 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.documents.trace import DemandRow, JobRow
-from scheduler.policies.policy_set import policy_set
+from scheduler.documents.trace_files import DemandRow, JobRow
+from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.simulator.report import PolicyReport, TickTimes
-from scheduler.simulator.simulate import Inputs, simulate
-from scheduler.simulator.sweep import SweepReport, flat, interval, simulate_seeds, student_t
+from scheduler.simulator.seed_sweep import (
+    SweepReport,
+    compute_confidence_interval,
+    compute_student_t_bound,
+    flatten_figures,
+    simulate_seeds,
+)
+from scheduler.simulator.simulate import SimulationInputs, simulate
 from scheduler.simulator.workloads import WorkloadError
 from tests.simulation.synthetic import small_cluster, synthetic_jobs
 
 WAVE_GPUS = (4.0, 8.0, 14.0, 20.0, 12.0, 6.0)
-INPUTS = Inputs(
+INPUTS = SimulationInputs(
     synthetic_jobs(3, 12, gap_s=600.0, mean_s=16000.0),
     tuple(DemandRow(at + 2, at * 1800.0, "inference", gpus, is_load=False) for at, gpus in enumerate(WAVE_GPUS)),
     small_cluster(training=1, inference=3),
@@ -32,12 +38,14 @@ def timeless(report: PolicyReport) -> PolicyReport:
     [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (5, 2.57058), (9, 2.26216), (30, 2.04227), (999, 1.96234)],
 )
 def test_students_bounds_are_those_of_the_printed_tables(freedom: int, bound: float) -> None:
-    assert student_t(0.95, freedom) == pytest.approx(bound, rel=1e-5)
+    assert compute_student_t_bound(0.95, freedom) == pytest.approx(bound, rel=1e-5)
 
 
 def test_an_interval_is_that_of_the_hand_calculation() -> None:
     half = 4.30265 * 2.0 / 3**0.5
-    assert interval([8.0, 10.0, 12.0]) == pytest.approx({"mean": 10.0, "low": 10.0 - half, "high": 10.0 + half})
+    assert compute_confidence_interval([8.0, 10.0, 12.0]) == pytest.approx(
+        {"mean": 10.0, "low": 10.0 - half, "high": 10.0 + half}
+    )
 
 
 def test_processes_give_the_reports_of_simulate_and_count_every_job() -> None:
@@ -59,11 +67,13 @@ def test_a_sweep_tells_means_intervals_and_differences_to_the_first_policy() -> 
     fifo, ebbtide = told["policies"]
     assert (fifo["policy"], fifo["differences"], ebbtide["policy"]) == ("fifo", {}, "ebbtide")
     lent = [[policy.loaned_gpu_hours for policy in run.policies] for run in runs]
-    assert ebbtide["figures"]["loaned_gpu_hours"] == interval([mine for _, mine in lent])
-    assert ebbtide["differences"]["loaned_gpu_hours"] == interval([mine - first for first, mine in lent])
+    assert ebbtide["figures"]["loaned_gpu_hours"] == compute_confidence_interval([mine for _, mine in lent])
+    assert ebbtide["differences"]["loaned_gpu_hours"] == compute_confidence_interval(
+        [mine - first for first, mine in lent]
+    )
     assert ebbtide["figures"]["loaned_gpu_hours"]["low"] < ebbtide["figures"]["loaned_gpu_hours"]["high"]
     assert fifo["figures"]["jobs"] == {"mean": 12.0, "low": 12.0, "high": 12.0}
-    assert set(fifo["figures"]) == set(flat(told["runs"][0]["policies"][0]))
+    assert set(fifo["figures"]) == set(flatten_figures(told["runs"][0]["policies"][0]))
 
 
 def test_what_another_process_refuses_is_refused_here() -> None:
@@ -73,6 +83,6 @@ def test_what_another_process_refuses_is_refused_here() -> None:
 
 
 def test_a_policy_that_cannot_go_to_another_process_is_refused_by_name() -> None:
-    mine = replace(policy_set("fifo"), name="mine", order=lambda snapshot, settings: ())
+    mine = replace(load_policy_set("fifo"), name="mine", order=lambda snapshot, settings: ())
     with pytest.raises(ValueError, match=r"policy mine cannot go to another process: .*; allowed: functions that a"):
         simulate_seeds(INPUTS, [mine], (0, 1), processes=2)

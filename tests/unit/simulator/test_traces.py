@@ -6,15 +6,15 @@ from itertools import islice
 
 import pytest
 
-from scheduler.documents.trace import DemandRow
-from scheduler.simulator.traces import (
+from scheduler.documents.trace_files import DemandRow
+from scheduler.simulator.demand import (
     LEVEL_SPREAD,
     DemandChange,
     DemandError,
     DemandTrace,
-    demand_changes,
-    demand_traces,
-    without_gaps,
+    build_demand_traces,
+    fill_gaps,
+    merge_demand_changes,
 )
 from tests.simulation.synthetic import small_cluster
 
@@ -27,36 +27,36 @@ def rows(*amounts: float, is_load: bool = True, pool: str = "inference") -> list
 
 
 def test_the_largest_load_needs_peak_gpus_and_the_rest_is_in_proportion() -> None:
-    (trace,) = demand_traces(rows(50.0, 200.0, 100.0), CLUSTER)
+    (trace,) = build_demand_traces(rows(50.0, 200.0, 100.0), CLUSTER)
     assert trace == DemandTrace("inference", (0.0, 600.0, 1200.0), (3.0, 12.0, 6.0))
 
 
 def test_gpus_are_taken_as_they_are() -> None:
-    (trace,) = demand_traces(rows(0.0, 99.0, is_load=False), FLAT)
+    (trace,) = build_demand_traces(rows(0.0, 99.0, is_load=False), FLAT)
     assert trace.gpus == (0.0, 99.0)
 
 
 def test_near_zero_loads_are_gaps_and_hold_the_value_before() -> None:
-    assert without_gaps([0.0, 100.0, 0.0, 0.9, 120.0, 99.0, 98.0]) == [*[100.0] * 4, 120.0, 99.0, 98.0]
-    assert without_gaps([100.0, 2.0, 100.0]) == [100.0, 2.0, 100.0], "quiet is not missing"
+    assert fill_gaps([0.0, 100.0, 0.0, 0.9, 120.0, 99.0, 98.0]) == [*[100.0] * 4, 120.0, 99.0, 98.0]
+    assert fill_gaps([100.0, 2.0, 100.0]) == [100.0, 2.0, 100.0], "quiet is not missing"
 
 
 def test_after_the_first_pass_the_trace_repeats_with_seeded_changes() -> None:
     trace = DemandTrace("inference", (0.0, 600.0), (10.0, 20.0))
-    first, second, again, last = islice(trace.changes(7), 4)
+    first, second, again, last = islice(trace.iter_changes(7), 4)
     assert (first, second) == (DemandChange(0.0, "inference", 10.0), DemandChange(600.0, "inference", 20.0))
     assert (again.at_s, last.at_s, again.first_pass) == (1200.0, 1800.0, False)
     assert again.gpus not in (10.0, 20.0)
     assert again.gpus == pytest.approx(10.0, rel=LEVEL_SPREAD + 0.1)
-    assert list(islice(trace.changes(7), 40)) == list(islice(trace.changes(7), 40))
-    assert list(islice(trace.changes(7), 40)) != list(islice(trace.changes(8), 40))
+    assert list(islice(trace.iter_changes(7), 40)) == list(islice(trace.iter_changes(7), 40))
+    assert list(islice(trace.iter_changes(7), 40)) != list(islice(trace.iter_changes(8), 40))
 
 
 def test_changes_of_several_pools_come_in_order_of_time() -> None:
     traces = [DemandTrace("a", (0.0, 600.0), (1.0, 2.0)), DemandTrace("b", (300.0, 400.0), (1.0, 2.0))]
-    times_s = [change.at_s for change in islice(demand_changes(traces, 1), 20)]
+    times_s = [change.at_s for change in islice(merge_demand_changes(traces, 1), 20)]
     assert times_s == sorted(times_s)
-    assert list(demand_changes([], 1)) == []
+    assert list(merge_demand_changes([], 1)) == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_changes_of_several_pools_come_in_order_of_time() -> None:
 )
 def test_a_demand_that_does_not_fit_the_cluster_is_refused(trace: list[DemandRow], message: str) -> None:
     with pytest.raises(DemandError, match=message):
-        demand_traces(trace, FLAT)
+        build_demand_traces(trace, FLAT)
 
 
 def shared(**series: list[float]) -> list[DemandRow]:
@@ -84,10 +84,10 @@ def shared(**series: list[float]) -> list[DemandRow]:
 def test_a_pool_takes_the_series_of_its_name_or_the_one_that_it_names() -> None:
     pools = [*CLUSTER.pools, CLUSTER.pools[1].model_copy(update={"name": "chat", "demand": "fn1", "peak_gpus": 6.0})]
     cluster = CLUSTER.model_copy(update={"pools": pools})
-    first, second = demand_traces(shared(fn0=[9.0, 9.0], fn1=[0.0, 2.0], inference=[1.0, 2.0]), cluster)
+    first, second = build_demand_traces(shared(fn0=[9.0, 9.0], fn1=[0.0, 2.0], inference=[1.0, 2.0]), cluster)
     assert (first.pool, first.gpus) == ("inference", (6.0, 12.0))
     assert (second.pool, second.gpus) == ("chat", (0.0, 6.0)), "a zero of a file of many series is a quiet time"
     with pytest.raises(DemandError, match="line 1: no demand of pool inference: got fn0, fn1; allowed: a series"):
-        demand_traces(shared(fn0=[9.0], fn1=[1.0]), cluster)
+        build_demand_traces(shared(fn0=[9.0], fn1=[1.0]), cluster)
     with pytest.raises(DemandError, match="line 1: no demand of pool chat: got inference; allowed: rows of every"):
-        demand_traces(rows(1.0), cluster)
+        build_demand_traces(rows(1.0), cluster)

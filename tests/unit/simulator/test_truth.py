@@ -8,11 +8,11 @@ from statistics import mean, stdev
 
 import pytest
 
-from scheduler.documents.trace import JobRow
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.documents.trace_files import JobRow
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
-from scheduler.simulator.truth import AS_TOLD, Truth, parse_truth
+from scheduler.simulator.ground_truth import NOTHING_HIDDEN, GroundTruth, parse_ground_truth
 from scheduler.solver.curve import solve_point
 
 SIZES = (2, 4, 8, 16, 32)
@@ -23,8 +23,8 @@ def row(gpus: int, job_id: str = "a", model: str = "") -> JobRow:
 
 
 def test_the_option_reads_as_it_is_written() -> None:
-    assert parse_truth("models, error=0.15,duration=0.5") == Truth(models=True, error=0.15, duration=0.5)
-    assert parse_truth("") == AS_TOLD
+    assert parse_ground_truth("models, error=0.15,duration=0.5") == GroundTruth(models=True, error=0.15, duration=0.5)
+    assert parse_ground_truth("") == NOTHING_HIDDEN
 
 
 @pytest.mark.parametrize(
@@ -32,45 +32,49 @@ def test_the_option_reads_as_it_is_written() -> None:
 )
 def test_what_the_option_does_not_know_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match=r"got .*allowed: models, error=S and duration=S"):
-        parse_truth(text)
+        parse_ground_truth(text)
 
 
 def test_errors_are_drawn_for_each_job_and_count_with_mean_1() -> None:
-    truth = Truth(error=0.15, seed=3)
-    factors = [truth.step_time_factor(f"job-{number}", gpus) for number in range(1000) for gpus in (4, 8)]
+    truth = GroundTruth(error=0.15, seed=3)
+    factors = [truth.draw_step_time_factor(f"job-{number}", gpus) for number in range(1000) for gpus in (4, 8)]
     assert len(set(factors)) == len(factors)
     assert mean(factors) == pytest.approx(1.0, abs=0.01)
     assert stdev(map(math.log, factors)) == pytest.approx(0.15, abs=0.01)
-    assert factors[0] == truth.step_time_factor("job-0", 4) != replace(truth, seed=4).step_time_factor("job-0", 4)
+    assert (
+        factors[0]
+        == truth.draw_step_time_factor("job-0", 4)
+        != replace(truth, seed=4).draw_step_time_factor("job-0", 4)
+    )
 
 
 def test_declared_lengths_lie_evenly_within_the_share_of_the_true_ones() -> None:
-    ratios = [Truth(duration=0.5).believed_ratio(f"job-{number}") for number in range(1000)]
+    ratios = [GroundTruth(duration=0.5).draw_declared_ratio(f"job-{number}") for number in range(1000)]
     assert min(ratios) == pytest.approx(0.5, abs=0.01)
     assert max(ratios) == pytest.approx(1.5, abs=0.01)
     assert mean(ratios) == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_world_as_told_hides_nothing() -> None:
-    assert AS_TOLD.is_as_told
-    assert AS_TOLD.step_time_factor("a", 4) == AS_TOLD.believed_ratio("a") == 1.0
-    assert not list(AS_TOLD.with_models(row(8)))
+    assert NOTHING_HIDDEN.matches_declaration
+    assert NOTHING_HIDDEN.draw_step_time_factor("a", 4) == NOTHING_HIDDEN.draw_declared_ratio("a") == 1.0
+    assert not list(NOTHING_HIDDEN.draw_models(row(8)))
 
 
 def test_jobs_from_2_gpus_on_without_a_model_are_offered_each_model_of_their_size_once() -> None:
-    truth = Truth(models=True)
-    assert not list(truth.with_models(row(1)))
-    assert not list(truth.with_models(row(8, model="gpt2")))
-    offered = [(one.model, one.global_batch) for one in truth.with_models(row(8))]
+    truth = GroundTruth(models=True)
+    assert not list(truth.draw_models(row(1)))
+    assert not list(truth.draw_models(row(8, model="gpt2")))
+    offered = [(one.model, one.global_batch) for one in truth.draw_models(row(8))]
     assert len(set(offered)) == len(offered) > 4
-    assert offered == [(one.model, one.global_batch) for one in truth.with_models(row(8))]
-    firsts = [next(truth.with_models(row(8, f"job-{number}"))).model for number in range(400)]
+    assert offered == [(one.model, one.global_batch) for one in truth.draw_models(row(8))]
+    firsts = [next(truth.draw_models(row(8, f"job-{number}"))).model for number in range(400)]
     assert firsts.count("llama-2-7b") > firsts.count("vit-huge") > 20, "two parts in ten against one"
 
 
 @pytest.mark.parametrize("gpus", SIZES)
 def test_every_model_of_a_size_has_a_plan_there(gpus: int) -> None:
     shape = GpuShape.packed("a100-80g", gpus, 8)
-    for one in Truth(models=True).with_models(row(gpus)):
+    for one in GroundTruth(models=True).draw_models(row(gpus)):
         request = CurveRequest(one.model, "", one.global_batch, one.sequence_length)
         assert isinstance(solve_point(request, shape), ParallelPlan), one

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.documents.throughput import CountedStep
-from scheduler.documents.trace import JobRow
-from scheduler.domain.gpu_shape import GpuShape
-from scheduler.simulator.curves import CurveBook
-from scheduler.simulator.workloads import Submission, WorkloadError, submissions
+from scheduler.documents.throughput import StepByGpuCount
+from scheduler.documents.trace_files import JobRow
+from scheduler.domain.gpu_sets import GpuShape
+from scheduler.simulator.throughput_curves import CurveCache
+from scheduler.simulator.workloads import Submission, WorkloadError, build_submissions
 from tests.simulation.synthetic import small_cluster
 
 CLUSTER = small_cluster(training=2, inference=1)
 
 
 def submitted(row: JobRow, *, elastic: bool = True) -> Submission:
-    (submission,) = submissions([row], CLUSTER, CurveBook(), elastic=elastic)
+    (submission,) = build_submissions([row], CLUSTER, CurveCache(), elastic=elastic)
     return submission
 
 
@@ -48,10 +48,10 @@ def test_a_job_without_a_model_has_a_step_for_every_gpu_second() -> None:
 
 
 def test_a_job_with_a_model_has_as_many_steps_as_its_plan_does_in_the_traces_time() -> None:
-    curves = CurveBook()
+    curves = CurveCache()
     row = JobRow(2, "a", 0.0, 3600.0, 2, model="gpt2", global_batch=64)
-    (submission,) = submissions([row], CLUSTER, curves, elastic=True)
-    plan = curves.point(submission.spec, GpuShape.packed("a100-80g", 2, 8)).plan
+    (submission,) = build_submissions([row], CLUSTER, curves, elastic=True)
+    plan = curves.get_job_point(submission.spec, GpuShape.packed("a100-80g", 2, 8)).plan
     assert plan is not None
     assert submission.spec.steps == round(3600.0 / plan.iteration_time_s)
     assert 1800.0 < submission.run_time_s_min < 3600.0, "twice the GPUs help, by less than twice"
@@ -73,11 +73,11 @@ def test_a_job_that_does_not_fit_is_refused_with_its_line(row: JobRow, message: 
 
 
 NCF_S = {2: 4.0, 4: 2.5, 8: 2.0, 16: 3.0}
-MEASURED = CurveBook([tuple(CountedStep("a100-80g", "ncf", 64, gpus, time_s) for gpus, time_s in NCF_S.items())])
+MEASURED = CurveCache([tuple(StepByGpuCount("a100-80g", "ncf", 64, gpus, time_s) for gpus, time_s in NCF_S.items())])
 
 
 def measured(row: JobRow, *, elastic: bool = True) -> Submission:
-    (submission,) = submissions([row], CLUSTER, MEASURED, elastic=elastic)
+    (submission,) = build_submissions([row], CLUSTER, MEASURED, elastic=elastic)
     return submission
 
 

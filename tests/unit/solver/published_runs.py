@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, ScheduleName, Stage
 from scheduler.solver.evaluate import Evaluation, evaluate
 from scheduler.solver.profiles.architecture import Architecture, Family
+from scheduler.solver.profiles.catalog import load_gpu
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
-from scheduler.solver.profiles.shipped import load_gpu
-from scheduler.solver.profiles.transformer import transformer_profile
+from scheduler.solver.profiles.transformer import build_transformer_profile
 from scheduler.solver.request import SolveRequest
 
 _MODELS = {  # layers, hidden, heads
@@ -131,4 +131,4 @@ def _run(model: Architecture, gpu: str, strategy: LayerStrategy, pipeline: tuple
         ),
     )
     shape = GpuShape.packed(gpu, strategy.gpus * devices, 8)
-    return Run("", SolveRequest(transformer_profile("published", model), (load_gpu(gpu),), shape, batch), plan)
+    return Run("", SolveRequest(build_transformer_profile("published", model), (load_gpu(gpu),), shape, batch), plan)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.solver.calibrate.report import memory_errors, time_errors
-from scheduler.solver.calibrate.run_times import RunTimes
+from scheduler.solver.calibration.constant_fit import compute_memory_errors, compute_time_errors
+from scheduler.solver.calibration.run_prediction import RunTimePredictor
 from scheduler.solver.evaluate import evaluate
-from scheduler.solver.profiles.shipped import load_gpu
+from scheduler.solver.profiles.catalog import load_gpu
 from tests.benchmarks.accuracy import VTRAIN_GUESS, drawn_fits
 from tests.benchmarks.measured_runs import A100, H100, published, vtrain
 
@@ -21,14 +21,14 @@ def test_18_published_runs_of_megatron_on_a100_are_told_within_5_percent_and_non
     runs = [
         run for source in ("SC21", "2205.05198") for _, run in published(source) if np.isfinite(run.iteration_time_s)
     ]
-    errors = np.abs(time_errors(runs, load_gpu(A100)))
+    errors = np.abs(compute_time_errors(runs, load_gpu(A100)))
     assert len(errors) == 18
     assert errors.mean() <= 0.05
     assert errors.max() <= 0.12
 
 
 def test_their_memory_is_told_within_5_percent() -> None:
-    errors = np.abs(memory_errors([run for _, run in published("2205.05198")], load_gpu(A100)))
+    errors = np.abs(compute_memory_errors([run for _, run in published("2205.05198")], load_gpu(A100)))
     assert len(errors) == 8
     assert errors.mean() <= 0.05
 
@@ -36,8 +36,8 @@ def test_their_memory_is_told_within_5_percent() -> None:
 def test_bf16_runs_of_torchtitan_on_h100_are_told_within_10_percent_in_time_and_memory() -> None:
     runs = [run for _, run in published("torchtitan")]
     assert len(runs) == 4
-    assert np.abs(time_errors(runs, load_gpu(H100))).mean() <= 0.1
-    assert np.abs(memory_errors(runs, load_gpu(H100))).mean() <= 0.1
+    assert np.abs(compute_time_errors(runs, load_gpu(H100))).mean() <= 0.1
+    assert np.abs(compute_memory_errors(runs, load_gpu(H100))).mean() <= 0.1
 
 
 @pytest.mark.parametrize(("which", "runs", "most"), [("single", 720, 0.08), ("multi", 65, 0.08)])
@@ -51,5 +51,7 @@ def test_20_drawn_runs_of_vtrain_tell_the_others(which: str, runs: int, most: fl
 
 def test_measured_runs_are_predicted_at_once_as_evaluate_does_one_by_one() -> None:
     runs = [run for source in ("SC21", "2205.05198") for _, run in published(source)]
-    each_s = [evaluate(run.plan, run.request(load_gpu(A100))).iteration_time_s for run in runs]
-    assert RunTimes.of(runs, load_gpu(A100)).predicted_s(load_gpu(A100)) == pytest.approx(each_s, rel=1e-12)
+    each_s = [evaluate(run.plan, run.build_request(load_gpu(A100))).iteration_time_s for run in runs]
+    assert RunTimePredictor.from_runs(runs, load_gpu(A100)).predict_s(load_gpu(A100)) == pytest.approx(
+        each_s, rel=1e-12
+    )

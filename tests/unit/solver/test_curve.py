@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.domain.command import CurveSolved
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.commands import CurveSolved
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest, ScalingCurve
 from scheduler.solver.curve import (
     CURVE_TOLERANCE,
-    canonical_shapes,
-    curve_solved,
+    build_curve_solved,
+    compute_solver_fingerprint,
+    list_canonical_shapes,
     solve_curve,
     solve_point,
-    solver_fingerprint,
 )
-from scheduler.solver.profiles.shipped import ProfileError, load_gpu, load_model
-from scheduler.solver.request import Infeasible, RequestError, SolveRequest
-from scheduler.solver.search.search import solve
+from scheduler.solver.profiles.catalog import ProfileError, load_gpu, load_model
+from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
+from scheduler.solver.search.plan_search import solve_plan
 
 TINY = CurveRequest(model="tiny-gpt", profile_json="", global_batch=12, sequence_length=0)
 
@@ -39,19 +39,19 @@ def own_profile(*, layers: int) -> str:
 
 
 def test_canonical_shapes_are_counts_inside_a_node_and_then_whole_nodes() -> None:
-    shapes = canonical_shapes("a100-80g", gpus_per_node=4, gpus_max=14)
+    shapes = list_canonical_shapes("a100-80g", gpus_per_node=4, gpus_max=14)
     assert [(shape.gpus, shape.nodes) for shape in shapes] == [(1, 1), (2, 1), (3, 1), (4, 1), (8, 2), (12, 3)]
-    assert len(canonical_shapes("cpu", gpus_per_node=8, gpus_max=3)) == 3
+    assert len(list_canonical_shapes("cpu", gpus_per_node=8, gpus_max=3)) == 3
 
 
 @pytest.mark.parametrize(("gpus_per_node", "gpus_max"), [(0, 8), (8, 0)])
 def test_counts_below_one_are_refused(gpus_per_node: int, gpus_max: int) -> None:
     with pytest.raises(RequestError, match="both must be at least 1"):
-        canonical_shapes("cpu", gpus_per_node=gpus_per_node, gpus_max=gpus_max)
+        list_canonical_shapes("cpu", gpus_per_node=gpus_per_node, gpus_max=gpus_max)
 
 
 def test_more_slots_train_the_reference_model_faster() -> None:
-    points = [solve_point(TINY, shape) for shape in canonical_shapes("cpu", gpus_per_node=4, gpus_max=4)]
+    points = [solve_point(TINY, shape) for shape in list_canonical_shapes("cpu", gpus_per_node=4, gpus_max=4)]
     plans = [point for point in points if isinstance(point, ParallelPlan)]
     assert [plan.world_size for plan in plans] == [1, 2, 3, 4]
     assert sorted(plan.samples_per_s for plan in plans) == [plan.samples_per_s for plan in plans]
@@ -69,18 +69,18 @@ def test_a_corrected_request_leaves_out_what_fits_only_by_its_predictions() -> N
     assert thrifty.iteration_time_s > plain.iteration_time_s
     assert (request.key, corrected.key) == ("llama-2-7b/batch-64/seq-0", "llama-2-7b/batch-64/seq-0/memory-150")
     hopeless = solve_point(replace(request, memory_percent=2000), shape)
-    assert isinstance(hopeless, Infeasible)
+    assert isinstance(hopeless, Infeasibility)
     assert f"of {memory_bytes / 20e9:.1f} GB per GPU" in hopeless.reason
 
 
 def test_every_point_of_a_curve_is_within_the_tolerance_of_the_optimum_and_proven_so() -> None:
     request = CurveRequest(model="gpt2", profile_json="", global_batch=16, sequence_length=0)
-    shapes = canonical_shapes("l40s", gpus_per_node=8, gpus_max=24)
+    shapes = list_canonical_shapes("l40s", gpus_per_node=8, gpus_max=24)
     points = solve_curve(request, shapes)
     assert list(points) == list(shapes)
     for shape, point in points.items():
-        best = solve(SolveRequest(load_model("gpt2"), (load_gpu("l40s"),), shape, 16))
-        if isinstance(best, Infeasible):
+        best = solve_plan(SolveRequest(load_model("gpt2"), (load_gpu("l40s"),), shape, 16))
+        if isinstance(best, Infeasibility):
             assert point == best
             continue
         assert isinstance(point, ParallelPlan)
@@ -90,11 +90,11 @@ def test_every_point_of_a_curve_is_within_the_tolerance_of_the_optimum_and_prove
 
 
 def test_a_mixed_shape_brings_the_faster_gpu_model_along_and_keeps_a_plan_of_its_own() -> None:
-    mixed, alone = GpuShape.of_counts([("a100-80g", 2), ("t4", 1)]), GpuShape.packed("a100-80g", 2, 2)
+    mixed, alone = GpuShape.from_node_counts([("a100-80g", 2), ("t4", 1)]), GpuShape.packed("a100-80g", 2, 2)
     points = solve_curve(TINY, (mixed,))
     assert set(points) == {mixed, alone}
     curve = ScalingCurve({shape: plan for shape, plan in points.items() if isinstance(plan, ParallelPlan)})
-    assert curve.better_part(mixed) == alone
+    assert curve.faster_subset(mixed) == alone
     own = curve.plans[mixed]
     assert {stage.gpu: stage.gpus for stage in own.stages} == {"a100-80g": 2, "t4": 1}
 
@@ -102,26 +102,28 @@ def test_a_mixed_shape_brings_the_faster_gpu_model_along_and_keeps_a_plan_of_its
 def test_a_mixed_shape_that_can_do_nothing_together_says_what_one_of_them_can() -> None:
     """One layer cannot be split into the two stages that two GPU models need."""
     single = CurveRequest("", own_profile(layers=1), 12, 0)
-    points = solve_curve(single, (GpuShape.of_counts([("a100-80g", 1), ("t4", 1)]),))
+    points = solve_curve(single, (GpuShape.from_node_counts([("a100-80g", 1), ("t4", 1)]),))
     alone, refused = points.values()
     assert isinstance(alone, ParallelPlan)
-    assert isinstance(refused, Infeasible)
+    assert isinstance(refused, Infeasibility)
     assert f"1x1 {alone.stages[0].gpu} alone takes" in refused.reason
 
 
 def test_points_become_the_commands_of_the_snapshot() -> None:
     shape = GpuShape.packed("cpu", 2, 2)
     plan = solve_point(TINY, shape)
-    assert curve_solved("key", shape, plan) == CurveSolved(
+    assert build_curve_solved("key", shape, plan) == CurveSolved(
         "key", shape, plan if isinstance(plan, ParallelPlan) else None
     )
-    assert curve_solved("key", shape, Infeasible("too big", "memory")) == CurveSolved("key", shape, None, "too big")
+    assert build_curve_solved("key", shape, Infeasibility("too big", "memory")) == CurveSolved(
+        "key", shape, None, "too big"
+    )
 
 
 def test_the_fingerprint_follows_code_and_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fingerprint() -> str:
         monkeypatch.setattr("scheduler.solver.curve.files", lambda _: tmp_path)
-        return solver_fingerprint.__wrapped__()
+        return compute_solver_fingerprint.__wrapped__()
 
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "t4.json").write_text("{}")
@@ -148,7 +150,7 @@ def test_an_own_profile_takes_the_place_of_a_preset() -> None:
 
 
 def test_a_shape_that_cannot_split_the_batch_is_infeasible() -> None:
-    assert isinstance(solve_point(TINY, GpuShape.packed("cpu", 5, 5)), Infeasible)
+    assert isinstance(solve_point(TINY, GpuShape.packed("cpu", 5, 5)), Infeasibility)
 
 
 def test_unknown_models_and_gpus_are_refused() -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Recompute, Schedule, ScheduleName, Stage
 from scheduler.solver.evaluate import PlanError, evaluate
+from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.profiles.hardware_profile import Dimension
-from scheduler.solver.profiles.shipped import load_gpu, load_model
 from scheduler.solver.request import SolveRequest
 
 A100, H100 = load_gpu("a100-80g"), load_gpu("h100-80g")
@@ -85,7 +85,10 @@ def test_stages_on_unlike_gpus_have_their_own_times_and_memory() -> None:
     alone = replace(
         plan, stages=(Stage(0, 31, "h100-80g", 4, (LayerStrategy(layers=32, dp=4, zero=3, shard_group=4),)),)
     )
-    assert evaluate(alone, request).iteration_time_s == evaluate(alone, request.alone("h100-80g")).iteration_time_s
+    assert (
+        evaluate(alone, request).iteration_time_s
+        == evaluate(alone, request.restrict_to_gpu("h100-80g")).iteration_time_s
+    )
 
 
 def test_the_parts_of_a_stage_add_up_and_name_what_bounds_it() -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage, plan_from_json
 from scheduler.solver.evaluate import evaluate
-from scheduler.solver.inspection import Bound, answer_to_json, inspect
-from scheduler.solver.profiles.shipped import load_gpu, load_model
+from scheduler.solver.inspection import Bound, inspect_plan, search_outcome_to_json
+from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.request import SolveRequest
-from scheduler.solver.search.search import search
+from scheduler.solver.search.plan_search import search_plan
 
 PARTS = ("compute_s", "tensor_s", "sequence_s", "expert_s", "data_s", "other_s", "idle_s")
 
@@ -40,29 +40,29 @@ PAIR = request_on(GpuShape.packed("a100-80g", 2, 8))
 @pytest.mark.parametrize("micro_batches", [1, 4, 16])
 def test_the_parts_of_each_device_add_up_to_the_step(cut: int, micro_batches: int) -> None:
     plan = pipeline(cut, micro_batches=micro_batches)
-    for device in inspect(plan, PAIR).devices:
+    for device in inspect_plan(plan, PAIR).devices:
         assert sum(getattr(device, part) for part in PARTS) == pytest.approx(plan.iteration_time_s)
 
 
 def test_the_bubble_shrinks_with_more_micro_batches_and_grows_with_unlike_stages() -> None:
     few, many, uneven = (
-        inspect(plan, PAIR).bubble_ratio
+        inspect_plan(plan, PAIR).bubble_ratio
         for plan in (pipeline(6, micro_batches=2), pipeline(6, micro_batches=8), pipeline(11, micro_batches=8))
     )
     assert 0 < many < few < 0.5
     assert many < uneven
     alone = request_on(GpuShape.packed("a100-80g", 1, 8))
-    assert inspect(search_plan(alone), alone).bubble_ratio == pytest.approx(0, abs=1e-9)
+    assert inspect_plan(solve(alone), alone).bubble_ratio == pytest.approx(0, abs=1e-9)
 
 
-def search_plan(request: SolveRequest) -> ParallelPlan:
-    result = search(request).result
+def solve(request: SolveRequest) -> ParallelPlan:
+    result = search_plan(request).result
     assert isinstance(result, ParallelPlan)
     return result
 
 
 def test_a_stage_that_waits_most_of_the_time_is_bound_by_the_bubble_and_the_other_by_compute() -> None:
-    long, short = inspect(pipeline(11, micro_batches=8), PAIR).devices
+    long, short = inspect_plan(pipeline(11, micro_batches=8), PAIR).devices
     assert (long.bound, short.bound) == (Bound.COMPUTE, Bound.BUBBLE)
 
 
@@ -73,22 +73,22 @@ def test_communication_is_named_by_its_largest_kind() -> None:
     request = replace(request, hardware=(slow,))
     stage = Stage(0, 11, "cpu", 4, (LayerStrategy(layers=12, dp=4),))
     plan = ParallelPlan(Schedule(), 1, 4, 1.0, 4.0, 0, (stage,))
-    assert [device.bound for device in inspect(plan, request).devices] == [Bound.DATA]
+    assert [device.bound for device in inspect_plan(plan, request).devices] == [Bound.DATA]
 
 
 def test_a_full_memory_is_told_beside_what_takes_the_time() -> None:
-    roomy = search_plan(PAIR)
-    assert not inspect(roomy, PAIR).devices[0].memory_near_limit
+    roomy = solve(PAIR)
+    assert not inspect_plan(roomy, PAIR).devices[0].memory_near_limit
     tight = replace(PAIR, memory_bytes_max=roomy.peak_bytes_per_gpu)
-    device = inspect(roomy, tight).devices[0]
+    device = inspect_plan(roomy, tight).devices[0]
     assert device.memory_near_limit
     assert device.memory_bytes_max == roomy.peak_bytes_per_gpu
 
 
 def test_the_answer_is_the_plan_with_its_inspection_and_runners_up() -> None:
-    outcome = search(PAIR, runners_up=2)
+    outcome = search_plan(PAIR, runners_up=2)
     assert isinstance(outcome.result, ParallelPlan)
-    told = json.loads(json.dumps(answer_to_json(outcome, outcome.result, PAIR)))
+    told = json.loads(json.dumps(search_outcome_to_json(outcome, outcome.result, PAIR)))
     assert plan_from_json(told) == outcome.result
     assert told["runners_up"]
     for other in told["runners_up"]:
@@ -98,9 +98,9 @@ def test_the_answer_is_the_plan_with_its_inspection_and_runners_up() -> None:
 
 def test_where_mixing_does_not_pay_the_answer_has_the_best_plan_of_all_gpus_too() -> None:
     request = request_on(GpuShape((GpuGroup("h100-80g", 1, 2), GpuGroup("l40s", 1, 1))), batch=2)
-    outcome = search(request)
+    outcome = search_plan(request)
     assert isinstance(outcome.result, ParallelPlan)
-    told = answer_to_json(outcome, outcome.result, request)
+    told = search_outcome_to_json(outcome, outcome.result, request)
     assert told["remark"].startswith("mixing does not pay: 1x2 h100-80g alone")
     assert {stage["gpu"] for stage in told["stages"]} == {"h100-80g"}
     assert told["whole"]["slower_ratio"] > 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.solver.instance import Instance, Solution, StageCosts, price
+from scheduler.solver.instance import Instance, Solution, StageCosts, evaluate_solution
 
 INF = float("inf")
 COSTS = StageCosts(
@@ -41,7 +41,7 @@ def _instance(**changes: object) -> Instance:
 
 
 def test_a_pipeline_of_two_stages() -> None:
-    found = price(_instance(), Solution(order=(0, 0), borders=(0, 3, 4), choice=(0, 1, 1, 0)))
+    found = evaluate_solution(_instance(), Solution(order=(0, 0), borders=(0, 3, 4), choice=(0, 1, 1, 0)))
 
     first_s = 1 + 2 + 5 + 0.25 + 0.0 + 0.03125  # layers, resharding after layers 0 and 1, gathering at its end
     second_s = 3 + 0.0625
@@ -53,8 +53,8 @@ def test_a_pipeline_of_two_stages() -> None:
 
 def test_a_solution_fits_up_to_the_last_byte_of_each_device() -> None:
     solution = Solution(order=(0, 0), borders=(0, 3, 4), choice=(0, 1, 1, 0))
-    assert price(_instance(capacity_bytes=(39,)), solution).fits
-    assert not price(_instance(capacity_bytes=(38,)), solution).fits
+    assert evaluate_solution(_instance(capacity_bytes=(39,)), solution).fits
+    assert not evaluate_solution(_instance(capacity_bytes=(38,)), solution).fits
 
 
 def test_each_group_has_its_own_costs_links_and_limit() -> None:
@@ -62,19 +62,19 @@ def test_each_group_has_its_own_costs_links_and_limit() -> None:
     links_s[0, 1, 0, 2] = 50.0
     mixed = _instance(costs=(COSTS, SLOW), counts=(1, 1), capacity_bytes=(60, 28), hand_over_s=links_s)
 
-    found = price(mixed, Solution(order=(1, 0), borders=(0, 2, 4), choice=(1, 1, 0, 0)))
+    found = evaluate_solution(mixed, Solution(order=(1, 0), borders=(0, 2, 4), choice=(1, 1, 0, 0)))
 
     assert found.devices_s == (40.0, 3 + 3 + 0.0625)
     assert found.links_s == (50.0,)
     assert found.memory_bytes == (6 + 6 + 7, 28 + 28)
     assert found.fits
-    assert not price(mixed, Solution(order=(0, 1), borders=(0, 2, 4), choice=(1, 1, 0, 0))).fits
+    assert not evaluate_solution(mixed, Solution(order=(0, 1), borders=(0, 2, 4), choice=(1, 1, 0, 0))).fits
 
 
 def test_an_interleaved_device_holds_two_chunks_and_the_ring_leads_back() -> None:
     ring = _instance(interleave=2, hand_over_s=_links((0.1, 0.2, 0.3), (1.1, 1.2, 1.3)))
 
-    found = price(ring, Solution(order=(0, 0), borders=(0, 1, 2, 3, 4), choice=(0, 0, 0, 0)))
+    found = evaluate_solution(ring, Solution(order=(0, 0), borders=(0, 1, 2, 3, 4), choice=(0, 0, 0, 0)))
 
     devices_s = (1 + 0.125 + 3 + 2 * 0.0625, 1 + 2 * 0.125 + 3 + 0.0625)
     links_s = (0.1 + 0.3, 1.2)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baselines.milp.instance_document import format_instances, parse_instances
 from scheduler.solver.instance import Instance
-from scheduler.solver.instance_document import dump_instances, load_instances
-from scheduler.solver.profiles.profile_error import ProfileError
+from scheduler.solver.profiles.profile_document import ProfileError
 from tests.builders_loop import a_loop
 from tests.builders_solver import a_tiny_instance
 
@@ -38,23 +38,23 @@ def test_instances_come_back_as_they_were(seed: int) -> None:
         a_tiny_instance(seeded, interleave=2, pinned=True),
         *a_loop(seeded, layers=6, kinds=3, gpus=4, batch=4),
     ]
-    again = load_instances(dump_instances(drawn))
+    again = parse_instances(format_instances(drawn))
     assert len(again) == len(drawn)
     assert all(map(_same, drawn, again))
 
 
 def test_the_text_is_strict_json_and_stable() -> None:
-    text = dump_instances([a_tiny_instance(random.Random(1))])
+    text = format_instances([a_tiny_instance(random.Random(1))])
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert dump_instances(load_instances(text)) == text
-    assert load_instances(dump_instances([])) == []
+    assert format_instances(parse_instances(text)) == text
+    assert parse_instances(format_instances([])) == []
 
 
 def _document() -> dict[str, Any]:
     instance: Instance = next(
         one for seed in range(99) if (one := a_tiny_instance(random.Random(seed))).devices == 2 and one.layers == 4
     )
-    return json.loads(dump_instances([instance]))  # type: ignore[no-any-return]  # JSON
+    return json.loads(format_instances([instance]))  # type: ignore[no-any-return]  # JSON
 
 
 def _set(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -97,7 +97,7 @@ def test_an_error_names_the_field_and_what_is_allowed(spoil: Callable[[Any], Non
     document = _document()
     spoil(document["instances"][0])
     with pytest.raises(ProfileError, match=message):
-        load_instances(json.dumps(document))
+        parse_instances(json.dumps(document))
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_an_error_names_the_field_and_what_is_allowed(spoil: Callable[[Any], Non
 )
 def test_what_is_no_list_of_instances_is_refused(text: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
-        load_instances(text)
+        parse_instances(text)

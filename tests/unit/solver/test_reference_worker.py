@@ -8,20 +8,20 @@ from itertools import pairwise, product
 
 import pytest
 
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Stage
-from scheduler.solver.costs.chain import chain
-from scheduler.solver.costs.setting import Setting
-from scheduler.solver.costs.stage_costs import stage_costs
+from scheduler.solver.costs.collectives import StageSetting
+from scheduler.solver.costs.layer_chain import build_layer_chain
+from scheduler.solver.costs.pipeline_costs import compute_stage_costs
+from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.profiles.hardware_profile import Dimension, Precision
-from scheduler.solver.profiles.shipped import load_gpu, load_model
 from scheduler.solver.request import SolveRequest
-from scheduler.solver.search.search import search
-from scheduler.worker.context_attention import token_positions
-from scheduler.worker.layout import layout
-from scheduler.worker.model import SIZES
-from scheduler.worker.parallel import check_divides
-from scheduler.worker.spreads import hand_over, spreads_of
+from scheduler.solver.search.plan_search import search_plan
+from scheduler.trainer.activation_sharding import compute_stage_handoff, compute_token_shardings
+from scheduler.trainer.context_parallel import compute_token_positions
+from scheduler.trainer.layout import build_layout
+from scheduler.trainer.model import SIZES
+from scheduler.trainer.model_parts import validate_divisibility
 from tests.properties.plan_space import Pipe, every_pipe
 
 CPU = load_gpu("cpu")
@@ -29,7 +29,7 @@ COUNTS = (1, 2, 3, 4, 6, 8)
 
 
 def splits_tokens(strategy: LayerStrategy, tokens: int) -> None:
-    share = len(token_positions(tokens=tokens, ulysses=strategy.ulysses, ring=strategy.ring, index=0))
+    share = len(compute_token_positions(tokens=tokens, ulysses=strategy.ulysses, ring=strategy.ring, index=0))
     assert share * strategy.ulysses * strategy.ring == tokens
     assert not strategy.sequence_sharding or share % strategy.tp == 0
 
@@ -38,10 +38,10 @@ def splits_tokens(strategy: LayerStrategy, tokens: int) -> None:
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_every_candidate_splits_sequences_as_the_worker_can(gpus: int, tokens: int) -> None:
     heads = SIZES["mini-gpt"].heads
-    layers = chain(load_model("mini-gpt", tokens), Precision.FP32, stages=1)
-    setting = Setting.of(CPU, node_gpus=gpus, gpus=gpus, global_batch=4)
-    for costed in stage_costs(layers, setting).values():
-        for strategy in map(costed.strategy, range(costed.costs.strategies)):
+    layers = build_layer_chain(load_model("mini-gpt", tokens), Precision.FP32, stages=1)
+    setting = StageSetting.for_stage(CPU, node_gpus=gpus, gpus=gpus, global_batch=4)
+    for costed in compute_stage_costs(layers, setting).values():
+        for strategy in map(costed.build_strategy, range(costed.costs.strategies)):
             splits_tokens(strategy, tokens)
             assert heads % (strategy.tp * strategy.ulysses) == 0
 
@@ -51,11 +51,11 @@ def test_every_plan_for_a_reference_model_fits_it() -> None:
     found = 0
     for name, gpus, batch, size in product(SIZES, COUNTS, (1, 2, 4, 12), (1, 8)):
         shape = GpuShape.packed("cpu", gpus, size)
-        plan = search(SolveRequest(load_model(name), (CPU,), shape, batch), tolerance=0.01).result
+        plan = search_plan(SolveRequest(load_model(name), (CPU,), shape, batch), tolerance=0.01).result
         if isinstance(plan, ParallelPlan):
             found += 1
-            run = layout(plan, world_size=gpus, blocks=SIZES[name].layers)
-            for strategy in run.layers:
+            run = build_layout(plan, world_size=gpus, block_count=SIZES[name].layers)
+            for strategy in run.strategies:
                 splits_tokens(strategy, SIZES[name].sequence)
     assert found > 150
 
@@ -107,11 +107,11 @@ def test_the_worker_accepts_every_plan_that_the_solver_may_choose(name: str, gpu
     strategies = set[LayerStrategy]()
     for pipe in every_pipe(SolveRequest(load_model(name), hardware, shape, global_batch=12)):
         for plan in plans_with_every_strategy(pipe):
-            run = layout(plan, world_size=plan.world_size, blocks=size.layers)
-            check_divides(run, size)
-            spreads = spreads_of(run, size.sequence)
+            run = build_layout(plan, world_size=plan.world_size, block_count=size.layers)
+            validate_divisibility(run, size)
+            spreads = compute_token_shardings(run, size.sequence)
             for stage in range(len(run.stages) - 1):
-                hand_over(run, spreads, stage)
-            strategies.update(run.layers)
+                compute_stage_handoff(run, spreads, stage)
+            strategies.update(run.strategies)
     assert len(strategies) >= 3 * sum(gpus)
     assert any(one.offload for one in strategies)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.solver.evaluate import PlanError, evaluate
+from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.profiles.hardware_profile import Precision
 from scheduler.solver.profiles.model_profile import LayerProfile, ModelProfile
-from scheduler.solver.profiles.profile_error import ProfileError
-from scheduler.solver.profiles.shipped import load_gpu, load_model
+from scheduler.solver.profiles.profile_document import ProfileError
 from scheduler.solver.request import RequestError, SolveRequest
-from scheduler.solver.search.search import search, solve
+from scheduler.solver.search.plan_search import search_plan, solve_plan
 
 A100, H100 = load_gpu("a100-80g"), load_gpu("h100-80g")
 GPT2 = load_model("gpt2")
@@ -70,7 +70,7 @@ def test_a_layer_figure_that_cannot_be_never_reaches_the_search(field: str, valu
 def test_three_gpu_models_are_refused_by_name() -> None:
     gpus = ("h100-80g", "t4", "l40s")
     shape = GpuShape(tuple(GpuGroup(gpu, 1, 1) for gpu in gpus))
-    outcome = search(SolveRequest(GPT2, tuple(map(load_gpu, gpus)), shape, 8))
+    outcome = search_plan(SolveRequest(GPT2, tuple(map(load_gpu, gpus)), shape, 8))
     assert getattr(outcome.result, "constraint", "") == "shape"
     assert getattr(outcome.result, "reason", "") == (
         "1x1 h100-80g + 1x1 t4 + 1x1 l40s holds 3 GPU models (h100-80g, t4, l40s); a plan takes at most two of them"
@@ -99,7 +99,7 @@ def test_layers_need_a_profile_at_degree_1_and_all_at_the_same_degrees() -> None
 
 def test_no_plan_uses_a_degree_without_a_profile() -> None:
     request = replace(PLAIN, model=replace(GPT2, layers=(_measured(1, 2),)), global_batch=1)
-    found = solve(request)
+    found = solve_plan(request)
     assert isinstance(found, ParallelPlan)
     assert {run.tp for stage in found.stages for run in stage.strategies} <= {1, 2}
     everywhere = Stage(0, 1, "a100-80g", 4, (LayerStrategy(layers=2, tp=4, sequence_sharding=True),))

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from sqlalchemy.exc import StatementError
 
-from scheduler.domain.command import Command, PauseLending
-from scheduler.store.engine import open_engine
-from scheduler.store.front import AuditEntry
-from scheduler.store.inbox import Outbox
-from scheduler.store.migrate import migrate
+from scheduler.domain.commands import Command, PauseLending
+from scheduler.store.api_protocol import AuditEntry
+from scheduler.store.database import open_engine
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_inbox import CommandWriter
 
 
 def test_what_the_database_cannot_take_is_told_to_all_who_sent_at_that_time(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'state.sqlite'}"
     migrate(url)
     engine = open_engine(url)
-    outbox, told = Outbox(engine), list[object]()
+    outbox, told = CommandWriter(engine), list[object]()
     unfit = AuditEntry(0.0, "ada", "", "PauseLending", "fleet", {"not": object()}, None, "")
 
     def send(number: int) -> None:
@@ -28,10 +28,10 @@ def test_what_the_database_cannot_take_is_told_to_all_who_sent_at_that_time(tmp_
             told.append(type(failed))
 
     senders = [threading.Thread(target=send, args=(number,)) for number in range(4)]
-    with outbox._turn:
+    with outbox._write_lock:
         for each in senders:
             each.start()
-        while len(outbox._unwritten) < len(senders):
+        while len(outbox._queue) < len(senders):
             pass
     for each in senders:
         each.join()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.memory import MemoryStore
+from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit
 
 

@@ -17,25 +17,24 @@ from sqlalchemy import JSON, Engine, inspect, text
 from sqlalchemy.types import TypeEngine
 
 from scheduler.domain.codec import encode
-from scheduler.domain.command import Command, RecallAll
-from scheduler.domain.fleet import Pool, PoolKind
-from scheduler.domain.gpu_shape import GpuShape
+from scheduler.domain.commands import Command, RecallAll
+from scheduler.domain.fleet import Loan, LoanState, Pool, PoolKind
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.job import Job, JobSpec, Progress
 from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.scaling_curve import ScalingCurve, data_parallel_plan
+from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.engine import StoreError, open_engine
-from scheduler.store.migrate import migrate, script_config
+from scheduler.store.api_protocol import JobQuery, LoanQuery, SortKey
+from scheduler.store.database import StoreError, open_engine
 from scheduler.store.protocol import Commit
-from scheduler.store.queries import JobQuery, LoanQuery, Place
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import build_alembic_config, migrate
+from scheduler.store.sql_store import SqlStore
 from scheduler.store.tables import METADATA
 from tests.postgres_server import PostgresServer
 
 
 def _older_revisions() -> list[Script]:
-    scripts = ScriptDirectory.from_config(script_config())
+    scripts = ScriptDirectory.from_config(build_alembic_config())
     return [script for script in scripts.walk_revisions() if script.revision not in scripts.get_heads()]
 
 
@@ -74,11 +73,11 @@ def test_migrating_a_filled_database_again_changes_nothing(url: str) -> None:
 
 def test_curves_of_a_database_from_before_say_that_no_known_solver_made_them(url: str) -> None:
     migrate(url)
-    curve = ScalingCurve({GpuShape.packed("a100-80g", 8, 8): data_parallel_plan("a100-80g", 8)})
+    curve = ScalingCurve({GpuShape.packed("a100-80g", 8, 8): build_data_parallel_plan("a100-80g", 8)})
     store = SqlStore(url)
     store.commit(Commit(Snapshot(), Snapshot(generation=1, curves={"c": curve}, solver="5f0e"), epoch=0))
     store.close()
-    engine, config = open_engine(url), script_config()
+    engine, config = open_engine(url), build_alembic_config()
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "0001")
@@ -96,7 +95,7 @@ def test_jobs_and_loans_that_ended_before_are_listed_by_what_their_records_say(u
     store = SqlStore(url)
     store.commit(Commit(Snapshot(), Snapshot(generation=1), epoch=0, ended_jobs=jobs, ended_loans=(loan,)))
     store.close()
-    engine, config = open_engine(url), script_config()
+    engine, config = open_engine(url), build_alembic_config()
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "0004")
@@ -105,7 +104,7 @@ def test_jobs_and_loans_that_ended_before_are_listed_by_what_their_records_say(u
     store = SqlStore(url)
     wanted = JobQuery(frozenset({JobState.FAILED}), frozenset({"blue"}), name_prefix="tr", until_s=1499.0)
     assert store.find_ended_jobs(wanted, after=None, limit=2) == (jobs[1498], jobs[1497])
-    assert store.find_ended_jobs(JobQuery(), after=Place(1.0, "j1"), limit=9) == jobs[:1]
+    assert store.find_ended_jobs(JobQuery(), after=SortKey(1.0, "j1"), limit=9) == jobs[:1]
     assert store.find_ended_loans(LoanQuery(pool="serve", node="i0"), after=None, limit=9) == (loan,)
     store.close()
 
@@ -113,7 +112,7 @@ def test_jobs_and_loans_that_ended_before_are_listed_by_what_their_records_say(u
 @pytest.mark.parametrize("revision", [script.revision for script in _older_revisions()])
 def test_every_row_of_an_older_database_is_kept(url: str, revision: str) -> None:
     migrate(url)
-    engine, config = open_engine(url), script_config()
+    engine, config = open_engine(url), build_alembic_config()
     with engine.begin() as connection:
         for table in METADATA.sorted_tables:
             if table.name not in ("state", "lease"):  # these have their one row from the first
@@ -175,7 +174,7 @@ def test_threads_may_migrate_several_databases_at_once(tmp_path: Path) -> None:
 
 
 def test_processes_may_migrate_one_database_at_once(url: str) -> None:
-    program = f"from scheduler.store.migrate import migrate; migrate({url!r})"
+    program = f"from scheduler.store.schema_migration import migrate; migrate({url!r})"
     runs = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
     assert [run.wait(timeout=60) for run in runs] == [0, 0, 0]
     SqlStore(url).close()
@@ -195,7 +194,7 @@ def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:
 
 def test_the_migrations_can_be_taken_back(url: str) -> None:
     migrate(url)
-    engine, config = open_engine(url), script_config()
+    engine, config = open_engine(url), build_alembic_config()
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "base")
@@ -210,9 +209,9 @@ def test_commands_that_were_consumed_before_count_as_consumed_at_the_last_tick(u
     store = SqlStore(url)
     for name in ("done", "waiting"):
         store.send(Command(name, 1.0, RecallAll()))
-    store.commit(Commit(Snapshot(), Snapshot(generation=1, now_s=5.0), epoch=0, consumed=("done",)))
+    store.commit(Commit(Snapshot(), Snapshot(generation=1, now_s=5.0), epoch=0, consumed_command_ids=("done",)))
     store.close()
-    engine, config = open_engine(url), script_config()
+    engine, config = open_engine(url), build_alembic_config()
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "0008")

@@ -17,14 +17,14 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.schema import CreateTable
 
 from scheduler.domain.codec import CodecError
-from scheduler.domain.command import Command, RecallAll
-from scheduler.domain.event import Event, EventCode
+from scheduler.domain.commands import Command, RecallAll
+from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import Node, Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.engine import StoreError, UnreachableError, for_reading, open_engine
-from scheduler.store.migrate import migrate
+from scheduler.store.database import StoreError, StoreUnreachableError, make_snapshot_engine, open_engine
 from scheduler.store.protocol import Commit, Lease, Page, UnavailableError
-from scheduler.store.sql import SqlStore
+from scheduler.store.schema_migration import migrate
+from scheduler.store.sql_store import SqlStore
 from scheduler.store.tables import METADATA, NODES
 from tests.postgres_server import PostgresServer
 
@@ -68,11 +68,11 @@ def _stored_nodes(url: str) -> dict[str, int]:
 def test_a_commit_that_breaks_off_writes_nothing(store: SqlStore) -> None:
     store.send(Command("c", 1.0, RecallAll()))
     unwritable = replace(EVENT, at_s=None)  # type: ignore[arg-type]  # the database refuses it, after the nodes
-    broken = replace(_with_nodes(Snapshot(), _nodes(2)), consumed=("c",), events=(EVENT, unwritable))
+    broken = replace(_with_nodes(Snapshot(), _nodes(2)), consumed_command_ids=("c",), events=(EVENT, unwritable))
     with pytest.raises(Exception, match=r"(?i)not.?null"):
         store.commit(broken)
     assert store.load().snapshot == Snapshot()
-    assert (store.inbox_size(), store.events(Page())) == (1, ())
+    assert (store.count_pending_commands(), store.list_events(Page())) == (1, ())
     store.commit(replace(broken, events=(EVENT,)))
     assert len(store.load().snapshot.nodes) == 2
 
@@ -85,7 +85,7 @@ from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store import history
 from scheduler.store.protocol import Commit
-from scheduler.store.sql import SqlStore
+from scheduler.store.sql_store import SqlStore
 history.consume = lambda *arguments, **options: os._exit(9)
 pools = {{"train": Pool("train", PoolKind.TRAINING)}}
 SqlStore({url!r}).commit(Commit(Snapshot(), Snapshot(generation=1, pools=pools), epoch=0))
@@ -111,7 +111,7 @@ def test_the_writer_keeps_the_snapshot_that_it_committed(store: SqlStore) -> Non
 
 
 def test_tombstones_are_swept_and_a_reader_that_lags_behind_them_reads_everything(url: str) -> None:
-    writer, reader = SqlStore(url, tombstones_kept=2), SqlStore(url)
+    writer, reader = SqlStore(url, tombstone_generations=2), SqlStore(url)
     writer.commit(_with_nodes(Snapshot(), _nodes(2)))
     assert len(reader.load().snapshot.nodes) == 2
     for _ in range(3):
@@ -148,7 +148,7 @@ def test_a_row_that_this_version_cannot_read_is_named(url: str, store: SqlStore)
 def test_of_two_processes_one_gets_the_lease(url: str) -> None:
     program = f"""
 import sys
-from scheduler.store.sql import SqlStore
+from scheduler.store.sql_store import SqlStore
 store = SqlStore({url!r})
 print("ready", flush=True)
 sys.stdin.readline()
@@ -174,7 +174,7 @@ print(store.acquire(sys.argv[1], now_s=100.0, ttl_s=10.0))
 
 
 def test_a_reading_transaction_sees_one_moment(url: str, store: SqlStore) -> None:
-    engine = for_reading(open_engine(url))
+    engine = make_snapshot_engine(open_engine(url))
     count = select(func.count()).select_from(NODES)
     with engine.begin() as connection:
         assert connection.execute(count).scalar_one() == 0
@@ -248,7 +248,7 @@ def test_a_database_that_fails_is_unavailable_and_can_be_asked_again(store: SqlS
 def test_a_database_server_that_says_nothing_is_unreachable_in_time_and_its_password_is_kept() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         at = f"127.0.0.1:{mute.getsockname()[1]}"
-        with pytest.raises(UnreachableError) as caught:
+        with pytest.raises(StoreUnreachableError) as caught:
             SqlStore(f"postgresql+psycopg://user:hunter2@{at}/ebbtide?connect_timeout=2")
     assert isinstance(caught.value, UnavailableError)
     assert at in str(caught.value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from scheduler.telemetry.counted_files import CountedFiles, forget_the_dead
+from scheduler.telemetry.multiprocess_files import MetricFilesCollector, drop_stale_gauges
 
 COUNTS = """
 from scheduler.telemetry.metrics import *
@@ -43,10 +43,10 @@ def counting(folder: Path, count: int) -> Iterator[None]:
     assert process.returncode == 0
 
 
-def shown(folder: Path, collector: type = CountedFiles) -> list[str]:
+def shown(folder: Path, collector: type = MetricFilesCollector) -> list[str]:
     registry = CollectorRegistry()
-    if collector is CountedFiles:
-        registry.register(CountedFiles(str(folder)))
+    if collector is MetricFilesCollector:
+        registry.register(MetricFilesCollector(str(folder)))
     else:
         MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]  # left untyped there
     return sorted(line for line in generate_latest(registry).decode().splitlines() if line[0] != "#")
@@ -77,7 +77,7 @@ def test_the_gauges_of_one_that_had_this_processs_id_are_those_of_the_dead(tmp_p
     for each in (own, others):
         each.touch()
     (counts := tmp_path / f"counter_{os.getpid()}.db").touch()
-    forget_the_dead(str(tmp_path))
+    drop_stale_gauges(str(tmp_path))
     assert sorted(tmp_path.iterdir()) == sorted((others, counts))
 
 

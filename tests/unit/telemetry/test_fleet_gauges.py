@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.allocation import Allocation
-from scheduler.domain.fleet import DemandReading, LendingPolicy, Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, LendingPolicy, Loan, LoanState, Node, NodeState, Pool, PoolKind
 from scheduler.domain.job import Job, JobSpec, Progress
 from scheduler.domain.job_queue import JobQueue
-from scheduler.domain.job_state import JobState
-from scheduler.domain.loan import Loan, LoanState
+from scheduler.domain.job_state import Allocation, JobState
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.telemetry.fleet_gauges import FleetGauges
 

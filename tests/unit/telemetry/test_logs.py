@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from scheduler.telemetry.logs import configure_logs
+from scheduler.telemetry.logs import configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _root_logger_as_before() -> Iterator[None]:
 
 def test_json_lines_hold_the_message_and_the_traceback() -> None:
     stream = io.StringIO()
-    configure_logs("INFO", "json", stream=stream)
+    configure_logging("INFO", "json", stream=stream)
     try:
         raise RuntimeError("broken")
     except RuntimeError:
@@ -37,7 +37,7 @@ def test_json_lines_hold_the_message_and_the_traceback() -> None:
 
 def test_text_lines_begin_with_the_time_and_respect_the_level() -> None:
     stream = io.StringIO()
-    configure_logs("WARNING", "text", stream=stream)
+    configure_logging("WARNING", "text", stream=stream)
     logging.getLogger("a").info("not this")
     logging.getLogger("a").warning("but this")
     [line] = stream.getvalue().splitlines()
@@ -47,7 +47,7 @@ def test_text_lines_begin_with_the_time_and_respect_the_level() -> None:
 @pytest.mark.parametrize("level", ["DEBUG", "INFO"])
 def test_no_url_that_is_asked_is_logged_because_urls_hold_secrets(level: str) -> None:
     stream = io.StringIO()
-    configure_logs(level, "json", stream=stream)
+    configure_logging(level, "json", stream=stream)
     answers = httpx.MockTransport(lambda request: httpx.Response(200))
     with httpx.Client(transport=answers) as client:
         client.get("http://ebbtide:password@prometheus/api", params={"token": "password"})
@@ -56,4 +56,4 @@ def test_no_url_that_is_asked_is_logged_because_urls_hold_secrets(level: str) ->
 
 def test_an_unknown_form_is_refused() -> None:
     with pytest.raises(ValueError, match="allowed: text, json"):
-        configure_logs("INFO", "xml")
+        configure_logging("INFO", "xml")

@@ -12,20 +12,18 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.domain.decision import Decision, PreemptJob
-from scheduler.domain.event import Event, EventCode
-from scheduler.domain.fleet import NodeState
-from scheduler.domain.loan import Loan, LoanState
-from scheduler.domain.reason import Reason, ReasonCode
-from scheduler.domain.replan import ReplanPhase
+from scheduler.domain.decisions import Decision, PreemptJob, Reason, ReasonCode
+from scheduler.domain.events import Event, EventCode
+from scheduler.domain.fleet import Loan, LoanState, NodeState
+from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.tick_report import Breach, BreachKind, Law, TickReport, Violation
-from scheduler.runtime.retention import LOGS
-from scheduler.store.front import HistoryLog
-from scheduler.telemetry.metrics import REGISTRY, exposition
-from scheduler.telemetry.tick_recorder import TickRecorder
+from scheduler.domain.tick_report import Breach, BreachKind, Invariant, TickReport, Violation
+from scheduler.runtime.retention import JOB_LOGS
+from scheduler.store.api_protocol import HistoryLog
+from scheduler.telemetry.metrics import REGISTRY, render_metrics
+from scheduler.telemetry.tick_metrics import TickRecorder
 from tests.builders import a_fleet
-from tests.metric_samples import samples
+from tests.metric_samples import read_samples
 
 QUIET = TickReport(
     generation=1,
@@ -44,7 +42,7 @@ QUIET = TickReport(
 
 def value(name: str, **labels: str) -> float:
     """The sample's present value; 0 while nothing was ever counted under these labels."""
-    for family in text_string_to_metric_families(exposition().decode()):
+    for family in text_string_to_metric_families(render_metrics().decode()):
         for sample in family.samples:
             if sample.name == name and sample.labels == labels:
                 return float(sample.value)
@@ -100,7 +98,7 @@ def test_breaches_that_stand_are_told_until_they_do_not_or_another_process_ticks
     assert standing() == (2.0, 0.0)
     recorder.record(replace(QUIET, breaches=twice[:1]))
     assert standing() == (1.0, 0.0)
-    recorder.rest()
+    recorder.reset()
     assert standing() == (0.0, 0.0)
 
 
@@ -119,14 +117,14 @@ def test_who_takes_over_does_not_count_anew_what_the_state_that_it_finds_shows_t
     recorder = TickRecorder()
     for _ in range(2):
         recorder.record(replace(QUIET, now_s=200.0, breaches=(*late, *down), before=found, after=found))
-        recorder.rest()
+        recorder.reset()
     after = value("ebbtide_recalls_late_total"), value("ebbtide_breaches_total", kind="node-down")
     assert after == (before[0] + 2, before[1] + 2), "i1 and t1 alone, by each of the two that took over"
 
 
 def test_violations_are_counted_by_law() -> None:
     before = value("ebbtide_violations_total", law="no-reason")
-    TickRecorder().record(replace(QUIET, violations=(Violation(Law.NO_REASON, "a", ""),)))
+    TickRecorder().record(replace(QUIET, violations=(Violation(Invariant.NO_REASON, "a", ""),)))
     assert value("ebbtide_violations_total", law="no-reason") == before + 1
 
 
@@ -157,16 +155,16 @@ def test_all_that_can_be_counted_by_bounded_labels_is_there_from_the_start_at_ze
 ) -> None:
     counted = {
         key: value
-        for key, value in samples(run(FRESH, tmp_path if has_folder else None)).items()
+        for key, value in read_samples(run(FRESH, tmp_path if has_folder else None)).items()
         if key.partition("{")[0].endswith("_total")
     }
     families = [family for family in REGISTRY.collect() if family.type == "counter"]
     assert {key.partition("{")[0] for key in counted} == {f"{family.name}_total" for family in families} - OPEN
     assert set(counted.values()) == {0.0}
-    assert {f'ebbtide_violations_total{{law="{law}"}}' for law in Law} <= counted.keys()
+    assert {f'ebbtide_violations_total{{law="{law}"}}' for law in Invariant} <= counted.keys()
     assert {f'ebbtide_breaches_total{{kind="{kind}"}}' for kind in BreachKind} <= counted.keys()
     assert {f'ebbtide_decisions_total{{kind="{kind.__name__}"}}' for kind in get_args(Decision)} <= counted.keys()
-    assert {f'ebbtide_swept_total{{kind="{kind}"}}' for kind in (*HistoryLog, LOGS)} <= counted.keys()
+    assert {f'ebbtide_swept_total{{kind="{kind}"}}' for kind in (*HistoryLog, JOB_LOGS)} <= counted.keys()
     assert {f'ebbtide_webhook_deliveries_total{{outcome="{each}"}}' for each in ("delivered", "failed", "dead")} <= (
         counted.keys()
     )

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from scheduler.domain.snapshot import Snapshot
 from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import REGISTRY
-from scheduler.telemetry.text_format import rendered
+from scheduler.telemetry.text_format import render
 
 
 def strange() -> Collector:
@@ -36,4 +36,4 @@ def empty() -> Collector:
 def test_it_is_byte_for_byte_what_the_library_writes(collector: Collector) -> None:
     registry = CollectorRegistry()
     registry.register(collector)
-    assert rendered(registry) == generate_latest(registry)
+    assert render(registry) == generate_latest(registry)

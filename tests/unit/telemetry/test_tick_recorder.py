@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.telemetry.tick_recorder import TickRecorder
+from scheduler.telemetry.tick_metrics import TickRecorder
 from tests.golden.stage import Stage
 from tests.golden.test_golden import RULE, SCENARIOS
-from tests.metric_samples import Samples, added, samples
+from tests.metric_samples import Samples, list_changed_samples, read_samples
 
 APART = ("ebbtide_tick_duration_seconds", "ebbtide_decisions_total", "ebbtide_goodput_ratio", "ebbtide_gpu_seconds")
 
 
 def play(*lines: str) -> Samples:
     """What the scenario adds to the metrics; those of `APART` are asked for by name."""
-    before, stage = samples(), Stage(TickRecorder().record)
+    before, stage = read_samples(), Stage(TickRecorder().record)
     for line in lines:
         stage.play(line)
-    return added(before)
+    return list_changed_samples(before)
 
 
 def of_jobs(told: Samples) -> Samples:
@@ -46,7 +46,7 @@ def test_a_job_that_waits_for_another_has_queued_until_it_ends() -> None:
         "jct_seconds_sum": 130.0 + 210.0,
     }
     assert gpu_seconds(told) == (4 * 100 + 4 * 50, 2 * 4 * 30)
-    assert samples()["ebbtide_goodput_ratio"] == pytest.approx(600 / 840)
+    assert read_samples()["ebbtide_goodput_ratio"] == pytest.approx(600 / 840)
 
 
 def test_a_recalled_node_resizes_its_job_and_goes_home_after_the_save() -> None:
@@ -103,7 +103,7 @@ def test_lost_work_takes_away_from_goodput_as_much_as_was_held_for_it() -> None:
         'restarts_total{cause="workers"}': 1.0,
     }
     assert gpu_seconds(told) == (4 * 90, 4 * 30 + 4 * 20)
-    assert samples()["ebbtide_goodput_ratio"] == pytest.approx(360 / 560 * (1 - lost / 560))
+    assert read_samples()["ebbtide_goodput_ratio"] == pytest.approx(360 / 560 * (1 - lost / 560))
 
 
 def test_a_job_restarts_again_and_again_from_its_third_time_within_an_hour() -> None:
@@ -126,9 +126,9 @@ def test_a_job_that_waits_is_told_by_declared_queue_and_reason_until_it_does_not
     )
     lab, others = (f'ebbtide_pending_jobs{{queue="{queue}",reason="InsufficientGpus"}}' for queue in ("lab", ""))
     play(*lines)
-    assert (samples()[lab], samples()[others]) == (1.0, 2.0)
+    assert (read_samples()[lab], read_samples()[others]) == (1.0, 2.0)
     play(*lines, "run 1000")
-    assert (samples()[lab], samples()[others]) == (0.0, 0.0)
+    assert (read_samples()[lab], read_samples()[others]) == (0.0, 0.0)
 
 
 def test_a_forecast_is_judged_once_when_its_horizon_has_passed() -> None:
@@ -141,37 +141,37 @@ def test_a_forecast_is_judged_once_when_its_horizon_has_passed() -> None:
         *("forecast inference 1", "run 599"),
     )
     assert told['ebbtide_forecasts_judged_total{pool="inference"}'] == 4.0
-    assert samples()['ebbtide_forecast_coverage_ratio{pool="inference",quantile="0.999"}'] == 0.5
+    assert read_samples()['ebbtide_forecast_coverage_ratio{pool="inference",quantile="0.999"}'] == 0.5
 
 
 def test_nothing_is_known_of_goodput_where_nothing_was_held() -> None:
     play("fleet training=1x4 inference=0x4", "run 100")
-    assert math.isnan(samples()["ebbtide_goodput_ratio"])
+    assert math.isnan(read_samples()["ebbtide_goodput_ratio"])
 
 
 def test_who_leads_no_more_knows_nothing_of_the_present_and_counts_nothing_of_the_time_till_it_leads_again() -> None:
-    recorder, before = TickRecorder(), samples()
+    recorder, before = TickRecorder(), read_samples()
     stage = Stage(recorder.record)
     for line in ("fleet training=1x4 inference=0x4", *(f"submit {name} 4..4 gpu-seconds=4000" for name in "ab")):
         stage.play(line)
     stage.play("run 101")
     waits = 'ebbtide_pending_jobs{queue="",reason="InsufficientGpus"}'
-    assert samples()[waits] == 1.0
-    recorder.rest()
-    assert math.isnan(samples()["ebbtide_goodput_ratio"])
-    assert samples()[waits] == 0.0
-    held = sum(gpu_seconds(added(before)))
+    assert read_samples()[waits] == 1.0
+    recorder.reset()
+    assert math.isnan(read_samples()["ebbtide_goodput_ratio"])
+    assert read_samples()[waits] == 0.0
+    held = sum(gpu_seconds(list_changed_samples(before)))
     stage.play("run 500")
-    seconds = sum(gpu_seconds(added(before))) - held
+    seconds = sum(gpu_seconds(list_changed_samples(before))) - held
     assert 0 < seconds < 4 * 500
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_no_scenario_counts_under_a_label_that_was_not_there_from_the_start(path: Path) -> None:
-    recorder, before = TickRecorder(), samples()
+    recorder, before = TickRecorder(), read_samples()
     stage = Stage(recorder.record)
     for line in path.read_text().partition(RULE)[0].splitlines():
         if line.strip() and not line.startswith("#"):
             stage.play(line)
-    new = {key for key in samples().keys() - before.keys() if key.partition("{")[0].endswith("_total")}
+    new = {key for key in read_samples().keys() - before.keys() if key.partition("{")[0].endswith("_total")}
     assert new <= {'ebbtide_forecasts_judged_total{pool="inference"}'}

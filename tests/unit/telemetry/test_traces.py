@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from scheduler.telemetry.traces import TickTracer, job_context, traces_wanted
+from scheduler.telemetry.traces import TickTracer, get_job_span_context, is_tracing_enabled
 from tests.golden.stage import Stage
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
@@ -30,7 +30,7 @@ def test_a_tick_is_a_span_with_a_child_for_each_stage_and_linked_with_its_jobs()
     assert inside[0].start_time == first.start_time
     assert inside[-1].end_time == first.end_time
     assert all(after.start_time == before.end_time for before, after in pairwise(inside))
-    own = [span for span in spans if span.context.trace_id == job_context("a").trace_id]
+    own = [span for span in spans if span.context.trace_id == get_job_span_context("a").trace_id]
     told = [(span.name, (span.attributes or {})["ebbtide.cause"]) for span in own]
     assert told[-3:] == [("JobStarted", "FirstInOrder"), ("JobState", "running"), ("JobState", "succeeded")]
     assert {link.context.span_id for link in first.links} <= {span.context.span_id for span in own}
@@ -56,7 +56,7 @@ def test_without_anybody_who_listens_nothing_is_made() -> None:
     ],
 )
 def test_only_the_standard_variables_ask_for_traces(environment: dict[str, str], wanted: bool) -> None:
-    assert traces_wanted(environment) is wanted
+    assert is_tracing_enabled(environment) is wanted
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_only_the_standard_variables_ask_for_traces(environment: dict[str, str],
 )
 def test_a_way_that_there_is_not_is_refused_by_name(environment: dict[str, str], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        traces_wanted(environment)
+        is_tracing_enabled(environment)

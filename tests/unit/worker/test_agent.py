@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from scheduler.executors.local_processes import marked_processes
-from scheduler.executors.log_file import read_part
-from scheduler.executors.render import RUN_DIR_VARIABLE, agent_environment
-from scheduler.worker.agent import GRACE_S
+from scheduler.executors.local_run import find_marked_processes
+from scheduler.executors.log_files import read_lines
+from scheduler.executors.rank_launch import RUN_DIR_VARIABLE, build_agent_environment
+from scheduler.worker.node_agent import GRACE_S
 
 PATIENCE_S = 30.0
 
@@ -34,8 +34,8 @@ class Rig:
         self.log = folder / "agent.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "scheduler.worker.agent", *words],
-                env=agent_environment(env or {}, run_root=str(folder), inherited=os.environ),
+                [sys.executable, "-m", "scheduler.worker.node_agent", *words],
+                env=build_agent_environment(env or {}, run_root=str(folder), inherited=os.environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -87,7 +87,7 @@ class Rig:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
-        wait_for(lambda: not marked_processes(self.folder))
+        wait_for(lambda: not find_marked_processes(self.folder))
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -125,7 +125,7 @@ def test_a_rank_ends_as_it_would_in_an_interpreter_of_its_own(
     rig.start(script, warm=warm)
     assert rig.ended() == code
     assert said in rig.said()
-    assert "scheduler.worker.agent" not in rig.said() or code == 1, "only a traceback may name the agent"
+    assert "scheduler.worker.node_agent" not in rig.said() or code == 1, "only a traceback may name the agent"
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -218,12 +218,12 @@ def test_a_rank_and_what_it_forks_bear_the_mark_of_its_generation(rig: Rig, warm
     """
     rig.start(script, warm=warm)
     pid = rig.report("started")["pid"]
-    wait_for(lambda: len(marked_processes(rig.run_dir, variable=RUN_DIR_VARIABLE)) == 3)
+    wait_for(lambda: len(find_marked_processes(rig.run_dir, variable=RUN_DIR_VARIABLE)) == 3)
     assert psutil.Process(rig.process.pid).environ()["EBBTIDE_RUN_ROOT"] == str(rig.folder)
     assert psutil.Process(pid).environ()["EBBTIDE_RUN_ROOT"] == str(rig.folder)
     rig.order("signal", rank=0, number=int(signal.SIGKILL))
     assert rig.report("ended")["code"] == -signal.SIGKILL
-    (stray,) = marked_processes(rig.run_dir, variable=RUN_DIR_VARIABLE)
+    (stray,) = find_marked_processes(rig.run_dir, variable=RUN_DIR_VARIABLE)
     assert os.getpgid(stray.pid) == stray.pid, "its group is gone with it, what left the group is found by the mark"
     stray.kill()
 
@@ -236,7 +236,7 @@ def test_ranks_die_with_their_agent(rig: Rig, warm: bool, number: int) -> None:
         rig.report("started")
     os.kill(rig.process.pid, number)
     assert rig.process.wait(PATIENCE_S) == -number
-    wait_for(lambda: not marked_processes(rig.folder))
+    wait_for(lambda: not find_marked_processes(rig.folder))
 
 
 def test_when_the_controller_is_gone_ranks_may_save_before_they_are_killed(rig: Rig) -> None:
@@ -258,7 +258,7 @@ def test_when_the_controller_is_gone_ranks_may_save_before_they_are_killed(rig: 
     rig.process.stdin.close()
     assert rig.process.wait(GRACE_S + PATIENCE_S) == 0
     assert rig.said(0).split() == ["ready", "saved"]
-    assert not marked_processes(rig.folder)
+    assert not find_marked_processes(rig.folder)
 
 
 def test_many_ranks_of_one_generation_after_another(rig: Rig) -> None:
@@ -291,7 +291,7 @@ def test_what_a_rank_prints_is_bounded_while_it_prints_and_ends_as_it_printed_it
         log = rig.rank_log()
         wait_for(lambda: log.exists() and log.stat().st_size >= 60_000 * 12 + 5)
         assert log.stat().st_blocks * 512 <= 65_536 + 8192
-        part = read_part(log, 0, lines_max=10_000, is_over=False)
+        part = read_lines(log, 0, lines_max=10_000, is_complete=False)
         assert part.dropped_bytes % 12 == 0
         first = part.dropped_bytes // 12
         told = [f"line {number:06d}" for number in range(first, 60_000)]

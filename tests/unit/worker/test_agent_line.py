@@ -10,20 +10,20 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from scheduler.worker.agent_line import AgentLine
-from scheduler.worker.too_many import TooManyError
-from tests.http_server import LoopbackServer, Quiet
+from scheduler.worker.control_plane_client import ControlPlaneClient
+from scheduler.worker.progress import TooManyRequestsError
+from tests.http_server import LoopbackServer, QuietHandler
 
 
 @pytest.mark.parametrize(("told", "after_s"), [("3", 3.0), ("9999", 10.0), ("soon", 1.0), (None, 1.0)])
 def test_the_wait_is_what_is_told_within_reason(told: str | None, after_s: float) -> None:
-    assert TooManyError(told).after_s == after_s
+    assert TooManyRequestsError(told).retry_after_s == after_s
 
 
 def test_an_agent_that_is_told_to_wait_waits_even_with_urgent_news_and_is_heard_then() -> None:
     asked_at_s: list[float] = []
 
-    class Handler(Quiet, BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked_at_s.append(time.monotonic())
             self.rfile.read(int(self.headers["Content-Length"]))
@@ -36,13 +36,13 @@ def test_an_agent_that_is_told_to_wait_waits_even_with_urgent_news_and_is_heard_
 
     heard_fd, wake_fd = os.pipe()
     with LoopbackServer(Handler) as server:
-        line = AgentLine(server.url, "/v1/jobs/a/agents/n", read_token=lambda: "t0ken", wake_fd=wake_fd)
-        line.tell({"generation": 1}, urgent=True)
+        line = ControlPlaneClient(server.url, "/v1/jobs/a/agents/n", read_token=lambda: "t0ken", wake_fd=wake_fd)
+        line.submit({"generation": 1}, urgent=True)
         while not asked_at_s:
             time.sleep(0.01)
-        line.tell({"generation": 2}, urgent=True)
+        line.submit({"generation": 2}, urgent=True)
         assert select.select([heard_fd], [], [], 60.0)[0]
-        reply = line.take()
+        reply = line.take_reply()
         line.close(within_s=0.0)
     for each in (heard_fd, wake_fd):
         os.close(each)

@@ -2,16 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.worker.environment import RankEnvironment, rank_environment
+from scheduler.worker.environment import RankEnvironment, read_rank_environment
 
 
 def test_an_empty_environment_is_a_lone_rank_that_nobody_watches() -> None:
-    assert rank_environment({}) == RankEnvironment()
-    assert rank_environment({"EBBTIDE_URL": "", "EBBTIDE_RUN_DIR": "", "RANK": ""}) == RankEnvironment()
+    assert read_rank_environment({}) == RankEnvironment()
+    assert read_rank_environment({"EBBTIDE_URL": "", "EBBTIDE_RUN_DIR": "", "RANK": ""}) == RankEnvironment()
 
 
 def test_every_variable_of_the_contract_is_read() -> None:
-    environment = rank_environment(
+    environment = read_rank_environment(
         {
             "RANK": "2",
             "WORLD_SIZE": "3",
@@ -41,7 +41,7 @@ def test_every_variable_of_the_contract_is_read() -> None:
         node="t1",
         store_host="127.0.0.1",
         store_port=4711,
-        agent_store=True,
+        uses_agent_store=True,
         job_id="job-7",
         generation=5,
         url="http://localhost:8000",
@@ -58,7 +58,7 @@ def test_every_variable_of_the_contract_is_read() -> None:
 
 
 def test_the_token_never_shows_in_a_log() -> None:
-    assert "secret" not in repr(rank_environment({"EBBTIDE_TOKEN": "secret"}))
+    assert "secret" not in repr(read_rank_environment({"EBBTIDE_TOKEN": "secret"}))
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_the_token_never_shows_in_a_log() -> None:
 )
 def test_a_malformed_variable_is_refused_by_its_name(variables: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        rank_environment(variables)
+        read_rank_environment(variables)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scheduler.worker.memory import OomKillCount, is_out_of_memory, peak_bytes
+from scheduler.worker.status import OomKillCounter, is_out_of_memory, measure_peak_bytes
 
 
 def wrapped(error: BaseException) -> BaseException:
@@ -37,11 +37,11 @@ def test_running_out_of_memory_is_told_from_other_errors(error: BaseException | 
 
 
 def test_what_was_had_once_stays_the_peak() -> None:
-    before = peak_bytes()
+    before = measure_peak_bytes()
     block = bytearray(b"x") * 40_000_000
-    held = peak_bytes()
+    held = measure_peak_bytes()
     del block
-    assert before <= held == peak_bytes()
+    assert before <= held == measure_peak_bytes()
     assert held >= 40_000_000
 
 
@@ -61,8 +61,8 @@ def test_the_kernels_count_is_found_for_the_own_control_group(
     own.write_text(groups)
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    found = OomKillCount.of_this_process(own=own, root=tmp_path / "root")
-    assert found == OomKillCount(path)
+    found = OomKillCounter.for_this_process(cgroup_file=own, cgroup_root=tmp_path / "root")
+    assert found == OomKillCounter(path)
     assert found is not None
     assert found.read() == kills
     path.unlink()
@@ -70,6 +70,6 @@ def test_the_kernels_count_is_found_for_the_own_control_group(
 
 
 def test_without_control_groups_nobody_counts(tmp_path: Path) -> None:
-    assert OomKillCount.of_this_process(own=tmp_path / "none", root=tmp_path) is None
+    assert OomKillCounter.for_this_process(cgroup_file=tmp_path / "none", cgroup_root=tmp_path) is None
     (tmp_path / "cgroup").write_text("0::/\n")
-    assert OomKillCount.of_this_process(own=tmp_path / "cgroup", root=tmp_path) is None
+    assert OomKillCounter.for_this_process(cgroup_file=tmp_path / "cgroup", cgroup_root=tmp_path) is None

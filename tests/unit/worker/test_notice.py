@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from scheduler.worker.notice import (
-    Action,
+    CheckpointInterval,
     Notice,
-    NoticeBoard,
+    NoticeAction,
     NoticeFile,
-    SaveInterval,
+    NoticeMonitor,
     TerminationSignal,
-    most_urgent,
-    notice_from_json,
+    parse_notice,
+    select_most_urgent,
 )
 
 
@@ -25,7 +25,7 @@ class Said:
     def __init__(self, notice: Notice | None = None) -> None:
         self.notice = notice
 
-    def pending(self) -> Notice | None:
+    def poll(self) -> Notice | None:
         return self.notice
 
 
@@ -36,25 +36,29 @@ def _put(path: Path, document: object) -> None:
 
 
 def test_leave_goes_before_replan_and_replan_before_checkpoint() -> None:
-    checkpoint, replan, leave = (Notice(action) for action in (Action.CHECKPOINT, Action.REPLAN, Action.LEAVE))
-    assert most_urgent([checkpoint, leave, replan]) == leave
-    assert most_urgent([checkpoint, replan]) == replan
-    assert most_urgent([]) is None
+    checkpoint, replan, leave = (
+        Notice(action) for action in (NoticeAction.CHECKPOINT, NoticeAction.REPLAN, NoticeAction.LEAVE)
+    )
+    assert select_most_urgent([checkpoint, leave, replan]) == leave
+    assert select_most_urgent([checkpoint, replan]) == replan
+    assert select_most_urgent([]) is None
 
 
 def test_of_two_equal_requests_the_one_with_less_time_counts() -> None:
-    soon = Notice(Action.LEAVE, seconds_left=5.0)
-    assert most_urgent([Notice(Action.LEAVE), soon, Notice(Action.LEAVE, seconds_left=60.0)]) == soon
+    soon = Notice(NoticeAction.LEAVE, seconds_left=5.0)
+    assert select_most_urgent([Notice(NoticeAction.LEAVE), soon, Notice(NoticeAction.LEAVE, seconds_left=60.0)]) == soon
 
 
 def test_leave_and_replan_leave_and_checkpoint_stays() -> None:
-    assert [Notice(action).leaves for action in (Action.LEAVE, Action.REPLAN, Action.CHECKPOINT)] == [True, True, False]
+    assert [
+        Notice(action).requires_exit for action in (NoticeAction.LEAVE, NoticeAction.REPLAN, NoticeAction.CHECKPOINT)
+    ] == [True, True, False]
 
 
 def test_a_notice_for_a_later_step_waits_for_it() -> None:
-    board = NoticeBoard([Said(Notice(Action.LEAVE, step=8))])
-    assert board.due(7) is None
-    assert board.due(8) == Notice(Action.LEAVE, step=8)
+    board = NoticeMonitor([Said(Notice(NoticeAction.LEAVE, step=8))])
+    assert board.next_due(7) is None
+    assert board.next_due(8) == Notice(NoticeAction.LEAVE, step=8)
 
 
 def test_a_file_waits_since_it_was_written_but_never_since_before_the_last_look_without_it(tmp_path: Path) -> None:
@@ -62,68 +66,68 @@ def test_a_file_waits_since_it_was_written_but_never_since_before_the_last_look_
     file = NoticeFile(path)
     _put(path, {"action": "leave"})
     os.utime(path, (0, 0))
-    ancient = file.pending()
+    ancient = file.poll()
     assert ancient is not None
-    assert ancient.since_s is not None
-    assert began_s <= ancient.since_s <= time.monotonic()
+    assert ancient.received_at_s is not None
+    assert began_s <= ancient.received_at_s <= time.monotonic()
     _put(path, {"action": "replan"})
     os.utime(path, (time.time() + 1000, time.time() + 1000))
-    from_the_future, now_s = file.pending(), time.monotonic()
+    from_the_future, now_s = file.poll(), time.monotonic()
     assert from_the_future is not None
-    assert from_the_future.since_s is not None
-    assert ancient.since_s <= from_the_future.since_s <= now_s
+    assert from_the_future.received_at_s is not None
+    assert ancient.received_at_s <= from_the_future.received_at_s <= now_s
 
 
 def test_a_signal_waits_since_it_first_came() -> None:
     source = TerminationSignal()
     try:
         os.kill(os.getpid(), signal.SIGTERM)
-        first = source.pending()
+        first = source.poll()
         os.kill(os.getpid(), signal.SIGTERM)
-        second = source.pending()
+        second = source.poll()
     finally:
         source.close()
     assert first is not None
     assert second is not None
-    assert first.since_s == second.since_s is not None
+    assert first.received_at_s == second.received_at_s is not None
 
 
 def test_a_file_is_heard_when_it_appears_when_it_is_replaced_and_when_it_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "notice.json"
     file = NoticeFile(path)
-    assert file.pending() is None
+    assert file.poll() is None
     _put(path, {"action": "checkpoint", "step": None, "seconds_left": 30.0})
-    first = file.pending()
+    first = file.poll()
     assert first is not None
-    assert (first.action, first.step, first.seconds_left) == (Action.CHECKPOINT, None, 30.0)
+    assert (first.action, first.step, first.seconds_left) == (NoticeAction.CHECKPOINT, None, 30.0)
     _put(path, {"action": "leave", "step": 4, "seconds_left": 2})
-    second = file.pending()
+    second = file.poll()
     assert second is not None
-    assert (second.action, second.step, second.seconds_left) == (Action.LEAVE, 4, 2.0)
-    assert second.request != first.request
+    assert (second.action, second.step, second.seconds_left) == (NoticeAction.LEAVE, 4, 2.0)
+    assert second.request_id != first.request_id
     path.unlink()
-    assert file.pending() is None
+    assert file.poll() is None
 
 
 def test_a_checkpoint_request_is_followed_once_and_the_next_one_again(tmp_path: Path) -> None:
     path = tmp_path / "notice.json"
-    board = NoticeBoard([NoticeFile(path)])
+    board = NoticeMonitor([NoticeFile(path)])
     _put(path, {"action": "checkpoint"})
-    assert board.due(3) is not None
-    board.settle(3)
-    assert board.due(4) is None
+    assert board.next_due(3) is not None
+    board.acknowledge(3)
+    assert board.next_due(4) is None
     _put(path, {"action": "checkpoint"})
-    assert board.due(5) is not None
+    assert board.next_due(5) is not None
 
 
 def test_settling_leaves_later_requests_and_requests_to_leave_in_place() -> None:
-    later, leave = Said(Notice(Action.CHECKPOINT, step=9, request="a")), Said()
-    board = NoticeBoard([later, leave])
-    board.settle(3)
-    assert board.due(9) == later.notice
-    leave.notice = Notice(Action.LEAVE, request="b")
-    board.settle(3)
-    assert board.due(3) == leave.notice
+    later, leave = Said(Notice(NoticeAction.CHECKPOINT, step=9, request_id="a")), Said()
+    board = NoticeMonitor([later, leave])
+    board.acknowledge(3)
+    assert board.next_due(9) == later.notice
+    leave.notice = Notice(NoticeAction.LEAVE, request_id="b")
+    board.acknowledge(3)
+    assert board.next_due(3) == leave.notice
 
 
 def test_a_mistyped_notice_is_reported_and_does_not_end_the_training(
@@ -133,8 +137,8 @@ def test_a_mistyped_notice_is_reported_and_does_not_end_the_training(
     _put(path, {"action": "go"})
     file = NoticeFile(path)
     with caplog.at_level(logging.ERROR):
-        assert file.pending() is None
-        assert file.pending() is None
+        assert file.poll() is None
+        assert file.poll() is None
     assert [record.getMessage() for record in caplog.records] == [
         f"{path} is not followed: notice: action is 'go', allowed are checkpoint, replan, leave"
     ]
@@ -153,18 +157,18 @@ def test_a_mistyped_notice_is_reported_and_does_not_end_the_training(
 )
 def test_a_malformed_notice_is_refused_by_its_field(document: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        notice_from_json(document)
+        parse_notice(document)
 
 
 def test_sigterm_means_leave_and_the_former_handler_comes_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     termination = TerminationSignal()
     try:
-        assert termination.pending() is None
+        assert termination.poll() is None
         os.kill(os.getpid(), signal.SIGTERM)
-        heard = termination.pending()
+        heard = termination.poll()
         assert heard is not None
-        assert heard.action is Action.LEAVE
+        assert heard.action is NoticeAction.LEAVE
     finally:
         termination.close()
     assert signal.getsignal(signal.SIGTERM) == before
@@ -173,19 +177,19 @@ def test_sigterm_means_leave_and_the_former_handler_comes_back() -> None:
 def test_a_checkpoint_is_asked_for_once_in_each_interval_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    interval = SaveInterval(10.0)
-    board = NoticeBoard([interval])
+    interval = CheckpointInterval(10.0)
+    board = NoticeMonitor([interval])
 
     def asked(at_s: float) -> bool:
         now_s[0] = at_s
-        found = board.due(step=1)
-        board.settle(step=1)
+        found = board.next_due(step=1)
+        board.acknowledge(step=1)
         return found is not None
 
     assert [asked(at_s) for at_s in (109.9, 110.0, 115.0, 120.0, 121.0)] == [False, True, False, True, False]
-    interval.begin()
+    interval.restart()
     assert [asked(at_s) for at_s in (130.9, 131.0)] == [False, True]
 
 
 def test_nobody_who_names_no_interval_is_asked() -> None:
-    assert SaveInterval(float("inf")).pending() is None
+    assert CheckpointInterval(float("inf")).poll() is None

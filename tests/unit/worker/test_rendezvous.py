@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.worker.rendezvous import main
-from tests.loopback import free_port
+from tests.loopback import find_free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -91,7 +91,7 @@ def test_it_ends_with_its_parent_even_if_its_input_stays_open(tmp_path: Path) ->
 
 
 def test_as_a_service_it_serves_its_port_until_sigterm_whatever_becomes_of_its_input() -> None:
-    port = free_port()
+    port = find_free_port()
     command = [*COMMAND[:-1], "--port", str(port), "--host", "127.0.0.1"]
     for _ in range(2):  # the second one takes the port over from the first
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

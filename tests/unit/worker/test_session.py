@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from scheduler.domain.job_records import ReplanPhase
+from scheduler.domain.observation import RankPhase
 from scheduler.domain.parallel_plan import plan_to_json
-from scheduler.domain.rank_status import RankPhase
-from scheduler.domain.replan import ReplanPhase
 from scheduler.executors.rank_status import read_rank_status
+from scheduler.trainer.layout import make_data_parallel_plan
 from scheduler.worker.environment import RankEnvironment
-from scheduler.worker.layout import data_plan
-from scheduler.worker.notice import Action
+from scheduler.worker.notice import NoticeAction
 from scheduler.worker.session import Session
 
 
@@ -36,17 +36,17 @@ def test_without_an_executor_there_is_one_rank_and_no_notice(monkeypatch: pytest
         monkeypatch.delenv(name)
     before = signal.getsignal(signal.SIGTERM)
     with Session.from_environment() as session:
-        session.resumed(0)
+        session.mark_resumed(0)
         assert (session.rank, session.world_size, session.steps_total) == (0, 1, 0)
         assert session.plan is None
         assert session.checkpoint_dir is None
-        assert session.notice() is None
+        assert session.poll_notice() is None
         assert signal.getsignal(signal.SIGTERM) is before
         session.succeed()
 
 
 def test_the_plan_is_read_from_its_file(tmp_path: Path) -> None:
-    plan = data_plan(replicas=1, global_batch=8)
+    plan = make_data_parallel_plan(replicas=1, global_batch=8)
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan_to_json(plan)))
     assert Session(RankEnvironment(plan_path=path)).plan == plan
@@ -71,11 +71,11 @@ def test_a_plan_that_cannot_be_read_fails_the_rank_with_the_reason(
 def test_frozen_layers_begin_where_the_plan_has_them_and_never_thaw(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path, frozen_layers=4)) as session:
         assert (session.frozen_layers, session.status.frozen_layers) == (4, None)
-        session.frozen(7)
-        session.resumed(20)
+        session.set_frozen_layers(7)
+        session.mark_resumed(20)
         assert (session.frozen_layers, _status(tmp_path)["frozen_layers"]) == (7, 7)
         with pytest.raises(ValueError, match="frozen layers: 5; it must be at least 7, which are frozen"):
-            session.frozen(5)
+            session.set_frozen_layers(5)
         session.leave()
     seen = read_rank_status(tmp_path / "status-0.json")
     assert seen is not None
@@ -86,14 +86,14 @@ def test_the_status_follows_a_training_that_is_told_to_leave(tmp_path: Path) -> 
     phases = []
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
         phases.append(_status(tmp_path)["phase"])
-        session.resumed(20)
+        session.mark_resumed(20)
         phases.append(_status(tmp_path)["phase"])
-        assert session.notice() is None
+        assert session.poll_notice() is None
         session.report(step=21, loss=2.5, samples_per_s=10.0)
         (tmp_path / "notice.json").write_text(json.dumps({"action": "leave", "step": None, "seconds_left": 9.0}))
-        notice = session.notice()
+        notice = session.poll_notice()
         assert notice is not None
-        assert (notice.action, notice.seconds_left) == (Action.LEAVE, 9.0)
+        assert (notice.action, notice.seconds_left) == (NoticeAction.LEAVE, 9.0)
         with session.saving(21):
             phases.append(_status(tmp_path)["phase"])
         assert _status(tmp_path)["checkpoint_step"] == 21
@@ -104,22 +104,22 @@ def test_the_status_follows_a_training_that_is_told_to_leave(tmp_path: Path) -> 
 
 def test_sigterm_is_a_notice_to_leave(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
-        session.resumed(0)
+        session.mark_resumed(0)
         os.kill(os.getpid(), signal.SIGTERM)
-        notice = session.notice()
+        notice = session.poll_notice()
         assert notice is not None
-        assert notice.action is Action.LEAVE
+        assert notice.action is NoticeAction.LEAVE
         session.leave()
 
 
 def test_a_request_to_checkpoint_comes_once(tmp_path: Path) -> None:
     (tmp_path / "notice.json").write_text(json.dumps({"action": "checkpoint", "step": 2}))
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
-        session.resumed(0)
+        session.mark_resumed(0)
         heard = []
         for step in range(1, 5):
             session.report(step=step)
-            heard.append(session.notice() is not None)
+            heard.append(session.poll_notice() is not None)
         session.succeed()
     assert heard == [False, True, False, False]
 
@@ -127,7 +127,7 @@ def test_a_request_to_checkpoint_comes_once(tmp_path: Path) -> None:
 def test_a_failure_is_recorded_with_its_reason_and_goes_on(tmp_path: Path) -> None:
     def train() -> None:
         with Session(RankEnvironment(run_dir=tmp_path)) as session:
-            session.resumed(0)
+            session.mark_resumed(0)
             raise RuntimeError("no memory\nleft")
 
     with pytest.raises(RuntimeError, match="no memory"):
@@ -168,7 +168,7 @@ def test_a_process_that_runs_out_of_memory_says_so(tmp_path: Path, error: str, c
 
 def test_memory_is_reported_while_it_runs(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
-        session.resumed(0)
+        session.mark_resumed(0)
         before = session.status.peak_bytes
         session.report(step=1)
         after = session.status.peak_bytes
@@ -182,7 +182,7 @@ def test_a_rank_that_is_asked_to_leave_tells_how_long_each_part_took(tmp_path: P
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
         session.init_process_group()
         assert set(session.status.phases_s) == set()
-        session.resumed(20)
+        session.mark_resumed(20)
         assert set(session.status.phases_s) == {"start", "load"}
         session.report(step=21)
         with session.saving(21):
@@ -190,7 +190,7 @@ def test_a_rank_that_is_asked_to_leave_tells_how_long_each_part_took(tmp_path: P
         assert set(session.status.phases_s) == {"start", "load", "first_step"}
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.05)
-        assert session.notice() is not None
+        assert session.poll_notice() is not None
         with session.saving(21):
             time.sleep(0.05)
         session.leave()
@@ -204,19 +204,19 @@ def test_a_rank_that_is_asked_to_leave_tells_how_long_each_part_took(tmp_path: P
 def test_a_rank_that_leaves_at_a_step_that_is_saved_already_tells_every_phase_all_the_same(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
         session.init_process_group()
-        session.resumed(20)
+        session.mark_resumed(20)
         session.report(step=21)
-        session.saved(21)
+        session.mark_saved(21)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.05)
-        assert session.notice() is not None
+        assert session.poll_notice() is not None
         session.leave()
     assert set(_status(tmp_path)["phases_s"]) == set(ReplanPhase)
 
 
 def test_a_process_that_was_there_before_counts_from_when_it_began_to_be_this_rank() -> None:
-    with Session(RankEnvironment(), began_s=time.monotonic() - 1000.0) as session:
-        session.resumed(0)
+    with Session(RankEnvironment(), started_at_s=time.monotonic() - 1000.0) as session:
+        session.mark_resumed(0)
         assert session.status.phases_s["start"] >= 1000.0
         session.succeed()
 
@@ -224,7 +224,7 @@ def test_a_process_that_was_there_before_counts_from_when_it_began_to_be_this_ra
 def test_a_checkpoint_that_fails_is_not_recorded(tmp_path: Path) -> None:
     def train() -> None:
         with Session(RankEnvironment(run_dir=tmp_path)) as session:
-            session.resumed(3)
+            session.mark_resumed(3)
             session.report(step=4)
             with session.saving(4):
                 raise OSError("disk full")
@@ -236,7 +236,7 @@ def test_a_checkpoint_that_fails_is_not_recorded(tmp_path: Path) -> None:
 
 def test_a_script_that_just_ends_has_failed(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
-        session.resumed(0)
+        session.mark_resumed(0)
     assert _status(tmp_path)["phase"] == "failed"
     assert "without leave() or succeed()" in _status(tmp_path)["reason"]
 
@@ -244,7 +244,7 @@ def test_a_script_that_just_ends_has_failed(tmp_path: Path) -> None:
 def test_what_was_reached_stays_when_the_teardown_fails(tmp_path: Path) -> None:
     def train() -> None:
         with Session(RankEnvironment(run_dir=tmp_path)) as session:
-            session.resumed(5)
+            session.mark_resumed(5)
             session.succeed()
             raise RuntimeError("gloo aborted")
 

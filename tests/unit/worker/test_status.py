@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.domain.rank_status import RankPhase
-from scheduler.worker.memory import OomKillCount
-from scheduler.worker.status import StatusFile
+from scheduler.domain.observation import RankPhase
+from scheduler.worker.status import OomKillCounter, StatusFile
 
 
 def _read(directory: Path) -> dict[str, Any]:
@@ -17,7 +16,7 @@ def _read(directory: Path) -> dict[str, Any]:
 
 def test_the_file_holds_the_contract_from_the_first_moment(tmp_path: Path) -> None:
     StatusFile(tmp_path, rank=3)
-    kills = OomKillCount.of_this_process()
+    kills = OomKillCounter.for_this_process()
     assert _read(tmp_path) == {
         "rank": 3,
         "pid": os.getpid(),

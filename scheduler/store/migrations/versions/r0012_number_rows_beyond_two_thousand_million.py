@@ -1,5 +1,6 @@
 """Let the numbers of rows go beyond 2^31 on PostgreSQL, which 200 commands a second reach in four months: from then on
-it would have taken none. In SQLite they always could."""
+it would have taken none. In SQLite they always could.
+"""
 
 from __future__ import annotations
 

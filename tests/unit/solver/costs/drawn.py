@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import product
 
 from scheduler.domain.parallel_plan import LayerStrategy, Recompute
-from scheduler.solver.costs.chain import Layer
-from scheduler.solver.costs.divisors import divisors
+from scheduler.solver.costs.layer_chain import Layer
+from scheduler.solver.costs.strategy_space import list_divisors
 from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
 
 
@@ -87,12 +87,17 @@ def drawn_hardware(seeded: random.Random, gpu: str = "drawn") -> HardwareProfile
 
 def every_strategy(gpus: int, experts: int) -> Iterator[LayerStrategy]:
     """All that multiply to `gpus`, whether or not anything supports them."""
-    for tp, ulysses, ring in product(divisors(gpus), repeat=3):
+    for tp, ulysses, ring in product(list_divisors(gpus), repeat=3):
         if gpus % (tp * ulysses * ring):
             continue
         replicas = gpus // tp
-        for ep, sharded in product(divisors(experts or 1), (False, True)):
-            for zero, group in [(0, 1), (1, replicas), (2, replicas), *((3, shards) for shards in divisors(replicas))]:
+        for ep, sharded in product(list_divisors(experts or 1), (False, True)):
+            for zero, group in [
+                (0, 1),
+                (1, replicas),
+                (2, replicas),
+                *((3, shards) for shards in list_divisors(replicas)),
+            ]:
                 for recompute, offload in product(Recompute, (False, True)):
                     yield LayerStrategy(
                         layers=1,

@@ -7,10 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.solver.costs.collectives import Groups, all_gather_s, all_reduce_s, all_to_all_s, send_s
-from scheduler.solver.costs.setting import Setting
+from scheduler.solver.costs.collectives import (
+    ProcessGroups,
+    StageSetting,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    send_s,
+)
+from scheduler.solver.profiles.catalog import load_gpu
 from scheduler.solver.profiles.hardware_profile import Collective, CollectiveTable, HardwareProfile
-from scheduler.solver.profiles.shipped import load_gpu
 
 PLAIN = replace(
     load_gpu("a100-80g"),
@@ -23,15 +29,15 @@ PLAIN = replace(
 )
 
 
-def _groups(ranks: int, stride: int = 1, *, gpus: int = 64, hardware: HardwareProfile = PLAIN) -> Groups:
-    setting = Setting.of(hardware, node_gpus=8, gpus=gpus, global_batch=64)
-    return Groups.of(np.array([ranks]), np.array([stride]), setting)
+def _groups(ranks: int, stride: int = 1, *, gpus: int = 64, hardware: HardwareProfile = PLAIN) -> ProcessGroups:
+    setting = StageSetting.for_stage(hardware, node_gpus=8, gpus=gpus, global_batch=64)
+    return ProcessGroups.for_ranks(np.array([ranks]), np.array([stride]), setting)
 
 
-def _uneven(hardware: HardwareProfile = PLAIN) -> Groups:
+def _uneven(hardware: HardwareProfile = PLAIN) -> ProcessGroups:
     """Data parallelism over 5 + 3 GPUs."""
-    setting = Setting.of(hardware, node_gpus=1, gpus=8, global_batch=64, node_gpus_min=3)
-    return Groups.of(np.array([8]), np.array([1]), setting, spanning=True)
+    setting = StageSetting.for_stage(hardware, node_gpus=1, gpus=8, global_batch=64, node_gpus_min=3)
+    return ProcessGroups.for_ranks(np.array([8]), np.array([1]), setting, spanning=True)
 
 
 def _one(size_bytes: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -83,8 +89,8 @@ def test_a_group_of_one_and_a_message_of_nothing_cost_nothing() -> None:
 
 
 def test_a_group_that_does_not_fit_into_nodes_evenly_counts_as_spread() -> None:
-    assert _groups(3, gpus=6).inside == 1  # Nodes of gcd(8, 6) = 2.
-    assert _groups(2, stride=3, gpus=24).inside == 1
+    assert _groups(3, gpus=6).ranks_per_node == 1  # Nodes of gcd(8, 6) = 2.
+    assert _groups(2, stride=3, gpus=24).ranks_per_node == 1
 
 
 def test_a_message_to_a_peer_in_another_node_takes_the_network() -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy, Recompute
-from scheduler.solver.costs.candidates import Candidates
-from scheduler.solver.costs.chain import Layer, chain
-from scheduler.solver.costs.layer_time import LayerTimes, layer_times
-from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
-from scheduler.solver.costs.setting import Setting
+from scheduler.solver.costs.collectives import StageSetting
+from scheduler.solver.costs.layer_chain import Layer, build_layer_chain
+from scheduler.solver.costs.layer_memory import compute_activation_bytes, compute_buffer_bytes, compute_state_bytes
+from scheduler.solver.costs.layer_time import LayerTimes, compute_layer_times
+from scheduler.solver.costs.strategy_space import StrategyCandidates
+from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.profiles.hardware_profile import HardwareProfile, Precision
-from scheduler.solver.profiles.shipped import load_gpu, load_model
 
 A100 = load_gpu("a100-80g")
 DP8 = LayerStrategy(layers=1, dp=8)
@@ -22,25 +22,25 @@ TP8 = LayerStrategy(layers=1, tp=8, sequence_sharding=True)
 
 
 def _layer(model: str = "llama-2-7b") -> Layer:
-    return chain(load_model(model), Precision.BF16, stages=1)[1]
+    return build_layer_chain(load_model(model), Precision.BF16, stages=1)[1]
 
 
-def _chosen(strategy: LayerStrategy, micro_batches: int = 8, batch: int = 8) -> Candidates:
-    return Candidates.of([strategy], micro_batches=micro_batches, batch=batch)
+def _chosen(strategy: LayerStrategy, micro_batches: int = 8, batch: int = 8) -> StrategyCandidates:
+    return StrategyCandidates.from_strategies([strategy], micro_batches=micro_batches, batch=batch)
 
 
 def _times(
     strategy: LayerStrategy, *, layer: Layer | None = None, hardware: HardwareProfile = A100, micro_batches: int = 8
 ) -> LayerTimes:
-    setting = Setting.of(hardware, node_gpus=8, gpus=strategy.gpus, global_batch=8 * micro_batches)
-    return layer_times((layer or _layer(),), _chosen(strategy, micro_batches), setting)
+    setting = StageSetting.for_stage(hardware, node_gpus=8, gpus=strategy.gpus, global_batch=8 * micro_batches)
+    return compute_layer_times((layer or _layer(),), _chosen(strategy, micro_batches), setting)
 
 
 def _bytes(strategy: LayerStrategy, layer: Layer | None = None) -> tuple[int, int, int]:
-    setting = Setting.of(A100, node_gpus=8, gpus=strategy.gpus, global_batch=64)
+    setting = StageSetting.for_stage(A100, node_gpus=8, gpus=strategy.gpus, global_batch=64)
     kinds, chosen = (layer or _layer(),), _chosen(strategy)
-    state, kept = state_bytes(kinds, chosen, setting), kept_bytes(kinds, chosen, setting)
-    return int(state[0, 0]), int(kept[0, 0]), int(working_bytes(kinds, chosen, setting)[0])
+    state, kept = compute_state_bytes(kinds, chosen, setting), compute_activation_bytes(kinds, chosen, setting)
+    return int(state[0, 0]), int(kept[0, 0]), int(compute_buffer_bytes(kinds, chosen, setting)[0])
 
 
 def test_products_take_their_flops_and_small_ones_lose_efficiency_to_their_operands() -> None:
@@ -115,10 +115,12 @@ def test_a_hybrid_shard_keeps_most_messages_inside_the_node() -> None:
     full = LayerStrategy(layers=1, dp=16, zero=3, shard_group=16)
     hybrid = replace(full, shard_group=8)
     layer = _layer()
-    setting = Setting.of(A100, node_gpus=8, gpus=16, global_batch=128)
-    slow, quick = (float(layer_times((layer,), _chosen(one, batch=16), setting).data_s[0, 0]) for one in (full, hybrid))
+    setting = StageSetting.for_stage(A100, node_gpus=8, gpus=16, global_batch=128)
+    slow, quick = (
+        float(compute_layer_times((layer,), _chosen(one, batch=16), setting).data_s[0, 0]) for one in (full, hybrid)
+    )
     assert quick < slow
-    states = [int(state_bytes((layer,), _chosen(one, batch=16), setting)[0, 0]) for one in (full, hybrid)]
+    states = [int(compute_state_bytes((layer,), _chosen(one, batch=16), setting)[0, 0]) for one in (full, hybrid)]
     assert states[1] == 2 * states[0]
 
 

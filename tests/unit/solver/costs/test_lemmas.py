@@ -11,26 +11,23 @@ import numpy as np
 import pytest
 
 from scheduler.domain.parallel_plan import LayerStrategy
-from scheduler.solver.costs.candidates import Candidates
-from scheduler.solver.costs.chain import Chain, Layer
-from scheduler.solver.costs.divisors import divisors
-from scheduler.solver.costs.layer_table import layer_table
-from scheduler.solver.costs.layer_time import layer_times
-from scheduler.solver.costs.layouts import border_s, reshard_s
-from scheduler.solver.costs.memory_cost import kept_bytes, state_bytes, working_bytes
-from scheduler.solver.costs.setting import Setting
-from scheduler.solver.costs.spreads import Limits
-from scheduler.solver.costs.stage_costs import stage_costs
+from scheduler.solver.costs.collectives import StageSetting
+from scheduler.solver.costs.communication_time import compute_border_s, compute_reshard_s
+from scheduler.solver.costs.layer_chain import Layer, LayerChain, build_layer_table
+from scheduler.solver.costs.layer_memory import compute_activation_bytes, compute_buffer_bytes, compute_state_bytes
+from scheduler.solver.costs.layer_time import compute_layer_times
+from scheduler.solver.costs.pipeline_costs import compute_stage_costs
+from scheduler.solver.costs.strategy_space import DegreeLimits, StrategyCandidates, list_divisors
 from scheduler.solver.instance import Floats, Ints
-from scheduler.solver.plan_rules import strategy_fault
+from scheduler.solver.plan_rules import find_strategy_error
 from scheduler.solver.profiles.hardware_profile import Dimension
 from tests.unit.solver.costs.drawn import drawn_hardware, drawn_layer, every_strategy
 
 ROUNDING = 1 + 1e-9
-WORLDS = [(gpus, node) for gpus in (1, 2, 4, 6, 8, 12) for node in divisors(gpus) if node != 3]
+WORLDS = [(gpus, node) for gpus in (1, 2, 4, 6, 8, 12) for node in list_divisors(gpus) if node != 3]
 
 
-def _substitute(strategy: LayerStrategy, setting: Setting, batch: int, tokens: int) -> LayerStrategy:
+def _substitute(strategy: LayerStrategy, setting: StageSetting, batch: int, tokens: int) -> LayerStrategy:
     """What the lemmas say to take instead."""
     replicas = setting.gpus // strategy.tp
     dp = gcd(batch, replicas)
@@ -53,15 +50,15 @@ def _substitute(strategy: LayerStrategy, setting: Setting, batch: int, tokens: i
 
 
 def _columns(
-    strategies: list[LayerStrategy], kinds: tuple[Layer, ...], setting: Setting, batch: int
+    strategies: list[LayerStrategy], kinds: tuple[Layer, ...], setting: StageSetting, batch: int
 ) -> list[Floats | Ints]:
-    chosen = Candidates.of(strategies, micro_batches=setting.global_batch // batch, batch=batch)
+    chosen = StrategyCandidates.from_strategies(strategies, micro_batches=setting.global_batch // batch, batch=batch)
     return [
-        layer_times(kinds, chosen, setting).total_s,
-        state_bytes(kinds, chosen, setting),
-        kept_bytes(kinds, chosen, setting),
-        working_bytes(kinds, chosen, setting)[None],
-        border_s(layer_table(kinds), chosen.spreads, setting),
+        compute_layer_times(kinds, chosen, setting).total_s,
+        compute_state_bytes(kinds, chosen, setting),
+        compute_activation_bytes(kinds, chosen, setting),
+        compute_buffer_bytes(kinds, chosen, setting)[None],
+        compute_border_s(build_layer_table(kinds), chosen.spreads, setting),
     ]
 
 
@@ -73,19 +70,19 @@ def test_every_strategy_left_out_is_matched_by_one_kept(gpus: int, node: int) ->
         kinds = tuple(drawn_layer(seeded) for _ in range(2))
         kinds = (kinds[0], replace(kinds[1], experts=0, expert_parameters=0))
         batch = seeded.choice([1, 2, 3, 4, 6, 8, 12])
-        setting = Setting.of(
+        setting = StageSetting.for_stage(
             drawn_hardware(seeded),
             node_gpus=node,
             gpus=gpus,
             global_batch=batch * seeded.choice([1, 5]),
             node_gpus_min=(0, node, min(2 * node, gpus))[batch % 3],
         )
-        limits = Limits.of(kinds)
+        limits = DegreeLimits.from_layers(kinds)
         allowed = [
-            one for one in every_strategy(gpus, limits.experts) if not strategy_fault(one, limits, setting, batch)
+            one for one in every_strategy(gpus, limits.experts) if not find_strategy_error(one, limits, setting, batch)
         ]
-        costed = stage_costs(Chain(kinds), setting).get(setting.global_batch // batch)
-        kept = {costed.strategy(number) for number in range(costed.costs.strategies)} if costed else set()
+        costed = compute_stage_costs(LayerChain(kinds), setting).get(setting.global_batch // batch)
+        kept = {costed.build_strategy(number) for number in range(costed.costs.strategies)} if costed else set()
         assert kept <= set(allowed)
         gone = [one for one in allowed if one not in kept]
         if not gone:
@@ -104,12 +101,12 @@ def test_every_strategy_left_out_is_matched_by_one_kept(gpus: int, node: int) ->
 @pytest.mark.parametrize("seed", range(20))
 def test_no_change_of_layout_costs_more_with_sequences_sharded(seed: int) -> None:
     seeded = random.Random(f"layouts {seed}")
-    setting = Setting.of(drawn_hardware(seeded), node_gpus=12, gpus=12, global_batch=8)
+    setting = StageSetting.for_stage(drawn_hardware(seeded), node_gpus=12, gpus=12, global_batch=8)
     degrees = (1, 2, 3, 4, 6, 12)
     plain = [(degree, False) for degree in degrees]
     sharded = [(degree, degree > 1) for degree in degrees]
     every = tuple(dict.fromkeys(plain + sharded))
-    table = reshard_s(layer_table((drawn_layer(seeded),)), every, np.array([8]), setting)[0, 0]
+    table = compute_reshard_s(build_layer_table((drawn_layer(seeded),)), every, np.array([8]), setting)[0, 0]
     better = [every.index(sharded[degrees.index(degree)]) for degree, _ in every]
     assert (table[np.ix_(better, better)] <= table * ROUNDING).all()
 
@@ -138,11 +135,11 @@ def test_better_hardware_never_costs_more(seed: int) -> None:
     hardware = replace(drawn_hardware(seeded), dimensions=frozenset(Dimension))
     kinds = tuple(drawn_layer(seeded) for _ in range(3))
     node = seeded.choice([2, 4, 8])
-    setting = Setting.of(hardware, node_gpus=node, gpus=8, global_batch=12, node_gpus_min=(0, 4)[node == 2])
+    setting = StageSetting.for_stage(hardware, node_gpus=node, gpus=8, global_batch=12, node_gpus_min=(0, 4)[node == 2])
     for field, factor in BETTER.items():
         better = replace(hardware, **{field: max(getattr(hardware, field) * factor, LEAST.get(field, 0.0))})
-        for count, own in stage_costs(Chain(kinds), setting).items():
-            other = stage_costs(Chain(kinds), replace(setting, hardware=better))[count]
+        for count, own in compute_stage_costs(LayerChain(kinds), setting).items():
+            other = compute_stage_costs(LayerChain(kinds), replace(setting, hardware=better))[count]
             assert (other.costs.time_s <= own.costs.time_s * ROUNDING).all(), field
             assert (other.costs.reshard_s <= own.costs.reshard_s * ROUNDING).all(), field
             assert (other.costs.border_s <= own.costs.border_s * ROUNDING).all(), field

@@ -8,43 +8,49 @@ import numpy as np
 import pytest
 
 from scheduler.domain.parallel_plan import Schedule, ScheduleName
-from scheduler.solver.costs.chain import chain
-from scheduler.solver.costs.hand_over import StageGroup, hand_over_times_s
-from scheduler.solver.costs.schedules import in_flight
-from scheduler.solver.costs.setting import Setting
-from scheduler.solver.costs.stage_costs import CostedStrategies, stage_costs
+from scheduler.solver.costs.collectives import StageSetting
+from scheduler.solver.costs.layer_chain import build_layer_chain
+from scheduler.solver.costs.pipeline_costs import (
+    CostedStrategies,
+    StageGroup,
+    compute_hand_over_table_s,
+    compute_stage_costs,
+    count_in_flight,
+)
+from scheduler.solver.profiles.catalog import load_gpu, load_model
 from scheduler.solver.profiles.hardware_profile import Dimension, Precision
-from scheduler.solver.profiles.shipped import load_gpu, load_model
 
 A100, H100 = load_gpu("a100-80g"), load_gpu("h100-80g")
 
 
 def _degrees(model: str, *, gpus: int, node_gpus: int = 8, batch: int = 64, field: str = "tp") -> set[int]:
-    layers = chain(load_model(model), Precision.BF16, stages=1)
-    found = stage_costs(layers, Setting.of(A100, node_gpus=node_gpus, gpus=gpus, global_batch=batch))
+    layers = build_layer_chain(load_model(model), Precision.BF16, stages=1)
+    found = compute_stage_costs(
+        layers, StageSetting.for_stage(A100, node_gpus=node_gpus, gpus=gpus, global_batch=batch)
+    )
     return {getattr(strategy, field) for costed in found.values() for strategy in _strategies(costed)}
 
 
 def _strategies(costed: CostedStrategies) -> list[object]:
-    return [costed.strategy(number) for number in range(costed.costs.strategies)]
+    return [costed.build_strategy(number) for number in range(costed.costs.strategies)]
 
 
 def test_a_tied_head_is_held_again_only_by_a_pipeline_which_sums_its_gradients() -> None:
     gpt2 = load_model("gpt2")
-    alone, split = (chain(gpt2, Precision.BF16, stages=stages) for stages in (1, 2))
+    alone, split = (build_layer_chain(gpt2, Precision.BF16, stages=stages) for stages in (1, 2))
     assert split[-1].parameters - alone[-1].parameters == gpt2.head.parameters
     assert (alone[0].tied_parameters, split[0].tied_parameters) == (0, gpt2.embedding.parameters)
 
 
 def test_fp32_doubles_activations() -> None:
-    bf16, fp32 = (chain(load_model("gpt2"), precision, stages=1)[1] for precision in Precision)
+    bf16, fp32 = (build_layer_chain(load_model("gpt2"), precision, stages=1)[1] for precision in Precision)
     assert (fp32.activation_bytes, fp32.boundary_bytes) == (2 * bf16.activation_bytes, 2 * bf16.boundary_bytes)
 
 
 def test_layers_before_the_first_trained_one_have_no_backward_pass() -> None:
     model = load_model("gpt2")
     frozen, rest = replace(model.layers[0], layers=4, frozen=True), replace(model.layers[0], layers=8)
-    layers = chain(replace(model, layers=(frozen, rest, frozen)), Precision.BF16, stages=1)
+    layers = build_layer_chain(replace(model, layers=(frozen, rest, frozen)), Precision.BF16, stages=1)
     assert [layer.backward for layer in layers] == [False] * 4 + [True] * 12
     assert [layer.trained for layer in layers] == [False] * 4 + [True] * 8 + [False] * 4
 
@@ -57,26 +63,26 @@ def test_tensor_groups_divide_heads_and_nodes_and_need_no_power_of_two() -> None
 
 
 def test_samples_are_split_first_and_tokens_where_samples_run_out() -> None:
-    layers = chain(load_model("llama-2-7b"), Precision.BF16, stages=1)
-    found = stage_costs(layers, Setting.of(A100, node_gpus=8, gpus=8, global_batch=8))
-    single = [found[8].strategy(number) for number in range(found[8].costs.strategies)]
+    layers = build_layer_chain(load_model("llama-2-7b"), Precision.BF16, stages=1)
+    found = compute_stage_costs(layers, StageSetting.for_stage(A100, node_gpus=8, gpus=8, global_batch=8))
+    single = [found[8].build_strategy(number) for number in range(found[8].costs.strategies)]
     assert {strategy.dp for strategy in single} == {1}
     assert {strategy.ulysses * strategy.ring for strategy in single if strategy.tp == 1} == {8}
-    assert all(found[1].strategy(n).ulysses == 1 for n in range(found[1].costs.strategies))
+    assert all(found[1].build_strategy(n).ulysses == 1 for n in range(found[1].costs.strategies))
 
 
 def test_a_worker_without_a_dimension_gets_no_strategy_that_needs_it() -> None:
-    layers = chain(load_model("mixtral-8x7b"), Precision.BF16, stages=1)
+    layers = build_layer_chain(load_model("mixtral-8x7b"), Precision.BF16, stages=1)
     bare = replace(A100, dimensions=frozenset({Dimension.DATA}))
-    found = stage_costs(layers, Setting.of(bare, node_gpus=8, gpus=8, global_batch=16))
+    found = compute_stage_costs(layers, StageSetting.for_stage(bare, node_gpus=8, gpus=8, global_batch=16))
     assert sorted(found) == [1, 2]
     assert {found[1].costs.strategies, found[2].costs.strategies} == {1}
-    assert stage_costs(layers, Setting.of(bare, node_gpus=8, gpus=8, global_batch=12)) == {}
+    assert compute_stage_costs(layers, StageSetting.for_stage(bare, node_gpus=8, gpus=8, global_batch=12)) == {}
 
 
 def test_costs_have_a_row_for_each_layer_type() -> None:
-    layers = chain(load_model("gpt2"), Precision.BF16, stages=2)
-    costed = stage_costs(layers, Setting.of(A100, node_gpus=8, gpus=4, global_batch=16))[4]
+    layers = build_layer_chain(load_model("gpt2"), Precision.BF16, stages=2)
+    costed = compute_stage_costs(layers, StageSetting.for_stage(A100, node_gpus=8, gpus=4, global_batch=16))[4]
     assert costed.costs.time_s.shape == (3, costed.costs.strategies)
     assert costed.costs.reshard_s.shape[1] == costed.costs.layouts.max() + 1
     assert (np.diagonal(costed.costs.reshard_s, axis1=1, axis2=2) == 0).all()
@@ -84,21 +90,21 @@ def test_costs_have_a_row_for_each_layer_type() -> None:
 
 def test_earlier_devices_hold_more_micro_batches() -> None:
     flow = Schedule()
-    assert [in_flight(flow, micro_batches=8, devices=4, position=i) for i in range(4)] == [4, 3, 2, 1]
-    assert [in_flight(flow, micro_batches=2, devices=4, position=i) for i in range(4)] == [2, 2, 2, 1]
-    assert in_flight(Schedule(ScheduleName.GPIPE), micro_batches=8, devices=4, position=3) == 8
+    assert [count_in_flight(flow, micro_batches=8, devices=4, position=i) for i in range(4)] == [4, 3, 2, 1]
+    assert [count_in_flight(flow, micro_batches=2, devices=4, position=i) for i in range(4)] == [2, 2, 2, 1]
+    assert count_in_flight(Schedule(ScheduleName.GPIPE), micro_batches=8, devices=4, position=3) == 8
 
 
 def test_the_first_device_of_an_interleaved_pipeline_holds_what_korthikanti_counts() -> None:
     woven = Schedule(ScheduleName.INTERLEAVED, 3)
-    first = in_flight(woven, micro_batches=64, devices=8, position=0)
+    first = count_in_flight(woven, micro_batches=64, devices=8, position=0)
     assert first == pytest.approx(8 * (1 + 7 / (8 * 3)))
-    assert in_flight(woven, micro_batches=1, devices=8, position=0) == 1
+    assert count_in_flight(woven, micro_batches=1, devices=8, position=0) == 1
 
 
 def test_a_cut_inside_a_node_uses_its_links_and_any_other_the_network() -> None:
-    layers = chain(load_model("gpt2"), Precision.BF16, stages=4)
-    table = hand_over_times_s(layers, (StageGroup(A100, node_gpus=8, gpus=4, count=4),), 8)
+    layers = build_layer_chain(load_model("gpt2"), Precision.BF16, stages=4)
+    table = compute_hand_over_table_s(layers, (StageGroup(A100, node_gpus=8, gpus=4, count=4),), 8)
     assert table.shape == (3, 1, 1, 13)
     assert np.isinf(table[:, :, :, [0, 12]]).all()
     assert table[0, 0, 0, 1] < table[1, 0, 0, 1]
@@ -106,16 +112,16 @@ def test_a_cut_inside_a_node_uses_its_links_and_any_other_the_network() -> None:
 
 
 def test_an_interleaved_pipeline_has_a_link_back() -> None:
-    layers = chain(load_model("gpt2"), Precision.BF16, stages=2)
-    table = hand_over_times_s(layers, (StageGroup(A100, node_gpus=8, gpus=4, count=2),), 8, interleave=3)
+    layers = build_layer_chain(load_model("gpt2"), Precision.BF16, stages=2)
+    table = compute_hand_over_table_s(layers, (StageGroup(A100, node_gpus=8, gpus=4, count=2),), 8, interleave=3)
     assert table.shape[0] == 2
     assert table[1, 0, 0, 1] == table[0, 0, 0, 1]
 
 
 def test_between_groups_the_slower_side_sets_the_pace() -> None:
-    layers = chain(load_model("gpt2"), Precision.BF16, stages=3)
+    layers = build_layer_chain(load_model("gpt2"), Precision.BF16, stages=3)
     groups = StageGroup(A100, node_gpus=8, gpus=8, count=1), StageGroup(H100, node_gpus=8, gpus=4, count=2)
-    table = hand_over_times_s(layers, groups, 8)
+    table = compute_hand_over_table_s(layers, groups, 8)
     share = layers[0].boundary_bytes * 8 / 4
     slow = 2 * (A100.inter_latency_s + share / A100.inter_bandwidth_bytes_per_s)
     assert table[0, 0, 1, 1] == pytest.approx(slow) == table[0, 1, 0, 1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.solver.profiles.shipped import Dimension, Precision, ProfileError, gpu_names, load_gpu, parse_gpu
+from scheduler.solver.profiles.catalog import Dimension, Precision, ProfileError, list_gpu_names, load_gpu, parse_gpu
 
 NAMES = {"t4", "v100-32g", "a100-40g", "a100-80g", "a800-80g", "h100-80g", "h200", "l40s", "cpu"}
 TABLE = {"collective": "all_reduce", "ranks": 8, "points": [[1e6, 1e-4], [1e8, 1e-3]]}
@@ -21,8 +21,8 @@ def _document(name: str) -> dict[str, Any]:
 
 
 def test_every_shipped_gpu_loads_under_its_own_name() -> None:
-    assert set(gpu_names()) == NAMES
-    assert all(load_gpu(name).gpu == name for name in gpu_names())
+    assert set(list_gpu_names()) == NAMES
+    assert all(load_gpu(name).gpu == name for name in list_gpu_names())
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from scheduler.solver.profiles.catalog import ProfileError, parse_model
 from scheduler.solver.profiles.model_profile import LayerProfile
-from scheduler.solver.profiles.shipped import ProfileError, parse_model
 
 DECODER = {"layers": 4, "hidden": 128, "heads": 4, "ffn": 512, "vocabulary": 256, "sequence_length": 128}
 VISION = {"family": "vision", "layers": 4, "hidden": 128, "heads": 4, "ffn": 512,

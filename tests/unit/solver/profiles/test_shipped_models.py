@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.solver.profiles.shipped import ProfileError, load_model, model_names
-from scheduler.worker.model import SIZES, build_gpt
+from scheduler.solver.profiles.catalog import ProfileError, list_model_names, load_model
+from scheduler.trainer.model import SIZES, build_gpt
 
 PUBLISHED_PARAMETERS = {
     "gpt2": 124_439_808,
@@ -34,11 +34,11 @@ def _document(name: str) -> dict[str, Any]:
 
 
 def test_every_shipped_model_loads_under_its_own_name() -> None:
-    assert {*PUBLISHED_PARAMETERS, *SIZES} == set(model_names())
-    assert all(load_model(name).name == name for name in model_names())
+    assert {*PUBLISHED_PARAMETERS, *SIZES} == set(list_model_names())
+    assert all(load_model(name).name == name for name in list_model_names())
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", list_model_names())
 def test_every_shipped_figure_has_a_source_of_its_own_or_of_its_document(name: str) -> None:
     document = _document(name)
     figures = document["architecture"].values()
@@ -70,7 +70,7 @@ def test_a_frozen_layer_is_a_frozen_block_of_the_trainer(name: str) -> None:
     for blocks in range(SIZES[name].layers + 1):
         fronts = ("embedding.", *(f"blocks.{block}." for block in range(blocks))) if blocks else ()
         built = sum(weight.numel() for key, weight in parameters.items() if key.startswith(fronts))
-        model = load_model(name).with_frozen(blocks)
+        model = load_model(name).with_frozen_layers(blocks)
         frozen = sum(run.layers * run.parameters for run in model.layers if run.frozen)
         assert frozen + (model.embedding.parameters if blocks else 0) == built
     assert model.layer_count == SIZES[name].layers

@@ -8,9 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from scheduler.solver.instance import Floats, Ints, StageCosts
-from scheduler.solver.search.stage_bounds import candidate_prices
-from scheduler.solver.search.stage_problem import StageProblem, stage_problem
-from scheduler.solver.search.windows import Windows, windows_of
+from scheduler.solver.search.stage_bounds import LayerWindows, build_windows, compute_candidate_prices
+from scheduler.solver.search.stage_problem import StageProblem, build_stage_problem
 
 Chunks = tuple[tuple[int, int], ...]
 
@@ -27,11 +26,11 @@ class DrawnStage:
 
     @property
     def prices(self) -> Floats:
-        return candidate_prices(self.costs.time_s, self.costs.memory_bytes(self.in_flight))
+        return compute_candidate_prices(self.costs.time_s, self.costs.compute_memory_bytes(self.in_flight))
 
     @property
     def problem(self) -> StageProblem:
-        return stage_problem(
+        return build_stage_problem(
             self.costs,
             self.types,
             self.chunks,
@@ -41,8 +40,8 @@ class DrawnStage:
         )
 
     @property
-    def windows(self) -> Windows:
-        return windows_of(tuple(self.types.tolist()), len(self.costs.time_s))
+    def windows(self) -> LayerWindows:
+        return build_windows(tuple(self.types.tolist()), len(self.costs.time_s))
 
     @cached_property
     def choices(self) -> Ints:

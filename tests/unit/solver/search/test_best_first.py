@@ -9,9 +9,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from scheduler.solver.instance import Instance, price
-from scheduler.solver.search.best_first import LABELS_MAX, best_first
-from scheduler.solver.search.pair_search import PairSearch
+from scheduler.solver.instance import Instance, evaluate_solution
+from scheduler.solver.search.pipeline_search import MAX_LABELS, PipelineSearch, search_best_first
 from tests.builders_enumeration import drawn_instance, enumerated
 
 SEEDS = range(60)
@@ -33,10 +32,10 @@ def _limited(seed: int) -> tuple[Instance, float]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_step_raises_the_bound_and_never_above_the_optimum(seed: int) -> None:
     instance, best_s = _limited(seed)
-    pair = PairSearch.of(instance)
+    pair = PipelineSearch.from_instance(instance)
     bounds = [pair.bound_s]
     while not pair.closed:
-        pair.refine(target_s=inf, tolerance=0.0, labels_max=LABELS_MAX)
+        pair.refine(target_s=inf, tolerance=0.0, labels_max=MAX_LABELS)
         bounds.append(pair.bound_s)
         assert len(bounds) < 500
     assert all(low <= high for low, high in pairwise(bounds))
@@ -44,25 +43,25 @@ def test_each_step_raises_the_bound_and_never_above_the_optimum(seed: int) -> No
     assert bounds[-1] <= best_s * (1 + 1e-9)
     assert pair.cost_s == pytest.approx(best_s, rel=1e-9)
     assert pair.solution is not None
-    assert price(instance, pair.solution).fits
+    assert evaluate_solution(instance, pair.solution).fits
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_pair_is_closed_once_it_cannot_beat_the_target(seed: int) -> None:
     instance, best_s = _limited(seed)
-    pair = PairSearch.of(instance)
+    pair = PipelineSearch.from_instance(instance)
     for _ in range(500):
         if pair.closed:
             break
-        pair.refine(target_s=0.5 * best_s, tolerance=0.0, labels_max=LABELS_MAX)
+        pair.refine(target_s=0.5 * best_s, tolerance=0.0, labels_max=MAX_LABELS)
     assert pair.closed
     assert 0.5 * best_s * (1 - 1e-9) <= pair.bound_s <= best_s * (1 + 1e-9)
 
 
 def test_the_loop_returns_the_best_pair_and_leaves_the_others_alone() -> None:
     drawn = [_limited(seed) for seed in SEEDS]
-    pairs = [PairSearch.of(instance) for instance, _ in drawn]
-    found = best_first(pairs)
+    pairs = [PipelineSearch.from_instance(instance) for instance, _ in drawn]
+    found = search_best_first(pairs)
     best_s = min(best_s for _, best_s in drawn)
     assert found.best is not None
     assert found.best.cost_s == pytest.approx(best_s, rel=1e-9)
@@ -74,12 +73,12 @@ def test_the_loop_returns_the_best_pair_and_leaves_the_others_alone() -> None:
 def test_a_spent_budget_leaves_a_bound_that_holds(labels_max: int) -> None:
     drawn = [_limited(seed) for seed in SEEDS]
     best_s = min(best_s for _, best_s in drawn)
-    found = best_first([PairSearch.of(instance) for instance, _ in drawn], labels_max=labels_max)
+    found = search_best_first([PipelineSearch.from_instance(instance) for instance, _ in drawn], labels_max=labels_max)
     assert found.bound_s <= best_s * (1 + 1e-9)
     if found.best is not None:
         assert found.best.cost_s * (1 - found.gap) <= best_s * (1 + 1e-9)
 
 
 def test_without_any_pair_there_is_nothing_to_find() -> None:
-    found = best_first([])
+    found = search_best_first([])
     assert (found.best, found.bound_s, found.gap, found.labels) == (None, inf, 0.0, 0)

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from scheduler.solver.instance import Objective
-from scheduler.solver.search.partition import StageTimes, best_partition, quick_bound_s, smallest_bottleneck_s
+from scheduler.solver.search.partition import (
+    StageTimes,
+    compute_quick_bound_s,
+    compute_smallest_bottleneck_s,
+    find_best_partition,
+)
 
 LAYERS = 7
 
@@ -43,15 +48,15 @@ def _enumerated(times: StageTimes) -> list[tuple[float, float]]:
 def test_the_best_partition_equals_enumeration(seed: int) -> None:
     times, objective = _drawn(seed)
     every = _enumerated(times)
-    best_s = min((objective.time_s(*entry) for entry in every), default=np.inf)
-    found, bound_s = best_partition(times, objective)
+    best_s = min((objective.compute_time_s(*entry) for entry in every), default=np.inf)
+    found, bound_s = find_best_partition(times, objective)
     assert bound_s == pytest.approx(best_s, rel=1e-12)
-    assert quick_bound_s(times, objective) <= best_s * (1 + 1e-12)
-    assert smallest_bottleneck_s(times) == pytest.approx(min((most for _, most in every), default=np.inf))
+    assert compute_quick_bound_s(times, objective) <= best_s * (1 + 1e-12)
+    assert compute_smallest_bottleneck_s(times) == pytest.approx(min((most for _, most in every), default=np.inf))
     if found is None:
         assert not every
         return
-    assert objective.time_s(found.sum_s, found.largest_s) == pytest.approx(best_s, rel=1e-12)
+    assert objective.compute_time_s(found.sum_s, found.largest_s) == pytest.approx(best_s, rel=1e-12)
     assert (found.borders[0], found.borders[-1], len(found.borders)) == (0, LAYERS, len(times.stages_s) + 1)
     assert tuple(map(found.order.count, range(len(times.counts)))) == times.counts
 
@@ -59,15 +64,15 @@ def test_the_best_partition_equals_enumeration(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(90))
 def test_a_walk_that_ends_early_still_gives_a_bound(seed: int) -> None:
     times, objective = _drawn(seed)
-    best_s = min((objective.time_s(*entry) for entry in _enumerated(times)), default=np.inf)
+    best_s = min((objective.compute_time_s(*entry) for entry in _enumerated(times)), default=np.inf)
     for useful_s in (0.5 * best_s, best_s, 2 * best_s):
-        found, bound_s = best_partition(times, objective, useful_s=useful_s)
+        found, bound_s = find_best_partition(times, objective, useful_s=useful_s)
         assert bound_s <= best_s * (1 + 1e-12)
         if best_s < useful_s < np.inf:
             assert found is not None
-            assert objective.time_s(found.sum_s, found.largest_s) == pytest.approx(best_s, rel=1e-12)
+            assert objective.compute_time_s(found.sum_s, found.largest_s) == pytest.approx(best_s, rel=1e-12)
 
 
 def test_no_finite_partition_is_none_and_an_infinite_bound() -> None:
     times = StageTimes(np.full((2, 1, 3, 3), np.inf), np.zeros((1, 1, 1, 3)), (2,))
-    assert best_partition(times, Objective(4)) == (None, np.inf)
+    assert find_best_partition(times, Objective(4)) == (None, np.inf)

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from scheduler.domain.gpu_shape import GpuGroup, GpuShape
+from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan, Recompute
 from scheduler.solver.evaluate import evaluate
-from scheduler.solver.profiles.shipped import load_gpu, load_model
-from scheduler.solver.request import Infeasible, SolveRequest
-from scheduler.solver.search.search import search, solve
+from scheduler.solver.profiles.catalog import load_gpu, load_model
+from scheduler.solver.request import Infeasibility, SolveRequest
+from scheduler.solver.search.plan_search import search_plan, solve_plan
 
 GB = 10**9
 TOLERANCE = 1e-3
@@ -30,7 +30,7 @@ def _mixed(model: str, *groups: GpuGroup, batch: int) -> SolveRequest:
 
 
 def _plan(request: SolveRequest) -> ParallelPlan:
-    found = search(request, tolerance=TOLERANCE).result
+    found = search_plan(request, tolerance=TOLERANCE).result
     assert isinstance(found, ParallelPlan), found
     judged = evaluate(found, request)
     assert judged.fits
@@ -58,7 +58,7 @@ def test_tight_memory_costs_time_and_mixes_strategies() -> None:
 def test_a_slow_network_is_crossed_by_the_pipeline() -> None:
     slow = replace(load_gpu("a100-80g"), inter_bandwidth_bytes_per_s=1e9)
     request = replace(_request(gpus=64), hardware=(slow,))
-    assert _plan(request).devices >= 8
+    assert _plan(request).pipeline_devices >= 8
 
 
 def test_uneven_nodes_keep_tensor_parallelism_inside_the_smallest() -> None:
@@ -75,7 +75,7 @@ def test_a_cpu_plan_is_data_parallel_in_one_stage() -> None:
 
 def test_two_gpu_models_share_the_layers_by_their_speed() -> None:
     request = _mixed("llama-2-13b", GpuGroup("h100-80g", 1, 8), GpuGroup("a100-80g", 1, 8), batch=64)
-    outcome = search(request, tolerance=5e-3)
+    outcome = search_plan(request, tolerance=5e-3)
     assert isinstance(outcome.result, ParallelPlan)
     assert evaluate(outcome.result, request).fits
     assert outcome.remark == ""
@@ -87,20 +87,20 @@ def test_two_gpu_models_share_the_layers_by_their_speed() -> None:
 
 def test_where_mixing_does_not_pay_the_better_gpus_work_alone_and_the_remark_says_so() -> None:
     request = _mixed("llama-2-7b", GpuGroup("h100-80g", 1, 8), GpuGroup("t4", 1, 4), batch=64)
-    outcome = search(request, tolerance=5e-3)
+    outcome = search_plan(request, tolerance=5e-3)
     assert isinstance(outcome.result, ParallelPlan)
     assert evaluate(outcome.result, request).fits
     assert {stage.gpu for stage in outcome.result.stages} == {"h100-80g"}
     assert outcome.remark.startswith("mixing does not pay: 1x8 h100-80g alone takes ")
     assert "the best plan found for all of 1x8 h100-80g + 1x4 t4 " in outcome.remark
-    assert outcome.whole is not None
-    assert outcome.whole.world_size == 12
-    assert outcome.whole.iteration_time_s >= outcome.result.iteration_time_s
+    assert outcome.full_shape_plan is not None
+    assert outcome.full_shape_plan.world_size == 12
+    assert outcome.full_shape_plan.iteration_time_s >= outcome.result.iteration_time_s
 
 
 def test_runners_up_are_other_pipelines_each_the_best_of_its_kind() -> None:
     request = _request(memory_gb=32)
-    outcome = search(request, tolerance=TOLERANCE, runners_up=3)
+    outcome = search_plan(request, tolerance=TOLERANCE, runners_up=3)
     assert isinstance(outcome.result, ParallelPlan)
     plans = [outcome.result, *outcome.runners_up]
     assert len({plan.stages[0].gpus for plan in plans}) == len(plans) == 4
@@ -109,14 +109,14 @@ def test_runners_up_are_other_pipelines_each_the_best_of_its_kind() -> None:
 
 
 def test_too_little_memory_names_what_the_leanest_plan_needs() -> None:
-    found = solve(_request(gpus=1, memory_gb=20))
-    assert isinstance(found, Infeasible)
+    found = solve_plan(_request(gpus=1, memory_gb=20))
+    assert isinstance(found, Infeasibility)
     assert found.constraint == "memory"
     assert " GB of 20.0 GB per GPU of a100-80g at tp=1, pp=1, recompute=full" in found.reason
 
 
 def test_the_report_counts_candidates_and_labels() -> None:
-    report = search(_request(memory_gb=24), tolerance=TOLERANCE).report
+    report = search_plan(_request(memory_gb=24), tolerance=TOLERANCE).stats
     assert report.candidates > 1000
     assert report.labels > 0
 
@@ -124,7 +124,7 @@ def test_the_report_counts_candidates_and_labels() -> None:
 def test_a_spent_budget_reports_the_gap_that_is_left() -> None:
     request = _request(memory_gb=24)
     best_s = _plan(request).iteration_time_s
-    found = search(request, labels_max=1).result
+    found = search_plan(request, labels_max=1).result
     assert isinstance(found, ParallelPlan)
     assert evaluate(found, request).fits
     assert found.optimality_gap > 0
@@ -132,18 +132,18 @@ def test_a_spent_budget_reports_the_gap_that_is_left() -> None:
 
 
 def test_no_budget_at_all_is_not_called_infeasible_memory() -> None:
-    found = search(_request(), labels_max=0).result
-    assert isinstance(found, Infeasible)
+    found = search_plan(_request(), labels_max=0).result
+    assert isinstance(found, Infeasibility)
     assert found.constraint == "budget"
     assert found.reason == "no plan was found within the budget of 0 labels; a larger budget may find one"
 
 
 def test_a_tolerance_ends_the_search_earlier_and_is_kept() -> None:
     request = _request(memory_gb=24)
-    exact, rough = search(request), search(request, tolerance=0.05)
+    exact, rough = search_plan(request), search_plan(request, tolerance=0.05)
     assert isinstance(exact.result, ParallelPlan)
     assert isinstance(rough.result, ParallelPlan)
     assert exact.result.optimality_gap == 0.0
-    assert rough.report.labels <= exact.report.labels
+    assert rough.stats.labels <= exact.stats.labels
     assert rough.result.optimality_gap <= 0.05
     assert rough.result.iteration_time_s * 0.95 <= exact.result.iteration_time_s

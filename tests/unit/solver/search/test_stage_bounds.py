@@ -6,16 +6,20 @@ import numpy as np
 import pytest
 
 from scheduler.solver.instance import StageCosts
-from scheduler.solver.search.dominance import undominated
-from scheduler.solver.search.stage_bounds import candidate_prices, lower_bounds, stage_lower_bounds
-from scheduler.solver.search.windows import windows_of
+from scheduler.solver.search.stage_bounds import (
+    build_windows,
+    compute_candidate_prices,
+    compute_lower_bounds,
+    compute_stage_lower_bounds,
+    find_undominated,
+)
 from tests.unit.solver.search.drawn import DrawnStage, drawn_costs, drawn_stage
 
 SEEDS = range(40)
 
 
 def _bounds(stage: DrawnStage, capacity_bytes: int) -> np.ndarray:
-    return stage_lower_bounds(
+    return compute_stage_lower_bounds(
         stage.windows,
         stage.costs,
         in_flight=stage.in_flight,
@@ -33,7 +37,7 @@ def test_a_bound_is_never_above_the_stage_that_it_bounds(seed: int) -> None:
         assert np.isinf(_bounds(stage, 1)[window])
     held = np.concatenate([stage.types[first:end] for first, end in stage.chunks])
     counts = np.bincount(held, minlength=len(stage.costs.time_s)).astype(np.float64)[None]
-    bound_s = lower_bounds(
+    bound_s = compute_lower_bounds(
         counts,
         stage.costs,
         length=len(held),
@@ -57,8 +61,8 @@ def test_without_a_limit_the_bound_is_every_layer_at_its_fastest() -> None:
 def test_the_prices_of_one_layer_close_its_bound_but_for_the_step_between_two_strategies(seed: int) -> None:
     """At a memory that a hull's corner needs, the dual is exact."""
     costs = drawn_costs(np.random.default_rng(seed), 1, 5)
-    memory, time_s = costs.memory_bytes(1.0)[0] + costs.working_bytes, costs.time_s[0]
-    prices = candidate_prices(time_s[None], memory[None])
+    memory, time_s = costs.compute_memory_bytes(1.0)[0] + costs.working_bytes, costs.time_s[0]
+    prices = compute_candidate_prices(time_s[None], memory[None])
     assert prices[0] == 0
     for price in prices:
         corner = int(np.lexsort((memory, time_s + price * memory))[0])
@@ -68,13 +72,13 @@ def test_the_prices_of_one_layer_close_its_bound_but_for_the_step_between_two_st
 
 def test_prices_of_many_unlike_layers_stay_few() -> None:
     generator = np.random.default_rng(0)
-    prices = candidate_prices(generator.uniform(1, 2, (60, 40)), generator.integers(1, 10**6, (60, 40)))
+    prices = compute_candidate_prices(generator.uniform(1, 2, (60, 40)), generator.integers(1, 10**6, (60, 40)))
     assert 2 <= len(prices) <= 24
     assert (np.diff(prices) > 0).all()
 
 
 def test_windows_are_equal_where_layers_and_touched_ends_are() -> None:
-    windows = windows_of((0, 0, 1, 0, 0, 1, 0), 3)
+    windows = build_windows((0, 0, 1, 0, 0, 1, 0), 3)
     assert windows.ids[1, 3] == windows.ids[4, 6]
     assert windows.ids[0, 2] != windows.ids[3, 5]
     assert windows.ids[5, 7] != windows.ids[2, 4]
@@ -87,13 +91,13 @@ def test_windows_are_equal_where_layers_and_touched_ends_are() -> None:
 
 def test_windows_of_equal_layers_grow_with_the_depth_alone() -> None:
     at_the_start, at_the_end, inside, whole = 47, 47, 46, 1
-    assert len(windows_of((0,) * 48, 1).spans) == at_the_start + at_the_end + inside + whole
+    assert len(build_windows((0,) * 48, 1).spans) == at_the_start + at_the_end + inside + whole
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_best_choice_of_a_stage_survives_dominance(seed: int) -> None:
     stage = drawn_stage(seed)
-    kept = undominated(stage.costs, in_flight_max=3.0)
+    kept = find_undominated(stage.costs, in_flight_max=3.0)
     allowed = np.isin(stage.choices, kept).all(axis=1)
     time_s, memory = stage.priced
     fitting_s = np.where(memory <= stage.capacity_bytes, time_s, np.inf)
@@ -112,4 +116,4 @@ def test_of_equal_strategies_the_first_stays_and_a_better_one_drops_the_rest() -
         reshard_s=np.zeros((1, 2, 2)),
         border_s=row,
     )
-    assert undominated(costs, in_flight_max=4.0).tolist() == [0, 3]
+    assert find_undominated(costs, in_flight_max=4.0).tolist() == [0, 3]

@@ -7,11 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.solver.search.label_setting import fastest_below
-from scheduler.solver.search.local_search import improved
-from scheduler.solver.search.priced_paths import Relaxation
-from scheduler.solver.search.stage_problem import StageProblem
-from scheduler.solver.search.stage_search import solve_stage
+from scheduler.solver.search.stage_problem import LagrangianRelaxation, StageProblem
+from scheduler.solver.search.stage_search import find_fastest_below, improve_choice, solve_stage
 from tests.unit.solver.search.drawn import drawn_stage
 
 SEEDS = range(60)
@@ -34,7 +31,7 @@ def test_a_stage_is_solved_exactly(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_weighing_choices_adds_up_layers_changes_borders_and_the_largest_buffer(seed: int) -> None:
     stage = drawn_stage(seed)
-    time_s, memory = stage.problem.weigh(stage.choices)
+    time_s, memory = stage.problem.evaluate_choices(stage.choices)
     assert np.allclose(time_s, stage.priced[0], rtol=1e-12)
     assert (memory == stage.priced[1]).all()
 
@@ -74,9 +71,11 @@ def test_nothing_that_fits_is_an_infinite_time_and_bound() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_price_bounds_the_stage_from_below_and_its_choices_have_the_priced_cost(seed: int) -> None:
     stage = drawn_stage(seed)
-    relaxation = Relaxation.of(stage.problem, np.arange(stage.costs.strategies), stage.capacity_bytes)
-    bounds, choices = relaxation.shortest(stage.prices)
-    time_s, memory = stage.problem.weigh(choices)
+    relaxation = LagrangianRelaxation.for_capacity(
+        stage.problem, np.arange(stage.costs.strategies), stage.capacity_bytes
+    )
+    bounds, choices = relaxation.find_shortest_paths(stage.prices)
+    time_s, memory = stage.problem.evaluate_choices(choices)
     bare = memory - stage.costs.working_bytes[choices].max(axis=1)
     assert bounds == pytest.approx(time_s + stage.prices * (bare - stage.capacity_bytes), rel=1e-9)
     assert (bounds <= stage.fastest_s * (1 + 1e-12)).all()
@@ -86,26 +85,28 @@ def test_every_price_bounds_the_stage_from_below_and_its_choices_have_the_priced
 def test_label_setting_finds_the_best_choice_below_its_limit_or_proves_that_there_is_none(seed: int) -> None:
     stage = drawn_stage(seed)
     bare = replace(stage.problem, working_bytes=np.zeros_like(stage.problem.working_bytes))
-    time_s, memory = bare.weigh(stage.choices)
+    time_s, memory = bare.evaluate_choices(stage.choices)
     fitting_s = np.where(memory <= stage.capacity_bytes, time_s, np.inf)
     best_s = float(fitting_s.min())
-    relaxation = Relaxation.of(bare, np.arange(stage.costs.strategies), stage.capacity_bytes)
+    relaxation = LagrangianRelaxation.for_capacity(bare, np.arange(stage.costs.strategies), stage.capacity_bytes)
     for price in (0.0, float(stage.prices[-1])):
         for ratio, rounding in ((3.0, 0.0), (1.01, 0.0), (1 - 1e-9, 0.0), (3.0, 0.2)):
             limit_s = ratio * best_s if np.isfinite(best_s) else 100.0
             rounding_s = rounding * limit_s
-            found = fastest_below(relaxation, price=price, limit_s=limit_s, rounding_s=rounding_s, labels_max=PLENTY)
+            found = find_fastest_below(
+                relaxation, price=price, limit_s=limit_s, rounding_s=rounding_s, labels_max=PLENTY
+            )
             assert found.complete
             assert bool(found.choice) == (best_s < limit_s)
             if found.choice:
-                reached_s, size = bare.weigh(np.array([found.choice]))
+                reached_s, size = bare.evaluate_choices(np.array([found.choice]))
                 assert size[0] <= stage.capacity_bytes
                 assert best_s * (1 - 1e-12) <= reached_s[0] <= best_s * (1 + 1e-12) + rounding_s
 
 
 def test_label_setting_stops_at_its_budget() -> None:
-    relaxation = Relaxation.of(drawn_stage(1).problem, np.arange(5), 10**9)
-    found = fastest_below(relaxation, price=0.0, limit_s=100.0, rounding_s=0.0, labels_max=4)
+    relaxation = LagrangianRelaxation.for_capacity(drawn_stage(1).problem, np.arange(5), 10**9)
+    found = find_fastest_below(relaxation, price=0.0, limit_s=100.0, rounding_s=0.0, labels_max=4)
     assert (found.choice, found.complete) == ((), False)
 
 
@@ -115,9 +116,9 @@ def test_local_search_ends_in_a_choice_that_fits_and_never_gets_slower_on_the_wa
     problem, allowed = stage.problem, np.arange(stage.costs.strategies)
     fits = stage.priced[1] <= stage.capacity_bytes
     for start in stage.choices[:: len(stage.choices) // 7]:
-        before_s, size = (entry[0] for entry in problem.weigh(start[None]))
-        ended = improved(problem, allowed, start)
-        after_s, weight = (entry[0] for entry in problem.weigh(ended[None]))
+        before_s, size = (entry[0] for entry in problem.evaluate_choices(start[None]))
+        ended = improve_choice(problem, allowed, start)
+        after_s, weight = (entry[0] for entry in problem.evaluate_choices(ended[None]))
         if size <= stage.capacity_bytes:
             assert weight <= stage.capacity_bytes
             assert after_s <= before_s * (1 + 1e-12)
@@ -136,4 +137,4 @@ def test_two_moves_at_once_reach_what_one_cannot() -> None:
         prices=np.zeros(1),
         capacity_bytes=10,
     )
-    assert improved(problem, np.arange(2), np.array([0, 0])).tolist() == [1, 1]
+    assert improve_choice(problem, np.arange(2), np.array([0, 0])).tolist() == [1, 1]

@@ -1,0 +1,227 @@
+"""What node agents and workers hear: notices to leave, and an agent's assignment.
+
+Notices: what the ranks of a generation are told of leaving, whichever way they ask.
+
+What the agent of one job on one node has to do: which ranks to start, what to tell its ranks, when to end. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from api.agent_state import AgentStateCache
+from api.plans import PlanView, plan_view
+from scheduler.domain import gpu_sets
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.observation import AgentReport, BegunRun
+from scheduler.domain.worker_token import issue_worker_token
+from scheduler.executors.rank_launch import LaunchSpec, assign_rank_slots, build_rank_environment
+from scheduler.settings import Settings
+
+
+class NoticeView(TypedDict):
+    """`leave` where the job has no place to go on, `replan` where newer workers are due, `checkpoint` where somebody
+    asked for one, by the name `request`; at the next step boundary where `step` is null."""
+
+    action: Literal["leave", "replan", "checkpoint"]
+    step: int | None
+    seconds_left: float | None
+    request: NotRequired[str]
+
+
+class ProgressReplyView(TypedDict):
+    notice: NoticeView | None
+
+
+class AgentRankView(TypedDict):
+    rank: int
+    local_rank: int
+    gpu: int
+    env: dict[str, str]
+
+
+class AssignmentView(TypedDict):
+    """The reply to an agent's report.
+
+    `begun`: ranks of `generation` may be started; what they need is there for an agent that has not come to that
+    generation. `kill`: why the ranks that it reports have to be killed now, empty where they need not. `done`: the
+    job has ended, and `failed` tells how. It asks again after `poll_after_s`.
+    """
+
+    generation: int
+    begun: bool
+    ranks: list[AgentRankView]
+    notice: NoticeView | None
+    kill: str
+    done: bool
+    failed: bool
+    poll_after_s: float
+    world_size: NotRequired[int]
+    command: NotRequired[list[str]]
+    steps: NotRequired[int]
+    checkpoint_dir: NotRequired[str]
+    plan: NotRequired[PlanView]
+
+
+NEW_AGENTS_WAIT_S_MAX = 600.0
+"""Agents of new nodes are waited for no longer: an image of many gigabytes takes minutes."""
+
+
+def select_notice(job: Job, generation: int, now_s: float, agent_state: AgentStateCache) -> NoticeView | None:
+    """As `notice_view`, but that ranks which have no GPU to give back go on while agents come up on their new nodes:
+    for half of the time that they have to leave, and AGENTS_S_MAX at most."""
+    notice = departure_notice(job, generation, now_s)
+    if notice is None or notice["action"] != "replan":
+        return notice
+    own = next((run for run in agent_state.begun_runs(job.id, now_s) if run.generation == generation), None)
+    target, leave_by_s = job.allocation.target, job.allocation.leave_by_s
+    if own is None or gpu_sets.difference(own.gpus, target):
+        return notice
+    half_s = math.inf if leave_by_s is None else (job.state_since_s + leave_by_s) / 2
+    may_wait = now_s < min(half_s, job.state_since_s + NEW_AGENTS_WAIT_S_MAX)
+    return None if may_wait and not agent_state.have_all_reported(job.id, target, now_s) else notice
+
+
+def checkpoint_notice(job: Job, report: AgentReport) -> NoticeView | None:
+    """For the agent of rank 0 alone, whose ranks agree with all others on the step at which they save."""
+    wish = job.pending_checkpoint_request
+    if wish is None or wish.steps is None or wish.generation != report.generation:
+        return None
+    if all(rank.rank != 0 for rank in report.ranks):
+        return None
+    return {"action": "checkpoint", "step": int(wish.steps), "seconds_left": None, "request": str(wish.asked_at_s)}
+
+
+def departure_notice(job: Job, generation: int, now_s: float) -> NoticeView | None:
+    """`leave` where the job has no place to go on, `replan` where newer workers are due, else None.
+
+    Workers act at the next step boundary, hence no step.
+    """
+    allocation = job.allocation
+    has_place = bool(allocation.target) and not job.is_ended
+    if has_place and allocation.generation <= generation:
+        return None
+    seconds_left = None if allocation.leave_by_s is None else max(0.0, allocation.leave_by_s - now_s)
+    return {"action": "replan" if has_place else "leave", "step": None, "seconds_left": seconds_left}
+
+
+POLL_INTERVAL_S = 2.0
+FAST_POLL_INTERVAL_S = 1.0
+"""An agent asks again after so long; after SOON_S where what it runs is not what is wanted."""
+
+
+def build_assignment(
+    job: Job,
+    begun_runs: Sequence[BegunRun],
+    report: AgentReport,
+    *,
+    notice: NoticeView | None,
+    settings: Settings,
+    secret: bytes,
+) -> AssignmentView:
+    """The reply to a report. `notice` is what the ranks that it tells of are to hear.
+
+    `begun`: ranks of `generation` may be started; what they need is there for an agent that has not come to that
+    generation. `kill`: why the ranks that it reports have to be killed now, empty where they need not. `done`: the
+    job has ended, and `failed` tells how.
+    """
+    if job.is_ended:
+        failed = job.state is JobState.FAILED
+        return {**_EMPTY_ASSIGNMENT, "done": True, "failed": failed, "notice": {**_LEAVE_NOTICE}}
+    run = _startable_run(begun_runs, report)
+    generation = job.allocation.generation if run is None else run.generation
+    kill = _kill_reason(begun_runs, report)
+    is_settled = report.generation == job.allocation.generation and notice is None and not kill
+    reply: AssignmentView = {
+        **_EMPTY_ASSIGNMENT,
+        "generation": generation,
+        "begun": run is not None,
+        "notice": notice,
+        "kill": kill,
+        "poll_after_s": POLL_INTERVAL_S if is_settled else FAST_POLL_INTERVAL_S,
+    }
+    if run is not None and report.generation < run.generation:
+        _add_start_fields(reply, job, run, report.node, settings=settings, secret=secret)
+    return reply
+
+
+_LEAVE_NOTICE: NoticeView = {"action": "leave", "step": None, "seconds_left": None}
+_EMPTY_ASSIGNMENT: AssignmentView = {
+    "generation": 0,
+    "begun": False,
+    "ranks": [],
+    "notice": None,
+    "kill": "",
+    "done": False,
+    "failed": False,
+    "poll_after_s": FAST_POLL_INTERVAL_S,
+}
+
+
+def _startable_run(begun_runs: Sequence[BegunRun], report: AgentReport) -> BegunRun | None:
+    """The newest run that this agent, and no other one on its node, may start or has started."""
+    own = [run for run in begun_runs if run.may_start and run.pods.get(report.node) == report.pod]
+    return own[-1] if own else None
+
+
+def _kill_reason(begun_runs: Sequence[BegunRun], report: AgentReport) -> str:
+    if not report.has_living_ranks:
+        return ""
+    own = next((run for run in begun_runs if run.generation == report.generation), None)
+    if own is None:
+        # What was begun a moment ago may not have been read yet, but never where something newer was.
+        newer = any(run.generation > report.generation for run in begun_runs)
+        return "a newer generation was begun, and nobody knows this one any more" if newer else ""
+    if own.pods.get(report.node) != report.pod:
+        return "another agent runs this generation here"
+    if own.end is not None:
+        return "the run has ended"
+    if own.doom is not None and report.at_s >= own.kill_at_s:
+        return own.doom.fault or own.doom.loss or "rank 0 has said its last word a while ago"
+    return ""
+
+
+def _add_start_fields(
+    reply: AssignmentView, job: Job, run: BegunRun, node: str, *, settings: Settings, secret: bytes
+) -> None:
+    """All that the agent needs to start its ranks. Folders are its own: EBBTIDE_RUN_ROOT, EBBTIDE_RUN_DIR,
+    EBBTIDE_PLAN and, unless the job names one, EBBTIDE_CHECKPOINT_DIR are left empty."""
+    briefing = LaunchSpec(
+        job_id=job.id,
+        generation=run.generation,
+        world_size=len(run.seats),
+        steps=job.spec.steps,
+        store_host=settings.store_host,
+        store_port=settings.store_port,
+        run_root="",
+        run_dir="",
+        plan_path="",
+        checkpoint_dir=job.spec.checkpoint.dir,
+        url=settings.worker_url,
+        token=issue_worker_token(secret, job.id, run.generation),
+        frozen_layers=run.frozen_layers,
+        checkpoint_step=int(job.progress.checkpoint_steps),
+        checkpoint_interval_s=job.spec.checkpoint.interval_s,
+        checkpoint_keep=job.spec.checkpoint.keep,
+        env=job.spec.env,
+    )
+    places = [place for place in assign_rank_slots(run.seats) if place.node == node]
+    reply["world_size"] = briefing.world_size
+    reply["command"] = list(job.spec.command)
+    reply["steps"] = briefing.steps
+    reply["checkpoint_dir"] = briefing.checkpoint_dir
+    reply["plan"] = plan_view(run.plan)
+    reply["ranks"] = [
+        {
+            "rank": place.rank,
+            "local_rank": place.local_rank,
+            "gpu": place.gpu,
+            "env": build_rank_environment(briefing, place, inherited={}),
+        }
+        for place in places
+    ]

@@ -1,0 +1,144 @@
+"""AgentDesk: what the requests of node agents share in one process, so that a thousand of them do not hurt the store.
+
+Agents ask every 2 s, and mostly nothing has changed. What they are told may be FRESH_S old, and of what they tell only
+what is new is written at once, and a sign of life every HEARTBEAT_S, those of a second together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from scheduler.domain.job import Job
+from scheduler.domain.observation import AgentReport, BegunRun, RankStatus
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.protocol import RunLog, Store
+
+CACHE_TTL_S = 0.5
+HEARTBEAT_INTERVAL_S = 10.0
+AGENT_TIMEOUT_S = 3 * HEARTBEAT_INTERVAL_S
+"""Who has told nothing for so long is not there: a job may have left the node and come back."""
+_BATCH_INTERVAL_S = 1.0
+
+
+class AgentStateCache:
+    """Safe to use from several threads. Two processes side by side write no wrong report, only one more of the same."""
+
+    def __init__(self, store: Store, run_log: RunLog) -> None:
+        self._store = store
+        self._run_log = run_log
+        self._lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._snapshot = Snapshot()
+        self._read_at_s = float("-inf")
+        self._begun: dict[str, tuple[float, tuple[BegunRun, ...]]] = {}
+        self._reported: dict[str, tuple[float, frozenset[str], bool]] = {}
+        self._written: dict[tuple[str, str], _WrittenReport] = {}
+        self._unwritten: dict[tuple[str, str], AgentReport] = {}
+        self._written_at_s = float("-inf")
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """The newest committed one, or one that is a moment older."""
+        with self._lock:
+            if not _is_fresh(self._read_at_s, now_s):
+                self._snapshot, self._read_at_s = self._store.load().snapshot, now_s
+                self._drop_ended_jobs(self._snapshot)
+            return self._snapshot
+
+    def job(self, job_id: str, now_s: float) -> Job | None:
+        """A live job, or one that has ended."""
+        return self.snapshot(now_s).jobs.get(job_id) or self._store.get_ended_job(job_id)
+
+    def begun_runs(self, job_id: str, now_s: float) -> tuple[BegunRun, ...]:
+        """The job's begun runs, by generation."""
+        with self._lock:
+            read_at_s, runs = self._begun.get(job_id, (float("-inf"), ()))
+        if not _is_fresh(read_at_s, now_s):
+            runs = self._run_log.list_begun_runs_of(job_id)
+            with self._lock:
+                self._begun[job_id] = now_s, runs
+        return runs
+
+    def have_all_reported(self, job_id: str, nodes: Collection[str], now_s: float) -> bool:
+        """Whether an agent of the job has reported from each of these nodes lately. All agents of a job that grows ask
+        this of all its nodes, time and again: they share the answer."""
+        wanted = frozenset(nodes)
+        with self._lock:
+            read_at_s, told, answer = self._reported.get(job_id, (float("-inf"), wanted, False))
+        if told != wanted or not _is_fresh(read_at_s, now_s):
+            found = [self._run_log.get_report(job_id, node) for node in nodes]
+            answer = all(each is not None and _is_fresh(each.at_s, now_s, for_s=AGENT_TIMEOUT_S) for each in found)
+            with self._lock:
+                self._reported[job_id] = now_s, wanted, answer
+        return answer
+
+    def record_report(self, report: AgentReport) -> None:
+        """Write the report down where it says something new, or where the one before is old."""
+        key = (report.job_id, report.node)
+        with self._lock:
+            written = self._written.get(key)
+        if written is None and (written := _WrittenReport.of(self._run_log.get_report(*key))) is not None:
+            with self._lock:
+                self._written[key] = written
+        if written is not None and (written.report.pod, written.report.generation) == (report.pod, report.generation):
+            report = replace(report, since_s=written.report.since_s)
+            if written.comparable == _comparable_report(report):
+                if _is_fresh(written.report.at_s, report.at_s, for_s=HEARTBEAT_INTERVAL_S):
+                    return
+                self._write(report, written.comparable, immediately=False)
+                return
+        self._write(report, _comparable_report(report), immediately=True)
+
+    def _write(self, report: AgentReport, comparable: AgentReport, *, immediately: bool) -> None:
+        with self._lock:
+            key = (report.job_id, report.node)
+            self._written[key], self._unwritten[key] = _WrittenReport(report, comparable), report
+            if not immediately and _is_fresh(self._written_at_s, report.at_s, for_s=_BATCH_INTERVAL_S):
+                return
+        with self._write_lock:  # one at a time, for all that wait: a database of one writer need not be fair to many
+            with self._lock:
+                self._written_at_s = report.at_s
+                waiting, self._unwritten = self._unwritten, {}
+            try:
+                self._run_log.record_reports(*waiting.values())
+            except BaseException:
+                with self._lock:  # nothing of it is known to be written: what comes next is news again
+                    for each in waiting:
+                        self._written.pop(each, None)
+                raise
+
+    def _drop_ended_jobs(self, live: Snapshot) -> None:
+        for known in (self._begun, self._reported):
+            for job_id in known.keys() - live.jobs.keys():
+                del known[job_id]
+        for reports in (self._written, self._unwritten):
+            for key in [key for key in reports if key[0] not in live.jobs]:
+                del reports[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenReport:
+    report: AgentReport
+    comparable: AgentReport
+
+    @classmethod
+    def of(cls, report: AgentReport | None) -> _WrittenReport | None:
+        return None if report is None else cls(report, _comparable_report(report))
+
+
+def _is_fresh(read_at_s: float, now_s: float, *, for_s: float = CACHE_TTL_S) -> bool:
+    return 0.0 <= now_s - read_at_s < for_s
+
+
+def _comparable_report(report: AgentReport) -> AgentReport:
+    """What of a report has to be known at once: all but how far and how fast its ranks are."""
+    ranks = tuple(
+        replace(rank, status=None if rank.status is None else _comparable_status(rank.status)) for rank in report.ranks
+    )
+    return replace(report, at_s=0.0, ranks=ranks)
+
+
+def _comparable_status(status: RankStatus) -> RankStatus:
+    step = int(status.has_loaded_state)
+    return replace(status, step=step, loss=None, samples_per_s=None, written_at_ns=0, peak_bytes=None, oom_kills=None)

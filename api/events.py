@@ -1,0 +1,181 @@
+"""Server-sent events: who asks for a list with `Accept: text/event-stream` is told of what comes, as it comes.
+
+They have the paths of the lists, which stand in OpenAPI with both forms of answer.
+
+Events and decisions: the record of what happened and what was decided, oldest first.
+
+Snapshots: the whole live state, for `ebbtide replay` and for support.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Query, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
+
+from api.event_views import DecisionView, EventView, SnapshotView, decision_view, event_view, snapshot_view
+from api.http.dependencies import (
+    AfterParameter,
+    ContextDep,
+    LimitParameter,
+    PrincipalDep,
+    Router,
+    ServiceDep,
+    create_router,
+)
+from api.http.errors import problem_responses, raise_invalid_field
+from api.http.paging import CursorParameter, PageOf, TextParameter, page_by_number
+from api.state import RequestContext
+from api.streams.server_sent_events import MEDIA_TYPE, EventStreamResponse, StreamRegistry
+from api.streams.sources import EventSubscription, follow_events
+from scheduler.domain.decisions import decision_subject as subject_of
+from scheduler.store.api_protocol import ApiStore, HistoryLog
+
+STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            MEDIA_TYPE: {
+                "schema": {"type": "string"},
+                "example": 'id: 7\ndata: {"number":7,"code":"JobStarted","subject":"train-x7k2qa"}\n\n',
+            }
+        },
+        "description": "A page; or, where Accept is text/event-stream, what comes from now on, one event an item. "
+        "Its id, sent back as Last-Event-ID, goes on from there.",
+    }
+}
+"""For the decorators of the lists that can be followed."""
+
+
+class StreamRoute(APIRoute):
+    """Matches only who asks for a stream."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        accepted = (value for name, value in scope.get("headers", ()) if name == b"accept")
+        if not any(MEDIA_TYPE.encode() in value.lower() for value in accepted):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+async def _get_streams(request: Request) -> StreamRegistry:
+    streams = request.app.state.streams
+    assert isinstance(streams, StreamRegistry)
+    return streams
+
+
+stream_router = Router(prefix="/v1", route_class=StreamRoute, include_in_schema=False)
+StreamsDep = Annotated[StreamRegistry, Depends(_get_streams)]
+LastEventIdHeader = Annotated[str, Header(alias="Last-Event-ID")]
+StreamAfterParameter = Annotated[int | None, Query(ge=0, lt=2**63)]
+
+
+@stream_router.get("/events")
+def stream_events(
+    principal: PrincipalDep,
+    service: ServiceDep,
+    streams: StreamsDep,
+    *,
+    subject: str = "",
+    after: StreamAfterParameter = None,
+    last_event_id: LastEventIdHeader = "",
+) -> Response:
+    """Events from now on, or those after a number. `gap` tells of events that are kept no more."""
+    newest = service.store.get_last_event_number()
+    start = _start_number(after, last_event_id, newest)
+    wish = EventSubscription(principal, newest if start is None else start, subject, _swept_up_to(service.store))
+    return EventStreamResponse(follow_events(streams, service.store, wish), streams)
+
+
+@stream_router.get("/jobs/{job_id}/events")
+def stream_job_events(
+    job_id: str,
+    context: ContextDep,
+    streams: StreamsDep,
+    *,
+    after: StreamAfterParameter = None,
+    last_event_id: LastEventIdHeader = "",
+) -> Response:
+    """All events of the job, or those after a number."""
+    context.job(job_id)
+    start = _start_number(after, last_event_id, context.store.get_last_event_number())
+    wish = EventSubscription(context.principal, start or 0, job_id, _swept_up_to(context.store))
+    return EventStreamResponse(follow_events(streams, context.store, wish), streams)
+
+
+def _swept_up_to(store: ApiStore) -> int:
+    return store.get_retention_mark(HistoryLog.EVENTS)
+
+
+def _start_number(after: int | None, last_event_id: str, newest: int) -> int | None:
+    """The number after which a stream goes on: a client that comes back says so in its header, and still has in its URL
+    where it began."""
+    if not last_event_id:
+        start, field = after, "after"
+    elif last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19:
+        start, field = int(last_event_id), "Last-Event-ID"
+    else:
+        raise_invalid_field("Last-Event-ID", last_event_id, "the id of an event of this stream")
+    if start is not None and start > newest:
+        raise_invalid_field(field, start, f"at most {newest}, the number of the newest event")
+    return start
+
+
+router = create_router("record")
+
+
+@router.get("/events", responses=STREAM_RESPONSES | problem_responses(410))
+def list_events(
+    context: ContextDep,
+    subject: TextParameter = "",
+    after: AfterParameter = 0,
+    limit: LimitParameter = 100,
+    cursor: CursorParameter = "",
+) -> PageOf[EventView]:
+    """Events of one subject (a job id, node, pool) or of all. To follow them, ask for a stream, or again after
+    the last number."""
+    return page_of_events(context, subject=subject, after=after, limit=limit, cursor=cursor)
+
+
+@router.get("/decisions", responses=problem_responses(410))
+def list_decisions(
+    context: ContextDep, after: AfterParameter = 0, limit: LimitParameter = 100, cursor: CursorParameter = ""
+) -> PageOf[DecisionView]:
+    """What ticks decided, each decision with its reason."""
+    sight = context.visibility
+    page = page_by_number(
+        "decisions",
+        context.store.list_decisions,
+        lambda row: sight.can_see_subject(subject_of(row.decision)),
+        swept=partial(context.store.get_retention_mark, HistoryLog.DECISIONS),
+        after=after,
+        cursor=cursor,
+        limit=limit,
+    )
+    return {"items": sight.redact([decision_view(row) for row in page["items"]]), "next": page["next"]}
+
+
+def page_of_events(context: RequestContext, *, subject: str, after: int, limit: int, cursor: str) -> PageOf[EventView]:
+    sight = context.visibility
+    page = page_by_number(
+        "events",
+        partial(context.store.list_events, subject=subject),
+        lambda row: sight.can_see_subject(row.event.subject),
+        swept=partial(context.store.get_retention_mark, HistoryLog.EVENTS),
+        after=after,
+        cursor=cursor,
+        limit=limit,
+    )
+    return {"items": sight.redact([event_view(row) for row in page["items"]]), "next": page["next"]}
+
+
+snapshot_router = create_router("record")
+
+
+@snapshot_router.get("/snapshots/latest")
+def get_latest_snapshot(service: ServiceDep) -> SnapshotView:
+    """The newest committed snapshot; what waits in the inbox is not in it."""
+    return snapshot_view(service.store.load().snapshot)

@@ -1,0 +1,254 @@
+"""Rehearsal: the tick of the service on a copy of the state, with nobody affected. Dry runs and explanations use it.
+
+Reasons: why jobs wait, for pages that ask again and again. One rehearsal is shared by all who ask.
+
+Why a job is where it is, and what would become of one: explanations and dry runs as answers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from typing_extensions import TypedDict
+
+from api.event_views import ReasonView, reason_view
+from api.http.paging import AtSeconds, GpusByNode, encode_gpus
+from api.jobs import JobView, job_view
+from api.plans import PlanView, plan_view
+from scheduler.domain import gpu_sets
+from scheduler.domain.commands import Command
+from scheduler.domain.decisions import Decision, LendNode, PreemptJob, Reason, ResizeJob, decision_subject
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import TickReport
+from scheduler.executors.executor import RecordingExecutor
+from scheduler.runtime.clock import ManualClock
+from scheduler.runtime.reconciler import tick
+from scheduler.scheduling.explanation import Explanation, explain
+from scheduler.scheduling.policies.policy_set import PolicySet
+from scheduler.store.memory_store import MemoryStore
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What the next tick would do, and the state that it would leave."""
+
+    report: TickReport
+    snapshot: Snapshot
+
+
+def dry_run_tick(snapshot: Snapshot, policies: PolicySet, *commands: Command) -> DryRun:
+    """One real tick at `snapshot.now_s` with `commands` in the inbox.
+
+    The executor has seen nothing new, so everything that is on its way stays on its way.
+    """
+    store = MemoryStore(snapshot)
+    _send_commands(store, commands)
+    lease = store.acquire_lease("rehearsal", now_s=snapshot.now_s, ttl_s=60.0)
+    assert lease is not None, "nobody else knows this store"
+    clock = ManualClock(snapshot.now_s)
+    report = tick(store, RecordingExecutor(), clock, policies, epoch=lease.epoch)
+    return DryRun(report, store.load().snapshot)
+
+
+def _send_commands(store: MemoryStore, commands: Iterable[Command]) -> None:
+    for command in commands:
+        store.send(command)
+
+
+CPU_SHARE_MAX = 0.05
+"""Of one core, that is the most that rehearsals for those who look may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReasons:
+    """What the next tick would say in the state `snapshot`: `reasons` by job id."""
+
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+    _explanations: dict[str, Explanation] = field(default_factory=dict)
+
+    def explain(self, job_id: str) -> Explanation:
+        """Kept, because each looks at every job. Raises KeyError where the snapshot has no such job."""
+        if job_id not in self._explanations:
+            self._explanations[job_id] = explain(self.snapshot, self.reasons, job_id)
+        return self._explanations[job_id]
+
+
+class PendingReasonCache:
+    """Safe to use from several threads."""
+
+    def __init__(self, policies: PolicySet, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._policies = policies
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._latest = PendingReasons()
+        self._next_refresh_at_s = 0.0
+
+    def read(self, committed: Snapshot) -> PendingReasons:
+        """The reasons in the newest committed state; in one shortly before, where a rehearsal is dear (it takes as long
+        as a tick, and runs at most for `SHARE` of the time) or another thread is at it."""
+        if not self._lock.acquire(blocking=not self._latest.snapshot.generation):
+            return self._latest
+        try:
+            begun_s = self._clock_s()
+            if committed.generation != self._latest.snapshot.generation and begun_s >= self._next_refresh_at_s:
+                self._latest = PendingReasons(committed, dry_run_tick(committed, self._policies).report.waiting)
+                ended_s = self._clock_s()
+                self._next_refresh_at_s = ended_s + (ended_s - begun_s) / CPU_SHARE_MAX
+        finally:
+            self._lock.release()
+        return self._latest
+
+
+class PlannedDecisionView(TypedDict):
+    """A decision of the coming tick. `subject`: the job id or node that it is about."""
+
+    kind: str
+    subject: str
+    reason: ReasonView
+
+
+class ExplanationView(TypedDict):
+    """`reason` is null for a job that has what it wants. `position`: its place in the queue, from 1. `holders`: other
+    jobs and the GPUs they hold that it could use. `expected_start_s`: null where nobody can tell. `unblocks`: what
+    would start it at once. `next`: what the coming tick would do with it."""
+
+    job_id: str
+    state: JobState
+    summary: str
+    reason: ReasonView | None
+    position: int | None
+    needed_gpus: int
+    held_gpus: int
+    free_gpus: int
+    holders: dict[str, int]
+    expected_start_s: AtSeconds | None
+    unblocks: str
+    next: PlannedDecisionView | None
+
+
+class PreemptedJobView(TypedDict):
+    """A job that would give up all its `gpus`, by `leave_by_s`."""
+
+    job_id: str
+    gpus: int
+    leave_by_s: AtSeconds
+    reason: ReasonView
+
+
+class ResizedJobView(TypedDict):
+    """A job that would go from `from_gpus` to `to_gpus`, by `leave_by_s` where it shrinks."""
+
+    job_id: str
+    from_gpus: int
+    to_gpus: int
+    leave_by_s: AtSeconds
+    reason: ReasonView
+
+
+class LentNodeView(TypedDict):
+    """An inference node that would be offered to training."""
+
+    node: str
+    pool: str
+    reason: ReasonView
+
+
+class DryRunView(TypedDict):
+    """What the coming tick would do because of the job: decisions that it would take without it are left out.
+
+    `state` is the one that the job would be left in: `planning` while its curve is not solved, before which nothing
+    else can be told. `placement` and `plan` are those that it would start on. `expected_start_s`: now, or as
+    explained; null where nobody can tell. `position`: its place in the queue, from 1. `others`: all decisions about
+    others.
+    """
+
+    state: JobState
+    job: JobView | None
+    placement: GpusByNode | None
+    plan: PlanView | None
+    plan_summary: str | None
+    reason: ReasonView | None
+    position: int | None
+    expected_start_s: AtSeconds | None
+    preempted: list[PreemptedJobView]
+    resized: list[ResizedJobView]
+    lent: list[LentNodeView]
+    explanation: ExplanationView | None
+    others: list[PlannedDecisionView]
+
+
+def planned_decision_view(decision: Decision) -> PlannedDecisionView:
+    kind = type(decision).__name__
+    return {"kind": kind, "subject": decision_subject(decision), "reason": reason_view(decision.reason)}
+
+
+def explanation_view(explanation: Explanation, next_decision: Decision | None) -> ExplanationView:
+    return {
+        "job_id": explanation.job_id,
+        "state": explanation.state,
+        "summary": explanation.summary,
+        "reason": reason_view(explanation.reason) if explanation.reason else None,
+        "position": explanation.position,
+        "needed_gpus": explanation.needed_gpus,
+        "held_gpus": explanation.held_gpus,
+        "free_gpus": explanation.free_gpus,
+        "holders": dict(explanation.holders),
+        "expected_start_s": explanation.expected_start_s,
+        "unblocks": explanation.unblocks,
+        "next": planned_decision_view(next_decision) if next_decision else None,
+    }
+
+
+def dry_run_view(job_id: str, before: Snapshot, dry_run: DryRun, caused: Sequence[Decision]) -> DryRunView:
+    """`because`: what the tick would decide only because of the job, in order."""
+    job, waiting = dry_run.snapshot.jobs.get(job_id), dry_run.report.waiting
+    own = next((decision for decision in caused if decision_subject(decision) == job_id), None)
+    others = [decision for decision in caused if decision_subject(decision) != job_id]
+    reason = own.reason if own else waiting.get(job_id)
+    told = explain(dry_run.snapshot, waiting, job_id) if job else None
+    starts = job is not None and job.is_placed
+    plan = job.allocation.plan if job else None
+    return {
+        "state": job.state if job else JobState.FAILED,
+        "job": job_view(job, before.now_s) if job else None,
+        "placement": encode_gpus(job.allocation.target) if job and starts else None,
+        "plan": plan_view(plan) if plan else None,
+        "plan_summary": plan.summarize() if plan else None,
+        "reason": reason_view(reason) if reason else None,
+        "position": told.position if told else None,
+        "expected_start_s": before.now_s if starts else told.expected_start_s if told else None,
+        "preempted": [_preempted_job_view(one, before) for one in others if isinstance(one, PreemptJob)],
+        "resized": [_resized_job_view(one, before) for one in others if isinstance(one, ResizeJob)],
+        "lent": [_lent_node_view(one, before) for one in others if isinstance(one, LendNode)],
+        "explanation": explanation_view(told, own) if told else None,
+        "others": [planned_decision_view(decision) for decision in others],
+    }
+
+
+def _preempted_job_view(decision: PreemptJob, before: Snapshot) -> PreemptedJobView:
+    gpus = before.jobs[decision.job_id].allocation.target_gpus
+    reason = reason_view(decision.reason)
+    return {"job_id": decision.job_id, "gpus": gpus, "leave_by_s": decision.leave_by_s, "reason": reason}
+
+
+def _resized_job_view(decision: ResizeJob, before: Snapshot) -> ResizedJobView:
+    return {
+        "job_id": decision.job_id,
+        "from_gpus": before.jobs[decision.job_id].allocation.target_gpus,
+        "to_gpus": gpu_sets.count(decision.gpus),
+        "leave_by_s": decision.leave_by_s,
+        "reason": reason_view(decision.reason),
+    }
+
+
+def _lent_node_view(decision: LendNode, before: Snapshot) -> LentNodeView:
+    return {
+        "node": decision.node,
+        "pool": before.nodes[decision.node].pool,
+        "reason": reason_view(decision.reason),
+    }

@@ -1,0 +1,57 @@
+"""How the service itself fares, as answers.
+
+Health and metrics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from fastapi import Response
+from typing_extensions import TypedDict
+
+from api.http.dependencies import ServiceDep, create_router
+from api.http.errors import ProblemError
+from scheduler.telemetry.fleet_gauges import FleetGauges, get_package_version
+from scheduler.telemetry.metrics import CONTENT_TYPE, render_metrics
+
+
+class HealthView(TypedDict):
+    status: Literal["ok"]
+    version: str
+
+
+class ReadyView(TypedDict):
+    """`inbox_commands`: how many commands wait for the next tick."""
+
+    status: Literal["ok"]
+    inbox_commands: int
+
+
+router = create_router("service", prefix="")
+
+
+@router.get("/healthz")
+async def get_health() -> HealthView:  # async: it answers though every thread waits for the database
+    """This process answers."""
+    return {"status": "ok", "version": get_package_version()}
+
+
+@router.get("/readyz")
+def get_readiness(service: ServiceDep) -> ReadyView:
+    """The store answers and a controller leads, so that what is asked for will be done; 503 otherwise."""
+    waiting = service.store.count_pending_commands()
+    if not service.has_leader:
+        raise ProblemError(503, "not-ready", "no controller leads: commands are accepted and wait")
+    return {"status": "ok", "inbox_commands": waiting}
+
+
+@router.get("/metrics", response_class=Response)
+def get_metrics(service: ServiceDep) -> Response:
+    """All metrics in the text format of Prometheus."""
+    loaded = service.store.load()
+    present = replace(loaded.snapshot, now_s=max(service.clock.now_s(), loaded.snapshot.now_s))
+    by_job = service.settings.metrics_by_job
+    gauges = FleetGauges(present, has_leader=service.has_leader, inbox_size=len(loaded.inbox), by_job=by_job)
+    return Response(render_metrics(gauges), media_type=CONTENT_TYPE)

@@ -1,0 +1,252 @@
+"""The bearer token of a request (RFC 6750).
+
+How often somebody may ask: a token bucket for each, in this process.
+
+Authenticator: from the bearer token of a request to the principal behind it.
+
+Reporters: workers and agents, let through the gate by the kind of their token; the route checks whose it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import NoReturn
+
+from starlette.concurrency import run_in_threadpool
+
+from api.http.errors import ProblemError
+from api.identity.authorization import Caller, RouteRule
+from api.identity.oidc import InvalidTokenError, IssuerUnavailableError, OidcIssuer
+from api.identity.principals import API_TOKEN_PREFIX, Principal, token_digest, token_principal
+from scheduler.domain.worker_token import AGENT_TOKEN_PREFIX
+from scheduler.domain.worker_token import WORKER_TOKEN_PREFIX as WORKER_PREFIX
+from scheduler.runtime.clock import Clock
+from scheduler.settings import Settings
+from scheduler.store.api_protocol import TokenStore
+from scheduler.store.protocol import UnavailableError
+
+
+def parse_bearer_token(authorization: str, *, hint: str) -> str:
+    """The token in that header. Raises ProblemError (401), which says what is `needed`, where there is none."""
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise_unauthenticated(hint)
+    return token.strip()
+
+
+def raise_unauthenticated(detail: str) -> NoReturn:
+    raise ProblemError(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+_BUCKETS_MAX = 10_000
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    at_s: float
+
+
+class RateLimiter:
+    """Each asker has `burst` requests at once and `rate_per_s` in the long run. Used from one thread."""
+
+    def __init__(self, rate_per_s: float, burst: int) -> None:
+        self._rate_per_s = rate_per_s
+        self._burst = burst
+        self._buckets: dict[str, _Bucket] = {}
+
+    def consume(self, caller: str, now_s: float, *, cost: float = 1.0) -> float:
+        """Take one request's worth; seconds to wait where there is none left (nothing is taken then), else 0."""
+        bucket = self._buckets.get(caller)
+        if bucket is None:
+            self._evict_buckets(now_s)
+            bucket = self._buckets[caller] = _Bucket(self._burst, now_s)
+        bucket.level = min(self._burst, bucket.level + max(0.0, now_s - bucket.at_s) * self._rate_per_s)
+        bucket.at_s = now_s
+        if bucket.level < 1.0:
+            return (1.0 - bucket.level) / self._rate_per_s
+        bucket.level -= cost
+        return 0.0
+
+    def _evict_buckets(self, now_s: float) -> None:
+        """Who has not asked for so long that the bucket is full again is as good as unknown; else the oldest go."""
+        if len(self._buckets) < _BUCKETS_MAX:
+            return
+        full_s = self._burst / self._rate_per_s
+        kept = {asker: each for asker, each in self._buckets.items() if now_s - each.at_s < full_s}
+        newest = sorted(kept.items(), key=lambda each: each[1].at_s)[-_BUCKETS_MAX // 2 :]
+        self._buckets = dict(newest)
+
+
+def enforce_rate_limit(limiter: RateLimiter, caller: str, now_s: float, *, cost: float = 1.0) -> None:
+    """Raises ProblemError (429) where the asker has no request left."""
+    if wait_s := limiter.consume(caller, now_s, cost=cost):
+        headers = {"Retry-After": str(int(wait_s) + 1)}
+        raise ProblemError(429, "rate-limited", f"too many requests: ask again in {wait_s:.1f} s", headers=headers)
+
+
+logger = logging.getLogger(__name__)
+
+TOKEN_CACHE_S = 5.0
+"""A token that was found good is believed for so long: what revokes it counts within this time."""
+LAST_USE_INTERVAL_S = 60.0
+_CACHED_TOKENS_MAX = 4096
+_TOKEN_LENGTH_MAX = 8192
+_ISSUER_UNAVAILABLE = 503
+_TOKEN_HINT = "this needs a token: Authorization: Bearer ebk_...; `ebbtide login` keeps one for you"
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedToken:
+    principal: Principal
+    read_at_s: float
+    expires_at_s: float
+
+
+class Authenticator:
+    """Belongs to one application, and to its event loop: what waits (database, issuer) does so in a thread.
+
+    Who gives no token or a wrong one is slowed down by address; who gives a right one by token.
+    """
+
+    def __init__(self, tokens: TokenStore, settings: Settings, clock: Clock) -> None:
+        self._tokens = tokens
+        self._clock = clock
+        self._issuer = OidcIssuer(settings) if settings.oidc_issuer else None
+        self._cache: dict[str, _CachedToken] = {}
+        self._caller_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
+        self._address_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
+
+    async def authenticate(self, authorization: str, address: str) -> Principal:
+        """Who asks.
+
+        Raises:
+            ProblemError: 401 without a token or with a wrong one, 403 for a worker's, 429 for one who asks too often,
+                503 where the OIDC issuer is needed and silent.
+        """
+        known = self._find_cached(authorization)
+        if known is None:
+            self._enforce_rate_limit(self._address_limiter, address, cost=0.0)
+            try:
+                known = await self._verify_and_cache(authorization)
+            except ProblemError:
+                self._enforce_rate_limit(self._address_limiter, address)
+                raise
+        self._enforce_rate_limit(self._caller_limiter, known.principal.token_id or known.principal.name)
+        return known.principal
+
+    async def is_still_valid(self, authorization: str) -> bool:
+        """Whether a token that was good a while ago still is. Where nobody can tell now, it is."""
+        try:
+            return bool(self._find_cached(authorization) or await self._verify_and_cache(authorization))
+        except ProblemError as problem:
+            return problem.status == _ISSUER_UNAVAILABLE
+        except UnavailableError:
+            return True
+
+    def _find_cached(self, authorization: str) -> _CachedToken | None:
+        known, now_s = self._cache.get(token_digest(authorization)), self._clock.now_s()
+        is_fresh = known is not None and 0.0 <= now_s - known.read_at_s < TOKEN_CACHE_S and now_s < known.expires_at_s
+        return known if is_fresh else None
+
+    async def _verify_and_cache(self, authorization: str) -> _CachedToken:
+        key, now_s = token_digest(authorization), self._clock.now_s()
+        self._cache.pop(key, None)
+        known = await self._verify(parse_bearer_token(authorization, hint=_TOKEN_HINT), now_s)
+        if len(self._cache) >= _CACHED_TOKENS_MAX:
+            self._cache.clear()
+        self._cache[key] = known
+        return known
+
+    async def _verify(self, secret: str, now_s: float) -> _CachedToken:
+        if secret.startswith((WORKER_PREFIX, AGENT_TOKEN_PREFIX)):
+            raise ProblemError(403, "forbidden", "this token is a worker's: it can only report on its own job")
+        if secret.startswith(API_TOKEN_PREFIX):
+            return await run_in_threadpool(self._verify_api_token, token_digest(secret), now_s)
+        if self._issuer is None or secret.count(".") != 2 or len(secret) > _TOKEN_LENGTH_MAX:
+            raise_unauthenticated("the token is malformed: API tokens begin with ebk_; ask an admin for one")
+        return await run_in_threadpool(self._verify_jwt, self._issuer, secret, now_s)
+
+    def _verify_api_token(self, key: str, now_s: float) -> _CachedToken:
+        token = self._tokens.find_by_digest(key)
+        if token is None:
+            raise_unauthenticated("the token is not known here: is it of this service?")
+        if token.revoked_at_s is not None:
+            raise_unauthenticated(f"the token {token.prefix}... was revoked: ask an admin for another")
+        if not token.is_live(now_s):
+            raise_unauthenticated(f"the token {token.prefix}... has expired: ask an admin for another")
+        if token.last_used_at_s is None or now_s - token.last_used_at_s >= LAST_USE_INTERVAL_S:
+            try:
+                self._tokens.record_use(token.id, now_s)
+            except UnavailableError as busy:  # that it was used is worth a note, not a refusal
+                logger.warning("the use of token %s is not noted: %s", token.id, busy)
+        expires_at_s = float("inf") if token.expires_at_s is None else token.expires_at_s
+        return _CachedToken(token_principal(token), now_s, expires_at_s)
+
+    def _verify_jwt(self, issuer: OidcIssuer, secret: str, now_s: float) -> _CachedToken:
+        try:
+            identity = issuer.verify(secret, self._clock.elapsed_s())
+        except InvalidTokenError as wrong:
+            raise_unauthenticated(f"the JWT is refused: {wrong}")
+        except IssuerUnavailableError as silent:
+            headers = {"Retry-After": "10"}
+            raise ProblemError(_ISSUER_UNAVAILABLE, "issuer-unavailable", str(silent), headers=headers) from silent
+        return _CachedToken(identity.principal, now_s, identity.expires_at_s)
+
+    def _enforce_rate_limit(self, limiter: RateLimiter, caller: str, *, cost: float = 1.0) -> None:
+        enforce_rate_limit(limiter, caller, self._clock.elapsed_s(), cost=cost)
+
+
+_TRUSTED_MAX = 10_000
+_NOT_FOUND = 404
+"""No such job: said only to who has the token that would be its."""
+TOKEN_PREFIX_BY_CALLER = {Caller.WORKERS: WORKER_PREFIX, Caller.AGENTS: AGENT_TOKEN_PREFIX}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCaller:
+    """One that the gate has let in. All agents of a job have one token: each has a path."""
+
+    key: str
+    address: str
+
+
+class WorkerAuthenticator:
+    """Belongs to one application, and to its event loop. Whose token was found right is slowed down by token and path,
+    everybody else by address as well."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._clock = clock
+        self._caller_limiter = RateLimiter(settings.report_rate_per_s, settings.report_rate_burst)
+        self._address_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
+        self._trusted: set[str] = set()
+
+    def authenticate(self, rule: RouteRule, authorization: str, path: str, address: str) -> WorkerCaller:
+        """Who may report, if the route finds that the token is the job's.
+
+        Raises:
+            ProblemError: 401 without a token, 403 with one of another kind, 429 for one who reports too often.
+        """
+        prefix = TOKEN_PREFIX_BY_CALLER[rule.caller]
+        needed = (
+            f"{rule.caller.value} report with the token that they were started with: Authorization: Bearer {prefix}..."
+        )
+        token = parse_bearer_token(authorization, hint=needed)
+        if not token.startswith(prefix):
+            raise ProblemError(403, "forbidden", f"the token is not that of {rule.caller.value} of this job")
+        reporter = WorkerCaller(f"{token_digest(token)} {path}", address)
+        if reporter.key not in self._trusted:
+            enforce_rate_limit(self._address_limiter, address, self._clock.elapsed_s(), cost=0.0)
+        enforce_rate_limit(self._caller_limiter, reporter.key, self._clock.elapsed_s())
+        return reporter
+
+    def record_response(self, caller: WorkerCaller, status: int) -> None:
+        """What the route has made of it: of whom it is not known that the token is right, each refusal costs their
+        address one request."""
+        if status < 300 or status == _NOT_FOUND:
+            if len(self._trusted) >= _TRUSTED_MAX:
+                self._trusted.clear()
+            self._trusted.add(caller.key)
+        elif caller.key not in self._trusted and status < 500:
+            self._address_limiter.consume(caller.address, self._clock.elapsed_s())

@@ -1,0 +1,410 @@
+"""Jobs as answers.
+
+JobFilter: what lists of jobs may be asked for in a query.
+
+Jobs: submit, list, look at, scale, suspend, resume, cancel.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any, NotRequired, Self, cast
+
+from fastapi import Depends, Query, Response
+from pydantic import model_validator
+from typing_extensions import TypedDict
+
+from api.http.conditional_requests import IdempotencyKeyHeader, IfMatchHeader, require_match, set_etag, submit_once
+from api.http.dependencies import ContextDep, LimitParameter, ServiceDep, create_router
+from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
+from api.http.paging import (
+    TEXT_PATTERN,
+    AtSeconds,
+    CursorParameter,
+    GpusByNode,
+    PageOf,
+    StatesParameter,
+    encode_gpus,
+    page_of_jobs,
+    parse_states,
+)
+from api.identity.principals import Role
+from api.plans import check_job, check_queue
+from api.state import RequestContext
+from scheduler.documents.document import Document, Label, invalid_field
+from scheduler.documents.job import GpuCount, JobDocument, Priority, to_job_document, to_job_spec
+from scheduler.domain import gpu_sets
+from scheduler.domain.codec import encode
+from scheduler.domain.commands import CancelJob, ChangeJob, ResumeJob, ScaleJob, SubmitJob, SuspendJob
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.scheduling.preconditions import job_etag
+from scheduler.store.api_protocol import JobQuery
+
+
+class GpuRangeView(TypedDict):
+    min: int
+    max: int
+
+
+class JobGpusView(GpuRangeView):
+    """`target`: how many it has or is to have. `releasing`: how many it has yet to leave."""
+
+    target: int
+    releasing: int
+
+
+class ProgressView(TypedDict):
+    """`remaining_s` is what is left at the present speed; null where that or the length is unknown. `samples_per_s` and
+    `peak_bytes`, the most memory of a rank, are as measured, null before that; only what runs has a speed."""
+
+    steps: float
+    steps_total: int | None
+    fraction: float | None
+    checkpoint_steps: float
+    loss: float | None
+    frozen_layers: int
+    step_time_s: float | None
+    samples_per_s: float | None
+    peak_bytes: int | None
+    remaining_s: float | None
+    as_of_s: AtSeconds
+
+
+class AccountView(TypedDict):
+    """What the job has had and cost up to `settled_at_s`."""
+
+    waited_s: float
+    gpu_s: float
+    lost_gpu_s: float
+    failures: int
+    preemptions: int
+    resizes: int
+    first_started_at_s: AtSeconds | None
+    settled_at_s: AtSeconds
+
+
+class OutOfMemoryView(TypedDict):
+    plan: str
+    gpus: int
+    gpu_memory_bytes: int
+    predicted_bytes: int
+    measured_bytes: int | None
+
+
+class MemoryView(TypedDict):
+    """`factor`: the job's peaks over those that its plans predict. `deaths`: runs that died of memory, oldest first."""
+
+    factor: float
+    deaths: list[OutOfMemoryView]
+    retry_at_s: AtSeconds | None
+
+
+class VolumeClaimView(TypedDict):
+    claimName: str
+
+
+class VolumeView(TypedDict):
+    persistentVolumeClaim: VolumeClaimView
+    subPath: NotRequired[str]
+
+
+class CheckpointSpecView(TypedDict):
+    dir: str
+    interval: float
+    keep: int
+    volume: NotRequired[VolumeView]
+
+
+class JobSpecView(TypedDict):
+    """The job document, with what its owner left out filled in. Durations are seconds."""
+
+    name: str
+    gpus: GpuRangeView
+    queue: str
+    priority: int
+    gpu: NotRequired[str]
+    model: NotRequired[str]
+    profile: NotRequired[dict[str, Any]]
+    globalBatch: NotRequired[int]
+    sequenceLength: NotRequired[int]
+    steps: NotRequired[int]
+    durationEstimate: NotRequired[float]
+    deadline: NotRequired[float]
+    maxRunTime: NotRequired[float]
+    retries: int
+    command: list[str]
+    image: NotRequired[str]
+    env: dict[str, str]
+    checkpoint: CheckpointSpecView
+    fungible: bool
+    namespace: NotRequired[str]
+    template: NotRequired[dict[str, Any]]
+
+
+class JobView(TypedDict):
+    """`intent` is what was asked for last, `message` why it is in its state. `releasing_nodes` it has yet to leave, by
+    `leave_by_s`. `generation` counts the changes of its GPUs."""
+
+    id: str
+    name: str
+    queue: str
+    owner: str
+    priority: int
+    state: JobState
+    state_since_s: AtSeconds
+    intent: Intent
+    message: str
+    submitted_at_s: AtSeconds
+    gpus: JobGpusView
+    nodes: GpusByNode
+    releasing_nodes: GpusByNode
+    generation: int
+    leave_by_s: AtSeconds | None
+    plan: str | None
+    progress: ProgressView
+    account: AccountView
+    memory: MemoryView
+    spec: JobSpecView
+
+
+def job_view(job: Job, now_s: float) -> JobView:
+    allocation, spec = job.allocation, job.spec
+    return {
+        "id": job.id,
+        "name": spec.name,
+        "queue": spec.queue,
+        "owner": job.owner,
+        "priority": spec.priority,
+        "state": job.state,
+        "state_since_s": job.state_since_s,
+        "intent": job.intent,
+        "message": job.message,
+        "submitted_at_s": job.submitted_at_s,
+        "gpus": {
+            "min": spec.min_gpus,
+            "max": spec.max_gpus,
+            "target": allocation.target_gpus,
+            "releasing": gpu_sets.count(allocation.releasing),
+        },
+        "nodes": encode_gpus(allocation.target),
+        "releasing_nodes": encode_gpus(allocation.releasing),
+        "generation": allocation.generation,
+        "leave_by_s": allocation.leave_by_s,
+        "plan": allocation.plan.summarize() if allocation.plan else None,
+        "progress": progress_view(job, now_s),
+        "account": encode(job.account),
+        "memory": memory_view(job),
+        "spec": cast("JobSpecView", to_job_document(spec)),
+    }
+
+
+def progress_view(job: Job, now_s: float) -> ProgressView:
+    steps, remaining = job.steps_at(now_s), job.remaining_steps(now_s)
+    step_time_s = job.step_time_s()
+    runs = step_time_s < float("inf")
+    return {
+        "steps": steps,
+        "steps_total": job.spec.steps or None,
+        "fraction": steps / job.spec.steps if job.spec.steps else None,
+        "checkpoint_steps": job.progress.checkpoint_steps,
+        "loss": job.progress.loss,
+        "frozen_layers": job.freezing.layers,
+        "step_time_s": step_time_s if runs else None,
+        "samples_per_s": job.progress.samples_per_s if runs else None,
+        "peak_bytes": job.progress.peak_bytes,
+        "remaining_s": remaining * step_time_s if runs and remaining is not None else None,
+        "as_of_s": job.progress.at_s,
+    }
+
+
+def memory_view(job: Job) -> MemoryView:
+    memory = job.memory
+    deaths = [encode(death) for death in memory.deaths]
+    return {"factor": memory.factor, "deaths": deaths, "retry_at_s": memory.retry_at_s}
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Only jobs with all of the given traits."""
+
+    state: StatesParameter = ""
+    queue: Annotated[
+        str, Query(max_length=2000, pattern=TEXT_PATTERN, description="Of one of these queues, separated by commas.")
+    ] = ""
+    owner: Annotated[str, Query(max_length=200, pattern=TEXT_PATTERN, description="Submitted by this principal.")] = ""
+    name: Annotated[str, Query(max_length=200, pattern=TEXT_PATTERN, description="With a name that begins so.")] = ""
+    submitted_since_s: Annotated[
+        float | None, Query(ge=0, allow_inf_nan=False, description="Submitted then or later: seconds since 1970 (UTC).")
+    ] = None
+    submitted_until_s: Annotated[
+        float | None, Query(ge=0, allow_inf_nan=False, description="Submitted earlier than that.")
+    ] = None
+
+    def to_query(self) -> JobQuery:
+        """Raises RefusedError for a state that does not exist."""
+        return JobQuery(
+            states=parse_states(self.state, JobState, live=set(JobState) - ENDED_STATES),
+            queues=frozenset(name.strip() for name in self.queue.split(",")) if self.queue else None,
+            owner=self.owner,
+            name_prefix=self.name,
+            since_s=-math.inf if self.submitted_since_s is None else self.submitted_since_s,
+            until_s=math.inf if self.submitted_until_s is None else self.submitted_until_s,
+        )
+
+
+router = create_router("jobs")
+
+
+class GpuRangeChange(Document):
+    """A new GPU range; what is left out stays as it is."""
+
+    min: GpuCount | None = None
+    max: GpuCount | None = None
+
+
+class JobChange(Document):
+    """What can be changed after submission; what is left out stays."""
+
+    gpus: GpuRangeChange | None = None
+    queue: Label | None = None
+    priority: Priority | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if self.gpus is None and self.queue is None and self.priority is None:
+            raise invalid_field("gpus", None, "something to change: give gpus, queue, priority or several of them")
+        return self
+
+
+def generate_job_id(name: str) -> str:
+    """`<name>-<10 characters>`: readable, and with 50 random bits never that of another job. To look for it among the
+    ended ones would take a fifth of a submission; that it is none of the live ones, the core makes sure of."""
+    return f"{name}-{base64.b32encode(secrets.token_bytes(7)).decode().lower()[:10]}"
+
+
+@router.post("/jobs", status_code=201, responses=problem_responses(409))
+def submit_job(
+    document: JobDocument, context: ContextDep, service: ServiceDep, response: Response, key: IdempotencyKeyHeader = ""
+) -> JobView:
+    """Submit a job. It is accepted once this answers, and planned and queued by the next tick. With an
+    `Idempotency-Key`, asking again is safe: the answer is the job that the first request made, as it is now."""
+    spec = to_job_spec(document)
+    check_job(spec)
+    context.require_role(Role.SUBMITTER, spec.queue)
+
+    def new_id() -> str:
+        check_queue(
+            spec.queue, context, owner=context.principal.name, undeclared_queues=service.settings.undeclared_queues
+        )
+        return generate_job_id(spec.name)
+
+    if key:
+        after, job_id = submit_once(context, spec, key, new_id)
+    else:
+        job_id = new_id()
+        after = context.send(SubmitJob(job_id, spec))
+    response.headers["Location"] = f"/v1/jobs/{job_id}"
+    return _job_response(after, after.job(job_id), response)
+
+
+@router.get("/jobs")
+def list_jobs(
+    context: ContextDep,
+    job_filter: Annotated[JobFilter, Depends()],
+    limit: LimitParameter = 100,
+    cursor: CursorParameter = "",
+) -> PageOf[JobView]:
+    """Jobs, those submitted last first, ended ones included. `next` is the cursor of the following page."""
+    query = job_filter.to_query().restrict_to_queues(context.principal.readable_queues)
+    page = page_of_jobs(context.snapshot.jobs.values(), context.store, query, cursor=cursor, limit=limit)
+    sight = context.visibility  # one for all rows: it remembers what it has looked up
+    return {"items": [job_view(sight.redact_job(job), context.now_s) for job in page["items"]], "next": page["next"]}
+
+
+@router.get("/jobs/{job_id}")
+def get_job(job_id: str, context: ContextDep, response: Response) -> JobView:
+    """A job that lives, or has ended."""
+    return _job_response(context, context.job(job_id), response)
+
+
+@router.patch("/jobs/{job_id}", status_code=202, responses=problem_responses(409))
+def change_job(
+    job_id: str,
+    change: JobChange,
+    context: ContextDep,
+    service: ServiceDep,
+    response: Response,
+    *,
+    if_match: IfMatchHeader = "",
+) -> JobView:
+    """Change the job's GPU range, queue or priority; the next tick acts on it."""
+    job = context.live_job(job_id)
+    basis = require_match(if_match, job_etag(job), f"job {job_id}")
+    if change.queue is not None and change.queue != job.spec.queue:
+        context.require_role(Role.SUBMITTER, change.queue)  # before it is said what this queue takes
+        check_queue(change.queue, context, owner=job.owner, undeclared_queues=service.settings.undeclared_queues)
+    after = context.send(_change_command(job, change), basis=basis)
+    return _job_response(after, after.job(job_id), response)
+
+
+@router.delete("/jobs/{job_id}", status_code=202, responses=problem_responses(409))
+def cancel_job(job_id: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
+    """Cancel the job: its workers are stopped, its record stays. Cancelling again changes nothing."""
+    job = context.job(job_id)
+    if job.state is JobState.CANCELLED:
+        return _job_response(context, job, response)
+    context.live_job(job_id)
+    return _send_intent(context, job, CancelJob(job_id), if_match, response)
+
+
+@router.post("/jobs/{job_id}:suspend", status_code=202, responses=problem_responses(409))
+def suspend_job(job_id: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
+    """Take the job's GPUs after a checkpoint; it waits until it is resumed."""
+    job = context.live_job(job_id)
+    _refuse_cancelled(job)
+    return _send_intent(context, job, SuspendJob(job_id), if_match, response)
+
+
+@router.post("/jobs/{job_id}:resume", status_code=202, responses=problem_responses(409))
+def resume_job(job_id: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
+    """Let a suspended job queue again; it goes on from its checkpoint."""
+    job = context.live_job(job_id)
+    _refuse_cancelled(job)
+    if job.intent is not Intent.SUSPEND:
+        raise_conflict(f"job {job.id} is {job.state}, it was not suspended")
+    return _send_intent(context, job, ResumeJob(job_id), if_match, response)
+
+
+def _change_command(job: Job, change: JobChange) -> ScaleJob | ChangeJob:
+    """One command, so that all of it is done or nothing."""
+    gpus = change.gpus or GpuRangeChange()
+    min_gpus, max_gpus = gpus.min or job.spec.min_gpus, gpus.max or job.spec.max_gpus
+    if max_gpus < min_gpus:
+        field, value = ("gpus.max", max_gpus) if gpus.max else ("gpus.min", min_gpus)
+        raise_invalid_field(field, value, f"min <= max; the range would be {min_gpus} to {max_gpus}")
+    if change.queue is None and change.priority is None:
+        return ScaleJob(job.id, min_gpus, max_gpus)
+    if change.gpus is None:
+        return ChangeJob(job.id, change.queue, change.priority)
+    return ChangeJob(job.id, change.queue, change.priority, min_gpus, max_gpus)
+
+
+def _send_intent(
+    context: RequestContext, job: Job, body: CancelJob | SuspendJob | ResumeJob, if_match: str, response: Response
+) -> JobView:
+    after = context.send(body, basis=require_match(if_match, job_etag(job), f"job {job.id}"))
+    return _job_response(after, after.snapshot.jobs[job.id], response)
+
+
+def _job_response(context: RequestContext, job: Job, response: Response) -> JobView:
+    set_etag(response, job_etag(job))
+    return job_view(context.redact_job(job), context.now_s)
+
+
+def _refuse_cancelled(job: Job) -> None:
+    if job.intent is Intent.CANCEL:
+        raise_conflict(f"job {job.id} is being cancelled")

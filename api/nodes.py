@@ -1,0 +1,120 @@
+"""Nodes: register, list, look at, cordon, drain, remove."""
+
+from __future__ import annotations
+
+from fastapi import Response
+
+from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
+from api.http.dependencies import ContextDep, LimitParameter, create_router
+from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
+from api.http.paging import CursorParameter, PageOf, TextParameter, page_by_name
+from api.plans import gpu_memory_bytes
+from api.pools import NodeView, node_view
+from api.state import RequestContext
+from scheduler.documents import fleet
+from scheduler.documents.document import InvalidField
+from scheduler.documents.fleet import NodeDocument
+from scheduler.domain.commands import AddNode, CommandBody, CordonNode, RemoveNode, UncordonNode
+from scheduler.domain.fleet import Node
+from scheduler.domain.suggestions import suggest
+from scheduler.scheduling.preconditions import node_etag
+
+router = create_router("fleet")
+
+_SHAPE_FIELDS = ("pool", "gpu", "gpus", "gpu_memory_bytes")
+
+
+@router.post("/nodes", status_code=201, responses=problem_responses(409))
+def add_node(document: NodeDocument, context: ContextDep, response: Response) -> NodeView:
+    """Register a node. The same shape again answers 200 and changes nothing; another shape is refused."""
+    node = fleet.to_node(document, gpu_memory_bytes=gpu_memory_bytes(document.gpu))
+    if node.pool not in context.snapshot.pools:
+        names = sorted(context.snapshot.pools)
+        near = suggest(node.pool, names)
+        raise_invalid_field(
+            "pool", node.pool, f"one of {', '.join(names)}{near}" if names else "an existing pool; make one first"
+        )
+    present = context.snapshot.nodes.get(node.name)
+    if present is not None:
+        _refuse_other_shape(present, node)
+        response.status_code = 200
+        return _node_response(context, present, response)
+    response.headers["Location"] = f"/v1/nodes/{node.name}"
+    return _send_command(context, node.name, AddNode(node), response)
+
+
+@router.get("/nodes", responses=problem_responses(404))
+def list_nodes(
+    context: ContextDep, pool: TextParameter = "", limit: LimitParameter = 100, cursor: CursorParameter = ""
+) -> PageOf[NodeView]:
+    """All nodes, or those of one pool, by name."""
+    if pool:
+        context.pool(pool)
+    nodes = {name: node for name, node in context.snapshot.nodes.items() if pool in ("", node.pool)}
+    page = page_by_name("nodes", nodes, lambda node: node_view(node, context.snapshot), cursor=cursor, limit=limit)
+    return {"items": context.redact(page["items"]), "next": page["next"]}
+
+
+@router.get("/nodes/{name}")
+def get_node(name: str, context: ContextDep, response: Response) -> NodeView:
+    """A node with its loan and the jobs on it."""
+    return _node_response(context, context.node(name), response)
+
+
+@router.delete("/nodes/{name}", status_code=202, responses=problem_responses(409))
+def remove_node(name: str, context: ContextDep, if_match: IfMatchHeader = "") -> NodeView:
+    """Remove a node that nobody holds and that is not lent."""
+    node = context.node(name)
+    basis = require_match(if_match, node_etag(node), f"node {name}")
+    if context.snapshot.is_lent(node):
+        raise_conflict(f"node {name} is lent to training; drain it, and it goes home first")
+    holders = sorted(job.id for job in context.snapshot.jobs.values() if name in job.allocation.held)
+    if holders:
+        raise_conflict(f"node {name} is held by {', '.join(holders[:10])}; drain it first")
+    view = node_view(node, context.snapshot)
+    context.send(RemoveNode(name), basis=basis)
+    return view
+
+
+@router.post("/nodes/{name}:cordon", status_code=202)
+def cordon_node(name: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
+    """Nothing new is put on the node; what runs there stays."""
+    basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
+    return _send_command(context, name, CordonNode(name), response, basis=basis)
+
+
+@router.post("/nodes/{name}:drain", status_code=202)
+def drain_node(name: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
+    """Cordon the node and move its jobs away."""
+    basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
+    return _send_command(context, name, CordonNode(name, drain=True), response, basis=basis)
+
+
+@router.post("/nodes/{name}:uncordon", status_code=202)
+def uncordon_node(name: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
+    """Let the node take jobs again."""
+    basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
+    return _send_command(context, name, UncordonNode(name), response, basis=basis)
+
+
+def _send_command(
+    context: RequestContext, name: str, body: CommandBody, response: Response, *, basis: str = ""
+) -> NodeView:
+    after = context.send(body, basis=basis)
+    return _node_response(after, after.snapshot.nodes[name], response)
+
+
+def _node_response(context: RequestContext, node: Node, response: Response) -> NodeView:
+    set_etag(response, node_etag(node))
+    return context.redact(node_view(node, context.snapshot))
+
+
+def _refuse_other_shape(present: Node, wanted: Node) -> None:
+    """What a node is made of is fixed for as long as it is registered."""
+    differing = [field for field in _SHAPE_FIELDS if getattr(present, field) != getattr(wanted, field)]
+    if differing:
+        refusals = [
+            InvalidField(field, getattr(wanted, field), f"{getattr(present, field)}, as it was registered")
+            for field in differing
+        ]
+        raise_conflict(f"node {present.name} is registered with another {', '.join(differing)}", *refusals)

@@ -1,0 +1,263 @@
+"""Checks of names that only the solver knows: models, GPU models, profiles; and of what a queue takes.
+
+Plans as answers: the Plan JSON of the contract, and what solving one on request tells beside it.
+
+Plans: ask the solver about any model on any GPUs. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import cast
+
+from typing_extensions import TypedDict
+
+from api.http.dependencies import Service, ServiceDep, create_router
+from api.http.errors import ProblemError, raise_conflict, raise_invalid_field
+from api.identity.principals import Role
+from api.state import RequestContext
+from scheduler.documents.plan_request import PlanRequestDocument, to_gpu_shape
+from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.parallel_plan import ParallelPlan, Recompute, ScheduleName, plan_to_json
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.suggestions import suggest
+from scheduler.scheduling.preconditions import user_job_limit_error
+from scheduler.solver.curve import build_solve_request
+from scheduler.solver.inspection import Bound, Inspection, inspect_plan, search_outcome_to_json
+from scheduler.solver.plan_rules import PlanError
+from scheduler.solver.profiles.catalog import (
+    ProfileError,
+    list_gpu_names,
+    list_model_names,
+    load_gpu,
+    load_model,
+    parse_model,
+)
+from scheduler.solver.profiles.model_profile import ModelProfile
+from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
+from scheduler.solver.search.plan_search import SearchOutcome, search_plan
+
+
+def check_gpu(name: str, *, field: str = "gpu") -> None:
+    if name not in list_gpu_names():
+        raise_invalid_field(field, name, f"one of {', '.join(list_gpu_names())}{suggest(name, list_gpu_names())}")
+
+
+def check_model(name: str) -> None:
+    if name not in list_model_names():
+        raise_invalid_field("model", name, f"one of {', '.join(list_model_names())}{suggest(name, list_model_names())}")
+
+
+def check_job(spec: JobSpec) -> None:
+    """Refuses a job that names a model, a GPU model or a profile that cannot be planned for."""
+    if spec.gpu:
+        check_gpu(spec.gpu)
+    if spec.model:
+        check_model(spec.model)
+    if spec.profile_json:
+        try:
+            parse_model(spec.profile_json, spec.sequence_length)
+        except ProfileError as wrong:
+            raise_invalid_field("profile", None, str(wrong))
+
+
+def check_queue(name: str, context: RequestContext, *, owner: str, undeclared_queues: str) -> None:
+    """Refuses a queue that nobody declared, where some are and `undeclared` is "refuse"; and one more waiting job of a
+    user who has as many there as the queue allows."""
+    queues = context.snapshot.queues
+    if undeclared_queues == "refuse" and queues and name not in queues:
+        seen = sorted(each for each in queues if context.principal.has_role(Role.VIEWER, each))
+        raise_invalid_field(
+            "queue", name, f"one of {', '.join(seen)}{suggest(name, seen)}" if seen else "one that an admin declared"
+        )
+    if why := user_job_limit_error(context.snapshot.jobs, queues.get(name), owner):
+        raise_conflict(why)
+
+
+def gpu_memory_bytes(gpu: str) -> int:
+    check_gpu(gpu)
+    return load_gpu(gpu).memory_bytes
+
+
+class ScheduleView(TypedDict):
+    name: ScheduleName
+    interleave: int
+
+
+class StrategyView(TypedDict):
+    """How `layers` consecutive layers are spread: tp x dp x ulysses x ring is the number of GPUs of the stage."""
+
+    layers: int
+    tp: int
+    sequence_sharding: bool
+    dp: int
+    zero: int
+    shard_group: int
+    ulysses: int
+    ring: int
+    ep: int
+    recompute: Recompute
+    offload: bool
+
+
+class StageView(TypedDict):
+    """Layers `first_layer` to `last_layer`, both counted, on `gpus` GPUs of model `gpu`."""
+
+    first_layer: int
+    last_layer: int
+    gpu: str
+    gpus: int
+    strategies: list[StrategyView]
+
+
+class PlanView(TypedDict):
+    """How a job is parallelised. Times are predictions for one optimizer step."""
+
+    schedule: ScheduleView
+    micro_batches: int
+    micro_batch_size: int
+    iteration_time_s: float
+    samples_per_s: float
+    peak_bytes_per_gpu: int
+    stages: list[StageView]
+    optimality_gap: float
+
+
+class AlternativePlanView(PlanView):
+    """`slower_ratio`: by which part of the best plan's time a step takes longer."""
+
+    slower_ratio: float
+
+
+class DeviceView(TypedDict):
+    """How one device of the pipeline spends a step; the parts and `idle_s` add up to it."""
+
+    gpu: str
+    gpus: int
+    layers: list[tuple[int, int]]
+    compute_s: float
+    tensor_s: float
+    sequence_s: float
+    expert_s: float
+    data_s: float
+    other_s: float
+    idle_s: float
+    memory_bytes: int
+    memory_bytes_max: int
+    micro_batches_held: float
+    bound: Bound
+    memory_near_limit: bool
+
+
+class InspectionView(TypedDict):
+    bubble_ratio: float
+    model_flops_utilization: float
+    devices: list[DeviceView]
+    hand_overs_s: list[float]
+
+
+class JobPlanView(PlanView):
+    """`inspection` is null for a job without a model, for one that has left the plan's GPUs, and where what was learnt
+    of the job since (its memory, its frozen layers) has made the plan none that the solver would give."""
+
+    inspection: InspectionView | None
+
+
+class SolvedPlanView(PlanView):
+    """`whole`: the best plan that leaves no GPU out, where this one does; `remark` says so. `candidates`: how many
+    strategies were looked at."""
+
+    inspection: InspectionView
+    runners_up: list[AlternativePlanView]
+    whole: AlternativePlanView | None
+    remark: str
+    search_time_s: float
+    candidates: int
+
+
+def plan_view(plan: ParallelPlan) -> PlanView:
+    return cast("PlanView", plan_to_json(plan))
+
+
+def job_plan_view(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> JobPlanView:
+    found = _inspect_plan(job, snapshot, plan)
+    return cast("JobPlanView", {**plan_to_json(plan), "inspection": asdict(found) if found else None})
+
+
+def _inspect_plan(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> Inspection | None:
+    requests, target = job.curve_requests, job.allocation.target
+    if not requests or not target:
+        return None
+    try:
+        return inspect_plan(plan, build_solve_request(requests[0], snapshot.shape_of(target)))
+    except PlanError:
+        return None
+
+
+def solved_plan_view(
+    outcome: SearchOutcome, plan: ParallelPlan, request: SolveRequest, search_time_s: float
+) -> SolvedPlanView:
+    told = {"search_time_s": search_time_s, "candidates": outcome.stats.candidates}
+    return cast("SolvedPlanView", {**search_outcome_to_json(outcome, plan, request), **told})
+
+
+router = create_router("plans")
+
+
+@router.post("/plans")
+def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlanView:
+    """The fastest plan (Plan JSON), with `search_time_s` and how many `candidates` were looked at.
+
+    Beside it: `inspection` (how each device spends the step, its memory and what bounds it), `runners_up` (as many as
+    `alternatives` asks for), and for two GPU models a `remark` where mixing them does not pay, with the best plan that
+    uses the `whole` shape. Where no plan fits, the problem names the constraint that binds.
+    """
+    request = _to_solve_request(document)
+    outcome, search_time_s = _search_plans(request, document, service)
+    if isinstance(outcome.result, Infeasibility):
+        raise ProblemError(422, "infeasible", f"{outcome.result.constraint}: {outcome.result.reason}")
+    return solved_plan_view(outcome, outcome.result, request, search_time_s)
+
+
+def _search_plans(
+    request: SolveRequest, document: PlanRequestDocument, service: Service
+) -> tuple[SearchOutcome, float]:
+    """The outcome and the seconds it took, or a 429 problem while too many searches run."""
+    with service.acquire_search("other plans are being solved"):
+        started_s = service.clock.elapsed_s()
+        outcome = search_plan(request, tolerance=document.tolerance, runners_up=document.alternatives)
+        return outcome, service.clock.elapsed_s() - started_s
+
+
+def _to_solve_request(document: PlanRequestDocument) -> SolveRequest:
+    shape = to_gpu_shape(document)
+    for group in shape.groups:
+        check_gpu(group.gpu, field="gpu" if document.shape is None else "shape.gpu")
+    hardware = tuple(load_gpu(gpu) for gpu in dict.fromkeys(group.gpu for group in shape.groups))
+    largest, memory_bytes = max(hardware, key=lambda profile: profile.memory_bytes), document.memory or 0
+    if memory_bytes > largest.memory_bytes:
+        raise_invalid_field("memory", memory_bytes, f"at most what a {largest.gpu} has, {largest.memory_bytes} bytes")
+    try:
+        return SolveRequest(_model_with_frozen_layers(document), hardware, shape, document.global_batch, memory_bytes)
+    except RequestError as wrong:
+        return raise_invalid_field("document", None, str(wrong))
+
+
+def _model_with_frozen_layers(document: PlanRequestDocument) -> ModelProfile:
+    model, frozen = _load_model_profile(document), document.frozen_layers
+    if frozen > model.layer_count:
+        raise_invalid_field("frozenLayers", frozen, f"at most {model.layer_count}, the layers of {model.name}")
+    return model.with_frozen_layers(frozen)
+
+
+def _load_model_profile(document: PlanRequestDocument) -> ModelProfile:
+    sequence_length = document.sequence_length or 0
+    try:
+        if document.profile_json:
+            return parse_model(document.profile_json, sequence_length)
+        check_model(document.model)
+        return load_model(document.model, sequence_length)
+    except ProfileError as wrong:
+        return raise_invalid_field(
+            "profile" if document.profile_json else "sequenceLength", sequence_length or None, str(wrong)
+        )

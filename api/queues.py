@@ -1,0 +1,151 @@
+"""Queues as answers.
+
+Queues: declare, list, look at, change, delete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TypeVar
+
+from fastapi import Response
+from typing_extensions import TypedDict
+
+from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
+from api.http.dependencies import ContextDep, LimitParameter, create_router
+from api.http.errors import problem_responses, raise_conflict, raise_not_found
+from api.http.paging import CursorParameter, PageOf, page_by_name
+from api.identity.principals import Role
+from api.state import RequestContext
+from scheduler.documents import fleet
+from scheduler.documents.document import InvalidField
+from scheduler.documents.fleet import QueueDocument, QuotaDocument
+from scheduler.domain.commands import ChangeQueue, CreateQueue, DeleteQueue
+from scheduler.domain.job_queue import JobQueue
+from scheduler.scheduling.policies.quota import QueueUsage, compute_queue_usage
+from scheduler.scheduling.preconditions import queue_etag
+
+
+class QueueView(TypedDict):
+    """`own_gpus` and `borrowed_gpus` are parts of `used_gpus`; `waiting_gpus` are the minimums of waiting jobs."""
+
+    name: str
+    guaranteed_gpus: int
+    limit_gpus: int | None
+    user_limit_gpus: int | None
+    user_jobs_max: int | None
+    weight: float
+    declared: bool
+    used_gpus: int
+    own_gpus: int
+    borrowed_gpus: int
+    running_jobs: int
+    waiting_jobs: int
+    waiting_gpus: int
+
+
+def queue_view(usage: QueueUsage) -> QueueView:
+    queue = usage.queue
+    return {
+        "name": queue.name,
+        "guaranteed_gpus": queue.guaranteed_gpus,
+        "limit_gpus": queue.limit_gpus,
+        "user_limit_gpus": queue.user_limit_gpus,
+        "user_jobs_max": queue.user_jobs_max,
+        "weight": queue.weight,
+        "declared": usage.is_declared,
+        "used_gpus": usage.used_gpus,
+        "own_gpus": usage.own_gpus,
+        "borrowed_gpus": usage.borrowed_gpus,
+        "running_jobs": usage.running_jobs,
+        "waiting_jobs": usage.waiting_jobs,
+        "waiting_gpus": usage.waiting_gpus,
+    }
+
+
+Q = TypeVar("Q")
+router = create_router("queues")
+
+
+@router.post("/queues", status_code=201, responses=problem_responses(409))
+def create_queue(document: QueueDocument, context: ContextDep, response: Response) -> QueueView:
+    """Declare a queue. The same queue again answers 200 and changes nothing; another of its name is refused."""
+    queue = fleet.to_job_queue(document)
+    present = context.snapshot.queues.get(queue.name)
+    if present is not None:
+        _refuse_difference(present, queue)
+        response.status_code = 200
+        return _queue_response(context, queue.name, response)
+    response.headers["Location"] = f"/v1/queues/{queue.name}"
+    return _queue_response(context.send(CreateQueue(queue)), queue.name, response)
+
+
+@router.get("/queues")
+def list_queues(context: ContextDep, limit: LimitParameter = 100, cursor: CursorParameter = "") -> PageOf[QueueView]:
+    """The declared queues, and those that live jobs name, by name; of them those that one may read."""
+    return page_by_name(
+        "queues",
+        _visible_queues(context, compute_queue_usage(context.snapshot)),
+        queue_view,
+        cursor=cursor,
+        limit=limit,
+    )
+
+
+@router.get("/queues/{name}")
+def get_queue(name: str, context: ContextDep, response: Response) -> QueueView:
+    """What the queue is given, and what it uses, borrows and waits for."""
+    return _queue_response(context, name, response)
+
+
+@router.patch("/queues/{name}", status_code=202)
+def change_queue(
+    name: str, change: QuotaDocument, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
+) -> QueueView:
+    """Change what is given; a limit of null is none. A lower limit stops growth and starts, and ends nothing."""
+    queue = _declared_queue(context, name)
+    basis = require_match(if_match, queue_etag(queue), f"queue {name}")
+    changed = fleet.apply_queue_change(queue, change)
+    return _queue_response(context.send(ChangeQueue(changed), basis=basis), name, response)
+
+
+@router.delete("/queues/{name}", status_code=202)
+def delete_queue(name: str, context: ContextDep, if_match: IfMatchHeader = "") -> QueueView:
+    """Take the declaration back. The queue's jobs stay, without guarantee and without limit."""
+    basis = require_match(if_match, queue_etag(_declared_queue(context, name)), f"queue {name}")
+    view = _visible_queue_view(context, name)
+    context.send(DeleteQueue(name), basis=basis)
+    return view
+
+
+def _visible_queues(context: RequestContext, queues: Mapping[str, Q]) -> dict[str, Q]:
+    return {name: queue for name, queue in queues.items() if context.principal.has_role(Role.VIEWER, name)}
+
+
+def _declared_queue(context: RequestContext, name: str) -> JobQueue:
+    declared = _visible_queues(context, context.snapshot.queues)
+    return declared.get(name) or raise_not_found("declared queue", name, declared)
+
+
+def _queue_response(context: RequestContext, name: str, response: Response) -> QueueView:
+    view = _visible_queue_view(context, name)
+    set_etag(response, queue_etag(context.snapshot.queues.get(name) or JobQueue(name)))
+    return view
+
+
+def _visible_queue_view(context: RequestContext, name: str) -> QueueView:
+    uses = _visible_queues(context, compute_queue_usage(context.snapshot))
+    use = uses.get(name)
+    return queue_view(use) if use is not None else raise_not_found("queue", name, uses)
+
+
+def _refuse_difference(present: JobQueue, wanted: JobQueue) -> None:
+    refusals = [
+        InvalidField(field.name, getattr(wanted, field.name), f"{getattr(present, field.name)}, as it was declared")
+        for field in fields(JobQueue)
+        if getattr(present, field.name) != getattr(wanted, field.name)
+    ]
+    if refusals:
+        names = ", ".join(refusal.field for refusal in refusals)
+        raise_conflict(f"queue {present.name} is declared with another {names}; change it with PATCH", *refusals)

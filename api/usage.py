@@ -1,0 +1,198 @@
+"""What is told of usage: GPU-seconds by queue, owner, GPU model, hour or day, as JSON and as CSV.
+
+Usage: who held how many GPU-seconds, of training's own GPUs and of lent ones.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Literal, NotRequired, cast
+
+from fastapi import Header, Query, Response
+from typing_extensions import TypedDict
+
+from api.http.dependencies import PrincipalDep, ServiceDep, create_router
+from api.http.errors import raise_invalid_field
+from api.identity.principals import Role
+from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
+from scheduler.domain.suggestions import suggest
+from scheduler.scheduling.usage import compute_unsettled_usage, sum_usage
+
+DAY_S = 86_400
+DIMENSIONS = ("day", "hour", "queue", "owner", "gpu")
+SECONDS_BY_TIME_DIMENSION = {"day": DAY_S, "hour": HOUR_S}
+_FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
+
+
+class UsageSumsView(TypedDict):
+    """`gpu_s` = `own_gpu_s` + `lent_gpu_s`: GPUs of training's own pools, and such that inference pools had lent.
+    `lost_gpu_s` is the part whose work was lost, in the hour in which that came to light."""
+
+    gpu_s: float
+    own_gpu_s: float
+    lent_gpu_s: float
+    lost_gpu_s: float
+
+
+class UsageRowView(UsageSumsView):
+    """Of what was asked for by `by`; `day` and `hour` are when they began, in seconds since 1970 (UTC)."""
+
+    day: NotRequired[int]
+    hour: NotRequired[int]
+    queue: NotRequired[str]
+    owner: NotRequired[str]
+    gpu: NotRequired[str]
+
+
+class UsageReportView(TypedDict):
+    """Whole hours from `from_s` to before `to_s`; what jobs hold now is counted up to `as_of_s`."""
+
+    from_s: int
+    to_s: int
+    as_of_s: float
+    by: list[str]
+    items: list[UsageRowView]
+    total: UsageSumsView
+
+
+def usage_rows(entries: Iterable[UsageEntry], by: Sequence[str]) -> list[UsageRowView]:
+    """The sums of the entries that agree in all of `by`, in its order."""
+    groups: dict[tuple[int | str, ...], list[UsageEntry]] = {}
+    for entry in entries:
+        groups.setdefault(tuple(_dimension_value(entry.key, name) for name in by), []).append(entry)
+    rows: list[UsageRowView] = []
+    for values in sorted(groups):
+        kind = dict(zip(by, values, strict=True))
+        rows.append(cast(UsageRowView, {**kind, **usage_sums(groups[values])}))
+    return rows
+
+
+def usage_sums(entries: Iterable[UsageEntry]) -> UsageSumsView:
+    own = lent = lost = 0.0
+    for entry in entries:
+        own, lent = (own, lent + entry.gpu_s) if entry.key.is_lent else (own + entry.gpu_s, lent)
+        lost += entry.lost_gpu_s
+    return {"gpu_s": own + lent, "own_gpu_s": own, "lent_gpu_s": lent, "lost_gpu_s": lost}
+
+
+def usage_csv(report: UsageReportView) -> str:
+    """A line for each item; times as people and spreadsheets read them."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    sums = tuple(UsageSumsView.__annotations__)
+    writer.writerow([*report["by"], *sums])
+    for item in report["items"]:
+        values: dict[str, object] = {**item}
+        cells = [
+            _format_time(values[name]) if name in SECONDS_BY_TIME_DIMENSION else _escape_formula(str(values[name]))
+            for name in report["by"]
+        ]
+        writer.writerow([*cells, *(f"{values[name]:.3f}" for name in sums)])
+    return text.getvalue()
+
+
+def _dimension_value(kind: UsageKey, name: str) -> int | str:
+    if name in SECONDS_BY_TIME_DIMENSION:
+        return kind.hour_s // SECONDS_BY_TIME_DIMENSION[name] * SECONDS_BY_TIME_DIMENSION[name]
+    value: str = getattr(kind, name)
+    return value
+
+
+def _format_time(at_s: object) -> str:
+    assert isinstance(at_s, int)
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _escape_formula(cell: str) -> str:
+    """A spreadsheet takes a cell that begins so for a formula, and would run it: a quote says that it is text."""
+    return f"'{cell}" if cell.startswith(_FORMULA_PREFIXES) else cell
+
+
+router = create_router("usage")
+
+DAYS_DEFAULT, DAYS_MAX = 30, 366
+TIME_S_MAX = 253_402_300_800
+"""The year 10000."""
+CSV = "text/csv"
+_TIME_DESCRIPTION = (
+    "Seconds since 1970 (UTC), or a date or time such as 2026-11-22 or 2026-11-22T08:00:00Z; taken to whole hours."
+)
+
+
+@router.get(
+    "/usage", response_model=UsageReportView, responses={200: {"content": {CSV: {"schema": {"type": "string"}}}}}
+)
+def get_usage(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    *,
+    since: Annotated[
+        str, Query(alias="from", max_length=40, description=f"{_TIME_DESCRIPTION} Else 30 days before `to`.")
+    ] = "",
+    until: Annotated[str, Query(alias="to", max_length=40, description=f"{_TIME_DESCRIPTION} Else now.")] = "",
+    by: Annotated[str, Query(max_length=100, description="One or more of day, hour, queue, owner, gpu.")] = "queue",
+    form: Annotated[Literal["", "json", "csv"], Query(alias="format", description="Else as Accept asks.")] = "",
+    accept: Annotated[str, Header(max_length=1000)] = "",
+) -> UsageReportView | Response:
+    """GPU-seconds that jobs held, jobs that run now included, of the queues that the asker may see."""
+    now_s, dimensions = service.clock.now_s(), _parse_dimensions(by)
+    to_s = math.ceil(_parse_time("to", until, now_s) / HOUR_S) * HOUR_S
+    from_s = math.floor(_parse_time("from", since, max(0.0, to_s - DAYS_DEFAULT * DAY_S)) / HOUR_S) * HOUR_S
+    if not from_s <= to_s <= from_s + DAYS_MAX * DAY_S:
+        raise_invalid_field("from", since, f"not after `to`, and at most {DAYS_MAX} days before it")
+    books = service.store.load_usage(from_s=from_s, to_s=to_s)
+    now_s = max(now_s, books.snapshot.now_s)
+    entries = [
+        entry
+        for entry in sum_usage((*books.entries, *compute_unsettled_usage(books.snapshot, now_s, from_s=from_s)))
+        if from_s <= entry.key.hour_s < to_s and principal.has_role(Role.VIEWER, entry.key.queue)
+    ]
+    report: UsageReportView = {
+        "from_s": from_s,
+        "to_s": to_s,
+        "as_of_s": now_s,
+        "by": dimensions,
+        "items": usage_rows(entries, dimensions),
+        "total": usage_sums(entries),
+    }
+    if form == "csv" or (not form and accept.partition(";")[0].strip().lower() == CSV):
+        headers = {"Content-Disposition": 'attachment; filename="usage.csv"'}
+        return Response(usage_csv(report), media_type=CSV, headers=headers)
+    return report
+
+
+def _parse_dimensions(by: str) -> list[str]:
+    names = [name.strip() for name in by.split(",")]
+    for at, name in enumerate(names):
+        if name not in DIMENSIONS or name in names[:at]:
+            raise_invalid_field(
+                "by", name, f"one or more of {', '.join(DIMENSIONS)}, each once{suggest(name, DIMENSIONS)}"
+            )
+    return names
+
+
+def _parse_time(field: str, text: str, default_s: float) -> float:
+    if not text:
+        return default_s
+    try:
+        at_s = float(text)
+    except ValueError:
+        at_s = _parse_iso_time(text)
+    if not 0 <= at_s <= TIME_S_MAX:
+        raise_invalid_field(
+            field, text, "seconds since 1970, or a date or time such as 2026-11-22 or 2026-11-22T08:00:00Z"
+        )
+    return at_s
+
+
+def _parse_iso_time(text: str) -> float:
+    """A time without a zone is UTC; not a number where it is none at all."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return math.nan

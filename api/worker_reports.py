@@ -1,0 +1,166 @@
+"""Progress: workers report how far a job is, and hear in the reply whether they have to leave.
+
+Node agents: they report the ranks that they run, and hear in the reply what they have to do.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from api.agent_assignments import AssignmentView, ProgressReplyView, build_assignment, checkpoint_notice, select_notice
+from api.http.dependencies import ContextDep, PrincipalDep, ServiceDep, create_router, require_agent, require_worker
+from api.http.errors import raise_invalid_field, raise_not_found
+from api.jobs import ProgressView, progress_view
+from api.state import load_request_context, new_command
+from scheduler.documents.document import Document
+from scheduler.documents.job import COUNT_MAX
+from scheduler.domain.commands import ReportProgress
+from scheduler.domain.observation import AgentReport, RankReport
+from scheduler.executors.rank_status import parse_rank_status
+from scheduler.scheduling.job_progress import frozen_layers_error
+
+progress_router = create_router("jobs")
+
+StepNumber = Annotated[int, Field(strict=True, ge=0, le=COUNT_MAX)]
+ByteCount = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+
+
+class ProgressReport(Document):
+    """One report of rank 0. `peak_bytes`: the most memory that it has had at once. `frozen_layers`: so many of the
+    first layers are frozen; absent: as many as before."""
+
+    generation: StepNumber
+    step: StepNumber
+    loss: Annotated[float, Field(strict=True)] | None = None
+    samples_per_s: Annotated[float, Field(strict=True, ge=0)] | None = None
+    checkpoint_step: StepNumber | None = None
+    peak_bytes: ByteCount | None = None
+    frozen_layers: StepNumber | None = None
+
+
+@progress_router.get("/jobs/{job_id}/progress")
+def get_job_progress(job_id: str, context: ContextDep) -> ProgressView:
+    """How far the job is, and how fast."""
+    return progress_view(context.job(job_id), context.now_s)
+
+
+@progress_router.post("/jobs/{job_id}/progress")
+def report_job_progress(
+    job_id: str, report: ProgressReport, request: Request, service: ServiceDep, principal: PrincipalDep
+) -> ProgressReplyView:
+    """Needs the token of this job and generation. The reply holds the notice to follow, or null.
+
+    Frozen layers stay frozen: a lower number than before is refused, and so is one above the model's layers.
+    """
+    require_worker(service, request, job_id=job_id, generation=report.generation)
+    # Not before: who has no such token costs the database nothing.
+    world = load_request_context(service.state_reader, service.store, service.clock.now_s(), principal)
+    job = world.job(job_id)
+    notice = select_notice(job, report.generation, world.now_s, service.agent_state)
+    if notice is None:
+        frozen = report.frozen_layers
+        if frozen is not None and (fault := frozen_layers_error(job, frozen)):
+            raise_invalid_field("frozen_layers", frozen, fault.removeprefix("it must be "))
+        body = ReportProgress(
+            job_id,
+            report.generation,
+            float(report.step),
+            report.loss,
+            _to_float(report.checkpoint_step),
+            report.samples_per_s,
+            report.peak_bytes,
+            frozen,
+        )
+        # A worker without news repeats itself to hear of notices: the same id lets the inbox drop that.
+        known = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}-{frozen}"
+        world.store.send(new_command(body, world.now_s, actor=f"worker of {job_id}", command_id=known))
+    return {"notice": notice}
+
+
+def _to_float(step: int | None) -> float | None:
+    return None if step is None else float(step)
+
+
+agent_router = create_router("jobs")
+
+RANKS_MAX = 256
+TEXT_LENGTH_MAX = 8192
+ExitCode = Annotated[int, Field(strict=True, ge=-255, le=255)]
+ReportText = Annotated[str, Field(max_length=TEXT_LENGTH_MAX)]
+
+
+class RankReportDocument(Document):
+    """One rank. `exit_code`: null while it lives, minus the signal's number where one ended it. `status`: what it
+    says of itself, as in its status file, written at `written_at_ns`. `tail`: the end of its log where it did not end
+    well. `oom_kills`: the kernel's count for its control group, read after its end."""
+
+    rank: StepNumber
+    exit_code: ExitCode | None = None
+    status: dict[str, Any] | None = None
+    written_at_ns: ByteCount = 0
+    tail: ReportText = ""
+    oom_kills: StepNumber | None = None
+
+
+class AgentReportDocument(Document):
+    """`pod` tells this agent from others before and after it on the node. `generation`: whose ranks these are, 0 for
+    none. `failure`: why they could not be started. `killed`: why they were killed, where the reply had not asked for
+    it. `terminated`: they were sent SIGTERM."""
+
+    pod: Annotated[str, Field(min_length=1, max_length=200)]
+    generation: StepNumber
+    ranks: Annotated[list[RankReportDocument], Field(max_length=RANKS_MAX)] = []  # noqa: RUF012  # pydantic copies it
+    failure: ReportText = ""
+    killed: ReportText = ""
+    terminated: bool = False
+
+
+@agent_router.post("/jobs/{job_id}/agents/{node}", response_model=AssignmentView)
+def report_agent(
+    job_id: str, node: str, document: AgentReportDocument, request: Request, service: ServiceDep
+) -> JSONResponse:
+    """Needs the token of the job's agents. The reply is the agent's assignment; it asks again after `poll_after_s`."""
+    require_agent(service, request, job_id=job_id)
+    now_s = service.clock.now_s()
+    job = service.agent_state.job(job_id, now_s)
+    if job is None:
+        raise_not_found("job", job_id)
+    report = _to_agent_report(job_id, node, document, now_s)
+    if not job.is_ended:
+        if node not in service.agent_state.snapshot(now_s).nodes:
+            raise_not_found("node", node)
+        service.agent_state.record_report(report)
+    begun = service.agent_state.begun_runs(job_id, now_s)
+    notice = select_notice(job, report.generation, now_s, service.agent_state) if report.has_living_ranks else None
+    if notice is None and report.has_living_ranks:
+        notice = checkpoint_notice(job, report)
+    reply = build_assignment(job, begun, report, notice=notice, settings=service.settings, secret=service.token_secret)
+    return JSONResponse(reply)  # as it is: to look at it once more would cost more than all of the above
+
+
+def _to_agent_report(job_id: str, node: str, document: AgentReportDocument, now_s: float) -> AgentReport:
+    ranks = tuple(_to_rank_report(number, rank) for number, rank in enumerate(document.ranks))
+    return AgentReport(
+        job_id=job_id,
+        node=node,
+        pod=document.pod,
+        at_s=now_s,
+        generation=document.generation,
+        ranks=ranks,
+        failure=document.failure,
+        killed=document.killed,
+        terminated=document.terminated,
+        since_s=now_s,
+    )
+
+
+def _to_rank_report(number: int, document: RankReportDocument) -> RankReport:
+    try:
+        status = None if document.status is None else parse_rank_status(document.status, document.written_at_ns)
+    except ValueError as wrong:
+        raise_invalid_field(f"ranks.{number}.status", document.status, f"what a rank's status file may hold: {wrong}")
+    return RankReport(document.rank, document.exit_code, status, document.tail, document.oom_kills)

@@ -1,0 +1,173 @@
+"""Instances as JSON: every number comes back as it was, so that a solve can be repeated elsewhere.
+
+    {"version": 1, "instances": [{"types": [0, 0, 1], ..., "costs": [{"layouts": [0, 1], "time_s": [[...]], ...}]}]}
+
+Arrays are nested lists in the shapes that `Instance` and `StageCosts` state. Infinity is the text "inf".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from math import inf, isnan
+from typing import Any
+
+import numpy as np
+
+from scheduler.solver.instance import Instance, StageCosts
+from scheduler.solver.profiles.profile_document import ProfileError, parse_object, require_fields, require_object
+
+VERSION = 1
+_INTEGER_FIELDS = {
+    "types", "counts", "capacity_bytes", "micro_batches", "interleave", "borders",
+    "layouts", "state_bytes", "kept_bytes", "working_bytes",
+}  # fmt: skip
+_COST_FIELDS = tuple(field.name for field in fields(StageCosts))
+_INSTANCE_FIELDS = tuple(field.name for field in fields(Instance) if field.name != "costs")
+
+
+def format_instances(instances: Sequence[Instance]) -> str:
+    """The JSON text of `instances`, one array a line."""
+    listed = [
+        {name: _to_plain_json(getattr(one, name)) for name in _INSTANCE_FIELDS}
+        | {"costs": [{name: _to_plain_json(getattr(costs, name)) for name in _COST_FIELDS} for costs in one.costs]}
+        for one in instances
+    ]
+    return _format_json({"version": VERSION, "instances": listed}, "") + "\n"
+
+
+def parse_instances(json_text: str, owner: str = "instances") -> list[Instance]:
+    """The instances in a text that `dump_instances` wrote; `owner` names its origin in errors.
+
+    Raises:
+        ProfileError: no such JSON, a field that is missing or unknown, a shape that does not fit the others, or a
+            number outside of what the field allows.
+    """
+    document = parse_object(json_text, owner)
+    require_fields(document, owner, ("version", "instances"))
+    if document["version"] != VERSION:
+        raise ProfileError(f"{owner}: version is {document['version']!r}; it must be {VERSION}")
+    return [
+        _parse_instance(one, f"{owner}[{at}]")
+        for at, one in enumerate(_require_list(document["instances"], owner, "instances"))
+    ]
+
+
+def _parse_instance(value: Any, owner: str) -> Instance:
+    document = require_object(value, owner)
+    require_fields(document, owner, (*_INSTANCE_FIELDS, "costs"))
+    read = _ArrayReader(document, owner)
+    costs = [
+        _parse_costs(one, f"{owner}.costs[{at}]")
+        for at, one in enumerate(_require_list(document["costs"], owner, "costs"))
+    ]
+    groups = len(costs)
+    if not groups:
+        raise ProfileError(f"{owner}: costs is []; it must have an entry for each group")
+    types = read.read_array("types", None, minimum=0, maximum=min(len(one.time_s) for one in costs) - 1)
+    counts = read.read_array("counts", groups, minimum=1)
+    interleave = int(read.read_array("interleave", minimum=1, maximum=1 if groups > 1 else inf))
+    devices = int(counts.sum())
+    links = devices - 1 if interleave == 1 else devices
+    return Instance(
+        types=types,
+        costs=tuple(costs),
+        counts=tuple(counts.tolist()),
+        capacity_bytes=tuple(read.read_array("capacity_bytes", groups, minimum=0).tolist()),
+        in_flight=tuple(read.read_array("in_flight", devices, minimum=0).tolist()),
+        hand_over_s=read.read_array("hand_over_s", links, groups, groups, len(types) + 1, minimum=0),
+        micro_batches=int(read.read_array("micro_batches", minimum=1)),
+        interleave=interleave,
+        borders=_parse_borders(read, len(types), devices * interleave),
+    )
+
+
+def _parse_borders(read: _ArrayReader, layers: int, chunks: int) -> tuple[int, ...]:
+    borders = read.read_array("borders", chunks + 1 if read.document["borders"] else 0).tolist()
+    if borders and not ((borders[0], borders[-1]) == (0, layers) and all(one < two for one, two in pairwise(borders))):
+        raise ProfileError(f"{read.owner}: borders is {borders}; it must rise from 0 to {layers}, or be empty")
+    return tuple(borders)
+
+
+def _parse_costs(value: Any, owner: str) -> StageCosts:
+    document = require_object(value, owner)
+    require_fields(document, owner, _COST_FIELDS)
+    read = _ArrayReader(document, owner)
+    time_s = read.read_array("time_s", None, None, minimum=0)
+    reshard_s = read.read_array("reshard_s", len(time_s), None, None, minimum=0)
+    return StageCosts(
+        layouts=read.read_array("layouts", time_s.shape[1], minimum=0, maximum=min(reshard_s.shape[1:]) - 1),
+        time_s=time_s,
+        state_bytes=read.read_array("state_bytes", *time_s.shape, minimum=0),
+        kept_bytes=read.read_array("kept_bytes", *time_s.shape, minimum=0),
+        working_bytes=read.read_array("working_bytes", time_s.shape[1], minimum=0),
+        reshard_s=reshard_s,
+        border_s=read.read_array("border_s", *time_s.shape, minimum=0),
+    )
+
+
+class _ArrayReader:
+    """Reads the arrays of one JSON object."""
+
+    def __init__(self, document: Mapping[str, Any], owner: str) -> None:
+        self.document = document
+        self.owner = owner
+
+    def read_array(
+        self, field: str, *shape: int | None, minimum: float = -inf, maximum: float = inf
+    ) -> np.ndarray[Any, Any]:
+        """The field as an array of that shape (None: any length above 0), every number within [least, most]."""
+        whole = field in _INTEGER_FIELDS
+        value = self._numbers(self.document[field], field, whole)
+        try:
+            array = np.array(value, dtype=np.int64 if whole else np.float64)
+        except (ValueError, OverflowError):
+            raise ProfileError(f"{self.owner}: {field} is ragged or too large; it must be an array") from None
+        if 0 in shape and not array.size:
+            return array.reshape([length or 0 for length in shape])  # [] does not tell the lengths inside it.
+        wanted = [length or "any" for length in shape]
+        known = len(shape) == array.ndim and array.size > 0
+        if not known or any(want not in ("any", has) for want, has in zip(wanted, array.shape, strict=True)):
+            raise ProfileError(f"{self.owner}: {field} has the shape {list(array.shape)}; it must be {wanted}")
+        outside = array[(array < minimum) | (array > maximum)]
+        if outside.size:
+            raise ProfileError(f"{self.owner}: {field} has {outside[0]}; it must be between {minimum} and {maximum}")
+        return array
+
+    def _numbers(self, value: Any, field: str, whole: bool) -> Any:
+        if isinstance(value, list):
+            return [self._numbers(each, field, whole) for each in value]
+        number = inf if value == "inf" else value
+        kinds = int if whole else (int, float)
+        if isinstance(number, bool) or not isinstance(number, kinds) or isnan(number):
+            kind = "a whole number" if whole else 'a number or "inf"'
+            raise ProfileError(f"{self.owner}: {field} has {value!r}; it must be {kind}")
+        return number
+
+
+def _require_list(value: Any, owner: str, field: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ProfileError(f"{owner}: {field} is {value!r}; it must be a list")
+    return value
+
+
+def _to_plain_json(value: Any) -> Any:
+    """Numbers and nested lists of them, infinity as text."""
+    if isinstance(value, np.ndarray):
+        return _to_plain_json(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_to_plain_json(each) for each in value]
+    return "inf" if value == inf else value
+
+
+def _format_json(value: Any, margin: str) -> str:
+    """JSON with one field a line."""
+    inner = margin + "  "
+    if isinstance(value, dict):
+        lines = [f"{inner}{json.dumps(name)}: {_format_json(each, inner)}" for name, each in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n" + margin + "}"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[" + ", ".join(_format_json(each, margin) for each in value) + "]"
+    return json.dumps(value, allow_nan=False)

@@ -1,0 +1,122 @@
+"""`fit`: constants of a GPU from measured runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.inputs import CommandError, input_errors_from, load_hardware, raise_input_error, read_text
+from cli.output import OutputFormat, OutputOption, format_percent, print_document, render_facts, render_table, stack
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from scheduler.solver.calibration.constant_fit import Calibration
+
+
+RunsArgument = Annotated[str, typer.Argument(metavar="RUNS.csv", help="Measured runs, a header and one a row.")]
+StartingGpuOption = Annotated[
+    str, typer.Option("--gpu", metavar="NAME|FILE", help="What they ran on; where the fit starts.")
+]
+RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Runs to fit to; the others judge the fit.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
+ConstantsOption = Annotated[
+    str | None, typer.Option("--constants", metavar="NAME[,NAME...]", help="What to fit; else the usual ones.")
+]
+LeaveOneOutOption = Annotated[
+    bool, typer.Option("--leave-one-out", help="Also predict each drawn run from the others.")
+]
+OutputFileOption = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE.json", help="Where to write the GPU's profile.")
+]
+
+_CONSTANT_HEADERS = ["constant", "unit", "before", "after", "+-", "told by runs"]
+_ERROR_LABELS = {
+    "before": "all runs, before",
+    "on_drawn": "drawn runs",
+    "left_out": "drawn runs, each left out",
+    "on_others": "other runs",
+    "memory": "memory, all runs",
+}
+
+
+def fit(
+    *,
+    runs: RunsArgument,
+    gpu: StartingGpuOption,
+    rows: RowsOption = 20,
+    seed: SeedOption = 0,
+    constants: ConstantsOption = None,
+    leave_one_out: LeaveOneOutOption = False,
+    out: OutputFileOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Fit the constants of a GPU to measured runs, and say how far off the predictions are. Needs no service."""
+    import numpy as np
+
+    from scheduler.solver.calibration.constant_fit import calibrate, sample_runs
+    from scheduler.solver.calibration.measured_runs import parse_measured_runs
+
+    hardware, csv_text = load_hardware("--gpu", gpu), read_text(runs)
+    with input_errors_from(runs):
+        measured = parse_measured_runs(csv_text, hardware)
+    drawn = sample_runs(measured, rows, np.random.default_rng(seed))
+    if leave_one_out and len(drawn) < 2:
+        raise_input_error(f"--leave-one-out: {len(drawn)} run is drawn; at least 2 are needed")
+    names = tuple(name.strip() for name in constants.split(",")) if constants else ()
+    with input_errors_from("--constants" if names else runs):
+        found = calibrate(measured, hardware, drawn, names=names, leave_one_out=leave_one_out)
+    source = f"fitted to {len(drawn)} of {len(measured)} runs of {Path(runs).name}, seed {seed}"
+    if out is not None:
+        _write_profile(out, found, source, gpu)
+    print_document(_to_document(found, source), output, lambda: _render_calibration(found, source))
+
+
+def _write_profile(out: Path, calibration: Calibration, source: str, gpu: str) -> None:
+    from scheduler.solver.calibration.hardware_constants import format_gpu_document
+
+    sources = {constant.name: source for constant in calibration.fit.constants}
+    text = format_gpu_document(calibration.fit.hardware, source=f"as in the profile {Path(gpu).name}", sources=sources)
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as wrong:
+        raise CommandError(f"--out: {out} cannot be written: {wrong.strerror or wrong}") from wrong
+
+
+def _to_document(calibration: Calibration, source: str) -> Mapping[str, Any]:
+    from scheduler.solver.calibration.hardware_constants import get_unit
+
+    constants = [{**asdict(each), "unit": get_unit(each.name)} for each in calibration.fit.constants]
+    errors = {name: asdict(getattr(calibration, name)) for name in _ERROR_LABELS if getattr(calibration, name)}
+    return {"source": source, "drawn": list(calibration.drawn), "constants": constants, "errors": errors}
+
+
+def _render_calibration(calibration: Calibration, source: str) -> RenderableType:
+    from rich.text import Text
+
+    constants = render_table(
+        _format_constant_rows(calibration), headers=_CONSTANT_HEADERS, right_aligned=_CONSTANT_HEADERS[2:]
+    )
+    heads = ["|predicted / measured - 1|", "runs", "mean", "median", "95%", "worst"]
+    errors = render_table(_format_error_rows(calibration), headers=heads, right_aligned=heads[1:])
+    return stack(render_facts({"source": source}), Text(), constants, Text(), errors)
+
+
+def _format_constant_rows(calibration: Calibration) -> Iterator[list[str]]:
+    from scheduler.solver.calibration.hardware_constants import get_unit
+
+    for each in calibration.fit.constants:
+        figures = [f"{each.before:.4g}", f"{each.after:.4g}", format_percent(each.sd), format_percent(each.told)]
+        yield [each.name, get_unit(each.name), *figures]
+
+
+def _format_error_rows(calibration: Calibration) -> Iterator[list[str]]:
+    for name, meaning in _ERROR_LABELS.items():
+        errors = getattr(calibration, name)
+        if errors is not None and errors.runs:
+            figures = (errors.mean, errors.median, errors.p95, errors.worst)
+            yield [meaning, str(errors.runs), *(f"{100 * figure:.2f}%" for figure in figures)]

@@ -1,0 +1,370 @@
+"""Pools and nodes of a service.
+
+Loans, and the switches over lending.
+
+`top`: the whole cluster on one screen.
+
+Pools and nodes, as the service tells of them, drawn for people.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.commands.jobs import render_jobs
+from cli.completion import complete_node_names, complete_pool_names
+from cli.connection import DEFAULT_URL, UrlOption, service_client
+from cli.inputs import raise_input_error, read_yaml_object
+from cli.output import (
+    IntervalOption,
+    OutputFormat,
+    OutputOption,
+    format_number,
+    format_time,
+    make_console,
+    print_document,
+    refresh_view,
+    render_facts,
+    render_table,
+    require_table,
+    stack,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from api.client import Client
+
+
+pools_app = typer.Typer(name="pools", help="List, create or delete pools.")
+nodes_app = typer.Typer(name="nodes", help="List, add or delete nodes.")
+
+PoolArgument = Annotated[
+    str, typer.Argument(metavar="POOL", autocompletion=complete_pool_names, help="Name of a pool.")
+]
+NodeArgument = Annotated[
+    str, typer.Argument(metavar="NODE", autocompletion=complete_node_names, help="Name of a node.")
+]
+KindOption = Annotated[str, typer.Option("--kind", help="training or inference.")]
+LendingOption = Annotated[
+    str | None,
+    typer.Option("--lending", metavar="LENDING.yaml", help="What an inference pool's owner allows; - is stdin."),
+]
+HomePoolOption = Annotated[
+    str, typer.Option("--pool", autocompletion=complete_pool_names, help="Pool that it belongs to.")
+]
+PoolFilterOption = Annotated[
+    str, typer.Option("--pool", autocompletion=complete_pool_names, help="Only nodes of this pool.")
+]
+GpuOption = Annotated[str, typer.Option("--gpu", help="Model of its GPUs.")]
+GpuCountOption = Annotated[int, typer.Option("--gpus", help="How many GPUs it has.")]
+GpuMemoryOption = Annotated[
+    str | None, typer.Option("--memory", help="Of one GPU, such as 80GB; else the model says it.")
+]
+
+
+def has_no_subcommand(context: typer.Context) -> bool:
+    """A group alone lists. Its options would be lost on a verb after them, so that is refused."""
+    if context.invoked_subcommand is None:
+        return True
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise_input_error(
+                f"--{name}: give options after the verb: {context.command_path} {context.invoked_subcommand} ..."
+            )
+    return False
+
+
+@pools_app.callback(invoke_without_command=True)
+def pools(context: typer.Context, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    if has_no_subcommand(context):
+        list_pools(url, output)
+
+
+@pools_app.command("list")
+def list_pools(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """List the pools: nodes, GPUs, demand, loans."""
+    with service_client(url) as client:
+        found = client.pools()
+    print_document(found, output, lambda: render_pools(found))
+
+
+@pools_app.command("create")
+def create_pool(
+    name: PoolArgument,
+    kind: KindOption,
+    lending: LendingOption = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Create a pool of nodes of one purpose."""
+    document: dict[str, Any] = {"name": name, "kind": kind}
+    if lending:
+        document["lending"] = read_yaml_object(lending)
+    with service_client(url) as client:
+        answer = client.create_pool(document)
+    print_document(answer, output, lambda: render_facts({"pool": f"{name} is created"}))
+
+
+@pools_app.command("delete")
+def delete_pool(name: PoolArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Delete a pool that has no nodes."""
+    with service_client(url) as client:
+        answer = client.delete_pool(name)
+    print_document(answer, output, lambda: render_facts({"pool": f"{name} is deleted"}))
+
+
+@nodes_app.callback(invoke_without_command=True)
+def nodes(
+    context: typer.Context,
+    pool: PoolFilterOption = "",
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    if has_no_subcommand(context):
+        list_nodes(pool, url, output)
+
+
+@nodes_app.command("list")
+def list_nodes(
+    pool: PoolFilterOption = "", url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """List the nodes: home pool, GPUs, who uses them, loan."""
+    with service_client(url) as client:
+        found = client.nodes(pool=pool)
+    print_document(found, output, lambda: render_nodes(found))
+
+
+@nodes_app.command("add")
+def add_node(
+    name: NodeArgument,
+    pool: HomePoolOption,
+    gpu: GpuOption,
+    gpus: GpuCountOption,
+    memory: GpuMemoryOption = None,
+    *,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Add a node to its home pool."""
+    document: dict[str, Any] = {"name": name, "pool": pool, "gpu": gpu, "gpus": gpus}
+    if memory is not None:
+        document["memory"] = memory
+    with service_client(url) as client:
+        answer = client.add_node(document)
+    print_document(answer, output, lambda: render_facts({"node": f"{name} is in pool {pool}"}))
+
+
+@nodes_app.command("delete")
+def delete_node(name: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Delete a node that nobody uses."""
+    with service_client(url) as client:
+        answer = client.delete_node(name)
+    print_document(answer, output, lambda: render_facts({"node": f"{name} is deleted"}))
+
+
+def cordon(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Put nothing new on a node."""
+    with service_client(url) as client:
+        answer = client.cordon(node)
+    print_document(answer, output, lambda: render_facts({"node": f"{node} takes nothing new"}))
+
+
+def drain(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Put nothing new on a node and move its jobs away."""
+    with service_client(url) as client:
+        answer = client.drain(node)
+    print_document(
+        answer, output, lambda: render_facts({"node": f"{node} takes nothing new and its jobs are moved away"})
+    )
+
+
+def uncordon(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Let a node take work again."""
+    with service_client(url) as client:
+        answer = client.uncordon(node)
+    print_document(answer, output, lambda: render_facts({"node": f"{node} takes work again"}))
+
+
+lending_app = typer.Typer(name="lending", help="Pause, resume or end the lending of inference nodes.")
+
+LoanStateOption = Annotated[str, typer.Option("--state", help="Only loans in this state.")]
+
+
+def loans(state: LoanStateOption = "", url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """List the inference nodes that training has on loan, with their deadlines."""
+    with service_client(url) as client:
+        rows = client.loans(state=state)
+    print_document(rows, output, lambda: render_loans(rows))
+
+
+def render_loans(loans: Iterable[Mapping[str, Any]]) -> RenderableType:
+    return render_table(
+        (
+            [loan["node"], loan["pool"], loan["state"], format_time(loan["offered_at_s"]), _format_deadline(loan)]
+            for loan in loans
+        ),
+        headers=["node on loan", "pool", "state", "offered (UTC)", "back by (UTC)"],
+        empty="No node is on loan.",
+    )
+
+
+@lending_app.command()
+def pause(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Make no new loans; those that run go on."""
+    with service_client(url) as client:
+        _print_lending(client.pause_lending(), output, "Lending is paused: no new loans, those that run go on.")
+
+
+@lending_app.command()
+def resume(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Lend again."""
+    with service_client(url) as client:
+        _print_lending(client.resume_lending(), output, "Lending goes on.")
+
+
+@lending_app.command("recall-all")
+def recall_all(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Call every lent node home and pause lending."""
+    with service_client(url) as client:
+        _print_lending(client.recall_all(), output, "Every loan is recalled and lending is paused.")
+
+
+def _print_lending(document: Mapping[str, Any], output: OutputFormat, sentence: str) -> None:
+    print_document(document, output, lambda: render_facts({"lending": sentence}))
+
+
+def _format_deadline(loan: Mapping[str, Any]) -> str:
+    deadline = loan.get("return_by_s")
+    return format_time(deadline) if deadline is not None else "-"
+
+
+WatchOrOnceOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--watch/--once", "-w/-1", help="Refresh until Ctrl-C, or print once; default: as a terminal is there."
+    ),
+]
+
+
+def top(
+    watch: WatchOrOnceOption = None,
+    every: IntervalOption = 2.0,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show pools, loans and live jobs at once, again and again on a terminal."""
+    require_table(output, bool(watch))
+    stays = output is OutputFormat.TABLE and make_console().is_terminal if watch is None else watch
+    with service_client(url) as client:
+        if not stays:
+            seen = _fetch_overview(client)
+            print_document(seen, output, lambda: _render_overview(seen))
+            return
+        refresh_view(lambda: _render_overview(_fetch_overview(client)), every)
+
+
+def _fetch_overview(client: Client) -> dict[str, Any]:
+    return {
+        "at_s": time.time(),
+        "pools": client.pools(),
+        "loans": [loan for loan in client.loans() if loan["is_live"]],
+        "jobs": list(client.jobs(state="live")),
+    }
+
+
+def _render_overview(overview: dict[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    head = Text(f"Ebbtide at {format_time(overview['at_s'])} UTC", style="bold")
+    return stack(
+        head,
+        Text(),
+        render_pools(overview["pools"]),
+        Text(),
+        render_loans(overview["loans"]),
+        Text(),
+        render_jobs(overview["jobs"]),
+    )
+
+
+FleetJson = Mapping[str, Any]
+
+
+def render_pools(pools: Iterable[FleetJson]) -> RenderableType:
+    return render_table(
+        (
+            [
+                pool["name"],
+                pool["kind"],
+                str(pool["nodes"]),
+                _format_capacity(pool),
+                _format_demand(pool.get("demand")),
+                str(pool["lent_nodes"]) if "lent_nodes" in pool else "-",
+                _format_lending(pool.get("lending")),
+            ]
+            for pool in pools
+        ),
+        headers=["pool", "kind", "nodes", "GPUs", "demand", "lent", "lending"],
+        right_aligned=["nodes", "GPUs", "demand", "lent"],
+        empty="There are no pools.",
+    )
+
+
+def render_nodes(nodes: Iterable[FleetJson]) -> RenderableType:
+    return render_table(
+        (
+            [
+                node["name"],
+                node["pool"],
+                f"{node['gpus']} x {node['gpu']}",
+                format_node_state(node),
+                format_node_users(node),
+            ]
+            for node in nodes
+        ),
+        headers=["node", "home", "GPUs", "state", "used by"],
+        empty="There are no nodes.",
+    )
+
+
+def format_node_state(node: FleetJson) -> str:
+    """`up`, `up, cordoned`, `up, loan recalled` ..."""
+    words = [node["state"]]
+    if node["draining"]:
+        words.append("draining")
+    elif node["cordoned"]:
+        words.append("cordoned")
+    if node["loan"]:
+        words.append(f"loan {node['loan']['state']}")
+    return ", ".join(words)
+
+
+def format_node_users(node: FleetJson) -> str:
+    """`inference 2, job-a 4`, in GPUs."""
+    users = [f"inference {node['inference_gpus']}"] if node["inference_gpus"] else []
+    users += [f"{job_id} {len(indices)}" for job_id, indices in node["jobs"].items()]
+    return ", ".join(users) or "nobody"
+
+
+def _format_capacity(pool: FleetJson) -> str:
+    up, of = pool["capacity_gpus"], pool["gpus"]
+    return str(of) if up == of else f"{up} of {of} up"
+
+
+def _format_demand(demand: FleetJson | None) -> str:
+    if demand is None:
+        return "-"
+    shown = format_number(demand["gpus"], 1)
+    return f"{shown} (asked {format_number(demand['asked_gpus'], 1)})" if demand["clamped"] else shown
+
+
+def _format_lending(lending: FleetJson | None) -> str:
+    if lending is None:
+        return "-"
+    return f"at quantile {lending['quantile']:g}" if lending["enabled"] else "off"

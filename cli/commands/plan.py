@@ -1,0 +1,165 @@
+"""`plan`: solve one plan, a curve of them, a dumped request or a Galvatron profile, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from cli.inputs import CommandError, raise_input_error
+from cli.output import OutputFormat, OutputOption, print_document, print_message
+from cli.planning import request as options
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from cli.planning.request import PlanQuery
+
+
+def plan(
+    *,
+    model: options.ModelOption = None,
+    gpus: options.GpusOption = None,
+    global_batch: options.GlobalBatchOption = None,
+    gpu: options.GpuOption = None,
+    nodes: options.NodesOption = None,
+    shape: options.ShapeOption = None,
+    seq: options.SequenceLengthOption = None,
+    frozen_layers: options.FrozenLayersOption = None,
+    memory: options.MemoryOption = None,
+    tolerance: options.ToleranceOption = 0.0,
+    alternatives: options.AlternativesOption = 3,
+    plot: options.PlotOption = None,
+    dump: options.DumpOption = None,
+    load: options.LoadOption = None,
+    solver: options.SolverOption = options.Solver.EXACT,
+    time_limit: options.TimeLimitOption = None,
+    galvatron: options.GalvatronOption = None,
+    galvatron_plan: options.GalvatronPlanOption = None,
+    memory_reading: options.MemoryReadingOption = options.MemoryReading.KEPT_BACK,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Find the fastest way to spread a model over GPUs, within their memory. Needs no service."""
+    asked = {"model": model, "gpus": gpus, "gpu": gpu, "nodes": nodes, "shape": shape, "global-batch": global_batch}
+    asked |= {"seq": seq, "frozen-layers": frozen_layers, "memory": memory, "plot": plot, "dump": dump}
+    how = options.SolverOptions(solver, tolerance, inf if time_limit is None else time_limit, alternatives)
+    if galvatron is not None:
+        _reject_conflicting_options("--galvatron", {**asked, "load": load})
+        _print_galvatron(galvatron, galvatron_plan, memory_reading, output)
+    elif galvatron_plan is not None:
+        raise_input_error(f"--galvatron-plan: {galvatron_plan} needs --galvatron DIR, the profile that judges it")
+    elif load is not None:
+        _reject_conflicting_options("--load", asked)
+        _print_instances(load, how, output)
+    else:
+        _print_request(_build_query(asked), how, plot=plot, dump=dump, output=output)
+
+
+def _reject_conflicting_options(option: str, others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        if value is not None:
+            raise_input_error(f"--{name}: {value} does not go with {option}, which says all that is asked")
+
+
+def _build_query(options_given: Mapping[str, Any]) -> PlanQuery:
+    from cli.planning.request import GpuSelection, build_query, load_trained_model
+
+    for needed in ("model", "global-batch"):
+        if options_given[needed] is None:
+            raise_input_error(f"Missing option '--{needed}'")
+    where = GpuSelection(**{name: options_given[name] for name in ("gpus", "gpu", "nodes", "shape")})
+    model = load_trained_model(
+        options_given["model"], seq=options_given["seq"] or 0, frozen_layers=options_given["frozen-layers"] or 0
+    )
+    return build_query(where, model=model, global_batch=options_given["global-batch"], memory=options_given["memory"])
+
+
+def _print_request(
+    query: PlanQuery, solver_options: options.SolverOptions, *, plot: str | None, dump: str | None, output: OutputFormat
+) -> None:
+    if not query.is_curve:
+        if plot is not None:
+            raise_input_error(f"--plot: {plot} needs a curve; allowed is a range --gpus A:B")
+        _print_plan(query, solver_options, dump, output)
+    elif dump is not None or solver_options.solver is not options.Solver.EXACT:
+        raise_input_error("--gpus: a range goes with neither --dump nor --solver milp; give one number of GPUs")
+    else:
+        _print_curve(query, solver_options, plot, output)
+
+
+def _print_plan(
+    query: PlanQuery, solver_options: options.SolverOptions, dump: str | None, output: OutputFormat
+) -> None:
+    from cli.planning.plan_tables import render_plan
+
+    request = query.build_request(query.shapes[0])
+    if dump is not None:
+        from cli.planning.solution import write_instances
+
+        print_message(f"{write_instances(request, dump)} instances written to {dump}")
+    if solver_options.solver is options.Solver.MILP:
+        from cli.planning.solution import solve_with_milp
+
+        answer = solve_with_milp(request, solver_options)
+    else:
+        from cli.planning.solution import solve_plan
+
+        answer = solve_plan(request, tolerance=solver_options.tolerance, alternatives=solver_options.alternatives)
+    shape = str(request.shape)
+    _print_or_fail(answer, output, f"no plan on {shape}", lambda: render_plan(answer, shape=shape))
+
+
+def _print_curve(
+    query: PlanQuery, solver_options: options.SolverOptions, plot: str | None, output: OutputFormat
+) -> None:
+    from cli.planning.curve_chart import CurveChart
+    from cli.planning.plan_tables import render_curve
+    from cli.planning.solution import solve_curve
+
+    title = f"{query.model.name} on {query.hardware[0].gpu}, {query.global_batch} samples a step"
+    picture = None if plot is None else CurveChart(plot, title)
+    points = solve_curve(query, tolerance=solver_options.tolerance)
+    print_document(
+        {"points": points}, output, lambda: render_curve(points, memory_limit_bytes=query.memory_limit_bytes)
+    )
+    if all("infeasible" in point for point in points):
+        raise CommandError(f"no plan on any of {len(points)} shapes; on the largest: {_format_infeasible(points[-1])}")
+    if picture is not None:
+        picture.draw(points)
+        print_message(f"the curve is drawn in {plot}")
+
+
+def _print_instances(file: str, solver_options: options.SolverOptions, output: OutputFormat) -> None:
+    from cli.planning.plan_tables import render_solution
+    from cli.planning.solution import solve_instances_file
+
+    answer = solve_instances_file(file, solver_options)
+    _print_or_fail(answer, output, f"{file}: no solution", lambda: render_solution(answer))
+
+
+def _print_galvatron(folder: str, plan_file: str | None, reading: options.MemoryReading, output: OutputFormat) -> None:
+    from cli.planning.galvatron import render_galvatron_plans, solve_galvatron
+
+    answer = solve_galvatron(folder, plan_file, reading)
+    print_document(answer, output, lambda: render_galvatron_plans(answer))
+    if "infeasible" in answer:
+        raise CommandError(f"no plan for {folder}: {answer['infeasible']}")
+
+
+def _print_or_fail(
+    answer: Mapping[str, Any], output: OutputFormat, failure: str, render: Callable[[], RenderableType]
+) -> None:
+    """Prints the answer; where there is none, people get the reason alone, and programs get both."""
+    if "infeasible" not in answer:
+        print_document(answer, output, render)
+        return
+    if output is not OutputFormat.TABLE:
+        print_document(answer, output, render)
+    raise CommandError(f"{failure}: {_format_infeasible(answer)}")
+
+
+def _format_infeasible(answer: Mapping[str, Any]) -> str:
+    """The reason on lines of its own: what binds, and the smallest change that would help."""
+    needs, _, change = answer["infeasible"].rpartition("; ")
+    lines = [needs, f"  change: {change}"] if needs else [change]
+    return "\n".join([lines[0], f"  binding: {answer['constraint']}", *lines[1:]])

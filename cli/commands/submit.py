@@ -1,0 +1,153 @@
+"""`submit`: hand in a job, from a file, from options, or from a file with options on top."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.commands.jobs import TERMINAL_STATES, format_progress, render_dry_run
+from cli.completion import complete_queue_names
+from cli.connection import DEFAULT_URL, UrlOption, service_client
+from cli.inputs import CommandError, input_errors_from, raise_input_error, read_yaml_object
+from cli.output import OutputFormat, OutputOption, print_document, print_message, render_facts, retry_while_unavailable
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from api.jobs import JobView
+
+
+POLL_INTERVAL_S = 1.0
+
+FileOption = Annotated[
+    str | None, typer.Option("-f", "--file", metavar="JOB.yaml", help="A job document, or an ElasticJob; - is stdin.")
+]
+NameOption = Annotated[str | None, typer.Option("--name", help="Name of the job.")]
+MinOption = Annotated[int | None, typer.Option("--min", help="GPUs it needs at least.")]
+MaxOption = Annotated[int | None, typer.Option("--max", help="GPUs it can use at most; --min where absent.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Model preset that the solver plans for.")]
+BatchOption = Annotated[int | None, typer.Option("--global-batch", help="Samples a step.")]
+SeqOption = Annotated[int | None, typer.Option("--seq", help="Tokens a sample.")]
+StepsOption = Annotated[int | None, typer.Option("--steps", help="Optimizer steps to the end.")]
+GpuOption = Annotated[str | None, typer.Option("--gpu", help="The only GPU model it may run on.")]
+PriorityOption = Annotated[int | None, typer.Option("--priority", help="Higher goes first.")]
+QueueOption = Annotated[
+    str | None, typer.Option("--queue", autocompletion=complete_queue_names, help="Queue that pays for its GPUs.")
+]
+CommandOption = Annotated[str | None, typer.Option("--command", help="What its workers run, as one shell-quoted text.")]
+EnvOption = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="May be repeated.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be decided.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print the job's id and nothing else.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Stay until it has ended; exit 1 unless it succeeded.")]
+
+
+def submit(
+    *,
+    file: FileOption = None,
+    name: NameOption = None,
+    min_gpus: MinOption = None,
+    max_gpus: MaxOption = None,
+    model: ModelOption = None,
+    global_batch: BatchOption = None,
+    seq: SeqOption = None,
+    steps: StepsOption = None,
+    gpu: GpuOption = None,
+    priority: PriorityOption = None,
+    queue: QueueOption = None,
+    command: CommandOption = None,
+    env: EnvOption = None,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = False,
+    quiet: QuietOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Submit a job: a document with -f, options, or both (options win)."""
+    given = {
+        "name": name,
+        "gpus": _build_gpu_range(min_gpus, max_gpus),
+        "model": model,
+        "globalBatch": global_batch,
+        "sequenceLength": seq,
+        "steps": steps,
+        "gpu": gpu,
+        "priority": priority,
+        "queue": queue,
+        "command": _split_command(command),
+        "env": dict(_parse_env(item) for item in env) if env else None,
+    }
+    document = build_job_document(file, {field: value for field, value in given.items() if value is not None})
+    with service_client(url) as client:
+        if dry_run:
+            answer = client.dry_run(document)
+            print_document(answer, output, lambda: render_dry_run(answer))
+            return
+        job = client.submit(document)
+        if quiet:
+            typer.echo(job["id"])
+        if wait:
+            job = _wait_for_end(client, job)
+    if not quiet:
+        print_document(
+            job, output, lambda: render_facts({"job": job["id"], "name": job["name"], "state": job["state"]})
+        )
+    if wait and job["state"] != "succeeded":
+        raise CommandError(f"job {job['id']} {job['state']}: {job.get('message') or 'no message'}")
+
+
+def build_job_document(file: str | None, options_given: dict[str, Any]) -> dict[str, Any]:
+    """The job document, or ElasticJob, of the file with `given` laid over it. Raises BadInput naming the mistake."""
+    from scheduler.documents.custom_resource import is_manifest, manifest_to_job_document
+    from scheduler.documents.job import parse_job
+
+    document = read_yaml_object(file) if file else {}
+    if is_manifest(document):
+        with input_errors_from(file or "job"):
+            document = manifest_to_job_document(document)
+    gpus = options_given.pop("gpus", None)
+    document.update(options_given)
+    if gpus:
+        before = document.get("gpus")
+        document["gpus"] = {**(before if isinstance(before, dict) else {}), **gpus}
+        document["gpus"].setdefault("max", document["gpus"].get("min"))
+    if not document:
+        raise_input_error("job: nothing to submit; give a document with -f JOB.yaml, or at least --name and --min")
+    with input_errors_from(file or "job"):
+        parse_job(document)
+    return document
+
+
+def _build_gpu_range(minimum: int | None, maximum: int | None) -> dict[str, int] | None:
+    given = {"min": minimum, "max": maximum}
+    return {field: value for field, value in given.items() if value is not None} or None
+
+
+def _split_command(command: str | None) -> list[str] | None:
+    if command is None:
+        return None
+    with input_errors_from("--command"):
+        return shlex.split(command)
+
+
+def _parse_env(item: str) -> tuple[str, str]:
+    name, sign, value = item.partition("=")
+    if not sign or not name:
+        raise_input_error(f"--env: {item!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def _wait_for_end(client: Client, job: JobView) -> JobView:
+    """Follow the job to its end, telling each change on stderr."""
+    told = ""
+    while True:
+        line = f"{job['state']}, {format_progress(job)}"
+        if line != told:
+            print_message(f"{job['id']}: {line}")
+            told = line
+        if job["state"] in TERMINAL_STATES:
+            return job
+        time.sleep(POLL_INTERVAL_S)
+        job = retry_while_unavailable(partial(client.job, job["id"]))

@@ -1,0 +1,87 @@
+"""Completion in the shell: its script, and the names of the service's jobs, nodes, pools and queues as they are typed.
+
+Nobody waits for a shell: what does not answer within a second offers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import TyperException
+from typer._completion_classes import completion_init
+from typer._completion_shared import get_completion_script
+
+from cli.connection import DEFAULT_URL, resolve_target
+
+if TYPE_CHECKING:
+    from api.client import Client
+
+
+COMPLETION_TIMEOUT_S = 1.0
+SUGGESTIONS_MAX = 200
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+ShellArgument = Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]
+
+
+def completion(shell: ShellArgument) -> None:
+    """Print the script that lets TAB complete verbs, options and names; bash: `source <(ebbtide completion bash)`."""
+    typer.echo(get_completion_script(prog_name="ebbtide", complete_var="_EBBTIDE_COMPLETE", shell=shell.value))
+
+
+def enable_completion() -> None:
+    """Let the program answer the shells that run such a script."""
+    completion_init()
+
+
+def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Newest first, each with its state."""
+
+    def offered(client: Client) -> Iterator[tuple[str, str]]:
+        return ((job["id"], job["state"]) for job in client.jobs(limit=SUGGESTIONS_MAX))
+
+    return _fetch_suggestions(context, incomplete, offered)
+
+
+def complete_node_names(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    return _fetch_suggestions(
+        context, incomplete, lambda client: ((node["name"], node["pool"]) for node in client.nodes())
+    )
+
+
+def complete_pool_names(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    return _fetch_suggestions(
+        context, incomplete, lambda client: ((pool["name"], pool["kind"]) for pool in client.pools())
+    )
+
+
+def complete_queue_names(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    return _fetch_suggestions(
+        context, incomplete, lambda client: ((queue["name"], f"{queue['used_gpus']} GPUs") for queue in client.queues())
+    )
+
+
+def _fetch_suggestions(
+    context: typer.Context, incomplete: str, list_candidates: Callable[[Client], Iterator[tuple[Any, Any]]]
+) -> list[tuple[str, str]]:
+    from api.client import Client, ProblemError, RetryPolicy, UnreachableError
+
+    try:
+        target = resolve_target(context.params.get("url") or DEFAULT_URL)
+        with Client(
+            target.url, token=target.token, timeout_s=COMPLETION_TIMEOUT_S, retries=RetryPolicy(attempts=1)
+        ) as client:
+            found = list(islice(list_candidates(client), SUGGESTIONS_MAX))
+    except (ProblemError, UnreachableError, ValueError, TyperException):
+        return []
+    return [(str(name), str(said)) for name, said in found if str(name).startswith(incomplete)]

@@ -1,0 +1,121 @@
+"""The operator's part of the composition root: apart, because what speaks to Kubernetes takes as long to import as half
+of all else, and only an operator needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+from cli.composition.service import assemble_controller, build_retention, install_stop_signal, make_holder_id
+from scheduler.domain.worker_token import issue_agent_token
+from scheduler.kubernetes.client import connect
+from scheduler.kubernetes.cluster_cache import ClusterCache
+from scheduler.kubernetes.demand_sources import DemandSources
+from scheduler.kubernetes.event_recorder import EventRecorder
+from scheduler.kubernetes.executor import KubernetesExecutor
+from scheduler.kubernetes.flow_control import RequestRecord
+from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
+from scheduler.kubernetes.leader_election import ELECTION_LIMITS, LeaderElector
+from scheduler.kubernetes.node_lending import NodeLending
+from scheduler.kubernetes.operator_loop import LoopIteration, Operator, OperatorState
+from scheduler.kubernetes.resource_writer import ActionPool, ResourceWriter
+from scheduler.runtime.clock import RealClock
+from scheduler.runtime.controller import open_when_available
+from scheduler.settings import Settings, load_token_secret
+from scheduler.store.sql_store import SqlStore
+from scheduler.telemetry.logs import configure_logging
+from scheduler.telemetry.metrics import record_kubernetes_request, record_operator_status
+from scheduler.telemetry.probes import ProbeServer
+
+log = logging.getLogger(__name__)
+
+
+def build_operator(settings: Settings, store: SqlStore) -> Operator:
+    """An operator with its controller, mirrors and election, not yet running.
+
+    Raises:
+        NoClusterError: no API server of Kubernetes is named anywhere.
+    """
+    kubeconfig, clock = settings.kubeconfig or "", RealClock(store.load().snapshot.now_s)
+    identity = make_holder_id()
+    votes = connect(kubeconfig, limits=ELECTION_LIMITS, on_request=_record_request)
+    election = LeaderElector(votes, name="ebbtide-operator", namespace=settings.lease_namespace, identity=identity)
+    cluster = connect(kubeconfig, on_request=_record_request, may_write=lambda: election.is_leading)
+    effects, secret = ActionPool(), load_token_secret(settings.token_secret_path)
+    mirrors = ClusterCache(cluster)
+    executor = KubernetesExecutor(
+        JobObjectActions(
+            cluster,
+            mirrors,
+            JobDefaults(settings.job_namespace, settings.worker_url, settings.worker_image),
+            epoch=lambda: controller.epoch,
+            agent_token=partial(issue_agent_token, secret),
+        ),
+        NodeLending(cluster, mirrors, epoch=lambda: controller.epoch),
+        view=mirrors.get_view,
+        run_log=store.run_log,
+        now=clock.now_s,
+        epoch=lambda: controller.epoch,
+        actions=effects,
+    )
+    controller = assemble_controller(
+        settings,
+        store,
+        executor,
+        clock,
+        holder=identity,
+        has_news=mirrors.has_pending_changes,
+        may_lead=lambda: operator.may_lead,
+    )
+    operator = Operator(
+        cache=mirrors,
+        election=election,
+        controller=controller,
+        store=store,
+        clock=clock,
+        demand=DemandSources(cluster, prometheus_url=settings.prometheus_url),
+        writer=ResourceWriter(cluster, mirrors),
+        event_recorder=EventRecorder(store, reporting_instance=identity),
+        actions=effects,
+        job_namespace=settings.job_namespace,
+        on_iteration=_record_round,
+    )
+    return operator
+
+
+def _record_request(request: RequestRecord) -> None:
+    record_kubernetes_request(
+        verb=request.verb, resource=request.resource, status=request.status, seconds=request.duration_s
+    )
+
+
+def _record_round(done: LoopIteration) -> None:
+    among = [standing.value for standing in OperatorState]
+    record_operator_status(
+        status=done.state.value, statuses=among, silence_s=done.seconds_since_contact, now_s=time.time()
+    )
+
+
+def run_operator(settings: Settings, probes: ProbeServer) -> None:
+    """Lead while elected, until SIGTERM or SIGINT. Jobs go on while nobody leads. A database that does not answer is
+    waited for.
+
+    Raises:
+        NoClusterError: no API server of Kubernetes is named anywhere.
+        StoreError: the database cannot be used as it is.
+    """
+    configure_logging(settings.log_level, settings.log_format)
+    stop = install_stop_signal()
+    log.info("probes are answered on %s:%d", settings.host, probes.port)
+    store = open_when_available(lambda: SqlStore(settings.database_url), stop, time.monotonic)
+    if store is None:
+        return
+    try:
+        operator = build_operator(settings, store)
+        probes.liveness_error, probes.readiness_error = operator.liveness_error, operator.readiness_error
+        with build_retention(settings, store, epoch=lambda: operator.epoch).run_in_background(stop):
+            operator.run(stop)
+    finally:
+        store.close()

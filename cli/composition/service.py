@@ -1,0 +1,252 @@
+"""The composition root: settings in, running parts out. The only place where everything meets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from scheduler.domain.tick_report import TickReport
+from scheduler.executors.executor import Executor
+from scheduler.executors.local_executor import LocalExecutor
+from scheduler.executors.local_records import RunRoot
+from scheduler.executors.local_run import RunTimeouts
+from scheduler.executors.log_files import LogLimits
+from scheduler.forecast.forecaster import SeasonalForecaster
+from scheduler.runtime.clock import Clock, RealClock
+from scheduler.runtime.controller import Controller, ControllerConfig
+from scheduler.runtime.planning_inputs import CurveBuilder, DemandForecaster
+from scheduler.runtime.process_pool import ProcessPool
+from scheduler.runtime.reconciler import StageHook, ignore_stage
+from scheduler.runtime.retention import DAY_S, Retention, RetentionPeriods
+from scheduler.scheduling.policies.policy_set import PolicySet, load_policy_set
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.settings import Settings, load_token_secret
+from scheduler.simulator.simulation_runner import RunnerLimits, SimulationRunner
+from scheduler.store.api_protocol import HistoryLog
+from scheduler.store.sql_store import SqlStore
+from scheduler.telemetry.logs import configure_logging
+from scheduler.telemetry.metrics import record_history_deletion, record_solve
+from scheduler.telemetry.tick_metrics import TickRecorder
+from scheduler.telemetry.traces import TickTracer
+
+if TYPE_CHECKING:
+    from api.webhooks.deliverer import Backoff, DeliveryTimings, WebhookDeliverer
+
+
+HISTORY_SEASONS = 14
+
+
+def build_policies(settings: Settings) -> PolicySet:
+    return load_policy_set(
+        settings.policy,
+        PolicySettings(
+            full_pass_period_s=settings.full_pass_period_s,
+            reconfiguration_s=settings.reconfiguration_s,
+            leave_grace_s=settings.leave_grace_s,
+            resize_pause_s=settings.resize_pause_s,
+            run_time_min_s=settings.run_time_min_s,
+        ),
+    )
+
+
+def build_local_controller(
+    settings: Settings, store: SqlStore, *, clock: Clock | None = None, at: StageHook = ignore_stage
+) -> Controller:
+    """A controller with its executor, curve builder and forecasters, not yet running. It lives by real time unless
+    another clock is given."""
+    clock = clock or RealClock(store.load().snapshot.now_s)
+    secret = load_token_secret(settings.token_secret_path)
+    patience = RunTimeouts(close_s=settings.leave_grace_s)
+    executor = LocalExecutor(
+        settings.run_dir,
+        now=clock.now_s,
+        url=settings.worker_url,
+        secret=secret,
+        timeouts=patience,
+        logs=LogLimits(settings.log_bytes, settings.log_generations),
+        on_crash_point=at,
+    )
+    return assemble_controller(
+        settings,
+        store,
+        executor,
+        clock,
+        holder=make_holder_id(),
+        has_news=executor.has_pending_changes,
+        may_lead=executor.may_lead,
+        at=at,
+    )
+
+
+def assemble_controller(
+    settings: Settings,
+    store: SqlStore,
+    executor: Executor,
+    clock: Clock,
+    *,
+    holder: str,
+    has_news: Callable[[], bool],
+    may_lead: Callable[[], bool] = lambda: True,
+    at: StageHook = ignore_stage,
+) -> Controller:
+    """A controller on this executor, not yet running."""
+    forecaster, recorder = partial(SeasonalForecaster, season_s=settings.season_s), TickRecorder()
+    return Controller(
+        holder=holder,
+        store=store,
+        executor=executor,
+        clock=clock,
+        policies=build_policies(settings),
+        curves=CurveBuilder(
+            ProcessPool(settings.solver_processes),
+            in_flight_max=4 * settings.solver_processes,
+            on_solved=record_solve,
+        ),
+        demand=DemandForecaster(store, forecaster, history_s=HISTORY_SEASONS * settings.season_s),
+        on_report=_notify_all(recorder.record, TickTracer().record),
+        on_leadership_lost=recorder.reset,
+        has_changes=has_news,
+        may_lead=may_lead,
+        config=ControllerConfig(tick_s_max=settings.tick_s_max, lease_s=settings.lease_s),
+        stage_hook=at,
+    )
+
+
+def _notify_all(*listeners: Callable[[TickReport], None]) -> Callable[[TickReport], None]:
+    def tell(report: TickReport) -> None:
+        for each in listeners:
+            each(report)
+
+    return tell
+
+
+def build_retention(
+    settings: Settings, store: SqlStore, *, epoch: Callable[[], int], root: RunRoot | None = None
+) -> Retention:
+    """What removes old history while this process leads, not yet running; `root`: where logs of jobs lie."""
+    days = {
+        HistoryLog.EVENTS: settings.events_kept_days,
+        HistoryLog.DECISIONS: settings.events_kept_days,
+        HistoryLog.AUDIT: settings.audit_kept_days,
+        HistoryLog.COMMANDS: settings.commands_kept_days,
+        HistoryLog.DELIVERIES: settings.deliveries_kept_days,
+    }
+    kept = RetentionPeriods(
+        {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days},
+        DAY_S * settings.logs_kept_days if settings.logs_kept_days else None,
+    )
+    return Retention(store, kept, clock=RealClock(), epoch=epoch, run_root=root, on_deleted=record_history_deletion)
+
+
+def make_holder_id() -> str:
+    """A name for this process that none has had."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def install_stop_signal() -> threading.Event:
+    """Set by SIGTERM and SIGINT from now on."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def run_controller(settings: Settings) -> None:
+    """Decide until SIGTERM or SIGINT; every local worker has ended when this returns."""
+    configure_logging(settings.log_level, settings.log_format)
+    store = SqlStore(settings.database_url)
+    try:
+        controller, stop = build_local_controller(settings, store), install_stop_signal()
+        root = RunRoot(settings.run_dir)
+        with build_retention(settings, store, epoch=lambda: controller.epoch, root=root).run_in_background(stop):
+            controller.run(stop)
+    finally:
+        store.close()
+
+
+def run_api(
+    settings: Settings, *, build_deliverer: Callable[[Settings, SqlStore, Clock], WebhookDeliverer] | None = None
+) -> None:
+    """Answer HTTP, and do beside it what is asked for over HTTP, until SIGTERM or SIGINT."""
+    from api.app import create_app, serve
+
+    configure_logging(settings.log_level, settings.log_format)
+    store = SqlStore(settings.database_url)
+    clock, stop = RealClock(), install_stop_signal()  # uvicorn hands these signals on to us once it has stopped
+    try:
+        app = create_app(
+            store,
+            settings,
+            clock=clock,
+            policies=build_policies(settings),
+            lease=store.get_lease,
+            token_secret=load_token_secret(settings.token_secret_path),
+            run_log=store.run_log,
+        )
+        with _background_work(
+            (build_deliverer or build_webhook_deliverer)(settings, store, clock),
+            build_task_runner(settings, store, clock),
+            stop,
+        ):
+            serve(app, host=settings.host, port=settings.port, is_shared=settings.api_processes > 1)
+    finally:
+        store.close()
+
+
+def build_webhook_deliverer(
+    settings: Settings,
+    store: SqlStore,
+    clock: Clock,
+    *,
+    backoff: Backoff | None = None,
+    rhythm: DeliveryTimings | None = None,
+) -> WebhookDeliverer:
+    """What delivers to webhooks, not yet running."""
+    from api.webhooks.deliverer import WebhookDeliverer
+    from api.webhooks.sender import WebhookSender, create_ssl_context, parse_allowed_hosts
+
+    hosts, trust = parse_allowed_hosts(settings.webhook_hosts), create_ssl_context(settings.webhook_ca_file)
+    return WebhookDeliverer(
+        store,
+        WebhookSender(hosts, now_s=clock.now_s, ssl_context=trust),
+        secret=load_token_secret(settings.token_secret_path),
+        holder=make_holder_id(),
+        clock=clock,
+        draw_fraction=secrets.SystemRandom().random,
+        backoff=backoff,
+        timings=rhythm,
+    )
+
+
+def build_task_runner(settings: Settings, store: SqlStore, clock: Clock) -> SimulationRunner:
+    """What plays simulations that are handed in, not yet running."""
+    terms = RunnerLimits(
+        concurrent_max=settings.simulations_at_once,
+        memory_bytes=settings.simulation_memory_bytes,
+        cpu_s=settings.simulation_cpu_s,
+        retention_s=settings.simulation_kept_s,
+    )
+    return SimulationRunner(store.simulations, terms, holder=make_holder_id(), clock=clock)
+
+
+@contextmanager
+def _background_work(deliverer: WebhookDeliverer, runner: SimulationRunner, stop: threading.Event) -> Iterator[None]:
+    """Within it, webhooks are delivered to and simulations played; `stop` is set at its end."""
+    work = {"courier": lambda: asyncio.run(deliverer.run(stop)), "simulations": lambda: runner.run(stop)}
+    threads = [threading.Thread(target=each, name=name) for name, each in work.items()]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

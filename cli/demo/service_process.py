@@ -1,0 +1,92 @@
+"""The demo's service: `ebbtide serve` in a process of its own, on a folder and a port of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from api.client import Client
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+class DemoService:
+    """Everything it starts carries the demo's folder in its environment, so that what is left can be found."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{_find_free_port()}"
+        self._log = (folder / "service.log").open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cli", "serve"],
+            env={**os.environ, **self._build_environment(settings)},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def _build_environment(self, settings: Mapping[str, str]) -> dict[str, str]:
+        port = self.url.rpartition(":")[2]
+        own = {
+            "EBBTIDE_DATABASE_URL": f"sqlite:///{self.folder / 'ebbtide.sqlite'}",
+            "EBBTIDE_RUN_DIR": str(self.run_dir),
+            "EBBTIDE_PORT": port,
+            "EBBTIDE_HOST": "127.0.0.1",
+            "EBBTIDE_AUTH": "off",
+            "EBBTIDE_DEMO": str(self.folder),
+        }
+        return {**own, **settings}
+
+    def wait_until_ready(self) -> Client:
+        client = Client(self.url)
+        give_up_at_s = time.monotonic() + READY_TIMEOUT_S
+        while not client.is_ready():
+            if self._process.poll() is not None:
+                raise DemoError(f"the service ended with code {self._process.returncode}; see {self._log.name}")
+            if time.monotonic() > give_up_at_s:
+                raise DemoError(f"the service was not ready within {READY_TIMEOUT_S:.0f} s; see {self._log.name}")
+            time.sleep(0.2)
+        return client
+
+    def stop(self) -> None:
+        """End the service and wait for it; it ends its workers itself."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+    def find_leftover_processes(self) -> list[int]:
+        """Processes that still carry the demo's mark, other than the service itself."""
+        return [process.pid for process in psutil.process_iter() if self._is_marked(process)]
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("EBBTIDE_DEMO") == str(self.folder)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            return False
+
+
+def _find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,204 @@
+"""Solving what `plan` was asked: the answers as plain JSON values, with the time that they took.
+
+Requests as instances of plain arrays: written to a file, read from one, and solved by either solver.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from baselines.milp import solver
+from baselines.milp.instance_document import format_instances, parse_instances
+from cli.inputs import CommandError, input_errors_from, raise_input_error, read_text
+from cli.planning.request import PlanQuery, Solver, SolverOptions
+from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.parallel_plan import ParallelPlan, plan_to_json
+from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.solver.infeasible import explain_infeasible_batch, explain_infeasible_memory, explain_infeasible_shape
+from scheduler.solver.inspection import search_outcome_to_json
+from scheduler.solver.instance import Instance, Solution, evaluate_solution
+from scheduler.solver.request import Infeasibility, SolveRequest
+from scheduler.solver.search.pipeline_search import PipelineSearch, search_best_first
+from scheduler.solver.search.pipelines import Pipeline, enumerate_pipelines
+from scheduler.solver.search.plan_search import SearchOutcome, SearchStats, build_evaluated_plan, search_plan
+from scheduler.solver.search.stage_oracle import OracleCache
+
+Json = dict[str, Any]
+
+
+def solve_plan(request: SolveRequest, *, tolerance: float, alternatives: int) -> Json:
+    """The plan in the contract's form with its inspection, or `infeasible` and `constraint`.
+
+    `search_time_s` is that of the search for the plan alone, without the one for its runners-up.
+    """
+    bench = OracleCache()
+    outcome, took = _run_timed_search(request, tolerance, bench)
+    plan = outcome.result
+    if isinstance(plan, Infeasibility):
+        return {**infeasible_to_json(plan), **took}
+    if alternatives:
+        runners_up = search_plan(request, tolerance=tolerance, runners_up=alternatives, oracle_cache=bench).runners_up
+        outcome = replace(outcome, runners_up=runners_up)
+    return {**search_outcome_to_json(outcome, plan, request), **took}
+
+
+def solve_curve(query: PlanQuery, *, tolerance: float) -> list[Json]:
+    """A point a shape: its plan, or why there is none; `better_gpus` where fewer GPUs are at least as fast."""
+    bench, plans, points = OracleCache(), dict[GpuShape, ParallelPlan](), dict[GpuShape, Json]()
+    for shape in query.shapes:
+        outcome, took = _run_timed_search(query.build_request(shape), tolerance, bench)
+        head = {"gpus": shape.gpus, "shape": str(shape)}
+        if isinstance(outcome.result, Infeasibility):
+            points[shape] = {**head, **infeasible_to_json(outcome.result), **took}
+        else:
+            plans[shape] = outcome.result
+            points[shape] = {**head, **plan_to_json(outcome.result), **took}
+    curve = ScalingCurve(plans)
+    for shape in plans:
+        better = curve.faster_subset(shape)
+        points[shape]["better_gpus"] = better.gpus if better else None
+    return list(points.values())
+
+
+def infeasible_to_json(infeasible: Infeasibility) -> Json:
+    return {"infeasible": infeasible.reason, "constraint": infeasible.constraint}
+
+
+def _run_timed_search(request: SolveRequest, tolerance: float, bench: OracleCache) -> tuple[SearchOutcome, Json]:
+    started_s = time.perf_counter()
+    outcome = search_plan(request, tolerance=tolerance, oracle_cache=bench)
+    return outcome, {"search_time_s": time.perf_counter() - started_s, "candidates": outcome.stats.candidates}
+
+
+InstanceJson = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _InstanceResult:
+    """`number` is the instance that the solution belongs to; no solution of any instance takes less than `bound_s`."""
+
+    solution: Solution | None
+    instance_index: int
+    objective_s: float
+    bound_s: float
+    proven: bool
+    status: str
+
+    @property
+    def optimality_gap(self) -> float:
+        return 0.0 if self.solution is None else max(0.0, 1.0 - self.bound_s / self.objective_s)
+
+
+def write_instances(request: SolveRequest, file: str) -> int:
+    """Writes all instances of the request; how many. Raises BadInput if it cannot."""
+    instances = [pipeline.search.instance for _, pipeline in _enumerate_pipelines(request)]
+    try:
+        Path(file).write_text(format_instances(instances), encoding="utf-8")
+    except OSError as wrong:
+        raise_input_error(f"--dump {file}: cannot be written: {wrong.strerror or wrong}")
+    return len(instances)
+
+
+def solve_instances_file(file: str, solver_options: SolverOptions) -> InstanceJson:
+    """The best solution of all instances of a file, with its objective, the proven bound and its integers."""
+    with input_errors_from(f"--load {file}"):
+        instances = parse_instances(read_text(file), Path(file).name)
+    if not instances:
+        raise_input_error(f"--load {file}: instances is []; it must have at least one")
+    started_s = time.perf_counter()
+    answer = _solve_instances(instances, solver_options)
+    told = {**_result_to_json(answer, solver_options, len(instances)), "search_time_s": time.perf_counter() - started_s}
+    if answer.solution is None:
+        return {**infeasible_to_json(_explain_no_solution(answer, solver_options)), **told}
+    instance, solution = instances[answer.instance_index], answer.solution
+    priced = evaluate_solution(instance, solution)
+    assert priced.fits, "a solver returned a solution beyond the memory limit"
+    return {
+        **told,
+        "micro_batches": instance.micro_batches,
+        "interleave": instance.interleave,
+        "order": list(solution.order),
+        "borders": list(solution.borders),
+        "choice": list(solution.choice),
+        "devices_s": list(priced.devices_s),
+        "links_s": list(priced.links_s),
+        "memory_bytes": list(priced.memory_bytes),
+        "capacity_bytes": [instance.capacity_bytes[group] for group in solution.order],
+    }
+
+
+def solve_with_milp(request: SolveRequest, solver_options: SolverOptions) -> InstanceJson:
+    """As `solved`, by the referee, with its objective and bound (both without the fixed overhead of a step)."""
+    started_s = time.perf_counter()
+    every = _enumerate_pipelines(request)
+    report = SearchStats(sum(pipeline.candidates for _, pipeline in every), 0)
+    if not every:
+        nothing = explain_infeasible_shape(request) if len(request.groups) > 2 else explain_infeasible_batch(request)
+        return {**infeasible_to_json(nothing), "search_time_s": 0.0, "candidates": 0}
+    answer = _solve_instances([pipeline.search.instance for _, pipeline in every], solver_options)
+    took = {"search_time_s": time.perf_counter() - started_s, "candidates": report.candidates}
+    told = {**_result_to_json(answer, solver_options, len(every)), **took}
+    if answer.solution is None:
+        whole = [pipeline for asked, pipeline in every if asked is request]
+        nothing = (
+            explain_infeasible_memory(request, whole) if answer.proven else _explain_no_solution(answer, solver_options)
+        )
+        return {**infeasible_to_json(nothing), **told}
+    asked, pipeline = every[answer.instance_index]
+    plan = build_evaluated_plan(asked, pipeline, answer.solution, answer.objective_s, answer.optimality_gap)
+    remark = "" if asked is request else f"mixing does not pay: {asked.shape} alone is faster"
+    return {**search_outcome_to_json(SearchOutcome(plan, report, remark=remark), plan, asked), **told}
+
+
+def _enumerate_pipelines(request: SolveRequest) -> list[tuple[SolveRequest, Pipeline]]:
+    """Of two GPU models also those of each model alone, which may be faster."""
+    if len(request.groups) > 2:
+        return []
+    alone = (
+        [request.restrict_to_gpu(group.hardware.gpu) for group in request.groups] if len(request.groups) == 2 else []
+    )
+    return [(asked, pipeline) for asked in (request, *alone) for pipeline in enumerate_pipelines(asked, OracleCache())]
+
+
+def _solve_instances(instances: Sequence[Instance], solver_options: SolverOptions) -> _InstanceResult:
+    if solver_options.solver is Solver.EXACT:
+        pairs = [PipelineSearch.from_instance(instance) for instance in instances]
+        found = search_best_first(pairs, tolerance=solver_options.tolerance)
+        if found.best is None:
+            return _InstanceResult(None, 0, inf, found.bound_s, found.bound_s == inf, "no solution")
+        status = "optimal" if not found.gap else "within the tolerance"
+        number = next(number for number, pair in enumerate(pairs) if pair is found.best)
+        return _InstanceResult(found.best.solution, number, found.best.cost_s, found.bound_s, not found.gap, status)
+    try:
+        ended = solver.solve_instances(instances, time_limit_s=solver_options.time_limit_s)
+    except ModuleNotFoundError as missing:
+        raise CommandError(str(missing)) from missing
+    return _InstanceResult(ended.solution, ended.number, ended.objective_s, ended.bound_s, ended.proven, ended.status)
+
+
+def _result_to_json(result: _InstanceResult, solver_options: SolverOptions, instances: int) -> InstanceJson:
+    return {
+        "solver": solver_options.solver.value,
+        "status": result.status,
+        "proven": result.proven,
+        "instances": instances,
+        "instance": result.instance_index,
+        "objective_s": result.objective_s,
+        "bound_s": result.bound_s,
+        "optimality_gap": result.optimality_gap,
+    }
+
+
+def _explain_no_solution(result: _InstanceResult, solver_options: SolverOptions) -> Infeasibility:
+    if result.proven:
+        return Infeasibility("no solution of any instance fits into its memory", "memory")
+    if solver_options.time_limit_s < inf:
+        return Infeasibility(
+            f"none was found within {solver_options.time_limit_s:g} s; a longer --time-limit may find one", "time"
+        )
+    return Infeasibility("none was found within the budget of work", "budget")

@@ -1,0 +1,272 @@
+"""What happened over time under each policy set, as pictures. The colour of a policy set is the same in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cli.output import DAY_S, HOUR_S, MINUTE_S, format_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from scheduler.simulator.report import FloatArray, PolicySeries
+
+    Series = Sequence[PolicySeries]
+    Looks = Mapping[str, Mapping[str, Any]]
+    Window = tuple[float, float]
+
+_TEXT_COLOR, _MUTED_COLOR, _GRID_COLOR, _AREA_COLOR = "#1f2933", "#616e7c", "#e4e7eb", "#e4e7eb"
+_PALETTE = ("#52606d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's palette, which people who see colours differently can tell apart, with a grey for the baseline."""
+_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))
+_FIXED_STYLE_POLICIES = ("fifo", "ebbtide", "lyra", "afs", "opportunistic")
+_RC_PARAMS: Any = {
+    "font.size": 10, "svg.hashsalt": "ebbtide", "text.color": _TEXT_COLOR, "axes.edgecolor": _MUTED_COLOR, "axes.labelcolor": _TEXT_COLOR,
+    "xtick.color": _MUTED_COLOR, "ytick.color": _MUTED_COLOR, "axes.spines.top": False, "axes.spines.right": False,
+}  # fmt: skip
+_WIDTH, _WEEK_S = 10.0, 7 * DAY_S
+_TIME_UNITS = (("days", DAY_S), ("hours", HOUR_S), ("minutes", MINUTE_S), ("seconds", 1))
+_TIME_TICKS = {
+    "1 s": 1, "10 s": 10, "1 min": MINUTE_S, "10 min": 600, "1 h": HOUR_S, "6 h": 6 * HOUR_S, "1 day": DAY_S,
+    "1 week": _WEEK_S, "30 days": 30 * DAY_S, "180 days": 180 * DAY_S,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """`name` is its files', without the ending; `caption` says how to read it."""
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[Figure, Series, Looks], None]
+
+    def render(self, series: Series) -> Mapping[str, bytes]:
+        """The picture as `svg`, and as `png` with its title in it."""
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        with rc_context(_RC_PARAMS):
+            figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained", facecolor="white")
+            self.draw(figure, series, assign_line_styles([one.policy for one in series]))
+            parts = [part for axes in figure.axes for part in axes.get_legend_handles_labels()[0]]
+            named = {str(part.get_label()): part for part in parts}
+            figure.legend(list(named.values()), list(named), loc="outside lower left", ncols=7, frameon=False)
+            svg = _save_figure(figure, "svg")
+            figure.axes[0].set_title(self.title, loc="left", fontsize=13, fontweight="bold", pad=12)
+            return {"svg": svg, "png": _save_figure(figure, "png")}
+
+
+def select_charts(series: Series) -> Iterator[Chart]:
+    """Those for which there is something to draw."""
+    yield QUEUE_CHART
+    yield USAGE_CHART
+    if any(any(one.lent_nodes) for one in series):
+        yield LENDING_CHART
+    if any(one.jct_s for one in series):
+        yield COMPLETION_CHART
+
+
+def assign_line_styles(policies: Sequence[str]) -> Looks:
+    """Colour and dashes by policy set: always the same for those compared most, the others get what is left."""
+    known = [*_FIXED_STYLE_POLICIES, *(policy for policy in policies if policy not in _FIXED_STYLE_POLICIES)]
+    looks = [{"color": colour, "linestyle": dash} for dash, colour in product(_DASHES, _PALETTE)]
+    return {policy: looks[at % len(looks)] | {"label": policy} for at, policy in enumerate(known)}
+
+
+def _draw_queue(figure: Figure, series: Series, looks: Looks) -> None:
+    axes, step_s = figure.subplots(), _choose_step_s(series, 360)
+    for one in series:
+        _plot_line(axes, one, one.queued_jobs, step_s, looks)
+    longest = max(max(one.queued_jobs) for one in series)
+    if longest > 50:
+        axes.set_yscale("symlog", linthresh=10, linscale=0.7)
+        axes.set_yticks([0, 2, 5, *(mantissa * 10**power for power in range(1, 7) for mantissa in (1, 2, 5))])
+        axes.minorticks_off()
+    axes.set_ylim(0, max(1, 1.1 * longest))
+    axes.yaxis.set_major_formatter(lambda value, _: format_number(value))
+    _format_time_axis(axes, series, "jobs", step_s=step_s)
+
+
+def _draw_usage(figure: Figure, series: Series, looks: Looks) -> None:
+    homes = {"training pools": [one.training_usage_ratio for one in series]}
+    if any(one.inference_nodes for one in series):
+        homes["inference pools"] = [one.inference_usage_ratio for one in series]
+    figure.set_figheight(1.0 + 2.4 * len(homes))
+    step_s = _choose_daily_step_s(series)
+    every = figure.subplots(len(homes), sharex=True, squeeze=False).flat
+    for axes, (home, usage) in zip(every, homes.items(), strict=True):
+        for one, ratios in zip(series, usage, strict=True):
+            _plot_line(axes, one, ratios, step_s, looks)
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+        _format_time_axis(axes, series, home, step_s=step_s, last=home == list(homes)[-1])
+
+
+def _draw_lending(figure: Figure, series: Series, looks: Looks) -> None:
+    lenders = [one for one in series if any(one.lent_nodes)]
+    longest = max(lenders, key=_series_length_s)
+    length_s, nodes = min(_time_axis_end_s(series), _series_length_s(longest)), longest.inference_nodes
+    looked_at: list[tuple[Window, float]] = [((0.0, length_s), _choose_daily_step_s(lenders))]
+    if length_s > 1.5 * _WEEK_S:
+        looked_at.append((_find_peak_lending_week(longest, length_s), longest.step_s))
+    idle, foreseen = (
+        [nodes * (1 - needed / longest.inference_gpus) for needed in gpus]
+        for gpus in (longest.demand_gpus, longest.forecast_gpus)
+    )
+    figure.set_figheight(1.0 + 2.9 * len(looked_at))
+    every = figure.subplots(len(looked_at), squeeze=False).flat
+    for axes, (window, step_s) in zip(every, looked_at, strict=True):
+        _plot_stairs(axes, longest, idle, step_s, fill=True, color=_AREA_COLOR, label="left idle by demand")
+        _plot_stairs(axes, longest, foreseen, step_s, color=_TEXT_COLOR, linewidth=0.7, label="and by the forecast")
+        for behind, one in enumerate(reversed(lenders)):
+            # Equal lines are common here: those behind are wider, so that they are seen.
+            width = 1.4 + 1.1 * min(behind, 4)
+            _plot_stairs(
+                axes, one, one.lent_nodes, step_s, linewidth=width, zorder=3 - behind / 100, **looks[one.policy]
+            )
+        axes.set_ylim(0, 1.03 * nodes)
+        _format_time_axis(axes, lenders, "nodes", step_s=step_s, window=window)
+
+
+def _draw_completion(figure: Figure, series: Series, looks: Looks) -> None:
+    axes = figure.subplots()
+    done = [one for one in series if one.jct_s]
+    for one in done:
+        axes.plot(one.jct_s, np.linspace(0, 1, len(one.jct_s)), **looks[one.policy], linewidth=1.8)
+    axes.set_xscale("log")
+    axes.set_xticks(list(_TIME_TICKS.values()), labels=list(_TIME_TICKS))
+    axes.minorticks_off()
+    least_s = max(1.0, min(one.jct_s[len(one.jct_s) // 200] for one in done))
+    axes.set_xlim(least_s, max(1.01 * least_s, *(one.jct_s[-1] for one in done)))
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+    axes.set_xlabel("from submission to completion")
+    axes.set_ylabel("completed jobs")
+    axes.grid(True, color=_GRID_COLOR, linewidth=0.8)
+
+
+def _format_time_axis(
+    axes: Axes, series: Series, y_label: str, *, step_s: float, window: Window | None = None, last: bool = True
+) -> None:
+    """Axes of time: units, grid, and where submissions end."""
+    begin_s, end_s = window or (0.0, _time_axis_end_s(series))
+    unit, unit_s = next(each for each in _TIME_UNITS if end_s - begin_s >= 3 * each[1] or each is _TIME_UNITS[-1])
+    axes.set_xlim(begin_s, end_s)
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(nbins=10, steps=[1, 2, 5, 10]).tick_values(begin_s / unit_s, end_s / unit_s)
+    axes.set_xticks([tick * unit_s for tick in ticks], labels=[format_number(tick) for tick in ticks])
+    axes.set_xlim(begin_s, end_s)
+    if begin_s < series[0].submitting_s < end_s:
+        look: Any = {"color": _MUTED_COLOR, "linewidth": 0.8, "linestyle": (0, (2, 2))}
+        axes.axvline(series[0].submitting_s, label="last submission", **look)
+    axes.set_ylabel(y_label)
+    axes.grid(True, color=_GRID_COLOR, linewidth=0.8)
+    axes.set_axisbelow(True)
+    if last:
+        axes.set_xlabel(f"{unit} since the first submission; means over {_format_step_length(step_s)}")
+
+
+def _plot_line(axes: Axes, policy_series: PolicySeries, values: Sequence[float], step_s: float, looks: Looks) -> None:
+    begins_s, means = _resample_means(policy_series, values, step_s)
+    axes.plot(begins_s + step_s / 2, means, **looks[policy_series.policy], linewidth=1.6)
+
+
+def _plot_stairs(axes: Axes, policy_series: PolicySeries, values: Sequence[float], step_s: float, **look: Any) -> None:
+    begins_s, means = _resample_means(policy_series, values, step_s)
+    axes.stairs(means, np.append(begins_s, begins_s[-1] + step_s), baseline=0 if look.get("fill") else None, **look)
+
+
+def _resample_means(
+    policy_series: PolicySeries, values: Sequence[float], step_s: float
+) -> tuple[FloatArray, FloatArray]:
+    """Begin and mean of each step of `step_s`, a multiple of the series' own."""
+    together = round(step_s / policy_series.step_s)
+    begins = np.arange(0, len(values), together)
+    means = np.add.reduceat(np.array(values), begins) / np.diff([*begins, len(values)])
+    return begins * policy_series.step_s, means
+
+
+def _choose_step_s(series: Series, points: int) -> float:
+    """A round step that gives at most so many points: more cannot be told apart on paper."""
+    from scheduler.simulator.report import round_up_length
+
+    return max(round_up_length(_time_axis_end_s(series) / points), *(one.step_s for one in series))
+
+
+def _choose_daily_step_s(series: Series) -> float:
+    """The step of what swings every day: whole days where single ones could not be seen."""
+    return float(DAY_S) if _time_axis_end_s(series) > 3 * _WEEK_S else _choose_step_s(series, 240)
+
+
+def _format_step_length(length_s: float) -> str:
+    unit, unit_s = next(
+        (unit, unit_s) for unit, unit_s in (("h", HOUR_S), ("min", MINUTE_S), ("s", 1)) if length_s >= unit_s
+    )
+    return f"{format_number(length_s / unit_s)} {unit}"
+
+
+def _time_axis_end_s(series: Series) -> float:
+    """How far the time axis reaches: a little beyond the last submission, or to when nobody waits any more. After that
+    the last long jobs run out, which says little and may take as long again."""
+    longest_s, submitting_s = max(map(_series_length_s, series)), series[0].submitting_s
+    waits_s = [one.step_s * (1 + at) for one in series for at, jobs in enumerate(one.queued_jobs) if jobs]
+    return min(longest_s, max(1.03 * submitting_s, *waits_s, 0.0)) if submitting_s else longest_s
+
+
+def _series_length_s(policy_series: PolicySeries) -> float:
+    return policy_series.step_s * len(policy_series.queued_jobs)
+
+
+def _find_peak_lending_week(policy_series: PolicySeries, length_s: float) -> Window:
+    """The week, counted from the beginning, in which most was lent."""
+    weeks = range(int(length_s // _WEEK_S))
+    lent, at_s = np.array(policy_series.lent_nodes), policy_series.step_s * np.arange(len(policy_series.lent_nodes))
+    fullest = max(weeks, key=lambda week: float(lent[at_s // _WEEK_S == week].sum()))
+    return fullest * _WEEK_S, (fullest + 1) * _WEEK_S
+
+
+def _save_figure(figure: Figure, file_format: str) -> bytes:
+    file = BytesIO()
+    figure.savefig(file, format=file_format, dpi=160, metadata={"Date": None} if file_format == "svg" else None)
+    return file.getvalue()
+
+
+QUEUE_CHART = Chart(
+    "queue",
+    "Jobs that wait",
+    "Submitted jobs without GPUs, preempted ones too. A scale beyond 50 jobs is logarithmic from 10 on, so that "
+    "a queue of three and one of a thousand can both be seen. The dotted line is the last submission.",
+    _draw_queue,
+)
+USAGE_CHART = Chart(
+    "usage",
+    "GPUs doing useful work",
+    "Share of the pools' GPUs, by the home of the node: steps that were kept, and in inference pools their own demand "
+    "too. Starting, saving and work that was lost again do not count.",
+    _draw_usage,
+)
+LENDING_CHART = Chart(
+    "lending",
+    "Lent nodes against demand and forecast",
+    "The grey area is what demand left idle: where a line rises above it, inference is short of nodes. The thin black "
+    "line is what the forecast, at the lending quantile, left idle over the time that it takes to get a node back. "
+    "Below, where the trace is long, the week with most lending in detail.",
+    _draw_lending,
+)
+COMPLETION_CHART = Chart(
+    "completion",
+    "Completion times",
+    "Share of the completed jobs that were done within so long; further left is better. Jobs that never completed are "
+    "missing here: compare the numbers of completed jobs first.",
+    _draw_completion,
+)
+ALL_CHARTS = frozenset((QUEUE_CHART, USAGE_CHART, LENDING_CHART, COMPLETION_CHART))

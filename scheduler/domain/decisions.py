@@ -1,0 +1,153 @@
+"""Reason: why something was decided, or why something waits, with its numbers.
+
+Decision: one complete change of the desired state, with its reason. Nothing is left for an executor to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scheduler.domain.gpu_sets import Gpus, RankPlacement
+from scheduler.domain.parallel_plan import ParallelPlan
+
+
+class ReasonCode(StrEnum):
+    # why a decision was taken
+    FIRST_IN_ORDER = "FirstInOrder"
+    GAIN_EXCEEDS_COST = "GainExceedsCost"
+    MAKES_ROOM_FOR_WAITING_JOB = "MakesRoomForWaitingJob"
+    NODE_RECALLED = "NodeRecalled"
+    NODE_DOWN = "NodeDown"
+    NODE_DRAINED = "NodeDrained"
+    RANGE_CHANGED = "RangeChanged"
+    OWNER_ASKED = "OwnerAsked"
+    RUN_TIME_EXCEEDED = "RunTimeExceeded"
+    OUTRANKED = "Outranked"
+    QUOTA_RECLAIMED = "QuotaReclaimed"
+    DEFRAGMENTED = "Defragmented"
+    LAYERS_FROZE = "LayersFroze"
+    INFERENCE_IDLE = "InferenceIdle"
+    INFERENCE_NEEDS_NODE = "InferenceNeedsNode"
+    OPERATOR_ASKED = "OperatorAsked"
+    FORECAST_FELL = "ForecastFell"
+    OFFER_EXPIRED = "OfferExpired"
+    TRAINING_LEFT = "TrainingLeft"
+    # why a job waits
+    WAITING_FOR_PLAN = "WaitingForPlan"
+    BACKING_OFF = "BackingOff"
+    NO_FEASIBLE_PLAN = "NoFeasiblePlan"
+    INSUFFICIENT_GPUS = "InsufficientGpus"
+    NO_MATCHING_FLAVOR = "NoMatchingFlavor"
+    WAITING_FOR_PREEMPTED_WORKLOADS = "WaitingForPreemptedWorkloads"
+    BEHIND_HEAD_OF_QUEUE = "BehindHeadOfQueue"
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
+    WAITING_FOR_USER_LIMIT = "WaitingForUserLimit"
+    EXCEEDS_USER_LIMIT = "ExceedsUserLimit"
+    TOPOLOGY_PLACEMENT_FAILED = "TopologyPlacementFailed"
+    HELD_BY_MINIMUM_RUNTIME = "HeldByMinimumRuntime"
+    DEADLINE_UNREACHABLE = "DeadlineUnreachable"
+    SUSPENDED = "Suspended"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """`detail` is one sentence for people; `numbers` holds the same figures for programs."""
+
+    code: ReasonCode
+    detail: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    job_id: str
+    gpus: Gpus
+    plan: ParallelPlan
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeJob:
+    """Move the job to exactly `gpus` under `plan`. Workers that must go have until `leave_by_s`.
+
+    Also a rearrangement (same GPUs, other plan) and a move (as many GPUs elsewhere). `seats`: the GPU of each rank,
+    empty where the default order does.
+    """
+
+    job_id: str
+    gpus: Gpus
+    plan: ParallelPlan
+    leave_by_s: float
+    reason: Reason
+    seats: RankPlacement = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptJob:
+    job_id: str
+    leave_by_s: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendRun:
+    """Take a job's GPUs because its owner suspended it."""
+
+    job_id: str
+    leave_by_s: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """End a job because its owner cancelled it."""
+
+    job_id: str
+    leave_by_s: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RejectJob:
+    """End a job that can never run."""
+
+    job_id: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class LendNode:
+    node: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RecallNode:
+    node: str
+    return_by_s: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRecall:
+    node: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnNode:
+    node: str
+    reason: Reason
+
+
+JobDecision = StartJob | ResizeJob | PreemptJob | SuspendRun | StopJob | RejectJob
+NodeDecision = LendNode | RecallNode | CancelRecall | ReturnNode
+Decision = JobDecision | NodeDecision
+
+
+def decision_subject(decision: Decision) -> str:
+    """The job id or node name that the decision is about."""
+    return decision.node if isinstance(decision, NodeDecision) else decision.job_id

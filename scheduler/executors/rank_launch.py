@@ -1,0 +1,140 @@
+"""What one rank of a job is started with, as plain data: its place, its command line and its environment. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.domain.gpu_sets import RankPlacement
+
+RUN_ROOT_VARIABLE = "EBBTIDE_RUN_ROOT"
+RUN_DIR_VARIABLE = "EBBTIDE_RUN_DIR"
+"""The marks by which a controller finds its processes: all of a run root, and all of one generation."""
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_RUN_DIR_BYTES = 4096
+_NOT_INHERITED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
+_NOT_INHERITED_PREFIXES = ("EBBTIDE_", "TORCHELASTIC_")
+
+
+@dataclass(frozen=True, slots=True)
+class RankSlot:
+    """Rank `rank` of a job is the `local_rank`-th of its ranks on `node` and sits on that node's GPU `gpu`."""
+
+    rank: int
+    local_rank: int
+    node: str
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """What all ranks of one generation are told alike. Paths are absolute or relative to the ranks' working folder."""
+
+    job_id: str
+    generation: int
+    world_size: int
+    steps: int
+    store_host: str
+    store_port: int
+    run_root: str
+    run_dir: str
+    plan_path: str
+    checkpoint_dir: str
+    url: str = ""
+    token: str = field(default="", repr=False)
+    frozen_layers: int = 0
+    checkpoint_step: int = 0
+    checkpoint_interval_s: float = math.inf
+    checkpoint_keep: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def assign_rank_slots(seats: RankPlacement) -> tuple[RankSlot, ...]:
+    """The place of each rank. The ranks of a node are counted in their order."""
+    counted, places = Counter[str](), list[RankSlot]()
+    for rank, (node, gpu) in enumerate(seats):
+        places.append(RankSlot(rank, counted[node], node, gpu))
+        counted[node] += 1
+    return tuple(places)
+
+
+def build_argv(command: Sequence[str], *, python: str) -> tuple[str, ...]:
+    """The job's command as it is executed; a leading `python` means the interpreter `python`.
+
+    Raises:
+        ValueError: the job has no command, so there is nothing to start on this machine.
+    """
+    if not command:
+        raise ValueError("command: the job has none, a job that runs on this machine needs one")
+    return (python, *command[1:]) if command[0] == "python" else tuple(command)
+
+
+def can_run_preloaded(command: Sequence[str]) -> bool:
+    """Whether an interpreter that runs already can do it: `python -m module ...` or `python file.py ...`."""
+    match command:
+        case ["python", "-m", _, *_]:
+            return True
+        case ["python", script, *_]:
+            return not script.startswith("-")
+    return False
+
+
+def build_agent_environment(
+    job_env: Mapping[str, str], *, run_root: str, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """All variables of a node agent: what its ranks will have too, because what it loads reads them only once, the
+    mark of the run root, and room for the mark of a generation (PATH_MAX bytes), which its forks write there."""
+    marks = {RUN_ROOT_VARIABLE: run_root, RUN_DIR_VARIABLE: "-" * _RUN_DIR_BYTES}
+    return {**_ONE_THREAD, **filter_inherited(inherited), **job_env, **marks}
+
+
+def build_rank_environment(spec: LaunchSpec, placement: RankSlot, *, inherited: Mapping[str, str]) -> dict[str, str]:
+    """All variables of one rank: what the controller has, the job's own on top, the contract with workers above both.
+
+    The controller's own settings (EBBTIDE_*, among them its database) stay with it. Numeric libraries get one
+    thread unless somebody says otherwise, because the ranks share one machine.
+    """
+    contract = {
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_RANK": str(placement.local_rank),
+        "MASTER_ADDR": spec.store_host,
+        "MASTER_PORT": str(spec.store_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "EBBTIDE_NODE": placement.node,
+        "EBBTIDE_JOB_ID": spec.job_id,
+        "EBBTIDE_GENERATION": str(spec.generation),
+        "EBBTIDE_URL": spec.url,
+        "EBBTIDE_TOKEN": spec.token,
+        "EBBTIDE_PLAN": spec.plan_path,
+        "EBBTIDE_CHECKPOINT_DIR": spec.checkpoint_dir,
+        RUN_DIR_VARIABLE: spec.run_dir,
+        "EBBTIDE_STEPS": str(spec.steps),
+        "EBBTIDE_FROZEN_LAYERS": str(spec.frozen_layers),
+        "EBBTIDE_CHECKPOINT_STEP": str(spec.checkpoint_step),
+        "EBBTIDE_CHECKPOINT_INTERVAL_S": str(spec.checkpoint_interval_s),
+        "EBBTIDE_CHECKPOINT_KEEP": str(spec.checkpoint_keep),
+        RUN_ROOT_VARIABLE: spec.run_root,
+    }
+    return {**_ONE_THREAD, **filter_inherited(inherited), **spec.env, **contract}
+
+
+def build_node_environment(
+    env: Mapping[str, str], *, inherited: Mapping[str, str], overrides: Mapping[str, str]
+) -> dict[str, str]:
+    """All variables of one rank where its agent starts it: `env` as the API made it, of which the agent alone knows the
+    folders, above what the agent has itself."""
+    threads = {name: inherited[name] for name in _ONE_THREAD if name in inherited}
+    return {**filter_inherited(inherited), **env, **threads, **overrides}
+
+
+def filter_inherited(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The controller's variables that its children may see."""
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name not in _NOT_INHERITED and not name.startswith(_NOT_INHERITED_PREFIXES)
+    }

@@ -1,0 +1,149 @@
+"""The kinds of objects that Ebbtide reads and writes, and every name that it gives to what it writes.
+
+What every object at the API server has: a key, a uid, a version. Objects are JSON dicts, never changed in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from sys import intern
+from typing import Any
+
+GROUP = "ebbtide.dev"
+VERSION = "v1alpha1"
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceKind:
+    """A kind of object at the API server. `group` is empty for the core group."""
+
+    group: str
+    version: str
+    name: str
+    plural: str
+    is_namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+ELASTIC_JOB = ResourceKind(GROUP, VERSION, "ElasticJob", "elasticjobs")
+POOL = ResourceKind(GROUP, VERSION, "Pool", "pools", is_namespaced=False)
+LOAN = ResourceKind(GROUP, VERSION, "Loan", "loans", is_namespaced=False)
+QUEUE = ResourceKind(GROUP, VERSION, "Queue", "queues", is_namespaced=False)
+
+NODE = ResourceKind("", "v1", "Node", "nodes", is_namespaced=False)
+POD = ResourceKind("", "v1", "Pod", "pods")
+SERVICE = ResourceKind("", "v1", "Service", "services")
+CONFIG_MAP = ResourceKind("", "v1", "ConfigMap", "configmaps")
+SECRET = ResourceKind("", "v1", "Secret", "secrets")
+VOLUME_CLAIM = ResourceKind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+EVENT = ResourceKind("events.k8s.io", "v1", "Event", "events")
+LEASE = ResourceKind("coordination.k8s.io", "v1", "Lease", "leases")
+DEPLOYMENT = ResourceKind("apps", "v1", "Deployment", "deployments")
+AUTOSCALER = ResourceKind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+
+FIELD_MANAGER = "ebbtide"
+SCHEDULER_NAME = "ebbtide"
+MANAGED_BY = f"{GROUP}/operator"
+"""The value of an ElasticJob's `managedBy` that means us; an empty one does too."""
+JOB_FINALIZER = f"{GROUP}/job"
+POOL_FINALIZER = f"{GROUP}/pool"
+QUEUE_FINALIZER = f"{GROUP}/queue"
+
+GPU_RESOURCE = "nvidia.com/gpu"
+GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
+"""What NVIDIA's feature discovery calls the GPU model of a node."""
+GPU_LABEL = f"{GROUP}/gpu"
+"""Ebbtide's name of a node's GPU model, where the pool does not say it and the product's name is not known."""
+
+JOB_LABEL = f"{GROUP}/job"
+NODE_LABEL = f"{GROUP}/node"
+LOAN_LABEL = f"{GROUP}/loan"
+GENERATION_LABEL = f"{GROUP}/generation"
+"""Of a job: of pods that in which they were made, of a plan that which it is of."""
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+
+EPOCH_ANNOTATION = f"{GROUP}/epoch"
+GPUS_ANNOTATION = f"{GROUP}/gpus"
+ORIGIN_ANNOTATION = f"{GROUP}/origin"
+"""Of an ElasticJob that we made for a job which somebody else asked for: its name is the job's id."""
+ORIGIN_API = "api"
+
+LOANED_TAINT_KEY = f"{GROUP}/loaned"
+LOANED_TAINT = {"key": LOANED_TAINT_KEY, "value": "training", "effect": "NoSchedule"}
+
+
+LABEL_MAX_LENGTH = 63
+"""Of a DNS label: names of Services, host names, values of labels."""
+_DIGITS_MAX = 18
+
+Object = dict[str, Any]
+ObjectKey = tuple[str, str]
+"""(namespace, name); the namespace of cluster-wide kinds is empty."""
+
+
+def name_of(item: Object) -> str:
+    return str(item["metadata"]["name"])
+
+
+def namespace_of(item: Object) -> str:
+    return str(item["metadata"].get("namespace", ""))
+
+
+def key_of(item: Object) -> ObjectKey:
+    return namespace_of(item), name_of(item)
+
+
+def uid_of(item: Object) -> str:
+    return str(item["metadata"]["uid"])
+
+
+def version_of(item: Object) -> int:
+    """The resourceVersion as a number. Those of one kind grow with every write, so they can be compared (KEP-5504)."""
+    return int(item["metadata"]["resourceVersion"])
+
+
+def labels_of(item: Object) -> dict[str, str]:
+    return item["metadata"].get("labels") or {}
+
+
+def annotations_of(item: Object) -> dict[str, str]:
+    return item["metadata"].get("annotations") or {}
+
+
+def is_terminating(item: Object) -> bool:
+    return "deletionTimestamp" in item["metadata"]
+
+
+def parse_count(text: object, *, default: int = 0) -> int:
+    """The whole number that an object says somewhere as text. Anybody may have written it: a text of thousands of
+    digits is no number either, where int() would raise."""
+    said = str(text)
+    return int(said) if said.isascii() and said.isdigit() and len(said) <= _DIGITS_MAX else default
+
+
+def truncate_name(name: str, max_length: int) -> str:
+    """`name` if it is no longer than that, else its beginning with a digest of the whole."""
+    if len(name) <= max_length:
+        return name
+    digest = sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: max_length - 9].rstrip('-')}-{digest}"
+
+
+def strip_managed_fields(item: Object) -> Object:
+    """A copy to keep: without managedFields, which nobody here reads and which are a third of a pod, and with keys
+    that all objects share, because every document that is parsed brings its own."""
+    metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    kept: Object = _intern_keys({**item, "metadata": metadata})
+    return kept
+
+
+def _intern_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {intern(key): _intern_keys(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_intern_keys(each) for each in value]
+    return value

@@ -1,0 +1,240 @@
+"""ClusterView: the cluster as mirrors have it, in the forms that the executor works on.
+
+The mirrors of a cluster that the operator keeps, and the view that the executor has of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from scheduler.kubernetes.api_objects import (
+    CONFIG_MAP,
+    ELASTIC_JOB,
+    GENERATION_LABEL,
+    JOB_LABEL,
+    LOAN,
+    MANAGED_BY_LABEL,
+    NODE,
+    POD,
+    POOL,
+    QUEUE,
+    SCHEDULER_NAME,
+    SERVICE,
+    Object,
+    ResourceKind,
+    labels_of,
+    parse_count,
+    strip_managed_fields,
+)
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.node_view import NodeView, Toleration, parse_node_view
+from scheduler.kubernetes.object_cache import ObjectCache
+from scheduler.kubernetes.pod_changes import group_by_job
+from scheduler.kubernetes.pod_view import PodView, parse_pod_view
+from scheduler.kubernetes.reflector import Reflector
+from scheduler.kubernetes.resources.elastic_job import derive_job_id, is_managed_by_us
+from scheduler.kubernetes.resources.fleet import parse_pool_tolerations
+from scheduler.kubernetes.resources.meta import parse_metadata
+from scheduler.kubernetes.spec_commands import ClusterResources
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfigMap:
+    """The ConfigMap of a job's plan, and the generation that the plan is of."""
+
+    job_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All pods that ask for GPUs or are ours, nodes by name, ElasticJobs by namespace and the job id that they claim,
+    and of our own services and plans what they are called, (namespace, name): services with the id of their job.
+    `tolerations` are those of Pools by their names."""
+
+    pods: tuple[PodView, ...] = ()
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    elastic_jobs: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    services: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    plans: Mapping[tuple[str, str], PlanConfigMap] = field(default_factory=dict)
+    tolerations: Mapping[str, tuple[Toleration, ...]] = field(default_factory=dict)
+
+    def pods_by_job(self) -> dict[str, list[PodView]]:
+        return group_by_job(self.pods)
+
+    def with_verified_namespaces(self, job_namespaces: Mapping[str, str]) -> ClusterView:
+        """The same, but that a pod is a job's only in the namespace that `homes` has for the job: who may make pods in
+        another namespace can write our labels there, and such a pod is somebody else's, whatever it says."""
+        pods = tuple(
+            pod if job_namespaces.get(pod.job_id, pod.namespace) == pod.namespace else replace(pod, job_id="")
+            for pod in self.pods
+        )
+        return replace(self, pods=pods)
+
+
+_MANAGED_SELECTOR = f"{MANAGED_BY_LABEL}={SCHEDULER_NAME}"
+_VIEW_KEY = "facts"
+_METADATA_FIELDS = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "labels",
+    "annotations",
+    "deletionTimestamp",
+    "ownerReferences",
+)
+
+
+class ClusterCache:
+    """Everything that the operator watches."""
+
+    def __init__(self, cluster: KubernetesClient) -> None:
+        self.pods = ObjectCache(POD, transform=_trim_pod)
+        self.nodes = ObjectCache(NODE, transform=_trim_node)
+        self.services = ObjectCache(SERVICE, label_selector=_MANAGED_SELECTOR, transform=_trim_metadata)
+        self.plans = ObjectCache(CONFIG_MAP, label_selector=_MANAGED_SELECTOR, transform=_trim_metadata)
+        self.jobs = ObjectCache(ELASTIC_JOB)
+        self.pools = ObjectCache(POOL)
+        self.queues = ObjectCache(QUEUE)
+        self.loans = ObjectCache(LOAN)
+        self._by_kind = {mirror.kind: mirror for mirror in self._caches()}
+        self._watchers = [Reflector(cluster, mirror) for mirror in self._caches()]
+        self._lock = threading.Lock()
+        self._bound: dict[str, str] = {}
+        self._seen: tuple[object, ...] = ()
+        self._view = ClusterView()
+        self._news_at = 0
+
+    def start(self) -> None:
+        for watcher in self._watchers:
+            watcher.start()
+
+    def stop(self) -> None:
+        for watcher in self._watchers:
+            watcher.stop()
+
+    def wait_for_sync(self, timeout_s: float) -> bool:
+        return all(mirror.wait_for_sync(timeout_s) for mirror in self._caches())
+
+    @property
+    def stale_kinds(self) -> tuple[ResourceKind, ...]:
+        """Kinds of which nothing was heard for too long."""
+        return tuple(watcher.cache.kind for watcher in self._watchers if watcher.is_stale)
+
+    @property
+    def has_synced(self) -> bool:
+        """Every mirror has taken in a whole list."""
+        return not self.unlisted_kinds
+
+    @property
+    def unlisted_kinds(self) -> tuple[ResourceKind, ...]:
+        """Kinds of which no whole list has come yet."""
+        return tuple(mirror.kind for mirror in self._caches() if not mirror.has_synced)
+
+    @property
+    def seconds_since_contact(self) -> Mapping[str, float]:
+        """How long ago the API server was last heard, by resource."""
+        return {watcher.cache.kind.plural: watcher.seconds_since_contact for watcher in self._watchers}
+
+    @property
+    def kinds_with_dead_watch(self) -> tuple[ResourceKind, ...]:
+        """Kinds that nobody will ever hear of again: a fault of ours has ended the thread that watched."""
+        return tuple(watcher.cache.kind for watcher in self._watchers if watcher.has_died)
+
+    @property
+    def change_count(self) -> int:
+        """Grows with every change of what is mirrored."""
+        return sum(mirror.change_count for mirror in self._caches())
+
+    def has_pending_changes(self) -> bool:
+        """Whether a pod or a node has changed since this was last asked. Cheap."""
+        changes = self.pods.change_count + self.nodes.change_count
+        had, self._news_at = self._news_at, changes
+        return changes != had
+
+    @property
+    def jobs_with_pods(self) -> frozenset[tuple[str, str]]:
+        """Jobs that have pods, ended ones too, by namespace and id: a pod elsewhere can say what it likes."""
+        return frozenset((pod.namespace, pod.job_id) for pod in self.get_view().pods if pod.is_ours)
+
+    def list_resources(self) -> ClusterResources:
+        """What users and administrators have asked for, and the nodes."""
+        every = (self.jobs, self.pools, self.queues, self.loans, self.nodes)
+        return ClusterResources(*(tuple(mirror.snapshot().values()) for mirror in every))
+
+    def assume(self, kind: ResourceKind, item: Object) -> None:
+        """Take in the API server's answer to a write of ours, if it is of a kind that is mirrored."""
+        mirror = self._by_kind.get(kind)
+        if mirror is not None:
+            mirror.assume(item)
+
+    def assume_bound(self, pod: PodView) -> None:
+        """A binding was acknowledged: its answer shows no pod, so it is noted until the watch tells of it."""
+        with self._lock:
+            self._bound[pod.uid] = pod.target_node
+            self._seen = ()
+
+    def assume_deleted(self, pod: PodView) -> None:
+        self.pods.assume_deleted({"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}})
+
+    def get_view(self) -> ClusterView:
+        """The cluster as it is known now. Made anew only after a change."""
+        mirrors = (self.pods, self.nodes, self.services, self.plans, self.jobs, self.pools)
+        seen = tuple(mirror.change_count for mirror in mirrors)
+        with self._lock:
+            if seen != self._seen:
+                self._view = self._build_view()
+                self._seen = seen
+            return self._view
+
+    def _build_view(self) -> ClusterView:
+        facts: list[PodView] = [item[_VIEW_KEY] for item in self.pods.snapshot().values()]
+        unbound = {pod.uid for pod in facts if not pod.node}
+        self._bound = {uid: node for uid, node in self._bound.items() if uid in unbound}
+        pods = [self._with_binding(pod) for pod in facts]
+        return ClusterView(
+            pods=tuple(pod for pod in pods if pod.gpus or pod.is_ours),
+            nodes={item["metadata"]["name"]: parse_node_view(item) for item in self.nodes.snapshot().values()},
+            elastic_jobs=_index_by_job_id(self.jobs.snapshot().values()),
+            services={key: labels_of(item).get(JOB_LABEL, "") for key, item in self.services.snapshot().items()},
+            plans={key: _parse_plan(item) for key, item in self.plans.snapshot().items()},
+            tolerations=parse_pool_tolerations(self.pools.snapshot().values()),
+        )
+
+    def _with_binding(self, pod: PodView) -> PodView:
+        node = self._bound.get(pod.uid)
+        return replace(pod, node=node) if node is not None and not pod.node else pod
+
+    def _caches(self) -> tuple[ObjectCache, ...]:
+        own = (self.jobs, self.pools, self.queues, self.loans)
+        return (self.pods, self.nodes, self.services, self.plans, *own)
+
+
+def _index_by_job_id(resources: Iterable[Object]) -> dict[tuple[str, str], Object]:
+    metas = ((parse_metadata(each), each) for each in resources if is_managed_by_us(each))
+    return {(meta.namespace, derive_job_id(meta)): each for meta, each in metas}
+
+
+def _parse_plan(item: Object) -> PlanConfigMap:
+    generation = parse_count(labels_of(item).get(GENERATION_LABEL), default=-1)
+    return PlanConfigMap(labels_of(item).get(JOB_LABEL, ""), generation)
+
+
+def _trim_metadata(item: Object) -> Object:
+    return {"metadata": {name: item["metadata"][name] for name in _METADATA_FIELDS if name in item["metadata"]}}
+
+
+def _trim_pod(item: Object) -> Object:
+    facts = parse_pod_view(item)
+    slim: dict[str, Any] = _trim_metadata(item)
+    return {**slim, _VIEW_KEY: facts}
+
+
+def _trim_node(item: Object) -> Object:
+    """Without its images and the rest of what takes room and tells us nothing."""
+    status = {name: item.get("status", {}).get(name) for name in ("allocatable", "conditions")}
+    return {**strip_managed_fields(item), "status": status}

@@ -1,0 +1,173 @@
+"""Runs as pods show them, beside what agents report: generations that never began, and GPUs that a pod still keeps.
+
+Pure. A generation begins when its agents may start ranks (see executors/reported_runs); before that, all that can be
+seen of it are pods.
+
+What an observation says of the nodes that Ebbtide knows, from nodes and pods as the cluster has them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from scheduler.domain import gpu_sets
+from scheduler.domain.fleet import LoanState, PoolKind
+from scheduler.domain.gpu_sets import Gpus
+from scheduler.domain.job import Job
+from scheduler.domain.observation import FailureCause, NodeFacts, Run, RunPhase
+from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.reported_runs import AgentEnd, AgentKey
+from scheduler.kubernetes.cluster_cache import ClusterView
+from scheduler.kubernetes.node_lending import is_closed_to_inference
+from scheduler.kubernetes.pod_changes import plan_pod_changes
+from scheduler.kubernetes.pod_view import PodView
+from scheduler.kubernetes.provisioning_errors import ProvisioningFailure
+
+_EXTERNAL_REASONS = (
+    "Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "OutOf", "Preempting", "Shutdown", "Terminated",
+    "Unexpected",
+)  # fmt: skip
+_CONTAINER_ERRORS = (
+    "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull", "ImageInspectError",
+    "ImagePullBackOff", "InvalidImageName", "RunContainerError",
+)  # fmt: skip
+CONTAINER_ERROR_TIMEOUT_S = 120.0
+"""An image that cannot be pulled, or a container that cannot be made, gets this long: registries have bad minutes."""
+
+
+def merge_pod_runs(
+    job: Job,
+    runs: Sequence[Run],
+    pods: Sequence[PodView],
+    now_s: float,
+    *,
+    overcommitted: Collection[str] = (),
+    failure: ProvisioningFailure | None = None,
+) -> tuple[Run, ...]:
+    """The job's runs with the GPUs that its pods keep: a pod that has to go keeps its GPUs until it is gone.
+
+    On `crowded` nodes there is no room for all that was decided: a pod that is not bound yet never will be. `refusal`:
+    why the API server would not take the present generation's objects.
+    """
+    generation = job.allocation.generation
+    changes = plan_pod_changes(job, pods, now_s)
+    staying = set(changes.gang or ())
+    kept = find_held_gpus(job, (pod for pod in pods if pod.target_node not in staying))
+    newest_older = max((run.generation for run in runs if run.generation < generation), default=None)
+    seen = tuple(_with_gpus(run, kept) if run.generation == newest_older else run for run in runs)
+    if kept and newest_older is None:
+        oldest = min((pod.generation for pod in pods if pod.holds_gpus), default=0)
+        seen = (Run(job.id, min(oldest, generation - 1), RunPhase.LEAVING, kept), *seen)
+    if job.allocation.target and all(run.generation != generation for run in runs):
+        refused = None if failure is None else _build_failed_run(job, failure, now_s)
+        coming = refused or _build_pending_run(job, (changes.gang or {}).values(), now_s, overcommitted)
+        for run in seen:  # pods outlive generations: where one still works, its ranks have the GPUs, not those to come
+            coming = replace(coming, gpus=gpu_sets.difference(coming.gpus, run.gpus))
+        seen = (*seen, coming)
+    return seen
+
+
+def find_held_gpus(job: Job, pods: Iterable[PodView]) -> Gpus:
+    """The job's GPUs on the nodes of these pods, as far as they hold any."""
+    held = job.allocation.held
+    nodes = {pod.node for pod in pods if pod.holds_gpus}
+    return {node: indices for node, indices in held.items() if node in nodes}
+
+
+def _with_gpus(run: Run, kept: Gpus) -> Run:
+    return replace(run, gpus=gpu_sets.union(run.gpus, kept)) if kept else run
+
+
+def find_overcommitted_nodes(desired: Snapshot, view: ClusterView) -> frozenset[str]:
+    """Nodes on which pods of others and all that was decided for jobs take more GPUs than there are: somebody else was
+    faster. What is decided next knows of them."""
+    wanted = Counter[str]()
+    for pod in view.pods:
+        if pod.holds_gpus and not pod.is_ours:
+            wanted[pod.node] += pod.gpus
+    if not wanted:
+        return frozenset()
+    for job in desired.jobs.values():
+        for node, indices in job.allocation.target.items():
+            wanted[node] += len(indices)
+    return frozenset(name for name, gpus in wanted.items() if name in view.nodes and gpus > view.nodes[name].gpus)
+
+
+def _build_pending_run(job: Job, pods: Iterable[PodView], now_s: float, overcommitted: Collection[str]) -> Run:
+    """The present generation while its pods come up, or how they have failed to."""
+    generation, found = job.allocation.generation, list(pods)
+    if taken := sorted(pod.target_node for pod in found if not pod.node and pod.target_node in overcommitted):
+        return Run(job.id, generation, RunPhase.LOST, reason=f"pods of others took GPUs of {', '.join(taken)} first")
+    for pod in found:
+        if pod.has_ended or _has_container_error(pod, now_s - job.state_since_s):
+            phase = RunPhase.LOST if pod.has_ended and _ended_externally(pod) else RunPhase.FAILED
+            return Run(job.id, generation, phase, reason=_describe_end(pod))
+    return Run(job.id, generation, RunPhase.STARTING, find_held_gpus(job, found))
+
+
+def _build_failed_run(job: Job, failure: ProvisioningFailure, now_s: float) -> Run | None:
+    """None while there is hope: somebody may give the namespace what it lacks."""
+    if not failure.is_permanent and now_s - job.state_since_s < CONTAINER_ERROR_TIMEOUT_S:
+        return None
+    phase = RunPhase.FAILED if failure.is_job_error else RunPhase.LOST
+    return Run(job.id, failure.generation, phase, reason=failure.message)
+
+
+def _has_container_error(pod: PodView, since_s: float) -> bool:
+    return since_s >= CONTAINER_ERROR_TIMEOUT_S and pod.error.startswith(_CONTAINER_ERRORS)
+
+
+def _describe_end(pod: PodView) -> str:
+    said = pod.error or pod.reason or f"it ended in phase {pod.phase}"
+    code = "" if pod.exit_code is None else f", exit code {pod.exit_code}"
+    return f"pod {pod.namespace}/{pod.name} on {pod.target_node} could not work: {said}{code}"
+
+
+def find_live_agents(pods: Iterable[PodView]) -> dict[AgentKey, str]:
+    """The pods whose agents may be at work, as their agents call themselves, by job and node."""
+    return {(pod.job_id, pod.node): pod.uid for pod in pods if pod.is_ours and pod.holds_gpus}
+
+
+def find_agent_ends(pods: Iterable[PodView]) -> dict[str, AgentEnd]:
+    """How agents ended whose pods are still there. One that ended by itself was at fault: it outlives its ranks, and
+    ends well when its job has."""
+    ends = {}
+    for pod in pods:
+        if pod.is_ours and pod.has_ended:
+            out_of_memory = pod.error.startswith("OOMKilled")
+            cause = FailureCause.OUT_OF_MEMORY if out_of_memory else None
+            ends[pod.uid] = AgentEnd(
+                _describe_end(pod), is_fault=out_of_memory or not _ended_externally(pod), cause=cause
+            )
+    return ends
+
+
+def _ended_externally(pod: PodView) -> bool:
+    """It was the node that ended it, or somebody who deleted or evicted it, not what ran in it."""
+    return pod.is_deleting or pod.reason.startswith(_EXTERNAL_REASONS)
+
+
+def observe_nodes(desired: Snapshot, view: ClusterView) -> dict[str, NodeFacts]:
+    """The facts of every node of `desired`. One that the cluster does not have is down.
+
+    Pods of others on a node of an inference pool are inference, elsewhere they only take GPUs. An offered node counts
+    as used until it is closed to inference, because until then inference may still put something there.
+    """
+    taken: dict[str, int] = {}
+    for pod in view.pods:
+        if pod.holds_gpus and not pod.is_ours:
+            taken[pod.node] = taken.get(pod.node, 0) + pod.gpus
+    facts = {}
+    for name, node in desired.nodes.items():
+        seen, used, loan = view.nodes.get(name), taken.get(name, 0), desired.loans.get(name)
+        serves = desired.pools[node.pool].kind is PoolKind.INFERENCE
+        if seen is not None and loan is not None and loan.state is LoanState.OFFERED:
+            used = used if is_closed_to_inference(loan, seen) else max(used, 1)
+        facts[name] = NodeFacts(
+            up=seen is not None and seen.is_ready,
+            inference_gpus=used if serves else 0,
+            other_gpus=0 if serves else used,
+        )
+    return facts

@@ -1,0 +1,167 @@
+"""DemandSources: where each Pool's inference demand comes from, as readings for the store and claims for the Pool.
+
+Where nothing is known, nothing is told: the last reading grows stale in the store, and nothing new is lent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from scheduler.domain.commands import Command, ReportDemand
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.deployment_demand import DeploymentWatch
+from scheduler.kubernetes.prometheus_demand import QUERIES_PER_STALE_PERIOD, PrometheusPoller, PrometheusQuery
+from scheduler.kubernetes.resources.fleet import (
+    DemandSourceKind,
+    KnownDemand,
+    PoolDemand,
+    PoolResource,
+    UnknownDemand,
+    UnknownDemandReason,
+)
+from scheduler.kubernetes.resources.meta import DEMAND_KNOWN, Condition, format_time
+from scheduler.kubernetes.spec_commands import ACTOR, SpecCommands
+
+REPORT_INTERVAL_S = 60.0
+"""A demand that does not change is told this often, and more often where it would count as stale soon."""
+
+_NO_PROMETHEUS_URL = UnknownDemand(
+    UnknownDemandReason.UNREACHABLE, "EBBTIDE_PROMETHEUS_URL: got nothing; allowed: the URL of a Prometheus"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReadings:
+    """By the uid of a Pool: `readings` of those whose demand is known, the same until there is another one to tell;
+    `claims` of all but those whose demand somebody pushes."""
+
+    readings: Mapping[str, Command] = field(default_factory=dict)
+    conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        return tuple(self.readings.values())
+
+
+def compute_readings(
+    pools: Iterable[PoolResource], demand_by_uid: Mapping[str, PoolDemand], previous: PoolReadings
+) -> PoolReadings:
+    """What is `known` now, by the uid of a Pool, after what was told before."""
+    readings, claims = dict[str, Command](), dict[str, tuple[Condition, ...]]()
+    for pool in pools:
+        found = demand_by_uid[pool.uid]
+        claims[pool.uid] = _demand_conditions(pool, found)
+        if isinstance(found, KnownDemand):
+            readings[pool.uid] = _next_reading(pool, found, previous.readings.get(pool.uid))
+    return PoolReadings(readings, claims)
+
+
+def with_demand(spec_commands: SpecCommands, readings: PoolReadings, snapshot: Snapshot) -> SpecCommands:
+    """What was taken in, with the readings that the snapshot does not have and what is to say on the Pools."""
+    new = tuple(command for command in readings.commands if not _is_applied(command, snapshot))
+    every = {**readings.conditions, **dict(_pushed_conditions(spec_commands.fleet.pools, snapshot))}
+    claims = {uid: (*spec_commands.conditions.get(uid, ()), *more) for uid, more in every.items()}
+    return replace(
+        spec_commands, commands=(*spec_commands.commands, *new), conditions={**spec_commands.conditions, **claims}
+    )
+
+
+class DemandSources:
+    """Used by one thread, which never waits here: watches and queries run in threads of their own, the former only
+    while a Pool needs them. `on_change` is called by those threads when there may be something new."""
+
+    def __init__(
+        self, cluster: KubernetesClient, *, prometheus_url: str = "", on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self._deployments = DeploymentWatch(cluster, on_change=on_change)
+        self._prometheus = PrometheusPoller(prometheus_url, on_change=on_change) if prometheus_url else None
+        self._told = PoolReadings()
+
+    def start(self) -> None:
+        """Once."""
+        if self._prometheus is not None:
+            self._prometheus.start()
+
+    def stop(self) -> None:
+        self._deployments.stop()
+        if self._prometheus is not None:
+            self._prometheus.stop()
+
+    def read(self, pools: Iterable[PoolResource], now_s: float) -> PoolReadings:
+        """What is known now of these Pools' demand; whoever is not among them is not asked for any more."""
+        pools = [pool for pool in pools if pool.demand.kind is not DemandSourceKind.PUSH]
+        self._update_watches(pools)
+        self._told = compute_readings(
+            pools, {pool.uid: self._current_demand(pool, now_s) for pool in pools}, self._told
+        )
+        return self._told
+
+    def _update_watches(self, pools: Iterable[PoolResource]) -> None:
+        kinds = {pool.demand.kind for pool in pools}
+        if DemandSourceKind.DEPLOYMENTS in kinds:
+            self._deployments.start()
+        else:
+            self._deployments.stop(join_s=0.0)
+        if self._prometheus is not None:
+            self._prometheus.set_queries(
+                _build_query(pool) for pool in pools if pool.demand.kind is DemandSourceKind.PROMETHEUS
+            )
+
+    def _current_demand(self, pool: PoolResource, now_s: float) -> PoolDemand:
+        if pool.demand.kind is DemandSourceKind.DEPLOYMENTS:
+            return self._deployments.get_demand(pool.demand.selector, now_s)
+        return (
+            _NO_PROMETHEUS_URL if self._prometheus is None else self._prometheus.get_demand(_build_query(pool), now_s)
+        )
+
+
+def _build_query(pool: PoolResource) -> PrometheusQuery:
+    return PrometheusQuery(pool.demand.query, pool.demand.stale_after_s)
+
+
+def _next_reading(pool: PoolResource, demand: KnownDemand, previous: Command | None) -> Command:
+    """The reading that was told before, until the number is another one or it is time to tell it again."""
+    report = ReportDemand(pool.pool.name, demand.gpus)
+    again_s = min(REPORT_INTERVAL_S, pool.demand.stale_after_s / QUERIES_PER_STALE_PERIOD)
+    if previous is not None and previous.body == report and demand.at_s - previous.at_s < again_s:
+        return previous
+    return Command(f"demand-{pool.uid}-{demand.at_s:.3f}-{demand.gpus:g}", demand.at_s, report, ACTOR)
+
+
+def _pushed_conditions(
+    pools: Iterable[PoolResource], snapshot: Snapshot
+) -> Iterator[tuple[str, tuple[Condition, ...]]]:
+    """What Pools say that others push the demand of, where they have said when it is stale."""
+    for pool in pools:
+        stale_s, reading = pool.pool.lending.demand_stale_s, snapshot.demand.get(pool.pool.name)
+        if pool.demand.kind is not DemandSourceKind.PUSH or stale_s is None:
+            continue
+        if reading is None:
+            claim = Condition(
+                DEMAND_KNOWN, False, UnknownDemandReason.NOT_PUSHED_YET.value, "nobody has pushed its demand yet"
+            )
+        elif snapshot.now_s - reading.at_s > stale_s:
+            said = f"demand was last pushed at {format_time(reading.at_s)}; allowed: at most {stale_s:g} s ago"
+            claim = Condition(DEMAND_KNOWN, False, UnknownDemandReason.STALE.value, said)
+        else:
+            claim = Condition(DEMAND_KNOWN, True, "Pushed")
+        yield pool.uid, (claim,)
+
+
+def _demand_conditions(pool: PoolResource, demand: PoolDemand) -> tuple[Condition, ...]:
+    """A new leader lets stand what was said before, until it knows by itself."""
+    if isinstance(demand, KnownDemand):
+        return (Condition(DEMAND_KNOWN, True, "Read"),)
+    if demand.reason is UnknownDemandReason.NOT_ASKED_YET and pool.demand_conditions:
+        return pool.demand_conditions
+    return (Condition(DEMAND_KNOWN, False, demand.reason.value, demand.message),)
+
+
+def _is_applied(command: Command, snapshot: Snapshot) -> bool:
+    assert isinstance(command.body, ReportDemand)
+    reading = snapshot.demand.get(command.body.pool)
+    if reading is None or reading.at_s < command.at_s:
+        return False
+    return reading.at_s > command.at_s or reading.asked_gpus == command.body.gpus

@@ -1,0 +1,150 @@
+"""Demand of Deployments: the replicas that they should have, times the GPUs of each. Pure.
+
+DeploymentWatch: Deployments and their autoscalers, mirrored for as long as some Pool's demand follows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from scheduler.kubernetes.api_objects import (
+    AUTOSCALER,
+    DEPLOYMENT,
+    GPU_RESOURCE,
+    Object,
+    ObjectKey,
+    is_terminating,
+    key_of,
+    labels_of,
+    namespace_of,
+)
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.object_cache import ObjectCache
+from scheduler.kubernetes.pod_view import count_requested_gpus
+from scheduler.kubernetes.reflector import JOIN_TIMEOUT_S, Reflector
+from scheduler.kubernetes.resources.fleet import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
+
+
+@dataclass(frozen=True, slots=True)
+class ServingDeployment:
+    """A Deployment: the replicas that its spec asks for, and the GPUs of each."""
+
+    key: ObjectKey
+    labels: Mapping[str, str]
+    replicas: int
+    gpus: int
+    is_terminating: bool = False
+
+    def matches(self, selector: Mapping[str, str]) -> bool:
+        return all(self.labels.get(name) == value for name, value in selector.items())
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerTarget:
+    """An autoscaler's word on its Deployment; `replicas` is 0 where it has none."""
+
+    target: ObjectKey
+    replicas: int
+
+
+def parse_deployment(item: Object) -> ServingDeployment:
+    spec = item["spec"]
+    gpus = count_requested_gpus(spec["template"].get("spec") or {})
+    return ServingDeployment(key_of(item), labels_of(item), spec.get("replicas", 1), gpus, is_terminating(item))
+
+
+def parse_autoscaler(item: Object) -> AutoscalerTarget | None:
+    """None where it scales something else than a Deployment."""
+    target = item["spec"]["scaleTargetRef"]
+    group = str(target.get("apiVersion", "")).rpartition("/")[0]
+    if target["kind"] != DEPLOYMENT.name or group not in ("", DEPLOYMENT.group):
+        return None
+    replicas = (item.get("status") or {}).get("desiredReplicas", 0)
+    return AutoscalerTarget((namespace_of(item), target["name"]), replicas)
+
+
+def compute_demand_gpus(
+    selector: Mapping[str, str],
+    deployments: Iterable[ServingDeployment],
+    autoscalers: Iterable[AutoscalerTarget | None],
+) -> int | None:
+    """GPUs that the Deployments with these labels should have; None where none of them is for GPUs.
+
+    An autoscaler that wants more counts before the spec, which it will raise. It lowers the spec before it says so: one
+    that says less has not decided yet (its status begins as 0), or cannot read its metrics. Then it keeps its last
+    word, and does not undo what people scale by hand.
+    """
+    matching = [each for each in deployments if each.gpus and not each.is_terminating and each.matches(selector)]
+    if not matching:
+        return None
+    wanted: dict[ObjectKey, int] = {}
+    for scaler in autoscalers:
+        if scaler is not None:
+            wanted[scaler.target] = max(wanted.get(scaler.target, 0), scaler.replicas)
+    return sum(each.gpus * max(wanted.get(each.key, 0), each.replicas) for each in matching)
+
+
+def describe_no_match(selector: Mapping[str, str]) -> str:
+    labels = ",".join(f"{name}={value}" for name, value in sorted(selector.items()))
+    return f"no Deployment labelled {labels} has pods that ask for {GPU_RESOURCE}"
+
+
+_PARSED_KEY = "facts"
+_METADATA_FIELDS = ("name", "namespace", "uid", "resourceVersion")
+
+
+class DeploymentWatch:
+    """Used by one thread. `on_change` is called by whichever thread brings a change."""
+
+    def __init__(self, cluster: KubernetesClient, *, on_change: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._on_change = on_change
+        self._watchers: tuple[Reflector, ...] = ()
+
+    def start(self) -> None:
+        if self._watchers:
+            return
+
+        def told(_key: ObjectKey) -> None:
+            self._on_change()
+
+        mirrors = (
+            ObjectCache(DEPLOYMENT, transform=_trim_deployment, on_change=told),
+            ObjectCache(AUTOSCALER, transform=_trim_autoscaler, on_change=told),
+        )
+        self._watchers = tuple(Reflector(self._cluster, mirror) for mirror in mirrors)
+        for watcher in self._watchers:
+            watcher.start()
+
+    def stop(self, *, join_s: float = JOIN_TIMEOUT_S) -> None:
+        for watcher in self._watchers:
+            watcher.stop(join_s=join_s)
+        self._watchers = ()
+
+    def get_demand(self, selector: Mapping[str, str], now_s: float) -> PoolDemand:
+        """Of the Deployments with these labels, in all namespaces."""
+        stale = [watcher.cache.kind.plural for watcher in self._watchers if watcher.is_stale]
+        if stale:
+            return UnknownDemand(
+                UnknownDemandReason.STALE, f"the API server has not been heard of {' and '.join(stale)} for too long"
+            )
+        if not all(watcher.cache.has_synced for watcher in self._watchers):
+            return UnknownDemand(UnknownDemandReason.NOT_ASKED_YET, "Deployments are being listed")
+        servings, scalings = ([item[_PARSED_KEY] for item in each.cache.snapshot().values()] for each in self._watchers)
+        gpus = compute_demand_gpus(selector, servings, scalings)
+        if gpus is None:
+            return UnknownDemand(UnknownDemandReason.NO_DEPLOYMENT_MATCHES, describe_no_match(selector))
+        return KnownDemand(float(gpus), now_s)
+
+
+def _trim_deployment(item: Object) -> Object:
+    return {**_trim_metadata(item), _PARSED_KEY: parse_deployment(item)}
+
+
+def _trim_autoscaler(item: Object) -> Object:
+    return {**_trim_metadata(item), _PARSED_KEY: parse_autoscaler(item)}
+
+
+def _trim_metadata(item: Object) -> Object:
+    return {"metadata": {name: item["metadata"][name] for name in _METADATA_FIELDS}}

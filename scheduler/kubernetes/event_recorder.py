@@ -1,0 +1,222 @@
+"""The store's events as Events of the cluster: one object for a note that is repeated, with a count.
+
+Story: the store's events told as Events of the cluster, from where an earlier leader may have left off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from scheduler.domain.events import EventCode
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, EVENT, LOAN, MANAGED_BY, NODE, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.resource_writes import Create, Patch, PublishState, Writes
+from scheduler.kubernetes.resources.elastic_job import derive_job_id, find_job, is_managed_by_us
+from scheduler.kubernetes.resources.meta import Metadata, get_mapping, parse_metadata
+from scheduler.kubernetes.spec_commands import ClusterResources
+from scheduler.store.protocol import Page, Store, StoredEvent
+
+SERIES_WINDOW_S = 600.0
+"""A note that is repeated within so long of the last time is counted, and not written anew."""
+SERIES_MAX = 10_000
+_NOTE_MAX_LENGTH = 1000
+_CLUSTER_SCOPED_NAMESPACE = "default"
+"""Where Events of objects without a namespace have to lie."""
+_WARNING_CODES = frozenset(
+    {
+        EventCode.JOB_PREEMPTED,
+        EventCode.JOB_REJECTED,
+        EventCode.JOB_LOST_WORK,
+        EventCode.LOAN_LOST,
+        EventCode.DEMAND_CLAMPED,
+        EventCode.COMMAND_REFUSED,
+        EventCode.DECISION_DROPPED,
+        EventCode.BREACH,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectReference:
+    """The object that an event is about."""
+
+    kind: ResourceKind
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventSeries:
+    """An Event that was written: its place, when its note was last told, and how often."""
+
+    namespace: str
+    name: str
+    last_at_s: float
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EventSeriesLog:
+    """What was written lately, by a digest of what makes two events the same. Lost with its process: the next one
+    begins series anew."""
+
+    series: Mapping[str, EventSeries] = field(default_factory=dict)
+
+
+def index_event_objects(
+    resources: ClusterResources, snapshot: Snapshot, *, job_namespace: str
+) -> dict[str, ObjectReference]:
+    """The objects of the cluster by what the store's events call them. Where names are shared, a job comes before a
+    node, a node before a loan, a pool and a queue. That a job which has ended is a resource's own is known by the
+    status that we wrote."""
+    metas = [(parse_metadata(each), each) for each in resources.elastic_jobs if is_managed_by_us(each)]
+    jobs = [
+        meta
+        for meta, each in metas
+        if find_job(meta, snapshot.jobs, job_namespace) is not None
+        or get_mapping(each, "status").get("jobId") == derive_job_id(meta)
+    ]
+    found: dict[str, ObjectReference] = {}
+    for kind, group in ((QUEUE, resources.queues), (POOL, resources.pools), (LOAN, resources.loans)):
+        found |= {parse_metadata(each).name: _object_reference(kind, parse_metadata(each)) for each in group}
+    nodes = (parse_metadata(each) for each in resources.nodes)
+    found |= {node.name: _object_reference(NODE, node) for node in nodes if node.name in snapshot.nodes}
+    return found | {derive_job_id(meta): _object_reference(ELASTIC_JOB, meta) for meta in jobs}
+
+
+def build_event_writes(
+    log: EventSeriesLog,
+    events: Iterable[StoredEvent],
+    objects: Mapping[str, ObjectReference],
+    *,
+    reporting_instance: str,
+) -> tuple[EventSeriesLog, tuple[Writes, ...]]:
+    """The log with these events, and what has to be written for it. Events about nothing in the cluster are left out.
+
+    An Event is named by the number of the first of its series, so that writing it again after a crash finds it there.
+    `reporter` is the name of this process.
+    """
+    series, written = dict(log.series), dict[str, Writes]()
+    for stored in events:
+        event, about = stored.event, objects.get(stored.event.subject)
+        if about is None:
+            continue
+        key = _series_key(about.uid or about.name, event.code, event.message)
+        before = series.get(key)
+        if before is not None and event.at_s - before.last_at_s <= SERIES_WINDOW_S:
+            series[key] = again = replace(before, last_at_s=event.at_s, count=before.count + 1)
+            counted = Patch(EVENT, again.namespace, again.name, {"series": _series_fields(again)})
+            written[again.name] = (*(step for step in written.get(again.name, ()) if isinstance(step, Create)), counted)
+            continue
+        body = _build_event(stored, about, reporting_instance)
+        series[key] = EventSeries(body["metadata"]["namespace"], body["metadata"]["name"], event.at_s)
+        written[body["metadata"]["name"]] = (Create(EVENT, body),)
+    return EventSeriesLog(_drop_expired_series(series)), tuple(written.values())
+
+
+def _object_reference(kind: ResourceKind, meta: Metadata) -> ObjectReference:
+    return ObjectReference(kind, meta.namespace, meta.name, meta.uid)
+
+
+def _build_event(stored: StoredEvent, regarding_object: ObjectReference, reporting_instance: str) -> dict[str, Any]:
+    event = stored.event
+    regarding = {
+        "apiVersion": regarding_object.kind.api_version,
+        "kind": regarding_object.kind.name,
+        "name": regarding_object.name,
+        "namespace": regarding_object.namespace,
+        "uid": regarding_object.uid,
+    }
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.name,
+        "metadata": {
+            "name": f"{regarding_object.name[:200]}.{stored.number:016x}",
+            "namespace": regarding_object.namespace or _CLUSTER_SCOPED_NAMESPACE,
+        },
+        "eventTime": _format_micro_time(event.at_s),
+        "type": "Warning" if event.code in _WARNING_CODES else "Normal",
+        "reason": event.code.value,
+        "action": event.code.value,
+        "note": event.message[:_NOTE_MAX_LENGTH],
+        "regarding": {name: value for name, value in regarding.items() if value},
+        "reportingController": MANAGED_BY,
+        "reportingInstance": reporting_instance[:128],
+    }
+
+
+def _series_fields(series: EventSeries) -> dict[str, Any]:
+    return {"count": series.count, "lastObservedTime": _format_micro_time(series.last_at_s)}
+
+
+def _drop_expired_series(series: Mapping[str, EventSeries]) -> Mapping[str, EventSeries]:
+    """Those that were told last: no more than fit into a process for ever."""
+    newest = sorted(series.items(), key=lambda item: item[1].last_at_s)[-SERIES_MAX:]
+    end_s = newest[-1][1].last_at_s if newest else 0.0
+    return {key: each for key, each in newest if end_s - each.last_at_s <= SERIES_WINDOW_S}
+
+
+def _series_key(*parts: str) -> str:
+    return sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()
+
+
+def _format_micro_time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+_PAGE_SIZE = 500
+
+
+class EventRecorder:
+    """Remembers up to which event it has told. A new one begins a window back: what was told before is found there."""
+
+    def __init__(self, store: Store, *, reporting_instance: str) -> None:
+        self._store = store
+        self._reporter = reporting_instance
+        self._log = EventSeriesLog()
+        self._told: int | None = None
+
+    def build_writes(self, state: PublishState) -> tuple[Writes, ...]:
+        """What is new since the last time."""
+        events = self._read_new_events(state.now_s)
+        if not events:
+            return ()
+        known = index_event_objects(state.resources, state.snapshot, job_namespace=state.job_namespace)
+        self._log, steps = build_event_writes(self._log, events, known, reporting_instance=self._reporter)
+        return steps
+
+    def _read_new_events(self, now_s: float) -> list[StoredEvent]:
+        since_s = now_s - SERIES_WINDOW_S if self._told is None else float("-inf")
+        begin = self._find_start(since_s) if self._told is None else self._told
+        found = self._read_after(begin)
+        self._told = found[-1].number if found else begin
+        return [stored for stored in found if stored.event.at_s >= since_s]
+
+    def _find_start(self, at_s: float) -> int:
+        """A number up to which all events are older, a page short of the last at most: found by halving, because a
+        store keeps the events of years."""
+        low, step = 0, _PAGE_SIZE
+        while self._is_older(low + step, at_s):
+            low, step = low + step, 2 * step
+        high = low + step
+        while high - low > _PAGE_SIZE:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_older(middle, at_s) else (low, middle)
+        return low
+
+    def _is_older(self, number: int, at_s: float) -> bool:
+        """Whether the event after this number is from before that time."""
+        page = self._store.list_events(Page(after=number, limit=1))
+        return bool(page) and page[0].event.at_s < at_s
+
+    def _read_after(self, number: int) -> list[StoredEvent]:
+        found: list[StoredEvent] = []
+        while page := self._store.list_events(Page(after=number, limit=_PAGE_SIZE)):
+            found.extend(page)
+            number = page[-1].number
+        return found

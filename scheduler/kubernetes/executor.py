@@ -1,0 +1,192 @@
+"""KubernetesExecutor: agent pods, loans as taints. Level-triggered: each converge takes the steps that are missing.
+
+Nothing is remembered that is not in the store or in the cluster. What begins (the ranks of a generation) is written
+into the run log first, so that it begins once, whoever leads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.observation import BegunRun, Observation, Run
+from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.reported_runs import build_begun_run, can_begin, compute_reported_runs
+from scheduler.kubernetes.cluster_cache import ClusterView
+from scheduler.kubernetes.cluster_observation import (
+    find_agent_ends,
+    find_live_agents,
+    find_overcommitted_nodes,
+    merge_pod_runs,
+    observe_nodes,
+)
+from scheduler.kubernetes.job_objects import JobObjectActions
+from scheduler.kubernetes.node_lending import NodeLending, plan_lending_steps
+from scheduler.kubernetes.pod_changes import (
+    FreeGpus,
+    PodChanges,
+    count_held_gpus,
+    find_orphans,
+    find_stranded_pods,
+    plan_pod_changes,
+    select_gang_to_bind,
+)
+from scheduler.kubernetes.resource_writer import ActionPool, ApiAction
+from scheduler.store.protocol import RunLog
+
+logger = logging.getLogger(__name__)
+
+
+_STARTABLE_STATES = (JobState.STARTING, JobState.RESIZING)
+
+
+class KubernetesExecutor:
+    """See Executor. `view` gives the cluster as it was last seen, our own writes included; `epoch` is the store's
+    lease's, which all that is written bears."""
+
+    def __init__(
+        self,
+        objects: JobObjectActions,
+        nodes: NodeLending,
+        *,
+        view: Callable[[], ClusterView],
+        run_log: RunLog,
+        now: Callable[[], float],
+        epoch: Callable[[], int],
+        actions: ActionPool,
+    ) -> None:
+        self._objects = objects
+        self._nodes = nodes
+        self._view = view
+        self._run_log = run_log
+        self._now = now
+        self._epoch = epoch
+        self._effects = actions
+        self._desired = Snapshot()
+        self._converged_generation = 0
+        self._reported: Mapping[str, int] = {}
+
+    def observe(self) -> Observation:
+        """See the protocol. Also writes down how runs have ended, and which have to, so that their agents hear of it.
+
+        Raises:
+            FencedError: a later leader has written already.
+        """
+        now_s, view = self._now(), self._verified_view()
+        runs = tuple(self._all_runs(view, self._runs_from_agents(view, now_s), now_s))
+        return Observation(now_s, self._converged_generation, runs, observe_nodes(self._desired, view))
+
+    def converge(self, desired: Snapshot) -> None:
+        """See the protocol. A state older than the last one is ignored.
+
+        Raises:
+            FencedError: a later leader has written already; nothing more was done.
+        """
+        if desired.generation < self._converged_generation:
+            logger.warning("state %d is older than state %d", desired.generation, self._converged_generation)
+            return
+        self._desired = desired
+        now_s = self._now()
+        doubts = sum(
+            self._effects.run_all(list(steps(desired, self._verified_view(), now_s)))
+            for steps in (self._plan_lending, self._plan_deletions, self._plan_creations, self._plan_bindings)
+        )
+        begun = self._run_log.list_begun_runs()
+        self._begin_generations(desired, begun, now_s)
+        self._prune_run_log(desired, begun)
+        if not doubts:
+            self._converged_generation = desired.generation
+
+    def close(self) -> None:
+        """Pods stay: training goes on while nobody leads."""
+        self._effects.close()
+
+    def _verified_view(self) -> ClusterView:
+        """The cluster, with each pod that says it is ours in the namespace of its job."""
+        return self._view().with_verified_namespaces(
+            {job.id: self._objects.namespace_for(job) for job in self._desired.jobs.values()}
+        )
+
+    def _runs_from_agents(self, view: ClusterView, now_s: float) -> Mapping[str, Sequence[Run]]:
+        """Begun runs by job, by what agents say."""
+        agents, ends = find_live_agents(view.pods), find_agent_ends(view.pods)
+        log, jobs = self._run_log, self._desired.jobs
+        told: dict[str, list[Run]] = {}
+        reports = log.list_reports()
+        oldest_first = sorted(reports, key=lambda report: report.generation)
+        self._reported = {report.job_id: report.generation for report in oldest_first}
+        for seen in compute_reported_runs(log.list_begun_runs(), reports, agents, jobs, now_s, ends=ends):
+            run = seen.run
+            if seen.kill_order is not None and seen.kill_order != seen.begun.doom:
+                log.record_kill_order(run.job_id, run.generation, seen.kill_order, epoch=self._epoch())
+            if seen.has_just_ended:
+                log.record_end(run, epoch=self._epoch())
+            told.setdefault(run.job_id, []).append(run)
+        return told
+
+    def _all_runs(self, view: ClusterView, runs_by_job: Mapping[str, Sequence[Run]], now_s: float) -> Iterator[Run]:
+        """Runs of all jobs of the desired state, by what agents say and by what pods show."""
+        pods, crowded = view.pods_by_job(), find_overcommitted_nodes(self._desired, view)
+        for job in self._desired.jobs.values():
+            runs, own = runs_by_job.get(job.id, ()), pods.get(job.id, ())
+            if runs or own or job.allocation.target:
+                refusal = self._objects.failures.get(job)
+                yield from merge_pod_runs(job, runs, own, now_s, overcommitted=crowded, failure=refusal)
+
+    def _plan_lending(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
+        return self._nodes.build_actions(plan_lending_steps(desired, view.nodes, view.pods))
+
+    def _plan_deletions(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
+        """Pods that have to go, and what is left of jobs that are gone."""
+        for _, changes in _iter_pod_changes(desired, view, now_s):
+            yield from map(self._objects.delete_pod, changes.delete)
+        yield from map(self._objects.delete_pod, find_orphans(view.pods, desired.jobs))
+        yield from map(self._objects.delete_pod, find_stranded_pods(view.pods, view.nodes))
+        yield from self._objects.delete_leftovers(desired, view)
+
+    def _plan_creations(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
+        """What placed jobs lack: plan, token, service and pods."""
+        for job, changes in _iter_pod_changes(desired, view, now_s):
+            if job.allocation.target and not job.is_ended:
+                yield from self._objects.create_missing(job, changes.create, view, desired.nodes)
+
+    def _plan_bindings(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
+        """Every gang that is whole and has room."""
+        rooms = FreeGpus(view.nodes, count_held_gpus(view.pods))
+        for job, changes in _iter_pod_changes(desired, view, now_s):
+            gang = select_gang_to_bind(job.id, changes, rooms)
+            if gang is not None:
+                yield self._objects.bind_gang(gang)
+
+    def _begin_generations(self, desired: Snapshot, begun: Sequence[BegunRun], now_s: float) -> None:
+        """Let the ranks of each generation start whose agents are all there and whose older ranks are all gone."""
+        waiting = [job for job in desired.jobs.values() if job.state in _STARTABLE_STATES and job.allocation.target]
+        if not waiting:
+            return
+        agents, reports = find_live_agents(self._verified_view().pods), self._run_log.list_reports()
+        for job in waiting:
+            if can_begin(job, begun, reports, agents):
+                run = build_begun_run(job, desired.rank_placement(job.allocation), agents, now_s)
+                if self._run_log.begin_run(run, epoch=self._epoch()):
+                    logger.info("%s generation %d may start its ranks", job.id, run.generation)
+
+    def _prune_run_log(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
+        """Drop what the run log has of jobs that are gone, whether their ranks ever began or not, and of generations
+        before one that runs."""
+        for run in begun:
+            job = desired.jobs.get(run.job_id)
+            runs = job is not None and job.state is JobState.RUNNING
+            if job is None or (runs and run.generation < job.allocation.generation):
+                self._run_log.delete_runs(run.job_id, up_to_generation=run.generation, epoch=self._epoch())
+        for job_id in self._reported.keys() - desired.jobs.keys() - {run.job_id for run in begun}:
+            self._run_log.delete_runs(job_id, up_to_generation=self._reported[job_id], epoch=self._epoch())
+
+
+def _iter_pod_changes(desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[tuple[Job, PodChanges]]:
+    pods = view.pods_by_job()
+    for job in desired.jobs.values():
+        own = pods.get(job.id, [])
+        if own or job.allocation.target:
+            yield job, plan_pod_changes(job, own, now_s)

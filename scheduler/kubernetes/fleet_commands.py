@@ -1,0 +1,168 @@
+"""Pools, Queues and nodes of the cluster, as what has to change of the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from scheduler.documents.document import InvalidDocumentError
+from scheduler.domain.commands import (
+    ChangeQueue,
+    CommandBody,
+    CreatePool,
+    CreateQueue,
+    DeletePool,
+    DeleteQueue,
+    SetLendingPolicy,
+)
+from scheduler.domain.fleet import PoolKind
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.pool_membership import PoolMembership, assign_nodes, compute_node_commands
+from scheduler.kubernetes.resources.fleet import (
+    PoolResource,
+    build_accepted_condition,
+    parse_cluster_node,
+    parse_pool,
+    parse_queue,
+)
+from scheduler.kubernetes.resources.meta import ACCEPTED, Condition, Resource, parse_metadata
+from scheduler.store.protocol import LoadedState
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCommands:
+    """`bodies` by what they do, `claims` by the uid of a Pool or Queue, `pools` as they were read, oldest first, and
+    `cordoned`: nodes of Pools that the cluster wants cordoned."""
+
+    bodies: Mapping[str, CommandBody] = field(default_factory=dict)
+    conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
+    pools: tuple[PoolResource, ...] = ()
+    cordoned_nodes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _ParsedPools:
+    """Pools as they were read, oldest first; `frozen` are the names of those that were refused, whose nodes stay as
+    they are, `leaving` of those that are being deleted."""
+
+    pools: tuple[PoolResource, ...]
+    rejected: frozenset[str]
+    deleting: frozenset[str]
+    conditions: dict[str, tuple[Condition, ...]]
+
+
+def compute_fleet_commands(
+    pools: Iterable[Resource], queues: Iterable[Resource], nodes: Iterable[Resource], loaded: LoadedState
+) -> FleetCommands:
+    """What has to change, without what waits in the inbox already."""
+    snapshot = loaded.snapshot
+    pools = tuple(pools)
+    read, queue_claims = _parse_pools(pools, snapshot), dict[str, tuple[Condition, ...]]()
+    machines = {host.name: host for host in map(parse_cluster_node, nodes)}
+    homes = assign_nodes(read.pools, machines.values(), snapshot, rejected=read.rejected)
+    managed = frozenset(pool.pool.name for pool in read.pools) | read.deleting
+    memory = frozenset(name for resource in pools for name in _previously_cordoned(resource))
+    changes = compute_node_commands(homes, machines, snapshot, managed=managed, previously_cordoned=memory)
+    bodies: dict[str, CommandBody] = {}
+    for pool in read.pools:
+        bodies |= _pool_commands(pool, snapshot)
+    bodies |= changes.bodies
+    for name in sorted(read.deleting):
+        if name in snapshot.pools and not any(node.pool == name for node in snapshot.nodes.values()):
+            bodies[f"delete-pool-{name}"] = DeletePool(name)
+    for queue in queues:
+        bodies |= _queue_commands(queue, snapshot, queue_claims)
+    waiting = [command.body for command in loaded.inbox]
+    claims = {**read.conditions, **_pool_conditions(read.pools, homes), **queue_claims}
+    new = {name: body for name, body in bodies.items() if body not in waiting}
+    return FleetCommands(new, claims, read.pools, changes.cordoned_nodes)
+
+
+def _parse_pools(resources: Iterable[Resource], snapshot: Snapshot) -> _ParsedPools:
+    pools, frozen, leaving, claims = list[PoolResource](), set[str](), set[str](), dict[str, tuple[Condition, ...]]()
+    for resource in sorted(resources, key=_age_key):
+        meta = parse_metadata(resource)
+        if meta.is_deleting:
+            leaving.add(meta.name)
+            claims[meta.uid] = (_deletion_condition(meta.name, snapshot),)
+            continue
+        try:
+            pool = parse_pool(resource)
+            _check_kind(pool, snapshot)
+        except InvalidDocumentError as refused:
+            frozen.add(meta.name)
+            claims[meta.uid] = (Condition(ACCEPTED, False, "Refused", str(refused)),)
+        except _KindChangedError as changed:
+            frozen.add(meta.name)
+            claims[meta.uid] = (Condition(ACCEPTED, False, "KindChanged", str(changed)),)
+        else:
+            pools.append(pool)
+    return _ParsedPools(tuple(pools), frozenset(frozen), frozenset(leaving), claims)
+
+
+class _KindChangedError(ValueError):
+    """A Pool's kind is another than that of the pool it made."""
+
+
+def _check_kind(pool: PoolResource, snapshot: Snapshot) -> None:
+    present = snapshot.pools.get(pool.pool.name)
+    if present is not None and present.kind is not pool.pool.kind:
+        raise _KindChangedError(f'kind: got "{pool.pool.kind}"; allowed: {present.kind}, as it was created')
+
+
+def _age_key(resource: Resource) -> tuple[str, str]:
+    meta = parse_metadata(resource)
+    return meta.created_at, meta.name
+
+
+def _deletion_condition(name: str, snapshot: Snapshot) -> Condition:
+    nodes = sorted(node.name for node in snapshot.nodes.values() if node.pool == name)
+    if not nodes:
+        return Condition(ACCEPTED, False, "Deleting", "its nodes have left")
+    return Condition(
+        ACCEPTED, False, "Deleting", f"{len(nodes)} nodes have to be left by their jobs first: {format_names(nodes)}"
+    )
+
+
+def _previously_cordoned(resource: Resource) -> Iterable[str]:
+    status = resource.get("status")
+    names = status.get("cordonedNodes") if isinstance(status, Mapping) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else ()
+
+
+def _pool_commands(pool: PoolResource, snapshot: Snapshot) -> dict[str, CommandBody]:
+    wanted, name = pool.pool, pool.pool.name
+    present = snapshot.pools.get(name)
+    if present is None:
+        return {f"create-pool-{name}": CreatePool(wanted)}
+    if wanted.kind is PoolKind.INFERENCE and present.lending != wanted.lending:
+        return {f"set-lending-{name}": SetLendingPolicy(name, wanted.lending)}
+    return {}
+
+
+def _pool_conditions(pools: Iterable[PoolResource], membership: PoolMembership) -> dict[str, tuple[Condition, ...]]:
+    return {pool.uid: (build_accepted_condition(), *membership.build_conditions(pool)) for pool in pools}
+
+
+def _queue_commands(
+    resource: Resource, snapshot: Snapshot, conditions: dict[str, tuple[Condition, ...]]
+) -> dict[str, CommandBody]:
+    meta = parse_metadata(resource)
+    present = snapshot.queues.get(meta.name)
+    if meta.is_deleting:
+        return {f"delete-queue-{meta.name}": DeleteQueue(meta.name)} if present is not None else {}
+    try:
+        queue = parse_queue(resource)
+    except InvalidDocumentError as refused:
+        conditions[meta.uid] = (Condition(ACCEPTED, False, "Refused", str(refused)),)
+        return {}
+    conditions[meta.uid] = (build_accepted_condition(),)
+    if present is None:
+        return {f"create-queue-{meta.name}": CreateQueue(queue)}
+    return {f"change-queue-{meta.name}": ChangeQueue(queue)} if present != queue else {}
+
+
+def format_names(names: Collection[str]) -> str:
+    """The first ten of them, for people."""
+    shown = sorted(names)[:10]
+    return ", ".join(shown) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,0 +1,204 @@
+"""How fast we ask: a token bucket over all calls, the pause before a call that failed is made again, and the pauses of
+what is refused time and again.
+
+Asker: makes calls at the pace allowed, again and again while that may help, and has them counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, TypeVar
+
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_requests import ApiRequest
+from scheduler.kubernetes.connection import Connection, ResponseLines
+from scheduler.store.protocol import FencedError
+
+
+def compute_backoff_s(failures: int, *, base_s: float, cap_s: float, rng: Random) -> float:
+    """The pause after the n-th failure in a row (n >= 1): it doubles up to the cap, and half of it is drawn at
+    random, so that those who failed together do not come back together."""
+    full_s = min(cap_s, base_s * 2.0 ** min(failures - 1, 60))
+    return full_s * (0.5 + 0.5 * rng.random())
+
+
+class TokenBucket:
+    """At most `burst` at once and `rate_per_s` in the long run. Thread-safe, and fair: each taker books the next free
+    moment and sleeps until then, without the lock."""
+
+    def __init__(
+        self,
+        *,
+        rate_per_s: float,
+        burst: int,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        if rate_per_s <= 0 or burst < 1:
+            raise ValueError(f"rate_per_s must be above 0 and burst at least 1, got {rate_per_s} and {burst}")
+        self._rate_per_s = rate_per_s
+        self._burst = burst
+        self._monotonic_s = monotonic_s
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._tokens = float(burst)
+        self._filled_at_s = monotonic_s()
+
+    def acquire(self) -> None:
+        """Take one token; waits for it. The level goes below zero by those who already wait."""
+        with self._lock:
+            now_s = self._monotonic_s()
+            filled = self._tokens + (now_s - self._filled_at_s) * self._rate_per_s
+            self._tokens = min(float(self._burst), filled) - 1.0
+            self._filled_at_s = now_s
+            wait_s = max(0.0, -self._tokens / self._rate_per_s)
+        if wait_s:
+            self._sleep(wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _BackoffEntry:
+    failures: int
+    retry_at_s: float
+    last_checked_at_s: float
+
+
+class KeyedBackoff:
+    """Of what was refused, by its key: each time in a row it is left alone for longer. Thread-safe."""
+
+    def __init__(self, *, base_s: float, cap_s: float, rng: Random, monotonic_s: Callable[[], float]) -> None:
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self._rng = rng
+        self._monotonic_s = monotonic_s
+        self._lock = threading.Lock()
+        self._known: dict[Hashable, _BackoffEntry] = {}
+
+    def record_failure(self, key: Hashable) -> None:
+        """It was refused, once more."""
+        with self._lock:
+            times = self._known[key].failures + 1 if key in self._known else 1
+            pause_s = compute_backoff_s(times, base_s=self._base_s, cap_s=self._cap_s, rng=self._rng)
+            now_s = self._monotonic_s()
+            self._known[key] = _BackoffEntry(times, now_s + pause_s, now_s)
+
+    def record_success(self, key: Hashable) -> None:
+        """It was taken."""
+        with self._lock:
+            self._known.pop(key, None)
+
+    def get_retry_at_s(self, key: Hashable) -> float | None:
+        """The end of its pause, which may have passed, on the monotonic clock; None where it was not refused."""
+        with self._lock:
+            if key not in self._known:
+                return None
+            self._known[key] = known = replace(self._known[key], last_checked_at_s=self._monotonic_s())
+            return known.retry_at_s
+
+    def prune(self) -> None:
+        """Drop what nobody has asked for any more for as long as the longest pause."""
+        oldest_s = self._monotonic_s() - self._cap_s
+        with self._lock:
+            self._known = {key: known for key, known in self._known.items() if known.last_checked_at_s >= oldest_s}
+
+
+BACKOFF_BASE_S = 0.2
+BACKOFF_CAP_S = 5.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """`read_s` bounds the wait for one answer, `patience_s` one call with all its repetitions."""
+
+    qps: float = 50.0
+    burst: int = 100
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 30.0
+    retry_timeout_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request as it ended, for counting. `status` 0: no answer."""
+
+    verb: str
+    resource: str
+    status: int
+    duration_s: float
+
+
+class RequestSender:
+    """Thread-safe. `may_write` is asked right before each attempt of a call that changes something: a process that was
+    stopped for a while, or a call that waited for its turn, must not write what another leader has overtaken."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        limits: ClientLimits,
+        on_request: Callable[[RequestRecord], None],
+        may_write: Callable[[], bool],
+        rng: Random,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection = connection
+        self._patience_s = limits.retry_timeout_s
+        self._on_asked = on_request
+        self._may_write = may_write
+        self._rng = rng
+        self._monotonic_s = monotonic_s
+        self._closing = threading.Event()
+        self._bucket = TokenBucket(
+            rate_per_s=limits.qps, burst=limits.burst, monotonic_s=monotonic_s, sleep=self._closing.wait
+        )
+
+    def close(self) -> None:
+        """Wake whoever waits between two attempts, and drop the connections."""
+        self._closing.set()
+        self._connection.close()
+
+    def send(self, request: ApiRequest, *, retry_timeout_s: float | None = None) -> Any:
+        """The answer. The ApiError raised says whether an earlier attempt left a doubt.
+
+        Raises:
+            FencedError: the call would change something, and this process may write no more.
+        """
+        limit_s = self._monotonic_s() + (self._patience_s if retry_timeout_s is None else retry_timeout_s)
+        failures, in_doubt = 0, False
+        while True:
+            self._bucket.acquire()
+            if request.method != "GET" and not self._may_write():
+                raise FencedError(f"no {request.verb} of {request.resource}: this process does not lead")
+            try:
+                return self._send_recorded(request, lambda: self._connection.send(request))
+            except ApiError as error:
+                failures += 1
+                own_s = compute_backoff_s(failures, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S, rng=self._rng)
+                wait_s = own_s + (error.retry_after_s or 0.0)
+                error.had_ambiguous_attempt = in_doubt
+                may_repeat = error.is_transient and (request.is_idempotent or not error.is_ambiguous)
+                if not may_repeat or self._monotonic_s() + wait_s > limit_s or self._closing.wait(wait_s):
+                    raise
+                in_doubt = in_doubt or error.is_ambiguous
+
+    def stream(self, request: ApiRequest, *, idle_timeout_s: float) -> ResponseLines:
+        """Asked once: whoever reads a stream has a way of its own to begin again."""
+        self._bucket.acquire()
+        return self._send_recorded(request, lambda: self._connection.stream(request, idle_timeout_s=idle_timeout_s))
+
+    def _send_recorded(self, request: ApiRequest, send: Callable[[], T]) -> T:
+        began_s = self._monotonic_s()
+        status = 200
+        try:
+            return send()
+        except ApiError as error:
+            status = error.status
+            raise
+        finally:
+            self._on_asked(RequestRecord(request.verb, request.resource, status, self._monotonic_s() - began_s))

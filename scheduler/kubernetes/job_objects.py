@@ -1,0 +1,205 @@
+"""The objects of jobs at the API server: made, bound as gangs, deleted, swept up."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from scheduler.domain.fleet import Node
+from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import CONFIG_MAP, POD, SECRET, SERVICE, VOLUME_CLAIM, Object, name_of, uid_of
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.cluster_cache import ClusterCache, ClusterView
+from scheduler.kubernetes.manifests import (
+    ManifestContext,
+    build_agent_pod,
+    build_plan_config_map,
+    build_service,
+    build_token_secret,
+    job_object_name,
+)
+from scheduler.kubernetes.pod_changes import Gang, PodToCreate, PodToDelete
+from scheduler.kubernetes.pod_view import PodView
+from scheduler.kubernetes.provisioning_errors import (
+    ProvisioningFailure,
+    ProvisioningFailures,
+    classify_api_error,
+    describe_claim_error,
+)
+from scheduler.kubernetes.resource_writer import ApiAction
+from scheduler.kubernetes.resources.elastic_job import find_job
+from scheduler.kubernetes.resources.meta import parse_metadata
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JobDefaults:
+    """`namespace` for jobs that name none, `url` where agents reach the API, `image` for jobs that name none."""
+
+    namespace: str
+    url: str
+    image: str
+
+
+class JobObjectActions:
+    """Steps for the objects of jobs. `mirrors` take in what the API server answers, ahead of the watch; `agent_token`
+    makes the token of a job's agents. What is refused, by a quota say, is asked for again after pauses that grow, so
+    that jobs which cannot run leave the pace of requests to those that can."""
+
+    def __init__(
+        self,
+        cluster: KubernetesClient,
+        cache: ClusterCache,
+        defaults: JobDefaults,
+        *,
+        epoch: Callable[[], int],
+        agent_token: Callable[[str], str],
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._mirrors = cache
+        self._rules = defaults
+        self._epoch = epoch
+        self._agent_token = agent_token
+        self.failures = ProvisioningFailures(monotonic_s)
+
+    def create_missing(
+        self, job: Job, missing: Sequence[PodToCreate], view: ClusterView, nodes: Mapping[str, Node]
+    ) -> Iterator[ApiAction]:
+        """What a placed job lacks: its plan where it is of another generation, its service, its token, its pods."""
+        tolerations = {new.node: view.tolerations.get(nodes[new.node].pool, ()) for new in missing if new.node in nodes}
+        site = replace(self._manifest_context(job, view), tolerations=tolerations)
+        key = (site.namespace, job_object_name(job.id))
+        generation = job.allocation.generation
+        if self.failures.is_backing_off(job):
+            return
+        if missing or key not in view.services or not _has_plan(view, key, generation):
+            what = f"provide for {job.id} generation {generation}"
+            yield ApiAction(what, partial(self._create_or_record_failure, job, missing, site, view))
+
+    def bind_gang(self, gang: Gang) -> ApiAction:
+        return ApiAction(f"bind the pods of {gang.job_id}", partial(self._bind_gang, gang))
+
+    def delete_pod(self, old: PodToDelete) -> ApiAction:
+        pod = old.pod
+        assert pod.is_ours, f"pod {pod.namespace}/{pod.name} is somebody else's"
+        return ApiAction(f"delete pod {pod.namespace}/{pod.name}", partial(self._delete_pod, pod, old.grace_period_s))
+
+    def delete_leftovers(self, desired: Snapshot, view: ClusterView) -> Iterator[ApiAction]:
+        """Services, plans and tokens of jobs that have no pods and are not to get any. The plan is made first and the
+        service goes last, so that one of them is there while anything is."""
+        busy = {pod.job_id for pod in view.pods if pod.is_ours}
+        self.failures.prune(desired.jobs)
+        left = {**{key: plan.job_id for key, plan in view.plans.items()}, **view.services}
+        for (namespace, name), job_id in left.items():
+            job = desired.jobs.get(job_id)
+            is_over = job_id not in busy and (job is None or job.is_ended)
+            if is_over and name == job_object_name(job_id):
+                yield ApiAction(f"delete the objects of {job_id}", partial(self._delete_objects, namespace, name))
+
+    def namespace_for(self, job: Job) -> str:
+        return job.spec.namespace or self._rules.namespace
+
+    def _manifest_context(self, job: Job, view: ClusterView) -> ManifestContext:
+        """With its ElasticJob as owner, if it is the job's own: one that only claims the job would have the garbage
+        collector delete its pods."""
+        resource = view.elastic_jobs.get((self.namespace_for(job), job.id))
+        if resource is not None and find_job(parse_metadata(resource), {job.id: job}, self._rules.namespace) is None:
+            resource = None
+        return ManifestContext(
+            namespace=self.namespace_for(job),
+            epoch=self._epoch(),
+            url=self._rules.url,
+            image=self._rules.image,
+            resource_name=name_of(resource) if resource else "",
+            owner_uid=uid_of(resource) if resource else "",
+        )
+
+    def _create_or_record_failure(
+        self, job: Job, missing: Sequence[PodToCreate], context: ManifestContext, view: ClusterView
+    ) -> None:
+        generation = job.allocation.generation
+        try:
+            fault = self._describe_claim_error(job, context) if missing else ""
+            if not fault:
+                self._create_objects(job, missing, context, view)
+        except ApiError as error:
+            self.failures.record(job, classify_api_error(generation, error))
+            raise
+        if fault:
+            logger.warning("%s generation %d: %s", job.id, generation, fault)
+        self.failures.record(
+            job, ProvisioningFailure(generation, fault, is_permanent=False, is_job_error=True) if fault else None
+        )
+
+    def _describe_claim_error(self, job: Job, context: ManifestContext) -> str:
+        volume = job.spec.checkpoint.volume
+        if volume is None:
+            return ""
+        claim = self._cluster.get_or_none(VOLUME_CLAIM, volume.claim, context.namespace)
+        return describe_claim_error(claim, f"{context.namespace}/{volume.claim}", max_gpus=job.spec.max_gpus)
+
+    def _create_objects(
+        self, job: Job, missing: Sequence[PodToCreate], context: ManifestContext, view: ClusterView
+    ) -> None:
+        """In the order in which they are needed; the plan first, because `sweep` finds the rest by it."""
+        key = (context.namespace, job_object_name(job.id))
+        if not _has_plan(view, key, job.allocation.generation):
+            self._mirrors.assume(CONFIG_MAP, self._cluster.apply(CONFIG_MAP, build_plan_config_map(job, context)))
+        if missing or key not in view.services:
+            self._cluster.apply(SECRET, build_token_secret(job, context, self._agent_token(job.id)))
+        if key not in view.services:
+            self._mirrors.assume(SERVICE, self._cluster.apply(SERVICE, build_service(job, context)))
+        for new in missing:
+            self._create_pod(build_agent_pod(job, new, context))
+
+    def _create_pod(self, manifest: Object) -> None:
+        try:
+            self._mirrors.assume(POD, self._cluster.create(POD, manifest))
+        except ApiError as refused:
+            if not refused.is_already_exists:
+                raise
+            # Made before, perhaps by an earlier leader: the watch is late, and the next converge sees it.
+
+    def _bind_gang(self, gang: Gang) -> None:
+        """All or none: where one pod cannot be bound, those bound here are deleted, and made anew at the next converge.
+
+        Nothing runs in them yet: ranks start only once all pods of their generation run.
+        """
+        bound: list[PodView] = []
+        for pod in gang.pods:
+            try:
+                self._bind(pod)
+            except ApiError:
+                for partner in bound:
+                    self._delete_pod(partner, 0.0)
+                raise
+            bound.append(pod)
+
+    def _bind(self, pod: PodView) -> None:
+        self._cluster.bind(pod.to_object_reference(), pod.target_node)
+        self._mirrors.assume_bound(pod)
+
+    def _delete_pod(self, pod: PodView, grace_period_s: float) -> None:
+        left = self._cluster.delete(POD, pod.name, pod.namespace, uid=pod.uid, grace_period_s=math.ceil(grace_period_s))
+        if left is None:
+            self._mirrors.assume_deleted(pod)
+        else:
+            self._mirrors.assume(POD, left)
+
+    def _delete_objects(self, namespace: str, name: str) -> None:
+        """The service last: while it is there, `sweep` comes back for the rest."""
+        for kind in (SECRET, CONFIG_MAP, SERVICE):
+            self._cluster.delete(kind, name, namespace)
+
+
+def _has_plan(view: ClusterView, key: tuple[str, str], generation: int) -> bool:
+    plan = view.plans.get(key)
+    return plan is not None and plan.generation == generation

@@ -1,0 +1,190 @@
+"""Leader election by a Lease of coordination.k8s.io, the way client-go does it (tools/leaderelection).
+
+Clocks of different machines are never compared. A candidate notes, by its own monotonic clock, when it last saw the
+Lease change, and takes it once it stood still for the duration that its holder wrote into it. The holder counts from
+the moment *before* it sent its last successful renewal and stops leading at a deadline that is shorter than the
+duration, so that it has stopped before anybody else can begin.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from random import Random
+
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.api_objects import LEASE, Object
+from scheduler.kubernetes.client import KubernetesClient
+from scheduler.kubernetes.flow_control import ClientLimits
+
+JITTER = 0.2
+ELECTION_LIMITS = ClientLimits(qps=5.0, burst=10, connect_timeout_s=2.0, read_timeout_s=3.0, retry_timeout_s=0.0)
+"""For the Cluster of an election: one of its own, so that a renewal never queues behind other writes, and without
+repetitions, because `step` comes again anyway."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimings:
+    """A leader that falls silent is replaced after at most `lease_s` plus `retry_s` (and its jitter). It stops by
+    itself `margin_s` before `renew_s`."""
+
+    lease_duration_s: int = 10
+    renew_deadline_s: float = 7.0
+    retry_period_s: float = 1.5
+    margin_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.lease_duration_s > self.renew_deadline_s > self.margin_s + self.retry_period_s * (1 + JITTER):
+            raise ValueError(f"terms need lease_s > renew_s > margin_s + {1 + JITTER} x retry_s, got {self}")
+
+
+class LeaderElector:
+    """`step` renews or tries to acquire; `run` calls it in time, in a thread of its own, because a tick may take
+    longer than a lease lasts. `is_leading` is cheap and may be read from any thread."""
+
+    def __init__(
+        self,
+        cluster: KubernetesClient,
+        *,
+        name: str,
+        namespace: str,
+        identity: str,
+        timings: LeaseTimings | None = None,
+        rng: Random | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.identity = identity
+        self._cluster = cluster
+        self._name = name
+        self._namespace = namespace
+        self._terms = timings or LeaseTimings()
+        self._rng = rng or Random()
+        self._monotonic_s = monotonic_s
+        self._wall_s = wall_s
+        self._lock = threading.Lock()
+        self._leading_until_s = float("-inf")
+        self._released = False
+        self._told = False
+        self._stands_back_until_s = float("-inf")
+        self._observed: Object | None = None
+        self._observed_at_s = float("-inf")
+
+    @property
+    def is_leading(self) -> bool:
+        return self._monotonic_s() < self._leading_until_s
+
+    @property
+    def holder(self) -> str:
+        """Who held the Lease when it was last seen; empty if nobody."""
+        return _holder_identity(self._observed) if self._observed else ""
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop`. Does not release: first whoever led has to come to rest, then call `release`."""
+        while not stop.is_set():
+            self.try_acquire_or_renew()
+            stop.wait(self._terms.retry_period_s * (1 + JITTER * self._rng.random()))
+
+    def try_acquire_or_renew(self) -> bool:
+        """Renew, or acquire if it is free; returns `is_leading`. Never raises ApiError: who cannot reach the server
+        keeps leading until the deadline, and no longer."""
+        with self._lock:
+            if not self._released and self._monotonic_s() >= self._stands_back_until_s:
+                try:
+                    self._acquire_or_renew()
+                except ApiError as error:
+                    log.warning("the Lease %s/%s was not written: %s", self._namespace, self._name, error)
+            self._log_transition()
+            return self.is_leading
+
+    def release(self) -> None:
+        """Stop leading, for good, and free the Lease so that another candidate need not wait for its end."""
+        with self._lock:
+            self._released = True
+            self._release_lease()
+
+    def step_down_for(self, duration_s: float) -> None:
+        """Stop leading, and leave the Lease to others for this long: who leads could not do anything now."""
+        with self._lock:
+            self._stands_back_until_s = self._monotonic_s() + duration_s
+            if self.is_leading:
+                log.info("%s stands back for %.0f s", self.identity, duration_s)
+                self._release_lease()
+            self._log_transition()
+
+    def resume_candidacy(self) -> None:
+        """Try for the Lease again with the next step."""
+        with self._lock:
+            self._stands_back_until_s = float("-inf")
+
+    def _log_transition(self) -> None:
+        """Log a change since the last time: a deadline passes without a step."""
+        is_leading = self.is_leading
+        if is_leading != self._told:
+            log.info("%s %s", self.identity, "leads" if is_leading else "no longer leads")
+        self._told = is_leading
+
+    def _release_lease(self) -> None:
+        self._leading_until_s = float("-inf")
+        try:
+            lease = self._cluster.get_or_none(LEASE, self._name, self._namespace)
+            if lease is not None and _holder_identity(lease) == self.identity:
+                self._cluster.replace(LEASE, self._build_lease(lease, holder=""))
+        except ApiError as error:
+            log.warning("the Lease %s/%s was not released: %s", self._namespace, self._name, error)
+
+    def _acquire_or_renew(self) -> None:
+        asked_at_s = self._monotonic_s()
+        lease = self._cluster.get_or_none(LEASE, self._name, self._namespace)
+        if lease is None:
+            self._record_observed(self._cluster.create(LEASE, self._build_lease(None, holder=self.identity)))
+        else:
+            self._record_observed(lease)
+            if not self._can_acquire(lease):
+                self._leading_until_s = float("-inf")
+                return
+            self._record_observed(self._cluster.replace(LEASE, self._build_lease(lease, holder=self.identity)))
+        self._leading_until_s = asked_at_s + self._terms.renew_deadline_s - self._terms.margin_s
+
+    def _record_observed(self, lease: Object) -> None:
+        if self._observed is None or _lease_spec(self._observed) != _lease_spec(lease):
+            self._observed_at_s = self._monotonic_s()
+        self._observed = lease
+
+    def _can_acquire(self, lease: Object) -> bool:
+        if _holder_identity(lease) in ("", self.identity):
+            return True
+        lasts_s = _lease_spec(lease).get("leaseDurationSeconds") or self._terms.lease_duration_s
+        return self._monotonic_s() >= self._observed_at_s + lasts_s
+
+    def _build_lease(self, lease: Object | None, *, holder: str) -> Object:
+        """The Lease as we want it. Its times are for people: nobody computes with them."""
+        now = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        before = _lease_spec(lease) if lease else {}
+        spec = {
+            **before,
+            "holderIdentity": holder,
+            "leaseDurationSeconds": self._terms.lease_duration_s if holder else 1,
+            "renewTime": now,
+        }
+        if lease is None or _holder_identity(lease) != holder:
+            spec["acquireTime"] = now
+            spec["leaseTransitions"] = int(before.get("leaseTransitions") or 0) + (1 if before and holder else 0)
+        metadata = lease["metadata"] if lease else {"name": self._name, "namespace": self._namespace}
+        return {"metadata": metadata, "spec": spec}
+
+
+def _holder_identity(lease: Object) -> str:
+    return str(_lease_spec(lease).get("holderIdentity") or "")
+
+
+def _lease_spec(lease: Object) -> Object:
+    """Somebody may have made a Lease of this name without one."""
+    spec: Object = lease.get("spec") or {}
+    return spec

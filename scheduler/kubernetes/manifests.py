@@ -1,0 +1,235 @@
+"""The objects of a job as manifests: agent pods, a headless service, the plan, the agents' token. Pure.
+
+A pod says where it has to be and how many GPUs it has; which ranks it runs, under which plan and in which generation,
+its agent asks the API. So a pod outlives generations, and nothing here changes while a job runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.documents.pod_template import CHECKPOINT_DIR, PLAN_DIR, RUN_ROOT, SHM_DIR, TOKEN_DIR
+from scheduler.domain.job import Job
+from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.kubernetes.api_objects import (
+    CONFIG_MAP,
+    ELASTIC_JOB,
+    EPOCH_ANNOTATION,
+    GENERATION_LABEL,
+    GPU_RESOURCE,
+    GPUS_ANNOTATION,
+    JOB_LABEL,
+    LABEL_MAX_LENGTH,
+    LOANED_TAINT,
+    MANAGED_BY_LABEL,
+    NODE_LABEL,
+    POD,
+    SCHEDULER_NAME,
+    SECRET,
+    SERVICE,
+    ResourceKind,
+    truncate_name,
+)
+from scheduler.kubernetes.node_view import GPU_TOLERATION, Toleration
+from scheduler.kubernetes.pod_changes import PodToCreate
+
+Manifest = dict[str, Any]
+
+AGENT_COMMAND = ("python", "-m", "scheduler.worker.pod_agent")
+DEFAULT_GRACE_PERIOD_S = 60
+"""How long an agent's ranks have to save where a pod is deleted by somebody who names no grace; a template may."""
+_CONTAINER_NAME = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestContext:
+    """Where a job's objects live and what all of them bear alike. `owner_uid` is the uid of its ElasticJob, empty while
+    there is none; `url` is where agents reach the API, `image` what pods run that name no image of their own.
+    `tolerations`, by node: of the taints that training is to bear there."""
+
+    namespace: str
+    epoch: int
+    url: str
+    image: str
+    resource_name: str = ""
+    owner_uid: str = ""
+    tolerations: Mapping[str, Sequence[Toleration]] = field(default_factory=dict)
+
+
+def job_object_name(job_id: str) -> str:
+    """The name of a job's service, plan and token, for which the longest ids of jobs are too long."""
+    return truncate_name(f"ebbtide-{job_id}", LABEL_MAX_LENGTH)
+
+
+def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) -> Manifest:
+    """The pod of the job's agent on one node, not bound yet."""
+    template = json.loads(job.spec.template_json) if job.spec.template_json else {"spec": {"containers": [{}]}}
+    spec = template["spec"]
+    mounts_shm = _has_shm_mount(spec["containers"][0])
+    named_s = spec.get("terminationGracePeriodSeconds")
+    spec["terminationGracePeriodSeconds"] = grace_s = DEFAULT_GRACE_PERIOD_S if named_s is None else named_s
+    spec["containers"][0] = _build_agent_container(spec["containers"][0], job, new_pod, context, grace_s)
+    spec["volumes"] = [*spec.get("volumes", ()), *_build_volumes(job, needs_shm=not mounts_shm)]
+    spec["tolerations"] = [*spec.get("tolerations", ()), *_build_tolerations(context.tolerations.get(new_pod.node, ()))]
+    spec["affinity"] = _require_node(spec.get("affinity") or {}, new_pod.node)
+    spec["schedulerName"], spec["restartPolicy"] = SCHEDULER_NAME, "Never"
+    spec["hostname"], spec["subdomain"] = new_pod.name, job_object_name(job.id)
+    # Each Service of the namespace would put its variables among the agent's: EBBTIDE_PORT, if one is called ebbtide.
+    spec.setdefault("enableServiceLinks", False)
+    spec.setdefault("automountServiceAccountToken", False)
+    meta = template.get("metadata") or {}
+    ours = {
+        "name": new_pod.name,
+        "labels": {
+            **(meta.get("labels") or {}),
+            **_job_labels(job.id),
+            NODE_LABEL: truncate_name(new_pod.node, LABEL_MAX_LENGTH),
+            GENERATION_LABEL: str(job.allocation.generation),
+        },
+        "annotations": {
+            **(meta.get("annotations") or {}),
+            NODE_LABEL: new_pod.node,
+            GPUS_ANNOTATION: str(new_pod.gpus),
+        },
+    }
+    return _build_manifest(POD, context, ours, spec=spec)
+
+
+def build_service(job: Job, context: ManifestContext) -> Manifest:
+    """Headless, and for pods that are not ready too: ranks find each other by the names of their pods."""
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB_LABEL: job.id}}
+    return _build_manifest(SERVICE, context, _job_metadata(job.id), spec=spec)
+
+
+def build_plan_config_map(job: Job, context: ManifestContext) -> Manifest:
+    """The plan that the job is to run under, for people and for scripts that are no workers of ours."""
+    assert job.allocation.plan is not None, "a target comes with its plan"
+    data = {"plan.json": json.dumps(plan_to_json(job.allocation.plan), sort_keys=True)}
+    named = _job_metadata(job.id)
+    named["labels"][GENERATION_LABEL] = str(job.allocation.generation)
+    return _build_manifest(CONFIG_MAP, context, named, data=data)
+
+
+def build_token_secret(job: Job, context: ManifestContext, token: str) -> Manifest:
+    """What the job's agents show at the API: good for this job and for nothing else."""
+    data = {"token": base64.b64encode(token.encode()).decode()}
+    return _build_manifest(SECRET, context, _job_metadata(job.id), type="Opaque", data=data)
+
+
+def _build_manifest(kind: ResourceKind, context: ManifestContext, meta: Mapping[str, Any], **body: Any) -> Manifest:
+    annotations = {**meta.get("annotations", {}), EPOCH_ANNOTATION: str(context.epoch)}
+    metadata: Manifest = {**meta, "namespace": context.namespace, "annotations": annotations}
+    if context.owner_uid:
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": ELASTIC_JOB.api_version,
+                "kind": ELASTIC_JOB.name,
+                "name": context.resource_name,
+                "uid": context.owner_uid,
+                "controller": True,
+                "blockOwnerDeletion": False,
+            }
+        ]
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **body}
+
+
+def _job_metadata(job_id: str) -> Manifest:
+    return {"name": job_object_name(job_id), "labels": _job_labels(job_id)}
+
+
+def _job_labels(job_id: str) -> dict[str, str]:
+    return {JOB_LABEL: job_id, MANAGED_BY_LABEL: SCHEDULER_NAME}
+
+
+def _build_agent_container(
+    container: Mapping[str, Any], job: Job, new_pod: PodToCreate, context: ManifestContext, grace_period_s: int
+) -> Manifest:
+    """The template's first container, running an agent: the job's own command is what the agent starts."""
+    made = {"name": _CONTAINER_NAME, **container}
+    made["image"] = job.spec.image or made.get("image") or context.image
+    made["command"], made["args"] = list(AGENT_COMMAND), []
+    ours = {
+        "EBBTIDE_JOB_ID": job.id,
+        "EBBTIDE_NODE": new_pod.node,
+        "EBBTIDE_URL": context.url,
+        "EBBTIDE_TOKEN_FILE": f"{TOKEN_DIR}/token",
+        "EBBTIDE_RUN_ROOT": RUN_ROOT,
+        "EBBTIDE_CHECKPOINT_DIR": job.spec.checkpoint.dir or CHECKPOINT_DIR,
+        "EBBTIDE_GRACE_S": str(grace_period_s),
+    }
+    env = {**dict(job.spec.env), **ours}
+    own = [each for each in made.get("env", ()) if each.get("name") not in env]
+    if "TMPDIR" not in env and all(each.get("name") != "TMPDIR" for each in own):
+        env["TMPDIR"] = RUN_ROOT  # torch needs one to be loaded, and a read-only root file system has none
+    made["env"] = [*own, *({"name": name, "value": value} for name, value in env.items()), _pod_uid_variable()]
+    made["volumeMounts"] = [*made.get("volumeMounts", ()), *_build_volume_mounts(made, job)]
+    resources = copy.deepcopy(made.get("resources") or {})
+    for kind in ("requests", "limits"):
+        resources[kind] = {**(resources.get(kind) or {}), GPU_RESOURCE: str(new_pod.gpus)}
+    made["resources"] = resources
+    return made
+
+
+def _pod_uid_variable() -> Manifest:
+    return {"name": "EBBTIDE_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+
+
+def _build_volume_mounts(container: Mapping[str, Any], job: Job) -> list[Manifest]:
+    mounts: list[Manifest] = [
+        {"name": "ebbtide-run", "mountPath": RUN_ROOT},
+        {"name": "ebbtide-token", "mountPath": TOKEN_DIR, "readOnly": True},
+        {"name": "ebbtide-plan", "mountPath": PLAN_DIR, "readOnly": True},
+    ]
+    if job.spec.checkpoint.volume is not None:
+        folder = job.spec.checkpoint.volume.sub_path or job.id
+        place = job.spec.checkpoint.dir or CHECKPOINT_DIR
+        mounts.append({"name": "ebbtide-checkpoints", "mountPath": place, "subPath": folder})
+    return mounts if _has_shm_mount(container) else [*mounts, {"name": "ebbtide-shm", "mountPath": SHM_DIR}]
+
+
+def _has_shm_mount(container: Mapping[str, Any]) -> bool:
+    return any(mount.get("mountPath") == SHM_DIR for mount in container.get("volumeMounts", ()))
+
+
+def _build_volumes(job: Job, *, needs_shm: bool) -> list[Manifest]:
+    """`shm`: NCCL and data loaders exchange through shared memory, of which a container has 64 MiB by itself."""
+    name = job_object_name(job.id)
+    volumes: list[Manifest] = [
+        {"name": "ebbtide-run", "emptyDir": {}},
+        # Readable for all in the pod: who runs in it is somebody whom the template names, often not root.
+        {"name": "ebbtide-token", "secret": {"secretName": name, "defaultMode": 0o444}},
+        {"name": "ebbtide-plan", "configMap": {"name": name, "optional": True}},
+    ]
+    if job.spec.checkpoint.volume is not None:
+        claim = {"claimName": job.spec.checkpoint.volume.claim}
+        volumes.append({"name": "ebbtide-checkpoints", "persistentVolumeClaim": claim})
+    return [*volumes, {"name": "ebbtide-shm", "emptyDir": {"medium": "Memory"}}] if needs_shm else volumes
+
+
+def _build_tolerations(pool_tolerations: Sequence[Toleration]) -> list[Manifest]:
+    """Those of a node's pool count for us when we choose the node, and for kubelet after that: NoExecute evicts."""
+    return [
+        {**LOANED_TAINT, "operator": "Equal"},
+        *(each.to_manifest() for each in (GPU_TOLERATION, *pool_tolerations)),
+    ]
+
+
+def _node_requirement(node: str) -> Manifest:
+    return {"key": "metadata.name", "operator": "In", "values": [node]}
+
+
+def _require_node(affinity: Mapping[str, Any], node: str) -> Manifest:
+    """The template's affinity with the node of the decision in each of its terms: terms are alternatives."""
+    own = affinity.get("nodeAffinity") or {}
+    required = own.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = [
+        {**term, "matchFields": [*term.get("matchFields", ()), _node_requirement(node)]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    node_affinity = {**own, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {**affinity, "nodeAffinity": node_affinity}

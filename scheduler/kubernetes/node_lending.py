@@ -1,0 +1,199 @@
+"""Lending and returning nodes: what is missing between the loans that were decided and the nodes as they are. Pure.
+
+A lent node bears a taint, which keeps inference off it, and a label with its loan. Inference pods leave it by eviction,
+so that their disruption budgets count. A node without our label, or without our taint and our epoch, is not lent by us
+and is never touched.
+
+Lending and returning nodes at the API server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from scheduler.domain.fleet import Loan, LoanState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_objects import EPOCH_ANNOTATION, LOAN_LABEL, LOANED_TAINT, LOANED_TAINT_KEY, NODE
+from scheduler.kubernetes.client import EvictionResult, KubernetesClient
+from scheduler.kubernetes.cluster_cache import ClusterCache
+from scheduler.kubernetes.node_view import NodeView, find_repelling_taints
+from scheduler.kubernetes.pod_view import PodView
+from scheduler.kubernetes.resource_writer import ApiAction
+from scheduler.store.protocol import FencedError
+
+
+@dataclass(frozen=True, slots=True)
+class TaintNode:
+    node: NodeView
+    loan: Loan
+
+
+@dataclass(frozen=True, slots=True)
+class UntaintNode:
+    node: NodeView
+
+
+@dataclass(frozen=True, slots=True)
+class EvictPod:
+    pod: PodView
+
+
+@dataclass(frozen=True, slots=True)
+class UnplaceableNode:
+    """An offered node whose inference pods fit nowhere else: it stays as it is."""
+
+    node: str
+    gpus: int
+
+
+LendingStep = TaintNode | UntaintNode | EvictPod | UnplaceableNode
+
+
+def plan_lending_steps(
+    desired: Snapshot, nodes: Mapping[str, NodeView], pods: Iterable[PodView]
+) -> tuple[LendingStep, ...]:
+    """The next step of each loan and of each node that is on its way home."""
+    on_node: dict[str, list[PodView]] = {}
+    for pod in pods:
+        if pod.holds_gpus:
+            on_node.setdefault(pod.node, []).append(pod)
+    steps: list[LendingStep] = []
+    room = {
+        pool: _count_free_gpus(pool, desired, nodes, on_node) for pool in {loan.pool for loan in desired.loans.values()}
+    }
+    _reserve_for_evicted_pods(desired, nodes, on_node, room)
+    for name, loan in sorted(desired.loans.items()):
+        if loan.is_live and name in nodes:
+            steps.extend(_steps_for_loan(loan, nodes[name], on_node.get(name, []), room[loan.pool], nodes))
+    for name, node in sorted(nodes.items()):
+        known = desired.loans.get(name)
+        is_on_loan = known is not None and known.is_live
+        if _is_lent(node) and not is_on_loan and not _has_own_pods(on_node.get(name, [])):
+            steps.append(UntaintNode(node))
+    return tuple(steps)
+
+
+def is_closed_to_inference(loan: Loan | None, node: NodeView) -> bool:
+    """Whether inference can put nothing more on a node that is on loan."""
+    return loan is not None and loan.is_live and node.is_tainted and node.loan == loan.id
+
+
+def _steps_for_loan(
+    loan: Loan, node: NodeView, pods: Sequence[PodView], free_gpus: dict[str, int], nodes: Mapping[str, NodeView]
+) -> Iterable[LendingStep]:
+    staying = [pod for pod in _select_foreign_pods(pods) if not pod.is_deleting]
+    closed = is_closed_to_inference(loan, node)
+    if loan.state is LoanState.OFFERED and not closed and not _fit_elsewhere(staying, node, free_gpus, nodes):
+        return [UnplaceableNode(node.name, sum(pod.gpus for pod in staying))]
+    if not closed:
+        return [TaintNode(node, loan)]
+    if loan.state is LoanState.OFFERED:
+        return [EvictPod(pod) for pod in staying]
+    return []
+
+
+def _reserve_for_evicted_pods(
+    desired: Snapshot,
+    nodes: Mapping[str, NodeView],
+    on_node: Mapping[str, Sequence[PodView]],
+    free_gpus: Mapping[str, dict[str, int]],
+) -> None:
+    """Take the room of pods that have to leave their nodes already. A pod that is being deleted counts too: what takes
+    its place may not be bound yet. Where they do not all fit, nobody else's pods are sent after the same room."""
+    for name, loan in sorted(desired.loans.items()):
+        is_leaving = loan.state is LoanState.OFFERED and name in nodes and is_closed_to_inference(loan, nodes[name])
+        if is_leaving and not _fit_elsewhere(
+            _select_foreign_pods(on_node.get(name, ())), nodes[name], free_gpus[loan.pool], nodes
+        ):
+            free_gpus[loan.pool].clear()
+
+
+def _select_foreign_pods(pods: Iterable[PodView]) -> list[PodView]:
+    return [pod for pod in pods if not pod.is_ours and pod.gpus]
+
+
+def _count_free_gpus(
+    pool: str, desired: Snapshot, nodes: Mapping[str, NodeView], on_node: Mapping[str, Sequence[PodView]]
+) -> dict[str, int]:
+    """GPUs that are free for inference on each node of the pool that is neither lent nor cordoned."""
+    room = {}
+    for name, node in desired.nodes.items():
+        view, loan = nodes.get(name), desired.loans.get(name)
+        on_loan = loan is not None and loan.is_live
+        if node.pool == pool and view is not None and view.is_ready and not (view.is_cordoned or view.loan or on_loan):
+            room[name] = view.gpus - sum(pod.gpus for pod in on_node.get(name, ()))
+    return room
+
+
+def _fit_elsewhere(
+    pods: Iterable[PodView], home: NodeView, free_gpus: dict[str, int], nodes: Mapping[str, NodeView]
+) -> bool:
+    """Whether all these pods of `home` find room elsewhere, the largest first, each where least would be left; takes
+    the room. What they tolerate is known of the taints of `home` alone."""
+    borne = find_repelling_taints(home.taints) - find_repelling_taints([LOANED_TAINT])
+    left = {name: gpus for name, gpus in free_gpus.items() if find_repelling_taints(nodes[name].taints) <= borne}
+    for pod in sorted(pods, key=lambda pod: (-pod.gpus, pod.namespace, pod.name)):
+        fitting = [(gpus, name) for name, gpus in left.items() if gpus >= pod.gpus]
+        if not fitting:
+            return False
+        left[min(fitting)[1]] -= pod.gpus
+    free_gpus.update(left)
+    return True
+
+
+def _is_lent(node: NodeView) -> bool:
+    """By our label, or by our taint where somebody has taken the label away."""
+    return bool(node.loan) or (node.is_tainted and node.epoch > 0)
+
+
+def _has_own_pods(pods: Iterable[PodView]) -> bool:
+    return any(pod.is_ours for pod in pods)
+
+
+logger = logging.getLogger(__name__)
+
+
+class NodeLending:
+    """Lending steps as calls. `mirrors` take in what the API server answers, ahead of the watch."""
+
+    def __init__(self, cluster: KubernetesClient, cache: ClusterCache, *, epoch: Callable[[], int]) -> None:
+        self._cluster = cluster
+        self._mirrors = cache
+        self._epoch = epoch
+
+    def build_actions(self, steps: Iterable[LendingStep]) -> Iterator[ApiAction]:
+        for step in steps:
+            match step:
+                case TaintNode(node=node, loan=loan):
+                    yield ApiAction(f"lend node {node.name}", partial(self._taint, node, loan))
+                case UntaintNode(node=node):
+                    yield ApiAction(f"give node {node.name} back", partial(self._untaint, node))
+                case EvictPod(pod=pod):
+                    yield ApiAction(f"evict pod {pod.namespace}/{pod.name}", partial(self._evict, pod))
+                case UnplaceableNode(node=node, gpus=gpus):
+                    logger.info("node %s is not lent yet: its pods, of %d GPUs, fit nowhere else", node, gpus)
+
+    def _taint(self, node: NodeView, loan: Loan) -> None:
+        others = [dict(taint) for taint in node.taints if taint.get("key") != LOANED_TAINT_KEY]
+        self._patch_node(node, [*others, LOANED_TAINT], loan=loan.id)
+
+    def _untaint(self, node: NodeView) -> None:
+        self._patch_node(node, [dict(taint) for taint in node.taints if taint.get("key") != LOANED_TAINT_KEY])
+
+    def _patch_node(self, node: NodeView, taints: list[Any], *, loan: str | None = None) -> None:
+        """A list of taints is replaced as a whole: the version that it was read at keeps those of others."""
+        if node.epoch > self._epoch():
+            raise FencedError(f"node {node.name} bears epoch {node.epoch}, this leader has {self._epoch()}")
+        metadata = {"labels": {LOAN_LABEL: loan}, "annotations": {EPOCH_ANNOTATION: str(self._epoch())}}
+        change = {"metadata": metadata, "spec": {"taints": taints or None}}
+        changed = self._cluster.patch(NODE, node.name, change=change, resource_version=node.resource_version)
+        self._mirrors.assume(NODE, changed)
+        logger.info("node %s %s", node.name, f"is lent, loan {loan}" if loan else "is given back")
+
+    def _evict(self, pod: PodView) -> None:
+        if self._cluster.evict(pod.to_object_reference()) is EvictionResult.BLOCKED:
+            logger.info("pod %s/%s may not be disrupted now: it is asked again", pod.namespace, pod.name)

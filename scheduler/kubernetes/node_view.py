@@ -1,0 +1,113 @@
+"""Taints of nodes, and which of them are tolerated, as Kubernetes has them: what keeps a pod off a node keeps our pods
+off too, although we bind them past the scheduler that would look.
+
+Source: Kubernetes, "Taints and Tolerations".
+
+What Ebbtide has to know of a node, read once when it comes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.kubernetes.api_objects import EPOCH_ANNOTATION, GPU_RESOURCE, LOAN_LABEL, LOANED_TAINT_KEY, parse_count
+
+_CONDITION_TAINT_KEYS = frozenset(
+    f"node.kubernetes.io/{what}" for what in ("not-ready", "unreachable", "unschedulable")
+)
+"""What these say of a node, its condition and its cordon say as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str = ""
+    effect: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """Of taints of any value where `value` is None, of any key where `key` is empty, likewise `effect`."""
+
+    key: str = ""
+    value: str | None = None
+    effect: str = ""
+
+    def tolerates(self, taint: Taint) -> bool:
+        return (
+            self.key in ("", taint.key)
+            and (self.value is None or self.value == taint.value)
+            and self.effect in ("", taint.effect)
+        )
+
+    def to_manifest(self) -> dict[str, str]:
+        """As a pod has it."""
+        matched = {"operator": "Exists"} if self.value is None else {"operator": "Equal", "value": self.value}
+        named = {"key": self.key, **matched, "effect": self.effect}
+        return {name: text for name, text in named.items() if text or name == "value"}
+
+
+GPU_TOLERATION = Toleration(GPU_RESOURCE)
+"""Taints of this key keep pods without GPUs off dear nodes. Kubernetes' own admission plugin
+ExtendedResourceToleration gives it to each pod that asks for GPUs."""
+
+
+def find_repelling_taints(taints: Iterable[Mapping[str, Any]]) -> frozenset[Taint]:
+    """Those of a node's `spec.taints` that keep pods off, not those that only advise against it."""
+    named = (Taint(*(str(taint.get(name) or "") for name in ("key", "value", "effect"))) for taint in taints)
+    return frozenset(taint for taint in named if taint.effect != "PreferNoSchedule")
+
+
+def find_untolerated_taints(
+    taints: Iterable[Mapping[str, Any]], tolerations: Iterable[Toleration]
+) -> tuple[Taint, ...]:
+    """The taints of others that keep our pods off a node whose pool tolerates these."""
+    tolerated = (GPU_TOLERATION, *tolerations)
+    left = (
+        taint
+        for taint in find_repelling_taints(taints)
+        if taint.key != LOANED_TAINT_KEY
+        and taint.key not in _CONDITION_TAINT_KEYS
+        and not any(toleration.tolerates(taint) for toleration in tolerated)
+    )
+    return tuple(sorted(left, key=str))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """`gpus`: those that pods may have. `loan`: the loan that we lent it for, by our label; `is_tainted`: it bears our
+    taint. `taints` are all of them, ours included. `labels` are all of them."""
+
+    name: str
+    resource_version: str
+    is_ready: bool
+    is_cordoned: bool
+    gpus: int
+    loan: str = ""
+    is_tainted: bool = False
+    epoch: int = 0
+    taints: tuple[Mapping[str, Any], ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_node_view(node: Mapping[str, Any]) -> NodeView:
+    meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    labels, taints = meta.get("labels") or {}, tuple(spec.get("taints") or ())
+    conditions = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}
+    return NodeView(
+        name=meta["name"],
+        resource_version=meta.get("resourceVersion", ""),
+        is_ready=conditions.get("Ready") == "True" and "deletionTimestamp" not in meta,
+        is_cordoned=bool(spec.get("unschedulable")),
+        gpus=parse_count((status.get("allocatable") or {}).get(GPU_RESOURCE)),
+        loan=labels.get(LOAN_LABEL, ""),
+        is_tainted=any(taint.get("key") == LOANED_TAINT_KEY for taint in taints),
+        epoch=parse_count((meta.get("annotations") or {}).get(EPOCH_ANNOTATION)),
+        taints=taints,
+        labels=labels,
+    )

@@ -1,0 +1,122 @@
+"""What Ebbtide has to know of a pod, read once when it comes in: mirrors keep this instead of the whole object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.kubernetes.api_objects import (
+    GENERATION_LABEL,
+    GPU_RESOURCE,
+    JOB_LABEL,
+    MANAGED_BY_LABEL,
+    NODE_LABEL,
+    SCHEDULER_NAME,
+    parse_count,
+)
+
+_ENDED_PHASES = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """`node` is where it is bound, empty before; `gpus` what its containers ask for. `job_id` and `wanted_node` are set
+    on our own pods alone, `generation` is that of the job when the pod was made. `fault`: why it cannot run, where a
+    container says so; `exit_code` of a first container that has ended."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    gpus: int
+    phase: str
+    is_deleting: bool
+    job_id: str = ""
+    target_node: str = ""
+    generation: int = 0
+    error: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        return bool(self.job_id)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase in _ENDED_PHASES
+
+    @property
+    def holds_gpus(self) -> bool:
+        """It keeps its node's GPUs from others: bound and not ended, being deleted or not."""
+        return bool(self.node) and not self.has_ended
+
+    def to_object_reference(self) -> dict[str, Any]:
+        """As much of the pod as calls about this very pod need."""
+        return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
+
+
+def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
+    """The facts of a pod as the API server gives it. Labels of ours that somebody else set make it none of ours: that
+    takes our scheduler's name too."""
+    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
+    ours = labels.get(MANAGED_BY_LABEL) == SCHEDULER_NAME and spec.get("schedulerName") == SCHEDULER_NAME
+    first = _first_container(status)
+    ended = (first.get("state") or {}).get("terminated") or {}
+    return PodView(
+        namespace=meta.get("namespace", ""),
+        name=meta["name"],
+        uid=meta.get("uid", ""),
+        node=spec.get("nodeName") or "",
+        gpus=count_requested_gpus(spec),
+        phase=status.get("phase") or "Pending",
+        is_deleting="deletionTimestamp" in meta,
+        job_id=labels.get(JOB_LABEL, "") if ours else "",
+        target_node=notes.get(NODE_LABEL, "") if ours else "",
+        generation=parse_count(labels.get(GENERATION_LABEL)) if ours else 0,
+        error=_describe_error(first, status),
+        exit_code=ended.get("exitCode"),
+        reason=status.get("reason") or "",
+    )
+
+
+def count_requested_gpus(spec: Mapping[str, Any]) -> int:
+    """GPUs that a pod of this spec takes: those of its containers together, or of one init container that asks for
+    more; an init container that keeps running counts with the containers, as the scheduler of Kubernetes counts."""
+    steady = sum(_count_container_gpus(container) for container in spec.get("containers") or ())
+    peak = 0
+    for container in spec.get("initContainers") or ():
+        asked = _count_container_gpus(container)
+        if container.get("restartPolicy") == "Always":
+            steady += asked
+        else:
+            peak = max(peak, asked)
+    return max(steady, peak)
+
+
+def _count_container_gpus(container: Mapping[str, Any]) -> int:
+    resources = container.get("resources") or {}
+    asked = (resources.get("limits") or {}).get(GPU_RESOURCE, (resources.get("requests") or {}).get(GPU_RESOURCE))
+    return parse_count(asked)
+
+
+def _first_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    containers = status.get("containerStatuses") or ()
+    return containers[0] if containers else {}
+
+
+def _describe_error(first: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    return ": ".join(_error_parts(first, status))
+
+
+def _error_parts(first: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
+    """A container that waits for what it cannot get, or ended; else what the pod itself says."""
+    state = first.get("state") or {}
+    for said in (state.get("waiting") or {}, state.get("terminated") or {}, status):
+        if said.get("reason") and said["reason"] not in ("ContainerCreating", "PodInitializing", "Completed"):
+            yield str(said["reason"])
+            if said.get("message"):
+                yield str(said["message"])[:300]
+            return

@@ -1,0 +1,244 @@
+"""What Prometheus answers to an instant query, as a number or as what is wrong with it. Pure.
+
+The form of the answer: https://prometheus.io/docs/prometheus/latest/querying/api/
+
+PrometheusWatch: asks Prometheus the queries of Pools time and again, in a thread of its own: nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from scheduler.kubernetes.resources.fleet import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
+from scheduler.kubernetes.resources.meta import format_time
+
+GPUS_MAX = 1e6
+TIME_S_MAX = 1e11
+"""Seconds since 1970: milliseconds are above it."""
+_MESSAGE_MAX_LENGTH = 500
+_QUERY_ERROR_TYPES = ("bad_data", "execution")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryValue:
+    """`at_s` is when it was evaluated; a scalar has no sample that could be older."""
+
+    value: float
+    at_s: float
+    is_scalar: bool
+
+
+def parse_query_response(status: int, body: bytes) -> QueryValue | UnknownDemand:
+    """The one number of an answer with this HTTP status, whatever it is a number of."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"answers with HTTP status {status} and no JSON")
+    match document:
+        case {"status": "success", "data": {"resultType": "scalar", "result": [int() | float() as at_s, str(text)]}}:
+            return _parse_value(text, at_s, is_scalar=True)
+        case {"status": "success", "data": {"resultType": "vector", "result": list(series)}}:
+            return _parse_vector(series)
+        case {"status": "success", "data": {"resultType": str(kind)}}:
+            return UnknownDemand(
+                UnknownDemandReason.BAD_QUERY, f"the query gives a {kind[:40]}; allowed: one series or a scalar"
+            )
+        case {"status": "error", "errorType": str(kind), "error": str(said)}:
+            gap = UnknownDemandReason.BAD_QUERY if kind in _QUERY_ERROR_TYPES else UnknownDemandReason.UNREACHABLE
+            return UnknownDemand(gap, f"{kind[:40]}: {said[:_MESSAGE_MAX_LENGTH]}")
+    return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"answers with HTTP status {status}, not as Prometheus does")
+
+
+def to_demand(value: QueryValue, sampled_at_s: float) -> PoolDemand:
+    """The number as GPUs. Not finite, negative or beyond any cluster is no number of GPUs."""
+    if not 0.0 <= value.value <= GPUS_MAX:
+        return UnknownDemand(
+            UnknownDemandReason.NOT_A_NUMBER, f"the query gives {value.value:g}; allowed: 0 to {GPUS_MAX:.0f} GPUs"
+        )
+    if not 0.0 <= sampled_at_s <= TIME_S_MAX:
+        return UnknownDemand(
+            UnknownDemandReason.NOT_A_NUMBER,
+            f"a sample of {sampled_at_s:g} s since 1970; allowed: 0 to {TIME_S_MAX:g} s",
+        )
+    return KnownDemand(value.value, sampled_at_s)
+
+
+def _parse_vector(series: list[object]) -> QueryValue | UnknownDemand:
+    match series:
+        case []:
+            return UnknownDemand(
+                UnknownDemandReason.NO_SERIES, "the query gives no series; allowed: one series or a scalar"
+            )
+        case [{"value": [int() | float() as at_s, str(text)]}]:
+            return _parse_value(text, at_s, is_scalar=False)
+        case [_]:
+            return UnknownDemand(
+                UnknownDemandReason.NOT_A_NUMBER, "the query gives a histogram; allowed: a number of GPUs"
+            )
+    return UnknownDemand(
+        UnknownDemandReason.MANY_SERIES, f"the query gives {len(series)} series; allowed: one series or a scalar"
+    )
+
+
+def _parse_value(text: str, at_s: float, *, is_scalar: bool) -> QueryValue | UnknownDemand:
+    try:
+        return QueryValue(float(text), float(at_s), is_scalar)
+    except ValueError:
+        return UnknownDemand(
+            UnknownDemandReason.NOT_A_NUMBER, f"the query gives {text[:40]!r}; allowed: a number of GPUs"
+        )
+
+
+QUERY_INTERVAL_S = 15.0
+TIMEOUT_S = 10.0
+QUERIES_PER_STALE_PERIOD = 4
+"""Each query is asked so often before its last answer counts as stale."""
+RESPONSE_BYTES_MAX = 4 * 2**20
+JOIN_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusQuery:
+    """PromQL, and the age at which a sample says nothing of the present any more."""
+
+    promql: str
+    stale_after_s: float
+
+
+class PrometheusPoller:
+    """`url` as in http://prometheus:9090, with a path before /api where there is one, and a name and password if need
+    be. `on_change` is called by the thread after each round that brought something else."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        on_change: Callable[[], None],
+        interval_s: float = QUERY_INTERVAL_S,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._url = f"{url.rstrip('/')}/api/v1/query"
+        self._place = _strip_credentials(url)
+        self._timeout_s = timeout_s
+        self._period_s = interval_s
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._queries: frozenset[PrometheusQuery] = frozenset()
+        self._answers: dict[PrometheusQuery, PoolDemand] = {}
+        self._last: dict[str, KnownDemand] = {}
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="prometheus", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, *, join_s: float = JOIN_TIMEOUT_S) -> None:
+        """An answer that is still being waited for is waited for no longer: the thread is a daemon."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(join_s)
+
+    def set_queries(self, queries: Iterable[PrometheusQuery]) -> None:
+        """From now on these, and no others; new ones at once."""
+        with self._lock:
+            wanted = frozenset(queries)
+            is_news = bool(wanted - self._queries)
+            self._queries = wanted
+            if is_news:
+                self._wake.set()
+
+    def get_demand(self, query: PrometheusQuery, now_s: float) -> PoolDemand:
+        """What was answered last, if it is not too old by now."""
+        with self._lock:
+            answer = self._answers.get(
+                query, UnknownDemand(UnknownDemandReason.NOT_ASKED_YET, f"{self._place} is being asked")
+            )
+        if isinstance(answer, UnknownDemand):
+            return answer
+        if now_s - answer.at_s > query.stale_after_s:
+            allowed = f"at most {query.stale_after_s:g} s ago"
+            return UnknownDemand(
+                UnknownDemandReason.STALE, f"the newest sample is of {format_time(answer.at_s)}; allowed: {allowed}"
+            )
+        return KnownDemand(answer.gpus, min(answer.at_s, now_s))
+
+    def _run(self) -> None:
+        with httpx.Client(timeout=self._timeout_s) as client:
+            while True:
+                with self._lock:
+                    queries = self._queries
+                    self._wake.clear()
+                if self._stop.is_set():
+                    return
+                answers = {
+                    query: self._evaluate(client, query) for query in sorted(queries, key=lambda each: each.promql)
+                }
+                with self._lock:
+                    is_news = answers != self._answers
+                    self._answers = answers
+                texts = {query.promql for query in queries}
+                self._last = {text: last for text, last in self._last.items() if text in texts}
+                if is_news:
+                    self._on_change()
+                hurry_s = (query.stale_after_s / QUERIES_PER_STALE_PERIOD for query in queries)
+                self._wake.wait(min((self._period_s, *hurry_s)))
+
+    def _evaluate(self, client: httpx.Client, query: PrometheusQuery) -> PoolDemand:
+        answer = self._query_with_sample_time(client, query)
+        if isinstance(answer, KnownDemand):
+            self._last[query.promql] = answer
+        elif answer.reason is UnknownDemandReason.NO_SERIES and query.promql in self._last:
+            last = format_time(self._last[query.promql].at_s)
+            return UnknownDemand(UnknownDemandReason.STALE, f"the query gives no series since that of {last}")
+        return answer
+
+    def _query_with_sample_time(self, client: httpx.Client, query: PrometheusQuery) -> PoolDemand:
+        """The value with the time of its sample. An instant query's answer bears the time at which it was evaluated,
+        so a second one asks for the sample's, as of the same moment. PromQL knows that of a plain selector alone. What
+        is computed from series gets the time of the query; no sample that is older than `stale_after_s` takes part
+        there, where Prometheus knows `lookback_delta` (Debian's 2.42 does not, and takes what is 5 minutes old)."""
+        figure = self._run_query(client, query.promql, query.stale_after_s)
+        if isinstance(figure, UnknownDemand):
+            return figure
+        if figure.is_scalar:
+            return to_demand(figure, figure.at_s)
+        # The line breaks end a comment at the end of the query.
+        sampled = self._run_query(client, f"timestamp(\n{query.promql}\n)", query.stale_after_s, at_s=figure.at_s)
+        return sampled if isinstance(sampled, UnknownDemand) else to_demand(figure, sampled.value)
+
+    def _run_query(
+        self, client: httpx.Client, text: str, lookback_s: float, *, at_s: float | None = None
+    ) -> QueryValue | UnknownDemand:
+        form = {"query": text, "lookback_delta": f"{lookback_s:.3f}", "timeout": f"{self._timeout_s:.3f}"}
+        if at_s is not None:
+            form["time"] = f"{at_s:.3f}"
+        try:
+            with client.stream("POST", self._url, data=form) as answer:
+                body = bytearray()
+                for chunk in answer.iter_bytes():
+                    body += chunk
+                    if len(body) > RESPONSE_BYTES_MAX:
+                        return UnknownDemand(
+                            UnknownDemandReason.MANY_SERIES, f"the answer has more than {RESPONSE_BYTES_MAX} bytes"
+                        )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            said = str(error) or type(error).__name__
+            return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"{self._place}: {said}")
+        figure = parse_query_response(answer.status_code, bytes(body))
+        if isinstance(figure, UnknownDemand) and figure.reason is UnknownDemandReason.UNREACHABLE:
+            return UnknownDemand(figure.reason, f"{self._place}: {figure.message}")
+        return figure
+
+
+def _strip_credentials(url: str) -> str:
+    """For people to read: conditions are seen by many."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

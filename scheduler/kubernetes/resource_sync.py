@@ -1,0 +1,319 @@
+"""publish: what the snapshot says, as steps that make the custom resources say the same.
+
+Nothing is remembered between two calls: what was written, and when, stands in the resources themselves. Jobs that were
+asked for over HTTP get ElasticJobs; where a job was changed over HTTP its ElasticJob follows, unless it was changed
+itself and that is still on its way into the store.
+
+Pools, Queues and Loans as the snapshot has them, as steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.domain.fleet import Loan, LoanState
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_objects import (
+    ELASTIC_JOB,
+    JOB_FINALIZER,
+    JOB_LABEL,
+    LOAN,
+    MANAGED_BY_LABEL,
+    ORIGIN_ANNOTATION,
+    ORIGIN_API,
+    POOL,
+    POOL_FINALIZER,
+    QUEUE,
+    QUEUE_FINALIZER,
+    ResourceKind,
+)
+from scheduler.kubernetes.resource_writes import (
+    Create,
+    Delete,
+    PublishState,
+    Writes,
+    add_finalizer,
+    build_patch,
+    build_status_patch,
+    build_status_writes,
+    remove_finalizer,
+)
+from scheduler.kubernetes.resources.elastic_job import (
+    build_elastic_job_spec,
+    derive_job_id,
+    find_job,
+    get_applied_generation,
+    is_from_api,
+    is_managed_by_us,
+)
+from scheduler.kubernetes.resources.elastic_job_status import (
+    REFUSED,
+    build_job_status,
+    build_refused_status,
+    complete_status,
+    has_ended_phase,
+)
+from scheduler.kubernetes.resources.fleet import build_loan, build_loan_status, build_pool_status, build_queue_status
+from scheduler.kubernetes.resources.meta import (
+    ACCEPTED,
+    Condition,
+    Metadata,
+    Resource,
+    find_previous_condition,
+    get_mapping,
+    parse_metadata,
+)
+from scheduler.kubernetes.spec_commands import ClusterResources
+from scheduler.scheduling.policies.quota import compute_queue_usage
+
+
+def compute_resource_writes(state: PublishState) -> tuple[Writes, ...]:
+    """What has to be written, object by object; nothing where all resources say what is.
+
+    Raises:
+        FencedError: a later leader has written a Pool, a Queue or a Loan.
+    """
+    jobs = (_build_job_writes(each, state) for each in state.resources.elastic_jobs if is_managed_by_us(each))
+    fleet = (*compute_pool_writes(state), *compute_queue_writes(state), *compute_loan_writes(state))
+    return tuple(steps for steps in (*jobs, *_build_missing_resources(state), *fleet) if steps)
+
+
+def find_unreported_jobs(resources: ClusterResources, snapshot: Snapshot) -> tuple[str, ...]:
+    """Ids of jobs that are not in the snapshot and whose resources do not say yet how they ended."""
+    ids = []
+    for resource in resources.elastic_jobs:
+        status = get_mapping(resource, "status")
+        is_told = status.get("phase") == REFUSED or has_ended_phase(status)
+        job_id = derive_job_id(parse_metadata(resource))
+        if not is_told and is_managed_by_us(resource) and job_id not in snapshot.jobs:
+            ids.append(job_id)
+    return tuple(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _JobResource:
+    """An ElasticJob and its job. `claims` are those of this time's reading, empty where its spec was not read."""
+
+    resource: Resource
+    meta: Metadata
+    job: Job | None
+    conditions: tuple[Condition, ...]
+
+    @property
+    def is_rejected(self) -> bool:
+        claims = self.conditions or find_previous_condition(
+            get_mapping(self.resource, "status").get("conditions"), ACCEPTED
+        )
+        return any(not claim.holds for claim in claims)
+
+
+def _build_job_writes(resource: Resource, state: PublishState) -> Writes:
+    """Whatever epoch it bears: that is no proof of a later leader, because the annotations of an ElasticJob are its
+    user's to write, and because a database that was restored begins with earlier epochs."""
+    meta = parse_metadata(resource)
+    job_id = derive_job_id(meta)
+    lives = find_job(meta, state.snapshot.jobs, state.job_namespace)
+    job = lives or find_job(meta, state.ended_jobs, state.job_namespace)
+    subject = _JobResource(resource, meta, job, state.spec_commands.conditions.get(meta.uid, ()))
+    if meta.is_deleting and _has_released_resources(job, (meta.namespace, job_id), state):
+        return remove_finalizer(ELASTIC_JOB, meta, JOB_FINALIZER)
+    if job is None:
+        return _build_writes_without_job(subject, state)
+    kept = add_finalizer(ELASTIC_JOB, meta, JOB_FINALIZER, state.epoch_annotations, labels={JOB_LABEL: job.id})
+    if job.is_ended and _is_expired(subject, state):
+        return _build_delete(meta)
+    if kept:
+        return kept
+    observed, following = _follow_job(subject, job, state)
+    status = _build_status(job, get_mapping(resource, "status"), subject, observed, state)
+    return (*following, *build_status_writes(ELASTIC_JOB, resource, status, state))
+
+
+def _build_writes_without_job(subject: _JobResource, state: PublishState) -> Writes:
+    """Refused, or on its way into the store, or long ended."""
+    resource, meta = subject.resource, subject.meta
+    before = get_mapping(resource, "status")
+    if _is_expired(subject, state):
+        return _build_delete(meta)
+    claims = (
+        (_no_such_job_condition(meta),) if is_from_api(meta) and not has_ended_phase(before) else subject.conditions
+    )
+    if any(not claim.holds for claim in claims):
+        refused = build_refused_status(claims)
+        status = complete_status(refused, meta, before=before, observed_generation=meta.generation, now_s=state.now_s)
+        return build_status_writes(ELASTIC_JOB, resource, status, state)
+    if not claims:
+        return ()
+    return add_finalizer(
+        ELASTIC_JOB, meta, JOB_FINALIZER, state.epoch_annotations, labels={JOB_LABEL: derive_job_id(meta)}
+    )
+
+
+def _no_such_job_condition(meta: Metadata) -> Condition:
+    why = f"Ebbtide made this for its job {meta.name}, which does not exist here; create one without the annotations"
+    return Condition(ACCEPTED, False, "NoSuchJob", why)
+
+
+def _follow_job(subject: _JobResource, job: Job, state: PublishState) -> tuple[int, Writes]:
+    """The generation of the spec that is taken in, and what makes the spec follow a job that was changed elsewhere.
+
+    The server counts the generation up by one with our change; that one is taken in as well, so that it is not taken
+    for the wish of the resource's owner.
+    """
+    meta, asked = subject.meta, state.spec_commands.command_ids.get(subject.meta.uid, ())
+    observed = get_applied_generation(subject.resource, meta)
+    if subject.conditions and (subject.is_rejected or all(command in state.applied_command_ids for command in asked)):
+        observed = meta.generation
+    spec, wanted = get_mapping(subject.resource, "spec"), build_elastic_job_spec(job)
+    is_same = spec.get("gpus") == wanted["gpus"] and spec.get("suspend", False) == wanted["suspend"]
+    is_settled = job.is_ended or job.intent is Intent.CANCEL or meta.is_deleting or subject.is_rejected
+    if is_same or is_settled or observed != meta.generation:
+        return observed, ()
+    body = {
+        "metadata": {"annotations": state.epoch_annotations},
+        "spec": {"gpus": wanted["gpus"], "suspend": wanted["suspend"]},
+    }
+    return meta.generation + 1, (build_patch(ELASTIC_JOB, meta, body),)
+
+
+def _build_status(job: Job, before: Any, subject: _JobResource, observed: int, state: PublishState) -> dict[str, Any]:
+    waiting = state.waiting_reasons.get(job.id)
+    status = build_job_status(job, waiting, state.snapshot, before=before, accepted=subject.conditions)
+    return complete_status(status, subject.meta, before=before, observed_generation=observed, now_s=state.now_s)
+
+
+def _has_released_resources(job: Job | None, key: tuple[str, str], state: PublishState) -> bool:
+    held = job is not None and (not job.is_ended or job.allocation.held_gpus > 0)
+    return not held and key not in state.jobs_with_pods
+
+
+def _is_expired(subject: _JobResource, state: PublishState) -> bool:
+    """A job from HTTP that has ended long ago. Resources that users wrote are theirs to delete."""
+    status = get_mapping(subject.resource, "status")
+    ended = has_ended_phase(status) and state.is_older_than(status.get("endedAt"), state.retention.jobs_s)
+    return ended and is_from_api(subject.meta) and not subject.meta.is_deleting
+
+
+def _build_delete(meta: Metadata) -> Writes:
+    return (Delete(ELASTIC_JOB, meta.namespace, meta.name, meta.uid),)
+
+
+def _build_missing_resources(state: PublishState) -> Iterator[Writes]:
+    """ElasticJobs for jobs from HTTP that have none."""
+    metas = (parse_metadata(resource) for resource in state.resources.elastic_jobs)
+    present = {(meta.namespace, meta.name) for meta in metas}
+    for job in _select_api_jobs(state.snapshot):
+        namespace = job.spec.namespace or state.job_namespace
+        if (namespace, job.id) in present:
+            continue
+        body = _build_resource(job, namespace, state.epoch_annotations)
+        meta = parse_metadata(body)
+        status = _build_status(job, {}, _JobResource(body, meta, job, ()), 1, state)
+        yield Create(ELASTIC_JOB, body), build_status_patch(ELASTIC_JOB, meta, status)
+
+
+def _select_api_jobs(snapshot: Snapshot) -> Iterable[Job]:
+    return (job for job in snapshot.jobs.values() if not job.spec.resource_uid and not job.is_ended)
+
+
+def _build_resource(job: Job, namespace: str, stamp: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": ELASTIC_JOB.api_version,
+        "kind": ELASTIC_JOB.name,
+        "metadata": {
+            "name": job.id,
+            "namespace": namespace,
+            "labels": {JOB_LABEL: job.id, MANAGED_BY_LABEL: "ebbtide"},
+            "annotations": {**stamp, ORIGIN_ANNOTATION: ORIGIN_API},
+            "finalizers": [JOB_FINALIZER],
+        },
+        "spec": build_elastic_job_spec(job),
+    }
+
+
+_ENDED_LOAN_STATES = (LoanState.RETURNED.value, LoanState.LOST.value)
+
+
+def compute_pool_writes(state: PublishState) -> Iterator[Writes]:
+    for resource in state.resources.pools:
+        claims = state.spec_commands.conditions[parse_metadata(resource).uid]
+        before = get_mapping(resource, "status").get("cordonedNodes")
+        names = frozenset(name for name in before if isinstance(name, str)) if isinstance(before, list) else frozenset()
+        cordoned = state.spec_commands.fleet.cordoned_nodes | names
+        status = build_pool_status(parse_metadata(resource).name, state.snapshot, conditions=claims, cordoned=cordoned)
+        yield _build_finalized_writes(
+            POOL, resource, status, state, known=state.snapshot.pools, finalizer=POOL_FINALIZER
+        )
+
+
+def compute_queue_writes(state: PublishState) -> Iterator[Writes]:
+    uses = compute_queue_usage(state.snapshot) if state.resources.queues else {}
+    for resource in state.resources.queues:
+        meta = parse_metadata(resource)
+        status = build_queue_status(uses.get(meta.name), state.spec_commands.conditions.get(meta.uid, ()))
+        yield _build_finalized_writes(
+            QUEUE, resource, status, state, known=state.snapshot.queues, finalizer=QUEUE_FINALIZER
+        )
+
+
+def compute_loan_writes(state: PublishState) -> Iterator[Writes]:
+    """Each live loan has a Loan; one that has ended stays for a while, so that the story can be read."""
+    loans = {loan.id: loan for loan in state.snapshot.loans.values()}
+    present = {parse_metadata(resource).name: resource for resource in state.resources.loans}
+    for name, loan in loans.items():
+        if name not in present:
+            made = build_loan(loan, state.epoch_annotations)
+            yield (
+                Create(LOAN, made),
+                build_status_patch(LOAN, parse_metadata(made), build_loan_status(loan, state.snapshot)),
+            )
+    for name, resource in present.items():
+        known = loans.get(name) or state.ended_loans.get(name)
+        yield _build_loan_writes(resource, known, state)
+
+
+def find_unreported_loans(resources: ClusterResources, snapshot: Snapshot) -> tuple[str, ...]:
+    """Ids of loans that are not in the snapshot and whose resources do not say yet how they ended."""
+    live = {loan.id for loan in snapshot.loans.values()}
+    told = {
+        parse_metadata(each).name
+        for each in resources.loans
+        if get_mapping(each, "status").get("state") in _ENDED_LOAN_STATES
+    }
+    return tuple(name for each in resources.loans if (name := parse_metadata(each).name) not in live | told)
+
+
+def _build_loan_writes(resource: Resource, loan: Loan | None, state: PublishState) -> Writes:
+    meta, status = state.read_metadata(resource), get_mapping(resource, "status")
+    has_ended = status.get("state") in _ENDED_LOAN_STATES
+    if has_ended and not state.is_older_than(status.get("stateSince"), state.retention.loans_s):
+        return ()
+    if meta.is_deleting:
+        return ()
+    if has_ended or loan is None:
+        return (Delete(LOAN, "", meta.name, meta.uid),)
+    return build_status_writes(LOAN, resource, build_loan_status(loan, state.snapshot), state)
+
+
+def _build_finalized_writes(
+    kind: ResourceKind,
+    resource: Resource,
+    status: dict[str, Any],
+    state: PublishState,
+    *,
+    known: Mapping[str, object],
+    finalizer: str,
+) -> Writes:
+    """Keep it until the fleet knows it no more, and say where it stands."""
+    meta = state.read_metadata(resource)
+    if meta.is_deleting and meta.name not in known:
+        return remove_finalizer(kind, meta, finalizer)
+    before = get_mapping(resource, "status")
+    written = complete_status(status, meta, before=before, observed_generation=meta.generation, now_s=state.now_s)
+    return (
+        *add_finalizer(kind, meta, finalizer, state.epoch_annotations),
+        *build_status_writes(kind, resource, written, state),
+    )

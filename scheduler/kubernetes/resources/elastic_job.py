@@ -1,0 +1,131 @@
+"""ElasticJob: the custom resource of a job, to and from what the domain knows of one."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from hashlib import sha256
+from typing import Any
+
+from scheduler.documents.document import LABEL_FORM, InvalidDocumentError, InvalidField, to_printable
+from scheduler.documents.job import parse_job, to_job_document
+from scheduler.domain.job import Intent, Job, JobSpec
+from scheduler.kubernetes.api_objects import MANAGED_BY, ORIGIN_ANNOTATION, ORIGIN_API
+from scheduler.kubernetes.resources.meta import Metadata, Resource, get_mapping, get_observed_generation, parse_metadata
+from scheduler.solver.profiles.catalog import ProfileError, list_gpu_names, list_model_names, parse_model
+
+NAME_MAX_LENGTH = 52
+"""So that the job's id, ten characters and a dash longer, can be a label and begin the name of a pod."""
+_DURATION_FIELDS = ("durationEstimate", "deadline", "maxRunTime")
+_MUTABLE_FIELDS = ("gpus", "suspend")
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticJob:
+    """What an ElasticJob asks for."""
+
+    spec: JobSpec
+    suspend: bool
+
+
+def is_managed_by_us(resource: Resource) -> bool:
+    """Whether the job is ours to run: nobody else is named."""
+    return get_mapping(resource, "spec").get("managedBy", "") in ("", None, MANAGED_BY)
+
+
+def is_from_api(meta: Metadata) -> bool:
+    """Whether the job was there before its resource: it was asked for over HTTP."""
+    return meta.annotations.get(ORIGIN_ANNOTATION) == ORIGIN_API
+
+
+def derive_job_id(meta: Metadata) -> str:
+    """The job of an ElasticJob. A resource that is deleted and made anew, with another uid, is another job."""
+    if is_from_api(meta):
+        return meta.name
+    return f"{meta.name}-{base64.b32encode(sha256(meta.uid.encode()).digest()).decode().lower()[:6]}"
+
+
+def find_job(meta: Metadata, jobs: Mapping[str, Job], job_namespace: str) -> Job | None:
+    """The job of an ElasticJob, if it is among `jobs`. Names and annotations are the user's to write: a resource that
+    claims a job of another namespace, or of another resource, has none."""
+    job = jobs.get(derive_job_id(meta))
+    if job is None:
+        return None
+    if is_from_api(meta):
+        is_its = not job.spec.resource_uid and (job.spec.namespace or job_namespace) == meta.namespace
+    else:
+        is_its = job.spec.resource_uid == meta.uid
+    return job if is_its else None
+
+
+def get_applied_generation(resource: Resource, meta: Metadata) -> int:
+    """The generation of the spec that the job was last made to follow, or that was made to follow the job; the first
+    of a resource of ours was. -1 where there is none yet."""
+    return max(get_observed_generation(resource), 1 if is_from_api(meta) else -1)
+
+
+def parse_elastic_job(resource: Resource) -> ElasticJob:
+    """What the resource asks for.
+
+    Raises:
+        RefusedError: fields are refused; the message names each with its value and what is allowed.
+    """
+    meta, spec = parse_metadata(resource), resource.get("spec")
+    if not isinstance(spec, Mapping):
+        raise InvalidDocumentError(InvalidField("spec", to_printable(spec), "an object, the job document"))
+    if "name" not in spec and len(meta.name) > NAME_MAX_LENGTH:
+        raise InvalidDocumentError(InvalidField("metadata.name", to_printable(meta.name), LABEL_FORM))
+    suspend = spec.get("suspend", False)
+    if not isinstance(suspend, bool):
+        raise InvalidDocumentError(InvalidField("suspend", to_printable(suspend), "true or false"))
+    if "namespace" in spec:
+        raise InvalidDocumentError(
+            InvalidField("namespace", to_printable(spec["namespace"]), "nothing: metadata.namespace says it")
+        )
+    document = {name: value for name, value in spec.items() if name not in ("suspend", "managedBy")}
+    job = parse_job({"name": meta.name, **document})
+    if not job.command and not job.template_json and not is_from_api(meta):
+        raise InvalidDocumentError(InvalidField("command", None, "at least one word, or a template: what the job runs"))
+    _check_profile_names(job)
+    return ElasticJob(replace(job, namespace=meta.namespace, resource_uid=meta.uid), suspend)
+
+
+def build_elastic_job_spec(job: Job) -> dict[str, Any]:
+    """The spec of the ElasticJob that asks for what the job's owner wants now."""
+    document = to_job_document(job.spec)
+    document.pop("namespace", None)
+    checkpoint = document["checkpoint"]
+    for holder, name in (
+        *((document, name) for name in _DURATION_FIELDS if name in document),
+        (checkpoint, "interval"),
+    ):
+        holder[name] = _format_duration(holder[name])
+    return {**document, "suspend": job.intent is Intent.SUSPEND}
+
+
+def find_immutable_changes(wanted: JobSpec, job: Job) -> tuple[str, ...]:
+    """Fields of the spec in which the resource differs from its job, though they are settled once it is submitted."""
+    asked, present = (build_elastic_job_spec(replace(job, spec=spec)) for spec in (wanted, job.spec))
+    names = [name for name in (*asked, *present) if name not in _MUTABLE_FIELDS]
+    return tuple(name for name in dict.fromkeys(names) if asked.get(name) != present.get(name))
+
+
+def _format_duration(seconds: float) -> int | str:
+    """Numbers of the custom resource are whole; others are written as text without an exponent."""
+    return int(seconds) if seconds.is_integer() else f"{Decimal(repr(seconds)):f}s"
+
+
+def _check_profile_names(spec: JobSpec) -> None:
+    if spec.gpu and spec.gpu not in list_gpu_names():
+        raise InvalidDocumentError(InvalidField("gpu", to_printable(spec.gpu), f"one of {', '.join(list_gpu_names())}"))
+    if spec.model and spec.model not in list_model_names():
+        raise InvalidDocumentError(
+            InvalidField("model", to_printable(spec.model), f"one of {', '.join(list_model_names())}")
+        )
+    if spec.profile_json:
+        try:
+            parse_model(spec.profile_json, spec.sequence_length)
+        except ProfileError as wrong:
+            raise InvalidDocumentError(InvalidField("profile", None, str(wrong))) from None

@@ -1,0 +1,190 @@
+"""Whether a job's checkpoints outlive its pods: what was saved in a pod alone is lost with it, and nobody's work is to
+be lost without a word.
+
+The status of an ElasticJob: where its job stands, in words for columns and in figures for programs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import posixpath
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from scheduler.documents.pod_template import CHECKPOINT_DIR, first_container_mounts, volume_sources
+from scheduler.domain import gpu_sets
+from scheduler.domain.decisions import Reason
+from scheduler.domain.job import CheckpointSpec, Intent, Job, JobSpec
+from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.domain.parallel_plan import plan_to_json
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_objects import JOB_LABEL
+from scheduler.kubernetes.resources.meta import (
+    ACCEPTED,
+    CHECKPOINTS_SHARED,
+    COMPLETE,
+    FAILED,
+    SCHEDULED,
+    SUSPENDED,
+    Condition,
+    Metadata,
+    build_status_conditions,
+    find_previous_condition,
+    format_time,
+)
+
+_POD_LOCAL_KINDS = ("configMap", "downwardAPI", "emptyDir", "ephemeral", "image", "projected", "secret")
+_NODE_DEPENDENT_KINDS = ("csi", "flexVolume", "hostPath")
+_REMEDY = "give checkpoint.volume a persistentVolumeClaim that all nodes can mount"
+
+
+def build_checkpoints_condition(spec: JobSpec) -> Condition:
+    """The condition CheckpointsShared: all pods of the job find what any of them saved, now and later."""
+    return _cached_condition(spec.checkpoint, spec.template_json)
+
+
+@lru_cache(maxsize=4096)
+def _cached_condition(checkpoint: CheckpointSpec, template_json: str) -> Condition:
+    place, volume = checkpoint.dir or CHECKPOINT_DIR, checkpoint.volume
+    if volume is not None:
+        folder = volume.sub_path or "a folder of the job's own"
+        return Condition(CHECKPOINTS_SHARED, True, "ClaimMounted", f"{place} is {folder} in claim {volume.claim}")
+    name, kind = _find_template_volume(place, template_json)
+    if kind in _NODE_DEPENDENT_KINDS:
+        why = f"{place} is in {name} of the template ({kind}): shared if all nodes find the same files there"
+        return Condition(CHECKPOINTS_SHARED, None, "NodesDecide", why)
+    if kind and kind not in _POD_LOCAL_KINDS:
+        return Condition(CHECKPOINTS_SHARED, True, "TemplateMounts", f"{place} is in {name} of the template ({kind})")
+    got = f"{place} is in {name} of the template ({kind})" if kind else f"nothing is mounted at {place}"
+    lost = "checkpoints are lost with the pod that wrote them, and its work with them"
+    return Condition(CHECKPOINTS_SHARED, False, "InPodsOnly", f"{got}: {lost}; {_REMEDY}")
+
+
+def _find_template_volume(place: str, template_json: str) -> tuple[str, str]:
+    """The volume of the template that the folder is in, and its kind; empty where there is none."""
+    if not template_json:
+        return "", ""
+    template = json.loads(template_json)
+    mounts, path = first_container_mounts(template), posixpath.normpath(place)
+    while path not in mounts and path != posixpath.dirname(path):
+        path = posixpath.dirname(path)
+    name = mounts.get(path, "")
+    return name, volume_sources(template).get(name, "")
+
+
+REFUSED = "Refused"
+_END_PHASES = frozenset(state.capitalize() for state in ENDED_STATES)
+_ACCEPTED_CONDITION = Condition(ACCEPTED, True, "Accepted", "")
+
+
+def has_ended_phase(status: Mapping[str, Any]) -> bool:
+    """Whether the status tells how the job ended. It may hold anything."""
+    phase = status.get("phase")
+    return isinstance(phase, str) and phase in _END_PHASES
+
+
+def build_job_status(
+    job: Job, waiting: Reason | None, snapshot: Snapshot, *, before: Mapping[str, Any], accepted: Iterable[Condition]
+) -> dict[str, Any]:
+    """The status, but for what `stamped` adds. `before` is the present one, which may hold anything; `accepted` is what
+    was claimed of the resource's spec when it was read just now."""
+    allocation, account = job.allocation, job.account
+    claims = tuple(accepted) or find_previous_condition(before.get("conditions"), ACCEPTED) or (_ACCEPTED_CONDITION,)
+    refusal = next((claim for claim in claims if not claim.holds), None)
+    reason, message = (refusal.reason, refusal.message) if refusal else _choose_reason(job, waiting)
+    status = {
+        "jobId": job.id,
+        "phase": job.state.capitalize(),
+        "reason": reason,
+        "message": message,
+        "gpus": f"{allocation.held_gpus}/{job.spec.max_gpus}",
+        "planSummary": allocation.plan.summarize() if allocation.plan else None,
+        "selector": f"{JOB_LABEL}={job.id}",
+        "submittedAt": format_time(job.submitted_at_s),
+        "startedAt": None if account.first_started_at_s is None else format_time(account.first_started_at_s),
+        "endedAt": format_time(job.state_since_s) if job.is_ended else None,
+        "allocation": _format_allocation(job, snapshot),
+        "plan": json.loads(json.dumps(plan_to_json(allocation.plan))) if allocation.plan else None,
+        "progress": _format_progress(job, snapshot.now_s),
+        "conditions": (*claims, *_build_job_conditions(job, waiting)),
+    }
+    return {name: value for name, value in status.items() if value not in (None, "")}
+
+
+def build_refused_status(conditions: Iterable[Condition]) -> dict[str, Any]:
+    """The status of a resource that is no job."""
+    conditions = tuple(conditions)
+    wrong = next(claim for claim in conditions if not claim.holds)
+    return {"phase": REFUSED, "reason": wrong.reason, "message": wrong.message, "conditions": conditions}
+
+
+def complete_status(
+    status: dict[str, Any], meta: Metadata, *, before: Mapping[str, Any], observed_generation: int, now_s: float
+) -> dict[str, Any]:
+    """The status with its claims as conditions, the generation that was taken in, and the time."""
+    claims = status["conditions"]
+    dated = build_status_conditions(
+        claims, before.get("conditions"), now_s=now_s, generation=max(observed_generation, 0)
+    )
+    seen = {"observedGeneration": observed_generation} if observed_generation >= 0 else {}
+    return {**status, **seen, "conditions": dated, "asOf": format_time(now_s)}
+
+
+def _format_allocation(job: Job, snapshot: Snapshot) -> dict[str, Any]:
+    nodes = [
+        {"name": name, "gpus": len(indices), "lent": name in snapshot.nodes and snapshot.is_lent(snapshot.nodes[name])}
+        for name, indices in sorted(job.allocation.target.items())
+    ]
+    return {"gpus": job.allocation.target_gpus, "generation": job.allocation.generation, "nodes": nodes}
+
+
+def _format_progress(job: Job, now_s: float) -> dict[str, Any]:
+    """What is left is told at the present speed; figures that are no numbers, such as a loss that overflowed, are
+    left out."""
+    steps, length = job.steps_at(now_s), job.spec.steps
+    remaining, step_time_s = job.remaining_steps(now_s), job.step_time_s()
+    runs = step_time_s < math.inf
+    figures = {
+        "percentage": min(100, int(100 * steps / length)) if length else None,
+        "step": int(steps),
+        "steps": length or None,
+        "loss": job.progress.loss,
+        "samplesPerSecond": job.progress.samples_per_s if runs else None,
+        "estimatedRemainingSeconds": math.ceil(remaining * step_time_s) if runs and remaining is not None else None,
+    }
+    return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
+
+
+def _choose_reason(job: Job, waiting: Reason | None) -> tuple[str, str]:
+    if job.intent is Intent.CANCEL and not job.is_ended:
+        return "Cancelling", job.message
+    if waiting is not None and not job.is_placed and not job.is_ended:
+        return waiting.code.value, waiting.detail
+    return "", job.message
+
+
+def _build_job_conditions(job: Job, waiting: Reason | None) -> Iterable[Condition]:
+    if job.is_placed:
+        yield Condition(
+            SCHEDULED,
+            True,
+            "Placed",
+            f"{gpu_sets.format_gpu_count(job.allocation.target_gpus)} on {_format_nodes(job)}",
+        )
+    else:
+        reason, message = _choose_reason(job, waiting)
+        yield Condition(SCHEDULED, False, reason or job.state.capitalize(), message)
+    suspended = job.intent is Intent.SUSPEND
+    yield Condition(SUSPENDED, suspended, "OwnerAsked" if suspended else "NotAsked")
+    yield build_checkpoints_condition(job.spec)
+    if job.state is JobState.SUCCEEDED:
+        yield Condition(COMPLETE, True, "Succeeded", job.message)
+    elif job.is_ended:
+        yield Condition(FAILED, True, job.state.capitalize(), job.message)
+
+
+def _format_nodes(job: Job) -> str:
+    names = sorted(job.allocation.target)
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

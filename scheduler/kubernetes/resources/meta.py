@@ -1,0 +1,148 @@
+"""What any object at the API server says of itself, and the parts of it that anybody may have written.
+
+Conditions of the usual form: what holds of a resource, why, and since when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from scheduler.kubernetes.api_objects import EPOCH_ANNOTATION
+
+_DIGITS_MAX = 18
+
+Resource = Mapping[str, Any]
+"""An object as the API server gives it. Its metadata has the right form; spec and status may be any JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """`created_at` is the server's text, which sorts by time."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    created_at: str = ""
+    is_deleting: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    finalizers: tuple[str, ...] = ()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of who wrote it last; 0 where that was none of us."""
+        text = self.annotations.get(EPOCH_ANNOTATION, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else 0
+
+
+def parse_metadata(resource: Resource) -> Metadata:
+    given = resource["metadata"]
+    return Metadata(
+        name=given["name"],
+        namespace=given.get("namespace", ""),
+        uid=given.get("uid", ""),
+        generation=given.get("generation", 0),
+        resource_version=given.get("resourceVersion", ""),
+        created_at=given.get("creationTimestamp") or "",
+        is_deleting=bool(given.get("deletionTimestamp")),
+        labels=given.get("labels") or {},
+        annotations=given.get("annotations") or {},
+        finalizers=tuple(given.get("finalizers") or ()),
+    )
+
+
+def get_mapping(document: object, name: str) -> Mapping[str, Any]:
+    """The object under `name`; an empty one where there is anything else."""
+    found = document.get(name) if isinstance(document, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def get_observed_generation(resource: Resource) -> int:
+    """The generation of its spec that was taken in; -1 before the first."""
+    observed = get_mapping(resource, "status").get("observedGeneration")
+    return observed if isinstance(observed, int) and not isinstance(observed, bool) else -1
+
+
+def format_time(at_s: float) -> str:
+    """Seconds since 1970 as the API server writes times: whole seconds, UTC."""
+    return datetime.fromtimestamp(int(at_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_time_s(text: object) -> float | None:
+    """The inverse; None where it is no time."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) and text.endswith("Z") else None
+    except (ValueError, OverflowError):
+        return None
+
+
+ACCEPTED = "Accepted"
+SCHEDULED = "Scheduled"
+SUSPENDED = "Suspended"
+COMPLETE = "Complete"
+FAILED = "Failed"
+CONFLICT = "Conflict"
+MATCHED = "Matched"
+NODES_USABLE = "NodesUsable"
+DEMAND_KNOWN = "DemandKnown"
+CHECKPOINTS_SHARED = "CheckpointsShared"
+MESSAGE_MAX_LENGTH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition before it is known since when it holds; None: nobody can tell. `reason` is one word, `message` a
+    sentence."""
+
+    type: str
+    holds: bool | None
+    reason: str
+    message: str = ""
+
+
+def build_status_conditions(
+    conditions: Iterable[Condition], previous: object, *, now_s: float, generation: int
+) -> list[dict[str, Any]]:
+    """The claims as conditions. The time of the last transition stays while the status does.
+
+    `previous` is what the resource has under `status.conditions`, which may be anything.
+    """
+    before = index_by_type(previous)
+    made = []
+    for claim in conditions:
+        status, old = "Unknown" if claim.holds is None else str(claim.holds), before.get(claim.type, {})
+        since = old.get("lastTransitionTime")
+        stays = old.get("status") == status and parse_time_s(since) is not None
+        made.append(
+            {
+                "type": claim.type,
+                "status": status,
+                "reason": claim.reason,
+                "message": claim.message[:MESSAGE_MAX_LENGTH],
+                "observedGeneration": generation,
+                "lastTransitionTime": since if stays else format_time(now_s),
+            }
+        )
+    return made
+
+
+def index_by_type(conditions: object) -> dict[str, Mapping[str, Any]]:
+    """The conditions of a status by their type; what is no condition is left out."""
+    found = conditions if isinstance(conditions, list) else []
+    return {each["type"]: each for each in found if isinstance(each, Mapping) and isinstance(each.get("type"), str)}
+
+
+def find_previous_condition(previous: object, condition_type: str) -> tuple[Condition, ...]:
+    """What was claimed of this type when the resource's spec was last read; empty where nothing was."""
+    old = index_by_type(previous).get(condition_type)
+    if old is None or old.get("status") not in ("True", "False"):
+        return ()
+    reason, message = old.get("reason"), old.get("message")
+    if not isinstance(reason, str) or not isinstance(message, str):
+        return ()
+    return (Condition(condition_type, old["status"] == "True", reason, message),)

@@ -1,0 +1,161 @@
+"""intake: what custom resources and nodes of the cluster ask for, as commands for the inbox.
+
+Level-triggered: what differs from the snapshot is said, what is the same is not. Commands for a job bear the uid and
+the generation of its resource, so that each change of a resource is passed on once, however often it is seen; those for
+pools, queues and nodes bear the generation of the snapshot that they differ from, and are not repeated while one waits.
+Nobody has to be asked: all mirrors have to be complete, because a resource that is missing counts as deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from scheduler.documents.document import InvalidDocumentError
+from scheduler.domain.commands import CancelJob, Command, CommandBody, ResumeJob, ScaleJob, SubmitJob, SuspendJob
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.fleet_commands import FleetCommands, compute_fleet_commands
+from scheduler.kubernetes.resources.elastic_job import (
+    ElasticJob,
+    derive_job_id,
+    find_immutable_changes,
+    find_job,
+    get_applied_generation,
+    is_from_api,
+    is_managed_by_us,
+    parse_elastic_job,
+)
+from scheduler.kubernetes.resources.elastic_job_status import has_ended_phase
+from scheduler.kubernetes.resources.meta import (
+    ACCEPTED,
+    Condition,
+    Metadata,
+    Resource,
+    find_previous_condition,
+    get_mapping,
+    parse_metadata,
+    parse_time_s,
+)
+from scheduler.store.protocol import LoadedState
+
+ACTOR = "kubernetes"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterResources:
+    """All objects of the cluster that are read here, as the API server gives them."""
+
+    elastic_jobs: tuple[Resource, ...] = ()
+    pools: tuple[Resource, ...] = ()
+    queues: tuple[Resource, ...] = ()
+    loans: tuple[Resource, ...] = ()
+    nodes: tuple[Resource, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpecCommands:
+    """What the resources ask for. By the uid of a resource: `claims` are verdicts on its spec, absent for an ElasticJob
+    whose spec is the one that was judged before; `asked` are the commands that it led to. `fleet` says how pools were
+    read. `resources` are those that were read: what is told of them later must not be told of others."""
+
+    commands: tuple[Command, ...] = ()
+    conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
+    command_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fleet: FleetCommands = field(default_factory=FleetCommands)
+    resources: ClusterResources = ClusterResources()
+
+
+def compute_spec_commands(
+    resources: ClusterResources, loaded: LoadedState, now_s: float, *, job_namespace: str
+) -> SpecCommands:
+    """Commands for what differs, and a verdict for each resource that was read. Whatever a spec holds, nothing is
+    raised: what cannot be taken in is a claim that does not hold. The owner of an ElasticJob's job is its namespace,
+    because no resource tells who made it. Jobs from HTTP that name no namespace have their
+    resources in `job_namespace`."""
+    snapshot = loaded.snapshot
+    fleet = compute_fleet_commands(resources.pools, resources.queues, resources.nodes, loaded)
+    bodies = {f"{name}-{snapshot.generation}": body for name, body in fleet.bodies.items()}
+    claims, asked = dict(fleet.conditions), dict[str, tuple[str, ...]]()
+    submitted_at_s, owners = dict[str, float](), dict[str, str]()
+    for resource in resources.elastic_jobs:
+        if not is_managed_by_us(resource):
+            continue
+        meta = parse_metadata(resource)
+        wishes, verdict = _job_commands(resource, meta, find_job(meta, snapshot.jobs, job_namespace))
+        bodies |= wishes
+        asked[meta.uid] = tuple(wishes)
+        if verdict is not None:
+            claims[meta.uid] = (verdict,)
+        submitted_at_s[f"submit-{meta.uid}"] = min(now_s, parse_time_s(meta.created_at) or now_s)
+        owners[f"submit-{meta.uid}"] = f"namespace/{meta.namespace}"
+    bodies |= _cancel_missing(resources, snapshot)
+    commands = (
+        Command(name, submitted_at_s.get(name, now_s), body, owners.get(name, ACTOR)) for name, body in bodies.items()
+    )
+    return SpecCommands(tuple(commands), claims, asked, fleet, resources)
+
+
+def _job_commands(
+    resource: Resource, meta: Metadata, job: Job | None
+) -> tuple[dict[str, CommandBody], Condition | None]:
+    """What an ElasticJob asks for by command id, and the verdict on its spec if that had to be read."""
+    if meta.is_deleting:
+        return ({f"cancel-{meta.uid}": CancelJob(job.id)} if job is not None and _is_wanted(job) else {}), None
+    status = get_mapping(resource, "status")
+    if (job is None or job.is_ended) and has_ended_phase(status):
+        return {}, None
+    if job is None and is_from_api(meta):
+        return {}, None
+    before = find_previous_condition(status.get("conditions"), ACCEPTED)
+    is_accepted = not before or before[0].holds
+    if job is not None and is_accepted and get_applied_generation(resource, meta) == meta.generation:
+        return {}, None
+    try:
+        wanted = parse_elastic_job(resource)
+    except InvalidDocumentError as refused:
+        return {}, Condition(ACCEPTED, False, "Refused", str(refused))
+    if job is None:
+        return _submission(wanted, meta)
+    if changed := find_immutable_changes(wanted.spec, job):
+        return {}, _immutable_field_condition(changed)
+    return dict(_job_changes(wanted, job, meta)), Condition(ACCEPTED, True, "Accepted")
+
+
+def _submission(wanted: ElasticJob, meta: Metadata) -> tuple[dict[str, CommandBody], Condition]:
+    """Submitted once and never again, whatever becomes of the resource: the id holds no generation."""
+    job_id = derive_job_id(meta)
+    bodies: dict[str, CommandBody] = {f"submit-{meta.uid}": SubmitJob(job_id, wanted.spec)}
+    if wanted.suspend:
+        bodies[f"suspend-{meta.uid}-{meta.generation}"] = SuspendJob(job_id)
+    return bodies, Condition(ACCEPTED, True, "Accepted")
+
+
+def _job_changes(wanted: ElasticJob, job: Job, meta: Metadata) -> Iterator[tuple[str, CommandBody]]:
+    if not _is_wanted(job):
+        return
+    asked, version = wanted.spec, f"{meta.uid}-{meta.generation}"
+    if (asked.min_gpus, asked.max_gpus) != (job.spec.min_gpus, job.spec.max_gpus):
+        yield f"scale-{version}", ScaleJob(job.id, asked.min_gpus, asked.max_gpus)
+    if wanted.suspend and job.intent is Intent.RUN:
+        yield f"suspend-{version}", SuspendJob(job.id)
+    if not wanted.suspend and job.intent is Intent.SUSPEND:
+        yield f"resume-{version}", ResumeJob(job.id)
+
+
+def _immutable_field_condition(names: tuple[str, ...]) -> Condition:
+    why = f"{', '.join(names)}: fixed once the job is submitted; it runs on as it was"
+    return Condition(ACCEPTED, False, "FixedFieldChanged", why)
+
+
+def _cancel_missing(resources: ClusterResources, snapshot: Snapshot) -> dict[str, CommandBody]:
+    """Jobs whose resource is not there any more, though its finalizer should have kept it."""
+    present = {parse_metadata(resource).uid for resource in resources.elastic_jobs}
+    jobs = (job for job in snapshot.jobs.values() if job.spec.resource_uid and _is_wanted(job))
+    return {
+        f"cancel-{job.spec.resource_uid}": CancelJob(job.id) for job in jobs if job.spec.resource_uid not in present
+    }
+
+
+def _is_wanted(job: Job) -> bool:
+    return not job.is_ended and job.intent is not Intent.CANCEL

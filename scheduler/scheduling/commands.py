@@ -1,0 +1,303 @@
+"""What people asked for, put into the snapshot: one function a command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from scheduler.domain.commands import (
+    AddNode,
+    CancelJob,
+    ChangeJob,
+    ChangeQueue,
+    CheckpointJob,
+    Command,
+    CordonNode,
+    CreatePool,
+    CreateQueue,
+    CurveSolved,
+    DeletePool,
+    DeleteQueue,
+    ForecastMade,
+    FreezeResizes,
+    PauseLending,
+    RecallAll,
+    RemoveNode,
+    ReportDemand,
+    ReportProgress,
+    ResumeJob,
+    ResumeLending,
+    ScaleJob,
+    SetLendingPolicy,
+    SolverChanged,
+    SubmitJob,
+    SuspendJob,
+    UncordonNode,
+)
+from scheduler.domain.events import EventCode, JobStep
+from scheduler.domain.fleet import DemandReading
+from scheduler.domain.job import CheckpointRequest, Intent, Job, JobAccount, Progress
+from scheduler.domain.job_state import JobState
+from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.snapshot import Switches
+from scheduler.scheduling.job_progress import record_progress
+from scheduler.scheduling.mutable_snapshot import SnapshotBuilder
+from scheduler.scheduling.preconditions import check_preconditions
+
+
+def apply_command(snapshot: SnapshotBuilder, command: Command) -> None:
+    """Take one command in. One that no longer fits the state is refused by an event and changes nothing."""
+    if refusal := check_preconditions(snapshot, command):
+        snapshot.events.append(refusal)
+        return
+    match command.body:
+        case SubmitJob() as submit:
+            _submit_job(snapshot, submit, command)
+        case CancelJob(job_id=job_id):
+            _set_intent(snapshot, job_id, Intent.CANCEL)
+        case SuspendJob(job_id=job_id):
+            _set_intent(snapshot, job_id, Intent.SUSPEND)
+        case ResumeJob(job_id=job_id):
+            _resume_job(snapshot, job_id)
+        case CheckpointJob(job_id=job_id):
+            _request_checkpoint(snapshot, job_id)
+        case ScaleJob() as scale:
+            _scale_job(snapshot, scale)
+        case ChangeJob() as change:
+            _change_job(snapshot, change)
+        case ReportProgress() as report:
+            record_progress(snapshot, report, command.at_s)
+        case CreatePool() | DeletePool() | SetLendingPolicy() as change:
+            _change_pool(snapshot, change)
+        case CreateQueue() | ChangeQueue() | DeleteQueue() as change:
+            _change_queue(snapshot, change)
+        case AddNode() | RemoveNode() | CordonNode() | UncordonNode() as change:
+            _change_node(snapshot, change)
+        case ReportDemand() as report:
+            _record_demand(snapshot, report, command.at_s)
+        case PauseLending() | ResumeLending() | RecallAll() | FreezeResizes() as switch:
+            _apply_switch(snapshot, switch)
+        case CurveSolved() as solved:
+            _record_curve_point(snapshot, solved)
+        case SolverChanged(solver=solver) if solver != snapshot.solver:
+            _drop_curves(snapshot, solver)
+        case ForecastMade(pool=pool, forecast=forecast):
+            if pool in snapshot.pools:
+                snapshot.forecasts[pool] = forecast
+
+
+def _submit_job(snapshot: SnapshotBuilder, submit: SubmitJob, command: Command) -> None:
+    """A job without a model but with a length and an estimate starts with the step time that these imply."""
+    spec, job_id = submit.spec, submit.job_id
+    if job_id in snapshot.jobs:
+        snapshot.refuse(job_id, f"job {job_id} was submitted before")
+        return
+    correction = 1.0
+    if not spec.has_profile and spec.steps and spec.duration_estimate_s:
+        correction = spec.duration_estimate_s * spec.min_gpus / spec.steps
+    progress = Progress(at_s=snapshot.now_s, checkpoint_at_s=snapshot.now_s, correction=correction)
+    submitted_at_s = min(command.at_s, snapshot.now_s)
+    account = JobAccount(settled_at_s=submitted_at_s)
+    snapshot.jobs[job_id] = Job(
+        job_id,
+        spec,
+        JobState.SUBMITTED,
+        submitted_at_s,
+        snapshot.now_s,
+        progress=progress,
+        account=account,
+        owner=command.actor,
+    )
+    message = f"submitted: {spec.name}, {spec.min_gpus} to {spec.max_gpus} GPUs"
+    snapshot.record_event(EventCode.JOB_STATE, job_id, message, job=JobStep(JobState.SUBMITTED))
+
+
+def _get_live_job(snapshot: SnapshotBuilder, job_id: str) -> Job | None:
+    job = snapshot.jobs.get(job_id)
+    if job is None or job.is_ended:
+        snapshot.refuse(job_id, f"job {job_id} does not exist or has ended")
+        return None
+    return job
+
+
+def _set_intent(snapshot: SnapshotBuilder, job_id: str, intent: Intent) -> None:
+    job = _get_live_job(snapshot, job_id)
+    if job is not None and job.intent is not Intent.CANCEL:
+        snapshot.jobs[job_id] = replace(job, intent=intent)
+
+
+def _resume_job(snapshot: SnapshotBuilder, job_id: str) -> None:
+    job = _get_live_job(snapshot, job_id)
+    if job is None or job.intent is not Intent.SUSPEND:
+        return
+    snapshot.jobs[job_id] = job = replace(job, intent=Intent.RUN)
+    if job.state is JobState.SUSPENDED:
+        snapshot.transition_job(job, JobState.QUEUED)
+
+
+def _request_checkpoint(snapshot: SnapshotBuilder, job_id: str) -> None:
+    """One that is waited for already is not asked for again."""
+    job = _get_live_job(snapshot, job_id)
+    if job is None or job.pending_checkpoint_request is not None:
+        return
+    if job.state is not JobState.RUNNING:
+        snapshot.refuse(job_id, f"job {job_id} is {job.state}: only a running job can save a checkpoint")
+        return
+    snapshot.jobs[job_id] = replace(job, save_wish=CheckpointRequest(snapshot.now_s, job.allocation.generation))
+
+
+def _scale_job(snapshot: SnapshotBuilder, scale: ScaleJob) -> None:
+    changed = _replace_spec(snapshot, scale.job_id, {"min_gpus": scale.min_gpus, "max_gpus": scale.max_gpus})
+    if changed is not None:
+        _record_range_change(snapshot, changed)
+
+
+def _change_job(snapshot: SnapshotBuilder, change: ChangeJob) -> None:
+    given = {name: getattr(change, name) for name in ("queue", "priority", "min_gpus", "max_gpus")}
+    job = _replace_spec(snapshot, change.job_id, {name: value for name, value in given.items() if value is not None})
+    if job is None:
+        return
+    if change.min_gpus is not None or change.max_gpus is not None:
+        _record_range_change(snapshot, job)
+    if change.queue is not None or change.priority is not None:
+        told = f"it is in queue {job.spec.queue} now, with priority {job.spec.priority}"
+        snapshot.record_event(EventCode.JOB_STATE, job.id, told)
+
+
+def _replace_spec(snapshot: SnapshotBuilder, job_id: str, values: Mapping[str, Any]) -> Job | None:
+    """The job with these values in its spec; None where it is refused."""
+    job = _get_live_job(snapshot, job_id)
+    if job is None:
+        return None
+    try:
+        snapshot.jobs[job.id] = job = replace(job, spec=replace(job.spec, **values))
+    except ValueError as wrong:
+        snapshot.refuse(job_id, str(wrong))
+        return None
+    return job
+
+
+def _record_range_change(snapshot: SnapshotBuilder, job: Job) -> None:
+    told = f"its range is now {job.spec.min_gpus} to {job.spec.max_gpus} GPUs"
+    snapshot.record_event(EventCode.JOB_STATE, job.id, told)
+
+
+def _change_pool(snapshot: SnapshotBuilder, change: CreatePool | DeletePool | SetLendingPolicy) -> None:
+    match change:
+        case CreatePool(pool=pool):
+            if pool.name in snapshot.pools:
+                snapshot.refuse(pool.name, f"pool {pool.name} exists already")
+                return
+            snapshot.pools[pool.name] = pool
+            snapshot.record_event(EventCode.POOL_CHANGED, pool.name, f"{pool.kind} pool {pool.name} was created")
+        case DeletePool(name=name):
+            if any(node.pool == name for node in snapshot.nodes.values()) or name not in snapshot.pools:
+                snapshot.refuse(name, f"pool {name} does not exist or still has nodes")
+                return
+            for mapping in (snapshot.pools, snapshot.demand, snapshot.forecasts):
+                mapping.pop(name, None)
+            snapshot.record_event(EventCode.POOL_CHANGED, name, f"pool {name} was deleted")
+        case SetLendingPolicy(pool=name, lending=lending):
+            if name not in snapshot.pools:
+                snapshot.refuse(name, f"pool {name} does not exist")
+                return
+            snapshot.pools[name] = replace(snapshot.pools[name], lending=lending)
+            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the lending policy of {name} changed")
+
+
+def _change_queue(snapshot: SnapshotBuilder, change: CreateQueue | ChangeQueue | DeleteQueue) -> None:
+    name = change.name if isinstance(change, DeleteQueue) else change.queue.name
+    if (name in snapshot.queues) is isinstance(change, CreateQueue):
+        snapshot.refuse(name, f"queue {name} {'exists already' if name in snapshot.queues else 'does not exist'}")
+        return
+    if isinstance(change, DeleteQueue):
+        snapshot.queues.pop(name)
+        snapshot.record_event(EventCode.QUEUE_CHANGED, name, f"queue {name} was deleted")
+        return
+    queue = snapshot.queues[name] = change.queue
+    limit = "no limit" if queue.limit_gpus is None else f"limit {queue.limit_gpus}"
+    if queue.user_limit_gpus is not None:
+        limit = f"{limit}, {queue.user_limit_gpus} for one user"
+    message = f"queue {name}: {queue.guaranteed_gpus} GPUs guaranteed, {limit}, weight {queue.weight:g}"
+    snapshot.record_event(EventCode.QUEUE_CHANGED, name, message)
+
+
+def _change_node(snapshot: SnapshotBuilder, change: AddNode | RemoveNode | CordonNode | UncordonNode) -> None:
+    name = change.node.name if isinstance(change, AddNode) else change.name
+    node = snapshot.nodes.get(name)
+    if isinstance(change, AddNode):
+        if node is not None or change.node.pool not in snapshot.pools:
+            snapshot.refuse(name, f"node {name} is registered already, or pool {change.node.pool} does not exist")
+            return
+        snapshot.nodes[name] = change.node
+        snapshot.record_event(
+            EventCode.NODE_CHANGED, name, f"{name} joined pool {change.node.pool}: {change.node.gpus} GPUs"
+        )
+        return
+    if node is None:
+        snapshot.refuse(name, f"node {name} does not exist")
+        return
+    match change:
+        case RemoveNode():
+            loan = snapshot.loans.get(name)
+            held = any(name in job.allocation.held for job in snapshot.jobs.values())
+            if held or (loan is not None and loan.is_live):
+                snapshot.refuse(name, f"node {name} is lent or its GPUs are held: drain it first")
+                return
+            del snapshot.nodes[name]
+            snapshot.record_event(EventCode.NODE_CHANGED, name, f"{name} was removed")
+        case CordonNode(drain=drain):
+            snapshot.nodes[name] = replace(node, cordoned=True, draining=node.draining or drain)
+            snapshot.record_event(EventCode.NODE_CHANGED, name, f"{name} is {'draining' if drain else 'cordoned'}")
+        case UncordonNode():
+            snapshot.nodes[name] = replace(node, cordoned=False, draining=False)
+            snapshot.record_event(EventCode.NODE_CHANGED, name, f"{name} takes jobs again")
+
+
+def _record_demand(snapshot: SnapshotBuilder, report: ReportDemand, at_s: float) -> None:
+    """Demand above the pool's capacity is accepted and clamped: it recalls everything, and people are told."""
+    if report.pool not in snapshot.pools:
+        snapshot.refuse(report.pool, f"pool {report.pool} does not exist")
+        return
+    previous = snapshot.demand.get(report.pool)
+    if previous is not None and previous.at_s > at_s:
+        return
+    capacity = snapshot.capacity(report.pool)
+    reading = DemandReading(min(at_s, snapshot.now_s), min(report.gpus, float(capacity)), report.gpus)
+    snapshot.demand[report.pool] = reading
+    snapshot.readings.append((report.pool, reading))
+    if report.gpus > capacity:
+        message = f"{report.pool} asks for {report.gpus:.1f} GPUs and has {capacity}: clamped"
+        numbers = {"asked_gpus": report.gpus, "capacity_gpus": float(capacity)}
+        snapshot.record_event(EventCode.DEMAND_CLAMPED, report.pool, message, numbers)
+
+
+def _apply_switch(snapshot: SnapshotBuilder, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes) -> None:
+    match switch:
+        case PauseLending():
+            snapshot.switches = replace(snapshot.switches, lending_paused=True)
+        case RecallAll():
+            snapshot.switches = replace(snapshot.switches, lending_paused=True, loans_recalled=True)
+        case ResumeLending():
+            snapshot.switches = Switches(resizes_frozen=snapshot.switches.resizes_frozen)
+        case FreezeResizes(frozen=frozen):
+            snapshot.switches = replace(snapshot.switches, resizes_frozen=frozen)
+    snapshot.record_event(EventCode.LENDING_SWITCHED, "fleet", type(switch).__name__)
+
+
+def _record_curve_point(snapshot: SnapshotBuilder, solved: CurveSolved) -> None:
+    curve = snapshot.curves.get(solved.curve_key, ScalingCurve())
+    if solved.plan is not None:
+        snapshot.curves[solved.curve_key] = curve.with_plan(solved.shape, solved.plan)
+    else:
+        snapshot.curves[solved.curve_key] = curve.with_infeasible(solved.shape, solved.infeasible)
+
+
+def _drop_curves(snapshot: SnapshotBuilder, solver: str) -> None:
+    """Running jobs keep their plans; what jobs want is solved anew."""
+    if snapshot.curves:
+        message = f"another solver, {solver}: the points of {len(snapshot.curves)} curves are solved anew"
+        snapshot.record_event(EventCode.CURVES_DROPPED, "solver", message)
+    snapshot.curves.clear()
+    snapshot.solver = solver

@@ -1,0 +1,215 @@
+"""explain: why a job stands where it stands, as one sentence with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from scheduler.domain import gpu_sets
+from scheduler.domain.decisions import Reason, ReasonCode
+from scheduler.domain.gpu_sets import Gpus, canonical_gpu_counts
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.suggestions import suggest
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
+from scheduler.scheduling.policies.speed import gpu_model, node_sizes, packed
+
+_QUOTA_CODES = (
+    ReasonCode.WAITING_FOR_QUOTA,
+    ReasonCode.EXCEEDS_MAX_QUOTA,
+    ReasonCode.WAITING_FOR_USER_LIMIT,
+    ReasonCode.EXCEEDS_USER_LIMIT,
+    ReasonCode.HELD_BY_MINIMUM_RUNTIME,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`reason` is None for a job that has what it wants. `position`: its place in the queue, from 1, where it stands in
+    line. `needed_gpus`: what it starts on by its reason, else the minimum of its range. `free_gpus`: what was free when
+    its turn came, else what is free now. `holders`: other jobs and the GPUs they hold that it could use, most first.
+
+    `expected_start_s` is when the GPUs that it and those before it lack come free, if running jobs end as predicted and
+    nobody passes; None where that cannot be said. `unblocks` says what would start the job at once.
+    """
+
+    job_id: str
+    state: JobState
+    summary: str
+    reason: Reason | None
+    position: int | None
+    needed_gpus: int
+    held_gpus: int
+    free_gpus: int
+    holders: Mapping[str, int]
+    expected_start_s: float | None
+    unblocks: str
+
+
+def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> Explanation:
+    """Why job `job_id` waits or runs as it does. `waiting` comes from the tick that made `snapshot`.
+
+    Raises:
+        KeyError: there is no such job in the snapshot.
+    """
+    job = snapshot.jobs[job_id]
+    held = {
+        j.id: _count_usable_gpus(snapshot, job, j.allocation.held) for j in snapshot.jobs.values() if j.id != job_id
+    }
+    reason = waiting.get(job_id) if not job.is_placed and not job.is_ended else None
+    numbers = reason.numbers if reason else {}
+    needed = int(numbers.get("needed_gpus", job.spec.min_gpus))
+    free = int(numbers.get("free_gpus", MutableSnapshot(snapshot).usable_gpus))
+    missing = int(numbers.get("missing_gpus", max(0, needed - free))) if job.state is JobState.QUEUED else 0
+    return Explanation(
+        job_id=job_id,
+        state=job.state,
+        summary=_summarize(job, reason) + _describe_scaling_limit(snapshot, job) + _suggest_queue(snapshot, job),
+        reason=reason,
+        position=_position(reason),
+        needed_gpus=needed,
+        held_gpus=job.allocation.held_gpus,
+        free_gpus=free,
+        holders={name: gpus for name, gpus in sorted(held.items(), key=lambda item: (-item[1], item[0])) if gpus},
+        expected_start_s=_estimate_start_s(snapshot, waiting, job, missing),
+        unblocks=_describe_unblocking(job, reason, needed, missing),
+    )
+
+
+def explain_ended(job: Job) -> Explanation:
+    """The last word on a job that has left the snapshot."""
+    summary = job.message or str(job.state)
+    return Explanation(job.id, job.state, summary, None, None, 0, job.allocation.held_gpus, 0, {}, None, "")
+
+
+def _count_usable_gpus(snapshot: Snapshot, job: Job, gpus: Gpus) -> int:
+    """How many of these GPUs the job could have if nobody else had them."""
+    nodes = ((snapshot.nodes.get(name), len(indices)) for name, indices in gpus.items())
+    return sum(
+        count
+        for node, count in nodes
+        if node is not None and snapshot.serves_training(node) and job.spec.gpu in ("", node.gpu)
+        if job.spec.fungible or not snapshot.is_lent(node)
+    )
+
+
+def _position(reason: Reason | None) -> int | None:
+    position = reason.numbers.get("position") if reason else None
+    return None if position is None else int(position)
+
+
+def _summarize(job: Job, reason: Reason | None) -> str:
+    if job.is_placed:
+        plan = job.allocation.plan
+        plan_text = f" as {plan.summarize()}" if plan else ""
+        held = gpu_sets.format_gpu_count(job.allocation.target_gpus)
+        return f"{job.state} on {held}, {gpu_sets.format_gpus(job.allocation.target)}{plan_text}"
+    if reason is not None:
+        return f"{job.state}: {reason.detail}"
+    return f"{job.state}: {job.message}" if job.message else str(job.state)
+
+
+def _suggest_queue(snapshot: Snapshot, job: Job) -> str:
+    """That its queue may be a slip of the pen: it is not declared, and one that is has nearly its name."""
+    queue, queues = job.spec.queue, snapshot.queues
+    if queue in queues or job.is_ended or not (near := suggest(queue, queues)):
+        return ""
+    return f"; queue {queue!r} is not declared{near}"
+
+
+def _describe_scaling_limit(snapshot: Snapshot, job: Job) -> str:
+    """Why the job would not gain from the next larger number of GPUs; empty where it would, or nobody knows."""
+    sizes, present = node_sizes(snapshot), job.allocation.target_gpus
+    gpu = gpu_model(snapshot, job, sizes)
+    if not job.is_placed or gpu is None or present >= job.spec.max_gpus:
+        return ""
+    curve = snapshot.curve(job)
+    for count in canonical_gpu_counts(present + 1, job.spec.max_gpus, sizes[gpu]):
+        shape = packed(gpu, count, sizes[gpu])
+        plan, part = curve.plan_for(shape), curve.faster_subset(shape, job.spec.min_gpus)
+        better = curve.plan_for(part) if part else None
+        if plan and part and better:
+            how = "no faster" if plan.iteration_time_s == better.iteration_time_s else "slower"
+            return f"; {count} GPUs would be {how} than {part.gpus}"
+    return ""
+
+
+def _estimate_start_s(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job, missing: int) -> float | None:
+    """Where a quota stands against the job: when minimum run times end that hold its queue's GPUs, if it is that. A
+    job that would delay the head starts once there is room for those before it and for itself. Where nobody knows the
+    head's start, or a plan or a place is missing, there is no known end."""
+    reason = waiting.get(job.id)
+    if reason is not None and reason.code in _QUOTA_CODES:
+        return reason.numbers.get("held_until_s")
+    if job.state is not JobState.QUEUED:
+        return None
+    if reason is not None and reason.code is ReasonCode.BEHIND_HEAD_OF_QUEUE and "position" in reason.numbers:
+        missing = int(reason.numbers["needed_gpus"] - reason.numbers["free_gpus"])  # below 0 where it alone would fit
+    elif reason is not None and not missing:
+        return None
+    missing += sum(_gpus_needed_before(snapshot, waiting, job))
+    at_s = snapshot.now_s
+    for end_s, gpus in sorted(_list_expected_releases(snapshot, job)):
+        if missing <= 0:
+            break
+        missing, at_s = missing - gpus, end_s
+    return at_s if missing <= 0 else None
+
+
+def _gpus_needed_before(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job) -> Iterator[int]:
+    """What those need who stand before the job in line for GPUs that it could use."""
+    position = waiting[job.id].numbers.get("position", 0.0) if job.id in waiting else 0.0
+    for other_id, reason in waiting.items():
+        other = snapshot.jobs.get(other_id)
+        if other is None or reason.numbers.get("position", position) >= position:
+            continue
+        if "" in (job.spec.gpu, other.spec.gpu) or job.spec.gpu == other.spec.gpu:
+            yield int(reason.numbers.get("needed_gpus", 0))
+
+
+def _list_expected_releases(snapshot: Snapshot, job: Job) -> Iterator[tuple[float, int]]:
+    """When GPUs that the job could use come free: those that are being given up, and those of jobs of known length."""
+    for other in snapshot.jobs.values():
+        left = other.allocation
+        if left.leave_by_s is not None and left.releasing:
+            yield max(left.leave_by_s, snapshot.now_s), _count_usable_gpus(snapshot, job, left.releasing)
+        if other.state is JobState.RUNNING and (steps := other.remaining_steps(snapshot.now_s)) is not None:
+            yield snapshot.now_s + steps * other.step_time_s(), _count_usable_gpus(snapshot, job, left.target)
+
+
+def _describe_unblocking(job: Job, reason: Reason | None, needed: int, missing: int) -> str:
+    if reason is None:
+        return ""
+    match reason.code:
+        case ReasonCode.WAITING_FOR_PLAN:
+            return "the solver's answer for its shape"
+        case ReasonCode.BACKING_OFF:
+            return "the end of its pause"
+        case ReasonCode.SUSPENDED:
+            return "resume it"
+        case ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS:
+            return "running jobs saving and leaving the GPUs that were taken back for it"
+        case ReasonCode.TOPOLOGY_PLACEMENT_FAILED:
+            return "free GPUs that lie closer together, or another range of GPUs"
+        case ReasonCode.NO_MATCHING_FLAVOR:
+            return f"{gpu_sets.format_gpu_count(needed)} free, of a kind that it may use"
+        case ReasonCode.WAITING_FOR_QUOTA:
+            return f"the end of other jobs of queue {job.spec.queue}, or a higher limit for it"
+        case ReasonCode.EXCEEDS_MAX_QUOTA:
+            return f"a limit of {gpu_sets.format_gpu_count(job.spec.min_gpus)} for queue {job.spec.queue}, or a smaller gpus.min"
+        case ReasonCode.WAITING_FOR_USER_LIMIT:
+            whose = job.owner or "its owner"
+            return f"the end of other jobs of {whose} in queue {job.spec.queue}, or a higher user limit for it"
+        case ReasonCode.EXCEEDS_USER_LIMIT:
+            least = gpu_sets.format_gpu_count(job.spec.min_gpus)
+            return f"a user limit of {least} for queue {job.spec.queue}, or a smaller gpus.min"
+        case ReasonCode.HELD_BY_MINIMUM_RUNTIME:
+            return f"the end of the minimum run time of those who borrow GPUs of queue {job.spec.queue}"
+        case ReasonCode.BEHIND_HEAD_OF_QUEUE:
+            return "the start of the job at the head of the queue"
+    if not missing:
+        return "the start of the jobs before it"
+    beside = " beside those that the jobs before it take" if (_position(reason) or 1) > 1 else ""
+    smaller = ", or a smaller gpus.min" if needed == job.spec.min_gpus else ""
+    return f"{missing} more free GPU{'s' if missing > 1 else ''}{beside}{smaller}"

@@ -1,0 +1,105 @@
+"""How many of a pool's nodes may be on loan now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor
+
+from scheduler.domain.decisions import Reason, ReasonCode
+from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, LendingPolicy, NodeState, Pool
+from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.policies.settings import PolicySettings
+
+
+@dataclass(frozen=True, slots=True)
+class LendingTarget:
+    """`nodes`: how many loans the pool can bear. `may_grow`: new ones are allowed, not only the ones that run, up to
+    `lasting_nodes`: what it can bear for as long as a loan has to last at least."""
+
+    nodes: int
+    allows_new_loans: bool
+    reason: Reason
+    lasting_nodes: int = 0
+
+
+def lend_nothing(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> LendingTarget:
+    """For policy sets that do not lend: whatever is still lent goes home."""
+    return LendingTarget(0, False, Reason(ReasonCode.OPERATOR_ASKED, "this policy set does not lend"))
+
+
+def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> LendingTarget:
+    """Whole nodes that inference will not need within the time it takes to get them back and serving again.
+
+    floor((capacity - max(observed, forecast quantile) - headroom) / node), as Lyra (EuroSys'23, section 4) does
+    with its LSTM; the quantile and the bounds of the pool's owner are ours. Of a cordoned node only what inference has
+    there counts, because it can put nothing new on it. Without a demand reading nothing is lent; while the reading is
+    stale or the forecast missing, nothing new is. A new loan has to fit beside the demand of the shortest loan that is
+    worth making too; one that runs is not recalled for that.
+    """
+    rules = pool.lending
+    reading = snapshot.demand.get(pool.name)
+    if snapshot.switches.loans_recalled or not rules.enabled:
+        return LendingTarget(0, False, Reason(ReasonCode.OPERATOR_ASKED, "lending is switched off"))
+    if reading is None:
+        return LendingTarget(0, False, Reason(ReasonCode.INFERENCE_NEEDS_NODE, f"no demand of {pool.name} is known"))
+    forecast = snapshot.forecasts.get(pool.name)
+    needed = max(reading.gpus, forecast.demand_at(rules.quantile)) if forecast else reading.gpus
+    stale_s = settings.demand_stale_s if rules.demand_stale_s is None else rules.demand_stale_s
+    stale = snapshot.now_s - reading.at_s > stale_s
+    lasting = max(needed, forecast.min_loan_demand_at(rules.quantile)) if forecast else needed
+    nodes = _spare_nodes(snapshot, pool, needed)
+    may_grow = not (stale or forecast is None or snapshot.switches.lending_paused or _in_blackout(rules, snapshot))
+    numbers = {"capacity_gpus": float(snapshot.capacity(pool.name)), "observed_gpus": reading.gpus}
+    numbers |= {"needed_gpus": needed, "lendable_nodes": float(nodes)}
+    detail = (
+        f"{pool.name} uses {reading.gpus:.2f} of {numbers['capacity_gpus']:.0f} GPUs and needs at most {needed:.2f} "
+        f"within {rules.horizon_s:.0f} s: it can lend {'1 node' if nodes == 1 else f'{nodes} nodes'}"
+    )
+    if closed := _closed_gpus(snapshot, pool):
+        numbers["cordoned_gpus"] = float(sum(closed))
+        detail = f"{detail}, for {sum(closed)} GPUs of cordoned nodes are no use to it"
+    reason = Reason(ReasonCode.INFERENCE_IDLE, detail, numbers)
+    return LendingTarget(nodes, may_grow, reason, lasting_nodes=_spare_nodes(snapshot, pool, lasting))
+
+
+def training_demand_gpus(snapshot: Snapshot, settings: PolicySettings, *, scales: bool) -> float:
+    """GPUs that training would use beyond those that it has or is offered: for waiting jobs, for running ones below
+    their maximum where the set `grows` jobs, and a reserve for jobs to come.
+
+    A node that nobody would use is not lent: inference would drain it for nothing, and want it back.
+    """
+    ledger = snapshot.index
+    wanting = [snapshot.jobs[job_id] for job_id in (*ledger.waiting, *(ledger.below_maximum if scales else ()))]
+    wishes = sum((job.spec.max_gpus if scales else job.spec.min_gpus) - job.allocation.target_gpus for job in wanting)
+    offered = sum(snapshot.nodes[name].gpus for name in ledger.offered)
+    return wishes + settings.lending_reserve * sum(ledger.training_gpus.values()) - ledger.free_gpu_total - offered
+
+
+def _spare_nodes(snapshot: Snapshot, pool: Pool, needed_gpus: float) -> int:
+    rules = pool.lending
+    up, closed = dict(snapshot.index.count_up_nodes_by_size(pool.name)), _closed_gpus(snapshot, pool)
+    spare_gpus = (snapshot.capacity(pool.name) - sum(closed)) * (1.0 - rules.headroom) - needed_gpus
+    nodes = floor(max(0.0, spare_gpus) / max(up, default=1))
+    bounds = [sum(up.values()) - len(closed) - rules.kept_nodes_min, nodes]
+    if rules.lent_nodes_max is not None:
+        bounds.append(rules.lent_nodes_max)
+    return max(0, min(bounds))
+
+
+def _closed_gpus(snapshot: Snapshot, pool: Pool) -> list[int]:
+    """The GPUs on each of the pool's cordoned nodes that are no use to inference, where there are some. A lent node is
+    left out: cordoned, it would be no use at home either."""
+    nodes, loans, closed = snapshot.nodes, snapshot.loans, list[int]()
+    for name in sorted(snapshot.index.cordoned):
+        node, loan = nodes[name], loans.get(name)
+        if (
+            node.pool == pool.name
+            and node.state is NodeState.UP
+            and not (loan and loan.state in UNRECALLED_LOAN_STATES)
+        ):
+            closed.append(node.unschedulable_gpus)
+    return [gpus for gpus in closed if gpus > 0]
+
+
+def _in_blackout(rules: LendingPolicy, snapshot: Snapshot) -> bool:
+    return any(window.covers(snapshot.now_s) for window in rules.blackouts)

@@ -1,0 +1,104 @@
+"""Lyra as published (EuroSys'23): scaling is linear, a reconfiguration has no price, and a node costs what part of its
+jobs it holds.
+
+To compare our own choices with (`scaling`, `reclaiming`), which follow the curves and count GPU-seconds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from scheduler.domain import gpu_sets
+from scheduler.domain.fleet import LoanState
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.policies.knapsack import Item, solve_knapsack
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policies.speed import linear_step_times_s, min_feasible_gpus, node_sizes
+
+
+def linear_counts(
+    snapshot: Snapshot, starting: Iterable[str], spare: int, settings: PolicySettings
+) -> Mapping[str, int]:
+    """GPUs for each elastic job: its second phase, a multiple-choice knapsack (section 5.2).
+
+    A group is a job, an item a count of its range, its value the run time that it saves. `spare` free GPUs are dealt
+    together with all that running jobs hold above their base, so that at each full pass every job may change.
+    """
+    sizes, ledger, budget = node_sizes(snapshot), snapshot.index, spare
+    groups: dict[str, list[Item]] = {}
+    for job in ledger.sort_by_submission(ledger.elastic.union(starting)):
+        items = _items(snapshot, job, sizes)
+        if len(items) > 1 and job.intent is Intent.RUN:
+            groups[job.id] = items
+            budget += max(0, job.allocation.target_gpus - items[0].gpus)
+    return solve_knapsack(groups, budget)
+
+
+def least_linear_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings) -> Mapping[str, int]:
+    """Smaller counts for running jobs that free `missing` flexible GPUs, or as many as there are.
+
+    Base demand comes before flexible demand (section 5.2): whole flexible parts go, those first that save least for
+    each GPU; only the last job gives up a part.
+    """
+    sizes = node_sizes(snapshot)
+    offers: list[tuple[float, str, int, int]] = []
+    for job in snapshot.jobs.values():
+        present, items = job.allocation.target_gpus, _items(snapshot, job, sizes)
+        if job.state is JobState.RUNNING and job.intent is Intent.RUN and items and items[0].gpus < present:
+            least, longest_s = items[0].gpus, items[0].remaining_s
+            offers.append((longest_s / present, job.id, present, least))
+    counts: dict[str, int] = {}
+    for _, job_id, present, least in sorted(offers):
+        if missing <= 0:
+            break
+        counts[job_id] = max(least, present - missing)
+        missing -= present - counts[job_id]
+    return counts
+
+
+def least_node_fraction(snapshot: Snapshot, pool: str, count: int, settings: PolicySettings) -> tuple[str, ...]:
+    """The `count` lent nodes of `pool` to give back: greedily by server preemption cost (section 4.2).
+
+    Flexible workers leave first: a job that keeps its minimum elsewhere costs nothing. Any other is preempted and
+    costs 1 / the nodes that it spans; it has then left its other nodes too. Costs are counted anew after each
+    choice. Of equals those go first that training does not use yet.
+    """
+    lent = {loan.node: loan.state for loan in snapshot.loans.values() if loan.pool == pool}
+    open_nodes = {node for node, state in lent.items() if state in (LoanState.OFFERED, LoanState.ACTIVE)}
+    users: defaultdict[str, list[Job]] = defaultdict(list)
+    for job in snapshot.jobs.values():
+        for node in job.allocation.target.keys() & open_nodes:
+            users[node].append(job)
+    chosen: list[str] = []
+    preempted: set[str] = set()
+
+    def cost(node: str) -> tuple[float, bool, str]:
+        present = (job for job in users[node] if job.id not in preempted)
+        return sum(_fraction(job, node, chosen) for job in present), lent[node] is not LoanState.OFFERED, node
+
+    while open_nodes and len(chosen) < count:
+        best = min(open_nodes, key=cost)
+        open_nodes.remove(best)
+        preempted.update(job.id for job in users[best] if _fraction(job, best, chosen))
+        chosen.append(best)
+    return tuple(chosen)
+
+
+def _fraction(job: Job, node: str, leaving: Iterable[str]) -> float:
+    """What of the job is lost with `node` once it has left `leaving`: nothing where it keeps its minimum."""
+    present = gpu_sets.without_nodes(job.allocation.target, leaving)
+    kept = gpu_sets.count(present) - len(present.get(node, ()))
+    return 0.0 if kept >= job.spec.min_gpus or not present else 1.0 / len(present)
+
+
+def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[Item]:
+    """All counts from the job's base on, with its run time then by linear law."""
+    steps, step_s = job.remaining_steps(snapshot.now_s), linear_step_times_s(snapshot, job, sizes)(1)
+    if step_s is None:
+        return []
+    work_s = (steps if steps is not None else max(1.0, job.steps_at(snapshot.now_s))) * step_s
+    least = min_feasible_gpus(snapshot, job, sizes)
+    return [Item(gpus, work_s / gpus) for gpus in range(least, job.spec.max_gpus + 1)]

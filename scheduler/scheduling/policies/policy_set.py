@@ -1,0 +1,230 @@
+"""Policy sets: whole compositions of choices, by name. None of them has a memory between ticks.
+
+A set of one's own needs no change here: an entry point of the group `ebbtide.policies` names a function that takes
+PolicySettings and returns a PolicySet, under the entry point's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from scheduler.domain.fleet import Pool
+from scheduler.domain.gpu_sets import FreeGpus, Gpus
+from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.suggestions import suggest
+from scheduler.scheduling.policies.allotment import Allot
+from scheduler.scheduling.policies.elastic_deadline import earliest_deadline_first, elastic_deadline_shares
+from scheduler.scheduling.policies.elastic_share import elastic_shares
+from scheduler.scheduling.policies.job_order import (
+    first_come,
+    least_attained_service,
+    least_service,
+    shortest_job_first,
+    shortest_remaining,
+    shortest_remaining_service,
+    shortest_remaining_time,
+)
+from scheduler.scheduling.policies.lending import LendingTarget, lend_forecast_idle, lend_nothing
+from scheduler.scheduling.policies.lyra import least_linear_gain_first, least_node_fraction, linear_counts
+from scheduler.scheduling.policies.placement import best_fit, owned_first
+from scheduler.scheduling.policies.recall_selection import least_preemption_cost
+from scheduler.scheduling.policies.scaling import (
+    estimate_arrivals,
+    expect_no_arrivals,
+    flexible_counts,
+    least_gain_first,
+)
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policies.speed import efficient_gpus, min_feasible_gpus
+
+Order = Callable[[Snapshot, PolicySettings], tuple[str, ...]]
+StartingGpus = Callable[[Snapshot, Job, Mapping[str, int], str | None], int]
+Lend = Callable[[Snapshot, Pool, PolicySettings], LendingTarget]
+Reclaim = Callable[[Snapshot, str, int, PolicySettings], tuple[str, ...]]
+Scale = Callable[[Snapshot, Iterable[str], int, PolicySettings], Mapping[str, int]]
+ExpectedArrivals = Callable[[Snapshot, PolicySettings], int]
+Shrink = Callable[[Snapshot, int, PolicySettings], Mapping[str, int]]
+Place = Callable[[Snapshot, Iterable[FreeGpus], Job, int], Gpus | None]
+
+ENTRY_POINTS = "ebbtide.policies"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """One choice a question, `paper` where it was published.
+
+    `base`: how few GPUs of a model a job starts on and keeps, with the GPUs of a node of each model. `arriving`:
+    free GPUs that running jobs do not grow into. `scale` None: jobs stay at their minimum. `strict`: nobody passes
+    the queue's head; `backfill`: nobody who would delay it. `awaits_room`: a job on a recalled node stays a little
+    where elastic jobs elsewhere, or jobs with far more to do, can give up GPUs for it. `allot`: says what each job
+    holds, running ones too, in place of `order`, `scale` and `make_room`; `elastic_allotment`: above minimums as
+    well. `thrifty` False: a job takes the GPUs it is given even where it is no faster than on fewer.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    order: Order = first_come
+    starting_gpus: StartingGpus = min_feasible_gpus
+    lend: Lend = lend_nothing
+    reclaim: Reclaim = least_preemption_cost
+    scale: Scale | None = None
+    shrink: Shrink = least_gain_first
+    expected_arrivals: ExpectedArrivals = expect_no_arrivals
+    place: Place = best_fit
+    strict_order: bool = False
+    backfill: bool = False
+    defers_evictions: bool = False
+    allot: Allot | None = None
+    elastic_allotment: bool = False
+    requires_speedup: bool = True
+    settings: PolicySettings = field(default_factory=PolicySettings)
+
+    @property
+    def scales(self) -> bool:
+        return self.elastic_allotment if self.allot is not None else self.scale is not None
+
+    @property
+    def lends(self) -> bool:
+        return self.lend is not lend_nothing
+
+
+_DEFAULT = PolicySet(
+    name="ebbtide",
+    summary="least service first, then GPUs to where the curves end jobs soonest",
+    paper="ours, ARCHITECTURE.md",
+    order=least_service,
+    starting_gpus=efficient_gpus,
+    backfill=True,
+    defers_evictions=True,
+    lend=lend_forecast_idle,
+    scale=flexible_counts,
+    expected_arrivals=estimate_arrivals,
+    place=owned_first,
+)
+
+_POLICY_SETS = (
+    PolicySet(
+        name="fifo",
+        summary="strictly first come, first served",
+        paper="baseline of Lyra, EuroSys'23",
+        strict_order=True,
+    ),
+    PolicySet(
+        name="sjf",
+        summary="shortest run time first",
+        paper="Smith 1956 (NRL)",
+        order=shortest_job_first,
+    ),
+    PolicySet(
+        name="srtf",
+        summary="shortest remaining time first, preempts",
+        paper="Schrage 1968 (OR)",
+        allot=shortest_remaining_time,
+    ),
+    PolicySet(
+        name="srsf",
+        summary="shortest remaining time x GPUs first, preempts",
+        paper="Tiresias, NSDI'19",
+        allot=shortest_remaining_service,
+    ),
+    PolicySet(
+        name="las",
+        summary="least attained time x GPUs first, preempts",
+        paper="Tiresias, NSDI'19",
+        allot=least_attained_service,
+    ),
+    PolicySet(
+        name="edf",
+        summary="earliest deadline first, each as wide as it can, preempts",
+        paper="baseline of ElasticFlow, ASPLOS'23",
+        allot=earliest_deadline_first,
+        elastic_allotment=True,
+        requires_speedup=False,
+    ),
+    PolicySet(
+        name="elastic-deadline",
+        summary="the least shares that meet the deadlines, preempts",
+        paper="ElasticFlow, ASPLOS'23",
+        allot=elastic_deadline_shares,
+        elastic_allotment=True,
+    ),
+    PolicySet(
+        name="opportunistic",
+        summary="first come first, passing who does not fit",
+        paper="baseline of Lyra, EuroSys'23",
+        lend=lend_forecast_idle,
+    ),
+    PolicySet(
+        name="afs",
+        summary="shortest bases first, then GPU by GPU to the greater gain, preempts",
+        paper="AFS-L, NSDI'21",
+        lend=lend_forecast_idle,
+        allot=elastic_shares,
+        elastic_allotment=True,
+    ),
+    PolicySet(
+        name="lyra",
+        summary="shortest first, then GPUs by linear gains",
+        paper="Lyra, EuroSys'23",
+        order=shortest_remaining,
+        lend=lend_forecast_idle,
+        reclaim=least_node_fraction,
+        scale=linear_counts,
+        shrink=least_linear_gain_first,
+    ),
+    replace(_DEFAULT, name="ebbtide-loaning", summary="ebbtide without scaling", scale=None),
+    replace(_DEFAULT, name="ebbtide-scaling", summary="ebbtide without lending", lend=lend_nothing),
+    _DEFAULT,
+)
+_BY_NAME = {policies.name: policies for policies in _POLICY_SETS}
+
+
+def load_policy_set(name: str, settings: PolicySettings | None = None) -> PolicySet:
+    """The named set: one of ours, or one that an entry point adds.
+
+    Raises:
+        ValueError: there is no set of this name (the message lists those there are), or its entry point is no good.
+    """
+    settings, added = settings or PolicySettings(), [point for point in find_entry_points() if point.name == name]
+    if name in _BY_NAME and not added:
+        return replace(_BY_NAME[name], settings=settings)
+    if not added:
+        known = list_policy_sets()
+        raise ValueError(f"policy set {name!r} is not known; allowed: {', '.join(known)}{suggest(name, known)}")
+    if name in _BY_NAME or len(added) > 1:
+        values = " and ".join(point.value for point in added)
+        raise ValueError(
+            f"{_describe_entry_point(added[0])}: the name is taken; allowed: a name that no other policy set has ({values})"
+        )
+    return _load_entry_point(added[0], settings)
+
+
+def list_policy_sets() -> tuple[str, ...]:
+    """Ours, then those that entry points add."""
+    return (*_BY_NAME, *sorted({point.name for point in find_entry_points()} - _BY_NAME.keys()))
+
+
+@cache
+def find_entry_points() -> tuple[EntryPoint, ...]:
+    """Looked for once: that opens a file of every package that is installed."""
+    return tuple(entry_points(group=ENTRY_POINTS))
+
+
+def _load_entry_point(point: EntryPoint, settings: PolicySettings) -> PolicySet:
+    """What a foreign function makes. Whatever goes wrong in it is told as its fault, under its name."""
+    try:
+        made = point.load()(settings)
+    except Exception as wrong:
+        raise ValueError(f"{_describe_entry_point(point)}: {type(wrong).__name__}: {wrong}") from wrong
+    if not isinstance(made, PolicySet):
+        raise ValueError(f"{_describe_entry_point(point)}: returned {type(made).__name__}; allowed: a PolicySet")
+    return replace(made, name=point.name)
+
+
+def _describe_entry_point(point: EntryPoint) -> str:
+    return f"policy {point.name!r} of entry point {point.value!r} ({ENTRY_POINTS})"

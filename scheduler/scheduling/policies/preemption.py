@@ -1,0 +1,266 @@
+"""Who gives way where a recall leaves jobs without room: those with most to do, not whoever sat on the node.
+
+A node comes home and its jobs have nowhere to go. To stop a few that have long to run on many GPUs keeps fewer people
+waiting than to stop many that are nearly done: least service first (Tiresias, NSDI'19, section 3), applied at the one
+moment at which somebody has to stop anyway.
+
+Who gives way when a queue claims what it is guaranteed: its own flexible GPUs, then whole jobs of borrowers.
+
+Flexible GPUs that a queue has borrowed are no part of this: every waiting job may have those, of whatever queue.
+
+Minimum run time: how long a job that has started is left alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from math import inf
+
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.policies.job_order import remaining_service_gpu_s
+from scheduler.scheduling.policies.quota import QuotaState
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policies.speed import gpu_model, min_feasible_gpus, node_sizes
+
+PREEMPTION_SERVICE_RATIO = 2.0
+"""How many times as much service a job must have to go as each of those that get its GPUs."""
+
+
+def find_preemption_victims(
+    snapshot: Snapshot, stranded: Iterable[Job], exempt: Collection[str], settings: PolicySettings
+) -> Mapping[str, tuple[str, ...]]:
+    """Running jobs that give way, each with the stranded jobs that get its GPUs, those with least to do first.
+
+    None of `exempt`, none that has just begun or must not be moved about, none of a higher priority, of another queue
+    or on another GPU model.
+    """
+    sizes = node_sizes(snapshot)
+    running = [
+        job
+        for job in map(snapshot.jobs.__getitem__, snapshot.index.running)
+        if job.id not in exempt
+        and job.state is JobState.RUNNING
+        and job.intent is Intent.RUN
+        and job.spec.fungible
+        and protected_until_s(job, settings) <= snapshot.now_s
+    ]
+    service = {job.id: remaining_service_gpu_s(snapshot, job, sizes) for job in (*running, *stranded)}
+    waiting = deque(sorted(stranded, key=lambda job: (service[job.id], job.id)))
+    ways: dict[str, tuple[str, ...]] = {}
+    for job in sorted(running, key=lambda job: (-service[job.id], job.id)):
+        if (
+            not waiting or PREEMPTION_SERVICE_RATIO * service[waiting[0].id] > service[job.id]
+        ):  # nor has any that comes after it
+            break
+        room, takers = job.allocation.target_gpus, list[str]()
+        while waiting and (taker := waiting[0]).spec.min_gpus <= room:
+            if not _can_preempt(snapshot, taker, job) or PREEMPTION_SERVICE_RATIO * service[taker.id] > service[job.id]:
+                break
+            room -= taker.spec.min_gpus
+            takers.append(waiting.popleft().id)
+        if takers:
+            ways[job.id] = tuple(takers)
+    return ways
+
+
+def _can_preempt(snapshot: Snapshot, taker: Job, job: Job) -> bool:
+    sizes = node_sizes(snapshot)
+    return (
+        taker.spec.queue == job.spec.queue
+        and taker.spec.priority >= job.spec.priority
+        and gpu_model(snapshot, taker, sizes) == gpu_model(snapshot, job, sizes)
+    )
+
+
+_GpuRequest = tuple[str, bool]
+"""A GPU model, and whether lent nodes will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaReclaim:
+    """`counts`: what running jobs keep, 0 for one that is preempted; in all they free as many GPUs as are missing, or
+    more. Empty where minimum run times stand against that until `held_until_s`."""
+
+    counts: Mapping[str, int]
+    protected_until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """GPUs that one running job could free from `at_s` on, at a cost in GPU-seconds for each that is missing."""
+
+    job: Job
+    preempts: bool
+    gpus: int
+    cost_s: float
+    available_at_s: float = -inf
+
+    @property
+    def sort_key(self) -> tuple[bool, float, str]:
+        return self.preempts, self.cost_s, self.job.id
+
+
+class QuotaReclaimer:
+    """The placed jobs that could give way, while one tick deals out GPUs. Whoever gives way does so once.
+
+    Costs are those of `scheduler.scheduling.policies.recall_selection`: GPU-seconds since the last checkpoint and for the restart.
+    `excluded` are jobs that the tick decided on already.
+    """
+
+    def __init__(self, snapshot: Snapshot, quota: QuotaState, settings: PolicySettings, excluded: Set[str]) -> None:
+        self.quota, self._snapshot, self._settings = quota, snapshot, settings
+        self._sizes = node_sizes(snapshot)
+        self._jobs_by_queue: dict[str, list[Job]] = {}
+        self._usable: dict[tuple[str, _GpuRequest], int] = {}
+        self._failed: dict[tuple[str, _GpuRequest, int, bool], int] = {}
+        for job in snapshot.jobs.values():
+            if job.is_placed and job.intent is Intent.RUN and job.id not in excluded:
+                self._jobs_by_queue.setdefault(job.spec.queue, []).append(job)
+
+    def find_reclaim(self, job: Job, gpu: str, missing: int) -> QuotaReclaim | None:
+        """What frees `missing` GPUs of model `gpu` for a waiting job, beyond all that is free or borrowed and
+        flexible, least cost first; None where nothing can.
+
+        Flexible GPUs that the job's own queue holds of its guarantee give way first. Whole jobs are preempted only
+        for a minimum that the job's queue is guaranteed, only of queues that would borrow even at their minimums,
+        and never of a higher priority. A preempted job cannot claim its GPUs back in turn: with it, its queue was
+        beyond its guarantee.
+        """
+        kind, now_s = (gpu, job.spec.fungible), self._snapshot.now_s
+        known = (job.spec.queue, kind, job.spec.priority, self.quota.is_guaranteed(job))
+        if not 0 < missing <= min(self.quota.reclaimable_gpus(job), self._failed.get(known, missing + 1) - 1):
+            return None
+        offers = list(self._list_offers(job, kind, missing))
+        for among in ([offer for offer in offers if offer.available_at_s <= now_s], offers):
+            if (counts := self._select(among, missing, self.quota.own_flexible(job.spec.queue))) is not None:
+                at_s = max((offer.available_at_s for offer in offers if counts.get(offer.job.id) == 0), default=-inf)
+                return QuotaReclaim(self._commit(counts)) if at_s <= now_s else QuotaReclaim({}, at_s)
+        self._failed[known] = missing
+        return None
+
+    def find_shrinks_within_limit(self, job: Job, gpus: int) -> Mapping[str, int]:
+        """What running jobs of a waiting job's queue keep, so that `gpus` more fit under the queue's limits; empty
+        where they fit already, or even without their flexible GPUs would not. Under the limit of a user only jobs of
+        the same owner can make room."""
+        flexible = self.quota.flexible(job.spec.queue)
+        if not flexible or not 0 < (missing := self.quota.excess(job, gpus)) <= flexible:
+            return {}
+        line = self._jobs_by_queue.get(job.spec.queue, [])
+        if self.quota.user_excess(job, gpus):
+            line = [other for other in line if other.owner == job.owner]
+        offers = [self._shrink_offer(other, gpus) for other in line if (gpus := self._flexible_gpus(other))]
+        return self._commit(self._select(offers, missing, missing) or {})
+
+    def _commit(self, counts: dict[str, int]) -> dict[str, int]:
+        for job_id, count in counts.items():
+            job = self._snapshot.jobs[job_id]
+            self._jobs_by_queue[job.spec.queue].remove(job)
+            self.quota.release(job, job.allocation.target_gpus - count)
+        return counts
+
+    def _list_offers(self, claimant: Job, kind: _GpuRequest, missing: int) -> Iterator[_Offer]:
+        for job in self._jobs_by_queue.get(claimant.spec.queue, ()):
+            if (gpus := self._flexible_gpus(job)) and self._usable_gpus(job, kind) == job.allocation.target_gpus:
+                yield self._shrink_offer(job, gpus)
+        if not self.quota.is_guaranteed(claimant):
+            return
+        now_s = self._snapshot.now_s
+        for name, line in self._jobs_by_queue.items():
+            for job in line if name != claimant.spec.queue and self.quota.borrowed_base(name) else ():
+                gpus = self._usable_gpus(job, kind) - self._flexible_gpus(job)
+                if gpus > 0 and job.spec.priority <= claimant.spec.priority:
+                    lost_s = max(0.0, now_s - job.progress.checkpoint_at_s)
+                    lost_s += self._settings.reconfiguration_s_for(job)
+                    cost_s = lost_s * job.allocation.target_gpus / min(gpus, missing)
+                    yield _Offer(job, True, gpus, cost_s, self._preemptible_at_s(job))
+
+    def _preemptible_at_s(self, job: Job) -> float:
+        """A job that is being moved about is left to settle first."""
+        settles_s = max(1.0, self._settings.reconfiguration_s_for(job))
+        settled_s = -inf if job.state is JobState.RUNNING else self._snapshot.now_s + settles_s
+        return max(settled_s, protected_until_s(job, self._settings))
+
+    def _flexible_gpus(self, job: Job) -> int:
+        """Flexible GPUs that the job may be asked for."""
+        if job.state is not JobState.RUNNING or self._snapshot.switches.resizes_frozen:
+            return 0
+        return max(0, job.allocation.target_gpus - min_feasible_gpus(self._snapshot, job, self._sizes))
+
+    def _shrink_offer(self, job: Job, gpus: int) -> _Offer:
+        """It costs what stays stands still for, so that few jobs give up much."""
+        left = job.allocation.target_gpus - gpus
+        return _Offer(job, False, gpus, self._settings.reconfiguration_s_for(job) * left / gpus)
+
+    def _usable_gpus(self, job: Job, kind: _GpuRequest) -> int:
+        """How many of a job's GPUs a waiting one that wants this kind could use once they are free."""
+        if (usable := self._usable.get((job.id, kind))) is None:
+            snapshot, (gpu, lent_is_fine), usable = self._snapshot, kind, 0
+            for name, indices in job.allocation.target.items():
+                node = snapshot.nodes[name]
+                if node.gpu == gpu and snapshot.serves_training(node) and (lent_is_fine or not snapshot.is_lent(node)):
+                    usable += len(indices)
+            self._usable[job.id, kind] = usable
+        return usable
+
+    def _select(self, offers: Iterable[_Offer], missing: int, flexible_max: int) -> dict[str, int] | None:
+        """What the jobs keep whose offers, cheapest first, free what is missing; None where all offers do not.
+
+        Flexible GPUs give up `flexible_max` in all, and a queue no more whole jobs than it takes to borrow none:
+        where a cheap small job would stand in the way of the large one that is needed, the largest go first.
+        """
+        cheapest = sorted(offers, key=lambda offer: offer.sort_key)
+        largest = sorted(cheapest, key=lambda offer: (offer.preempts, -offer.gpus))
+        return self._select_in_order(cheapest, missing, flexible_max) or self._select_in_order(
+            largest, missing, flexible_max
+        )
+
+    def _select_in_order(self, offers: Iterable[_Offer], missing: int, flexible_max: int) -> dict[str, int] | None:
+        """As `_chosen`, in this order."""
+        chosen: list[_Offer] = []
+        borrowed: dict[str, int] = {}
+        freed = 0
+        for offer in offers:
+            if freed >= missing:
+                break
+            queue, gpus = offer.job.spec.queue, offer.gpus
+            if offer.preempts:
+                if (left := borrowed.get(queue, self.quota.borrowed_base(queue))) <= 0:
+                    continue
+                borrowed[queue] = left - offer.job.spec.min_gpus
+            elif not (gpus := min(gpus, flexible_max)):
+                continue
+            else:
+                flexible_max -= gpus
+            chosen.append(replace(offer, gpus=gpus))
+            freed += gpus
+        return None if freed < missing else _trim_surplus(chosen, freed - missing)
+
+
+def _trim_surplus(chosen: Iterable[_Offer], surplus: int) -> dict[str, int]:
+    """What the jobs keep, once those that cost most keep what nobody needs: a whole job, or some flexible GPUs."""
+    counts: dict[str, int] = {}
+    for offer in sorted(chosen, key=lambda offer: offer.sort_key, reverse=True):
+        if offer.gpus <= surplus:
+            surplus -= offer.gpus
+        elif offer.preempts:
+            counts[offer.job.id] = 0
+        else:
+            counts[offer.job.id] = offer.job.allocation.target_gpus - offer.gpus + surplus
+            surplus = 0
+    return counts
+
+
+def protected_until_s(job: Job, settings: PolicySettings) -> float:
+    """Until then only a recall, the loss of a node or its owner may preempt this placed job.
+
+    Counted from its first start; for a job that was interrupted since, from its last change of state, because its
+    last start is not on record.
+    """
+    account = job.account
+    untouched = account.preemptions == account.failures == 0
+    since_s = account.first_started_at_s if untouched else None
+    return (job.state_since_s if since_s is None else since_s) + settings.run_time_min_s

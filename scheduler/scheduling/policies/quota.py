@@ -1,0 +1,340 @@
+"""Quotas: what each queue uses of its own and what it borrows, who comes first by that, and what a queue may take.
+
+Own are the GPUs that a queue's placed jobs hold up to its guarantee, borrowed those above. An idle guarantee may be
+borrowed, and is reclaimed when its owner has a job for it (`scheduler.scheduling.policies.preemption`). What a waiting job is
+guaranteed is judged by base GPUs alone, because flexible ones give way first. The words own, borrowed, guarantee
+(nominal quota) and limit (nominal quota + borrowing limit) mean what they mean in Kueue; sharing what is borrowed by
+weight follows Dominant Resource Fairness (NSDI'11, section 4) with GPUs as the one resource. A queue's user limit
+bounds what the jobs of one owner in it hold together, counted like the queue's limit; it guarantees nobody anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from itertools import groupby
+
+from scheduler.domain.decisions import Reason, ReasonCode
+from scheduler.domain.gpu_sets import format_gpu_count
+from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_state import WAITING_STATES
+from scheduler.domain.snapshot import Snapshot
+
+UserKey = tuple[str, str]
+"""A queue, and the owner of jobs in it."""
+
+
+def user_key(job: Job) -> UserKey:
+    return job.spec.queue, job.owner
+
+
+_OWN = frozenset({"_gpus", "_used", "_base", "_of_user", "_base_of_user", "_claimants", "_undeclared"})
+
+
+class QuotaState:
+    """The accounts of all queues, kept while one tick deals out GPUs. Without declared queues it keeps none."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._queues = snapshot.queues
+        self._jobs = snapshot.jobs
+        self._gpus: dict[str, int] = {}
+        self._used: Counter[str] = Counter()
+        self._base: Counter[str] = Counter()
+        self._of_user: Counter[UserKey] = Counter()
+        self._base_of_user: Counter[UserKey] = Counter()
+        self._claimants: set[str] = set()
+        self._undeclared: dict[str, JobQueue] = {}
+        self._verdicts: dict[str, dict[tuple[int, int], Reason | None]] = {}
+        self._has_user_limits = any(queue.user_limit_gpus is not None for queue in self._queues.values())
+        if self._queues:
+            self._count_jobs(snapshot)
+
+    def __bool__(self) -> bool:
+        """Some queue is declared."""
+        return bool(self._queues)
+
+    def copy(self) -> QuotaState:
+        """The same accounts, to be kept apart from these."""
+        twin = object.__new__(QuotaState)
+        own = {name: value.copy() for name, value in self.__dict__.items() if name in _OWN}
+        twin.__dict__.update(self.__dict__, **own, _verdicts={})
+        return twin
+
+    def _count_jobs(self, snapshot: Snapshot) -> None:
+        """As to `take` what each job holds, in a third of the time."""
+        used, base, held = self._used, self._base, self._gpus
+        for job in snapshot.jobs.values():
+            if target := job.allocation.target:
+                spec, gpus = job.spec, sum(map(len, target.values()))
+                held[job.id] = gpus
+                used[spec.queue] += gpus
+                least = min(gpus, spec.min_gpus)
+                base[spec.queue] += least
+                if self._has_user_limits and self.queue(spec.queue).user_limit_gpus is not None:
+                    self._of_user[user_key(job)] += gpus
+                    self._base_of_user[user_key(job)] += least
+
+    def queue(self, name: str) -> JobQueue:
+        found = self._queues.get(name) or self._undeclared.get(name)
+        if found is None:
+            found = self._undeclared[name] = JobQueue(name)
+        return found
+
+    def used(self, name: str) -> int:
+        """GPUs that the queue's placed jobs are to hold."""
+        return self._used[name]
+
+    def borrowed(self, name: str) -> int:
+        return max(0, self._used[name] - self.queue(name).guaranteed_gpus)
+
+    def borrowed_base(self, name: str) -> int:
+        """What the queue would still borrow if all its jobs were at their minimum."""
+        return max(0, self._base[name] - self.queue(name).guaranteed_gpus)
+
+    def flexible(self, name: str) -> int:
+        """What the queue's jobs hold above their minimums."""
+        return self._used[name] - self._base[name]
+
+    def own_flexible(self, name: str) -> int:
+        """Flexible GPUs that the queue holds of its guarantee."""
+        return max(0, min(self._used[name], self.queue(name).guaranteed_gpus) - self._base[name])
+
+    def is_guaranteed(self, job: Job) -> bool:
+        """By the last `order`, the minimum of this waiting job lies within what its queue is guaranteed."""
+        return job.id in self._claimants
+
+    def reclaimable_gpus(self, job: Job) -> int:
+        """The most GPUs that `Givers.reclaim` could find for this job."""
+        mine = job.spec.queue
+        borrowers = (base for name, base in self._base.items() if name != mine and self.borrowed_base(name))
+        return self.own_flexible(mine) + sum(borrowers)
+
+    def check_limits(self, job: Job, gpus: int) -> Reason | None:
+        """Why the job may not have `gpus` more; None where its queue's limit permits it. Jobs that wait in one queue
+        for as many GPUs share one reason: hundreds may be asked for at every tick."""
+        known, asked = self._verdicts.setdefault(job.spec.queue, {}), (gpus, job.spec.min_gpus)
+        if asked not in known:
+            known[asked] = self._check_queue_limit(job, gpus)
+        return known[asked] or self._check_user_limit(job, gpus)
+
+    def _check_queue_limit(self, job: Job, gpus: int) -> Reason | None:
+        queue = self._queues.get(job.spec.queue)
+        if queue is None or (limit := queue.limit_gpus) is None:
+            return None
+        used, least = self._used[queue.name], job.spec.min_gpus
+        if least <= limit and used + gpus <= limit:
+            return None
+        numbers = {
+            "needed_gpus": float(gpus),
+            "used_gpus": float(used),
+            "limit_gpus": float(limit),
+            "guaranteed_gpus": float(queue.guaranteed_gpus),
+            "borrowed_gpus": float(self.borrowed(queue.name)),
+        }
+        if least > limit:
+            detail = f"needs {format_gpu_count(least)}, more than the limit of queue {queue.name}, {limit}"
+            return Reason(ReasonCode.EXCEEDS_MAX_QUOTA, detail, numbers)
+        detail = f"needs {format_gpu_count(gpus)}; queue {queue.name} uses {used} of its limit of {limit}"
+        return Reason(ReasonCode.WAITING_FOR_QUOTA, detail, numbers)
+
+    def _check_user_limit(self, job: Job, gpus: int) -> Reason | None:
+        queue = self.queue(job.spec.queue)
+        if (limit := queue.user_limit_gpus) is None:
+            return None
+        used, least, owner = self._of_user[user_key(job)], job.spec.min_gpus, job.owner or "its owner"
+        if least <= limit and used + gpus <= limit:
+            return None
+        numbers = {"needed_gpus": float(gpus), "user_used_gpus": float(used), "user_limit_gpus": float(limit)}
+        if least > limit:
+            detail = f"needs {format_gpu_count(least)}, more than one user may have in queue {queue.name}, {limit}"
+            return Reason(ReasonCode.EXCEEDS_USER_LIMIT, detail, numbers)
+        detail = (
+            f"needs {format_gpu_count(gpus)}; {owner} has {used} of {format_gpu_count(limit)} in queue {queue.name}"
+        )
+        return Reason(ReasonCode.WAITING_FOR_USER_LIMIT, detail, numbers)
+
+    def excess(self, job: Job, gpus: int) -> int:
+        """How far above their limits the job's queue or its owner would be with `gpus` more: the larger of the two."""
+        return max(self.queue_excess(job.spec.queue, gpus), self.user_excess(job, gpus))
+
+    def user_excess(self, job: Job, gpus: int) -> int:
+        """How far above the limit of a user the job's owner would be in its queue with `gpus` more."""
+        limit = self.queue(job.spec.queue).user_limit_gpus
+        return 0 if limit is None else max(0, self._of_user[user_key(job)] + gpus - limit)
+
+    def queue_excess(self, name: str, gpus: int) -> int:
+        limit = self.queue(name).limit_gpus
+        return 0 if limit is None else max(0, self._used[name] + gpus - limit)
+
+    def allocate(self, job: Job, gpus: int) -> None:
+        """The job gets `gpus` more than it has been given so far; negative ones it gives back."""
+        if self._queues:
+            before, name, least = self._gpus.get(job.id, 0), job.spec.queue, job.spec.min_gpus
+            self._gpus[job.id] = after = before + gpus
+            self._used[name] += gpus
+            base = (after if after < least else least) - (before if before < least else least)
+            self._base[name] += base
+            self._verdicts.pop(name, None)
+            if self._has_user_limits and self.queue(name).user_limit_gpus is not None:
+                self._of_user[user_key(job)] += gpus
+                self._base_of_user[user_key(job)] += base
+
+    def release(self, job: Job, gpus: int) -> None:
+        self.allocate(job, -gpus)
+
+    def headroom(self, job: Job) -> int:
+        """How many more GPUs the job may get, by its own range and the limits of its queue."""
+        if not self._queues:
+            return max(0, job.spec.max_gpus - job.allocation.target_gpus)
+        room = job.spec.max_gpus - self._gpus.get(job.id, 0)
+        return max(0, room - self.excess(job, room)) if room > 0 else 0
+
+    def available_to_others(self, job: Job, flexible: int) -> int:
+        """How many of a running job's `flexible` GPUs jobs of other queues may take: borrowed ones alone."""
+        return min(flexible, self.borrowed(job.spec.queue)) if job.spec.queue in self._queues else flexible
+
+    def order_jobs(self, job_ids: Iterable[str]) -> tuple[str, ...]:
+        """Waiting jobs, given in the order of a policy, in the order in which queues may claim.
+
+        Highest priority first; then jobs within their queue's guarantee, and from here on these are the claimants;
+        then the queue that has borrowed least for its weight, counting those before it in this order. Apart from
+        that the given order stays. A job too large for what is left of its queue's guarantee keeps no smaller ones
+        behind it from that, and one that its owner's limit keeps from starting claims nothing and counts for nothing.
+        """
+        if not self._queues:
+            return tuple(job_ids)
+        jobs = sorted((self._jobs[job_id] for job_id in job_ids), key=lambda job: -job.spec.priority)
+        base, kept_back = Counter(self._base), self._over_user_limit(jobs)
+        for job in jobs:
+            if job.id in kept_back:
+                continue
+            name, gpus = job.spec.queue, job.spec.min_gpus
+            if name in self._queues and base[name] + gpus <= self._queues[name].guaranteed_gpus:
+                base[name] += gpus
+                self._claimants.add(job.id)
+        ordered: list[str] = []
+        for _, level in groupby(jobs, key=lambda job: job.spec.priority):
+            lines: dict[str, deque[tuple[int, Job]]] = {}
+            for position, job in enumerate(level):
+                if job.id in self._claimants:
+                    ordered.append(job.id)
+                else:
+                    lines.setdefault(job.spec.queue, deque()).append((position, job))
+            ordered += self._least_borrowed_first(lines, base, kept_back)
+        return tuple(ordered)
+
+    def _over_user_limit(self, jobs: Iterable[Job]) -> set[str]:
+        """Those of the jobs, given in order, whose minimum is more than their owners may have beside those before."""
+        kept_back: set[str] = set()
+        base = Counter(self._base_of_user)
+        for job in jobs if self._has_user_limits else ():
+            limit, user = self.queue(job.spec.queue).user_limit_gpus, user_key(job)
+            if limit is None:
+                continue
+            if base[user] + job.spec.min_gpus > limit:
+                kept_back.add(job.id)
+            else:
+                base[user] += job.spec.min_gpus
+        return kept_back
+
+    def _least_borrowed_first(
+        self, lines: Mapping[str, deque[tuple[int, Job]]], base: Counter[str], kept_back: Set[str]
+    ) -> Iterator[str]:
+        """The jobs of several lines as one, added to `base` one by one."""
+
+        queues = {name: self.queue(name) for name in lines}
+        terms = {name: (queue.guaranteed_gpus, queue.weight) for name, queue in queues.items()}
+
+        def place(name: str) -> tuple[float, int, str]:
+            guaranteed_gpus, weight = terms[name]
+            return max(0, base[name] - guaranteed_gpus) / weight, lines[name][0][0], name
+
+        heads = [place(name) for name in lines]
+        heapify(heads)
+        while heads:
+            name = heads[0][2]
+            _, job = lines[name].popleft()
+            base[name] += 0 if job.id in kept_back else job.spec.min_gpus
+            yield job.id
+            if lines[name]:
+                heapreplace(heads, place(name))
+            else:
+                heappop(heads)
+
+
+def cap_to_quota(snapshot: Snapshot, quota: QuotaState, wanted: Mapping[str, int]) -> Mapping[str, int]:
+    """The counts that a scaling policy wants of running jobs, cut to what queues may have.
+
+    No queue and no user grows above a limit, and no queue is shrunk below what it holds of its guarantee: flexible GPUs
+    that are its own gain others nothing. A queue that gives up too much keeps its last jobs, by id, as they are.
+    """
+    if not quota:
+        return wanted
+    change, change_of_user = Counter[str](), Counter[UserKey]()
+    deltas = {job_id: count - snapshot.jobs[job_id].allocation.target_gpus for job_id, count in wanted.items()}
+    for job_id, delta in deltas.items():
+        job = snapshot.jobs[job_id]
+        change[job.spec.queue] += delta
+        change_of_user[user_key(job)] += delta
+    for job_id in sorted(deltas):
+        name = snapshot.jobs[job_id].spec.queue
+        own = min(quota.used(name), quota.queue(name).guaranteed_gpus)
+        if deltas[job_id] < 0 and quota.used(name) + change[name] < own:
+            change_of_user[user_key(snapshot.jobs[job_id])] -= deltas[job_id]
+            change[name] -= deltas.pop(job_id)
+    for job_id, delta in reversed(deltas.items()):
+        job, name = snapshot.jobs[job_id], snapshot.jobs[job_id].spec.queue
+        over = max(quota.queue_excess(name, change[name]), quota.user_excess(job, change_of_user[user_key(job)]))
+        if delta > 0 and over:
+            deltas[job_id] = max(0, delta - over)
+            change[name] -= delta - deltas[job_id]
+            change_of_user[user_key(job)] -= delta - deltas[job_id]
+    return {job_id: snapshot.jobs[job_id].allocation.target_gpus + delta for job_id, delta in deltas.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueUsage:
+    """How a queue stands. `waiting_gpus` are the minimums of its waiting jobs."""
+
+    queue: JobQueue
+    is_declared: bool
+    used_gpus: int = 0
+    running_jobs: int = 0
+    waiting_gpus: int = 0
+    waiting_jobs: int = 0
+
+    @property
+    def own_gpus(self) -> int:
+        return min(self.used_gpus, self.queue.guaranteed_gpus)
+
+    @property
+    def borrowed_gpus(self) -> int:
+        return self.used_gpus - self.own_gpus
+
+
+def compute_queue_usage(snapshot: Snapshot) -> Mapping[str, QueueUsage]:
+    """All declared queues, and those that live jobs name, by name."""
+    used, running, needed, waiting = (Counter[str]() for _ in range(4))
+    for job in snapshot.jobs.values():
+        name = job.spec.queue
+        if job.is_placed:
+            used[name] += job.allocation.target_gpus
+            running[name] += 1
+        elif job.state in WAITING_STATES and job.intent is Intent.RUN:
+            needed[name] += job.spec.min_gpus
+            waiting[name] += 1
+    names = sorted({*snapshot.queues, *(job.spec.queue for job in snapshot.jobs.values() if not job.is_ended)})
+    return {
+        name: QueueUsage(
+            snapshot.queues.get(name) or JobQueue(name),
+            name in snapshot.queues,
+            used[name],
+            running[name],
+            needed[name],
+            waiting[name],
+        )
+        for name in names
+    }

@@ -1,0 +1,207 @@
+"""Which nodes to empty so that their jobs lose least.
+
+The nodes with the least shares of their tenants' costs come first: where that meets its bound nothing is cheaper. Else,
+up to `CELLS_MAX`, every set is priced, which is exact: 12 nodes of 8 GPUs always are. Beyond, greedy walks over a
+narrow and a broad part of that ranking spare the dearest nodes one by one; and exact search in small windows, of dear
+and cheap nodes or of nodes that share tenants, improves the better one. Work is bounded by counts alone, so that the
+same question has the same answer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from itertools import accumulate, product
+from math import comb, inf
+
+from scheduler.scheduling.policies.recall_cost import RecallCost
+
+Bundle = tuple[int, ...]
+
+CELLS_MAX = 1 << 17
+"""Sets times nodes and tenants up to which every set is priced, a few ms of work: any 12 nodes, any 2 of 40."""
+WINDOW, WINDOWS_MIN, WINDOWS_MAX = 10, 10, 50
+"""Nodes of a window; and windows that are searched: the fewer, the more nodes leave."""
+RANKS, SKIPS = 48, (0, 3, 6, 9)
+"""Bundles at each end of the ranking that windows are made of, and how many of them a window passes over."""
+BREADTHS = (1.2, 3.0)
+"""Nodes that the greedy walks start from, as multiples of those that must leave."""
+ROUNDING, CLOSE_ENOUGH = 1.0 + 1e-9, 1.01
+"""How near a bound counts as equal, and as near enough not to look further."""
+
+
+def find_cheapest_nodes(cost: RecallCost, count: int) -> set[int]:
+    """`count` nodes that cost least to empty, as far as the budget of work allows to say."""
+    nodes = cost.nodes
+    if count >= len(nodes):
+        return set(nodes)
+    search = _Search(cost, count, 0.0 if cost.has_free_gpus else inf)
+    first = set(search.ranked[:count])
+    if cost.compute(first) <= search.bound_gpu_s * ROUNDING:
+        return first
+    if comb(len(nodes), count) * (len(nodes) + len(cost.jobs)) <= CELLS_MAX:
+        return cost.find_cheapest(nodes, count)
+    walked = search.run_greedy()
+    if cost.compute(walked) <= search.bound_gpu_s * CLOSE_ENOUGH:
+        return walked
+    found = [search.improve(walked)]
+    if cost.has_free_gpus and cost.compute(walked) > search.estimate_cost(walked) * ROUNDING:  # somebody found no room
+        dearer = _Search(cost, count, cost.price_free_gpu(walked) or inf)
+        found.append(dearer.improve(dearer.run_greedy()))
+    return min(found, key=cost.compute)
+
+
+class _Search:
+    """One search, in which a free GPU to move to costs `room_gpu_s`: 0 while there is enough for everybody, infinite
+    where there is none. Between them it is the Lagrange multiplier of the room, which no single tenant's cost knows."""
+
+    def __init__(self, cost: RecallCost, count: int, free_gpu_price: float) -> None:
+        self._cost, self._count, self._free_gpu_price = cost, count, free_gpu_price
+        shares = self._compute_shares()
+        self.ranked = sorted(cost.nodes, key=shares.__getitem__)
+        self.bound_gpu_s = sum(shares[node] for node in self.ranked[:count])
+        self._costs: dict[int, dict[int, float]] = {}  # by tenant: its cost by how many GPUs it loses
+        self._bundles: list[Bundle] = []
+        self._bundles_of: defaultdict[int, list[int]] = defaultdict(list)  # by node
+        self._considered: frozenset[int] = frozenset()  # the nodes that are looked at
+
+    def estimate_cost(self, leaving: Set[int]) -> float:
+        """The cost at this price of room."""
+        of_tenants = sum(self._costs[number][lost] for number, lost in self._cost.count_losses(leaving).items())
+        return self._cost.transfer_cost(leaving) + of_tenants
+
+    def run_greedy(self) -> set[int]:
+        """The cheapest of what the greedy walks find."""
+        breadths = [int(breadth * self._count) + WINDOW for breadth in BREADTHS]
+        self._build_bundles(self.ranked[: max(breadths)])
+        return min((self._walk_greedily(self.ranked[:breadth]) for breadth in breadths), key=self._cost.compute)
+
+    def _compute_shares(self) -> list[float]:
+        """By node, what is carried off it, and the least that emptying it may add for each of its tenants, whichever
+        other nodes of theirs leave: no set of nodes costs less than its shares together."""
+        shares, price = list(self._cost.transfer_gpu_s), partial(self._cost.compute_for_job, minimal=True)
+        room_gpu_s = self._free_gpu_price
+        for tenant in self._cost.jobs:
+            even = price(tenant, sum(tenant.gpus_by_node.values()), room_gpu_s) / len(tenant.gpus_by_node)
+            if len(tenant.gpus_by_node) == 1:
+                shares[next(iter(tenant.gpus_by_node))] += even
+                continue
+            sums = accumulate(sorted(tenant.gpus_by_node.values()))
+            fitting = sum(lost <= tenant.spare_gpus for lost in sums)
+            least = price(tenant, tenant.spare_gpus, room_gpu_s) / fitting if fitting else inf
+            for node, gpus in tenant.gpus_by_node.items():
+                shares[node] += min(even, least) if gpus <= tenant.spare_gpus else even
+        return shares
+
+    def _build_bundles(self, nodes: Sequence[int]) -> None:
+        """Sets of nodes to weigh as one: each node, all of each tenant, and all that a tenant can spare."""
+        self._considered = frozenset(nodes)
+        bundles: dict[Bundle, None] = {(node,): None for node in nodes}
+        for number in sorted({number for node in nodes for number, _ in self._cost.jobs_on_node[node]}):
+            tenant = self._cost.jobs[number]
+            on = sorted([(gpus, node) for node, gpus in tenant.gpus_by_node.items() if node in self._considered])
+            losses = {0}
+            for gpus, _ in on:
+                losses |= {lost + gpus for lost in losses}
+            self._costs[number] = {
+                lost: self._cost.compute_for_job(tenant, lost, self._free_gpu_price) for lost in losses
+            }
+            if len(on) > 1:
+                spared = sum(gpus <= tenant.spare_gpus for gpus in accumulate([gpus for gpus, _ in on]))
+                parts = [sorted(node for _, node in on[:count]) for count in (len(on), spared) if count > 1]
+                bundles |= dict.fromkeys(map(tuple, parts))
+        self._bundles = list(bundles)
+        for number, bundle in enumerate(self._bundles):
+            for node in bundle:
+                self._bundles_of[node].append(number)
+
+    def _walk_greedily(self, nodes: Sequence[int]) -> set[int]:
+        """All of `nodes` leave at first; the bundle that saves most a node is spared, again and again."""
+        leaving, lost = set(nodes), self._cost.count_losses(nodes)
+        rates = [self._rate(bundle, leaving, -1, lost)[0] for bundle in self._bundles]
+        heap = [(rate, number) for number, rate in enumerate(rates) if rate < inf]
+        heapq.heapify(heap)
+        while len(leaving) > self._count:
+            rate, number = heapq.heappop(heap)
+            if rate != rates[number]:  # it was weighed again since
+                continue
+            rates[number] = inf
+            spared = leaving.intersection(self._bundles[number])
+            if len(leaving) - len(spared) < self._count:
+                continue
+            leaving -= spared
+            changes = self._cost.count_losses(spared)
+            for user, gpus in changes.items():
+                lost[user] -= gpus
+            near = {node for user in changes for node in self._cost.jobs[user].gpus_by_node}
+            for touched in {number for node in near for number in self._bundles_of[node]}:
+                fresh = self._rate(self._bundles[touched], leaving, -1, lost)[0]
+                if fresh != rates[touched]:
+                    rates[touched] = fresh
+                    heapq.heappush(heap, (fresh, touched))
+        return leaving
+
+    def _rate(self, bundle: Bundle, among: Set[int], sign: int, lost: Mapping[int, int]) -> tuple[float, Bundle]:
+        """What emptying (1) or sparing (-1) the bundle's nodes that are `among` these adds to the cost, a node."""
+        part = tuple([node for node in bundle if node in among])
+        if not part:
+            return inf, part
+        changes: Iterable[tuple[int, int]] = self._cost.jobs_on_node[part[0]]
+        if len(part) > 1:
+            changes = self._cost.count_losses(part).items()
+        added = sign * self._cost.transfer_cost(part) if self._cost.has_transfers else 0.0
+        for user, gpus in changes:
+            before, costs = lost[user], self._costs[user]
+            added += costs[before + sign * gpus] - costs[before]
+        return added / len(part), part
+
+    def improve(self, leaving: set[int]) -> set[int]:
+        """Exact search in windows until it gains nothing more, or there have been enough of them."""
+        windows_max = max(WINDOWS_MIN, WINDOWS_MAX - self._count // 2)
+        cost, tried, gained = self._cost.compute(leaving), set[frozenset[int]](), True
+        while gained:
+            gained = False
+            for window in self._windows(leaving):
+                if len(tried) >= windows_max:
+                    return leaving
+                if window in tried:
+                    continue
+                tried.add(window)
+                rest = leaving - window
+                found = rest | self._cost.find_cheapest(sorted(window), len(leaving) - len(rest), leaving)
+                if found != leaving and (least := self._cost.compute(found)) < cost:
+                    leaving, cost, gained = found, least, True
+        return leaving
+
+    def _windows(self, leaving: Set[int]) -> Iterator[frozenset[int]]:
+        """Bundles that leave and cost most beside bundles that stay and would cost least; then each of the dear ones
+        with the nodes that share its tenants."""
+        lost, staying = self._cost.count_losses(leaving), self._considered - leaving
+        gains = heapq.nsmallest(RANKS, (self._rate(bundle, leaving, -1, lost) for bundle in self._bundles))
+        costs = heapq.nsmallest(RANKS, (self._rate(bundle, staying, 1, lost) for bundle in self._bundles))
+        dear, cheap = [part for _, part in gains], [part for _, part in costs]
+        for skip_dear, skip_cheap in sorted(product(SKIPS, repeat=2), key=sum):
+            yield _window((dear[skip_dear:], WINDOW // 2), (cheap[skip_cheap:], WINDOW))
+        for part in dear:
+            yield _window(([part, *self._neighbours(part)], WINDOW - 2), (cheap, WINDOW))
+
+    def _neighbours(self, part: Bundle) -> list[Bundle]:
+        """Other nodes of its tenants, those with most of them first."""
+        shared = Counter(node for user in self._cost.count_losses(part) for node in self._cost.jobs[user].gpus_by_node)
+        near = sorted(self._considered.intersection(shared).difference(part), key=lambda node: (-shared[node], node))
+        return [(node,) for node in near]
+
+
+def _window(*ranked: tuple[Sequence[Bundle], int]) -> frozenset[int]:
+    """Bundles of each ranking in turn, as long as there are no more nodes than its limit says."""
+    window: dict[int, None] = {}
+    for bundles, limit in ranked:
+        for bundle in bundles:
+            new = [node for node in bundle if node not in window]
+            if new and len(window) + len(new) <= limit:
+                window.update(dict.fromkeys(new))
+            if len(window) == limit:
+                break
+    return frozenset(window)

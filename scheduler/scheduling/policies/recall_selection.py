@@ -1,0 +1,138 @@
+"""Which lent nodes go home first: those whose return costs training least.
+
+How long it takes to carry off a job's state that lies on one node alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from scheduler.domain.fleet import LoanState
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.snapshot import Snapshot
+from scheduler.resharding.placement import GpuSlot, Placement, build_equal_layer_tensors
+from scheduler.resharding.shards import compute_held_bytes, compute_release_costs
+from scheduler.scheduling.policies.recall_cost import AffectedJob, RecallCost
+from scheduler.scheduling.policies.recall_search import find_cheapest_nodes
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policies.speed import min_feasible_gpus, node_sizes
+
+
+def least_preemption_cost(snapshot: Snapshot, pool: str, count: int, settings: PolicySettings) -> tuple[str, ...]:
+    """The `count` lent nodes of `pool` whose return costs least; all of them where there are no more.
+
+    Nodes that training does not use yet go first. The others are judged together, by `recall_cost`: a job that is
+    preempted loses GPU-seconds since its last checkpoint and restarts, one that shrinks or moves restarts only (Lyra,
+    EuroSys'23, section 4.2, counts 1 / servers a job spans instead).
+    """
+    loans = [loan for loan in snapshot.loans.values() if loan.pool == pool]
+    unused = sorted(loan.node for loan in loans if loan.state is LoanState.OFFERED)
+    used = sorted(loan.node for loan in loans if loan.state is LoanState.ACTIVE)
+    if count <= len(unused):
+        return tuple(unused[: max(0, count)])
+    leaving = find_cheapest_nodes(build_recall_cost(snapshot, used, settings), count - len(unused))
+    return (*unused, *(used[number] for number in sorted(leaving)))
+
+
+def build_recall_cost(snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettings) -> RecallCost:
+    """What emptying each set of `nodes` costs, in GPU-seconds, by what evacuation then does with the jobs there.
+
+    That a job may move to free GPUs counts, because evacuation does it: a fleet with room preempts nobody whom the
+    room can hold, and nodes whose jobs fit into it are the cheap ones. Jobs look for room in order of submission; while
+    others wait for GPUs they take only what keeps them at their minimum. Besides, all GPUs of a job stand still while
+    what only the leaving ones hold is carried off.
+    """
+    ledger = snapshot.index
+    idle = [
+        (snapshot.nodes[node].gpu, len(room.indices) if (room := ledger.free_by_node.get(node)) else 0)
+        for node in nodes
+    ]
+    free: Counter[str] = Counter()
+    for (gpu, _), gpus in ledger.free_gpus.items():
+        free[gpu] += gpus
+    for gpu, gpus in idle:
+        free[gpu] -= gpus
+    tenants, carried_gpu_s = _list_affected_jobs(snapshot, nodes, settings)
+    return RecallCost(tenants, idle, free, refills=not ledger.waiting, transfer_gpu_s=carried_gpu_s)
+
+
+def _list_affected_jobs(
+    snapshot: Snapshot, nodes: Sequence[str], settings: PolicySettings
+) -> tuple[list[AffectedJob], Sequence[float]]:
+    """The jobs on these nodes, but for those that only release GPUs there or must go for other nodes' sake; and by node
+    the GPU-seconds that carrying off takes what they hold there alone."""
+    carried_gpu_s = [0.0] * len(nodes)
+    ledger, sizes, tenants = snapshot.index, node_sizes(snapshot), list[AffectedJob]()
+    numbers, gone = {node: number for number, node in enumerate(nodes)}, ledger.must_vacate.difference(nodes)
+    for job in ledger.sort_by_submission(
+        {job_id for node in nodes for job_id in ledger.holders.get(node, {}).values()}
+    ):
+        held, gpu, least = 0, "", min_feasible_gpus(snapshot, job, sizes)
+        here: dict[int, int] = {}
+        for node, indices in job.allocation.target.items():
+            if node in numbers:
+                here[numbers[node]] = len(indices)
+                gpu = snapshot.nodes[node].gpu
+            held += 0 if node in gone else len(indices)
+        if not here or held < least:
+            continue
+        restart_s = settings.reconfiguration_s_for(job)
+        # While others wait, evacuation tops a job up to its minimum alone: without a plan on that it finds no room.
+        may_move = job.spec.fungible and (least == job.spec.min_gpus or not ledger.waiting)
+        preempt_gpu_s = (restart_s + _unsaved_s(snapshot, job)) * held
+        tenants.append(AffectedJob(here, held, held - least, restart_s, preempt_gpu_s, gpu if may_move else None))
+        for node, carrying_s in transfer_time_by_node_s(snapshot, job).items():
+            if node in numbers:
+                carried_gpu_s[numbers[node]] += carrying_s * held
+    return tenants, carried_gpu_s
+
+
+def _unsaved_s(snapshot: Snapshot, job: Job) -> float:
+    if job.state is not JobState.RUNNING:
+        return 0.0
+    return max(0.0, snapshot.now_s - max(job.progress.checkpoint_at_s, job.state_since_s))
+
+
+GPU_BYTES_PER_S = 10e9
+"""What one GPU's network port is taken to carry. The shipped GPU profiles have a port a GPU, of 3.5 (V100, L40S) to 40
+GB/s (H100); policies do not see them, and a choice between nodes of one GPU model needs the magnitude alone."""
+
+_NO_TRANSFERS: Mapping[str, float] = {}
+
+
+def transfer_time_by_node_s(snapshot: Snapshot, job: Job) -> Mapping[str, float]:
+    """Of each node, how long its GPUs of the job need to send what no GPU on another node holds: 0 for a replica.
+
+    That has to leave whether the job then shrinks, moves, or saves because it is preempted. Added up over several nodes
+    it is a lower bound: what two nodes hold only together is in neither figure. The fullest GPU's state counts as all
+    that its plan predicts it to take, activations too, because a plan tells no more. Empty where nothing is known: the
+    job does not run, or its plan has one layer (as those without a model have) or no figure of memory.
+    """
+    allocation, plan = job.allocation, job.allocation.plan
+    if job.state is not JobState.RUNNING or plan is None:
+        return _NO_TRANSFERS
+    if not plan.peak_bytes_per_gpu or plan.stages[-1].last_layer == 0:
+        return _NO_TRANSFERS
+    numbers = dict[str, int]()
+    nodes = tuple(numbers.setdefault(node, len(numbers)) for node, _ in snapshot.rank_placement(allocation))
+    alone = _exclusive_fractions(plan, nodes)
+    per_gpu_s = plan.peak_bytes_per_gpu / GPU_BYTES_PER_S
+    return {node: alone[number] * per_gpu_s / len(allocation.target[node]) for node, number in numbers.items()}
+
+
+@lru_cache(maxsize=1024)
+def _exclusive_fractions(plan: ParallelPlan, nodes: tuple[int, ...]) -> tuple[float, ...]:
+    """Of each node, given the node of each rank, what it holds alone, in units of what the fullest GPU holds; nothing
+    for a plan that contradicts itself, because a recall must not fail over it."""
+    seats = tuple(GpuSlot(f"{node}", rank) for rank, node in enumerate(nodes))
+    tensors, count = build_equal_layer_tensors(plan.layers), max(nodes) + 1
+    by_node = [[seat for seat, on in zip(seats, nodes, strict=True) if on == node] for node in range(count)]
+    try:
+        fullest = max(compute_held_bytes(plan, tensors))
+        return tuple(alone / fullest for alone in compute_release_costs(Placement(plan, seats), tensors, by_node))
+    except ValueError:
+        return (0.0,) * count

@@ -1,0 +1,208 @@
+"""How many GPUs each elastic job should have: a multiple-choice knapsack over the gains of the scaling curves.
+
+Phase 2 of Lyra (EuroSys'23, section 5.2): a group per elastic job, item k has k GPUs. Lyra's value is the seconds by
+which k GPUs shorten the job, as if it scaled linearly. That favours long jobs, which keep the GPUs for long. Ours is
+the rate at which the job comes to its end, one over its remaining time: a GPU goes where it brings an end nearest, so
+that jobs with little left go first, as shortest remaining time first does for jobs of one size. Speeds follow the
+curve, and the remaining time of a running job has the price of its reconfiguration in it.
+
+Whether another plan on the same GPUs is worth a reconfiguration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from math import inf
+
+from scheduler.domain.job import SPEED_MEASUREMENT_S_MIN, Intent, Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.policies.knapsack import Item, solve_knapsack
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policies.speed import (
+    efficient_gpus,
+    gpu_model,
+    linear_step_times_s,
+    node_sizes,
+    remaining_s,
+    step_times_s,
+)
+
+DEADLINE_RATE = 1.0
+"""What meeting a deadline is worth beside the ends a second of any job, at most 1."""
+
+
+def flexible_counts(
+    snapshot: Snapshot, starting: Iterable[str], spare: int, settings: PolicySettings
+) -> Mapping[str, int]:
+    """GPUs for each elastic job whose number should change now, and for those that start.
+
+    `spare` free GPUs are there beyond all base demand, that of the jobs in `starting` included. They are dealt out
+    together with all that the running jobs hold above their minimum. For a running job any other number than it has
+    takes `gain_factor` times its reconfiguration longer; jobs in `starting` pay nothing. A count that brings a job to
+    its end by its deadline is worth more than any that does not.
+    """
+    sizes, starters = node_sizes(snapshot), frozenset(starting)
+    if spare <= 0 and not snapshot.index.above_minimum:
+        return {}
+    running = _list_resizable_jobs(snapshot, settings)
+    if not starters and not any(_may_change(job) for job in running):
+        return {}
+    starting_jobs = [snapshot.jobs[job_id] for job_id in sorted(starters)]
+    if _count_wanted_gpus(snapshot, starting_jobs) <= spare:  # enough for all: who wants no more keeps what it has
+        running = [job for job in running if _may_change(job)]
+    groups, budget = dict[str, list[Item]](), spare
+    for job in (*starting_jobs, *running):
+        items = _items(snapshot, job, sizes, settings)
+        if len(items) > 1:
+            groups[job.id] = items
+            budget += max(0, job.allocation.target_gpus - items[0].gpus)
+    counts = solve_knapsack(groups, budget)
+    return {
+        job_id: count
+        for job_id, count in counts.items()
+        if job_id in starters or count != snapshot.jobs[job_id].allocation.target_gpus
+    }
+
+
+def least_gain_first(snapshot: Snapshot, missing: int, settings: PolicySettings) -> Mapping[str, int]:
+    """Smaller counts for running jobs that free `missing` flexible GPUs in all, or as many as there are.
+
+    Whole flexible parts are taken, where a GPU gains its job least, so that few jobs are disturbed; only the last
+    job gives up a part.
+    """
+    sizes = node_sizes(snapshot)
+    offers: list[tuple[float, str, int, int]] = []
+    for job in snapshot.jobs.values():
+        present, least = job.allocation.target_gpus, efficient_gpus(snapshot, job, sizes)
+        if job.state is not JobState.RUNNING or job.intent is not Intent.RUN or present <= least:
+            continue
+        now_s = remaining_work(snapshot, job) * job.step_time_s()
+        then_s = remaining_s(snapshot, job, least, sizes) + settings.reconfiguration_s_for(job)
+        lost = _completion_rate(snapshot, job, now_s) - _completion_rate(snapshot, job, then_s)
+        offers.append((lost / (present - least), job.id, present, least))
+    counts: dict[str, int] = {}
+    for _, job_id, present, least in sorted(offers):
+        if missing <= 0:
+            break
+        counts[job_id] = max(least, present - missing)
+        missing -= present - counts[job_id]
+    return counts
+
+
+def estimate_arrivals(snapshot: Snapshot, settings: PolicySettings) -> int:
+    """GPUs that jobs are expected to start on until the next full pass: as many as in the last period.
+
+    Growing jobs leave them free, and where a job has to make room they are freed with it, so that arrivals one after
+    another do not disturb a job each.
+    """
+    since_s, jobs = snapshot.now_s - settings.full_pass_period_s, snapshot.jobs
+    running = map(jobs.__getitem__, snapshot.index.running)
+    starts_s = ((job, job.account.first_started_at_s) for job in running)
+    return sum(job.spec.min_gpus for job, start_s in starts_s if start_s is not None and start_s > since_s)
+
+
+def expect_no_arrivals(snapshot: Snapshot, settings: PolicySettings) -> int:
+    """Every free GPU is dealt out."""
+    return 0
+
+
+def _list_resizable_jobs(snapshot: Snapshot, settings: PolicySettings) -> list[Job]:
+    """Elastic jobs that have run undisturbed for the resize pause; those at their minimum need not wait for it."""
+    ledger, now_s = snapshot.index, snapshot.now_s
+    return [
+        job
+        for job in ledger.sort_by_submission(ledger.elastic)
+        if job.intent is Intent.RUN
+        and (
+            now_s - job.state_since_s >= settings.resize_pause_s_for(job)
+            or job.allocation.target_gpus <= job.spec.min_gpus
+        )
+    ]
+
+
+def _count_wanted_gpus(snapshot: Snapshot, starters: Iterable[Job]) -> int:
+    """GPUs that all jobs together could take beyond what they have, or start on."""
+    growable = map(snapshot.jobs.__getitem__, snapshot.index.below_maximum)
+    more = sum(job.spec.max_gpus - job.allocation.target_gpus for job in growable)
+    return more + sum(job.spec.max_gpus - job.spec.min_gpus for job in starters)
+
+
+def _may_change(job: Job) -> bool:
+    """More GPUs than it has, or fewer: some curve knows of fewer that are faster."""
+    return job.spec.has_profile or job.allocation.target_gpus < job.spec.max_gpus
+
+
+def remaining_work(snapshot: Snapshot, job: Job) -> float:
+    """Steps to go; for a job of unknown length as many again as it has done."""
+    steps = job.remaining_steps(snapshot.now_s)
+    return steps if steps is not None else max(1.0, job.steps_at(snapshot.now_s))
+
+
+def _items(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], settings: PolicySettings) -> list[Item]:
+    """The counts that the job can have with its remaining time then, ascending; only gains are kept.
+
+    What it has now is judged by its own plan: its GPUs may lie otherwise than a curve assumes.
+    """
+    law = linear_step_times_s if settings.linear_scaling else step_times_s
+    work, on_curve_s = remaining_work(snapshot, job), law(snapshot, job, sizes)
+    present = job.allocation.target_gpus
+    price_s = settings.gain_factor * settings.reconfiguration_s_for(job) if present else 0.0
+    items: list[Item] = []
+    best_s = inf
+    for gpus in _candidate_counts(snapshot, job, sizes):
+        step_s = job.step_time_s() if gpus == present else on_curve_s(gpus)
+        if step_s is None:
+            continue
+        time_s = work * step_s + (0.0 if gpus == present else price_s)
+        if time_s < best_s:
+            best_s = time_s
+            items.append(Item(gpus, -_completion_rate(snapshot, job, time_s)))
+    return items
+
+
+def _completion_rate(snapshot: Snapshot, job: Job, remaining_s: float) -> float:
+    """Ends of the job a second, and `DEADLINE_RATE` more where it would end by its deadline."""
+    in_time = job.spec.deadline_s is not None and snapshot.now_s + remaining_s <= job.deadline_at_s
+    return 1.0 / (1.0 + remaining_s) + (DEADLINE_RATE if in_time else 0.0)
+
+
+def _candidate_counts(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> list[int]:
+    """The counts worth weighing: those that the curve has a plan for; of a linear one every count up to two nodes, half
+    nodes beyond, and the range's ends. And the present one."""
+    model, curve, present = gpu_model(snapshot, job, sizes), snapshot.curve(job), job.allocation.target_gpus
+    node = sizes[model] if model else 8
+    least, most = efficient_gpus(snapshot, job, sizes), job.spec.max_gpus
+    if isinstance(curve, ScalingCurve):
+        planned = curve.packed_plans(model, node) if model else ()
+        return sorted({count for count in planned if least <= count <= most} | {present} - {0})
+    return sorted({*_linear_counts(least, most, node), present} - {0})
+
+
+@lru_cache(maxsize=4096)
+def _linear_counts(least: int, most: int, node: int) -> frozenset[int]:
+    half = max(1, node // 2)
+    beyond = range(-(-max(least, 2 * node) // half) * half, most + 1, half)
+    return frozenset({*range(least, min(most, 2 * node) + 1), *beyond, least, most})
+
+
+def time_saved_s(job: Job, plan: ParallelPlan, work: float) -> float:
+    """Seconds by which `plan` shortens the `work` steps that are left, the reconfiguration not counted.
+
+    The present speed is the measured one: the present plan gains by frozen layers too.
+    """
+    return work * (job.step_time_s() - plan.iteration_time_s * job.curve_correction)
+
+
+def rearrangeable_at_s(job: Job, settings: PolicySettings) -> float:
+    """The time from which a job whose layers froze may be rearranged: once it has run undisturbed for the resize pause,
+    and so long since that its speed with the layers frozen counts as known."""
+    return max(job.state_since_s + settings.resize_pause_s_for(job), job.freezing.at_s + SPEED_MEASUREMENT_S_MIN)
+
+
+def is_worthwhile(job: Job, plan: ParallelPlan, work: float, settings: PolicySettings) -> bool:
+    """As for any resize that nobody is forced into: `gain_factor` times the reconfiguration has to be saved."""
+    return time_saved_s(job, plan, work) > settings.gain_factor * settings.reconfiguration_s_for(job)

@@ -1,0 +1,150 @@
+"""What a number of GPUs is worth to a job, read from its scaling curve at canonical shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.job import Job, JobSpec
+from scheduler.domain.job_state import JobState
+from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.scaling_curve import LinearCurve, ScalingCurve
+from scheduler.domain.snapshot import Snapshot
+
+EFFICIENCY_MIN = 0.75
+"""Least share of its best work a GPU-second at which a job starts."""
+
+NO_PLANS: Mapping[int, ParallelPlan] = {}
+
+packed = lru_cache(maxsize=65536)(GpuShape.packed)
+
+
+def node_sizes(snapshot: Snapshot) -> Mapping[str, int]:
+    """GPUs of the commonest node of each GPU model: canonical shapes are packed into those."""
+    return snapshot.typical_node_sizes
+
+
+def gpu_model(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> str | None:
+    """The GPU model a job's speed is judged on: the one it has, the one it asks for, or the fleet's first by name."""
+    for node in job.allocation.target:
+        if node in snapshot.nodes:
+            return snapshot.nodes[node].gpu
+    if job.spec.gpu:
+        return job.spec.gpu if job.spec.gpu in sizes else None
+    return min(sizes, default=None)
+
+
+def step_time_s(
+    snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int], model: str | None = None
+) -> float | None:
+    """Seconds a step on `gpus` packed GPUs of `model`, else of the one that the job's speed is judged on, corrected by
+    what was measured; None where the curve has no plan."""
+    return step_times_s(snapshot, job, sizes, model)(gpus)
+
+
+def step_times_s(
+    snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None
+) -> Callable[[int], float | None]:
+    """As `step_time_s`, for callers that ask for many counts of one job."""
+    curve, correction = snapshot.curve(job), job.curve_correction
+    if isinstance(curve, LinearCurve):
+        return _data_parallel_step_times(job)
+    gpu = model or gpu_model(snapshot, job, sizes)
+    plans = curve.packed_plans(gpu, sizes[gpu]) if gpu else NO_PLANS
+
+    def on_curve(gpus: int) -> float | None:
+        plan = plans.get(gpus)
+        return plan.iteration_time_s * correction if plan else None
+
+    return on_curve
+
+
+def _data_parallel_step_times(job: Job) -> Callable[[int], float]:
+    """The step times of a job without a model, learned from what it was measured at: a part that more GPUs share, and
+    one that they do not, such as the exchange of gradients (Amdahl, AFIPS'67). Until it has run on two different
+    numbers of GPUs, and where more GPUs were no less efficient, it is taken to scale linearly."""
+    correction = job.progress.correction
+    if not job.progress.corrections:
+        return lambda gpus: correction / gpus
+    known = dict(job.progress.corrections)
+    if job.state is JobState.RUNNING:
+        known[job.allocation.target_gpus] = correction
+    if len(known) < 2 or max(known.values()) == min(known.values()):
+        return lambda gpus: correction / gpus
+    mean_gpus, mean = sum(known) / len(known), sum(known.values()) / len(known)
+    spread = sum((gpus - mean_gpus) ** 2 for gpus in known)
+    fixed_s = sum((gpus - mean_gpus) * (gpu_s - mean) for gpus, gpu_s in known.items()) / spread
+    if fixed_s <= 0.0:
+        return lambda gpus: correction / gpus
+    shared_s = max(0.0, mean - fixed_s * mean_gpus)
+    return lambda gpus: shared_s / gpus + fixed_s
+
+
+def linear_step_times_s(snapshot: Snapshot, job: Job, sizes: Mapping[str, int]) -> Callable[[int], float | None]:
+    """As `step_times_s`, for policies that take every job's scaling for linear, whatever its curve says: from its
+    present speed where it runs, else from that on its fewest GPUs; None where that is unknown."""
+    base, step_s = job.allocation.target_gpus, job.step_time_s()
+    if not base or step_s == float("inf"):
+        base = min_feasible_gpus(snapshot, job, sizes)
+        step_s = step_time_s(snapshot, job, base, sizes) or float("inf")
+    return lambda gpus: base * step_s / gpus if step_s < float("inf") else None
+
+
+def remaining_s(snapshot: Snapshot, job: Job, gpus: int, sizes: Mapping[str, int]) -> float:
+    """Seconds of run time left on `gpus` GPUs.
+
+    A job without a known length is expected to need as much service again as it has had: least attained
+    service first (Tiresias, NSDI'19, section 3).
+    """
+    steps = job.remaining_steps(snapshot.now_s)
+    if steps is None:
+        return job.account.gpu_s / gpus
+    step_s = step_time_s(snapshot, job, gpus, sizes)
+    if step_s is not None:
+        return steps * step_s
+    return job.spec.duration_estimate_s or float(job.spec.steps)
+
+
+def min_feasible_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
+    """The fewest GPUs that the job can start on: its minimum, or more where no plan fits on that few.
+
+    Judged on GPUs of `model`, else on those that the job's speed is judged on.
+    """
+    spec = job.spec
+    if not spec.has_profile:
+        return spec.min_gpus
+    return _min_feasible_on(snapshot.profile_curve(job), spec, model or gpu_model(snapshot, job, sizes), sizes)
+
+
+def _min_feasible_on(curve: ScalingCurve, spec: JobSpec, gpu: str | None, sizes: Mapping[str, int]) -> int:
+    least = spec.min_gpus
+    if not curve.infeasible or gpu is None or packed(gpu, least, sizes[gpu]) not in curve.infeasible:
+        return least
+    return min((gpus for gpus in curve.packed_plans(gpu, sizes[gpu]) if least <= gpus <= spec.max_gpus), default=least)
+
+
+def efficient_gpus(snapshot: Snapshot, job: Job, sizes: Mapping[str, int], model: str | None = None) -> int:
+    """As `least_gpus`, without the counts on which a step takes more than 1 / `EFFICIENCY_MIN` times the GPU-seconds
+    that it takes where it takes least.
+
+    A large model on few GPUs spends most of its time on moving its state about; whoever waits would have more of those
+    GPUs than it has. Of what a queue's limit or the cluster rules out nothing is expected.
+    """
+    spec = job.spec
+    if not spec.has_profile:
+        return spec.min_gpus
+    curve, gpu = snapshot.profile_curve(job), model or gpu_model(snapshot, job, sizes)
+    least = _min_feasible_on(curve, spec, gpu, sizes)
+    if gpu is None:
+        return least
+    most = min(spec.max_gpus, _reachable_gpus(snapshot, spec, gpu))
+    return curve.min_efficient_gpus(gpu, sizes[gpu], least, most, EFFICIENCY_MIN) or least
+
+
+def _reachable_gpus(snapshot: Snapshot, spec: JobSpec, gpu: str) -> int:
+    """GPUs of a model that the job could have if it were alone."""
+    serving, queue = snapshot.training_gpus, snapshot.queues.get(spec.queue)
+    most = serving.get((gpu, False), 0) + (serving.get((gpu, True), 0) if spec.fungible else 0)
+    limits = (queue.limit_gpus, queue.user_limit_gpus) if queue else ()
+    return min((most, *(limit for limit in limits if limit is not None)))

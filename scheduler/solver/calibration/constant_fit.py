@@ -1,0 +1,247 @@
+"""Constants of a GPU from measured runs: the most likely ones, given the runs and a first guess.
+
+The errors of the prediction's logarithm count by a pseudo-Huber loss, which grows like a square near 0 and in
+proportion beyond, so that a few odd runs do not set the constants. Against them stands a normal prior on the logarithm
+of each constant, centred on the given profile: what the runs do not tell stays as it was. Minimised by the
+Levenberg-Marquardt method with reweighting, from the prior's centre; no chance is involved.
+
+What a fit is worth: constants from a drawn part of the runs, errors on that part and on the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+
+from scheduler.solver.calibration.hardware_constants import ConstantSpace
+from scheduler.solver.calibration.measured_runs import MeasuredRun
+from scheduler.solver.calibration.run_prediction import RunTimePredictor
+from scheduler.solver.evaluate import evaluate
+from scheduler.solver.instance import Floats
+from scheduler.solver.profiles.hardware_profile import HardwareProfile
+
+PREDICTION_NOISE = 0.05
+"""How far a good prediction is off: the model's own error and the measurement's, as standard deviation of a log."""
+
+_HUBER_WIDTH = 0.03
+_MAX_STEPS = 40
+_MAX_LOG_STEP = 0.7
+"""Of the logarithm of a constant, in one step: a factor of two."""
+_DIFFERENCE_STEP = 0.02
+_MAX_DAMPING_TRIES = 8
+_RELATIVE_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class FittedConstant:
+    """`sd`: standard deviation of the logarithm of `after`. `told` is the share of the prior variance that the runs
+    took away: near 0 the value is the given one, near 1 the runs have set it."""
+
+    name: str
+    before: float
+    after: float
+    sd: float
+    told: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantFit:
+    hardware: HardwareProfile
+    constants: tuple[FittedConstant, ...]
+
+
+def fit_constants(runs: Sequence[MeasuredRun], hardware: HardwareProfile, names: tuple[str, ...] = ()) -> ConstantFit:
+    """`hardware` with the constants `names` (or the usual ones) as `runs` and it tell them together.
+
+    Raises:
+        ProfileError: a name is unknown, or its value is 0, which has no logarithm.
+        ValueError: there are no runs, or the layers of one follow several strategies.
+    """
+    if not runs:
+        raise ValueError("there are no runs to fit to; at least 1 is needed")
+    problem = _PosteriorProblem(
+        ConstantSpace.from_profile(hardware, names),
+        RunTimePredictor.from_runs(runs, hardware),
+        np.log([run.iteration_time_s for run in runs]),
+        hardware,
+    )
+    point = _minimize(problem)
+    sd = np.sqrt(np.diag(np.linalg.inv(problem.compute_curvature(point)[0])))
+    told = 1 - np.minimum(sd / problem.space.prior_sd, 1) ** 2
+    found = problem.space.apply(hardware, point)
+    return ConstantFit(
+        found,
+        tuple(
+            FittedConstant(name, getattr(hardware, name), getattr(found, name), float(sd[at]), float(told[at]))
+            for at, name in enumerate(problem.space.names)
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PosteriorProblem:
+    """Minus the logarithm of the posterior density, at a point [C] of the logarithms of the constants."""
+
+    space: ConstantSpace
+    times: RunTimePredictor
+    measured_log_s: Floats
+    hardware: HardwareProfile
+
+    def compute_errors(self, point: Floats) -> Floats:
+        """[R], of the logarithm of each run's time."""
+        return np.log(self.times.predict_s(self.space.apply(self.hardware, point))) - self.measured_log_s
+
+    def compute_cost(self, point: Floats) -> float:
+        losses = _HUBER_WIDTH**2 * (np.hypot(1, self.compute_errors(point) / _HUBER_WIDTH) - 1)
+        away = (point - self.space.center) / self.space.prior_sd
+        return float(losses.sum() / PREDICTION_NOISE**2 + (away**2).sum() / 2)
+
+    def compute_curvature(self, point: Floats) -> tuple[Floats, Floats]:
+        """[C, C] and the slope [C], the loss taken for a square with each run's present weight.
+
+        The slopes of the errors are differences over a few per cent of each constant, as a prediction has kinks.
+        """
+        errors = self.compute_errors(point)
+        weights = 1 / np.hypot(1, errors / _HUBER_WIDTH) / PREDICTION_NOISE**2
+        slopes = np.empty((len(errors), len(point)))
+        for at in range(len(point)):
+            above, below = point.copy(), point.copy()
+            above[at] = min(point[at] + _DIFFERENCE_STEP, self.space.upper[at])
+            below[at] = max(point[at] - _DIFFERENCE_STEP, self.space.lower[at])
+            slopes[:, at] = (self.compute_errors(above) - self.compute_errors(below)) / (above[at] - below[at])
+        precision = 1 / self.space.prior_sd**2
+        slope = slopes.T @ (weights * errors) + (point - self.space.center) * precision
+        return slopes.T @ (weights[:, None] * slopes) + np.diag(precision), slope
+
+
+def _minimize(problem: _PosteriorProblem) -> Floats:
+    point, damping = problem.space.center, 1e-2
+    cost = problem.compute_cost(point)
+    for _ in range(_MAX_STEPS):
+        curvature, slope = problem.compute_curvature(point)
+        for _ in range(_MAX_DAMPING_TRIES):
+            step = -np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), slope)
+            found = point + np.clip(step, -_MAX_LOG_STEP, _MAX_LOG_STEP)
+            found = np.clip(found, problem.space.lower, problem.space.upper)
+            found_cost = problem.compute_cost(found)
+            if found_cost < cost:
+                break
+            damping *= 4
+        else:
+            return point
+        gain, point, cost, damping = cost - found_cost, found, found_cost, max(damping / 5, 1e-6)
+        if gain < _RELATIVE_TOLERANCE * max(cost, 1.0):
+            break
+    return point
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSummary:
+    """Of |predicted / measured - 1| over `runs` runs; all 0 over none."""
+
+    runs: int
+    mean: float
+    median: float
+    p95: float
+    worst: float
+
+    @classmethod
+    def from_ratios(cls, ratios: Floats) -> ErrorSummary:
+        """From predicted / measured - 1."""
+        if not len(ratios):
+            return cls(0, 0.0, 0.0, 0.0, 0.0)
+        size = np.abs(ratios)
+        return cls(len(size), *map(float, (size.mean(), np.median(size), np.percentile(size, 95), size.max())))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """`drawn` are the numbers of the runs that were fitted to. `before` is of all runs under the given profile,
+    `left_out` of each drawn run under constants from the other drawn ones. `memory` is of the runs that tell it."""
+
+    fit: ConstantFit
+    drawn: tuple[int, ...]
+    before: ErrorSummary
+    on_drawn: ErrorSummary
+    on_others: ErrorSummary
+    left_out: ErrorSummary | None
+    memory: ErrorSummary
+
+
+def sample_runs(runs: Sequence[MeasuredRun], count: int, generator: np.random.Generator) -> tuple[int, ...]:
+    """Numbers of `count` of the runs (or of all), ascending: from each kind of plan in turn one at random.
+
+    Kinds differ in the constants that they tell, so that a small draw should not miss one. Large kinds come first.
+    """
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for number in generator.permutation(len(runs)).tolist():
+        kinds.setdefault(_get_run_kind(runs[number]), []).append(number)
+    largest_first = sorted(kinds.values(), key=len, reverse=True)
+    in_turn = [number for turn in zip_longest(*largest_first) for number in turn if number is not None]
+    return tuple(sorted(in_turn[:count]))
+
+
+def _get_run_kind(run: MeasuredRun) -> tuple[object, ...]:
+    one = run.plan.stages[0].strategies[0]
+    degrees = run.shape.nodes > 1, run.plan.pipeline_devices > 1, one.tp > 1, one.ulysses > 1, one.ring > 1, one.ep > 1
+    return *degrees, one.zero, one.offload, one.recompute
+
+
+def calibrate(
+    runs: Sequence[MeasuredRun],
+    hardware: HardwareProfile,
+    drawn: Sequence[int],
+    *,
+    names: tuple[str, ...] = (),
+    leave_one_out: bool = False,
+) -> Calibration:
+    """Fits to the runs of these numbers; raises as `fit` does."""
+    chosen = [runs[number] for number in drawn]
+    found = fit_constants(chosen, hardware, names)
+    errors = compute_time_errors(runs, found.hardware)
+    others = np.setdiff1d(np.arange(len(runs)), drawn)
+    return Calibration(
+        fit=found,
+        drawn=tuple(drawn),
+        before=ErrorSummary.from_ratios(compute_time_errors(runs, hardware)),
+        on_drawn=ErrorSummary.from_ratios(errors[list(drawn)]),
+        on_others=ErrorSummary.from_ratios(errors[others]),
+        left_out=ErrorSummary.from_ratios(compute_leave_one_out_errors(chosen, hardware, names))
+        if leave_one_out
+        else None,
+        memory=ErrorSummary.from_ratios(compute_memory_errors(runs, found.hardware)),
+    )
+
+
+def compute_time_errors(runs: Sequence[MeasuredRun], hardware: HardwareProfile) -> Floats:
+    """[R]: predicted / measured - 1."""
+    measured_s = np.array([run.iteration_time_s for run in runs])
+    return np.asarray(RunTimePredictor.from_runs(runs, hardware).predict_s(hardware) / measured_s - 1)
+
+
+def compute_leave_one_out_errors(
+    runs: Sequence[MeasuredRun], hardware: HardwareProfile, names: tuple[str, ...] = ()
+) -> Floats:
+    """[R]: as `time_errors`, each run under constants that were fitted to the other ones."""
+    return np.concatenate(
+        [
+            compute_time_errors([run], fit_constants([*runs[:number], *runs[number + 1 :]], hardware, names).hardware)
+            for number, run in enumerate(runs)
+        ]
+    )
+
+
+def compute_memory_errors(runs: Sequence[MeasuredRun], hardware: HardwareProfile) -> Floats:
+    """The same of memory, over the runs that tell it: what the plan needs, without the reserve."""
+    return np.array(
+        [
+            hardware.plannable_bytes(evaluate(run.plan, run.build_request(hardware)).peak_bytes_per_gpu)
+            / run.peak_bytes
+            - 1
+            for run in runs
+            if run.peak_bytes
+        ]
+    )

@@ -1,0 +1,284 @@
+"""The model as the search sees it: one layer after the other, with embedding and head attached to the ends.
+
+LayerTable: the figures of layer types as columns, so that all strategies are costed at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from scheduler.solver.instance import Floats, Ints
+from scheduler.solver.profiles.hardware_profile import Precision
+from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, Attachment, LayerProfile, ModelProfile
+
+_EMBEDDING_TRAFFIC = 30
+"""Times the boundary, both passes: look-up, positions, dropout, and the gradient's scatter into the table."""
+
+_FROZEN_EMBEDDING_TRAFFIC = 19 / 2
+"""Times the boundary, of a forward pass alone. Bytes a value of 2: look-up of tokens 2 + 2, of positions 2 + 2, their
+sum 4 + 2, dropout with its mask 2 + 2 + 1."""
+
+_LOSS_TRAFFIC = 52 / 6
+"""Times the logits (6 bytes each: bf16 and fp32). Kernel by kernel, as Megatron-LM's vocabulary-parallel cross-entropy
+runs: cast to fp32 2 + 4, maximum 4, subtract it 4 + 4, exponentiate 4 + 4, sum 4, divide 4 + 4; backward, scale by the
+gradient 4 + 4 and cast back 4 + 2. 52 bytes a logit; what touches one logit of a token is left out."""
+
+_LOGIT_COPIES = 2
+"""The gradient of the logits is as large as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of the chain; equal layers are equal values. Bytes are at the training precision, of one sample.
+
+    Attributes:
+        flops: forward, by matrix products with weights; `attention_flops` those of the attention core.
+            `attached_flops` are those of embedding or head, which recompute never repeats.
+        traffic_bytes: moved by element-wise kernels in the forward pass.
+        parameters: `expert_parameters` of them lie in experts.
+        unit_parameters: the largest part that FSDP gathers at once (a layer, the embedding and the head are units).
+        activation_bytes, replicated_bytes: split by tensor parallelism, and not. `selective_bytes` of the former are
+            attention scores.
+        attached_bytes: kept even under recompute (logits). `attached_traffic_bytes` are moved by embedding or head in
+            both passes; `attached_messages` are all-reduces of the boundary that splitting the vocabulary costs.
+        product_parameters: weights of the head's product. `columns` of it, of which each tensor rank has a share;
+            0 where they are not known, which counts as aligned.
+        tied_parameters: weights that first and last stage each hold a copy of, so that they sum their gradients.
+            `tied_inside`: both copies lie in one node.
+        trained: its weights change. `backward`: gradients pass through it, as it or a layer before it is trained.
+        attached_trained: the weights of embedding or head change. `trained_head_parameters`: of a frozen layer, those
+            of its `parameters` that change, because they are the head's.
+        measured_s: forward time of one sample by tensor degree, where it was measured.
+    """
+
+    flops: float
+    attention_flops: float
+    attached_flops: float
+    traffic_bytes: int
+    parameters: int
+    expert_parameters: int
+    unit_parameters: int
+    activation_bytes: int
+    selective_bytes: int
+    replicated_bytes: int
+    boundary_bytes: int
+    attached_bytes: int
+    attached_traffic_bytes: int
+    attached_messages: int
+    product_parameters: int
+    columns: int
+    tied_parameters: int
+    tied_inside: bool
+    tokens: int
+    heads: int
+    attention_heads: int
+    tensor_messages: int
+    experts: int
+    experts_per_token: int
+    trained: bool
+    backward: bool
+    attached_trained: bool
+    trained_head_parameters: int
+    measured_s: tuple[tuple[int, float], ...]
+
+
+class LayerChain(tuple[Layer, ...]):
+    """The layers in order. Hashed once, as it is looked up often; two chains with equal layers are equal."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def kinds(self) -> tuple[Layer, ...]:
+        """[T] different layers, in the order of their first appearance."""
+        return tuple(dict.fromkeys(self))
+
+    @cached_property
+    def types(self) -> Ints:
+        """[L] the number of each layer's kind."""
+        numbers = {layer: number for number, layer in enumerate(self.kinds)}
+        return np.array([numbers[layer] for layer in self], dtype=np.int64)
+
+
+def build_layer_chain(model: ModelProfile, precision: Precision, *, stages: int, one_node: bool = False) -> LayerChain:
+    """The layers of `model` in order, for a plan of `stages` stages, all in one node or not.
+
+    A tied head costs no memory of its own while it shares a stage with the embedding. In a plan of several stages
+    the last stage holds a copy of the embedding. The embedding is frozen with the first layer, and the head never.
+    """
+    copied = model.shares_embedding and stages > 1
+    return _build_layer_chain(model, precision, copied, copied and one_node)
+
+
+@lru_cache(maxsize=256)
+def _build_layer_chain(model: ModelProfile, precision: Precision, copied: bool, one_node: bool) -> LayerChain:
+    scale = precision.value_bytes / REFERENCE_VALUE_BYTES
+    layers: list[Layer] = []
+    backward = False
+    for run in model.layers:
+        backward = backward or not run.frozen
+        layers.extend([_build_layer(run, scale, backward=backward)] * run.layers)
+    tied = replace(layers[0], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
+    layers[0] = _attach_embedding(tied, model.embedding, scale)
+    tied = replace(layers[-1], tied_parameters=model.embedding.parameters if copied else 0, tied_inside=one_node)
+    layers[-1] = _attach_head(tied, model.head, scale, shared=model.shares_embedding and not copied)
+    return LayerChain(layers)
+
+
+def _build_layer(run: LayerProfile, scale: float, *, backward: bool) -> Layer:
+    return Layer(
+        flops=run.flops_per_sample,
+        attention_flops=run.attention_flops_per_sample,
+        attached_flops=0.0,
+        traffic_bytes=round(run.traffic_bytes_per_sample * scale),
+        parameters=run.parameters,
+        expert_parameters=run.expert_parameters,
+        unit_parameters=run.parameters,
+        activation_bytes=round(run.activation_bytes_per_sample * scale),
+        selective_bytes=round(run.selective_bytes_per_sample * scale),
+        replicated_bytes=round(run.replicated_activation_bytes_per_sample * scale),
+        boundary_bytes=round(run.boundary_bytes_per_sample * scale),
+        attached_bytes=0,
+        attached_traffic_bytes=0,
+        attached_messages=0,
+        product_parameters=0,
+        columns=0,
+        tied_parameters=0,
+        tied_inside=False,
+        tokens=run.tokens_per_sample,
+        heads=run.heads,
+        attention_heads=run.attention_heads or run.heads,
+        tensor_messages=run.tensor_messages,
+        experts=run.experts,
+        experts_per_token=run.experts_per_token,
+        trained=not run.frozen,
+        backward=backward,
+        attached_trained=not run.frozen,
+        trained_head_parameters=0,
+        measured_s=run.forward_s_per_sample,
+    )
+
+
+def _attach_embedding(layer: Layer, embedding: Attachment, scale: float) -> Layer:
+    kept_bytes = round(embedding.activation_bytes_per_sample * scale)
+    times = _EMBEDDING_TRAFFIC if layer.trained else _FROZEN_EMBEDDING_TRAFFIC
+    traffic_bytes = round(times * layer.boundary_bytes) if embedding.parameters else 0
+    return replace(
+        layer,
+        attached_flops=layer.attached_flops + embedding.flops_per_sample,
+        parameters=layer.parameters + embedding.parameters,
+        unit_parameters=max(layer.unit_parameters, embedding.parameters),
+        attached_bytes=layer.attached_bytes + kept_bytes,
+        attached_traffic_bytes=layer.attached_traffic_bytes + traffic_bytes,
+        attached_messages=layer.attached_messages + bool(embedding.parameters),
+    )
+
+
+def _attach_head(layer: Layer, head: Attachment, scale: float, *, shared: bool) -> Layer:
+    kept_bytes = round(head.activation_bytes_per_sample * scale)
+    parameters = 0 if shared else head.parameters
+    return replace(
+        layer,
+        attached_flops=layer.attached_flops + head.flops_per_sample,
+        parameters=layer.parameters + parameters,
+        unit_parameters=max(layer.unit_parameters, parameters),
+        attached_bytes=layer.attached_bytes + _LOGIT_COPIES * kept_bytes,
+        attached_traffic_bytes=layer.attached_traffic_bytes + round(_LOSS_TRAFFIC * kept_bytes),
+        attached_messages=layer.attached_messages + bool(head.flops_per_sample and layer.backward),
+        attached_trained=True,
+        trained_head_parameters=0 if layer.trained else parameters,
+        product_parameters=head.parameters,
+        columns=head.columns,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerTable:
+    """One row a layer type; every array is [T, 1], figures as in Layer.
+
+    Attributes:
+        expert_flops: forward, of the experts that a sample's tokens visit; part of `flops`.
+        key_value_share: size of keys and values over that of queries (grouped queries have fewer heads of them).
+        tied_inside, trained, backward, attached_trained: 1 or 0.
+    """
+
+    flops: Floats
+    attention_flops: Floats
+    attached_flops: Floats
+    expert_flops: Floats
+    traffic_bytes: Floats
+    dense_parameters: Floats
+    expert_parameters: Floats
+    unit_parameters: Floats
+    activation_bytes: Floats
+    selective_bytes: Floats
+    replicated_bytes: Floats
+    boundary_bytes: Floats
+    attached_bytes: Floats
+    attached_traffic_bytes: Floats
+    attached_messages: Floats
+    product_parameters: Floats
+    columns: Floats
+    tied_parameters: Floats
+    tied_inside: Floats
+    tensor_messages: Floats
+    experts: Floats
+    experts_per_token: Floats
+    key_value_share: Floats
+    trained: Floats
+    backward: Floats
+    attached_trained: Floats
+    trained_head_parameters: Floats
+
+
+@lru_cache(maxsize=64)
+def build_layer_table(kinds: tuple[Layer, ...]) -> LayerTable:
+    """The columns of `kinds`, in their order."""
+    rows = [
+        (
+            kind.flops,
+            kind.attention_flops,
+            kind.attached_flops,
+            _compute_expert_flops(kind),
+            kind.traffic_bytes,
+            kind.parameters - kind.expert_parameters,
+            kind.expert_parameters,
+            kind.unit_parameters,
+            kind.activation_bytes,
+            kind.selective_bytes,
+            kind.replicated_bytes,
+            kind.boundary_bytes,
+            kind.attached_bytes,
+            kind.attached_traffic_bytes,
+            kind.attached_messages,
+            kind.product_parameters,
+            kind.columns,
+            kind.tied_parameters,
+            kind.tied_inside,
+            kind.tensor_messages,
+            kind.experts,
+            kind.experts_per_token,
+            kind.heads / kind.attention_heads,
+            kind.trained,
+            kind.backward,
+            kind.attached_trained,
+            kind.trained_head_parameters,
+        )
+        for kind in kinds
+    ]
+    return LayerTable(*np.array(rows, dtype=np.float64).T[:, :, None])
+
+
+def _compute_expert_flops(kind: Layer) -> float:
+    """Two a weight and token, over the experts that a token visits."""
+    if not kind.experts:
+        return 0.0
+    visited = kind.expert_parameters * kind.experts_per_token / kind.experts
+    return min(kind.flops, 2.0 * kind.tokens * visited)

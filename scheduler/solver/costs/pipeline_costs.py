@@ -1,0 +1,174 @@
+"""Micro-batches that a device of a pipeline holds at once, by schedule.
+
+Hand-overs between the stages of a pipeline: the activation forward and its gradient back.
+
+The costs of every strategy on stages of one width, for all numbers of micro-batches in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import gcd
+
+import numpy as np
+
+from scheduler.domain.parallel_plan import LayerStrategy, Schedule, ScheduleName
+from scheduler.solver.costs.collectives import StageSetting, send_s
+from scheduler.solver.costs.communication_time import compute_border_s, compute_reshard_s, list_layouts
+from scheduler.solver.costs.layer_chain import Layer, LayerChain, build_layer_table
+from scheduler.solver.costs.layer_memory import compute_activation_bytes, compute_buffer_bytes, compute_state_bytes
+from scheduler.solver.costs.layer_time import compute_layer_times
+from scheduler.solver.costs.strategy_space import DegreeLimits, StrategyCandidates, enumerate_candidates
+from scheduler.solver.instance import Floats, Ints, StageCosts
+from scheduler.solver.profiles.hardware_profile import HardwareProfile
+
+
+def count_in_flight(schedule: Schedule, *, micro_batches: int, devices: int, position: int) -> float:
+    """Micro-batches whose activations the device at `position` (from 0) holds at its peak.
+
+    GPipe holds all. Under 1F1B the last device runs backward at once and holds one; each device before it holds one
+    more (Narayanan et al., SC'21, section 2.2). Interleaved over v chunks a device, each chunk is 1/v of it, and the
+    warm-up is (v - 1) x P + 2 (P - position - 1) chunks (the same, and Korthikanti et al., arXiv 2205.05198, section
+    4.2.3, where the first stage comes to 1 + (P - 1) / (P v) times that of 1F1B).
+    """
+    if schedule.name is ScheduleName.GPIPE:
+        return micro_batches
+    if schedule.name is ScheduleName.ONE_F_ONE_B:
+        return min(micro_batches, devices - position)
+    chunks = schedule.interleave
+    warm_up = (chunks - 1) * devices + 2 * (devices - position - 1)
+    return min(micro_batches * chunks, warm_up + 1) / chunks
+
+
+@dataclass(frozen=True, slots=True)
+class StageGroup:
+    """The stages on GPUs of one model: `count` of `gpus` GPUs each, on nodes of `node_gpus` (of the cluster)."""
+
+    hardware: HardwareProfile
+    node_gpus: int
+    gpus: int
+    count: int
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Some neighbouring stages of the group lie in different nodes."""
+        return bool(self.node_gpus % self.gpus) or self.count * self.gpus > self.node_gpus
+
+    def crosses_nodes(self, cut: int) -> bool:
+        """Whether stage `cut` (of this group alone, from 0) and the next one lie in different nodes."""
+        sender, receiver = cut * self.gpus, (cut + 1) * self.gpus
+        return bool(self.node_gpus % self.gpus) or sender // self.node_gpus != receiver // self.node_gpus
+
+
+def compute_hand_over_s(layer: Layer, batch: int, sender: StageGroup, receiver: StageGroup, *, crosses: bool) -> float:
+    """After `layer`, for a micro-batch of `batch` samples, from a stage of one group to a stage of another or the same.
+
+    Every GPU sends an equal share of the micro-batch to its counterpart (the scatter of Megatron's scatter-gather,
+    SC'21, section 4.1), so the time does not depend on the strategies of either side. Between groups the slower side
+    sets the pace. No gradient goes back to layers without a backward pass.
+    """
+    share_bytes = layer.boundary_bytes * batch / min(sender.gpus, receiver.gpus)
+    directions = 2 if layer.backward else 1
+    return directions * max(_compute_send_s(share_bytes, side, crosses) for side in (sender, receiver))
+
+
+def compute_hand_over_table_s(
+    layers: LayerChain, groups: tuple[StageGroup, ...], batch: int, *, interleave: int = 1
+) -> Floats:
+    """[P-1, G, G, L+1] at cut p, from group to group, if the next stage begins with layer a; infinite for a = 0 and L.
+
+    [P, ...] where the pipeline is interleaved: the last row leads from the last device back to the first. In a mixed
+    pipeline the places of a group's stages are open: its hand-overs count as between nodes if any of them can be.
+    """
+    devices = sum(group.count for group in groups)
+    kinds, types = layers.kinds, layers.types[:-1]
+    cuts = devices if interleave > 1 else devices - 1
+    table = np.full((cuts, len(groups), len(groups), len(layers) + 1), np.inf)
+    for (one, sender), (two, receiver) in product(enumerate(groups), repeat=2):
+        near_s, far_s = (
+            np.array([compute_hand_over_s(kind, batch, sender, receiver, crosses=crosses) for kind in kinds])[types]
+            for crosses in (False, True)
+        )
+        if len(groups) == 1:
+            far = [sender.crosses_nodes(cut) if cut < devices - 1 else sender.spans_nodes for cut in range(cuts)]
+        else:
+            far = [one != two or sender.spans_nodes] * cuts
+        table[:, one, two, 1:-1] = np.where(np.array(far, dtype=bool)[:, None], far_s, near_s)
+    return table
+
+
+def _compute_send_s(size_bytes: float, side: StageGroup, crosses: bool) -> float:
+    at_once = gcd(side.node_gpus, side.gpus)
+    return float(send_s(np.array(size_bytes), np.array(crosses), side.hardware, at_once))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostedStrategies:
+    """The strategies of a stage at one number of micro-batches: their costs, and what they are.
+
+    `costs` has one row a layer type (in order of first appearance in the chain) and one column a strategy.
+    """
+
+    costs: StageCosts
+    _candidates: StrategyCandidates
+    _offset: int
+
+    def build_strategy(self, number: int) -> LayerStrategy:
+        """What strategy `number` of the costs is, for one layer."""
+        return self._candidates.build_strategy(self._offset + number)
+
+
+@lru_cache(maxsize=256)
+def compute_stage_costs(layers: LayerChain, setting: StageSetting) -> Mapping[int, CostedStrategies]:
+    """Costs by number of micro-batches (divisors of the global batch), where there is at least one strategy.
+
+    Strategies that cannot win whatever the other layers do are left out (spreads.py and candidates.py say which).
+    """
+    kinds = layers.kinds
+    chosen = enumerate_candidates(
+        DegreeLimits.from_layers(kinds),
+        setting.hardware.dimensions,
+        setting.node_gpus,
+        setting.gpus,
+        setting.global_batch,
+    )
+    if not len(chosen.spread):
+        return {}
+    counts, firsts = np.unique(chosen.micro_batches, return_index=True)
+    joint, changes_s = _compute_joint_costs(kinds, chosen, setting.global_batch // counts, setting)
+    found = {}
+    ends = [*firsts[1:].tolist(), len(chosen.spread)]
+    for row, (count, first, end) in enumerate(zip(counts.tolist(), firsts.tolist(), ends, strict=True)):
+        costs = StageCosts(
+            layouts=joint.layouts[first:end],
+            time_s=joint.time_s[:, first:end],
+            state_bytes=joint.state_bytes[:, first:end],
+            kept_bytes=joint.kept_bytes[:, first:end],
+            working_bytes=joint.working_bytes[first:end],
+            reshard_s=changes_s[row],
+            border_s=joint.border_s[:, first:end],
+        )
+        found[count] = CostedStrategies(costs, chosen, first)
+    return found
+
+
+def _compute_joint_costs(
+    kinds: tuple[Layer, ...], chosen: StrategyCandidates, batches: Ints, setting: StageSetting
+) -> tuple[StageCosts, Floats]:
+    """All numbers of micro-batches side by side. Changes of layout [C, T, K, K] apart: they depend on the number."""
+    table, spread = build_layer_table(kinds), chosen.spreads
+    layouts, numbers = list_layouts(spread)
+    changes_s = compute_reshard_s(table, layouts, batches, setting)
+    costs = StageCosts(
+        layouts=numbers[chosen.spread],
+        time_s=compute_layer_times(kinds, chosen, setting).total_s,
+        state_bytes=compute_state_bytes(kinds, chosen, setting),
+        kept_bytes=compute_activation_bytes(kinds, chosen, setting),
+        working_bytes=compute_buffer_bytes(kinds, chosen, setting),
+        reshard_s=changes_s[0],
+        border_s=compute_border_s(table, spread, setting)[:, chosen.spread],
+    )
+    return costs, changes_s

@@ -1,0 +1,247 @@
+"""Divisors: every degree of parallelism is one.
+
+How the work of a stage may be spread over its GPUs: the degrees, for every number of micro-batches at once.
+
+tp x dp x ulysses x ring = GPUs of the stage. Ranks are numbered with tp varying fastest, then ulysses, ring, dp. The
+dp x ulysses x ring ranks that share a tensor rank are *replicas*: they hold the same weights, or shards of them.
+
+All ranks of a sequence hold as many of its tokens. A rank of a ring holds two equal chunks of them, one from the front
+and one from the back (zigzag), so that the causal mask leaves all ranks as much to do; its Ulysses ranks share both
+alike.
+
+Left out are spreads that cannot win (each lemma has a property test):
+
+* Sequences are split only where samples cannot be. With R replicas and micro-batches of b samples, dp = gcd(b, R).
+  A smaller dp leaves a factor f of ulysses x ring that also divides b / dp. Moving f over to dp changes neither
+  rows, weights, replicas nor memory, and shortens the groups that ulysses and ring talk in; tokens that divided before
+  still do.
+* Tensor parallelism shards the sequence wherever the worker can and the tokens divide. A reduce-scatter and all-gather
+  take the time of the all-reduce that they replace (the group is inside a node), element-wise work and kept activations
+  shrink, and a border needs no gather (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+
+Candidates: complete strategies as columns, a spread with its sharding, recompute and offload.
+
+Left out is what cannot win (with a property test): ZeRO-1 where the worker has ZeRO-2 and there is one micro-batch.
+Both then reduce once, and ZeRO-2 holds less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd, isqrt, lcm
+
+import numpy as np
+
+from scheduler.domain.parallel_plan import LayerStrategy, Recompute
+from scheduler.solver.costs.layer_chain import Layer
+from scheduler.solver.instance import Ints
+from scheduler.solver.profiles.hardware_profile import Dimension
+
+
+def list_divisors(number: int) -> list[int]:
+    """All divisors of `number` (at least 1), ascending."""
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
+@dataclass(frozen=True, slots=True)
+class DegreeLimits:
+    """What the layers of a model allow, all together.
+
+    Attributes:
+        heads, attention_heads, tokens: every tensor degree divides the first, tensor x Ulysses the second, the
+            `token_multiple` of Ulysses x ring the third (greatest common divisors over the layers).
+        experts: every expert degree divides it; 0 for a model without experts.
+        measured: tensor degrees with measured times in all layers that have some; empty where none has.
+    """
+
+    heads: int
+    attention_heads: int
+    tokens: int
+    experts: int
+    measured: frozenset[int]
+
+    @classmethod
+    def from_layers(cls, layers: tuple[Layer, ...]) -> DegreeLimits:
+        figures = [frozenset(degree for degree, _ in layer.measured_s) for layer in layers if layer.measured_s]
+        return cls(
+            heads=gcd(*(layer.heads for layer in layers)),
+            attention_heads=gcd(*(layer.attention_heads for layer in layers)),
+            tokens=gcd(*(layer.tokens for layer in layers)),
+            experts=gcd(*(layer.experts for layer in layers)),
+            measured=frozenset.intersection(*figures) if figures else frozenset(),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParallelDegrees:
+    """Candidate spreads as columns [B], by ascending number of micro-batches. `sharded` is sequence sharding (0, 1)."""
+
+    micro_batches: Ints
+    samples: Ints
+    tp: Ints
+    sharded: Ints
+    dp: Ints
+    ulysses: Ints
+    ring: Ints
+    ep: Ints
+
+    @property
+    def replicas(self) -> Ints:
+        return self.dp * self.context
+
+    @property
+    def context(self) -> Ints:
+        return self.ulysses * self.ring
+
+
+@lru_cache(maxsize=1024)
+def enumerate_degrees(
+    limits: DegreeLimits, dimensions: frozenset[Dimension], node_gpus: int, gpus: int, global_batch: int
+) -> ParallelDegrees:
+    """Every spread of `gpus` GPUs that may win, for every divisor of the batch; possibly none."""
+    rows = []
+    tensor_degrees = _list_tensor_degrees(limits, dimensions, gcd(node_gpus, gpus))
+    for micro_batches in list_divisors(global_batch):
+        batch = global_batch // micro_batches
+        for tp in tensor_degrees:
+            replicas = gpus // tp
+            dp = gcd(batch, replicas)
+            may_shard = tp > 1 and Dimension.SEQUENCE_SHARDING in dimensions
+            for ulysses, ring in _list_context_degrees(limits, dimensions, tp, replicas // dp):
+                sharded = int(may_shard and limits.tokens % (tp * ulysses * ring) == 0)
+                rows += [
+                    (micro_batches, batch // dp, tp, sharded, dp, ulysses, ring, ep)
+                    for ep in _list_expert_degrees(limits, dimensions, replicas)
+                ]
+    return ParallelDegrees(*np.array(rows, dtype=np.int64).reshape(-1, 8).T)
+
+
+def required_token_multiple(ulysses: int, ring: int) -> int:
+    """What the tokens of a sequence must be a multiple of, so that all ranks that share it hold as many."""
+    return ring * lcm(2, ulysses) if ring > 1 else ulysses
+
+
+def _list_tensor_degrees(limits: DegreeLimits, dimensions: frozenset[Dimension], node_gpus: int) -> list[int]:
+    """Divisors of a node, so that no tensor-parallel group leaves it, that have measured times where any have."""
+    degrees = list_divisors(gcd(node_gpus, limits.heads)) if Dimension.TENSOR in dimensions else [1]
+    return [degree for degree in degrees if not limits.measured or degree in limits.measured]
+
+
+def _list_context_degrees(
+    limits: DegreeLimits, dimensions: frozenset[Dimension], tp: int, context: int
+) -> list[tuple[int, int]]:
+    """Pairs (ulysses, ring) with product `context`; heads limit the first alone (USP, arXiv 2405.07719)."""
+    pairs = [(ulysses, context // ulysses) for ulysses in list_divisors(context)]
+    return [
+        (ulysses, ring)
+        for ulysses, ring in pairs
+        if limits.tokens % required_token_multiple(ulysses, ring) == 0
+        and (ulysses == 1 or (Dimension.ULYSSES in dimensions and limits.attention_heads % (tp * ulysses) == 0))
+        and (ring == 1 or Dimension.RING in dimensions)
+    ]
+
+
+def _list_expert_degrees(limits: DegreeLimits, dimensions: frozenset[Dimension], replicas: int) -> list[int]:
+    """Expert parallelism splits the experts over replicas: its degree divides both; 1 where no layer has experts."""
+    if not limits.experts or Dimension.EXPERT not in dimensions:
+        return [1]
+    return list_divisors(gcd(limits.experts, replicas))
+
+
+RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+"""A column of recomputes holds positions in this."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StrategyCandidates:
+    """Columns [N]; `spread` points into `spreads`, `hybrid` is 1 where ZeRO-3 shards inside a node alone."""
+
+    spreads: ParallelDegrees
+    spread: Ints
+    zero: Ints
+    hybrid: Ints
+    shard_group: Ints
+    recompute: Ints
+    offload: Ints
+
+    @property
+    def micro_batches(self) -> Ints:
+        return self.spreads.micro_batches[self.spread]
+
+    @classmethod
+    def from_strategies(cls, strategies: list[LayerStrategy], *, micro_batches: int, batch: int) -> StrategyCandidates:
+        """The given strategies, at `micro_batches` micro-batches of `batch` samples, a column each."""
+        columns = np.array(
+            [
+                (micro_batches, batch // one.dp, one.tp, one.sequence_sharding, one.dp, one.ulysses, one.ring, one.ep)
+                for one in strategies
+            ],
+            dtype=np.int64,
+        )
+        taken = ParallelDegrees(*columns.T)
+        groups = np.array([one.shard_group for one in strategies], dtype=np.int64)
+        zero = np.array([one.zero for one in strategies], dtype=np.int64)
+        return cls(
+            spreads=taken,
+            spread=np.arange(len(strategies)),
+            zero=zero,
+            hybrid=((zero == 3) & (groups < taken.replicas)).astype(np.int64),
+            shard_group=groups,
+            recompute=np.array([RECOMPUTES.index(one.recompute) for one in strategies], dtype=np.int64),
+            offload=np.array([one.offload for one in strategies], dtype=np.int64),
+        )
+
+    def build_strategy(self, number: int) -> LayerStrategy:
+        """Candidate `number` as one layer's strategy."""
+        own, spread = self.spreads, self.spread[number]
+        return LayerStrategy(
+            layers=1,
+            tp=int(own.tp[spread]),
+            sequence_sharding=bool(own.sharded[spread]),
+            dp=int(own.dp[spread]),
+            zero=int(self.zero[number]),
+            shard_group=int(self.shard_group[number]),
+            ulysses=int(own.ulysses[spread]),
+            ring=int(own.ring[spread]),
+            ep=int(own.ep[spread]),
+            recompute=RECOMPUTES[self.recompute[number]],
+            offload=bool(self.offload[number]),
+        )
+
+
+@lru_cache(maxsize=1024)
+def enumerate_candidates(
+    limits: DegreeLimits, dimensions: frozenset[Dimension], node_gpus: int, gpus: int, global_batch: int
+) -> StrategyCandidates:
+    """Every strategy on a stage of `gpus` GPUs that may win, by ascending number of micro-batches."""
+    base = enumerate_degrees(limits, dimensions, node_gpus, gpus, global_batch)
+    variants = _list_variants(dimensions)
+    spread = np.repeat(np.arange(len(base.tp)), len(variants))
+    zero, hybrid, recompute, offload = np.tile(variants.T, len(base.tp))
+    replicas, ep = base.replicas[spread], base.ep[spread]
+    in_node = node_gpus // base.tp[spread]
+    group = np.where(zero == 0, 1, np.where(hybrid == 1, in_node, replicas))
+    allowed = (zero == 0) | (replicas > 1)
+    allowed &= (hybrid == 0) | ((in_node > 1) & (in_node < replicas) & ((in_node % ep == 0) | (ep % in_node == 0)))
+    allowed &= (offload == 0) | (zero > 0) | (replicas == 1)
+    if Dimension.ZERO in dimensions:
+        allowed &= (zero != 1) | (base.micro_batches[spread] > 1)
+    return StrategyCandidates(
+        *(base, *(column[allowed] for column in (spread, zero, hybrid, group, recompute, offload)))
+    )
+
+
+def _list_variants(dimensions: frozenset[Dimension]) -> Ints:
+    """Rows (zero, hybrid, recompute, offload) that the worker supports."""
+    zeros = [(0, 0)]
+    zeros += [(1, 0), (2, 0)] if Dimension.ZERO in dimensions else []
+    zeros += [(3, 0)] if Dimension.FSDP in dimensions else []
+    zeros += [(3, 1)] if Dimension.HYBRID_SHARD in dimensions else []
+    recomputes = [0]
+    recomputes += [1] if Dimension.SELECTIVE_RECOMPUTE in dimensions else []
+    recomputes += [2] if Dimension.RECOMPUTE in dimensions else []
+    offloads = [0, 1] if Dimension.OFFLOAD in dimensions else [0]
+    rows = [(*zero, recompute, offload) for zero in zeros for offload in offloads for recompute in recomputes]
+    return np.array(rows, dtype=np.int64)

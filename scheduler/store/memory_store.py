@@ -1,0 +1,254 @@
+"""Tokens and audit log of a MemoryStore.
+
+MemoryStore: the store of the simulator, of dry runs and of tests. It lives and dies with its process.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort_right
+from dataclasses import replace
+from itertools import islice
+from operator import attrgetter
+
+from scheduler.domain.commands import Command
+from scheduler.domain.fleet import DemandReading, Loan
+from scheduler.domain.job import Job
+from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
+from scheduler.domain.job_records import Sample
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.api_protocol import (
+    ApiToken,
+    AuditEntry,
+    AuditFilter,
+    HistoryLog,
+    JobQuery,
+    LoanQuery,
+    SortKey,
+    StoredAuditEntry,
+    UsageSnapshot,
+    get_job_sort_key,
+    get_loan_sort_key,
+    take_page,
+)
+from scheduler.store.protocol import (
+    Commit,
+    ConflictError,
+    FencedError,
+    Lease,
+    LoadedState,
+    Page,
+    StoredDecision,
+    StoredEvent,
+)
+
+
+class MemoryAuditLog:
+    """See AuditLog."""
+
+    def __init__(self) -> None:
+        self._entries: list[StoredAuditEntry] = []
+        self._lock = threading.Lock()
+
+    def append(self, entry: AuditEntry) -> None:
+        with self._lock:
+            self._entries.append(StoredAuditEntry(len(self._entries) + 1, entry))
+
+    def list_entries(self, page: Page, filters: AuditFilter) -> tuple[StoredAuditEntry, ...]:
+        with self._lock:
+            after = self._entries[page.after :]
+        return tuple(islice((each for each in after if filters.matches(each.entry)), page.limit))
+
+
+class MemoryTokenStore:
+    """See Tokens."""
+
+    def __init__(self, audit_log: MemoryAuditLog) -> None:
+        self._tokens: dict[str, ApiToken] = {}
+        self._audit_log = audit_log
+        self._lock = threading.Lock()
+
+    def add(self, token: ApiToken, audit: AuditEntry) -> None:
+        with self._lock:
+            self._tokens[token.id] = token
+            self._audit_log.append(audit)
+
+    def find_by_digest(self, digest: str) -> ApiToken | None:
+        with self._lock:
+            return next((token for token in self._tokens.values() if token.digest == digest), None)
+
+    def find_by_id(self, token_id: str) -> ApiToken | None:
+        with self._lock:
+            return self._tokens.get(token_id)
+
+    def list_tokens(self, *, after: str, limit: int) -> tuple[ApiToken, ...]:
+        with self._lock:
+            return tuple(self._tokens[each] for each in sorted(self._tokens) if each > after)[:limit]
+
+    def revoke(self, token_id: str, now_s: float, audit: AuditEntry) -> ApiToken | None:
+        with self._lock:
+            token = self._tokens.get(token_id)
+            if token is not None and token.revoked_at_s is None:
+                token = self._tokens[token_id] = replace(token, revoked_at_s=now_s)
+                self._audit_log.append(audit)
+            return token
+
+    def record_use(self, token_id: str, now_s: float) -> None:
+        with self._lock:
+            self._tokens[token_id] = replace(self._tokens[token_id], last_used_at_s=now_s)
+
+
+_NO_LEASE = Lease(holder="", epoch=0, expires_at_s=float("-inf"))
+
+
+class MemoryStore:
+    """Safe to use from several threads. It may start from a snapshot that was taken elsewhere."""
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self._lock = threading.Lock()
+        self._snapshot = snapshot or Snapshot()
+        self._inbox: dict[str, Command] = {}
+        self._commands: dict[str, Command] = {}
+        self._lease = _NO_LEASE
+        self._events: list[StoredEvent] = []
+        self._decisions: list[StoredDecision] = []
+        self._ended_jobs: list[Job] = []
+        self._ended_loans: list[Loan] = []
+        self._readings: dict[str, list[DemandReading]] = {}
+        self._samples: dict[str, dict[int, Sample]] = {}
+        self._usage: dict[UsageKey, tuple[float, float]] = {}
+        self.audit_log = MemoryAuditLog()
+        self.tokens = MemoryTokenStore(self.audit_log)
+
+    def load(self) -> LoadedState:
+        with self._lock:
+            return LoadedState(self._snapshot, tuple(self._inbox.values()))
+
+    def commit(self, commit: Commit) -> None:
+        assert commit.snapshot.generation == commit.previous.generation + 1, "a commit moves on by one generation"
+        with self._lock:
+            if self._lease.epoch != commit.epoch:
+                raise FencedError(f"epoch {commit.epoch} no longer leads; nothing was written")
+            if self._snapshot.generation != commit.previous.generation:
+                raise ConflictError(f"the stored generation is no longer {commit.previous.generation}")
+            self._snapshot = commit.snapshot
+            for command_id in commit.consumed_command_ids:
+                self._inbox.pop(command_id, None)
+            self._append_history(commit)
+
+    def send(self, command: Command, *, audit: AuditEntry | None = None) -> bool:
+        with self._lock:
+            if command.id in self._commands:
+                return False
+            if audit is not None:
+                self.audit_log.append(audit)
+            self._commands[command.id] = self._inbox[command.id] = command
+            return True
+
+    def get_command(self, command_id: str) -> Command | None:
+        with self._lock:
+            return self._commands.get(command_id)
+
+    def count_pending_commands(self) -> int:
+        with self._lock:
+            return len(self._inbox)
+
+    def acquire_lease(self, holder: str, *, now_s: float, ttl_s: float) -> Lease | None:
+        assert holder, "the lease needs a holder with a name"
+        with self._lock:
+            held = self._lease
+            if held.holder not in ("", holder) and held.expires_at_s > now_s:
+                return None
+            epoch = held.epoch if held.holder == holder else held.epoch + 1
+            self._lease = Lease(holder, epoch, now_s + ttl_s)
+            return self._lease
+
+    def get_lease(self) -> Lease | None:
+        with self._lock:
+            return self._lease if self._lease.holder else None
+
+    def release_lease(self, holder: str) -> None:
+        with self._lock:
+            if self._lease.holder == holder:
+                self._lease = Lease("", self._lease.epoch + 1, self._lease.expires_at_s)
+
+    def list_events(self, page: Page, *, subject: str = "") -> tuple[StoredEvent, ...]:
+        with self._lock:
+            after = (self._events[at] for at in range(page.after, len(self._events)))
+            return tuple(islice((each for each in after if subject in ("", each.event.subject)), page.limit))
+
+    def list_last_events(self, subject: str, *, limit: int) -> tuple[StoredEvent, ...]:
+        with self._lock:
+            newest = islice((each for each in reversed(self._events) if each.event.subject == subject), limit)
+            return tuple(newest)[::-1]
+
+    def get_last_event_number(self) -> int:
+        with self._lock:
+            return len(self._events)
+
+    def list_decisions(self, page: Page) -> tuple[StoredDecision, ...]:
+        with self._lock:
+            return tuple(self._decisions[page.after : page.after + page.limit])
+
+    def get_ended_job(self, job_id: str) -> Job | None:
+        with self._lock:
+            return next((job for job in reversed(self._ended_jobs) if job.id == job_id), None)
+
+    def list_ended_jobs(self, *, limit: int) -> tuple[Job, ...]:
+        with self._lock:
+            return tuple(islice(reversed(self._ended_jobs), limit))
+
+    def find_ended_jobs(self, query: JobQuery, *, after: SortKey | None, limit: int) -> tuple[Job, ...]:
+        with self._lock:
+            return take_page(list(filter(query.matches, self._ended_jobs)), get_job_sort_key, after=after, limit=limit)
+
+    def list_ended_loans(self, *, limit: int) -> tuple[Loan, ...]:
+        with self._lock:
+            return tuple(islice(reversed(self._ended_loans), limit))
+
+    def find_ended_loans(self, query: LoanQuery, *, after: SortKey | None, limit: int) -> tuple[Loan, ...]:
+        with self._lock:
+            return take_page(
+                list(filter(query.matches, self._ended_loans)), get_loan_sort_key, after=after, limit=limit
+            )
+
+    def list_readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
+        with self._lock:
+            recorded = self._readings.get(pool, [])
+            return tuple(recorded[bisect_left(recorded, since_s, key=attrgetter("at_s")) :])
+
+    def list_samples(self, job_id: str) -> tuple[Sample, ...]:
+        with self._lock:
+            return tuple(sorted(self._samples.get(job_id, {}).values(), key=attrgetter("at_s")))
+
+    def load_usage(self, *, from_s: float, to_s: float) -> UsageSnapshot:
+        with self._lock:
+            entries = [
+                UsageEntry(kind, *sums)
+                for kind, sums in self._usage.items()
+                if from_s < kind.hour_s + HOUR_S and kind.hour_s < to_s
+            ]
+            return UsageSnapshot(tuple(sorted(entries)), self._snapshot)
+
+    def get_retention_mark(self, log: HistoryLog) -> int:
+        """Nothing lives longer than its process."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _append_history(self, commit: Commit) -> None:
+        generation, now_s = commit.snapshot.generation, commit.snapshot.now_s
+        for event in commit.events:
+            self._events.append(StoredEvent(len(self._events) + 1, generation, event))
+        for decision in commit.decisions:
+            self._decisions.append(StoredDecision(len(self._decisions) + 1, generation, now_s, decision))
+        self._ended_jobs.extend(commit.ended_jobs)
+        self._ended_loans.extend(commit.ended_loans)
+        for entry in commit.usage:
+            gpu_s, lost_gpu_s = self._usage.get(entry.key, (0.0, 0.0))
+            self._usage[entry.key] = (gpu_s + entry.gpu_s, lost_gpu_s + entry.lost_gpu_s)
+        for placed in commit.samples:
+            self._samples.setdefault(placed.job_id, {})[placed.slot] = placed.sample
+        for pool, reading in commit.readings:
+            insort_right(self._readings.setdefault(pool, []), reading, key=attrgetter("at_s"))

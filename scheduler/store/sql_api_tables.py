@@ -1,0 +1,198 @@
+"""SqlAudit: the audit log in the database of a SqlStore. Nothing here changes rows, and the database refuses it.
+
+SqlTokens: API tokens in the database of a SqlStore, as digests: who reads the database cannot ask with them.
+
+Idempotency keys in the database: what each of them has made, written in the transaction that made it.
+
+Keys of jobs are not among them: those name the command in the inbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    Index,
+    Named,
+    Select,
+    String,
+    Table,
+    TypedColumns,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from scheduler.store.api_protocol import ApiToken, AuditEntry, AuditFilter, StoredAuditEntry
+from scheduler.store.database import make_autocommit_engine, transaction
+from scheduler.store.protocol import Page
+from scheduler.store.sql_history import AnyRow
+from scheduler.store.tables import METADATA, ROW_NUMBER
+
+
+class AuditColumns(TypedColumns):
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
+    at_s: Named[float] = Column(Double)
+    actor: Named[str] = Column(String)
+    token_id: Named[str] = Column(String)
+    action: Named[str] = Column(String)
+    subject: Named[str] = Column(String)
+    before: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+    after: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+    request_id: Named[str] = Column(String)
+    outcome: Named[str] = Column(String)
+
+
+AUDIT_LOG = Table("audit_log", METADATA, AuditColumns)
+Index(None, AUDIT_LOG.c.actor, AUDIT_LOG.c.number)
+Index(None, AUDIT_LOG.c.subject, AUDIT_LOG.c.number)
+_AUDIT_FIELDS = tuple(AuditEntry.__dataclass_fields__)
+
+
+class SqlAuditLog:
+    """See AuditLog. `engine` is a store's, whose database has been migrated."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._read_engine = make_autocommit_engine(engine)
+
+    def append(self, entry: AuditEntry) -> None:
+        with transaction(self._engine) as connection:
+            insert_audit_entries(connection, [entry])
+
+    def list_entries(self, page: Page, filters: AuditFilter) -> tuple[StoredAuditEntry, ...]:
+        query = select(AUDIT_LOG).where(AUDIT_LOG.c.number > page.after)
+        if filters.actor:
+            query = query.where(AUDIT_LOG.c.actor == filters.actor)
+        if filters.subject:
+            query = query.where(AUDIT_LOG.c.subject == filters.subject)
+        if filters.since_s is not None:
+            query = query.where(AUDIT_LOG.c.at_s >= filters.since_s)
+        with transaction(self._read_engine) as connection:
+            rows = connection.execute(query.order_by(AUDIT_LOG.c.number).limit(page.limit)).all()
+        return tuple(
+            StoredAuditEntry(row.number, AuditEntry(*(getattr(row, name) for name in _AUDIT_FIELDS))) for row in rows
+        )
+
+
+def insert_audit_entries(connection: Connection, entries: Sequence[AuditEntry]) -> None:
+    """Append within a transaction that does more."""
+    if entries:
+        connection.execute(
+            insert(AUDIT_LOG), [{name: getattr(entry, name) for name in _AUDIT_FIELDS} for entry in entries]
+        )
+
+
+class TokenColumns(TypedColumns):
+    id: Named[str] = Column(String, primary_key=True)
+    name: Named[str] = Column(String)
+    prefix: Named[str] = Column(String)
+    digest: Named[str] = Column(String, unique=True, index=True)
+    grants: Named[Any] = Column(JSON, nullable=False)
+    created_at_s: Named[float] = Column(Double)
+    created_by: Named[str] = Column(String)
+    expires_at_s: Named[float | None] = Column(Double)
+    last_used_at_s: Named[float | None] = Column(Double)
+    revoked_at_s: Named[float | None] = Column(Double)
+
+
+API_TOKENS = Table("api_tokens", METADATA, TokenColumns)
+_TOKEN_FIELDS = tuple(ApiToken.__dataclass_fields__)
+
+
+class SqlTokenStore:
+    """See Tokens. `engine` is a store's, whose database has been migrated."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._read_engine = make_autocommit_engine(engine)
+
+    def add(self, token: ApiToken, audit: AuditEntry) -> None:
+        row = {name: getattr(token, name) for name in _TOKEN_FIELDS} | {"grants": list(token.grants)}
+        with transaction(self._engine) as connection:
+            connection.execute(insert(API_TOKENS), row)
+            insert_audit_entries(connection, [audit])
+
+    def find_by_digest(self, digest: str) -> ApiToken | None:
+        return next(iter(self._fetch_tokens(select(API_TOKENS).where(API_TOKENS.c.digest == digest))), None)
+
+    def find_by_id(self, token_id: str) -> ApiToken | None:
+        return next(iter(self._fetch_tokens(select(API_TOKENS).where(API_TOKENS.c.id == token_id))), None)
+
+    def list_tokens(self, *, after: str, limit: int) -> tuple[ApiToken, ...]:
+        return self._fetch_tokens(
+            select(API_TOKENS).where(API_TOKENS.c.id > after).order_by(API_TOKENS.c.id).limit(limit)
+        )
+
+    def revoke(self, token_id: str, now_s: float, audit: AuditEntry) -> ApiToken | None:
+        live = (API_TOKENS.c.id == token_id) & API_TOKENS.c.revoked_at_s.is_(None)
+        with transaction(self._engine) as connection:
+            if connection.execute(update(API_TOKENS).where(live).values(revoked_at_s=now_s)).rowcount:
+                insert_audit_entries(connection, [audit])
+        return self.find_by_id(token_id)
+
+    def record_use(self, token_id: str, now_s: float) -> None:
+        with transaction(self._engine) as connection:
+            connection.execute(update(API_TOKENS).where(API_TOKENS.c.id == token_id).values(last_used_at_s=now_s))
+
+    def _fetch_tokens(self, query: Select[*tuple[Any, ...]]) -> tuple[ApiToken, ...]:
+        with transaction(self._read_engine) as connection:
+            return tuple(map(_decode_token_row, connection.execute(query).all()))
+
+
+def _decode_token_row(row: AnyRow) -> ApiToken:
+    values = {name: getattr(row, name) for name in _TOKEN_FIELDS}
+    return ApiToken(**{**values, "grants": tuple(row.grants)})
+
+
+_DIALECT_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+class IdempotencyKeyColumns(TypedColumns):
+    id: Named[str] = Column(String, primary_key=True)
+    document: Named[str] = Column(String)
+    made: Named[str] = Column(String)
+
+
+IDEMPOTENCY_KEYS = Table("creation_keys", METADATA, IdempotencyKeyColumns)
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """`id` is the digest of noun, principal and key, `document` that of what was asked for."""
+
+    id: str
+    document: str
+
+
+class IdempotencyKeyUsedError(Exception):
+    """Something was made with this key before. Nothing was written."""
+
+
+class SqlIdempotencyKeys:
+    """`engine` is a store's, whose database has been migrated."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._read_engine = make_autocommit_engine(engine)
+
+    def find(self, key_id: str) -> tuple[IdempotencyKey, str] | None:
+        """The key as it was taken, and the id of what it made; None where nobody has taken it."""
+        with transaction(self._read_engine) as connection:
+            row = connection.execute(select(IDEMPOTENCY_KEYS).where(IDEMPOTENCY_KEYS.c.id == key_id)).one_or_none()
+        return None if row is None else (IdempotencyKey(row.id, row.document), row.made)
+
+
+def insert_idempotency_key(connection: Connection, key: IdempotencyKey, created_id: str) -> None:
+    """Take the key in the transaction of `connection`, which then is the only one. Raises KeyTakenError."""
+    row = {"id": key.id, "document": key.document, "made": created_id}
+    unless_taken = _DIALECT_INSERTS[connection.dialect.name](IDEMPOTENCY_KEYS).values(row).on_conflict_do_nothing()
+    if connection.execute(unless_taken.returning(IDEMPOTENCY_KEYS.c.id)).one_or_none() is None:
+        raise IdempotencyKeyUsedError(key.id)

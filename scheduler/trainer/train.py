@@ -1,0 +1,104 @@
+"""`python -m scheduler.trainer.train`: the reference trainer as a command, one process per rank.
+
+Exit status: 0 when it succeeded or left after a notice, 1 when it failed, 2 for a bad command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from scheduler.worker.session import Session
+
+logger = logging.getLogger("scheduler.trainer.train")
+
+
+def main() -> int:
+    arguments = _parse_arguments()
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(levelname)s %(message)s"
+    )
+    try:
+        # The session comes before torch, whose import takes seconds: a notice of that time is not missed.
+        with Session.from_environment() as session:
+            from scheduler.trainer.trainer import build_settings, train
+
+            train(session, build_settings(vars(arguments)))
+    except ValueError as wrong:
+        logger.error("%s", wrong)
+        return 1
+    except Exception:
+        logger.exception("training failed")
+        return 1
+    return 0
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m scheduler.trainer.train", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny-gpt", help="name in the model table")
+    parser.add_argument(
+        "--steps", type=_parse_count, default=0, help="steps of the whole training (default: EBBTIDE_STEPS)"
+    )
+    parser.add_argument("--global-batch", type=_parse_count, default=0, help="samples per step (default: the plan's)")
+    parser.add_argument(
+        "--batch-rule",
+        default="keep",
+        choices=["keep", "linear", "sqrt"],
+        help="how the learning rate follows a changed global batch (default: such a change is refused)",
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        type=_parse_count,
+        default=0,
+        help="steps between checkpoints, beside the job's interval",
+    )
+    parser.add_argument(
+        "--keep", type=_parse_positive_count, default=0, help="complete checkpoints to keep (default: the job's)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data order")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float64"], help="precision")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--warmup-steps", type=_parse_count, default=0, help="steps over which the learning rate rises")
+    parser.add_argument(
+        "--decay", default="constant", choices=["constant", "cosine"], help="how the learning rate falls"
+    )
+    parser.add_argument(
+        "--freeze",
+        type=_parse_freeze_schedule,
+        default=(),
+        metavar="STEP:BLOCKS,...",
+        help="from these steps on, so many blocks at the front no longer learn",
+    )
+    parser.add_argument("--step-delay-s", type=float, default=0.0, help="pause in each step, as if steps took longer")
+    parser.add_argument("--ledger", dest="ledger_dir", type=Path, help="directory for a record of samples and losses")
+    parser.add_argument("--ledger-digests", action="store_true", help="put digests of the whole state there too")
+    return parser.parse_args()
+
+
+def _parse_count(text: str, minimum: int = 0) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {minimum}")
+    return int(text)
+
+
+def _parse_positive_count(text: str) -> int:
+    return _parse_count(text, minimum=1)
+
+
+def _parse_freeze_schedule(text: str) -> tuple[tuple[int, int], ...]:
+    """`10:4,20:7` to ((10, 4), (20, 7))."""
+    try:
+        return tuple((int(step), int(blocks)) for step, blocks in (pair.split(":") for pair in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not STEP:BLOCKS,...: whole numbers such as 10:4,20:7") from None
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    # Everything that counts is on disk. Without torch's teardown the exit is faster, and gloo cannot abort in it.
+    os._exit(status)

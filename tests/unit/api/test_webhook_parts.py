@@ -1,0 +1,197 @@
+"""The parts of webhooks that need no network: signatures, addresses, pauses, and which events pass."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.webhooks.deliverer import DEAD_IN_A_ROW_MAX, Backoff, apply_outcome, build_delivery, webhook_visibility
+from api.webhooks.sender import (
+    DeliveryOutcome,
+    RefusedAddressError,
+    check_host,
+    is_public,
+    parse_allowed_hosts,
+    resolve_allowed,
+)
+from api.webhooks.signature import SignatureError, derive_webhook_secret, sign_message, verify
+from scheduler.domain.events import Delivery, DeliveryState, Event, EventCode, Webhook
+from scheduler.domain.job import Job
+from scheduler.domain.snapshot import Snapshot
+from scheduler.store.protocol import StoredEvent
+from tests.builders import a_job
+
+SECRET = derive_webhook_secret(b"s" * 32, "wh_a", 1)
+WEBHOOK = Webhook("wh_a", "ada", "https://a.example/", 0.0)
+DELIVERY = Delivery("msg_1", "wh_a", 1, "JobStarted", "job-1", 0.0, "{}")
+NO_JOBS: dict[str, Job] = {}
+FAILED = DeliveryOutcome(500, "HTTP 500")
+
+
+def test_a_signature_is_what_the_specification_says() -> None:
+    headers = sign_message("msg_1", b'{"a":1}', [SECRET], now_s=1_760_000_000.9)
+    key = base64.b64decode(SECRET.removeprefix("whsec_"))
+    expected = hmac.new(key, b'msg_1.1760000000.{"a":1}', hashlib.sha256).digest()
+    assert headers == {
+        "webhook-id": "msg_1",
+        "webhook-timestamp": "1760000000",
+        "webhook-signature": f"v1,{base64.b64encode(expected).decode()}",
+    }
+
+
+def test_a_receiver_takes_what_was_signed_by_either_secret_and_nothing_else() -> None:
+    old, new = (derive_webhook_secret(b"s" * 32, "wh_a", number) for number in (1, 2))
+    headers = sign_message("msg_1", b"{}", [new, old], now_s=1000.0)
+    shouted = {name.upper(): value for name, value in headers.items()}
+    for secret in (old, new):
+        verify(shouted, "{}", secret, now_s=1200.0)
+    refused: list[tuple[dict[str, str], bytes, str, float, str]] = [
+        (headers, b"{ }", new, 1000.0, "none of the signatures"),
+        (headers, b"{}", derive_webhook_secret(b"s" * 32, "wh_a", 3), 1000.0, "none of the signatures"),
+        ({**headers, "webhook-id": "msg_2"}, b"{}", new, 1000.0, "none of the signatures"),
+        (headers, b"{}", new, 1301.0, "301 s old"),
+        ({**headers, "webhook-timestamp": "soon"}, b"{}", new, 1000.0, "seconds since 1970"),
+        ({"webhook-id": "msg_1"}, b"{}", new, 1000.0, "webhook-timestamp: the header is missing"),
+        (headers, b"{}", "whsec_!", 1000.0, "secret: allowed is"),
+    ]
+    for given_headers, body, secret, now_s, why in refused:
+        with pytest.raises(SignatureError, match=why):
+            verify(given_headers, body, secret, now_s=now_s)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
+        *("224.0.0.1", "240.0.0.1", "255.255.255.255", "::1", "::", "fe80::1%eth0", "fc00::1", "ff02::1"),
+        *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "2002:7f00:1::", "64:ff9b::a00:1", "64:ff9b::7f00:1", "no address"),
+    ],
+)
+def test_an_address_of_ones_own_network_is_not_public_in_whatever_clothes(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822"])
+def test_an_address_of_the_internet_is_public(address: str) -> None:
+    assert is_public(address)
+
+
+def test_a_host_is_refused_by_any_of_its_addresses_unless_it_is_named() -> None:
+    async def mixed(host: str, port: int) -> list[str]:
+        return ["93.184.216.34", "10.0.0.7"]
+
+    with pytest.raises(RefusedAddressError, match=r"hooks\.example \(10\.0\.0\.7\) is not a public address"):
+        asyncio.run(resolve_allowed("hooks.example", 443, frozenset(), mixed))
+    named = parse_allowed_hosts(" Hooks.Example, [::1]")
+    assert asyncio.run(resolve_allowed("HOOKS.example", 443, named, mixed)) == ["93.184.216.34", "10.0.0.7"]
+    assert asyncio.run(resolve_allowed("[::1]", 443, named, mixed)) == ["::1"]
+    for host in ("localhost", "localhost.", "a.localhost", "127.0.0.1", "[::1]", "169.254.169.254"):
+        with pytest.raises(RefusedAddressError, match="EBBTIDE_WEBHOOK_HOSTS"):
+            check_host(host, frozenset())
+    check_host("hooks.example", frozenset())
+    check_host("[::1]", named)
+
+
+@given(attempts=st.integers(1, 30), drawn=st.floats(0, 1, exclude_max=True), asked_s=st.floats(0, 1e7))
+def test_pauses_grow_within_bounds_and_heed_the_receiver(attempts: int, drawn: float, asked_s: float) -> None:
+    backoff = Backoff()
+    pause_s = backoff.compute_delay_s(attempts, random_fraction=drawn)
+    assert 5.0 <= pause_s <= 3600.0 * 1.25
+    assert backoff.compute_delay_s(attempts + 1, random_fraction=drawn) >= pause_s
+    assert min(asked_s, 6 * 3600.0) <= backoff.compute_delay_s(attempts, random_fraction=drawn, retry_after_s=asked_s)
+
+
+def test_ten_attempts_take_hours() -> None:
+    backoff = Backoff()
+    least_s, most_s = (
+        sum(backoff.compute_delay_s(n, random_fraction=drawn) for n in range(1, backoff.attempts))
+        for drawn in (0.0, 1.0)
+    )
+    assert 3.5 * 3600.0 <= least_s < most_s <= 4.4 * 3600.0
+
+
+def test_a_delivery_dies_after_its_last_attempt_and_a_webhook_after_so_many_dead() -> None:
+    webhook = WEBHOOK
+    for dead in range(1, DEAD_IN_A_ROW_MAX + 1):
+        tried = replace(DELIVERY, attempts=9)
+        webhook, tried = apply_outcome(webhook, tried, FAILED, Backoff(), now_s=5.0, random_fraction=0.0)
+        assert (tried.state, tried.ended_at_s, tried.error) == (DeliveryState.DEAD, 5.0, "HTTP 500")
+        assert (webhook.dead_in_a_row, webhook.enabled) == (dead, dead < DEAD_IN_A_ROW_MAX)
+    assert webhook.disabled_reason == "5 deliveries in a row have died; the last attempt: HTTP 500"
+
+
+def test_a_delivery_that_arrives_ends_the_row_of_dead_ones() -> None:
+    webhook, tried = apply_outcome(
+        replace(WEBHOOK, dead_in_a_row=4), DELIVERY, DeliveryOutcome(204), Backoff(), now_s=5.0, random_fraction=0.5
+    )
+    assert (webhook.dead_in_a_row, tried.state, tried.attempts) == (0, DeliveryState.DELIVERED, 1)
+
+
+def test_an_early_failure_is_tried_again_after_what_the_receiver_asks_for() -> None:
+    outcome = replace(FAILED, status=429, retry_after_s=120.0)
+    webhook, tried = apply_outcome(WEBHOOK, DELIVERY, outcome, Backoff(), now_s=5.0, random_fraction=0.0)
+    assert (webhook, tried.state, tried.next_at_s) == (WEBHOOK, DeliveryState.PENDING, 125.0)
+
+
+def test_a_receiver_that_is_gone_disables_its_webhook_at_once() -> None:
+    webhook, tried = apply_outcome(
+        WEBHOOK, DELIVERY, DeliveryOutcome(410, "HTTP 410"), Backoff(), now_s=5.0, random_fraction=0.0
+    )
+    assert (webhook.enabled, webhook.disabled_reason) == (False, "the receiver answered 410 Gone")
+    assert tried.state is DeliveryState.DEAD
+
+
+def test_a_webhook_is_told_what_its_codes_subject_and_queue_let_pass() -> None:
+    job = a_job("job-1", 1, 2, queue="vision")
+    started = StoredEvent(7, 1, Event(3.0, EventCode.JOB_STARTED, "job-1", "it started", {"gpus": 2.0}))
+    of_queue = StoredEvent(8, 1, Event(3.0, EventCode.QUEUE_CHANGED, "vision", "it is new"))
+    of_node = StoredEvent(9, 1, Event(3.0, EventCode.NODE_CHANGED, "n0", "it is gone"))
+
+    snapshot = Snapshot(jobs={"job-1": job})
+
+    def passed(**wanted: Any) -> list[int]:
+        webhook = replace(WEBHOOK, **wanted)
+        sight = webhook_visibility(webhook, snapshot, NO_JOBS.get)
+        found = (build_delivery(webhook, event, sight, now_s=4.0) for event in (started, of_queue, of_node))
+        return [each.event_number for each in found if each is not None]
+
+    assert passed() == [7, 8, 9]
+    assert passed(codes=("JobStarted", "NodeChanged")) == [7, 9]
+    assert passed(subject="n0") == [9]
+    assert passed(queue="vision") == [7, 8]
+    assert passed(queue="vision", codes=("JobStarted",)) == [7]
+    assert passed(queue="text") == []
+    made, again = (
+        build_delivery(WEBHOOK, started, webhook_visibility(WEBHOOK, snapshot, NO_JOBS.get), now_s=4.0)
+        for _ in range(2)
+    )
+    assert made == again
+    assert made is not None
+    assert made.id == "msg_wh_a_7"
+    assert '"job":{"id":"job-1","name":"job-1","queue":"vision"' in made.body
+
+
+def test_a_webhook_of_a_queue_is_told_no_job_of_another_by_name() -> None:
+    jobs = {name: a_job(name, 1, 2, queue=queue) for name, queue in (("own-1", "vision"), ("secret-1", "text"))}
+    ended = {"secret-2": a_job("secret-2", 1, 2, queue="text")}
+    numbers = {"gpus": 1.0, "secret-1": 2.0}
+    event = Event(3.0, EventCode.JOB_STATE, "own-1", "preempted: secret-1 and secret-2 need what own-1 has", numbers)
+
+    def body(queue: str) -> str:
+        webhook = replace(WEBHOOK, queue=queue)
+        sight = webhook_visibility(webhook, Snapshot(jobs=jobs), ended.get)
+        made = build_delivery(webhook, StoredEvent(7, 1, event), sight, now_s=4.0)
+        assert made is not None
+        return made.body
+
+    assert "secret" not in body("vision")
+    assert "a job of another queue need what own-1 has" in body("vision")
+    assert "secret-1 and secret-2 need" in body("")

@@ -1,0 +1,123 @@
+"""An API server's bookkeeping in a dictionary, enough for steps: uids, generations, finalizers, the status apart.
+
+What a real one does with the same steps is tested in tests/kubernetes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.domain.commands import Command
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, NODE, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.resource_writes import Create, Delete, Patch, Writes
+from scheduler.kubernetes.spec_commands import ClusterResources
+from scheduler.scheduling.commands import apply_command
+from scheduler.scheduling.mutable_snapshot import SnapshotBuilder
+
+Key = tuple[str, str, str]
+BORN = "2026-11-22T06:00:00Z"
+BORN_S = 1795327200.0
+
+
+@dataclass
+class PretendServer:
+    objects: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    writes: int = 0
+
+    def add(
+        self, kind: ResourceKind, name: str, spec: object, *, namespace: str = "", **metadata: Any
+    ) -> dict[str, Any]:
+        """As a user would; `status` and the like are the caller's to set."""
+        body = {
+            "apiVersion": kind.api_version,
+            "kind": kind.name,
+            "metadata": {"name": name, **({"namespace": namespace} if namespace else {}), **metadata},
+            "spec": spec,
+        }
+        return self._create(kind, body)
+
+    def get(self, kind: ResourceKind, name: str, namespace: str = "") -> dict[str, Any]:
+        return self.objects[kind.name, namespace, name]
+
+    def change(self, kind: ResourceKind, name: str, namespace: str = "", /, **spec: Any) -> None:
+        """As a user would, whatever the schema says."""
+        self.do([(Patch(kind, namespace, name, {"spec": spec}),)])
+
+    def ask_delete(self, kind: ResourceKind, name: str, namespace: str = "") -> None:
+        self._delete((kind.name, namespace, name))
+
+    def do(self, every: Iterable[Writes]) -> None:
+        for steps in every:
+            for step in steps:
+                self.writes += 1
+                match step:
+                    case Create(kind=kind, body=body):
+                        self._create(kind, body)
+                    case Patch() as patch:
+                        self._patch(patch)
+                    case Delete(kind=kind, namespace=namespace, name=name, uid=uid):
+                        assert self.objects[kind.name, namespace, name]["metadata"]["uid"] == uid
+                        self._delete((kind.name, namespace, name))
+
+    def resources(self) -> ClusterResources:
+        def of(kind: ResourceKind) -> tuple[dict[str, Any], ...]:
+            return tuple(copy.deepcopy(item) for key, item in sorted(self.objects.items()) if key[0] == kind.name)
+
+        return ClusterResources(of(ELASTIC_JOB), of(POOL), of(QUEUE), of(LOAN), of(NODE))
+
+    def _create(self, kind: ResourceKind, body: dict[str, Any]) -> dict[str, Any]:
+        metadata = {"creationTimestamp": BORN, **body["metadata"]}
+        key = (kind.name, metadata.get("namespace", ""), metadata["name"])
+        assert key not in self.objects
+        made: dict[str, Any] = json.loads(json.dumps({**body, "metadata": metadata}, allow_nan=False))
+        made.pop("status", None)
+        made["metadata"] |= {"uid": f"uid-{len(self.objects)}-{metadata['name']}", "generation": 1}
+        made["metadata"]["resourceVersion"] = str(self.writes)
+        self.objects[key] = made
+        return made
+
+    def _patch(self, step: Patch) -> None:
+        key = (step.kind.name, step.namespace, step.name)
+        before = self.objects[key]
+        assert step.resource_version in ("", before["metadata"]["resourceVersion"]), "a conflict"
+        change = json.loads(json.dumps(step.change, allow_nan=False))
+        assert step.status is ("status" in change)
+        after = _merged(before, change)
+        after["metadata"]["generation"] += after.get("spec") != before.get("spec")
+        after["metadata"]["resourceVersion"] = str(int(before["metadata"]["resourceVersion"]) + 1)
+        self.objects[key] = after
+        self._reap(key)
+
+    def _delete(self, key: Key) -> None:
+        self.objects[key]["metadata"]["deletionTimestamp"] = BORN
+        self._reap(key)
+
+    def _reap(self, key: Key) -> None:
+        metadata = self.objects[key]["metadata"]
+        if metadata.get("deletionTimestamp") and not metadata.get("finalizers"):
+            del self.objects[key]
+
+
+def obeyed(snapshot: Snapshot, commands: Iterable[Command]) -> Snapshot:
+    """The snapshot once a tick has taken these commands in; none of them may be refused."""
+    intake = SnapshotBuilder(snapshot)
+    for command in commands:
+        apply_command(intake, command)
+    refused = [event.message for event in intake.events if event.code == "CommandRefused"]
+    assert refused == []
+    return intake.view()
+
+
+def _merged(before: Any, change: dict[str, Any]) -> Any:
+    after = dict(before) if isinstance(before, dict) else {}
+    for name, value in change.items():
+        if value is None:
+            after.pop(name, None)
+        else:
+            after[name] = _merged(after.get(name), value) if isinstance(value, dict) else value
+    return after

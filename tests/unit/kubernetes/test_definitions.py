@@ -1,0 +1,70 @@
+"""The definitions of the custom resources agree with the documents and with what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from scheduler.documents.custom_resource import LendingSpec, PoolSpec, QueueSpec, TolerationSpec
+from scheduler.documents.document import Document
+from scheduler.documents.job import JobDocument
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
+from scheduler.kubernetes.resources.fleet import GPU_MODEL_BY_PRODUCT
+from scheduler.solver.profiles.catalog import list_gpu_names
+from tests.kubernetes.custom_resources import definitions
+
+EVERY = definitions()
+
+
+def schema(kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = EVERY[kind]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    return found
+
+
+def fields(form: type[Document]) -> set[str]:
+    return {info.alias or name for name, info in form.model_fields.items()}
+
+
+def nulls(value: object, path: str = "") -> Iterator[str]:
+    if value is None:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in items:
+        yield from nulls(inner, f"{path}/{name}")
+
+
+@pytest.mark.parametrize("kind", [ELASTIC_JOB, POOL, QUEUE, LOAN])
+def test_a_definition_serves_the_kind_that_is_asked_for(kind: ResourceKind) -> None:
+    spec = EVERY[kind.name]["spec"]
+    assert (spec["group"], spec["names"]["plural"], spec["scope"] == "Namespaced") == (
+        kind.group,
+        kind.plural,
+        kind.is_namespaced,
+    )
+    assert [version["name"] for version in spec["versions"]] == [kind.version]
+    assert list(nulls(EVERY[kind.name])) == []
+
+
+def test_an_elastic_job_has_the_fields_of_the_job_document_and_two_more() -> None:
+    given = set(schema("ElasticJob")["spec"]["properties"])
+    assert given == (fields(JobDocument) - {"namespace"}) | {"suspend", "managedBy"}
+
+
+def test_each_field_of_a_job_but_range_and_suspend_is_fixed() -> None:
+    rules = schema("ElasticJob")["spec"]["x-kubernetes-validations"]
+    fixed = {rule["fieldPath"].removeprefix(".") for rule in rules if "oldSelf" in rule["rule"]}
+    assert fixed == set(schema("ElasticJob")["spec"]["properties"]) - {"gpus", "suspend"}
+
+
+def test_pools_and_queues_have_the_fields_of_their_documents() -> None:
+    assert set(schema("Pool")["spec"]["properties"]) == fields(PoolSpec)
+    assert set(schema("Pool")["spec"]["properties"]["lending"]["properties"]) == fields(LendingSpec)
+    tolerations = schema("Pool")["spec"]["properties"]["tolerations"]
+    assert set(tolerations["items"]["properties"]) == fields(TolerationSpec)
+    assert set(schema("Queue")["spec"]["properties"]) == fields(QueueSpec)
+
+
+def test_each_product_is_a_gpu_model_that_there_is_a_profile_of() -> None:
+    assert set(GPU_MODEL_BY_PRODUCT.values()) <= set(list_gpu_names())

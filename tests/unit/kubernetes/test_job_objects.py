@@ -1,0 +1,72 @@
+"""The objects of jobs: what is refused is not asked for in a hurry, and what nobody needs is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.client import connect
+from scheduler.kubernetes.cluster_cache import ClusterCache, ClusterView, PlanConfigMap
+from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
+from scheduler.kubernetes.provisioning_errors import PAUSE_CAP_S
+from tests.builders import a_job
+from tests.unit.kubernetes.scripted_server import Answer, ScriptedServer
+from tests.unit.kubernetes.test_asking import QUICK, kubeconfig
+
+QUOTA = Answer(403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "exceeded quota"})
+
+
+class Clock:
+    now_s = 0.0
+
+
+def objects(folder: Path, url: str, clock: Clock) -> JobObjectActions:
+    cluster = connect(kubeconfig(folder, url), limits=QUICK)
+    rules = JobDefaults("jobs", "http://api", "worker")
+    return JobObjectActions(
+        cluster,
+        ClusterCache(cluster),
+        rules,
+        epoch=lambda: 1,
+        agent_token=lambda job_id: "token",
+        monotonic_s=lambda: clock.now_s,
+    )
+
+
+def a_starting_job(generation: int = 1) -> Job:
+    job = a_job("a", 1, 2, state=JobState.STARTING, on={"t0": (0,)})
+    return replace(job, allocation=replace(job.allocation, generation=generation))
+
+
+def attempts(made: JobObjectActions, job: Job, clock: Clock, *, seconds: int) -> int:
+    """How often a tick a second asks for the job's objects, all in vain."""
+    count = 0
+    for _ in range(seconds):
+        clock.now_s += 1.0
+        for effect in made.create_missing(job, (), ClusterView(), {}):
+            with pytest.raises(ApiError):
+                effect.run()
+            count += 1
+    return count
+
+
+def test_a_job_whose_objects_are_refused_is_tried_more_and_more_rarely(tmp_path: Path) -> None:
+    clock = Clock()
+    with ScriptedServer(*[QUOTA] * 1000).running() as server:
+        made = objects(tmp_path, server.url, clock)
+        assert 2 <= attempts(made, a_starting_job(), clock, seconds=30) <= 10
+        assert attempts(made, a_starting_job(), clock, seconds=10 * int(PAUSE_CAP_S)) <= 22
+        assert attempts(made, a_starting_job(generation=2), clock, seconds=1) == 1, "another place is another matter"
+
+
+def test_a_plan_that_was_made_before_its_job_ended_is_swept_up(tmp_path: Path) -> None:
+    made = objects(tmp_path, "http://127.0.0.1:1", Clock())
+    view = ClusterView(plans={("jobs", "ebbtide-a"): PlanConfigMap("a", 1), ("jobs", "other"): PlanConfigMap("a", 1)})
+    assert [effect.description for effect in made.delete_leftovers(Snapshot(), view)] == ["delete the objects of a"]
+    assert list(made.delete_leftovers(Snapshot(jobs={"a": a_starting_job()}), view)) == []

@@ -1,0 +1,134 @@
+"""What pods show of runs that no agent tells of yet, and of GPUs that are still kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.domain.gpu_sets import Gpus
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.observation import FailureCause, Run, RunPhase
+from scheduler.domain.snapshot import Snapshot
+from scheduler.kubernetes.cluster_cache import ClusterView
+from scheduler.kubernetes.cluster_observation import (
+    CONTAINER_ERROR_TIMEOUT_S,
+    find_agent_ends,
+    find_live_agents,
+    find_overcommitted_nodes,
+    merge_pod_runs,
+)
+from scheduler.kubernetes.node_view import NodeView
+from scheduler.kubernetes.pod_view import PodView
+from tests.builders import a_fleet, a_job
+
+NOW_S = 100.0
+POOLS, NODES = a_fleet(training=2, inference=0)
+
+
+def starting(target: Gpus, *, generation: int = 1, releasing: Gpus | None = None) -> Job:
+    job = a_job("a", 1, 16, state=JobState.STARTING, on=target, releasing=releasing, now_s=NOW_S)
+    return replace(job, allocation=replace(job.allocation, generation=generation))
+
+
+def pod(node: str, gpus: int, *, bound: bool = True, generation: int = 1, phase: str = "Pending") -> PodView:
+    name = f"a-g{generation}-{node}"
+    made = PodView("jobs", name, f"uid-{name}", node if bound else "", gpus, phase, False)
+    return replace(made, job_id="a", target_node=node, generation=generation)
+
+
+def test_a_generation_starts_while_its_pods_come_up() -> None:
+    job = starting({"t0": (0, 1), "t1": (0,)})
+    pods = [pod("t0", 2), pod("t1", 1, bound=False)]
+    assert merge_pod_runs(job, (), pods, NOW_S) == (Run("a", 1, RunPhase.STARTING, {"t0": (0, 1)}),)
+
+
+def test_a_pod_that_the_node_refused_is_nobodys_fault() -> None:
+    refused = replace(pod("t0", 2, phase="Failed"), reason="OutOfnvidia.com/gpu")
+    (run,) = merge_pod_runs(starting({"t0": (0, 1)}), (), [refused], NOW_S)
+    assert run.phase is RunPhase.LOST
+    assert "OutOfnvidia.com/gpu" in run.reason
+
+
+def test_a_pod_that_ended_by_itself_is_the_jobs_fault() -> None:
+    ended = replace(pod("t0", 2, phase="Failed"), error="Error: no module named train", exit_code=1)
+    (run,) = merge_pod_runs(starting({"t0": (0, 1)}), (), [ended], NOW_S)
+    assert run.phase is RunPhase.FAILED
+    assert run.reason == "pod jobs/a-g1-t0 on t0 could not work: Error: no module named train, exit code 1"
+
+
+def test_an_image_that_cannot_be_pulled_is_given_some_time() -> None:
+    waiting = replace(pod("t0", 2), error="ImagePullBackOff: no such image")
+    job = starting({"t0": (0, 1)})
+    assert [run.phase for run in merge_pod_runs(job, (), [waiting], NOW_S + CONTAINER_ERROR_TIMEOUT_S - 1)] == [
+        RunPhase.STARTING
+    ]
+    assert [run.phase for run in merge_pod_runs(job, (), [waiting], NOW_S + CONTAINER_ERROR_TIMEOUT_S)] == [
+        RunPhase.FAILED
+    ]
+
+
+def test_a_pod_that_has_to_go_keeps_its_gpus_until_it_is_gone() -> None:
+    job = starting({"t1": (0, 1)}, generation=2, releasing={"t0": (0, 1)})
+    left = Run("a", 1, RunPhase.LEFT)
+    leaving, coming = pod("t0", 2, phase="Running"), pod("t1", 2, generation=2, bound=False)
+    told = merge_pod_runs(job, (left,), [leaving, coming], NOW_S)
+    assert told[0] == replace(left, gpus={"t0": (0, 1)})
+    assert merge_pod_runs(job, (left,), [coming], NOW_S)[0] == left
+
+
+def test_one_generation_alone_keeps_the_gpus_of_a_pod_that_has_to_go() -> None:
+    job = starting({"t0": (0,)}, generation=3, releasing={"t1": (0,)})
+    left, leaves = Run("a", 1, RunPhase.LEFT), Run("a", 2, RunPhase.LEAVING, {"t0": (0,), "t1": (0,)})
+    pods = [pod("t0", 1, phase="Running"), pod("t1", 1, generation=2, phase="Running")]
+    told = merge_pod_runs(job, (left, leaves), pods, NOW_S)
+    assert told == (left, leaves, Run("a", 3, RunPhase.STARTING))
+
+
+def test_gpus_of_a_generation_that_never_began_are_kept_by_its_pods_too() -> None:
+    job = replace(starting({}, generation=2, releasing={"t0": (0, 1)}), state=JobState.PREEMPTED)
+    (run,) = merge_pod_runs(job, (), [pod("t0", 2)], NOW_S)
+    assert (run.generation, run.gpus) == (1, {"t0": (0, 1)})
+
+
+def test_a_generation_to_come_claims_no_gpu_on_which_the_one_before_still_works() -> None:
+    job = starting({"t0": (0,), "t1": (0,)}, generation=2)
+    works = Run("a", 1, RunPhase.RUNNING, {"t0": (0,)})
+    stays, comes = pod("t0", 1, phase="Running"), pod("t1", 1, generation=2)
+    told = merge_pod_runs(job, (works,), [stays, comes], NOW_S)
+    assert told == (works, Run("a", 2, RunPhase.STARTING, {"t1": (0,)}))
+
+
+def test_a_warm_pod_keeps_nothing_from_its_own_job() -> None:
+    job = starting({"t0": (4, 5)}, generation=2, releasing={"t0": (0, 1)})
+    left = Run("a", 1, RunPhase.LEFT)
+    assert merge_pod_runs(job, (left,), [pod("t0", 2, phase="Running")], NOW_S)[0] == left
+
+
+def test_others_were_faster() -> None:
+    job = starting({"t0": (0, 1, 2, 3)})
+    foreign = PodView("other", "kueue", "uid", "t0", 6, "Running", False)
+    view = ClusterView(pods=(foreign,), nodes={name: NodeView(name, "1", True, False, 8) for name in NODES})
+    crowded = find_overcommitted_nodes(Snapshot(pools=POOLS, nodes=NODES, jobs={"a": job}), view)
+    assert crowded == {"t0"}
+    (run,) = merge_pod_runs(job, (), [pod("t0", 4, bound=False)], NOW_S, overcommitted=crowded)
+    assert (run.phase, run.reason) == (RunPhase.LOST, "pods of others took GPUs of t0 first")
+    (run,) = merge_pod_runs(job, (), [pod("t0", 4)], NOW_S, overcommitted=crowded)
+    assert run.phase is RunPhase.STARTING, "what is bound has its GPUs"
+
+
+def test_agents_live_in_pods_that_hold_gpus() -> None:
+    pods = [pod("t0", 2), pod("t1", 2, phase="Failed")]
+    assert find_live_agents(pods) == {("a", "t0"): "uid-a-g1-t0"}
+
+
+def test_how_an_agent_ended_is_told_with_its_cause() -> None:
+    killed = replace(pod("t0", 2, phase="Failed"), error="OOMKilled", exit_code=137)
+    evicted = replace(pod("t1", 2, phase="Failed"), reason="Evicted")
+    deleted = replace(pod("t2", 2, phase="Succeeded"), is_deleting=True, exit_code=0)
+    greedy = replace(pod("t3", 2, phase="Failed"), is_deleting=True, error="OOMKilled", exit_code=137)
+    ends = find_agent_ends([killed, evicted, deleted, greedy])
+    assert ends[killed.uid].cause is FailureCause.OUT_OF_MEMORY
+    assert ends[killed.uid].is_fault
+    assert not ends[evicted.uid].is_fault
+    assert not ends[deleted.uid].is_fault, "an agent that somebody sends home has done nothing wrong"
+    assert ends[greedy.uid].is_fault

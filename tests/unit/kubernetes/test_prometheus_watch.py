@@ -1,0 +1,90 @@
+"""Asking a Prometheus that does not behave; what a real one says is tested in tests/contract."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from scheduler.kubernetes.prometheus_demand import RESPONSE_BYTES_MAX, PrometheusPoller, PrometheusQuery
+from scheduler.kubernetes.resources.fleet import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
+from tests.kubernetes.waiting import eventually
+from tests.unit.kubernetes.scripted_server import Answer, ScriptedServer
+
+ASKED = PrometheusQuery("gpus", 300.0)
+
+
+def is_answered(known: PoolDemand) -> bool:
+    return not (isinstance(known, UnknownDemand) and known.reason is UnknownDemandReason.NOT_ASKED_YET)
+
+
+@contextmanager
+def watching(url: str, on_change: Callable[[], None] = lambda: None) -> Iterator[PrometheusPoller]:
+    watch = PrometheusPoller(url, on_change=on_change, interval_s=3600.0, timeout_s=2.0)
+    watch.start()
+    try:
+        yield watch
+    finally:
+        watch.stop()
+
+
+def first_answer(url: str) -> PoolDemand:
+    with watching(url) as watch:
+        watch.set_queries([ASKED])
+        eventually(lambda: is_answered(watch.get_demand(ASKED, time.time())), what="an answer")
+        return watch.get_demand(ASKED, time.time())
+
+
+def a_vector(value: float) -> Answer:
+    series: dict[str, Any] = {"metric": {}, "value": [time.time(), str(value)]}
+    return Answer(body={"status": "success", "data": {"resultType": "vector", "result": [series]}})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(503, "down"), Answer(cut=True), Answer(after_s=3.0), Answer(307, headers={"Location": "/elsewhere"})],
+    ids=["503", "cut", "slow", "redirect"],
+)
+def test_whatever_keeps_it_from_answering_it_counts_as_unreachable(answer: Answer) -> None:
+    with ScriptedServer(answer).running() as server:
+        found = first_answer(server.url)
+    assert isinstance(found, UnknownDemand)
+    assert found.reason is UnknownDemandReason.UNREACHABLE
+    assert server.url in found.message
+
+
+def test_an_answer_without_end_is_not_read_to_its_end() -> None:
+    with ScriptedServer(Answer(body=" " * (RESPONSE_BYTES_MAX + 1))).running() as server:
+        found = first_answer(server.url)
+    assert isinstance(found, UnknownDemand)
+    assert found.reason is UnknownDemandReason.MANY_SERIES
+
+
+def test_nobody_reads_a_password_in_a_condition() -> None:
+    with ScriptedServer(Answer(503, "down")).running() as server:
+        found = first_answer(server.url.replace("http://", "http://reader:secret@"))
+    assert isinstance(found, UnknownDemand)
+    assert "secret" not in found.message
+    assert server.tokens[0] is not None
+
+
+def test_a_new_query_is_asked_at_once_and_who_waits_for_it_is_called() -> None:
+    called: list[bool] = []
+    sampled_at_s = time.time()
+    with (
+        ScriptedServer(a_vector(5.0), a_vector(sampled_at_s)).running() as server,
+        watching(server.url, lambda: called.append(True)) as watch,
+    ):
+        assert not is_answered(watch.get_demand(ASKED, sampled_at_s))
+        watch.set_queries([ASKED])
+        eventually(lambda: called, what="a call")
+        assert watch.get_demand(ASKED, sampled_at_s + 1.0) == KnownDemand(5.0, sampled_at_s)
+        assert server.heard == ["POST /api/v1/query"] * 2
+        late = watch.get_demand(ASKED, sampled_at_s + ASKED.stale_after_s + 1.0)
+        assert isinstance(late, UnknownDemand)
+        assert late.reason is UnknownDemandReason.STALE
+        ahead = watch.get_demand(ASKED, sampled_at_s - 1.0)
+        assert ahead == KnownDemand(5.0, sampled_at_s - 1.0)

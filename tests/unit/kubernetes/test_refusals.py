@@ -1,0 +1,91 @@
+"""What the API server refuses of a job: when that is the end, and whose fault it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler.domain.job_state import JobState
+from scheduler.domain.observation import RunPhase
+from scheduler.kubernetes.api_error import ApiError
+from scheduler.kubernetes.cluster_observation import CONTAINER_ERROR_TIMEOUT_S, merge_pod_runs
+from scheduler.kubernetes.provisioning_errors import ProvisioningFailures, classify_api_error, describe_claim_error
+from tests.builders import a_job
+
+INVALID = ApiError(422, "Invalid", 'Pod "a-g1-0" is invalid: spec.containers[0].image: Required value')
+INSECURE = ApiError(403, "Forbidden", 'pods "a-g1-0" is forbidden: violates PodSecurity "restricted:latest"')
+FULL = ApiError(403, "Forbidden", 'pods "a-g1-0" is forbidden: exceeded quota: small, requested: nvidia.com/gpu=8')
+NO_RIGHT = ApiError(403, "Forbidden", 'pods is forbidden: User "x" cannot create resource "pods" in API group ""')
+UNADMITTED = ApiError(500, "InternalError", 'Internal error occurred: failed calling webhook "x": connection refused')
+NOWHERE = ApiError(404, "NotFound", 'namespaces "nowhere" not found')
+
+
+@pytest.mark.parametrize("error", [ApiError(500, "InternalError", "etcd"), ApiError(409, "Conflict", "x")])
+def test_what_may_as_well_succeed_the_next_time_is_no_refusal(error: ApiError) -> None:
+    assert classify_api_error(1, error) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "at_once", "later"),
+    [
+        (INVALID, RunPhase.FAILED, RunPhase.FAILED),
+        (INSECURE, RunPhase.STARTING, RunPhase.FAILED),
+        (NOWHERE, RunPhase.STARTING, RunPhase.FAILED),
+        (FULL, RunPhase.STARTING, RunPhase.LOST),
+        (NO_RIGHT, RunPhase.STARTING, RunPhase.LOST),
+        (UNADMITTED, RunPhase.STARTING, RunPhase.LOST),
+    ],
+    ids=["invalid", "insecure", "nowhere", "quota", "no right", "unadmitted"],
+)
+def test_a_wrong_job_fails_and_one_whose_surroundings_are_wrong_waits(
+    error: ApiError, at_once: RunPhase, later: RunPhase
+) -> None:
+    job = a_job("a", 1, state=JobState.STARTING, on={"t0": (0,)})
+    refusal = classify_api_error(job.allocation.generation, error)
+    assert refusal is not None
+    (now,) = merge_pod_runs(job, (), (), job.state_since_s, failure=refusal)
+    (then,) = merge_pod_runs(job, (), (), job.state_since_s + CONTAINER_ERROR_TIMEOUT_S, failure=refusal)
+    assert (now.phase, then.phase) == (at_once, later)
+    assert error.message in then.reason
+
+
+def test_a_refusal_is_of_one_generation_until_the_job_is_gone() -> None:
+    known, job = ProvisioningFailures(lambda: 0.0), a_job("a", 1, state=JobState.STARTING, on={"t0": (0,)})
+    later = replace(job, allocation=replace(job.allocation, generation=job.allocation.generation + 1))
+    known.record(job, classify_api_error(job.allocation.generation, INVALID))
+    known.prune({"a"})
+    assert known.get(job) is not None
+    assert known.get(later) is None
+    known.record(job, None)
+    assert known.get(job) is None
+    known.record(job, classify_api_error(job.allocation.generation, INVALID))
+    known.prune(())
+    assert known.get(job) is None
+
+
+def a_claim(phase: str = "Bound", *modes: str, **meta: str) -> dict[str, Any]:
+    return {"metadata": meta, "spec": {"accessModes": list(modes)}, "status": {"phase": phase}}
+
+
+@pytest.mark.parametrize(
+    ("claim", "max_gpus", "words"),
+    [
+        (a_claim("Bound", "ReadWriteMany"), 2, ""),
+        (a_claim("Bound", "ReadWriteOnce"), 1, ""),
+        (None, 1, "checkpoint.volume: claim team/shared does not exist"),
+        (a_claim("Pending", "ReadWriteMany"), 1, "is Pending; allowed: Bound"),
+        (a_claim("Bound", "ReadWriteMany", deletionTimestamp="now"), 1, "is being deleted"),
+        (
+            a_claim("Bound", "ReadWriteOnce"),
+            2,
+            "has ReadWriteOnce; allowed for up to 2 GPUs",
+        ),
+        (a_claim("Bound", "ReadOnlyMany"), 1, "has ReadOnlyMany; allowed"),
+    ],
+)
+def test_a_claim_that_not_all_nodes_can_mount_is_named(claim: dict[str, Any] | None, max_gpus: int, words: str) -> None:
+    found = describe_claim_error(claim, "team/shared", max_gpus=max_gpus)
+    assert bool(found) == bool(words)
+    assert words in found

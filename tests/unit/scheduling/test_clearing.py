@@ -1,0 +1,101 @@
+"""Whole nodes for a job whose plans need them: others are moved off, if that pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
+from scheduler.domain.gpu_sets import Gpus, GpuShape
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.scaling_curve import ScalingCurve
+from scheduler.domain.snapshot import Snapshot, Switches
+from scheduler.domain.tick_report import TickResult
+from scheduler.scheduling.desired_state import apply_decisions
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.scheduler import decide
+from tests.builders import GPU, a_curve, a_fleet, a_job, a_snapshot
+
+SPREAD = (GpuShape.from_node_counts([(GPU, 7), (GPU, 1)]), GpuShape.from_node_counts([(GPU, 4), (GPU, 4)]))
+LONG_S = 10_000.0
+
+
+def whole_node_curve() -> ScalingCurve:
+    """8 GPUs of one node work; two other ways for 8 GPUs to lie are known not to."""
+    curve = a_curve({GpuShape.packed(GPU, 8, 8): 1.0})
+    for shape in SPREAD:
+        curve = curve.with_infeasible(shape, "measured on whole nodes only")
+    return curve
+
+
+def small(job_id: str, on: Gpus, for_s: float = LONG_S) -> Job:
+    gpus = sum(map(len, on.values()))
+    return a_job(job_id, gpus, state=JobState.RUNNING, on=on, steps=int(for_s * gpus))
+
+
+def whole(job_id: str = "whole") -> Job:
+    return a_job(job_id, 8, steps=10, model="gpt2", global_batch=8)
+
+
+def seen(*jobs: Job, training: int = 2) -> Snapshot:
+    key = whole().spec.curve_key
+    return a_snapshot(a_fleet(training=training, inference=0), jobs, curves={key: whole_node_curve()})
+
+
+def decided(snapshot: Snapshot) -> TickResult:
+    return decide(snapshot, load_policy_set("ebbtide"))
+
+
+def resized(result: TickResult) -> dict[str, Gpus]:
+    return {decision.job_id: decision.gpus for decision in result.decisions if isinstance(decision, ResizeJob)}
+
+
+def test_a_small_job_moves_off_a_node_that_a_waiting_job_needs_whole() -> None:
+    snapshot = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
+    result = decided(snapshot)
+    assert resized(result) == {"one": {"t1": (4,)}}
+    (move,) = result.decisions
+    assert (move.reason.code, "whole" in move.reason.detail) == (ReasonCode.DEFRAGMENTED, True)
+    assert result.waiting["whole"].code is ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS
+
+
+def test_nobody_is_moved_where_a_node_comes_free_sooner_than_moving_is_worth() -> None:
+    """A move costs 30 GPU-seconds; 8 GPUs are to wait for 3 s."""
+    snapshot = seen(small("one", {"t0": (0,)}, for_s=3.0), small("four", {"t1": (0, 1, 2, 3)}), whole())
+    assert resized(decided(snapshot)) == {}
+
+
+def test_nobody_is_moved_where_there_is_no_room_beside() -> None:
+    snapshot = seen(small("six", {"t0": (0, 1, 2, 3, 4, 5)}), small("five", {"t1": (0, 1, 2, 3, 4)}), whole())
+    assert resized(decided(snapshot)) == {}
+
+
+def test_nobody_is_moved_while_resizes_are_frozen() -> None:
+    snapshot = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
+    assert resized(decided(replace(snapshot, switches=Switches(resizes_frozen=True)))) == {}
+
+
+def test_nobody_is_moved_for_a_job_that_is_not_known_to_need_whole_nodes() -> None:
+    snapshot = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
+    curve = a_curve({GpuShape.packed(GPU, 8, 8): 1.0})
+    result = decided(replace(snapshot, curves={whole().spec.curve_key: curve}))
+    assert (resized(result), result.waiting["whole"].code) == ({}, ReasonCode.WAITING_FOR_PLAN)
+
+
+def test_until_it_starts_nobody_behind_takes_the_nodes_that_were_cleared() -> None:
+    before = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
+    leaving = apply_decisions(before, decided(before).decisions)
+    behind = a_job("behind", 4, steps=10**6)
+    result = decided(replace(leaving, now_s=1.0, jobs={**leaving.jobs, "behind": behind}))
+    assert result.decisions == ()
+    assert "behind" in result.waiting
+
+
+def test_it_starts_when_the_moved_job_has_left() -> None:
+    before = seen(small("one", {"t0": (0,)}), small("four", {"t1": (0, 1, 2, 3)}), whole())
+    leaving = apply_decisions(before, decided(before).decisions)
+    moved = leaving.jobs["one"]
+    left = replace(moved, allocation=replace(moved.allocation, releasing={}))
+    result = decided(replace(leaving, now_s=60.0, jobs={**leaving.jobs, "one": left}))
+    (start,) = result.decisions
+    assert (type(start), getattr(start, "gpus", None)) == (StartJob, {"t0": tuple(range(8))})

@@ -1,0 +1,243 @@
+"""Commands: each takes effect once; one that no longer fits is refused and changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.domain.commands import (
+    AddNode,
+    CancelJob,
+    ChangeJob,
+    ChangeQueue,
+    Command,
+    CommandBody,
+    CordonNode,
+    CreatePool,
+    CreateQueue,
+    CurveSolved,
+    DeletePool,
+    DeleteQueue,
+    ForecastMade,
+    FreezeResizes,
+    PauseLending,
+    RecallAll,
+    RemoveNode,
+    ReportDemand,
+    ReportProgress,
+    ResumeJob,
+    ResumeLending,
+    ScaleJob,
+    SetLendingPolicy,
+    SolverChanged,
+    SubmitJob,
+    SuspendJob,
+    UncordonNode,
+)
+from scheduler.domain.events import EventCode
+from scheduler.domain.fleet import Forecast, LendingPolicy, Pool, PoolKind
+from scheduler.domain.gpu_sets import GpuShape
+from scheduler.domain.job import Intent
+from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_state import JobState
+from scheduler.domain.observation import Observation
+from scheduler.domain.scaling_curve import build_data_parallel_plan
+from scheduler.domain.snapshot import Snapshot, Switches
+from scheduler.scheduling.snapshot_update import SnapshotUpdate, update_snapshot
+from tests.builders import GPU, a_curve, a_fleet, a_job, a_loan, a_node, a_snapshot, a_spec
+
+FLEET = a_fleet(training=1, inference=1)
+FOUR = {"t0": (0, 1, 2, 3)}
+FORECAST = Forecast(0.0, 600.0, (0.999,), (3.0,), "scripted")
+
+
+def told(snapshot: Snapshot, *bodies: CommandBody, at_s: float = 0.0) -> SnapshotUpdate:
+    commands = [Command(f"c{at}", at_s, body) for at, body in enumerate(bodies)]
+    return update_snapshot(snapshot, Observation(snapshot.now_s, -1), commands)
+
+
+def is_refused(absorbed: SnapshotUpdate) -> bool:
+    return [event.code for event in absorbed.events] == [EventCode.COMMAND_REFUSED]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        SubmitJob("queued", a_spec()),
+        CancelJob("unknown"),
+        CancelJob("ended"),
+        SuspendJob("ended"),
+        ResumeJob("unknown"),
+        ScaleJob("unknown", 1, 2),
+        ScaleJob("queued", 4, 2),
+        CreatePool(Pool("training", PoolKind.TRAINING)),
+        DeletePool("training"),
+        DeletePool("unknown"),
+        SetLendingPolicy("unknown", LendingPolicy()),
+        CreateQueue(JobQueue("vision", 4)),
+        ChangeQueue(JobQueue("unknown")),
+        DeleteQueue("unknown"),
+        AddNode(a_node("t0")),
+        AddNode(a_node("new", "unknown")),
+        RemoveNode("unknown"),
+        RemoveNode("t0"),
+        RemoveNode("i0"),
+        CordonNode("unknown"),
+        UncordonNode("unknown"),
+        ReportDemand("unknown", 1.0),
+    ],
+    ids=str,
+)
+def test_a_command_that_does_not_fit_is_refused_and_changes_nothing(body: CommandBody) -> None:
+    ended = a_job("ended", 4, state=JobState.SUCCEEDED, releasing=FOUR)
+    snapshot = a_snapshot(FLEET, [a_job("queued"), ended], [a_loan("i0")], queues={"vision": JobQueue("vision")})
+    absorbed = told(snapshot, body)
+    assert is_refused(absorbed)
+    assert absorbed.snapshot == snapshot
+
+
+def test_a_submitted_job_without_a_model_queues_at_once() -> None:
+    job = told(a_snapshot(FLEET), SubmitJob("j", a_spec(2, 4))).snapshot.jobs["j"]
+    assert (job.state, job.intent) == (JobState.QUEUED, Intent.RUN)
+
+
+def test_a_submitted_job_with_a_model_queues_when_its_minimum_is_solved_either_way() -> None:
+    spec = a_spec(2, 4, model="llama-2-7b", global_batch=8)
+    planning = told(a_snapshot(FLEET), SubmitJob("j", spec)).snapshot
+    assert planning.jobs["j"].state is JobState.PLANNING
+    other = told(
+        planning, CurveSolved(spec.curve_key, GpuShape.packed(GPU, 4, 8), build_data_parallel_plan(GPU, 4))
+    ).snapshot
+    assert other.jobs["j"].state is JobState.PLANNING
+    solved = told(planning, CurveSolved(spec.curve_key, GpuShape.packed(GPU, 2, 8), None, "needs 94.1 GB")).snapshot
+    assert solved.jobs["j"].state is JobState.QUEUED
+
+
+def test_another_solver_drops_every_point_once_and_leaves_running_jobs_their_plans() -> None:
+    job = a_job("j", 4, state=JobState.RUNNING, on=FOUR, model="llama-2-7b", global_batch=8)
+    curves = {job.spec.curve_key: a_curve({GpuShape.packed(GPU, 4, 8): 1.0})}
+    absorbed = told(a_snapshot(FLEET, [job], curves=curves, solver="old"), SolverChanged("new"))
+    assert (dict(absorbed.snapshot.curves), absorbed.snapshot.solver) == ({}, "new")
+    assert absorbed.snapshot.jobs["j"] is job
+    assert [event.code for event in absorbed.events] == [EventCode.CURVES_DROPPED]
+    same = told(a_snapshot(FLEET, curves=curves, solver="new"), SolverChanged("new"))
+    assert (same.snapshot.curves, same.events) == (curves, ())
+
+
+def test_an_estimate_of_the_length_sets_the_step_time() -> None:
+    spec = a_spec(2, steps=1000, duration_estimate_s=500.0)
+    assert told(a_snapshot(FLEET), SubmitJob("j", spec)).snapshot.jobs["j"].progress.correction == 1.0
+
+
+def test_a_cancellation_cannot_be_taken_back() -> None:
+    snapshot = a_snapshot(FLEET, [a_job("j")])
+    job = told(snapshot, CancelJob("j"), SuspendJob("j"), ResumeJob("j")).snapshot.jobs["j"]
+    assert job.intent is Intent.CANCEL
+
+
+def test_a_suspended_job_queues_again_when_resumed() -> None:
+    job = replace(a_job("j", state=JobState.SUSPENDED), intent=Intent.SUSPEND)
+    resumed = told(a_snapshot(FLEET, [job]), ResumeJob("j")).snapshot.jobs["j"]
+    assert (resumed.state, resumed.intent) == (JobState.QUEUED, Intent.RUN)
+
+
+def test_a_new_range_replaces_the_old_one() -> None:
+    job = told(a_snapshot(FLEET, [a_job("j", 1, 2)]), ScaleJob("j", 4, 8)).snapshot.jobs["j"]
+    assert (job.spec.min_gpus, job.spec.max_gpus) == (4, 8)
+
+
+def test_progress_of_another_generation_is_dropped() -> None:
+    job = a_job("j", 4, state=JobState.STARTING, on=FOUR)
+    snapshot = a_snapshot(FLEET, [job])
+    assert told(snapshot, ReportProgress("j", 0, 10.0, 1.5, 8.0)).snapshot == snapshot
+    progress = told(snapshot, ReportProgress("j", 1, 10.0, 1.5, 8.0)).snapshot.jobs["j"].progress
+    assert (progress.loss, progress.checkpoint_steps) == (1.5, 8.0)
+
+
+def test_speed_is_the_last_reported_one_and_memory_the_highest() -> None:
+    snapshot = a_snapshot(FLEET, [a_job("j", 4, state=JobState.STARTING, on=FOUR)])
+    first = ReportProgress("j", 1, 10.0, samples_per_s=8.0, peak_bytes=700)
+    progress = told(snapshot, first, ReportProgress("j", 1, 11.0)).snapshot.jobs["j"].progress
+    assert (progress.samples_per_s, progress.peak_bytes) == (8.0, 700)
+    later = ReportProgress("j", 1, 12.0, samples_per_s=7.0, peak_bytes=600)
+    progress = told(snapshot, first, later).snapshot.jobs["j"].progress
+    assert (progress.samples_per_s, progress.peak_bytes) == (7.0, 700)
+
+
+def test_an_empty_pool_can_be_deleted_with_its_demand() -> None:
+    snapshot = a_snapshot(FLEET)
+    filled = told(
+        snapshot, CreatePool(Pool("p", PoolKind.INFERENCE)), ReportDemand("p", 0.0), ForecastMade("p", FORECAST)
+    )
+    assert "p" in filled.snapshot.demand
+    assert told(filled.snapshot, DeletePool("p")).snapshot == snapshot
+
+
+def test_a_queue_is_declared_changed_and_taken_back_and_its_jobs_stay() -> None:
+    snapshot = a_snapshot(FLEET, [a_job("j", queue="vision")])
+    declared = told(snapshot, CreateQueue(JobQueue("vision", 4)), ChangeQueue(JobQueue("vision", 2, 6, 0.5)))
+    assert declared.snapshot.queues == {"vision": JobQueue("vision", 2, 6, 0.5)}
+    assert [event.message for event in declared.events] == [
+        "queue vision: 4 GPUs guaranteed, no limit, weight 1",
+        "queue vision: 2 GPUs guaranteed, limit 6, weight 0.5",
+    ]
+    assert told(declared.snapshot, DeleteQueue("vision")).snapshot == snapshot
+
+
+def test_a_drained_node_takes_nothing_until_it_is_uncordoned() -> None:
+    drained = told(a_snapshot(FLEET), CordonNode("t0", drain=True)).snapshot
+    assert drained.must_vacate(drained.nodes["t0"])
+    assert not drained.serves_training(drained.nodes["t0"])
+    cordoned = told(drained, CordonNode("t0")).snapshot
+    assert cordoned.nodes["t0"].draining
+    assert told(drained, UncordonNode("t0")).snapshot == a_snapshot(FLEET)
+
+
+def test_a_node_that_nobody_holds_can_be_removed() -> None:
+    assert set(told(a_snapshot(FLEET), RemoveNode("t0")).snapshot.nodes) == {"i0"}
+
+
+def test_demand_above_capacity_is_clamped_and_told() -> None:
+    absorbed = told(a_snapshot(FLEET), ReportDemand("inference", 20.0))
+    reading = absorbed.snapshot.demand["inference"]
+    assert (reading.gpus, reading.asked_gpus) == (8.0, 20.0)
+    assert [event.code for event in absorbed.events] == [EventCode.DEMAND_CLAMPED]
+    assert absorbed.readings == (("inference", reading),)
+
+
+def test_a_reading_older_than_the_last_one_is_dropped() -> None:
+    snapshot = told(replace(a_snapshot(FLEET), now_s=50.0), ReportDemand("inference", 2.0), at_s=50.0).snapshot
+    assert told(snapshot, ReportDemand("inference", 7.0), at_s=40.0).snapshot == snapshot
+
+
+def test_switches_are_set_and_reset() -> None:
+    snapshot = a_snapshot(FLEET)
+    assert told(snapshot, PauseLending()).snapshot.switches == Switches(lending_paused=True)
+    recalled = told(snapshot, FreezeResizes(True), RecallAll()).snapshot
+    assert recalled.switches == Switches(lending_paused=True, loans_recalled=True, resizes_frozen=True)
+    assert told(recalled, ResumeLending()).snapshot.switches == Switches(resizes_frozen=True)
+    assert told(recalled, ResumeLending(), FreezeResizes(False)).snapshot.switches == Switches()
+
+
+def test_a_forecast_of_a_deleted_pool_is_dropped() -> None:
+    assert told(a_snapshot(FLEET), ForecastMade("gone", FORECAST)).snapshot == a_snapshot(FLEET)
+    kept = told(a_snapshot(FLEET), ForecastMade("inference", FORECAST)).snapshot
+    assert kept.forecasts == {"inference": FORECAST}
+
+
+def test_a_new_lending_policy_replaces_the_old_one() -> None:
+    lending = LendingPolicy(kept_nodes_min=1)
+    assert (
+        told(a_snapshot(FLEET), SetLendingPolicy("inference", lending)).snapshot.pools["inference"].lending == lending
+    )
+
+
+def test_a_change_of_a_job_is_done_as_a_whole_or_not_at_all() -> None:
+    snapshot = a_snapshot(FLEET, [a_job("a", 1, state=JobState.QUEUED)])
+    done = update_snapshot(snapshot, Observation(0.0, 0), [Command("c", 0.0, ChangeJob("a", "blue", 3, 2, 4))])
+    spec = done.snapshot.jobs["a"].spec
+    assert (spec.queue, spec.priority, spec.min_gpus, spec.max_gpus) == ("blue", 3, 2, 4)
+    refused = update_snapshot(snapshot, Observation(0.0, 0), [Command("c", 0.0, ChangeJob("a", "blue", 3, 5, 4))])
+    assert refused.snapshot.jobs == snapshot.jobs
+    assert [event.code for event in refused.events] == [EventCode.COMMAND_REFUSED]

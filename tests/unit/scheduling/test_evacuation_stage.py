@@ -1,0 +1,93 @@
+"""How jobs get off nodes that must be left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.domain.decisions import PreemptJob, ReasonCode, ResizeJob
+from scheduler.domain.fleet import LoanState
+from scheduler.domain.gpu_sets import Gpus
+from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import TickResult
+from scheduler.scheduling.desired_state import apply_decisions
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.scheduler import decide
+from tests.builders import a_fleet, a_job, a_loan, a_snapshot
+
+FOUR, EIGHT = (0, 1, 2, 3), tuple(range(8))
+RETURN_BY_S, GRACE_S = 300.0, 60.0
+
+
+def recalled(*elsewhere: Job, now_s: float = 0.0) -> Snapshot:
+    """A rigid job of 4 GPUs runs on i0, which is to be home in 300 s; `elsewhere` are the jobs on t0."""
+    rigid = a_job("rigid", 4, state=JobState.RUNNING, on={"i0": FOUR}, steps=10**7)
+    loan = a_loan("i0", LoanState.RECALLED, return_by_s=RETURN_BY_S)
+    return a_snapshot(a_fleet(training=1, inference=1), [rigid, *elsewhere], [loan], now_s=now_s, full_pass_at_s=now_s)
+
+
+def wide() -> Job:
+    return a_job("wide", 2, 8, state=JobState.RUNNING, on={"t0": EIGHT}, steps=10**7)
+
+
+def decided(snapshot: Snapshot, policy: str = "ebbtide") -> TickResult:
+    return decide(snapshot, load_policy_set(policy))
+
+
+def preempted(result: TickResult) -> set[str]:
+    return {decision.job_id for decision in result.decisions if isinstance(decision, PreemptJob)}
+
+
+def resized(result: TickResult) -> dict[str, Gpus]:
+    return {decision.job_id: decision.gpus for decision in result.decisions if isinstance(decision, ResizeJob)}
+
+
+def test_a_job_stays_while_an_elastic_one_elsewhere_gives_it_room() -> None:
+    result = decided(recalled(wide()))
+    assert preempted(result) == set()
+    assert {job_id: sum(map(len, gpus.values())) for job_id, gpus in resized(result).items()} == {"wide": 4}
+    (shrink,) = result.decisions
+    assert shrink.reason.code is ReasonCode.MAKES_ROOM_FOR_WAITING_JOB
+
+
+def test_it_moves_as_soon_as_the_room_is_free() -> None:
+    before = recalled(wide())
+    after = apply_decisions(before, decided(before).decisions)
+    shrunk = after.jobs["wide"]
+    left = replace(shrunk, allocation=replace(shrunk.allocation, releasing={}))
+    result = decided(replace(after, now_s=20.0, jobs={**after.jobs, "wide": left}))
+    assert resized(result) == {"rigid": {"t0": tuple(i for i in EIGHT if i not in shrunk.allocation.target["t0"])}}
+
+
+def test_it_is_preempted_while_it_can_still_save_in_time() -> None:
+    """The next look comes no later than the last moment; then it goes, wherever the others stand."""
+    assert decided(recalled(wide())).next_wake_s <= RETURN_BY_S - GRACE_S
+    assert preempted(decided(recalled(wide(), now_s=RETURN_BY_S - GRACE_S))) == {"rigid"}
+
+
+def test_it_is_preempted_at_once_where_nobody_can_give_it_room() -> None:
+    busy = a_job("busy", 8, state=JobState.RUNNING, on={"t0": EIGHT}, steps=10**7)
+    assert preempted(decided(recalled(busy))) == {"rigid"}
+
+
+def test_under_published_sets_it_is_preempted_at_once() -> None:
+    assert preempted(decided(recalled(wide()), "lyra")) == {"rigid"}
+
+
+def test_a_job_with_far_more_to_do_gives_way_to_several_of_a_recalled_node() -> None:
+    """Four short jobs would have to stop; one long one stops instead, and they move when it has left."""
+    short = [a_job(f"s{at}", state=JobState.RUNNING, on={"i0": (at,)}, steps=1_000) for at in FOUR]
+    busy = a_job("busy", 8, state=JobState.RUNNING, on={"t0": EIGHT}, steps=10**7)
+    loan = a_loan("i0", LoanState.RECALLED, return_by_s=1_300.0)
+    fleet = a_fleet(training=1, inference=1)
+    before = a_snapshot(fleet, [*short, busy], [loan], now_s=1_000.0, full_pass_at_s=1_000.0)
+    result = decided(before)
+    (preempted_job,) = result.decisions
+    assert (preempted(result), preempted_job.reason.code) == ({"busy"}, ReasonCode.OUTRANKED)
+    after = apply_decisions(before, result.decisions)
+    gone = after.jobs["busy"]
+    left = replace(gone, allocation=replace(gone.allocation, releasing={}))
+    moves = decided(replace(after, now_s=1_020.0, jobs={**after.jobs, "busy": left}))
+    assert {job_id for job_id, gpus in resized(moves).items() if set(gpus) == {"t0"}} == {"s0", "s1", "s2", "s3"}
+    assert preempted(moves) == set()

@@ -1,0 +1,101 @@
+"""A job that no GPU model alone can hold starts on two, where the solver has a plan for that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.domain.decisions import ReasonCode, StartJob
+from scheduler.domain.gpu_sets import Gpus, GpuShape
+from scheduler.domain.job import Job
+from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.parallel_plan import ParallelPlan, Stage
+from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
+from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.tick_report import TickResult, WantedShape
+from scheduler.scheduling.legality import find_violation
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.scheduler import decide
+from scheduler.simulator.throughput_curves import CurveCache
+from tests.builders import GPU, a_fleet, a_job, a_node, a_snapshot
+
+OTHER = "h100-80g"
+MIXED = GpuShape.from_node_counts([(GPU, 8), (OTHER, 4)])
+OTHER_WAY = GpuShape.from_node_counts([(GPU, 4), (OTHER, 8)])
+
+
+def plan_over(first: int, second: int, step_s: float) -> ParallelPlan:
+    """One stage on each model."""
+    one, other = build_data_parallel_plan(GPU, first), build_data_parallel_plan(OTHER, second)
+    stages = (Stage(0, 0, GPU, first, one.stages[0].strategies), Stage(1, 1, OTHER, second, other.stages[0].strategies))
+    return replace(one, iteration_time_s=step_s, stages=stages)
+
+
+def large(gpu: str = "") -> Job:
+    return a_job("large", 12, model="llama-2-7b", global_batch=8, gpu=gpu)
+
+
+def seen(curve: ScalingCurve, job: Job | None = None) -> Snapshot:
+    """Eight GPUs of each model; the job needs twelve."""
+    pools, nodes = a_fleet(training=1, inference=0)
+    curves = {large().spec.curve_key: curve}
+    return a_snapshot((pools, {**nodes, "h0": a_node("h0", gpu=OTHER)}), [job or large()], curves=curves)
+
+
+def decided(snapshot: Snapshot) -> TickResult:
+    return decide(snapshot, load_policy_set("ebbtide"))
+
+
+def started(result: TickResult) -> list[Gpus]:
+    return [decision.gpus for decision in result.decisions if isinstance(decision, StartJob)]
+
+
+def test_a_job_too_large_for_either_model_starts_on_both() -> None:
+    result = decided(seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)})))
+    assert started(result) == [{"h0": (0, 1, 2, 3), "t0": tuple(range(8))}]
+
+
+def test_it_does_not_start_above_the_limit_of_its_queue_which_others_have_used_up_meanwhile() -> None:
+    first = replace(large(), spec=replace(large().spec, priority=1))
+    snapshot = seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)}), first)
+    small = a_job("small", 4, gpu=OTHER)
+    both = replace(snapshot, jobs={**snapshot.jobs, "small": small}, queues={"default": JobQueue("default")})
+    assert len(started(decided(both))) == 2
+    limited = replace(both, queues={"default": JobQueue("default", limit_gpus=15)})
+    result = decided(limited)
+    (start,) = started(result)
+    assert (list(start), result.waiting["large"].code) == (["h0"], ReasonCode.WAITING_FOR_QUOTA)
+
+
+def test_of_two_splits_the_faster_is_taken() -> None:
+    curve = ScalingCurve({MIXED: plan_over(8, 4, 1.0), OTHER_WAY: plan_over(4, 8, 0.5)})
+    assert started(decided(seen(curve))) == [{"h0": tuple(range(8)), "t0": (0, 1, 2, 3)}]
+
+
+def test_splits_that_are_not_solved_are_asked_for_and_the_job_waits() -> None:
+    result = decided(seen(ScalingCurve()))
+    assert started(result) == []
+    assert {WantedShape(large().spec.curve_key, shape) for shape in (MIXED, OTHER_WAY)} <= set(result.wanted_shapes)
+    assert result.waiting["large"].code is ReasonCode.NO_MATCHING_FLAVOR
+
+
+def test_a_job_that_names_its_model_is_not_mixed() -> None:
+    result = decided(seen(ScalingCurve({MIXED: plan_over(8, 4, 1.0)}), large(gpu=GPU)))
+    assert started(result) == []
+
+
+def test_a_job_that_one_model_can_hold_waits_for_that() -> None:
+    curve = ScalingCurve({MIXED: plan_over(8, 4, 1.0), GpuShape.packed(GPU, 8, 8): build_data_parallel_plan(GPU, 8)})
+    assert started(decided(seen(curve, replace(large(), spec=replace(large().spec, min_gpus=8))))) == [
+        {"t0": tuple(range(8))}
+    ]
+
+
+def test_the_solvers_own_plan_for_two_models_is_legal() -> None:
+    job = replace(large(), spec=replace(large().spec, global_batch=96))
+    solved = CurveCache().get_job_point(job.spec, MIXED).plan
+    assert solved is not None
+    snapshot = replace(seen(ScalingCurve(), job), curves={job.spec.curve_key: ScalingCurve({MIXED: solved})})
+    (start,) = decided(snapshot).decisions
+    assert find_violation(MutableSnapshot(snapshot), start) is None
+    assert {stage.gpu for stage in solved.stages} == {GPU, OTHER}

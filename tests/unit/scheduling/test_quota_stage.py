@@ -1,0 +1,68 @@
+"""Quotas in whole decisions: who is refused, who is kept for, and what nobody may grow above."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.domain.decisions import ReasonCode, ResizeJob, StartJob
+from scheduler.domain.gpu_sets import count
+from scheduler.domain.job import Job, JobAccount
+from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.tick_report import TickResult
+from scheduler.scheduling.policies.policy_set import load_policy_set
+from scheduler.scheduling.scheduler import decide
+from tests.builders import a_fleet, a_job, a_snapshot
+from tests.unit.scheduling.policies.test_quota import runs, waits
+
+FLEET = a_fleet(training=2, inference=0)
+
+
+def decided(*jobs: Job, now_s: float = 1000.0, **queues: JobQueue) -> TickResult:
+    """By a light tick, so that nothing moves for its gain."""
+    snapshot = a_snapshot(FLEET, jobs, queues=queues, now_s=now_s, full_pass_at_s=now_s)
+    return decide(snapshot, load_policy_set("ebbtide"))
+
+
+def started(result: TickResult) -> dict[str, int]:
+    return {d.job_id: count(d.gpus) for d in result.decisions if isinstance(d, StartJob)}
+
+
+def test_a_queues_limit_holds_its_jobs_back_and_nobody_else() -> None:
+    lab = JobQueue("lab", 0, 6)
+    result = decided(
+        waits("huge", "lab", 8), runs("r", "lab", "t0", 4), waits("next", "lab", 4), waits("x", "y", 8), lab=lab
+    )
+    assert started(result) == {"x": 8}
+    assert {job_id: reason.code for job_id, reason in result.waiting.items()} == {
+        "huge": ReasonCode.EXCEEDS_MAX_QUOTA,
+        "next": ReasonCode.WAITING_FOR_QUOTA,
+    }
+
+
+def test_new_jobs_start_no_wider_than_their_queues_limit_together() -> None:
+    result = decided(waits("a", "lab", 2, 8), waits("b", "lab", 2, 8), lab=JobQueue("lab", 0, 10))
+    assert sum(started(result).values()) == 10
+
+
+def test_a_minimum_that_its_owner_raised_above_the_limit_is_not_followed() -> None:
+    raised = replace(runs("a", "lab", "t0", 4), spec=a_job("a", 6, queue="lab").spec)
+    assert decided(raised, lab=JobQueue("lab", 0, 5)).decisions == ()
+    (resize,) = decided(raised, lab=JobQueue("lab", 0, 6)).decisions
+    assert isinstance(resize, ResizeJob)
+    assert count(resize.gpus) == 6
+
+
+def test_what_is_free_is_kept_for_a_guarantee_until_its_borrowers_minimum_run_time_ends() -> None:
+    young = [
+        replace(runs(job_id, "guest", node, 6), account=JobAccount(first_started_at_s=started_s))
+        for job_id, node, started_s in (("a", "t0", 500.0), ("b", "t1", 900.0))
+    ]
+    result = decided(*young, waits("own", "lab", 8), waits("other", "guest", 1), lab=JobQueue("lab", 8))
+    assert started(result) == {}
+    held = result.waiting["own"]
+    assert held.code is ReasonCode.HELD_BY_MINIMUM_RUNTIME
+    assert held.detail == (
+        "needs 8 GPUs of what queue lab is guaranteed; those who borrow them may run 100 s more, their minimum run time"
+    )
+    assert (held.numbers["held_until_s"], result.next_wake_s) == (1100.0, 1100.0)
+    assert result.waiting["other"].code is ReasonCode.INSUFFICIENT_GPUS
