@@ -85,7 +85,7 @@ class Snapshot:
         memo = self.cached_index
         if memo is None or not memo.matches(self):
             memo = memo.derive_for(self) if memo is not None else SnapshotIndex.build(self)
-            object.__setattr__(self, "memo", memo)
+            object.__setattr__(self, "cached_index", memo)
         return memo
 
     @property

@@ -26,14 +26,17 @@ GpuKind = tuple[str, bool]
 GpuHolders = dict[str, Mapping[int, str]]
 """Who holds which GPU: node -> index -> job id. GPUs that are being released count as held."""
 
-_NODE_SETS = ("down", "cordoned", "draining", "leaving", "unlent")
+_NODE_SETS = ("down", "cordoned", "draining", "must_vacate", "held_without_loan")
 _LOAN_SETS = ("offered", "recalled")
 _JOB_SETS = (
-    "waiting", "running", "unsettled", "watched", "releasing", "misfits", "elastic", "flexible", "growable", "profiled",
-    "limited", "refrozen",
+    "waiting", "running", "unsettled", "intent_candidates", "releasing", "out_of_range", "elastic", "above_minimum",
+    "below_maximum", "profiled", "time_limited", "needs_frozen_replan",
 )  # fmt: skip
-_COUNTERS = ("free", "serving", "sizes", "up", "standing", "away", "lent_gpus", "supply")
-_MUTABLE_ATTRIBUTES = (*_NODE_SETS, *_LOAN_SETS, *_JOB_SETS, *_COUNTERS, "holders", "rooms")
+_COUNTERS = (
+    "free_gpus", "training_gpus", "node_counts_by_size", "up_node_counts", "unrecalled_loan_counts",
+    "live_loan_counts", "lent_gpus", "inference_capacity",
+)  # fmt: skip
+_MUTABLE_ATTRIBUTES = (*_NODE_SETS, *_LOAN_SETS, *_JOB_SETS, *_COUNTERS, "holders", "free_by_node")
 
 
 class SnapshotIndex:
@@ -112,7 +115,7 @@ class SnapshotIndex:
         twin = object.__new__(SnapshotIndex)
         twin.__dict__.update(self.__dict__)
         own = {name: getattr(self, name).copy() for name in _MUTABLE_ATTRIBUTES}
-        twin.__dict__.update(own, heard=self.observed_runs.copy(), _job_sets=[own[name] for name in _JOB_SETS])
+        twin.__dict__.update(own, observed_runs=self.observed_runs.copy(), _job_id_sets=[own[name] for name in _JOB_SETS])
         return twin
 
     def derive_for(self, snapshot: Snapshot) -> SnapshotIndex:
