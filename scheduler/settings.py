@@ -1,4 +1,7 @@
-"""Settings of the service: environment variables EBBTIDE_*, each with a default that works on one machine."""
+"""Settings of the service, read from `EBBTIDE_*` environment variables, and the file with the token secret.
+
+Every setting has a default that works on one machine.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import secrets
 import ssl
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -14,23 +18,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Days = Annotated[int, Field(ge=0, le=36_500)]
 SECRET_BYTES = 32
-
-
-def _check_http_url(text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url or parts.query or parts.fragment or any(mark.isspace() for mark in text):
-        raise ValueError("allowed: http://HOST:PORT or https://HOST:PORT, perhaps with a path")
-    return text
-
-
-OptionalUrl = Annotated[str, AfterValidator(lambda text: text and _check_http_url(text))]
 
 
 def is_loopback(host: str) -> bool:
@@ -40,152 +28,289 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _check_http_url(text: str) -> str:
+    if not text:
+        return text
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or parts.query or parts.fragment or any(mark.isspace() for mark in text):
+        raise ValueError("must be http://HOST:PORT or https://HOST:PORT, optionally with a path, without a query")
+    return text
+
+
 def _check_ca_file(file: Path) -> Path:
     try:
         ssl.create_default_context(cafile=str(file))
-    except OSError as wrong:  # a file that holds none is an SSLError, which is one
-        raise ValueError(f"must be a readable PEM file of certificates: {wrong}") from None
+    except OSError as error:  # includes ssl.SSLError, which a file without certificates raises
+        raise ValueError(f"must be a readable PEM file with at least one certificate: {error}") from None
     return file
 
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+RetentionDays = Annotated[int, Field(ge=0, le=36_500)]
+OptionalUrl = Annotated[str, AfterValidator(_check_http_url)]
 CaFile = Annotated[Path, AfterValidator(_check_ca_file)]
 
 
 class Settings(BaseSettings):
-    """Every field is a setting: EBBTIDE_ and its name in capitals."""
+    """All settings. The environment variable of a field is `EBBTIDE_` and the field's name in capitals."""
 
     model_config = SettingsConfigDict(env_prefix="EBBTIDE_", frozen=True, extra="ignore")
 
+    # Storage and processes
     database_url: str = Field(
-        default="sqlite:///ebbtide.sqlite", description="Where all state is kept (SQLAlchemy URL)."
+        default="sqlite:///ebbtide.sqlite",
+        description="Database that holds all state, as a SQLAlchemy URL: sqlite:///FILE or postgresql+psycopg://...",
     )
-    host: str = Field(default="127.0.0.1", description="Address that the API listens on, and the operator's probes.")
-    port: int = Field(default=8787, ge=0, le=65535, description="Port that the API listens on; 0 takes a free one.")
-    api_processes: int = Field(
-        default=1, ge=1, le=64, description="Processes that answer on that port, each with an interpreter of its own."
-    )
-    public_url: str = Field(default="", description="URL of the API as workers reach it; empty: http://host:port.")
-    policy: str = Field(default="ebbtide", description="Named policy set that decides.")
-    executor: Literal["local"] = Field(default="local", description="What runs the workers: processes of this machine.")
     run_dir: Path = Field(
-        default=Path("var/run"), description="Folder for logs, plans and checkpoints of local workers."
+        default=Path("var/run"), description="Directory for logs, plans and checkpoints of workers on this machine."
     )
-    full_pass_period_s: Seconds = Field(default=300.0, description="Longest pause between ticks that consider lending.")
-    reconfiguration_s: Seconds = Field(default=30.0, description="What a start or a resize is taken to cost a job.")
+    profiles_dir: Path | None = Field(
+        default=None,
+        description="Directory with additional GPU profiles (gpus/*.json) and model profiles (models/*.json). "
+        "A profile in it replaces the built-in profile of the same name.",
+    )
+    tick_s_max: Seconds = Field(
+        default=1.0, description="Longest time between two ticks of the control loop, in seconds."
+    )
+    lease_s: Seconds = Field(
+        default=10.0,
+        description="Duration of the leader lease, in seconds. Another controller takes over when it expires.",
+    )
+    season_s: Seconds = Field(
+        default=86_400.0, description="Period after which inference demand repeats, in seconds, for the forecast."
+    )
+    solver_processes: int = Field(
+        default=1, ge=1, le=256, description="Number of processes that solve scaling curves, 1 to 256."
+    )
+
+    # Scheduling policy. One field for each field of PolicySettings, with the same name and default.
+    policy: str = Field(
+        default="ebbtide",
+        description="Name of the policy set that makes the decisions. List all with `ebbtide simulate --policy list`.",
+    )
+    full_pass_period_s: Seconds = Field(
+        default=300.0, description="Longest time between two ticks that consider lending and resizing, in seconds."
+    )
+    reconfiguration_s: SecondsOrZero = Field(
+        default=30.0, description="Assumed time that a start or a resize costs a job, in seconds."
+    )
+    reconfiguration_s_by_model: Mapping[str, SecondsOrZero] = Field(
+        default={},
+        description="Assumed reconfiguration time by model, in seconds, as a JSON object: "
+        '{"gpt2": 12, "llama-2-7b": 45}. Other models use EBBTIDE_RECONFIGURATION_S.',
+    )
     leave_grace_s: Seconds = Field(
-        default=60.0, description="How long workers may take to save and leave, without a recall."
+        default=60.0,
+        description="Time that workers have to save a checkpoint and exit, in seconds. "
+        "A recall uses the return deadline of its pool instead.",
     )
-    resize_pause_s: Seconds = Field(
-        default=120.0, description="Least time between two resizes of a job that nobody was forced into."
+    resize_pause_s: SecondsOrZero = Field(
+        default=120.0,
+        description="Shortest time between two voluntary resizes of one job, in seconds. Jobs that take longer than "
+        "30 s to reconfigure wait proportionally longer.",
     )
-    run_time_min_s: float = Field(
+    run_time_min_s: SecondsOrZero = Field(
         default=600.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="Least time a job runs before it may be preempted for what another queue is guaranteed.",
+        description="Time that a job runs before another queue's guarantee may preempt it, in seconds. 0 disables it.",
+    )
+    demand_stale_s: SecondsOrZero = Field(
+        default=1800.0,
+        description="Age at which a demand reading permits no new loans, in seconds, in pools that set no own value.",
+    )
+    lending_reserve: Ratio = Field(
+        default=0.25,
+        description="Free GPUs that lending keeps available for new jobs, as a fraction of the GPUs that training has.",
+    )
+    ageing_s: Seconds = Field(
+        default=3600.0, description="Waiting time after which a job counts as half as long in the order, in seconds."
+    )
+    patience_ageings: Ratio = Field(
+        default=12.0,
+        description="Waiting time after which no other job overtakes a job, in multiples of EBBTIDE_AGEING_S.",
+    )
+    gain_factor: Ratio = Field(
+        default=2.0, description="Time that a resize must save, in multiples of the job's reconfiguration time."
+    )
+    las_promote_ratio: Ratio = Field(
+        default=0.0,
+        description="With policy `las`: a job returns to the first queue after waiting this multiple of its run time. "
+        "0 disables it.",
+    )
+    linear_scaling: bool = Field(
+        default=False, description="Treat every job as if it scaled linearly, for comparison with scaling curves."
     )
     undeclared_queues: Literal["allow", "refuse"] = Field(
         default="allow",
-        description="What becomes of a job submitted to a queue that nobody declared, once some queue is declared.",
-    )
-    tick_s_max: Seconds = Field(default=1.0, description="Longest pause of the control loop between two ticks.")
-    lease_s: Seconds = Field(default=10.0, description="A leader that is silent for so long is replaced.")
-    season_s: Seconds = Field(default=86_400.0, description="Length of one season of the inference demand.")
-    solver_processes: int = Field(default=1, ge=1, le=256, description="Processes that solve scaling curves.")
-    log_bytes: int = Field(
-        default=67_108_864, ge=65_536, description="Bytes that are kept of what each rank prints, the newest."
-    )
-    log_generations: int = Field(
-        default=20, ge=1, description="Generations of a job of which is kept what their ranks have printed."
-    )
-    streams_max: int = Field(default=1000, ge=1, le=100_000, description="Most event streams that one API holds open.")
-    store_host: str = Field(
-        default="127.0.0.1",
-        description="Where ranks that node agents start over the network find the rendezvous store.",
-    )
-    store_port: int = Field(default=29400, ge=1, le=65535, description="Port of that rendezvous store.")
-    kubeconfig: Path | None = Field(
-        default=None,
-        description="How the operator reaches Kubernetes; absent: KUBECONFIG, else its own pod.",
-    )
-    probe_port: int = Field(
-        default=0, ge=0, le=65535, description="Port of the operator's /healthz and /readyz; 0 takes a free one."
-    )
-    job_namespace: str = Field(
-        default="default", description="Namespace of jobs that name none, on Kubernetes.", pattern=r"^[a-z0-9-]{1,63}$"
-    )
-    lease_namespace: str = Field(
-        default="default", description="Namespace of the Lease that operators elect their leader by."
-    )
-    worker_image: str = Field(
-        default="ebbtide/worker:latest", description="Image of the pods of jobs that name none, on Kubernetes."
-    )
-    prometheus_url: OptionalUrl = Field(
-        default="", description="Prometheus that Pools with demand.source prometheus are asked of, on Kubernetes."
-    )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="Least level that is logged."
-    )
-    log_format: Literal["text", "json"] = Field(
-        default="text", description="Log lines for people, or one JSON object a line."
-    )
-    webhook_hosts: str = Field(
-        default="",
-        description="Hosts, with commas between, that webhooks may lead to though their addresses are not public.",
-    )
-    webhook_ca_file: CaFile | None = Field(
-        default=None, description="PEM file of authorities that webhooks are trusted by, beside the public ones."
-    )
-    simulations_at_once: int = Field(
-        default=1, ge=0, le=64, description="Simulations that an API process plays at once; 0: none."
-    )
-    simulation_memory_bytes: int = Field(
-        default=4 * 2**30, ge=2**29, description="Most memory of a simulation's process."
-    )
-    simulation_cpu_s: int = Field(default=3600, ge=1, description="Most processor time of a simulation's process.")
-    simulation_body_bytes: int = Field(
-        default=16 * 2**20, ge=1024, description="Largest request that hands in a simulation."
-    )
-    simulation_kept_s: Seconds = Field(
-        default=30 * 86_400.0, description="How long an ended simulation is kept, with its report."
-    )
-    events_kept_days: Days = Field(default=90, description="Days that events and decisions are kept; 0: for ever.")
-    audit_kept_days: Days = Field(default=0, description="Days that entries of the audit log are kept; 0: for ever.")
-    commands_kept_days: Days = Field(default=30, description="Days that consumed commands are kept; 0: for ever.")
-    deliveries_kept_days: Days = Field(
-        default=7, description="Days that deliveries to webhooks are kept after their end; 0: for ever."
-    )
-    logs_kept_days: Days = Field(
-        default=90, description="Days that logs of local jobs are kept after their end; 0: for ever."
-    )
-    token_secret_file: Path | None = Field(
-        default=None, description="Secret that worker tokens are signed with; absent: token.secret in the run folder."
+        description="`allow` accepts jobs for queues that were never created. `refuse` rejects them as soon as at "
+        "least one queue exists.",
     )
 
+    # API
+    host: str = Field(default="127.0.0.1", description="Address that the API and the operator's probes listen on.")
+    port: int = Field(
+        default=8787, ge=0, le=65535, description="Port that the API listens on, 0 to 65535. 0 selects a free port."
+    )
+    api_processes: int = Field(
+        default=1, ge=1, le=64, description="Number of API processes on that port, 1 to 64. 2 or more need PostgreSQL."
+    )
+    public_url: str = Field(
+        default="", description="URL at which workers reach the API. Empty: http://HOST:PORT of this process."
+    )
+    streams_max: int = Field(
+        default=1000,
+        ge=1,
+        le=100_000,
+        description="Largest number of open event streams per API process, 1 to 100000. One token may open half of "
+        "them.",
+    )
+    body_bytes_max: int = Field(
+        default=1 << 20, ge=1024, description="Largest request body, in bytes, 1024 or more. Larger ones receive 413."
+    )
+    rate_per_s: Seconds = Field(default=100.0, description="Sustained request rate per token, in requests per second.")
+    rate_burst: int = Field(
+        default=200, ge=1, description="Requests that one token may send at once before the rate limit applies."
+    )
+    report_rate_per_s: Seconds = Field(
+        default=20.0, description="Sustained report rate per worker or node agent, in requests per second."
+    )
+    report_rate_burst: int = Field(
+        default=100,
+        ge=1,
+        description="Reports that one worker or node agent may send at once before the limit applies.",
+    )
+    metrics_open: bool = Field(
+        default=False, description="Serve /metrics without authentication. Default: viewers of all queues only."
+    )
+    metrics_by_job: bool = Field(
+        default=False, description="Add one series per running job to /metrics, labelled with the job id."
+    )
+
+    # Authentication
     auth: Literal["on", "off", "off-everywhere"] = Field(
-        default="on", description="Ask who asks. off: on loopback alone; off-everywhere: on every address."
+        default="on",
+        description="Require authentication. `off` is accepted only on a loopback address, `off-everywhere` on any.",
     )
     allowed_hosts: str = Field(
-        default="", description="Host names, with commas, that requests may name while auth is off, besides loopback's."
+        default="",
+        description="Host names accepted in requests while authentication is off, comma-separated. Loopback names are "
+        "always accepted.",
     )
-    metrics_open: bool = Field(default=False, description="Let everybody read /metrics; else viewers of all queues.")
-    metrics_by_job: bool = Field(
-        default=False, description="Show series of each running job in /metrics, labelled by its id."
+    token_secret_file: Path | None = Field(
+        default=None,
+        description="File with the secret that signs worker tokens and webhooks, 32 bytes or more, mode 0600. "
+        "Default: token.secret in EBBTIDE_RUN_DIR, created on first use.",
     )
-    rate_per_s: Seconds = Field(
-        default=100.0, description="Requests a second that one token may make, in the long run."
+    oidc_issuer: OptionalUrl = Field(
+        default="", description="OpenID Connect issuer whose tokens are accepted, exactly as in `iss`. Empty: none."
     )
-    rate_burst: int = Field(default=200, ge=1, description="Requests that one token may make at once.")
-    report_rate_per_s: Seconds = Field(
-        default=20.0, description="Reports a second that one worker or agent may make, in the long run."
+    oidc_audience: str = Field(
+        default="ebbtide", min_length=1, description="Audience (`aud`) that OpenID Connect tokens must contain."
     )
-    report_rate_burst: int = Field(default=100, ge=1, description="Reports that one worker or agent may make at once.")
-    body_bytes_max: int = Field(default=1 << 20, ge=1024, description="Largest body of a request.")
-    oidc_issuer: OptionalUrl = Field(default="", description="OIDC issuer whose JWTs are taken; empty: none.")
-    oidc_audience: str = Field(default="ebbtide", min_length=1, description="Audience that those JWTs must name.")
-    oidc_jwks_url: OptionalUrl = Field(default="", description="Where its keys are; empty: found by discovery.")
-    oidc_roles_claim: str = Field(default="ebbtide", min_length=1, description="Claim that lists the grants.")
-    oidc_name_claim: str = Field(default="sub", min_length=1, description="Claim that names who asks.")
+    oidc_jwks_url: OptionalUrl = Field(
+        default="", description="URL of the issuer's signing keys (JWKS). Empty: found by OpenID Connect discovery."
+    )
+    oidc_roles_claim: str = Field(
+        default="ebbtide",
+        min_length=1,
+        description="Token claim that lists grants, such as `submitter:research`.",
+    )
+    oidc_name_claim: str = Field(default="sub", min_length=1, description="Token claim with the caller's name.")
+
+    # Logs
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Lowest level of log records that are written: DEBUG, INFO, WARNING or ERROR."
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="`text` writes log lines for people, `json` one JSON object per line."
+    )
+    log_bytes: int = Field(
+        default=67_108_864,
+        ge=65_536,
+        description="Newest output retained per rank, in bytes, 65536 or more. Also applies to each local agent.",
+    )
+    log_generations: int = Field(
+        default=20, ge=1, description="Number of generations of one job whose rank output is retained."
+    )
+
+    # Retention
+    events_kept_days: RetentionDays = Field(
+        default=90, description="Retention of events and decisions, in days. 0 retains them forever."
+    )
+    audit_kept_days: RetentionDays = Field(
+        default=0, description="Retention of audit log entries, in days. 0 retains them forever."
+    )
+    commands_kept_days: RetentionDays = Field(
+        default=30,
+        description="Retention of processed commands, in days. 0 retains them forever. Submissions are never deleted.",
+    )
+    deliveries_kept_days: RetentionDays = Field(
+        default=7, description="Retention of completed webhook deliveries, in days. 0 retains them forever."
+    )
+    logs_kept_days: RetentionDays = Field(
+        default=90,
+        description="Retention of local jobs' logs after the job ends, in days. 0 retains them forever. "
+        "Checkpoints are never deleted.",
+    )
+
+    # Webhooks
+    webhook_hosts: str = Field(
+        default="",
+        description="Hosts with private addresses that webhooks may be sent to, comma-separated, as in the URL.",
+    )
+    webhook_ca_file: CaFile | None = Field(
+        default=None,
+        description="PEM file of certificate authorities trusted for webhooks, in addition to the public ones.",
+    )
+
+    # Simulations
+    simulations_at_once: int = Field(
+        default=1, ge=0, le=64, description="Simulations that one API process runs at once, 0 to 64. 0 runs none."
+    )
+    simulation_memory_bytes: int = Field(
+        default=4 * 2**30, ge=2**29, description="Memory limit of one simulation, in bytes, 512 MiB or more."
+    )
+    simulation_cpu_s: int = Field(default=3600, ge=1, description="CPU time limit of one simulation, in seconds.")
+    simulation_body_bytes: int = Field(
+        default=16 * 2**20, ge=1024, description="Largest body of a request that submits a simulation, in bytes."
+    )
+    simulation_kept_s: Seconds = Field(
+        default=30 * 86_400.0, description="Retention of completed simulations and their reports, in seconds."
+    )
+
+    # Kubernetes
+    kubeconfig: Path | None = Field(
+        default=None,
+        description="Kubeconfig file of the operator. Default: KUBECONFIG, else the pod's service account.",
+    )
+    probe_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="Port of the operator's /healthz and /readyz, 0 to 65535. 0 selects a free port.",
+    )
+    job_namespace: str = Field(
+        default="default",
+        description="Namespace of jobs that set none, a DNS label of up to 63 characters.",
+        pattern=r"^[a-z0-9-]{1,63}$",
+    )
+    lease_namespace: str = Field(default="default", description="Namespace of the Lease for leader election.")
+    worker_image: str = Field(
+        default="ebbtide/worker:latest", description="Container image of worker pods whose job sets none."
+    )
+    prometheus_url: OptionalUrl = Field(
+        default="", description="URL of the Prometheus server for pools with `demand.source: prometheus`. Empty: none."
+    )
+    store_host: str = Field(
+        default="127.0.0.1",
+        description="Host name at which ranks that node agents start reach the rendezvous store.",
+    )
+    store_port: int = Field(default=29400, ge=1, le=65535, description="Port of the rendezvous store, 1 to 65535.")
 
     @property
     def is_loopback(self) -> bool:
@@ -194,7 +319,7 @@ class Settings(BaseSettings):
 
     @property
     def worker_url(self) -> str:
-        """Where workers find the API."""
+        """URL at which workers reach the API, without a trailing slash."""
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
     @property
@@ -203,33 +328,38 @@ class Settings(BaseSettings):
 
 
 def load_token_secret(path: Path) -> bytes:
-    """The secret in `path`; a new one is written there, for its owner alone, when there is none.
+    """Return the secret in `path`. If the file does not exist, create it with a new secret and mode 0600.
 
-    Several processes may call this at once: the first one's secret wins.
+    Several processes may call this at once: all of them return the secret of the first.
 
     Raises:
-        ValueError: the file is too short for a secret, or others than its owner may read it.
+        ValueError: The file is shorter than 32 bytes, or other users can read it.
     """
     if not path.exists():
         _create_secret(path)
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
-        raise ValueError(f"{path} has mode {mode:04o}, a token secret needs 0600: nobody else may read it")
+        raise ValueError(
+            f"token secret {path} has mode {mode:04o}; other users must not read it. Run: chmod 0600 {path}"
+        )
     secret = path.read_bytes()
     if len(secret) < SECRET_BYTES:
-        raise ValueError(f"{path} holds {len(secret)} bytes, a token secret needs at least {SECRET_BYTES}")
+        raise ValueError(
+            f"token secret {path} has {len(secret)} bytes; at least {SECRET_BYTES} are needed. "
+            "Delete the file to have a new secret created."
+        )
     return secret
 
 
 def _create_secret(path: Path) -> None:
-    """Writes beside `path` and links, so that nobody ever reads half a secret and no secret is replaced."""
+    """Write a temporary file and link it to `path`, so that no process reads a partial secret or replaces one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mkstemp creates with mode 0600
+    handle, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mkstemp creates with mode 0600
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(secrets.token_bytes(SECRET_BYTES))
-        Path(path).hardlink_to(draft)
+        Path(path).hardlink_to(temporary)
     except FileExistsError:
-        pass  # another process was first: its secret counts
+        pass  # another process created the secret first
     finally:
-        Path(draft).unlink()
+        Path(temporary).unlink()

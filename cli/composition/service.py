@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,16 +46,9 @@ HISTORY_SEASONS = 14
 
 
 def build_policies(settings: Settings) -> PolicySet:
-    return load_policy_set(
-        settings.policy,
-        PolicySettings(
-            full_pass_period_s=settings.full_pass_period_s,
-            reconfiguration_s=settings.reconfiguration_s,
-            leave_grace_s=settings.leave_grace_s,
-            resize_pause_s=settings.resize_pause_s,
-            run_time_min_s=settings.run_time_min_s,
-        ),
-    )
+    """Load the policy set that the settings name. Every field of PolicySettings is a setting of the same name."""
+    values = {field.name: getattr(settings, field.name) for field in fields(PolicySettings)}
+    return load_policy_set(settings.policy, PolicySettings(**values))
 
 
 def build_local_controller(

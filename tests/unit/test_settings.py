@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.settings import SECRET_BYTES, Settings, load_token_secret
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EBBTIDE_PORT", "9000")
     monkeypatch.setenv("EBBTIDE_RUN_DIR", "/srv/run")
+    monkeypatch.setenv("EBBTIDE_RECONFIGURATION_S_BY_MODEL", '{"gpt2": 12}')
     settings = Settings()
     assert settings.port == 9000
     assert settings.worker_url == "http://127.0.0.1:9000"
     assert settings.token_secret_path == Path("/srv/run/token.secret")
+    assert settings.reconfiguration_s_by_model == {"gpt2": 12.0}
 
 
-def test_workers_are_told_the_public_url_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_url_replaces_the_listen_address_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EBBTIDE_PUBLIC_URL", "https://ebbtide.example/")
     assert Settings().worker_url == "https://ebbtide.example"
 
@@ -31,25 +35,33 @@ def test_workers_are_told_the_public_url_where_there_is_one(monkeypatch: pytest.
         ("PORT", "99999"),
         ("SEASON_S", "nan"),
         ("LEAVE_GRACE_S", "-1"),
+        ("AGEING_S", "0"),
+        ("GAIN_FACTOR", "inf"),
+        ("RECONFIGURATION_S_BY_MODEL", '{"gpt2": -1}'),
         ("SOLVER_PROCESSES", "0"),
-        ("EXECUTOR", "magic"),
         ("PROMETHEUS_URL", "prometheus:9090"),
         ("PROMETHEUS_URL", "http://:9090"),
         ("PROMETHEUS_URL", "http://prometheus:9090/?query=up"),
         ("LOG_LEVEL", "LOUD"),
     ],
 )
-def test_a_setting_outside_its_bounds_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_invalid_setting_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"EBBTIDE_{name}", value)
     with pytest.raises(ValidationError, match=name.lower()):
         Settings()
 
 
-def test_every_setting_says_what_it_is_for() -> None:
+def test_every_setting_has_a_description() -> None:
     assert all(field.description for field in Settings.model_fields.values())
 
 
-def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+def test_every_policy_setting_is_a_service_setting_with_the_same_default() -> None:
+    settings, policy_settings = Settings(), PolicySettings()
+    for field in fields(PolicySettings):
+        assert getattr(settings, field.name) == getattr(policy_settings, field.name), field.name
+
+
+def test_token_secret_is_created_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "run" / "token.secret"
     secret = load_token_secret(path)
     assert len(secret) == SECRET_BYTES
@@ -58,18 +70,20 @@ def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["token.secret"]
 
 
-def test_processes_that_start_at_once_agree_on_one_secret(tmp_path: Path) -> None:
-    found: list[bytes] = []
-    threads = [threading.Thread(target=lambda: found.append(load_token_secret(tmp_path / "secret"))) for _ in range(8)]
+def test_concurrent_processes_load_the_same_token_secret(tmp_path: Path) -> None:
+    secrets: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: secrets.append(load_token_secret(tmp_path / "secret"))) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    assert len(secrets) == 8
+    assert len(set(secrets)) == 1
 
 
-def test_a_secret_that_others_may_read_or_that_is_too_short_is_refused(tmp_path: Path) -> None:
+def test_short_or_readable_token_secret_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_bytes(b"short")
     path.chmod(0o600)
