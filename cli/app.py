@@ -1,72 +1,119 @@
-"""`version`, and `demo`: the whole story on this machine.
+"""The `ebbtide` command: its table of subcommands and how an error ends the process.
 
-The table of contents of the command line: every verb, its group, and how a failure ends the process.
+A subcommand's module is imported only when that subcommand runs, so `ebbtide --help` stays fast.
 """
 
 from __future__ import annotations
 
-import platform
+import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
 
-from cli import completion
-from cli.commands import (
-    accounting,
-    events,
-    fit,
-    fleet,
-    identity,
-    jobs,
-    plan,
-    queues,
-    replay,
-    service,
-    simulate,
-    simulations,
-    submit,
-    webhooks,
-)
 from cli.inputs import EXIT_FAILED
-from cli.output import OutputFormat, OutputOption, print_document, print_message, render_facts
-
-
-def version(output: OutputOption = OutputFormat.TABLE) -> None:
-    """Print the version of Ebbtide and of what it runs on."""
-    try:
-        ours = installed_version("ebbtide")
-    except PackageNotFoundError:
-        ours = "not installed (run from its source tree)"
-    document = {"ebbtide": ours, "python": platform.python_version(), "platform": platform.platform()}
-    print_document(document, output, lambda: render_facts(document))
-
-
-PictureOption = Annotated[Path | None, typer.Option("--picture", help="Also draw what it prints into this SVG file.")]
-
-
-def demo(picture: PictureOption = None) -> None:
-    """Lend, grow, recall, shrink and return with real training processes, in about three minutes."""
-    from cli.demo.scenario import run_demo
-
-    print_message("Authentication is off for the demo, which listens on loopback alone.")
-    raise typer.Exit(run_demo(picture=picture))
-
 
 JOBS_PANEL = "Jobs"
 FLEET_PANEL = "Fleet"
-IDENTITY_PANEL = "Who asks"
-LOCAL_PANEL = "On this machine, without a service"
-SERVICE_PANEL = "Running the service"
+IDENTITY_PANEL = "Identity and access"
+LOCAL_PANEL = "Local tools (no service needed)"
+SERVICE_PANEL = "Service"
+COMPLETE_VARIABLE = "_EBBTIDE_COMPLETE"
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """One row of the command table. `target` names a function or a `typer.Typer` as `module:attribute`; `summary` is
+    its line in `ebbtide --help` and the first sentence of the function's docstring."""
+
+    name: str
+    target: str
+    panel: str
+    summary: str
+    hidden: bool = False
+
+
+SUBCOMMANDS = (
+    Subcommand("submit", "cli.commands.submit:submit", JOBS_PANEL, "Submit a job from a file, from options, or both."),
+    Subcommand("ps", "cli.commands.jobs:ps", JOBS_PANEL, "List jobs with their state, GPUs, plan and progress."),
+    Subcommand("describe", "cli.commands.jobs:describe", JOBS_PANEL, "Show the details of one job."),
+    Subcommand("explain", "cli.commands.events:explain", JOBS_PANEL, "Explain why a job is in its current state."),
+    Subcommand("events", "cli.commands.events:events", JOBS_PANEL, "List the most recent events, oldest first."),
+    Subcommand("history", "cli.commands.events:history", JOBS_PANEL, "Show a job's past states and allocations."),
+    Subcommand("logs", "cli.commands.jobs:logs", JOBS_PANEL, "Print the log of one rank of a job."),
+    Subcommand("checkpoint", "cli.commands.jobs:checkpoint", JOBS_PANEL, "Request a checkpoint of a running job."),
+    Subcommand("scale", "cli.commands.jobs:scale", JOBS_PANEL, "Change the GPU range of a job."),
+    Subcommand("suspend", "cli.commands.jobs:suspend", JOBS_PANEL, "Checkpoint a job and release its GPUs."),
+    Subcommand("resume", "cli.commands.jobs:resume", JOBS_PANEL, "Resume a suspended job."),
+    Subcommand("cancel", "cli.commands.jobs:cancel", JOBS_PANEL, "Cancel a job and keep its last checkpoint."),
+    Subcommand("webhooks", "cli.commands.webhooks:app", JOBS_PANEL, "Manage webhooks and their deliveries."),
+    Subcommand("simulations", "cli.commands.simulations:app", JOBS_PANEL, "Run simulations on the service."),
+    Subcommand("top", "cli.commands.fleet:top", FLEET_PANEL, "Show pools, loans and live jobs on one screen."),
+    Subcommand("usage", "cli.commands.accounting:usage", FLEET_PANEL, "Report GPU-hours, including running jobs."),
+    Subcommand("loans", "cli.commands.fleet:loans", FLEET_PANEL, "List lent inference nodes and their deadlines."),
+    Subcommand("cordon", "cli.commands.fleet:cordon", FLEET_PANEL, "Mark a node as unschedulable."),
+    Subcommand("drain", "cli.commands.fleet:drain", FLEET_PANEL, "Cordon a node and move its jobs to other nodes."),
+    Subcommand("uncordon", "cli.commands.fleet:uncordon", FLEET_PANEL, "Mark a node as schedulable."),
+    Subcommand("snapshot", "cli.commands.events:snapshot", FLEET_PANEL, "Download the scheduler's latest snapshot."),
+    Subcommand("pools", "cli.commands.fleet:pools_app", FLEET_PANEL, "List, create or delete pools."),
+    Subcommand("nodes", "cli.commands.fleet:nodes_app", FLEET_PANEL, "List, add or delete nodes."),
+    Subcommand("queues", "cli.commands.queues:app", FLEET_PANEL, "List, create, change or delete queues."),
+    Subcommand("lending", "cli.commands.fleet:lending_app", FLEET_PANEL, "Pause or resume lending, or recall all loans."),
+    Subcommand("login", "cli.commands.identity:login", IDENTITY_PANEL, "Save a service's URL and your token for it."),
+    Subcommand("whoami", "cli.commands.identity:whoami", IDENTITY_PANEL, "Show your name and roles on the service."),
+    Subcommand("audit", "cli.commands.accounting:audit", IDENTITY_PANEL, "List the audit log (admins only)."),
+    Subcommand("context", "cli.commands.identity:contexts_app", IDENTITY_PANEL, "List, use or delete saved services."),
+    Subcommand("token", "cli.commands.identity:tokens_app", IDENTITY_PANEL, "Create, list or revoke API tokens."),
+    Subcommand("plan", "cli.commands.plan:plan", LOCAL_PANEL, "Find the fastest parallel plan of a model."),
+    Subcommand("fit", "cli.commands.fit:fit", LOCAL_PANEL, "Calibrate a GPU profile from measured runs."),
+    Subcommand("simulate", "cli.commands.simulate:simulate", LOCAL_PANEL, "Compare scheduling policies on a trace."),
+    Subcommand("replay", "cli.commands.replay:replay", LOCAL_PANEL, "Run one scheduling cycle on a saved snapshot."),
+    Subcommand("demo", "cli.commands.about:demo", LOCAL_PANEL, "Run a three-minute demo with real training processes."),
+    Subcommand("version", "cli.commands.about:version", LOCAL_PANEL, "Print the version of Ebbtide and of Python."),
+    Subcommand("completion", "cli.completion:completion", LOCAL_PANEL, "Print a shell completion script."),
+    Subcommand("serve", "cli.commands.service:serve", SERVICE_PANEL, "Run the API and the controller on this machine."),
+    Subcommand("operator", "cli.commands.service:operator", SERVICE_PANEL, "Run the Kubernetes operator."),
+    Subcommand("migrate", "cli.commands.service:migrate", SERVICE_PANEL, "Upgrade the database schema."),
+    Subcommand(
+        "export-trace", "cli.commands.service:export_trace", SERVICE_PANEL, "Export job history and demand as a trace."
+    ),
+    Subcommand("controller", "cli.commands.service:controller", SERVICE_PANEL, "Run the controller.", hidden=True),
+    Subcommand("api", "cli.commands.service:api", SERVICE_PANEL, "Run the API server.", hidden=True),
+)
+
+
+def load_command(subcommand: Subcommand) -> Any:
+    """Import the subcommand's module and return its click command."""
+    module, _, attribute = subcommand.target.partition(":")
+    target = getattr(import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        return get_group(target)
+    single = typer.Typer(add_completion=False)
+    single.command(subcommand.name)(target)
+    return get_command(single)
 
 
 class EbbtideGroup(TyperGroup):
-    """Ends every failure in one line on stderr and the exit code of its kind."""
+    """The root command. Its subcommands are placeholders for the overview; the one that is invoked is imported."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._subcommands = {each.name: each for each in SUBCOMMANDS}
+        for each in SUBCOMMANDS:
+            self.add_command(
+                TyperCommand(
+                    each.name, callback=None, help=each.summary, hidden=each.hidden, rich_help_panel=each.panel
+                )
+            )
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, placeholder, rest = super().resolve_command(ctx, args)
+        return name, load_command(self._subcommands[name]) if name else placeholder, rest
 
     def main(
         self,
@@ -77,27 +124,28 @@ class EbbtideGroup(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
+        """Run the command line. Every error ends the process with one message on stderr and an exit code."""
         try:
-            outcome = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
-        except typer.TyperException as failure:
-            typer.echo(f"Error: {_format_error(failure)}", err=True)
-            sys.exit(failure.exit_code)
+            exit_code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except typer.TyperException as error:
+            typer.echo(f"Error: {_format_error(error)}", err=True)
+            sys.exit(error.exit_code)
         except typer.Abort:
-            typer.echo("Error: given up", err=True)
+            typer.echo("Error: aborted", err=True)
             sys.exit(EXIT_FAILED)
-        sys.exit(outcome if isinstance(outcome, int) else 0)
+        sys.exit(exit_code if isinstance(exit_code, int) else 0)
 
 
-def _format_error(failure: typer.TyperException) -> str:
-    """The failure in one line; where typer refused an option's value, with the value, which it leaves out."""
-    said = failure.format_message().replace("Value error, ", "")
-    if isinstance(failure, typer.BadParameter) and failure.__cause__ is not None:
+def _format_error(error: typer.TyperException) -> str:
+    """Return the error message. Adds the value of a rejected option, which typer's message omits."""
+    message = error.format_message().replace("Value error, ", "")
+    if isinstance(error, typer.BadParameter) and error.__cause__ is not None:
         from pydantic import ValidationError
 
-        if isinstance(failure.__cause__, ValidationError):
-            given = str(failure.__cause__.errors()[0]["input"])
-            said = said if given in said else f"{said}, got '{given}'"
-    return said
+        if isinstance(error.__cause__, ValidationError):
+            value = str(error.__cause__.errors()[0]["input"])
+            message = message if value in message else f"{message}, got '{value}'"
+    return message
 
 
 app = typer.Typer(
@@ -105,7 +153,7 @@ app = typer.Typer(
     name="ebbtide",
     help="Elastic GPU cluster scheduler: lends idle inference nodes to training and re-plans every job's parallelism.",
     pretty_exceptions_enable=False,
-    add_completion=False,  # it guesses the shell, and puts two options before every verb: `completion` is told
+    add_completion=False,  # typer would guess the shell and add two options; `ebbtide completion SHELL` replaces both
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -116,25 +164,7 @@ def show_help(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-def _add_commands(panel: str, *commands: Callable[..., None], hidden: bool = False) -> None:
-    for verb in commands:
-        app.command(rich_help_panel=panel, hidden=hidden)(verb)
+if COMPLETE_VARIABLE in os.environ:
+    from cli.completion import enable_completion
 
-
-_add_commands(JOBS_PANEL, submit.submit, jobs.ps, jobs.describe, events.explain, events.events, events.history)
-_add_commands(JOBS_PANEL, jobs.logs, jobs.checkpoint)
-_add_commands(JOBS_PANEL, jobs.scale, jobs.suspend, jobs.resume, jobs.cancel)
-_add_commands(
-    FLEET_PANEL, fleet.top, accounting.usage, fleet.loans, fleet.cordon, fleet.drain, fleet.uncordon, events.snapshot
-)
-for _group in (fleet.pools_app, fleet.nodes_app, queues.app, fleet.lending_app):
-    app.add_typer(_group, rich_help_panel=FLEET_PANEL)
-_add_commands(IDENTITY_PANEL, identity.login, identity.whoami, accounting.audit)
-for _group in (identity.contexts_app, identity.tokens_app):
-    app.add_typer(_group, rich_help_panel=IDENTITY_PANEL)
-_add_commands(LOCAL_PANEL, plan.plan, fit.fit, simulate.simulate, replay.replay, demo, version, completion.completion)
-app.add_typer(webhooks.app, rich_help_panel=JOBS_PANEL)
-app.add_typer(simulations.app, rich_help_panel=JOBS_PANEL)
-_add_commands(SERVICE_PANEL, service.serve, service.operator, service.migrate, service.export_trace)
-_add_commands(SERVICE_PANEL, service.controller, service.api, hidden=True)
-completion.enable_completion()
+    enable_completion()

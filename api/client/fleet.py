@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from api.client.connection import ClientMethods, if_match_headers
-from api.usage import UsageReportView
 
 if TYPE_CHECKING:
     from api.loans import LoanView, SwitchesView
     from api.overview import OverviewView, WaitingView
     from api.pools import DemandHistoryView, NodeView, PoolDemandView, PoolForecastView, PoolView
     from api.queues import QueueView
+    from api.usage import UsageReportView
 
 
 class FleetMethods(ClientMethods):
@@ -131,4 +131,4 @@ class UsageMethods(ClientMethods):
         dates and times, else the last 30 days."""
         query = {"from": since, "to": until, "by": ",".join(by)}
         given = {name: value for name, value in query.items() if value}
-        return cast(UsageReportView, self._connection.request("GET", "/v1/usage", query=given))
+        return cast("UsageReportView", self._connection.request("GET", "/v1/usage", query=given))

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from api.client.connection import ClientMethods, JsonObject, ServerSentEvent, follow_stream, if_match_headers, job_path
-from api.job_details import CheckpointsView
-from api.simulations import SimulationView
-from api.streams.sources import LogLineView
 
 if TYPE_CHECKING:
     from api.event_views import EventView
     from api.explanations import DryRunView, ExplanationView
-    from api.job_details import JobHistoryView
+    from api.job_details import CheckpointsView, JobHistoryView
     from api.jobs import JobView, ProgressView
     from api.plans import PlanView
+    from api.simulations import SimulationView
+    from api.streams.sources import LogLineView
 
 
 class JobMethods(ClientMethods):
@@ -121,7 +120,8 @@ class StreamMethods(ClientMethods):
             elif message.kind == "gap":
                 gap = f"... {message.data['dropped_bytes']} bytes are not kept any more"
                 of = int(message.data["generation"])
-                yield LogLineView(generation=of, rank=rank, text=gap, cut=False, cursor=message.id)
+                line: LogLineView = {"generation": of, "rank": rank, "text": gap, "cut": False, "cursor": message.id}
+                yield line
 
     def checkpoint(self, job_id: str) -> CheckpointsView:
         """Have the running job save at its next step boundary; `checkpoints` tells when it is done."""
@@ -161,22 +161,22 @@ class SimulationMethods(ClientMethods):
         packed = {name: {"gzip_base64": _compress(text)} for name, text in texts.items()}
         document = {**packed, "cluster": cluster, "policies": list(policies), "seed": seed}
         key = key or secrets.token_hex(16)
-        return cast(SimulationView, self._connection.request("POST", "/v1/simulations", json=document, key=key))
+        return cast("SimulationView", self._connection.request("POST", "/v1/simulations", json=document, key=key))
 
     def simulations(self, *, limit: int = 100) -> Iterator[SimulationView]:
         """One's own, newest first."""
         for item in self._connection.list_items("/v1/simulations", limit=limit, query={}):
-            yield cast(SimulationView, item)
+            yield cast("SimulationView", item)
 
     def simulation(self, simulation_id: str) -> SimulationView:
-        return cast(SimulationView, self._connection.request("GET", _simulation_path(simulation_id)))
+        return cast("SimulationView", self._connection.request("GET", _simulation_path(simulation_id)))
 
     def simulation_report(self, simulation_id: str) -> JsonObject:
         """What `ebbtide simulate -o json` prints."""
         return self._connection.request("GET", f"{_simulation_path(simulation_id)}/report")
 
     def cancel_simulation(self, simulation_id: str) -> SimulationView:
-        return cast(SimulationView, self._connection.request("DELETE", _simulation_path(simulation_id)))
+        return cast("SimulationView", self._connection.request("DELETE", _simulation_path(simulation_id)))
 
 
 def _compress(text: str) -> str:
