@@ -1,4 +1,4 @@
-"""Points of a ScalingCurve: the shapes worth solving, and the plans of a job on them."""
+"""Points of a scaling curve: the shapes worth solving, and a job's fastest plan on each of them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from scheduler.domain.commands import CurveSolved
 from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import CurveRequest
-from scheduler.solver.profiles.catalog import load_gpu, load_model, parse_model
+from scheduler.solver.profiles.catalog import find_profiles_folder, load_gpu, load_model, parse_model, read_own_files
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.request import Infeasibility, RequestError, SolveRequest
 from scheduler.solver.search.plan_search import search_plan
 from scheduler.solver.search.stage_oracle import OracleCache
 
 CURVE_TOLERANCE = 1e-3
-"""Plans of a curve are proven within 0.1%. That is enough to schedule by: the cost model is off by percents, and a
-resize costs seconds of a step that would gain less."""
+"""Plans of a curve are proven optimal within 0.1%. That is precise enough for scheduling: the cost model is off by
+several percent, and a resize costs more time than such a gain would save."""
 
 CurvePoint = ParallelPlan | Infeasibility
 
 
 def list_canonical_shapes(gpu: str, *, gpus_per_node: int, gpus_max: int) -> tuple[GpuShape, ...]:
-    """Every count inside one node, then whole nodes, up to `gpus_max` GPUs.
+    """Return every GPU count within one node, then whole nodes, up to `gpus_max` GPUs.
 
     Raises:
         RequestError: a count is below 1.
@@ -39,38 +39,35 @@ def list_canonical_shapes(gpu: str, *, gpus_per_node: int, gpus_max: int) -> tup
 
 
 def solve_curve(request: CurveRequest, shapes: Iterable[GpuShape]) -> Mapping[GpuShape, CurvePoint]:
-    """The fastest plan of one job on each shape that uses all its GPUs, or why there is none.
+    """Return the fastest plan of one job on each shape, or the reason why there is none. Can run in a process pool.
 
-    The shapes share costs, bounds and solved stages. No incumbent carries over from one to another, because a plan
-    for fewer GPUs is none for more: that some GPUs are wasted is seen from the points (ScalingCurve.better_part).
-    To that end a mixed shape that is slower than one of its GPU models alone brings the point of that model along.
-
-    Fit for a process pool.
+    The shapes share costs, bounds and solved stages. A plan for fewer GPUs is no incumbent for a larger shape, because
+    every plan uses all GPUs of its shape; ScalingCurve.better_part finds shapes on which GPUs are wasted. For that
+    purpose, if a mixed shape is slower than one of its GPU models alone, the result also holds the point of that model.
 
     Raises:
-        ValueError: the model, a GPU or a figure of a profile is unknown or cannot be; the message names it.
+        ValueError: a model or GPU is unknown, or a figure of a profile is invalid. The message names it.
     """
-    model, bench = _load_model(request), OracleCache()
+    model, oracle_cache = _load_model(request), OracleCache()
     points: dict[GpuShape, CurvePoint] = {}
-    for shape in sorted(
-        shapes, key=lambda shape: len(_list_gpu_models(shape))
-    ):  # mixed ones last: their parts are proven best
-        points |= _solve_points(_build_solve_request(request, model, shape), bench)
+    # Mixed shapes come last, so that the points which they prove for their parts win.
+    for shape in sorted(shapes, key=lambda shape: len(_list_gpu_models(shape))):
+        points |= _solve_points(_build_solve_request(request, model, shape), oracle_cache)
     return points
 
 
 def solve_point(request: CurveRequest, shape: GpuShape) -> CurvePoint:
-    """The point of one shape; raises as `solve_curve`."""
+    """Return the point of one shape; raises as `solve_curve`."""
     return solve_curve(request, (shape,))[shape]
 
 
 def build_solve_request(request: CurveRequest, shape: GpuShape) -> SolveRequest:
-    """What a point of the curve answers; raises as `solve_curve`."""
+    """Return the request that a point of the curve answers; raises as `solve_curve`."""
     return _build_solve_request(request, _load_model(request), shape)
 
 
 def build_curve_solved(curve_key: str, shape: GpuShape, point: CurvePoint) -> CurveSolved:
-    """A point as the command that puts it into the snapshot."""
+    """Return the command that adds a point to the snapshot."""
     if isinstance(point, Infeasibility):
         return CurveSolved(curve_key, shape, None, point.reason)
     return CurveSolved(curve_key, shape, point)
@@ -78,12 +75,15 @@ def build_curve_solved(curve_key: str, shape: GpuShape, point: CurvePoint) -> Cu
 
 @cache
 def compute_solver_fingerprint() -> str:
-    """Digest of all that a point depends on beside its request: the solver's code and the profiles that it ships.
+    """Return a digest of everything a point depends on apart from its request: the solver's code and all profiles.
 
-    The code itself is read, so that nobody has to remember to count up a version of the cost model.
+    The code itself is hashed, so that no version number of the cost model has to be maintained.
     """
-    digest = sha256()
-    for name, content in sorted(_iter_sources(files("scheduler.solver"), "")):
+    digest, own_folder = sha256(), find_profiles_folder()
+    sources = [*_iter_sources(files("scheduler.solver"), "")]
+    if own_folder is not None:
+        sources += read_own_files(own_folder)
+    for name, content in sorted(sources):
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
@@ -105,7 +105,7 @@ def _solve_points(request: SolveRequest, oracle_cache: OracleCache) -> Mapping[G
     outcome = search_plan(request, tolerance=CURVE_TOLERANCE, oracle_cache=oracle_cache)
     if not outcome.remark:
         return {request.shape: outcome.result}
-    assert isinstance(outcome.result, ParallelPlan), "only a plan leaves GPUs out"
+    assert isinstance(outcome.result, ParallelPlan), "only a feasible plan can leave GPUs unused"
     part = request.restrict_to_gpu(outcome.result.stages[0].gpu).shape
     return {part: outcome.result, request.shape: outcome.full_shape_plan or Infeasibility(outcome.remark, "shape")}
 

@@ -1,7 +1,4 @@
-"""Architecture: the sizes of a transformer, from which the figures of its layers are derived.
-
-The JSON form of an architecture: which sizes each family of transformers has, and what follows from them.
-"""
+"""The architecture of a transformer, from which the figures of its layers are derived, and its JSON form."""
 
 from __future__ import annotations
 
@@ -23,7 +20,8 @@ from scheduler.solver.profiles.profile_document import (
 
 
 class Family(StrEnum):
-    """Which stacks a transformer has: GPT and Llama; BERT; T5; ViT."""
+    """The stacks of a transformer: decoder (GPT, Llama), encoder (BERT), both (T5), or encoder over image patches
+    (ViT)."""
 
     DECODER = "decoder"
     ENCODER = "encoder"
@@ -33,22 +31,23 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A transformer; sizes are counts of values, not bytes, and 0 stands for what it does not have.
+    """A transformer. Sizes count values, not bytes; 0 means that the transformer has no such part.
 
     Attributes:
-        layers: of the encoder where there are two stacks, with `decoder_layers` in the other one.
+        layers: of the encoder if there are two stacks; `decoder_layers` are then those of the decoder.
         kv_heads: fewer than `heads` in grouped-query attention (arXiv 2305.13245); 0 for as many.
         head_dim: width of one head; 0 for hidden / heads.
-        sequence_length: tokens that enter the first stack; `target_length` those that enter the decoder of two.
+        sequence_length: tokens that enter the first stack; `target_length` tokens enter the decoder of two stacks.
         positions: rows of a learned position table. `token_types`: rows of BERT's segment table.
         relative_buckets: rows of a stack's relative position table (T5).
-        classes: of a classification head; without it the head predicts tokens.
-        image_size, patch_size: pixels along one side of a square. `channels` of a pixel.
+        classes: of a classification head; without it, the head predicts tokens.
+        image_size, patch_size: pixels along one side of a square; `channels` is the number of values per pixel.
         experts, experts_per_token: of a mixture of experts in each feed-forward block.
-        frozen_layers: so many layers from the first one on are not trained.
-        biases: in each product, with norms that shift (LayerNorm); `qkv_biases` in those of query, key and value alone.
-        stored_scores: attention writes its scores to memory and keeps them; without it they are computed again in
-            blocks, as in FlashAttention (arXiv 2205.14135).
+        frozen_layers: number of layers, from the first one on, that are not trained.
+        biases: each matrix product has a bias, and norms shift (LayerNorm); `qkv_biases`: only query, key and value
+            have one.
+        stored_scores: attention stores its scores in memory; otherwise they are recomputed in blocks, as in
+            FlashAttention (arXiv 2205.14135).
     """
 
     family: Family
@@ -95,12 +94,12 @@ class Architecture:
             raise ProfileError("architecture: tied_embedding is true; it must be false with a head of classes")
 
     def _check_experts(self) -> None:
-        chosen = self.experts_per_token
-        if self.experts and not 1 <= chosen <= self.experts:
+        per_token = self.experts_per_token
+        if self.experts and not 1 <= per_token <= self.experts:
             allowed = f"it must be from 1 to experts ({self.experts})"
-            raise ProfileError(f"architecture: experts_per_token is {chosen}; {allowed}")
-        if chosen and not self.experts:
-            raise ProfileError(f"architecture: experts_per_token is {chosen}; it must be 0 without experts")
+            raise ProfileError(f"architecture: experts_per_token is {per_token}; {allowed}")
+        if per_token and not self.experts:
+            raise ProfileError(f"architecture: experts_per_token is {per_token}; it must be 0 without experts")
 
     @property
     def num_kv_heads(self) -> int:
@@ -108,17 +107,17 @@ class Architecture:
 
     @property
     def query_width(self) -> int:
-        """Values of one token's queries, all heads together."""
+        """Values of one token's queries, over all heads."""
         return self.heads * (self.head_dim or self.hidden // self.heads)
 
     @property
     def key_width(self) -> int:
-        """Values of one token's keys; its values are as wide."""
+        """Values of one token's keys, which is also the width of its values."""
         return self.query_width // self.heads * self.num_kv_heads
 
     @property
     def norm_parameters(self) -> int:
-        """Scale, and shift where there are biases."""
+        """Parameters of one norm: a scale, and a shift if the model has biases."""
         return (2 if self.biases else 1) * self.hidden
 
 
@@ -162,12 +161,13 @@ _FLAGS = {"gated_mlp", "biases", "qkv_biases", "dropout", "stored_scores"}
 
 
 def parse_architecture(given: Mapping[str, Any], owner: str, sequence_length: int) -> Architecture:
-    """The architecture in `given`, at `sequence_length` tokens (0 = its own).
+    """Parse an architecture at `sequence_length` tokens; 0 keeps its own length.
 
-    Targets grow with the sequence; a learned position table grows where it would be too short.
+    Targets scale with the sequence. A learned position table grows if it would be too short.
 
     Raises:
-        ProfileError: a field is missing, unknown in its family or cannot be, or images do not have this many tokens.
+        ProfileError: a field is missing, unknown in this family or out of range, or images have another number of
+            tokens.
     """
     family = _parse_family(given, owner)
     optional = _OPTIONAL[family] | _OPTIONAL_COUNTS | _FLAGS | {"family"}
@@ -197,7 +197,7 @@ def _parse_family(given: Mapping[str, Any], owner: str) -> Family:
 
 
 def _count_image_tokens(counts: Mapping[str, int], owner: str, sequence_length: int) -> int:
-    """One for each patch, and one that stands for the class (ViT, arXiv 2010.11929, section 3.1)."""
+    """Return one token per patch, plus the class token (ViT, arXiv 2010.11929, section 3.1)."""
     image, patch = counts["image_size"], counts["patch_size"]
     if image % patch:
         raise ProfileError(f"{owner}: patch_size is {patch}; it must divide image_size, which is {image}")

@@ -1,12 +1,15 @@
-"""The JSON form of a model profile.
+"""GPU and model profiles by name: those shipped with Ebbtide, and those in your own profiles folder.
 
-Either an architecture, from which every figure is derived at any sequence length. Without `family` it is a decoder;
-architecture_document says which sizes the other families have:
+`EBBTIDE_PROFILES_DIR` names a folder with `gpus/NAME.json` and `models/NAME.json`. A profile in this folder replaces
+the shipped profile of the same name. Files are read once per process, so restart the service after you change one.
+
+A figure in a profile is either a bare value or `{"value": ..., "unit": ..., "source": ...}`. The unit is checked.
+A model profile holds either an architecture, from which every figure is derived at any sequence length:
 
     {"name": "my-gpt", "architecture": {"layers": 12, "hidden": 768, "heads": 12, "ffn": 3072, "vocabulary": 50257,
      "sequence_length": 1024, "learned_positions": true, "tied_embedding": true}}
 
-or the figures of its layers at one sequence length, as in LayerProfile and Attachment; `forward_s_per_sample` holds
+or the figures of its layers at one sequence length, as in LayerProfile and Attachment. `forward_s_per_sample` holds
 measured seconds by tensor-parallel degree:
 
     {"name": "my-net", "sequence_length": 512, "tied_embedding": false, "layers": [{"layers": 4,
@@ -15,19 +18,18 @@ measured seconds by tensor-parallel degree:
      "forward_s_per_sample": {"1": 0.004, "2": 0.0025}}],
      "embedding": {"parameters": 500000}, "head": {"flops_per_sample": 1e8, "parameters": 500000}}
 
-`source` beside `name` says where the figures come from that do not say so themselves.
-
-The shipped profiles, and the reader of their JSON form.
-
-A figure in a profile is either a bare value or `{"value": ..., "unit": ..., "source": ...}`; shipped files always
-say unit and source. The unit is checked, so that a figure in other units cannot slip in.
+`source` beside `name` states the origin of all figures that do not state their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from scheduler.domain.suggestions import suggest
@@ -52,6 +54,252 @@ from scheduler.solver.profiles.profile_document import (
 )
 from scheduler.solver.profiles.transformer import build_transformer_profile
 
+__all__ = [
+    "PROFILES_DIR",
+    "Attachment",
+    "Dimension",
+    "HardwareProfile",
+    "LayerProfile",
+    "ModelProfile",
+    "Precision",
+    "ProfileError",
+    "ProfilesFolder",
+    "find_profiles_folder",
+    "list_gpu_names",
+    "list_model_names",
+    "load_gpu",
+    "load_model",
+    "parse_gpu",
+    "parse_model",
+    "read_own_files",
+    "read_profiles_folder",
+]
+
+PROFILES_DIR = "EBBTIDE_PROFILES_DIR"
+_GPUS, _MODELS = "gpus", "models"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilesFolder:
+    """The profiles in a folder by name; `replaced` are the names that hide a shipped profile."""
+
+    gpus: tuple[str, ...]
+    models: tuple[str, ...]
+    replaced: tuple[str, ...]
+
+
+def list_gpu_names(folder: Path | None = None) -> tuple[str, ...]:
+    """Return the GPU models that `load_gpu` knows, sorted; raises ProfileError as `read_profiles_folder`."""
+    return _list_names(_GPUS, folder)
+
+
+def list_model_names(folder: Path | None = None) -> tuple[str, ...]:
+    """Return the models that `load_model` knows, sorted; raises ProfileError as `read_profiles_folder`."""
+    return _list_names(_MODELS, folder)
+
+
+def load_gpu(name: str, folder: Path | None = None) -> HardwareProfile:
+    """Return the profile of one GPU model.
+
+    Args:
+        folder: your own profiles; by default the folder in `EBBTIDE_PROFILES_DIR`, if set.
+
+    Raises:
+        ProfileError: the name is unknown, or the file in `folder` is invalid. The message lists the known names, or
+            names the file and the field.
+    """
+    return _load_gpu(name, folder or find_profiles_folder())
+
+
+def load_model(name: str, sequence_length: int = 0, folder: Path | None = None) -> ModelProfile:
+    """Return the profile of one model at `sequence_length` tokens; 0 keeps the profile's own length.
+
+    Raises:
+        ProfileError: as `load_gpu`, or the sequence length is negative or not available for this model.
+    """
+    return _load_model(name, sequence_length, folder or find_profiles_folder())
+
+
+def find_profiles_folder() -> Path | None:
+    """Return the folder in `EBBTIDE_PROFILES_DIR`, or None if the variable is unset or empty."""
+    return Path(os.environ[PROFILES_DIR]) if os.environ.get(PROFILES_DIR) else None
+
+
+def read_profiles_folder(folder: Path) -> ProfilesFolder:
+    """Check every profile in `folder`, so that a mistake shows when a service starts and not when a job needs it.
+
+    Raises:
+        ProfileError: the folder cannot be read, or a profile in it is invalid. The message names file and field.
+    """
+    gpus, models = tuple(_list_own(_GPUS, folder)), tuple(_list_own(_MODELS, folder))
+    for gpu in gpus:
+        load_gpu(gpu, folder)
+    for model in models:
+        load_model(model, folder=folder)
+    shipped = {*_list_shipped(_GPUS), *_list_shipped(_MODELS)}
+    return ProfilesFolder(gpus, models, tuple(name for name in (*gpus, *models) if name in shipped))
+
+
+def read_own_files(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield relative path and content of each profile in `folder`; raises ProfileError as `read_profiles_folder`."""
+    for kind in (_GPUS, _MODELS):
+        for name in _list_own(kind, folder):
+            yield f"{kind}/{name}.json", (folder / kind / f"{name}.json").read_bytes()
+
+
+@cache
+def _load_gpu(name: str, folder: Path | None) -> HardwareProfile:
+    text, file = _read_profile(_GPUS, name, folder)
+    with _naming(file):
+        profile = parse_gpu(text)
+        if profile.gpu != name:
+            raise ProfileError(f"GPU profile: gpu is {profile.gpu!r}; it must be the name of the file, {name!r}")
+    return profile
+
+
+@cache
+def _load_model(name: str, sequence_length: int, folder: Path | None) -> ModelProfile:
+    text, file = _read_profile(_MODELS, name, folder)
+    with _naming(file):
+        return parse_model(text, sequence_length)
+
+
+def _list_names(kind: str, folder: Path | None) -> tuple[str, ...]:
+    folder = folder or find_profiles_folder()
+    own = _list_own(kind, folder) if folder else ()
+    return tuple(sorted({*_list_shipped(kind), *own}))
+
+
+def _list_shipped(kind: str) -> Iterable[str]:
+    entries = files("scheduler.solver.profiles").joinpath("data", kind).iterdir()
+    return [entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")]
+
+
+def _list_own(kind: str, folder: Path) -> Iterable[str]:
+    """Return the names of the profiles in `folder`; the subfolder of a kind without profiles may be absent."""
+    try:
+        kinds = {entry.name for entry in folder.iterdir()}
+        return sorted(entry.stem for entry in (folder / kind).glob("*.json")) if kind in kinds else []
+    except OSError as error:
+        allowed = "it must be a readable folder with gpus/*.json and models/*.json"
+        raise ProfileError(f"{PROFILES_DIR} is {str(folder)!r}: {error.strerror}; {allowed}") from None
+
+
+def _read_profile(kind: str, name: str, folder: Path | None) -> tuple[str, Path | None]:
+    """Return the JSON text of a profile, and its file if it comes from `folder`."""
+    known = _list_names(kind, folder)
+    if name not in known:
+        raise ProfileError(f"{kind[:-1]} is {name!r}; allowed are {', '.join(known)}{suggest(name, known)}")
+    if folder and name in _list_own(kind, folder):
+        file = folder / kind / f"{name}.json"
+        try:
+            return file.read_text(encoding="utf-8"), file
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(f"{file}: cannot be read: {error}") from None
+    return files("scheduler.solver.profiles").joinpath("data", kind, f"{name}.json").read_text(encoding="utf-8"), None
+
+
+@contextmanager
+def _naming(file: Path | None) -> Iterator[None]:
+    """Put the name of the file in front of every ProfileError of the block; None leaves errors as they are."""
+    try:
+        yield
+    except ProfileError as error:
+        if file is None:
+            raise
+        raise ProfileError(f"{file}: {error}") from None
+
+
+_GPU_FIELD_UNITS = {
+    "memory_bytes": "bytes",
+    "reserve_bytes": "bytes",
+    "peak_flops_per_s": "flop/s",
+    "efficiency": "ratio",
+    "memory_bandwidth_bytes_per_s": "bytes/s",
+    "intra_bandwidth_bytes_per_s": "bytes/s",
+    "intra_latency_s": "s",
+    "inter_bandwidth_bytes_per_s": "bytes/s",
+    "inter_latency_s": "s",
+    "overlap_coefficient": "ratio",
+}
+_GPU_OPTIONAL_UNITS = {
+    "reserve_ratio": "ratio",
+    "attention_efficiency": "ratio",
+    "unaligned_slowdown": "ratio",
+    "launch_s": "s",
+    "iteration_overhead_s": "s",
+    "intra_hop_s": "s",
+    "inter_hop_s": "s",
+    "gradient_overlap": "ratio",
+    "gpus_per_nic": "ratio",
+    "expert_imbalance": "ratio",
+    "host_bandwidth_bytes_per_s": "bytes/s",
+    "host_optimizer_s_per_parameter": "s/parameter",
+}
+
+
+def parse_gpu(json_text: str) -> HardwareProfile:
+    """A hardware profile from its JSON form.
+
+    Raises:
+        ProfileError: malformed JSON, a missing or unknown field, or a figure that cannot be; the message names it.
+    """
+    document, owner = parse_object(json_text, "GPU profile"), "GPU profile"
+    required = {"gpu", "precision", "dimensions", *_GPU_FIELD_UNITS}
+    require_fields(document, owner, required, {"expert_priority", "collectives", *_GPU_OPTIONAL_UNITS})
+    units = {**_GPU_FIELD_UNITS, **_GPU_OPTIONAL_UNITS}
+    figures: dict[str, Any] = {
+        field: read_number(document, field, unit, owner) for field, unit in units.items() if field in document
+    }
+    return HardwareProfile(
+        gpu=str(unwrap_value(document["gpu"])),
+        precision=_parse_precision(document),
+        dimensions=_parse_dimensions(document),
+        expert_priority=read_flag(document, "expert_priority", owner),
+        collectives=_parse_collectives(unwrap_value(document.get("collectives", []))),
+        **figures,
+    )
+
+
+def _parse_precision(document: Mapping[str, Any]) -> Precision:
+    value = unwrap_value(document["precision"])
+    if value not in list(Precision):
+        raise ProfileError(f"GPU profile: precision is {value!r}; allowed are {', '.join(Precision)}")
+    return Precision(value)
+
+
+def _parse_dimensions(document: Mapping[str, Any]) -> frozenset[Dimension]:
+    value = unwrap_value(document["dimensions"])
+    if not isinstance(value, list) or any(item not in list(Dimension) for item in value):
+        raise ProfileError(f"GPU profile: dimensions is {value!r}; allowed is a list of {', '.join(Dimension)}")
+    return frozenset(Dimension(item) for item in value)
+
+
+def _parse_collectives(tables: Any) -> tuple[CollectiveTable, ...]:
+    """From `[{"collective": "all_reduce", "ranks": 8, "points": [[bytes, seconds], ...]}, ...]`."""
+    owner = "GPU profile: collectives"
+    if not isinstance(tables, list):
+        raise ProfileError(f"{owner} is {tables!r}; it must be a list of measured tables")
+    found = []
+    for table in tables:
+        given = require_object(table, owner)
+        require_fields(given, owner, {"collective", "ranks", "points"})
+        points = given["points"]
+        if given["collective"] not in list(Collective):
+            raise ProfileError(f"{owner}: collective is {given['collective']!r}; allowed are {', '.join(Collective)}")
+        if not isinstance(points, list) or any(not isinstance(point, list) or len(point) != 2 for point in points):
+            raise ProfileError(f"{owner}: points is {points!r}; it must be a list of [bytes, seconds]")
+        pairs = tuple((_parse_number(size, owner), _parse_number(seconds, owner)) for size, seconds in points)
+        found.append(
+            CollectiveTable(Collective(given["collective"]), read_count(given, "ranks", "ranks", owner), pairs)
+        )
+    return tuple(found)
+
+
+def _parse_number(value: Any, owner: str) -> float:
+    return read_number({"points": value}, "points", "", owner)
+
+
 _LAYER_COUNTS = {
     "layers": "layers",
     "parameters": "parameters",
@@ -71,6 +319,19 @@ _LAYER_OPTIONS = {
     "experts_per_token": "experts",
 }
 _FLOPS = ("flops_per_sample", "attention_flops_per_sample")
+
+
+def parse_model(json_text: str, sequence_length: int = 0) -> ModelProfile:
+    """Parse the JSON text of a model profile, which holds either an architecture or a list of layers.
+
+    Args:
+        sequence_length: tokens of a sample; 0 keeps the profile's own length.
+
+    Raises:
+        ProfileError: the text is not JSON, a field is missing, unknown or out of range, or the layers are given for
+            another sequence length. The message names the field.
+    """
+    return parse_model_document(parse_object(json_text, "model profile"), sequence_length)
 
 
 def parse_model_document(document: Mapping[str, Any], sequence_length: int = 0) -> ModelProfile:
@@ -143,161 +404,3 @@ def _parse_attachment(item: Any, owner: str) -> Attachment:
     counts = {field: read_count(given, field, unit, owner) for field, unit in units.items() if field in given}
     flops = read_number(given, "flops_per_sample", "flop", owner) if "flops_per_sample" in given else 0.0
     return Attachment(flops_per_sample=flops, **counts)
-
-
-__all__ = [
-    "Attachment",
-    "Dimension",
-    "HardwareProfile",
-    "LayerProfile",
-    "ModelProfile",
-    "Precision",
-    "ProfileError",
-    "list_gpu_names",
-    "list_model_names",
-    "load_gpu",
-    "load_model",
-    "parse_gpu",
-    "parse_model",
-]
-
-_GPU_FIELD_UNITS = {
-    "memory_bytes": "bytes",
-    "reserve_bytes": "bytes",
-    "peak_flops_per_s": "flop/s",
-    "efficiency": "ratio",
-    "memory_bandwidth_bytes_per_s": "bytes/s",
-    "intra_bandwidth_bytes_per_s": "bytes/s",
-    "intra_latency_s": "s",
-    "inter_bandwidth_bytes_per_s": "bytes/s",
-    "inter_latency_s": "s",
-    "overlap_coefficient": "ratio",
-}
-_GPU_OPTIONAL_UNITS = {
-    "reserve_ratio": "ratio",
-    "attention_efficiency": "ratio",
-    "unaligned_slowdown": "ratio",
-    "launch_s": "s",
-    "iteration_overhead_s": "s",
-    "intra_hop_s": "s",
-    "inter_hop_s": "s",
-    "gradient_overlap": "ratio",
-    "gpus_per_nic": "ratio",
-    "expert_imbalance": "ratio",
-    "host_bandwidth_bytes_per_s": "bytes/s",
-    "host_optimizer_s_per_parameter": "s/parameter",
-}
-
-
-def list_gpu_names() -> tuple[str, ...]:
-    """GPU models that `load_gpu` knows, sorted."""
-    return _list_profile_names("gpus")
-
-
-def list_model_names() -> tuple[str, ...]:
-    """Models that `load_model` knows, sorted."""
-    return _list_profile_names("models")
-
-
-@cache
-def load_gpu(name: str) -> HardwareProfile:
-    """The shipped profile of one GPU model.
-
-    Raises:
-        ProfileError: there is none of this name; the message lists those there are.
-    """
-    return parse_gpu(_read_profile("gpus", "gpu", name))
-
-
-@cache
-def load_model(name: str, sequence_length: int = 0) -> ModelProfile:
-    """The shipped profile of one model; `sequence_length` 0 keeps the profile's own.
-
-    Raises:
-        ProfileError: there is none of this name (the message lists those there are), or the length is negative.
-    """
-    return parse_model(_read_profile("models", "model", name), sequence_length)
-
-
-def parse_gpu(json_text: str) -> HardwareProfile:
-    """A hardware profile from its JSON form.
-
-    Raises:
-        ProfileError: malformed JSON, a missing or unknown field, or a figure that cannot be; the message names it.
-    """
-    document, owner = parse_object(json_text, "GPU profile"), "GPU profile"
-    required = {"gpu", "precision", "dimensions", *_GPU_FIELD_UNITS}
-    require_fields(document, owner, required, {"expert_priority", "collectives", *_GPU_OPTIONAL_UNITS})
-    units = {**_GPU_FIELD_UNITS, **_GPU_OPTIONAL_UNITS}
-    figures: dict[str, Any] = {
-        field: read_number(document, field, unit, owner) for field, unit in units.items() if field in document
-    }
-    return HardwareProfile(
-        gpu=str(unwrap_value(document["gpu"])),
-        precision=_parse_precision(document),
-        dimensions=_parse_dimensions(document),
-        expert_priority=read_flag(document, "expert_priority", owner),
-        collectives=_parse_collectives(unwrap_value(document.get("collectives", []))),
-        **figures,
-    )
-
-
-def parse_model(json_text: str, sequence_length: int = 0) -> ModelProfile:
-    """A model profile from its JSON form, which is either an architecture or a list of layers (see model_document).
-
-    Raises:
-        ProfileError: malformed JSON, a missing or unknown field, a figure that cannot be, or a `sequence_length`
-            that a list of measured layers cannot be rescaled to; the message names it.
-    """
-    return parse_model_document(parse_object(json_text, "model profile"), sequence_length)
-
-
-def _parse_precision(document: Mapping[str, Any]) -> Precision:
-    value = unwrap_value(document["precision"])
-    if value not in list(Precision):
-        raise ProfileError(f"GPU profile: precision is {value!r}; allowed are {', '.join(Precision)}")
-    return Precision(value)
-
-
-def _parse_dimensions(document: Mapping[str, Any]) -> frozenset[Dimension]:
-    value = unwrap_value(document["dimensions"])
-    if not isinstance(value, list) or any(item not in list(Dimension) for item in value):
-        raise ProfileError(f"GPU profile: dimensions is {value!r}; allowed is a list of {', '.join(Dimension)}")
-    return frozenset(Dimension(item) for item in value)
-
-
-def _parse_collectives(tables: Any) -> tuple[CollectiveTable, ...]:
-    """From `[{"collective": "all_reduce", "ranks": 8, "points": [[bytes, seconds], ...]}, ...]`."""
-    owner = "GPU profile: collectives"
-    if not isinstance(tables, list):
-        raise ProfileError(f"{owner} is {tables!r}; it must be a list of measured tables")
-    found = []
-    for table in tables:
-        given = require_object(table, owner)
-        require_fields(given, owner, {"collective", "ranks", "points"})
-        points = given["points"]
-        if given["collective"] not in list(Collective):
-            raise ProfileError(f"{owner}: collective is {given['collective']!r}; allowed are {', '.join(Collective)}")
-        if not isinstance(points, list) or any(not isinstance(point, list) or len(point) != 2 for point in points):
-            raise ProfileError(f"{owner}: points is {points!r}; it must be a list of [bytes, seconds]")
-        pairs = tuple((_parse_number(size, owner), _parse_number(seconds, owner)) for size, seconds in points)
-        found.append(
-            CollectiveTable(Collective(given["collective"]), read_count(given, "ranks", "ranks", owner), pairs)
-        )
-    return tuple(found)
-
-
-def _parse_number(value: Any, owner: str) -> float:
-    return read_number({"points": value}, "points", "", owner)
-
-
-def _list_profile_names(folder: str) -> tuple[str, ...]:
-    entries = files("scheduler.solver.profiles").joinpath("data", folder).iterdir()
-    return tuple(sorted(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")))
-
-
-def _read_profile(folder: str, field: str, name: str) -> str:
-    known = _list_profile_names(folder)
-    if name not in known:
-        raise ProfileError(f"{field} is {name!r}; allowed are {', '.join(known)}{suggest(name, known)}")
-    return files("scheduler.solver.profiles").joinpath("data", folder, f"{name}.json").read_text(encoding="utf-8")

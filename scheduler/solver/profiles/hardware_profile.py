@@ -1,4 +1,4 @@
-"""HardwareProfile: one GPU model, the links between its GPUs, and what its training worker can do."""
+"""HardwareProfile: one GPU model, the links between its GPUs, and the strategies that its training worker supports."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from scheduler.solver.profiles.profile_document import ProfileError, require_non
 
 
 class Dimension(StrEnum):
-    """A way to spread or shrink a model that a worker may support.
+    """A way to parallelise or shrink a model that a worker may support.
 
-    `zero` is ZeRO-1 and ZeRO-2, `fsdp` ZeRO-3 over all replicas, `hybrid_shard` ZeRO-3 inside a node and plain data
-    parallelism across nodes. `pipeline` is 1F1B; `gpipe` and `interleave` (interleaved 1F1B) come on top of it.
+    `zero` is ZeRO-1 and ZeRO-2, `fsdp` is ZeRO-3 over all replicas. `hybrid_shard` is ZeRO-3 within a node and plain
+    data parallelism between nodes. `pipeline` is 1F1B; `gpipe` and `interleave` (interleaved 1F1B) require it.
     """
 
     DATA = "data"
@@ -42,27 +42,27 @@ class Precision(StrEnum):
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a weight or an activation on its way between GPUs and layers."""
+        """Bytes of a weight or an activation as it is sent between GPUs and layers."""
         return 2 if self is Precision.BF16 else 4
 
     @property
     def gradient_bytes(self) -> int:
-        """Of a gradient while it is summed over micro-batches: fp32 (Megatron-LM, distributed optimizer)."""
+        """Bytes of a gradient that is accumulated over micro-batches: fp32 (Megatron-LM, distributed optimizer)."""
         return 4
 
     @property
     def optimizer_bytes(self) -> int:
-        """Of a parameter: moments, and in bf16 a master weight (ZeRO, arXiv 1910.02054, section 3.1)."""
+        """Bytes per parameter: moments, and a master weight in bf16 (ZeRO, arXiv 1910.02054, section 3.1)."""
         return 12 if self is Precision.BF16 else 8
 
     @property
     def fsdp_bytes(self) -> int:
-        """Of a parameter under ZeRO-3: its fp32 weight is the master too (PyTorch FSDP, arXiv 2304.11277)."""
+        """Bytes per parameter under ZeRO-3, where the fp32 weight is also the master (PyTorch FSDP, arXiv 2304.11277)."""
         return 16
 
 
 class Collective(StrEnum):
-    """What a measured table times. An all-gather and a reduce-scatter count as half an all-reduce."""
+    """The collective that a measured table times. An all-gather and a reduce-scatter count as half an all-reduce."""
 
     ALL_REDUCE = "all_reduce"
     ALL_TO_ALL = "all_to_all"
@@ -70,7 +70,8 @@ class Collective(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTable:
-    """Measured times of one collective over `ranks` GPUs: `points` are (message bytes, seconds), bytes ascending."""
+    """Measured times of one collective over `ranks` GPUs: `points` are (message bytes, seconds), in ascending order of
+    bytes."""
 
     collective: Collective
     ranks: int
@@ -91,31 +92,33 @@ class CollectiveTable:
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """One GPU model. Bandwidths are what a collective reaches, one direction, per GPU.
+    """One GPU model. Bandwidths are what a collective achieves, in one direction, per GPU.
 
     Attributes:
-        memory_bytes: of one GPU; `reserve_bytes` of it, and `reserve_ratio` of what a plan needs beyond that, are
-            never planned (context, communication library, allocator fragmentation).
-        peak_flops_per_s: by datasheet, at `precision`; `efficiency` is the share that a matrix product reaches beside
-            moving its operands, which makes small and thin products slower than large ones.
-        attention_efficiency: the same for a fused attention core; 0 means as `efficiency`.
-        unaligned_slowdown: at least 1; by how much longer the head's product takes where the vocabulary is split evenly
-            into columns that are no multiple of 8 a tensor rank; uneven ones are padded.
-        memory_bandwidth_bytes_per_s: what kernels reach of the GPU's own memory; bounds operands, element-wise
-            kernels and the optimizer step.
-        launch_s: the host's time to launch the kernels of one layer's forward pass; no pass is faster.
-        iteration_overhead_s: once an iteration (data, clipping, host work), whatever the plan.
-        intra_latency_s, inter_latency_s: start of a collective or message; `intra_hop_s` and `inter_hop_s` come on
-            top for each further step of a ring or tree.
-        overlap_coefficient: at least 1; by how much computing and communicating slow each other while they overlap.
-        gradient_overlap: share of the gradient reduction that runs beside the backward pass (0 to 1).
-        gpus_per_nic: GPUs of a node for each of its network ports; `inter_bandwidth_bytes_per_s` is that of a port, so
-            that of a GPU only where each has its own (1).
-        expert_imbalance: load of the fullest expert-parallel rank over the mean one, at least 1.
-        expert_priority: all-to-alls go before all-reduces on the network (Lina, ATC'23), instead of sharing it.
-        host_bandwidth_bytes_per_s: of one GPU to the host and back; `host_optimizer_s_per_parameter` is the host's
-            Adam on one GPU's behalf, all GPUs of the node at work. 0 where offload is not supported.
-        collectives: measured times, which replace the formulas wherever there is a table for the number of ranks.
+        memory_bytes: of one GPU. A plan never uses `reserve_bytes` of it, nor `reserve_ratio` times what the plan
+            itself needs: they cover context, communication library and allocator fragmentation.
+        peak_flops_per_s: by datasheet, at `precision`. `efficiency` is the share of it that a matrix product achieves
+            apart from moving its operands, so small and thin products are slower than large ones.
+        attention_efficiency: the same for a fused attention core; 0 means the same as `efficiency`.
+        unaligned_slowdown: at least 1; how much longer the head's product takes if each tensor-parallel rank has a
+            number of vocabulary columns that is no multiple of 8. A vocabulary that does not divide evenly is padded
+            instead.
+        memory_bandwidth_bytes_per_s: achieved by kernels on the GPU's own memory; limits operands, element-wise kernels
+            and the optimizer step.
+        launch_s: time of the host to launch the kernels of one layer's forward pass; no pass is faster.
+        iteration_overhead_s: fixed time per iteration for data, clipping and host work.
+        intra_latency_s, inter_latency_s: start-up time of a collective or message within a node and between nodes;
+            `intra_hop_s` and `inter_hop_s` are added for each further step of a ring or tree.
+        overlap_coefficient: at least 1; how much computation and communication slow each other down while they overlap.
+        gradient_overlap: share of the gradient reduction that overlaps with the backward pass, from 0 to 1.
+        gpus_per_nic: GPUs of a node per network port. `inter_bandwidth_bytes_per_s` is that of a port, and so that of a
+            GPU only if each GPU has its own port (1).
+        expert_imbalance: load of the fullest expert-parallel rank over the mean, at least 1.
+        expert_priority: all-to-alls take precedence over all-reduces on the network (Lina, ATC'23), instead of sharing
+            it.
+        host_bandwidth_bytes_per_s: between one GPU and the host. `host_optimizer_s_per_parameter` is the time of Adam
+            on the host for one GPU while all GPUs of the node do the same. 0 if offload is not supported.
+        collectives: measured times, which replace the formulas for these numbers of ranks.
         dimensions: the strategies that the worker for this GPU supports.
     """
 
@@ -170,20 +173,21 @@ class HardwareProfile:
         return dimension in self.dimensions
 
     def nics_per_gpu(self, gpus: int) -> float:
-        """Network ports for each of `gpus` GPUs of one node that all send at once; at most 1."""
+        """Return the network ports per GPU, at most 1, while `gpus` GPUs of one node send at the same time."""
         return ceil(gpus / self.gpus_per_nic) / gpus
 
     def network_bandwidth_bytes_per_s(self, gpus: int) -> float:
-        """What each of them reaches; what leaves a GPU for the network passes the links inside the node too."""
+        """Return the network bandwidth of each of `gpus` GPUs of one node; traffic to the network also passes the links
+        within the node."""
         return min(self.intra_bandwidth_bytes_per_s, self.nics_per_gpu(gpus) * self.inter_bandwidth_bytes_per_s)
 
     def plannable_bytes(self, limit_bytes: int) -> int:
-        """What a plan may count on of `limit_bytes`; negative if the reserve alone is larger."""
+        """Return the bytes that a plan may use out of `limit_bytes`; negative if the reserve alone is larger."""
         planned = floor((limit_bytes - self.reserve_bytes) / (1 + self.reserve_ratio))
-        return planned - (self.occupied_bytes(planned) > limit_bytes)  # Rounding may differ by one byte.
+        return planned - (self.occupied_bytes(planned) > limit_bytes)  # Rounding can be off by one byte.
 
     def occupied_bytes(self, planned_bytes: int) -> int:
-        """What a plan that counts `planned_bytes` takes of the GPU."""
+        """Return the GPU memory that a plan of `planned_bytes` occupies, reserve included."""
         return self.reserve_bytes + ceil(planned_bytes * (1 + self.reserve_ratio))
 
 

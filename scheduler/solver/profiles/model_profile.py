@@ -1,4 +1,4 @@
-"""ModelProfile: what the solver must know about a model, in runs of equal layers."""
+"""ModelProfile: a model as runs of equal layers, with the figures that the solver needs."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ from dataclasses import dataclass, replace
 from scheduler.solver.profiles.profile_document import ProfileError, require_non_negative, require_positive
 
 REFERENCE_VALUE_BYTES = 2
-"""Activation figures of a profile are given for values of two bytes (bf16); other precisions scale them."""
+"""Activation figures of a profile are for values of two bytes (bf16); the solver scales them to other precisions."""
 
 LAYERS_MAX = 512
-"""Four times the depth of GPT at a trillion parameters (128 layers, arXiv 2104.04473, table 1); more is taken for a
-mistake, and would keep the solver busy for long."""
+"""Four times the depth of GPT with a trillion parameters (128 layers, arXiv 2104.04473, table 1). More layers are taken
+for a mistake and would make a search very long."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
-    """A run of `layers` equal layers; every figure is for one layer and one sample, activations at two bytes a value.
+    """A run of `layers` equal layers. Every figure is for one layer and one sample, with activations of two bytes per
+    value.
 
     Attributes:
-        flops_per_sample: matrix products of the forward pass with weights; the backward pass counts twice this.
-        attention_flops_per_sample: products of the attention core, which selective recompute repeats; what runs, so
-            without those that a fused kernel skips.
-        traffic_bytes_per_sample: read and written by element-wise kernels (norms, dropout, activation functions,
-            residuals, and stored attention scores) in the forward pass, which the memory's bandwidth bounds.
-        parameters: weights of one layer, experts included; `expert_parameters` of them lie in experts.
+        flops_per_sample: of the forward pass's matrix products with weights; the backward pass counts twice this.
+        attention_flops_per_sample: of the attention core, without what a fused kernel skips; selective recompute
+            repeats them.
+        traffic_bytes_per_sample: read and written in the forward pass by element-wise kernels (norms, dropout,
+            activation functions, residuals, stored attention scores), which memory bandwidth limits.
+        parameters: weights of one layer, experts included; `expert_parameters` of them belong to experts.
         activation_bytes_per_sample: kept for the backward pass and split by tensor parallelism;
             `selective_bytes_per_sample` of them are attention scores, which selective recompute does not keep.
-        replicated_activation_bytes_per_sample: kept, but held in full by each tensor-parallel rank (norms, masks)
-            unless it shards the sequence.
-        boundary_bytes_per_sample: the layer's output, handed to the next one; its input is taken to be as large.
-            It is all that full recompute keeps.
-        tokens_per_sample: rows that a sample gives to each matrix product.
-        heads: the tensor-parallel degree must divide it. `attention_heads` limits tensor times Ulysses degree
-            (0: as `heads`).
+        replicated_activation_bytes_per_sample: kept in full by each tensor-parallel rank (norms, masks) unless the
+            sequence is sharded.
+        boundary_bytes_per_sample: the layer's output, which is passed to the next layer; the input is assumed to be as
+            large. Full recompute keeps nothing else.
+        tokens_per_sample: rows that a sample contributes to each matrix product.
+        heads: a multiple of the tensor-parallel degree. `attention_heads` is a multiple of tensor times Ulysses degree;
+            0 means the same as `heads`.
         tensor_messages: all-reduces of the boundary in one forward pass; the backward pass has as many.
         experts, experts_per_token: of a mixture-of-experts layer; 0 experts is a dense layer.
-        frozen: its weights are not trained (PipeTransformer, ICML'21). Of the first layer: nor is the embedding.
-        forward_s_per_sample: measured forward time by tensor-parallel degree, as pairs (degree, seconds), instead of
-            an analytic one; valid on the GPU that it was measured on.
+        frozen: the weights are not trained (PipeTransformer, ICML'21). If the first layer is frozen, so is the
+            embedding.
+        forward_s_per_sample: measured forward times as pairs (tensor-parallel degree, seconds), in place of an analytic
+            time; valid on the GPU that they were measured on.
     """
 
     layers: int
@@ -82,13 +84,13 @@ class LayerProfile:
             require_positive("layer profile: forward_s_per_sample", **{f"degree {degree}": seconds})
         degrees, has = self.measured_degrees, "layer profile: forward_s_per_sample has degrees"
         if len(set(degrees)) < len(degrees):
-            raise ProfileError(f"{has} {_join_degrees(degrees)}; each may stand there once")
+            raise ProfileError(f"{has} {_join_degrees(degrees)}; list each degree once")
         if degrees and 1 not in degrees:
             raise ProfileError(f"{has} {_join_degrees(degrees)}; degree 1 is needed")
 
     @property
     def measured_degrees(self) -> tuple[int, ...]:
-        """The tensor-parallel degrees that the forward time was measured at, ascending."""
+        """The tensor-parallel degrees with a measured forward time, ascending."""
         return tuple(sorted(degree for degree, _ in self.forward_s_per_sample))
 
 
@@ -125,10 +127,10 @@ _PART_OF_WHOLE = (
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What the embedding adds to the first layer, or the head with the loss to the last one.
+    """The figures that the embedding adds to the first layer, or the head with its loss to the last layer.
 
-    Both follow the strategy of the layer they are attached to. Recompute never repeats them. `columns` of the head's
-    product are the size of the vocabulary; 0 where that is not known, which counts as aligned.
+    Both follow the strategy of their layer. Recompute never repeats them. `columns` of the head's product are the size
+    of the vocabulary; 0 if unknown, which counts as aligned.
     """
 
     flops_per_sample: float = 0.0
@@ -148,13 +150,13 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """A chain of layers, with an embedding attached to the first and a head attached to the last.
+    """A chain of layers, with an embedding attached to the first layer and a head attached to the last.
 
-    Layers are counted from 0 over the transformer layers alone. `tied_embedding` says that the head reuses the
-    embedding's weights, so that a plan of one stage holds them once and a plan of several stages twice.
+    Layers are numbered from 0 and do not include embedding and head. With `tied_embedding` the head reuses the
+    embedding's weights: a plan of one stage holds them once, a plan of several stages twice.
 
-    The embedding is frozen with the first layer. The head is always trained: a head that was tied to a frozen embedding
-    goes on with a copy of its own from then on.
+    The embedding is frozen if the first layer is. The head is always trained: if it was tied to an embedding that is
+    now frozen, it continues with its own copy of the weights.
     """
 
     name: str
@@ -182,25 +184,25 @@ class ModelProfile:
 
     @property
     def parameters(self) -> int:
-        """All distinct weights: a tied head is not counted again."""
+        """All distinct weights; those of a tied head count once."""
         head = 0 if self.shares_embedding else self.head.parameters
         return sum(run.layers * run.parameters for run in self.layers) + self.embedding.parameters + head
 
     @property
     def shares_embedding(self) -> bool:
-        """The head's weights are those of the embedding, and both are trained."""
+        """Whether the head uses the embedding's weights and both are trained."""
         return self.tied_embedding and not self.layers[0].frozen
 
     @property
     def flops_per_sample(self) -> float:
-        """Forward pass of one sample through the whole model."""
+        """Flops of the forward pass of one sample through the whole model."""
         ends = self.embedding.flops_per_sample + self.head.flops_per_sample
         return sum(run.layers * (run.flops_per_sample + run.attention_flops_per_sample) for run in self.layers) + ends
 
     @property
     def training_flops_per_sample(self) -> float:
-        """Forward pass, and the gradients that are needed: of weights that are trained, and of inputs where a layer
-        before is. Three times the forward pass where nothing is frozen."""
+        """Flops of the forward pass and of all gradients that are needed: of trained weights, and of inputs behind a
+        trained layer. Three times the forward pass if nothing is frozen."""
         backward = not self.layers[0].frozen
         flops = self.embedding.flops_per_sample * (1 + 2 * backward)
         for run in self.layers:
@@ -210,7 +212,7 @@ class ModelProfile:
         return flops + self.head.flops_per_sample * (2 + backward)
 
     def with_frozen_layers(self, layers: int) -> ModelProfile:
-        """The same model with its first `layers` layers frozen, beside those that are frozen already.
+        """Return the model with its first `layers` layers frozen, in addition to those that already are.
 
         Raises:
             ProfileError: `layers` is below 0 or above the number of layers.
@@ -222,7 +224,7 @@ class ModelProfile:
 
 
 def freeze_layers(runs: Iterable[LayerProfile], count: int) -> tuple[LayerProfile, ...]:
-    """`runs` with their first `frozen` layers frozen (PipeTransformer, ICML'21, freezes from the first layer on)."""
+    """Return `runs` with their first `count` layers frozen."""
     result: list[LayerProfile] = []
     for run in runs:
         held = min(count, run.layers)

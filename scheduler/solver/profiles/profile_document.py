@@ -1,7 +1,4 @@
-"""ProfileError, and the one check that every figure of a profile passes.
-
-Reading figures from the JSON form of a profile, with an error that names the field.
-"""
+"""Reading and checking the figures of a profile; every error names the field, its value and what is accepted."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from typing import Any
 
 
 class ProfileError(ValueError):
-    """A model or hardware profile that cannot be used; the message names the field, the value and what is allowed."""
+    """An invalid model or hardware profile. The message names the field, the value and what is accepted."""
 
 
 def require_positive(owner: str, **figures: float) -> None:
-    """Refuses NaN, infinity, zero and negative figures.
+    """Check that every figure is finite and above 0.
 
     Raises:
-        ProfileError: the first offending figure, by name.
+        ProfileError: the first figure that is not, by name.
     """
     for field, value in figures.items():
         if not (isfinite(value) and value > 0):
@@ -27,10 +24,10 @@ def require_positive(owner: str, **figures: float) -> None:
 
 
 def require_non_negative(owner: str, **figures: float) -> None:
-    """Like `require_positive`, but 0 is allowed.
+    """Check that every figure is finite and at least 0.
 
     Raises:
-        ProfileError: the first offending figure, by name.
+        ProfileError: the first figure that is not, by name.
     """
     for field, value in figures.items():
         if not (isfinite(value) and value >= 0):
@@ -39,24 +36,24 @@ def require_non_negative(owner: str, **figures: float) -> None:
 
 MAX_MAGNITUDE = 1e24
 MAX_COUNT = 2**43
-"""No figure is larger (or, unless it is 0, smaller than 1 / LARGEST), so that no cost overflows."""
+"""No figure is larger, or (unless it is 0) smaller than 1 / MAX_MAGNITUDE, so that no cost overflows."""
 
 
 def parse_object(json_text: str, owner: str) -> Mapping[str, Any]:
-    """The JSON object in `json_text`.
+    """Parse a JSON object.
 
     Raises:
         ProfileError: the text is not JSON, or not an object.
     """
     try:
         document = json.loads(json_text)
-    except json.JSONDecodeError as wrong:
-        raise ProfileError(f"{owner}: not JSON: {wrong}") from None
+    except json.JSONDecodeError as error:
+        raise ProfileError(f"{owner}: not JSON: {error}") from None
     return require_object(document, owner)
 
 
 def require_object(value: Any, owner: str) -> Mapping[str, Any]:
-    """`value` itself if it is a JSON object.
+    """Return `value` if it is a JSON object.
 
     Raises:
         ProfileError: it is something else.
@@ -69,10 +66,10 @@ def require_object(value: Any, owner: str) -> Mapping[str, Any]:
 def require_fields(
     document: Mapping[str, Any], owner: str, required: Iterable[str], optional: Iterable[str] = ()
 ) -> None:
-    """Refuses missing and unknown fields.
+    """Check that a document has all required fields and no unknown ones.
 
     Raises:
-        ProfileError: the first such field, by name.
+        ProfileError: the first missing or unknown field, by name.
     """
     needed = set(required)
     allowed = needed | set(optional)
@@ -83,15 +80,15 @@ def require_fields(
 
 
 def unwrap_value(entry: Any) -> Any:
-    """The value of a figure, whether bare or with unit and source."""
+    """Return the value of a figure, which is given either bare or with unit and source."""
     return entry["value"] if isinstance(entry, dict) and "value" in entry else entry
 
 
 def read_number(document: Mapping[str, Any], field: str, unit: str, owner: str) -> float:
-    """The number in `document[field]`; whole numbers stay integers.
+    """Return the number in `document[field]`; whole numbers stay integers.
 
     Raises:
-        ProfileError: not a finite number, or given in another unit.
+        ProfileError: it is not a finite number, or is given in another unit.
     """
     entry = document[field]
     if isinstance(entry, dict) and entry.get("unit", unit) != unit:
@@ -104,10 +101,10 @@ def read_number(document: Mapping[str, Any], field: str, unit: str, owner: str) 
 
 
 def read_count(document: Mapping[str, Any], field: str, unit: str, owner: str) -> int:
-    """Like `figure`, for whole numbers that JSON holds exactly.
+    """Return the whole number in `document[field]`.
 
     Raises:
-        ProfileError: not a whole number, or given in another unit.
+        ProfileError: it is not a whole number that JSON holds exactly, or is given in another unit.
     """
     value = read_number(document, field, unit, owner)
     if value != int(value) or abs(value) > MAX_COUNT:
@@ -120,7 +117,7 @@ def _is_in_range(value: float) -> bool:
 
 
 def read_flag(document: Mapping[str, Any], field: str, owner: str) -> bool:
-    """The true or false in `document[field]`; false where the field is absent.
+    """Return the boolean in `document[field]`; false if the field is absent.
 
     Raises:
         ProfileError: it is something else.

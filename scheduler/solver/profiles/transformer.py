@@ -1,11 +1,10 @@
-"""The residual blocks that a transformer layer is made of: what each computes, moves and keeps, by published formulas.
+"""The profile of a transformer, derived from its architecture by published formulas.
 
-Kept activations follow Korthikanti et al. (arXiv 2205.05198), section 4.1 and its equation 2, and flops follow
-Narayanan et al., SC'21 (arXiv 2104.04473), section 5.1. Traffic is counted from the element-wise kernels of a block as
-Megatron-LM runs them: bias, dropout and residual fused into one, all others alone. Each reads its inputs and writes
-its output once; what a matrix product or a fused attention kernel reads and writes is not counted.
-
-The profile of a transformer, derived from its architecture: layers from their blocks, and what hangs on the ends.
+A layer consists of residual blocks. Kept activations follow Korthikanti et al. (arXiv 2205.05198), section 4.1 and
+equation 2; flops follow Narayanan et al., SC'21 (arXiv 2104.04473), section 5.1. Traffic is counted from the
+element-wise kernels of a block as Megatron-LM runs them: bias, dropout and residual fused into one kernel, all others
+separate. Each kernel reads its inputs and writes its output once. Reads and writes of matrix products and of fused
+attention are not counted.
 """
 
 from __future__ import annotations
@@ -20,21 +19,25 @@ from scheduler.solver.profiles.model_profile import (
     ModelProfile,
     freeze_layers,
 )
-from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES as VALUE
+from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES as VALUE_BYTES
 
 MASK_BYTES = 1
-"""Bytes of a dropout mask for one value."""
+"""Bytes of a dropout mask per value."""
+
+LOSS_VALUE_BYTES = 4
+"""The loss is computed on fp32 logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of one layer; figures of one sample in the forward pass, activations at two bytes a value.
+    """One residual block of one layer; figures of one sample in the forward pass, with activations of two bytes per
+    value.
 
     Attributes:
-        flops: of the products with weights; `attention_flops` of the attention core.
+        flops: of the products with weights; `attention_flops` are those of the attention core.
         split_bytes: kept, and split by tensor parallelism; `score_bytes` of them are attention scores and their masks.
-        replicated_bytes: kept, and held in full by each tensor-parallel rank.
-        expert_parameters: those of `parameters` that lie in experts.
+        replicated_bytes: kept in full by each tensor-parallel rank.
+        expert_parameters: part of `parameters` that belongs to experts.
     """
 
     parameters: int
@@ -50,44 +53,44 @@ class Block:
 def build_attention_block(
     architecture: Architecture, queries: int, keys: int, *, causal: bool = False, cross: bool = False
 ) -> Block:
-    """Norm, projections and attention of `queries` tokens over `keys` tokens, added to its input.
+    """Return the block of norm, projections and attention of `queries` tokens over `keys` tokens, with its residual.
 
-    With `cross` the keys and values come from the encoder's output. That tensor is counted with each layer, though
-    the layers of a stage share it: an upper bound, which also leaves room for its gradient.
+    With `cross`, keys and values come from the encoder's output. That tensor counts once per layer, although the layers
+    of a stage share it. This upper bound also leaves room for its gradient.
 
-    The core costs 4 flops for each pair of query and key and each value of their heads. That is what runs, so it is in
-    full where scores are stored, also under a `causal` mask (as SC'21 counts), but half of it where FlashAttention-2
-    skips the pairs that the mask hides (arXiv 2307.08691, section 3.1). A stored score keeps 5 bytes: the softmax, its
-    dropout's mask and output; 2 without dropout.
+    The core costs 4 flops per pair of query and key and per value of their heads. The count is what actually runs: all
+    pairs if scores are stored, also under a `causal` mask (as SC'21 counts), but half of them where FlashAttention-2
+    skips the masked pairs (arXiv 2307.08691, section 3.1). A stored score keeps 5 bytes (softmax, dropout mask and
+    dropout output), or 2 without dropout.
     """
     h, query, key = architecture.hidden, architecture.query_width, architecture.key_width
     biases = (
         query + 2 * key + (h if architecture.biases else 0) if architecture.biases or architecture.qkv_biases else 0
     )
     scores = architecture.heads * queries * keys if architecture.stored_scores else 0
-    score_bytes = scores * (2 * VALUE + MASK_BYTES if architecture.dropout else VALUE)
+    score_bytes = scores * (2 * VALUE_BYTES + MASK_BYTES if architecture.dropout else VALUE_BYTES)
     # Product writes, softmax reads and writes, dropout reads, writes and masks, product reads.
-    score_traffic = scores * (6 * VALUE + MASK_BYTES if architecture.dropout else 4 * VALUE)
+    score_traffic = scores * (6 * VALUE_BYTES + MASK_BYTES if architecture.dropout else 4 * VALUE_BYTES)
     return Block(
         parameters=2 * h * query + 2 * h * key + biases + architecture.norm_parameters,
         flops=2.0 * (queries * 2 * h * query + keys * 2 * h * key),
         attention_flops=(2.0 if causal and not architecture.stored_scores else 4.0) * queries * keys * query,
         # Query and key are rotated or transposed, the context transposed back; values are read where they lie.
         traffic_bytes=_compute_residual_traffic(architecture, queries)
-        + 2 * VALUE * (2 * queries * query + keys * key)
+        + 2 * VALUE_BYTES * (2 * queries * query + keys * key)
         + score_traffic,
-        split_bytes=VALUE * (2 * queries * query + 2 * keys * key) + score_bytes,
-        replicated_bytes=_compute_residual_bytes(architecture, queries) + (VALUE * keys * h if cross else 0),
+        split_bytes=VALUE_BYTES * (2 * queries * query + 2 * keys * key) + score_bytes,
+        replicated_bytes=_compute_residual_bytes(architecture, queries) + (VALUE_BYTES * keys * h if cross else 0),
         score_bytes=score_bytes,
     )
 
 
 def build_feed_forward_block(architecture: Architecture, tokens: int) -> Block:
-    """Norm and two products with an activation function between them (three where it is gated), added to its input.
+    """Return the block of norm and two matrix products (three if gated) with an activation function, with its residual.
 
-    A gated one keeps gate, activated gate, up and their product; a plain one its two intermediate values. In a mixture
-    of experts a router picks `experts_per_token` of them for each token; no token is dropped, and each copy of a token
-    is kept on the way in and on the way out (MegaBlocks, arXiv 2211.15841).
+    A gated block keeps gate, activated gate, up projection and their product; a plain one keeps its two intermediate
+    values. In a mixture of experts, a router selects `experts_per_token` experts for each token. No token is dropped,
+    and each copy of a token is kept on the way to its expert and on the way back (MegaBlocks, arXiv 2211.15841).
     """
     h, matrices = architecture.hidden, 3 if architecture.gated_mlp else 2
     copies = architecture.experts_per_token or 1
@@ -95,36 +98,33 @@ def build_feed_forward_block(architecture: Architecture, tokens: int) -> Block:
     expert = matrices * h * architecture.ffn + biases
     router = h * architecture.experts
     inner = tokens * copies * architecture.ffn
-    # GeLU reads and writes. SiLU and product: between the 3 of one fused kernel and the 5 of two.
-    traffic = VALUE * inner * (4 if architecture.gated_mlp else 2)
+    # GeLU reads and writes once. SiLU and product take between 3 (one fused kernel) and 5 (two kernels).
+    traffic = VALUE_BYTES * inner * (4 if architecture.gated_mlp else 2)
     copied = tokens * copies * h if architecture.experts else 0
     return Block(
         parameters=expert * (architecture.experts or 1) + router + architecture.norm_parameters,
         flops=2.0 * tokens * (copies * matrices * h * architecture.ffn + router),
-        # Copies are read and written once on the way in, and read on the way out to give one sum.
-        traffic_bytes=_compute_residual_traffic(architecture, tokens) + traffic + VALUE * 3 * copied,
-        split_bytes=VALUE * inner * (4 if architecture.gated_mlp else 2),
-        replicated_bytes=_compute_residual_bytes(architecture, tokens) + VALUE * 2 * copied,
+        # A copy is read and written on the way to its expert, and read again for the sum on the way back.
+        traffic_bytes=_compute_residual_traffic(architecture, tokens) + traffic + VALUE_BYTES * 3 * copied,
+        split_bytes=VALUE_BYTES * inner * (4 if architecture.gated_mlp else 2),
+        replicated_bytes=_compute_residual_bytes(architecture, tokens) + VALUE_BYTES * 2 * copied,
         expert_parameters=expert * architecture.experts,
     )
 
 
 def _compute_residual_bytes(architecture: Architecture, tokens: int) -> int:
-    """Kept outside tensor parallelism: the input of the norm, that of the block's products, and a dropout mask."""
-    return tokens * architecture.hidden * (2 * VALUE + (MASK_BYTES if architecture.dropout else 0))
+    """Return the bytes kept outside tensor parallelism: inputs of the norm and of the block's products, and a dropout
+    mask."""
+    return tokens * architecture.hidden * (2 * VALUE_BYTES + (MASK_BYTES if architecture.dropout else 0))
 
 
 def _compute_residual_traffic(architecture: Architecture, tokens: int) -> int:
-    """The norm reads and writes; the fused end reads two values and writes one, and a mask where it drops."""
-    return tokens * architecture.hidden * (5 * VALUE + (MASK_BYTES if architecture.dropout else 0))
-
-
-LOSS_VALUE_BYTES = 4
-"""The loss is computed on fp32 logits."""
+    """Return the traffic of the norm (one read, one write) and of the fused end (two reads, one write, and a mask)."""
+    return tokens * architecture.hidden * (5 * VALUE_BYTES + (MASK_BYTES if architecture.dropout else 0))
 
 
 def build_transformer_profile(name: str, architecture: Architecture) -> ModelProfile:
-    """The ModelProfile of `architecture` at its sequence length."""
+    """Return the ModelProfile of `architecture` at its sequence length."""
     runs = (
         _build_encoder_decoder(architecture)
         if architecture.family is Family.ENCODER_DECODER
@@ -150,11 +150,11 @@ def _build_single_stack(architecture: Architecture) -> LayerProfile:
 
 
 def _build_encoder_decoder(architecture: Architecture) -> list[LayerProfile]:
-    """Encoder, then decoder with cross attention over the encoder's output, as two runs of one chain.
+    """Return encoder and decoder, with cross attention over the encoder's output, as two runs of one chain.
 
-    The boundary is the same all along the chain: the first stage embeds inputs and targets alike, the embedded targets
-    pass through the encoder, and the encoder's output passes through the decoder. So the table lies in the first stage
-    alone. Full recompute keeps that boundary with each layer: an upper bound, since the passenger is one tensor.
+    The boundary is the same along the chain. The first stage embeds inputs and targets alike, so only this stage holds
+    the table. The embedded targets pass through the encoder, and the encoder's output passes through the decoder. Full
+    recompute keeps that whole boundary with each layer. This is an upper bound, since the tensor passed along is one.
     """
     inputs, targets = architecture.sequence_length, architecture.target_length
     encoder = _build_layer_run(
@@ -170,7 +170,7 @@ def _build_encoder_decoder(architecture: Architecture) -> list[LayerProfile]:
     )
     decoder = _build_layer_run(architecture, architecture.decoder_layers, targets, blocks)
     boundary = REFERENCE_VALUE_BYTES * (inputs + targets) * architecture.hidden
-    # Forward, each block reduces its output; backward, the gradient of its inputs. Rounded up to whole boundaries.
+    # Each block reduces its output forward, and the gradient of its inputs backward. Rounded up to whole boundaries.
     return [
         replace(encoder, boundary_bytes_per_sample=boundary, tensor_messages=-(-2 * inputs // (inputs + targets))),
         replace(
@@ -203,7 +203,7 @@ def _build_layer_run(architecture: Architecture, layers: int, tokens: int, block
 
 
 def _build_embedding(architecture: Architecture) -> Attachment:
-    """Tables of tokens, positions and token types (with BERT's norm behind them), or ViT's product with patches."""
+    """Return the tables of tokens, positions and token types (with BERT's norm), or ViT's product with image patches."""
     h, tokens = architecture.hidden, architecture.sequence_length + architecture.target_length
     masks = MASK_BYTES * tokens * h if architecture.dropout else 0
     positions = architecture.positions * h + architecture.relative_buckets * architecture.heads * (
@@ -226,10 +226,10 @@ def _build_embedding(architecture: Architecture) -> Attachment:
 
 
 def _build_token_head(architecture: Architecture) -> Attachment:
-    """Projection to the vocabulary and cross-entropy: logits once in bf16 and once in fp32.
+    """Return the projection to the vocabulary with cross-entropy, whose logits exist in bf16 and in fp32.
 
-    In front of it stands the final norm of each stack, or BERT's dense layer and norm with the bias of each token. What
-    these keep is left out; it is small beside the logits.
+    It includes the final norm of each stack, or BERT's dense layer, norm and bias per token. Their activations are left
+    out, because they are small compared to the logits.
     """
     h, tokens = architecture.hidden, architecture.target_length or architecture.sequence_length
     logits = tokens * architecture.vocabulary
@@ -245,7 +245,7 @@ def _build_token_head(architecture: Architecture) -> Attachment:
 
 
 def _build_class_head(architecture: Architecture) -> Attachment:
-    """One product with the first token: behind a final norm in ViT, behind a dense layer (the pooler) in BERT."""
+    """Return the head over the first token: behind a final norm in ViT, behind a dense layer (the pooler) in BERT."""
     h = architecture.hidden
     front = h * h + h if architecture.family is Family.ENCODER else architecture.norm_parameters
     dense = h * h if architecture.family is Family.ENCODER else 0
