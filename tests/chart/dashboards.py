@@ -1,4 +1,4 @@
-"""`python -m tests.chart.dashboards` writes the dashboards of the chart, the one copy that there is."""
+"""Generate helm/ebbtide/dashboards: run `python -m tests.chart.dashboards`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _WIDTH, _HEIGHT = 12, 8
 
 
-def rendered() -> Iterator[tuple[str, str]]:
-    """File name and content of each dashboard."""
+def render_dashboards() -> Iterator[tuple[str, str]]:
+    """Yield the file name and content of each dashboard."""
     for board in BOARDS:
-        yield f"{board.name}.json", JSONEncoder(sort_keys=True, indent=2).encode(_built(board).build()) + "\n"
+        yield f"{board.name}.json", JSONEncoder(sort_keys=True, indent=2).encode(_build_dashboard(board).build()) + "\n"
 
 
-def _built(board: Board) -> Dashboard:
-    made = (
+def _build_dashboard(board: Board) -> Dashboard:
+    dashboard = (
         Dashboard(f"Ebbtide: {board.title}")
         .uid(f"ebbtide-{board.name}")
         .tags(["ebbtide"])
@@ -41,18 +41,18 @@ def _built(board: Board) -> Dashboard:
     bottom = 0
     for title, graphs in {"": board.graphs, **board.rows}.items():
         if title:
-            made.with_row(Row(title).id(100 + bottom).grid_pos(GridPos(h=1, w=2 * _WIDTH, x=0, y=bottom)))
+            dashboard.with_row(Row(title).id(100 + bottom).grid_pos(GridPos(h=1, w=2 * _WIDTH, x=0, y=bottom)))
             bottom += 1
         for at, graph in enumerate(graphs):
             place = GridPos(h=_HEIGHT, w=_WIDTH, x=at % 2 * _WIDTH, y=bottom + at // 2 * _HEIGHT)
-            made.with_panel(_panel(graph).id(1 + bottom + at).grid_pos(place))
+            dashboard.with_panel(_build_panel(graph).id(1 + bottom + at).grid_pos(place))
         bottom += -(-len(graphs) // 2) * _HEIGHT
-    return made
+    return dashboard
 
 
-def _panel(graph: Graph) -> timeseries.Panel:
+def _build_panel(graph: Graph) -> timeseries.Panel:
     panel = timeseries.Panel().title(graph.title).unit(graph.unit).datasource(_SOURCE).fill_opacity(10)
-    panel.no_value("nothing")
+    panel.no_value("no data")
     if graph.about:
         panel.description(graph.about)
     if graph.stacked:
@@ -65,7 +65,7 @@ def _panel(graph: Graph) -> timeseries.Panel:
 def main() -> None:
     for old in FOLDER.glob("*.json"):
         old.unlink()
-    for name, text in rendered():
+    for name, text in render_dashboards():
         (FOLDER / name).write_text(text, encoding="utf-8")
 
 

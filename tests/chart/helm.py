@@ -1,6 +1,6 @@
-"""Helm as a library (helm-sdkpy), asked in a process of its own: its Go runtime takes over signals.
+"""Helm as a library (helm-sdkpy), run in a child process because its Go runtime takes over signal handling.
 
-`python -m tests.chart.helm` reads one call as JSON from standard input and writes {"answer": ...} or {"error": text}.
+`python -m tests.chart.helm` reads one call as JSON from standard input and prints {"answer": ...} or {"error": text}.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ import pytest
 
 CHART = Path(__file__).parents[2] / "helm" / "ebbtide"
 WARNING = 2
-"""The severity of what is worth looking at; what makes a chart unusable is above it."""
+"""Lint severity of warnings; errors are above it."""
 LIMIT_S = 240.0
 
-is_there = importlib.util.find_spec("helm_sdkpy") is not None and importlib.util.find_spec("cffi") is not None
-needed = pytest.mark.skipif(not is_there, reason="no helm-sdkpy: `make helm` installs it")
+is_installed = importlib.util.find_spec("helm_sdkpy") is not None and importlib.util.find_spec("cffi") is not None
+needed = pytest.mark.skipif(not is_installed, reason="no helm-sdkpy: `make helm` installs it")
 
 
 class HelmError(Exception):
-    """Helm refused; the text is its own."""
+    """Helm returned an error, with its message."""
 
 
 def lint(*charts: Path) -> list[list[str]]:
-    """Of each chart, the files that there is something to say of."""
-    told = _ask({"verb": "lint", "charts": [str(chart) for chart in charts]})
-    return [[each["Path"] for each in one["Messages"] or () if each["Severity"] >= WARNING] for one in told]
+    """Return the files with warnings or errors, per chart."""
+    results = _run_in_child({"verb": "lint", "charts": [str(chart) for chart in charts]})
+    return [[each["Path"] for each in one["Messages"] or () if each["Severity"] >= WARNING] for one in results]
 
 
 def install(
     kubeconfig: Path, release: str, namespace: str, values: dict[str, Any], *, takes_over: bool = False
 ) -> None:
-    """Without waiting for pods, but for hooks. `takes_over` objects that somebody else made."""
-    _ask(_call("install", kubeconfig, release, namespace, values=values, takes_over=takes_over))
+    """Install the chart and wait for hooks, but not for pods. `takes_over` adopts existing objects."""
+    _run_in_child(_call("install", kubeconfig, release, namespace, values=values, takes_over=takes_over))
 
 
 def upgrade(kubeconfig: Path, release: str, namespace: str, values: dict[str, Any]) -> None:
-    _ask(_call("upgrade", kubeconfig, release, namespace, values=values, takes_over=False))
+    _run_in_child(_call("upgrade", kubeconfig, release, namespace, values=values, takes_over=False))
 
 
 def uninstall(kubeconfig: Path, release: str, namespace: str) -> None:
-    _ask(_call("uninstall", kubeconfig, release, namespace))
+    _run_in_child(_call("uninstall", kubeconfig, release, namespace))
 
 
 def _call(verb: str, kubeconfig: Path, release: str, namespace: str, **more: Any) -> dict[str, Any]:
     return {"verb": verb, "kubeconfig": str(kubeconfig), "release": release, "namespace": namespace, **more}
 
 
-def _ask(call: dict[str, Any]) -> Any:
+def _run_in_child(call: dict[str, Any]) -> Any:
     command = [sys.executable, "-m", "tests.chart.helm"]
     done = subprocess.run(command, input=json.dumps(call), capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    if "error" in said:
-        raise HelmError(said["error"])
-    return said["answer"]
+    reply = json.loads(done.stdout.splitlines()[-1])
+    if "error" in reply:
+        raise HelmError(reply["error"])
+    return reply["answer"]
 
 
-async def _take(call: dict[str, Any]) -> Any:
+async def _execute(call: dict[str, Any]) -> Any:
     import helm_sdkpy
 
     config = helm_sdkpy.Configuration(call.get("namespace", "default"), call.get("kubeconfig"))
@@ -80,10 +80,10 @@ async def _take(call: dict[str, Any]) -> Any:
 
 def main() -> None:
     try:
-        said = {"answer": asyncio.run(_take(json.load(sys.stdin)))}
-    except Exception as refused:  # whatever it is, the test that asked is told
-        said = {"error": f"{type(refused).__name__}: {refused}"}
-    print(json.dumps(said))
+        reply = {"answer": asyncio.run(_execute(json.load(sys.stdin)))}
+    except Exception as refused:  # whatever it is, the test that asked is results
+        reply = {"error": f"{type(refused).__name__}: {refused}"}
+    print(json.dumps(reply))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What the chart becomes with some values, as rendered by Helm at a real API server and written out here.
+"""Golden renderings of the chart for four sets of values.
 
-tests/kubernetes/test_chart.py renders them again; EBBTIDE_GOLDEN=write has it rewrite these files."""
+tests/kubernetes/test_chart.py renders the chart with Helm and compares; EBBTIDE_GOLDEN=write rewrites the files.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def write(case: str, manifests: list[Manifest]) -> None:
 
 
 def comparable(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """In an order of their own, without definitions, which lie in crd-bases, and without what is drawn at random."""
+    """Return the manifests sorted, without custom resource definitions and without random data."""
     kept = [each for each in manifests if each["kind"] != DEFINITION]
     for each in kept:
         if each["kind"] == "Secret":

@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: pinned images, paths and settings that there are, a health check for all that stays."""
+"""deploy/compose.yaml pins images, uses existing paths and settings, and checks the health of every service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_images_are_pinned_and_name_no_host(services: dict[str, Any]) -> None:
     assert [image for image in images if not re.fullmatch(r"([a-z-]+/)?[a-z-]+:v?\d+(\.\d+)+", image)] == []
 
 
-def test_what_stays_has_a_health_check_and_what_it_waits_for_is_there(services: dict[str, Any]) -> None:
+def test_services_have_health_checks_and_valid_dependencies(services: dict[str, Any]) -> None:
     for name, service in services.items():
         assert ("healthcheck" in service) == (service["restart"] != "no"), name
         for needed, how in service.get("depends_on", {}).items():
@@ -38,7 +38,7 @@ def test_what_stays_has_a_health_check_and_what_it_waits_for_is_there(services: 
             assert how["condition"] == ("service_healthy" if stays else "service_completed_successfully"), name
 
 
-def test_files_that_are_mounted_are_there_and_ports_are_loopbacks(services: dict[str, Any]) -> None:
+def test_mounts_exist_and_ports_are_loopback(services: dict[str, Any]) -> None:
     for service in services.values():
         sources = [volume.partition(":")[0] for volume in service.get("volumes", ())]
         assert [source for source in sources if source.startswith(".") and not (DEPLOY / source).exists()] == []
@@ -51,7 +51,7 @@ def test_settings_are_known(services: dict[str, Any]) -> None:
     assert named <= known
 
 
-def test_grafana_finds_the_charts_dashboards_and_the_source_that_they_ask(services: dict[str, Any]) -> None:
+def test_grafana_provisions_dashboards_and_data_source(services: dict[str, Any]) -> None:
     mounts = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
     (shown,) = [inside for source, inside in mounts.items() if (DEPLOY / source).resolve() == dashboards.FOLDER]
     provisioning = DEPLOY / "grafana" / "provisioning"
@@ -62,10 +62,10 @@ def test_grafana_finds_the_charts_dashboards_and_the_source_that_they_ask(servic
 
 
 @pytest.mark.skipif(promtool is None, reason="no promtool: Debian's package prometheus has it")
-def test_prometheus_takes_its_file_with_the_charts_rules_beside_it(tmp_path: Path) -> None:
+def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
     shutil.copy(DEPLOY / "prometheus" / "prometheus.yml", tmp_path)
     shutil.copy(CHART / "rules.yaml", tmp_path)
     command = [str(promtool), "check", "config", str(tmp_path / "prometheus.yml")]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "11 rules found" in told.stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "11 rules found" in result.stdout

@@ -1,4 +1,4 @@
-"""deploy/kustomize is the chart without Helm: the same objects, and kubectl can build it."""
+"""deploy/kustomize contains the objects of the chart, and kubectl can build it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ from tests.kubernetes.control_plane import ASSETS
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kustomize"
 FILE = FOLDER / "ebbtide.yaml"
-HELMS = ("helm.sh/", "app.kubernetes.io/managed-by")
+HELM_PREFIXES = ("helm.sh/", "app.kubernetes.io/managed-by")
 kubectl = shutil.which("kubectl", path=str(ASSETS)) or shutil.which("kubectl")
 
 
-def plain(each: manifests.Manifest) -> manifests.Manifest:
-    """Without what only Helm reads or writes."""
+def strip_helm_metadata(each: manifests.Manifest) -> manifests.Manifest:
+    """Return the manifest without Helm's labels and annotations."""
     made = copy.deepcopy(each)
     template = made.get("spec", {}).get("template", {})
     for metadata in (made["metadata"], template.get("metadata", {})):
         for name in ("labels", "annotations"):
-            metadata[name] = {key: value for key, value in metadata.get(name, {}).items() if not key.startswith(HELMS)}
+            metadata[name] = {
+                key: value for key, value in metadata.get(name, {}).items() if not key.startswith(HELM_PREFIXES)
+            }
             if not metadata[name]:
                 del metadata[name]
     return made
 
 
-def test_it_has_what_the_chart_renders() -> None:
-    made = [plain(each) for each in manifests.read("postgresql") if each["kind"] != "Pod"]
+def test_objects_match_the_chart() -> None:
+    made = [strip_helm_metadata(each) for each in manifests.read("postgresql") if each["kind"] != "Pod"]
     if os.environ.get("EBBTIDE_GOLDEN") == "write":
         FILE.write_text(yaml.safe_dump_all(made, sort_keys=False, width=120), encoding="utf-8")
     assert list(yaml.safe_load_all(FILE.read_text(encoding="utf-8"))) == made
 
 
 @pytest.mark.skipif(kubectl is None, reason=f"no kubectl in {ASSETS} or on the path")
-def test_kubectl_builds_it_and_kubernetes_would_take_it() -> None:
+def test_kubectl_builds_valid_manifests() -> None:
     assert kubectl is not None
     built = subprocess.run([kubectl, "kustomize", str(FOLDER)], capture_output=True, text=True, check=True, timeout=60)
     made: list[dict[str, Any]] = list(yaml.safe_load_all(built.stdout))

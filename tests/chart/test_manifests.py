@@ -1,4 +1,4 @@
-"""What holds of every manifest of the chart, whatever the values; read from the rendered files, without Helm."""
+"""Invariants of all rendered manifests, for every set of values. Reads the golden renderings, without Helm."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def rules(case: str) -> Iterator[tuple[str, Manifest]]:
             yield from ((each["metadata"]["name"], rule) for rule in each["rules"])
 
 
-def test_kubernetes_would_take_each_of_them(case: str) -> None:
+def test_manifests_are_valid_for_kubernetes(case: str) -> None:
     for each in read(case):
         if each["kind"] not in CUSTOM:
             kubernetes_validate.validate(each, VERSION, strict=True)
         assert ("namespace" in each["metadata"]) <= (each["kind"] not in CLUSTER_WIDE)
 
 
-def test_every_pod_is_restricted(case: str) -> None:
-    """By the Pod Security Standard of that name, and with a root file system that cannot be written."""
+def test_pods_meet_the_restricted_security_standard(case: str) -> None:
+    """Pods also have a read-only root file system."""
     seen = 0
     for name, spec in pod_specs(read(case)):
         security = spec["securityContext"]
@@ -62,7 +62,7 @@ def test_every_pod_is_restricted(case: str) -> None:
     assert seen >= 5
 
 
-def test_no_pod_comes_to_a_node_that_is_lent(case: str) -> None:
+def test_pods_avoid_lent_nodes(case: str) -> None:
     for name, spec in pod_specs(read(case)):
         affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         wanted = {"key": "ebbtide.dev/loan", "operator": "DoesNotExist"}
@@ -70,7 +70,7 @@ def test_no_pod_comes_to_a_node_that_is_lent(case: str) -> None:
         assert all(each.get("key") for each in spec.get("tolerations", ())), name
 
 
-def test_only_the_operator_can_speak_to_the_api_server(case: str) -> None:
+def test_only_the_operator_has_a_service_account_token(case: str) -> None:
     made = read(case)
     assert not any(each["automountServiceAccountToken"] for each in made if each["kind"] == "ServiceAccount")
     for name, spec in pod_specs(made):
@@ -83,7 +83,7 @@ def test_only_the_operator_can_speak_to_the_api_server(case: str) -> None:
     assert {subject["name"] for each in bindings for subject in each["subjects"]} == {"ebbtide-operator"}
 
 
-def test_no_rule_has_a_wildcard_and_no_secret_is_read(case: str) -> None:
+def test_roles_have_no_wildcards_and_read_no_secrets(case: str) -> None:
     for name, rule in rules(case):
         assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}, name
         assert "nonResourceURLs" not in rule, name
@@ -92,13 +92,13 @@ def test_no_rule_has_a_wildcard_and_no_secret_is_read(case: str) -> None:
         assert rule["apiGroups"] != ["rbac.authorization.k8s.io"], name
 
 
-def test_users_never_change_pools_queues_or_loans(case: str) -> None:
+def test_user_roles_cannot_write_cluster_scoped_resources(case: str) -> None:
     for name, rule in rules(case):
         if not name.endswith("-operator") and FLEET & set(rule["resources"]):
             assert set(rule["verbs"]) <= READING, name
 
 
-def test_services_policies_and_budgets_select_pods_that_are_there(case: str) -> None:
+def test_selectors_match_pods(case: str) -> None:
     made = read(case)
     labels = [each["spec"]["template"]["metadata"]["labels"] for each in made if each["kind"] == "Deployment"]
     for each in made:
@@ -119,7 +119,7 @@ def _selector(each: Manifest) -> dict[str, str] | None:
     return None
 
 
-def test_each_monitor_selects_a_service_and_a_port_of_it(case: str) -> None:
+def test_service_monitors_match_services(case: str) -> None:
     made = read(case)
     for monitor in (each for each in made if each["kind"] == "ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
@@ -129,7 +129,7 @@ def test_each_monitor_selects_a_service_and_a_port_of_it(case: str) -> None:
         assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
 
 
-def test_ports_that_are_named_are_open(case: str) -> None:
+def test_services_target_open_ports(case: str) -> None:
     made = read(case)
     deployments = [each["spec"]["template"] for each in made if each["kind"] == "Deployment"]
     for each in made:
@@ -141,7 +141,7 @@ def test_ports_that_are_named_are_open(case: str) -> None:
         assert {port["targetPort"] for port in each["spec"]["ports"]} <= opened
 
 
-def test_the_service_takes_the_settings(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_valid(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in named(read(case), "ConfigMap", "ebbtide")["data"].items():
         monkeypatch.setenv(name, value)
     settings = Settings()
@@ -150,7 +150,7 @@ def test_the_service_takes_the_settings(case: str, monkeypatch: pytest.MonkeyPat
     assert str(settings.token_secret_path) == "/run/token/token.secret"
 
 
-def test_the_settings_lead_to_the_services(case: str) -> None:
+def test_settings_point_to_the_services(case: str) -> None:
     made = read(case)
     settings = named(made, "ConfigMap", "ebbtide")["data"]
     services = {
@@ -162,7 +162,7 @@ def test_the_settings_lead_to_the_services(case: str) -> None:
     assert settings["EBBTIDE_STORE_PORT"] == str(services["ebbtide-rendezvous"])
 
 
-def test_simulations_and_the_api_have_room_in_their_container(case: str) -> None:
+def test_api_memory_limit_fits_simulations(case: str) -> None:
     made = read(case)
     simulation_bytes = int(named(made, "ConfigMap", "ebbtide")["data"]["EBBTIDE_SIMULATION_MEMORY_BYTES"])
     limits = [
@@ -173,37 +173,40 @@ def test_simulations_and_the_api_have_room_in_their_container(case: str) -> None
     assert 2 * simulation_bytes <= 2 * 2**30
 
 
-def test_api_and_operator_alone_send_traces_and_only_where_values_name_a_collector(case: str) -> None:
-    told = {
+def test_only_api_and_operator_send_traces_if_configured(case: str) -> None:
+    environments = {
         container["name"]: {each["name"]: each.get("value", "") for each in container.get("env", ())}
         for _, spec in pod_specs(read(case)) for container in containers(spec)
     }  # fmt: skip
-    asked = {name for name, environment in told.items() if is_tracing_enabled(environment)}
-    assert asked == ({"api", "operator"} if case == "everything" else set())
-    for name in asked:
-        service, attributes = told[name]["OTEL_SERVICE_NAME"], told[name]["OTEL_RESOURCE_ATTRIBUTES"].split(",")
+    traced = {name for name, environment in environments.items() if is_tracing_enabled(environment)}
+    assert traced == ({"api", "operator"} if case == "everything" else set())
+    for name in traced:
+        service, attributes = (
+            environments[name]["OTEL_SERVICE_NAME"],
+            environments[name]["OTEL_RESOURCE_ATTRIBUTES"].split(","),
+        )
         assert service == f"ebbtide-{name}"
         assert dict(each.split("=") for each in attributes) == {
             "k8s.namespace.name": manifests.NAMESPACE,
             "k8s.pod.name": "$(POD_NAME)",
             "deployment.environment.name": "production",
         }
-        assert list(told[name]).index("POD_NAME") < list(told[name]).index("OTEL_RESOURCE_ATTRIBUTES")
-    assert all("OTEL" not in " ".join(environment) for name, environment in told.items() if name not in asked)
+        assert list(environments[name]).index("POD_NAME") < list(environments[name]).index("OTEL_RESOURCE_ATTRIBUTES")
+    assert all("OTEL" not in " ".join(environment) for name, environment in environments.items() if name not in traced)
 
 
-def test_the_operator_alone_is_told_the_secret_url_of_prometheus(case: str) -> None:
-    told = {
+def test_only_the_operator_gets_the_prometheus_url(case: str) -> None:
+    environments = {
         container["name"]: each["valueFrom"]["secretKeyRef"]
         for _, spec in pod_specs(read(case))
         for container in containers(spec)
         for each in container.get("env", ())
         if each["name"] == "EBBTIDE_PROMETHEUS_URL"
     }
-    assert told == ({"operator": {"name": "prometheus", "key": "url"}} if case == "everything" else {})
+    assert environments == ({"operator": {"name": "prometheus", "key": "url"}} if case == "everything" else {})
 
 
-def test_the_file_of_authorities_is_where_the_api_alone_is_told_that_it_is(case: str) -> None:
+def test_only_the_api_mounts_the_webhook_authorities(case: str) -> None:
     for _, spec in pod_specs(read(case)):
         for container in containers(spec):
             environment = {each["name"]: each.get("value", "") for each in container.get("env", ())}

@@ -1,4 +1,4 @@
-"""Alerts and dashboards of the chart: they name metrics that there are, and each alert fires when it should."""
+"""Alerts and dashboards of the chart use existing metrics, and each alert fires on its condition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.chart.helm import CHART
 
 RULES = CHART / "rules.yaml"
 GUIDE = Path(__file__).parents[2] / "deploy" / "README.md"
-PROVOKED = Path(__file__).parent / "alerts.yaml"
+ALERT_CASES = Path(__file__).parent / "alerts.yaml"
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 promtool = shutil.which("promtool")
 
@@ -45,33 +45,33 @@ def families() -> list[Metric]:
     return [*REGISTRY.collect(), *gauges.collect()]
 
 
-def named_in(texts: Iterable[str]) -> set[str]:
+def find_metric_names(texts: Iterable[str]) -> set[str]:
     return {name for text in texts for name in re.findall(r"\bebbtide_\w+", text)}
 
 
-def test_only_metrics_that_there_are_are_named() -> None:
+def test_alerts_and_dashboards_use_existing_metrics() -> None:
     known = {f"{family.name}{suffix}" for family in families() for suffix in SUFFIXES[family.type]}
-    assert named_in(expressions()) - known == set()
+    assert find_metric_names(expressions()) - known == set()
 
 
-def test_every_metric_is_shown_somewhere() -> None:
-    shown = named_in(expressions())
+def test_every_metric_is_used() -> None:
+    shown = find_metric_names(expressions())
     known = {family.name: {f"{family.name}{suffix}" for suffix in SUFFIXES[family.type]} for family in families()}
     assert [name for name, series in known.items() if not series & shown] == []
 
 
-def test_the_dashboards_are_what_their_program_writes() -> None:
+def test_committed_dashboards_match_the_generator() -> None:
     written = {file.name: file.read_text(encoding="utf-8") for file in dashboards.FOLDER.iterdir()}
-    assert written == dict(dashboards.rendered()), "write them with `python -m tests.chart.dashboards`"
+    assert written == dict(dashboards.render_dashboards()), "regenerate with `python -m tests.chart.dashboards`"
 
 
-def test_the_chart_hands_rules_and_dashboards_on_as_they_are() -> None:
+def test_chart_contains_rules_and_dashboards_unchanged() -> None:
     made = {(each["kind"], each["metadata"]["name"]): each for each in manifests.read("everything")}
     assert made["PrometheusRule", "ebbtide"]["spec"]["groups"][0]["rules"] == alerts()
-    assert made["ConfigMap", "ebbtide-dashboards"]["data"] == dict(dashboards.rendered())
+    assert made["ConfigMap", "ebbtide-dashboards"]["data"] == dict(dashboards.render_dashboards())
 
 
-def test_the_guide_says_what_to_do_about_each_alert() -> None:
+def test_runbook_documents_every_alert() -> None:
     guide = GUIDE.read_text(encoding="utf-8")
     for rule in alerts():
         path, _, anchor = rule["annotations"]["runbook"].partition("#")
@@ -79,16 +79,16 @@ def test_the_guide_says_what_to_do_about_each_alert() -> None:
         assert guide.count(f'<a id="{anchor}"></a>`{anchor}`') == 1, anchor
 
 
-def test_each_alert_is_provoked_and_spared() -> None:
+def test_every_alert_has_a_firing_and_a_silent_case() -> None:
     fires: defaultdict[str, set[bool]] = defaultdict(set)
-    for play in yaml.safe_load(PROVOKED.read_text(encoding="utf-8"))["tests"]:
+    for play in yaml.safe_load(ALERT_CASES.read_text(encoding="utf-8"))["tests"]:
         for look in play["alert_rule_test"]:
             fires[look["alertname"]].add(bool(look["exp_alerts"]))
     assert dict(fires) == {rule["alert"]: {True, False} for rule in alerts()}
 
 
 @pytest.mark.skipif(promtool is None, reason="no promtool: Debian's package prometheus has it")
-def test_alerts_fire_when_they_should_and_not_before() -> None:
+def test_alerts_pass_promtool() -> None:
     assert promtool is not None
-    told = subprocess.run([promtool, "test", "rules", str(PROVOKED)], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
+    result = subprocess.run([promtool, "test", "rules", str(ALERT_CASES)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -10,7 +10,7 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{- /* Not managed-by ebbtide: that is the label of what the operator made. */}}
+{{- /* Not managed-by ebbtide: that label marks objects that the operator creates. */}}
 {{- define "ebbtide.labels" -}}
 {{ include "ebbtide.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
@@ -38,13 +38,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ .Values.database.sqlite.existingClaim | default (printf "%s-database" (include "ebbtide.fullname" .)) }}
 {{- end }}
 
-{{- /* What the schema says too; said again here for those who skip it. */}}
+{{- /* The schema checks these too. Repeated here for installs with --skip-schema-validation. */}}
 {{- define "ebbtide.check" -}}
 {{- $replicas := max (int .Values.api.replicas) (int .Values.operator.replicas) -}}
 {{- if and (eq .Values.database.kind "sqlite") (gt $replicas 1) -}}
-{{- fail "database.kind sqlite is one file on one volume: api.replicas and operator.replicas have to be 1; use postgresql for more" -}}
+{{- fail "database.kind is sqlite, which supports one replica. Set api.replicas and operator.replicas to 1, or set database.kind to postgresql." -}}
 {{- end -}}
 {{- if and (eq .Values.database.kind "postgresql") (not .Values.database.postgresql.existingSecret) -}}
-{{- fail "database.postgresql.existingSecret: name the Secret that holds the URL of the database, or set database.kind to sqlite" -}}
+{{- fail "database.postgresql.existingSecret is empty. Set it to the Secret with the database URL, or set database.kind to sqlite." -}}
 {{- end -}}
 {{- end }}

@@ -1,5 +1,5 @@
-{{- /* What all pods have alike. Takes root and component. Labels of pods are those of their selector alone: a version in
-       them would replace the rendezvous store at each upgrade of the chart. */}}
+{{- /* Fields shared by all pods. Arguments: root, component. Pods carry only the labels of their selector: a version label
+       would restart the rendezvous store at each chart upgrade. */}}
 {{- define "ebbtide.pod" -}}
 {{- $values := index .root.Values .component | default dict -}}
 automountServiceAccountToken: false
@@ -15,7 +15,7 @@ affinity:
   nodeAffinity:
     requiredDuringSchedulingIgnoredDuringExecution:
       nodeSelectorTerms:
-        # A lent node is about to be handed back.
+        # A lent node can be recalled at any time.
         - matchExpressions:
             - {key: ebbtide.dev/loan, operator: DoesNotExist}
 topologySpreadConstraints:
@@ -52,7 +52,7 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{- /* A pod's own label, so that a new configuration means new pods. */}}
+{{- /* A changed annotation restarts the pods, so that they read the new configuration. */}}
 {{- define "ebbtide.checksums" -}}
 checksum/settings: {{ include (print .Template.BasePath "/settings.yaml") . | sha256sum }}
 {{- end }}
@@ -87,7 +87,7 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{- /* OpenTelemetry's own variables, as further items of env. Takes root and component. */}}
+{{- /* Standard OpenTelemetry variables, as items of env. Arguments: root, component. */}}
 {{- define "ebbtide.tracing" -}}
 {{- with .root.Values.tracing }}
 {{- if .endpoint }}
@@ -114,7 +114,7 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
-{{- /* The token secret has to belong to its reader alone, which files of a Secret never do for one who is not root. */}}
+{{- /* The token secret must be owned by the process that reads it. Files of a mounted Secret belong to root. */}}
 {{- define "ebbtide.tokenCopy" -}}
 - name: token
   {{- include "ebbtide.container" . | nindent 2 }}
@@ -144,7 +144,7 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
-{{- /* What automounting would give to every container of the pod: here the operator's alone gets it. */}}
+{{- /* The service account token, mounted into the operator's container only. Automounting would mount it into every container. */}}
 {{- define "ebbtide.accountVolume" -}}
 - name: account
   projected:
@@ -174,7 +174,7 @@ volumeMounts:
     httpGet: {path: /healthz, port: http}
     periodSeconds: 2
     failureThreshold: 60
-  # Not /readyz: while nobody leads, what is asked for is still taken, and node agents are answered.
+  # Not /readyz: without a leader the API still accepts commands and serves node agents.
   readinessProbe:
     httpGet: {path: /healthz, port: http}
     periodSeconds: 5
@@ -208,13 +208,13 @@ volumeMounts:
     httpGet: {path: /healthz, port: probes}
     periodSeconds: 2
     failureThreshold: 60
-  # Whether its loop goes round; not whether it leads, or whether the API server or the database answers.
+  # Fails when the reconcile loop hangs. Leadership, the API server and the database do not matter here.
   livenessProbe:
     httpGet: {path: /healthz, port: probes}
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 3
-  {{- /* With SQLite the API is in the same pod, and has to be found also while the operator sees no cluster yet. */}}
+  {{- /* With SQLite the API runs in the same pod and must be reachable before the operator has synced. */}}
   {{- if eq .Values.database.kind "postgresql" }}
   readinessProbe:
     httpGet: {path: /readyz, port: probes}
