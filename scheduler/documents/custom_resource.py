@@ -24,22 +24,17 @@ from scheduler.documents.document import (
 from scheduler.documents.fleet import (
     LendingDocument,
     NodeCount,
-    QueueDocument,
     check_lookahead_spans,
-    to_job_queue,
     to_lending_policy,
 )
-from scheduler.documents.job import GPUS_MAX
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import LendingPolicy, Pool, PoolKind
-from scheduler.domain.job_queue import JobQueue
 
 DEMAND_STALE_S = 300.0
 """The age at which demand that we read says nothing of the present: when Prometheus gives a sample up as well."""
 DEMAND_STALE_S_MIN = 15.0
 _DEFAULT_LENDING = LendingPolicy()
 _Labels = Annotated[dict[Text, Text], Field(min_length=1, max_length=16)]
-_GpuQuota = Annotated[int, Field(strict=True, ge=0, le=GPUS_MAX)]
 
 
 class _NameDocument(Document):
@@ -136,23 +131,6 @@ class PoolSpec(Document):
         return self
 
 
-class QueueSpec(Document):
-    """Absent fields keep the default: nothing guaranteed, no limit and none for one user, weight 1. The user of an
-    ElasticJob is its namespace."""
-
-    model_config = CAMEL_CASE
-    guaranteed: _GpuQuota = 0
-    limit: _GpuQuota | None = None
-    weight: Annotated[float, Field(strict=True, gt=0, le=1e6)] = 1.0
-    user_limit: _GpuQuota | None = None
-
-    @model_validator(mode="after")
-    def _check_limit(self) -> Self:
-        if self.limit is not None and self.limit < self.guaranteed:
-            raise invalid_field("limit", self.limit, f"nothing, or at least guaranteed, which is {self.guaranteed}")
-        return self
-
-
 def pool_from_spec(name: str, spec: PoolSpec) -> Pool:
     """The domain's form of a Pool.
 
@@ -161,16 +139,6 @@ def pool_from_spec(name: str, spec: PoolSpec) -> Pool:
     """
     parse_document(_NameDocument, {"name": name})
     return Pool(name, spec.kind, _lending_policy(spec.lending, spec.demand))
-
-
-def queue_from_spec(name: str, spec: QueueSpec) -> JobQueue:
-    """The domain's form of a Queue.
-
-    Raises:
-        RefusedError: the name.
-    """
-    quota = {"guaranteed_gpus": spec.guaranteed, "limit_gpus": spec.limit, "user_limit_gpus": spec.user_limit}
-    return to_job_queue(parse_document(QueueDocument, {"name": name, "weight": spec.weight, **quota}))
 
 
 def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> LendingPolicy:

@@ -19,12 +19,9 @@ from scheduler.documents.document import (
     Label,
     Text,
     invalid_field,
-    parse_document,
 )
-from scheduler.documents.job import GPUS_MAX
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind
-from scheduler.domain.job_queue import JobQueue
 
 _HOST_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 HOST_NAME_FORM = "1 to 253 of a-z, 0-9, '-' and '.', beginning and ending with a letter or digit"
@@ -142,51 +139,3 @@ def to_node(document: NodeDocument, *, gpu_memory_bytes: int) -> Node:
     """The node, with `gpu_memory_bytes` a GPU where the document does not say it."""
     memory_bytes = document.memory or gpu_memory_bytes
     return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes)
-
-
-WEIGHT_MAX = 1e6
-JOBS_MAX = 1_000_000
-_GpuQuota = Annotated[int, Field(strict=True, ge=0, le=GPUS_MAX)]
-
-
-class QuotaDocument(Document):
-    """Absent fields keep the default: nothing guaranteed, no limits of GPUs or of one user (null), weight 1. GPUs of
-    all models count alike."""
-
-    guaranteed_gpus: _GpuQuota = 0
-    limit_gpus: _GpuQuota | None = None
-    weight: Annotated[float, Field(strict=True, gt=0, le=WEIGHT_MAX)] = 1.0
-
-    user_limit_gpus: Annotated[
-        _GpuQuota | None, Field(description="Most GPUs that the jobs of one owner hold together; null: no limit.")
-    ] = None
-
-    user_jobs_max: Annotated[
-        Annotated[int, Field(strict=True, ge=0, le=JOBS_MAX)] | None,
-        Field(description="Most waiting jobs of one owner that are taken over HTTP; null: no limit."),
-    ] = None
-
-    @model_validator(mode="after")
-    def _check_limit(self) -> Self:
-        if self.limit_gpus is not None and self.limit_gpus < self.guaranteed_gpus:
-            allowed = f"null, or at least guaranteed_gpus, which is {self.guaranteed_gpus}"
-            raise invalid_field("limit_gpus", self.limit_gpus, allowed)
-        return self
-
-
-class QueueDocument(QuotaDocument):
-    name: Label
-
-
-def to_job_queue(document: QueueDocument) -> JobQueue:
-    return JobQueue(**document.model_dump())
-
-
-def apply_queue_change(queue: JobQueue, change: QuotaDocument) -> JobQueue:
-    """The queue with the fields that `change` gives; what it leaves out stays.
-
-    Raises:
-        RefusedError: what is given and what stays do not go together.
-    """
-    whole = {**asdict(queue), **change.model_dump(exclude_unset=True)}
-    return to_job_queue(parse_document(QueueDocument, whole))

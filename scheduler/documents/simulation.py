@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from scheduler.documents.document import Document, InvalidDocumentError, InvalidField, invalid_field, parse_document
-from scheduler.documents.fleet import QuotaDocument
+from scheduler.documents.queue import QuotaDocument
 from scheduler.documents.units import Duration, PositiveDuration
 from scheduler.domain.fleet import DAY_S, Blackout, LendingPolicy, Node, Pool, PoolKind
 from scheduler.domain.job_queue import JobQueue

@@ -1,50 +1,150 @@
-"""JobQueue: who pays for jobs, and how many GPUs that buys.
-
-Usage: the GPU-seconds that were held in one hour, by queue, owner and kind of GPU.
-"""
+"""Job queues with their GPU quota, and the recorded GPU usage by queue and owner."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+QUOTA_GPUS_MAX = 100_000
+QUOTA_JOBS_MAX = 1_000_000
+QUOTA_WEIGHT_MAX = 1e6
+
+
+class QuotaField(NamedTuple):
+    """Declaration of one quota field of a queue.
+
+    REST documents, the Queue custom resource, CLI options and tables derive from it, so a new field is declared
+    here only. `option` is the CLI option, `label` the name in tables and messages. `spec_name` is the name in the
+    custom resource, or empty if the field cannot be set there. Valid values are `minimum` to `maximum`; without
+    `includes_minimum`, the minimum itself is invalid. A default of None means no limit.
+    """
+
+    name: str
+    type: type[int] | type[float]
+    default: int | float | None
+    description: str
+    option: str
+    label: str
+    spec_name: str
+    maximum: float
+    minimum: float = 0
+    includes_minimum: bool = True
+
+    @property
+    def is_optional(self) -> bool:
+        return self.default is None
+
+    def describe_range(self) -> str:
+        return f"at least {self.minimum:g}" if self.includes_minimum else f"above {self.minimum:g} and finite"
+
+    def accepts(self, value: float | None) -> bool:
+        if value is None:
+            return self.is_optional
+        return self.minimum <= value < float("inf") and (self.includes_minimum or value > self.minimum)
+
+
+def _quota(default: float | None, description: str, **declaration: Any) -> Any:
+    return field(default=default, metadata={"quota": {"description": description, **declaration}})
 
 
 @dataclass(frozen=True, slots=True)
 class JobQueue:
-    """`guaranteed_gpus` are the queue's own whenever its jobs ask for them; what it uses above is borrowed.
+    """A group of jobs that share a quota. A queue that was never created has the default quota.
 
-    It never uses more than `limit_gpus` (None: no limit), and the jobs of one owner in it never more than
-    `user_limit_gpus` together; jobs that nobody is known to own are one owner's. GPUs of all models count alike. Where
-    several queues borrow, the one that borrows least for its `weight` comes first. A queue that nobody declared has no
-    guarantee, no limit, and weight 1. The service takes no more than `user_jobs_max` waiting jobs of one owner.
+    Queues borrow idle GPUs beyond their guarantee. The queue that borrows least relative to its weight comes first.
+    Jobs without an owner count as the jobs of one owner.
     """
 
     name: str
-    guaranteed_gpus: int = 0
-    limit_gpus: int | None = None
-    weight: float = 1.0
-    user_limit_gpus: int | None = None
-    user_jobs_max: int | None = None
+    guaranteed_gpus: int = _quota(
+        0,
+        "Number of GPUs reserved for the jobs of this queue. Idle guaranteed GPUs can be borrowed and are reclaimed on "
+        "demand.",
+        option="--guaranteed",
+        label="guaranteed",
+        spec_name="guaranteed",
+        maximum=QUOTA_GPUS_MAX,
+    )
+    limit_gpus: int | None = _quota(
+        None,
+        "Maximum number of GPUs of all jobs of this queue together, borrowed GPUs included. Default: no limit.",
+        option="--limit",
+        label="limit",
+        spec_name="limit",
+        maximum=QUOTA_GPUS_MAX,
+    )
+    weight: float = _quota(
+        1.0,
+        "Relative share of the GPUs that several queues borrow: a queue of weight 2 gets twice as many as one of "
+        "weight 1.",
+        option="--weight",
+        label="weight",
+        spec_name="weight",
+        maximum=QUOTA_WEIGHT_MAX,
+        includes_minimum=False,
+    )
+    user_limit_gpus: int | None = _quota(
+        None,
+        "Maximum number of GPUs of all jobs of one owner in this queue. The owner of an ElasticJob is its namespace. "
+        "Default: no limit.",
+        option="--user-limit",
+        label="user limit",
+        spec_name="userLimit",
+        maximum=QUOTA_GPUS_MAX,
+    )
+    user_jobs_max: int | None = _quota(
+        None,
+        "Maximum number of pending jobs of one owner in this queue. More submissions over HTTP are rejected. "
+        "Default: no limit.",
+        option="--user-jobs",
+        label="user jobs",
+        spec_name="",
+        maximum=QUOTA_JOBS_MAX,
+    )
 
     def __post_init__(self) -> None:
-        if self.guaranteed_gpus < 0:
-            raise ValueError(f"guaranteed_gpus must be at least 0, got {self.guaranteed_gpus}")
+        for name, quota in QUOTA_FIELDS.items():
+            value = getattr(self, name)
+            if not quota.accepts(value):
+                or_none = " or None" if quota.is_optional else ""
+                raise ValueError(f"{name} must be {quota.describe_range()}{or_none}, got {value}")
         if self.limit_gpus is not None and self.limit_gpus < self.guaranteed_gpus:
-            least = f"at least guaranteed_gpus = {self.guaranteed_gpus}"
-            raise ValueError(f"limit_gpus must be {least}, or absent, got {self.limit_gpus}")
-        for name in ("user_limit_gpus", "user_jobs_max"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise ValueError(f"{name} must be at least 0, or absent, got {value}")
-        if not 0.0 < self.weight < float("inf"):
-            raise ValueError(f"weight must be a positive, finite number, got {self.weight}")
+            raise ValueError(
+                f"limit_gpus must be at least guaranteed_gpus ({self.guaranteed_gpus}) or None, got {self.limit_gpus}"
+            )
 
+    @property
+    def quota(self) -> dict[str, int | float | None]:
+        """The quota fields by name."""
+        return {name: getattr(self, name) for name in QUOTA_FIELDS}
+
+
+def describe_quota(quota: Mapping[str, Any]) -> str:
+    """Describe quota values by field name, for example `guaranteed 8, limit 16, weight 2, user limit none`."""
+    values = ((declared.label, quota[name]) for name, declared in QUOTA_FIELDS.items())
+    return ", ".join(f"{label} {'none' if value is None else format(value, 'g')}" for label, value in values)
+
+
+def _declared_fields() -> dict[str, QuotaField]:
+    declared = {}
+    for item in fields(JobQueue):
+        if quota := item.metadata.get("quota"):
+            number = float if isinstance(item.default, float) else int
+            declared[item.name] = QuotaField(item.name, number, item.default, **quota)
+    return declared
+
+
+QUOTA_FIELDS: Mapping[str, QuotaField] = _declared_fields()
+"""Declarations of the quota fields by field name, in the order of JobQueue."""
 
 HOUR_S = 3600
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class UsageKey:
-    """What is told apart: the hour that began at `hour_s` (UTC), the job's queue and owner, the model of GPU, and
-    whether it was lent by an inference pool, or training's own."""
+    """One row of the usage report: the hour that starts at `hour_s` (UTC), queue, owner, GPU model, and whether the
+    GPUs were lent by an inference pool."""
 
     hour_s: int
     queue: str
@@ -55,8 +155,11 @@ class UsageKey:
 
 @dataclass(frozen=True, slots=True, order=True)
 class UsageEntry:
-    """`lost_gpu_s` is the part of the jobs' GPU-seconds whose work was lost, in the hour in which that came to light;
-    it may be above the hour's `gpu_s`."""
+    """GPU-seconds held in one hour.
+
+    `lost_gpu_s` are the GPU-seconds whose work was lost, booked in the hour in which the loss was observed. They can
+    exceed the hour's `gpu_s`.
+    """
 
     key: UsageKey
     gpu_s: float

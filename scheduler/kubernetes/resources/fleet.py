@@ -1,13 +1,4 @@
-"""What is known of a pool's demand: a number with its time, or why there is none.
-
-Pool: nodes of one kind by their labels, to the domain's pool and back to a status.
-
-Nodes of the cluster as the fleet knows them.
-
-Queue: who pays for jobs, to the domain's JobQueue and back to a status.
-
-Loan: the custom resource that tells of a node in training use. Nobody but us writes one.
-"""
+"""Pools, Queues, Loans and cluster nodes: parsing specs into the domain's types, and building statuses."""
 
 from __future__ import annotations
 
@@ -22,12 +13,11 @@ from scheduler.documents.custom_resource import (
     DEMAND_STALE_S,
     DemandSpec,
     PoolSpec,
-    QueueSpec,
     TolerationSpec,
     pool_from_spec,
-    queue_from_spec,
 )
 from scheduler.documents.document import InvalidDocumentError, parse_document
+from scheduler.documents.queue import queue_from_spec
 from scheduler.domain.fleet import Loan, Node, Pool
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.snapshot import Snapshot
@@ -49,7 +39,7 @@ from scheduler.solver.profiles.catalog import list_gpu_names, load_gpu
 
 
 class UnknownDemandReason(StrEnum):
-    """Why nobody can say how many GPUs inference needs."""
+    """Why a pool's demand is unknown."""
 
     NO_DEPLOYMENT_MATCHES = "NoDeploymentMatches"
     NO_SERIES = "NoSeries"
@@ -64,7 +54,7 @@ class UnknownDemandReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KnownDemand:
-    """`gpus` were needed at `at_s`."""
+    """Inference needed `gpus` at `at_s`."""
 
     gpus: float
     at_s: float
@@ -72,7 +62,7 @@ class KnownDemand:
 
 @dataclass(frozen=True, slots=True)
 class UnknownDemand:
-    """Nothing new can be told. `message` stays the same while what is wrong does."""
+    """There is no new reading. `message` is stable while the problem persists."""
 
     reason: UnknownDemandReason
     message: str
@@ -82,7 +72,7 @@ PoolDemand = KnownDemand | UnknownDemand
 
 
 class DemandSourceKind(StrEnum):
-    """Where it is known from how many GPUs inference needs."""
+    """Source of a pool's demand."""
 
     DEPLOYMENTS = "deployments"
     PROMETHEUS = "prometheus"
@@ -91,8 +81,10 @@ class DemandSourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DemandSource:
-    """`selector`: labels of the Deployments that serve; `query`: PromQL. A reading older than `stale_after_s` says
-    nothing of the present."""
+    """Where a pool's demand comes from.
+
+    `selector` are labels of Deployments, `query` is PromQL. Readings older than `stale_after_s` are stale.
+    """
 
     kind: DemandSourceKind
     selector: Mapping[str, str] = field(default_factory=dict)
@@ -102,8 +94,10 @@ class DemandSource:
 
 @dataclass(frozen=True, slots=True)
 class PoolResource:
-    """A Pool as it was read. `gpu` empty: the nodes' labels say it; likewise their GPUs' memory. `demand_claims`: what
-    its status says of its demand. Training bears the taints of its nodes that `tolerations` cover."""
+    """A parsed Pool. Empty `gpu` and `gpu_memory_bytes` mean that the nodes' labels decide.
+
+    `demand_conditions` are those in its current status. Training pods tolerate taints covered by `tolerations`.
+    """
 
     pool: Pool
     uid: str
@@ -119,10 +113,10 @@ class PoolResource:
 
 
 def parse_pool(resource: Resource) -> PoolResource:
-    """What the Pool asks for.
+    """Parse the Pool.
 
     Raises:
-        RefusedError: fields are refused; the message names each with its value and what is allowed.
+        RefusedError: invalid fields; the message names each with its value and what is accepted.
     """
     meta = parse_metadata(resource)
     spec = parse_document(PoolSpec, resource.get("spec"))
@@ -139,7 +133,7 @@ def parse_pool(resource: Resource) -> PoolResource:
 
 
 def parse_pool_tolerations(resources: Iterable[Resource]) -> dict[str, tuple[Toleration, ...]]:
-    """Those of each Pool by its name, of one that is refused none."""
+    """Return the tolerations by Pool. Invalid Pools are left out."""
     found = {}
     for resource in resources:
         try:
@@ -153,8 +147,7 @@ def parse_pool_tolerations(resources: Iterable[Resource]) -> dict[str, tuple[Tol
 def build_pool_status(
     name: str, snapshot: Snapshot, *, conditions: Iterable[Condition], cordoned: Collection[str]
 ) -> dict[str, Any]:
-    """The status of a Pool, but for its time. `cordoned` are nodes that the cluster wants cordoned, or did when the
-    status was last written."""
+    """Return the status without its time. `cordoned` are nodes that the cluster cordons, now or at the last update."""
     conditions = tuple(conditions)
     nodes = [node for node in snapshot.nodes.values() if node.pool == name]
     reading = snapshot.demand.get(name)
@@ -204,14 +197,14 @@ GPU_MODEL_BY_PRODUCT: Mapping[str, str] = MappingProxyType(
         "NVIDIA-L40S": "l40s",
     }
 )
-"""What NVIDIA's feature discovery writes into the label nvidia.com/gpu.product, by the driver's name of the product.
-Shared and partitioned GPUs have a suffix there and are none of these."""
+"""GPU profile by the label nvidia.com/gpu.product, which is the driver's product name. Shared and partitioned GPUs have
+a suffix there and do not match.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node as the cluster tells of it. `product` is what it says of its GPU model, empty where it says nothing;
-    `taints` are all of them."""
+    """A node of the cluster. `product` is its GPU model by label, empty without one; `taints` are complete."""
 
     name: str
     labels: Mapping[str, str]
@@ -235,8 +228,8 @@ def parse_cluster_node(node: Resource) -> ClusterNode:
 
 
 def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource) -> Node | None:
-    """The host as a node of the pool, cordoned where nothing new is to begin there; None where it has no GPUs or their
-    model is not known."""
+    """Return the node as a member of the pool, cordoned if nothing may start there. None without GPUs or a known model.
+    """
     gpu = find_gpu_model(cluster_node, pool)
     if cluster_node.gpus < 1 or gpu is None:
         return None
@@ -246,7 +239,7 @@ def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource) -> Node | None:
 
 
 def find_gpu_model(cluster_node: ClusterNode, pool: PoolResource) -> str | None:
-    """The host's GPU model: what its pool says, else its labels; None where there is no profile of it."""
+    """Return the GPU model from the pool, else from the labels. None without a profile."""
     name = pool.gpu or GPU_MODEL_BY_PRODUCT.get(cluster_node.product, cluster_node.product)
     return name if name in _known_gpu_models() else None
 
@@ -257,22 +250,22 @@ def _known_gpu_models() -> frozenset[str]:
 
 
 def _count_allocatable_gpus(node: Resource) -> int:
-    """What kubelet lets pods have: a GPU that has failed its health check does not count."""
+    """Return the allocatable GPUs. GPUs that fail their health check are not allocatable."""
     text = str(get_mapping(get_mapping(node, "status"), "allocatable").get(GPU_RESOURCE, 0))
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def parse_queue(resource: Resource) -> JobQueue:
-    """What the Queue asks for.
+    """Parse the Queue.
 
     Raises:
-        RefusedError: fields are refused; the message names each with its value and what is allowed.
+        RefusedError: invalid fields; the message names each with its value and what is accepted.
     """
-    return queue_from_spec(parse_metadata(resource).name, parse_document(QueueSpec, resource.get("spec")))
+    return queue_from_spec(parse_metadata(resource).name, resource.get("spec"))
 
 
 def build_queue_status(use: QueueUsage | None, conditions: Iterable[Condition]) -> dict[str, Any]:
-    """The status of a Queue, but for its time; nobody uses a queue that nobody names."""
+    """Return the status without its time. `use` is None for a queue without jobs."""
     return {
         "usedGpus": use.used_gpus if use else 0,
         "borrowedGpus": use.borrowed_gpus if use else 0,
@@ -292,7 +285,7 @@ def build_loan(loan: Loan, annotations: dict[str, str]) -> dict[str, Any]:
 
 
 def build_loan_status(loan: Loan, snapshot: Snapshot) -> dict[str, Any]:
-    """`usedGpus` and `jobs` tell who is on the node now, those who are leaving it included."""
+    """Return the status. `usedGpus` and `jobs` include jobs that are leaving."""
     node = snapshot.nodes.get(loan.node)
     holders = snapshot.index.holders.get(loan.node, {}) if loan.is_live else {}
     status = {

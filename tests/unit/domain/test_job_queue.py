@@ -1,30 +1,44 @@
-"""What a queue may be."""
+"""Queue quotas: defaults and validation."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import pytest
 
-from scheduler.domain.job_queue import JobQueue
+from scheduler.domain.job_queue import QUOTA_FIELDS, JobQueue, describe_quota
 
 
-def test_a_queue_of_which_nothing_is_said_has_no_guarantee_no_limit_and_weight_1() -> None:
+def test_default_queue_has_no_guarantee_no_limit_and_weight_1() -> None:
     assert JobQueue("default") == JobQueue("default", guaranteed_gpus=0, limit_gpus=None, weight=1.0)
     assert JobQueue("closed", limit_gpus=0).limit_gpus == 0
 
 
+def test_every_field_but_the_name_is_a_declared_quota_field() -> None:
+    assert ["name", *QUOTA_FIELDS] == [field.name for field in fields(JobQueue)]
+    assert JobQueue("default").quota == {name: declared.default for name, declared in QUOTA_FIELDS.items()}
+
+
 @pytest.mark.parametrize(
-    ("quota", "message"),
+    ("field", "quota"),
     [
-        ({"guaranteed_gpus": -1}, "guaranteed_gpus must be at least 0, got -1"),
-        ({"guaranteed_gpus": 4, "limit_gpus": 3}, "limit_gpus must be at least guaranteed_gpus = 4, or absent, got 3"),
-        ({"limit_gpus": -1}, "limit_gpus must be at least guaranteed_gpus = 0, or absent, got -1"),
-        ({"weight": 0.0}, "weight must be a positive, finite number, got 0.0"),
-        ({"weight": math.nan}, "weight must be a positive, finite number, got nan"),
-        ({"weight": math.inf}, "weight must be a positive, finite number, got inf"),
+        ("guaranteed_gpus", {"guaranteed_gpus": -1}),
+        ("guaranteed_gpus", {"guaranteed_gpus": None}),
+        ("limit_gpus", {"guaranteed_gpus": 4, "limit_gpus": 3}),
+        ("limit_gpus", {"limit_gpus": -1}),
+        ("user_limit_gpus", {"user_limit_gpus": -1}),
+        ("user_jobs_max", {"user_jobs_max": -1}),
+        ("weight", {"weight": 0.0}),
+        ("weight", {"weight": math.nan}),
+        ("weight", {"weight": math.inf}),
     ],
 )
-def test_a_wrong_queue_is_refused_with_field_value_and_what_is_allowed(quota: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_invalid_quota_is_rejected_with_field_and_value(field: str, quota: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=rf"{field} must be .*, got {quota[field]}"):
         JobQueue("q", **quota)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_quota_description_names_every_field() -> None:
+    text = describe_quota(JobQueue("q", 8, 16).quota)
+    assert all(declared.label in text for declared in QUOTA_FIELDS.values())

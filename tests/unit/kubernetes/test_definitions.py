@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.documents.custom_resource import LendingSpec, PoolSpec, QueueSpec, TolerationSpec
+from scheduler.documents.custom_resource import LendingSpec, PoolSpec, TolerationSpec
 from scheduler.documents.document import Document
 from scheduler.documents.job import JobDocument
+from scheduler.documents.queue import QueueSpec
 from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
 from scheduler.kubernetes.resources.fleet import GPU_MODEL_BY_PRODUCT
 from scheduler.solver.profiles.catalog import list_gpu_names
