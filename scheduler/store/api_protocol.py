@@ -1,23 +1,26 @@
-"""What lists of jobs and loans may ask for, live or ended alike, and where a page of them begins.
+"""What the API needs of a store beyond `protocol.Store`: queries, tokens, audit log, usage, webhooks and simulations.
 
-What the API needs of a store besides Store: tokens, the log of what people changed, lists of what ended, usage.
+The API and the background workers of the service depend on these protocols only. `ApiStore` is implemented by
+MemoryStore and SqlStore, `ServiceStore` by SqlStore alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nlargest
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from scheduler.domain.commands import Command
+from scheduler.domain.events import Delivery, DeliveryState, Webhook
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import UsageEntry
 from scheduler.domain.job_records import Sample
 from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.protocol import Page, Store, StoredEvent
 
@@ -25,8 +28,10 @@ Row = TypeVar("Row")
 
 
 class SortKey(NamedTuple):
-    """Where a job or loan stands in lists, which are in descending order of it. It never changes: not even when the
-    job or loan ends, so that whoever goes from page to page meets each one once."""
+    """Position of a job or loan in lists, which are sorted by it in descending order.
+
+    It never changes, not even when the job or loan ends: a client that pages through a list meets each row once.
+    """
 
     at_s: float
     id: str
@@ -34,8 +39,10 @@ class SortKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobQuery:
-    """Jobs with all of these traits. `states` and `queues`: any of them, None: all. `since_s` is the first second of
-    submission, `until_s` the first after."""
+    """Filter for lists of jobs. None and the empty string match everything.
+
+    `since_s` is the first second of submission that matches, `until_s` the first that no longer does.
+    """
 
     states: frozenset[JobState] | None = None
     queues: frozenset[str] | None = None
@@ -49,7 +56,7 @@ class JobQuery:
         return self.states is None or bool(self.states & ENDED_STATES)
 
     def restrict_to_queues(self, queues: frozenset[str] | None) -> JobQuery:
-        """The same of these queues alone; None: of all."""
+        """Return this query limited to `queues`; None leaves it unchanged."""
         if queues is None:
             return self
         return replace(self, queues=queues if self.queues is None else queues & self.queues)
@@ -67,7 +74,7 @@ class JobQuery:
 
 @dataclass(frozen=True, slots=True)
 class LoanQuery:
-    """Loans with all of these traits. `states`: any of them, None: all."""
+    """Filter for lists of loans. None and the empty string match everything."""
 
     states: frozenset[LoanState] | None = None
     pool: str = ""
@@ -78,8 +85,8 @@ class LoanQuery:
         return self.states is None or not self.states <= LIVE_LOAN_STATES
 
     def matches(self, loan: Loan) -> bool:
-        wanted = self.states is None or loan.state in self.states
-        return wanted and self.pool in ("", loan.pool) and self.node in ("", loan.node)
+        matches_state = self.states is None or loan.state in self.states
+        return matches_state and self.pool in ("", loan.pool) and self.node in ("", loan.node)
 
 
 def get_job_sort_key(job: Job) -> SortKey:
@@ -93,15 +100,20 @@ def get_loan_sort_key(loan: Loan) -> SortKey:
 def take_page(
     rows: list[Row], get_sort_key: Callable[[Row], SortKey], *, after: SortKey | None, limit: int
 ) -> tuple[Row, ...]:
-    """Up to `limit` rows that come after the place `after` in lists, in the order of lists."""
+    """Return up to `limit` rows that follow the key `after`, in list order."""
     following = rows if after is None else [row for row in rows if get_sort_key(row) < after]
     return tuple(nlargest(limit, following, key=get_sort_key))
 
 
 @dataclass(frozen=True, slots=True)
 class ApiToken:
-    """A token without its secret. `digest` is the secret's SHA-256 in hexadecimal, `prefix` its first characters, by
-    which people know it again. `grants`: texts such as "submitter:research". Times in seconds since 1970 (UTC)."""
+    """An API token without its secret. Times are Unix seconds.
+
+    Args:
+        prefix: the first characters of the secret, by which its owner recognises it.
+        digest: SHA-256 of the secret in hexadecimal.
+        grants: texts such as "submitter:research".
+    """
 
     id: str
     name: str
@@ -120,8 +132,13 @@ class ApiToken:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One change that was asked for. `action` is a command's name or, where it was refused, method and path. `before`
-    and `after` hold what it changed; `token_id` is empty for who came without an API token."""
+    """One requested change.
+
+    Args:
+        action: the command's name or, for a refused request, its method and path.
+        token_id: empty for callers that did not use an API token.
+        before: the changed fields before the change; `after`: the same fields after it.
+    """
 
     at_s: float
     actor: str
@@ -136,7 +153,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoredAuditEntry:
-    """`number` ascends without end and never repeats."""
+    """An audit entry with its row number. Numbers ascend and are never reused."""
 
     number: int
     entry: AuditEntry
@@ -144,7 +161,7 @@ class StoredAuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Only entries of this actor, of this subject, from `since_s` on; what is empty or None filters nothing."""
+    """Filter for the audit log. None and the empty string match everything."""
 
     actor: str = ""
     subject: str = ""
@@ -160,14 +177,14 @@ class AuditFilter:
 
 @dataclass(frozen=True, slots=True)
 class UsageSnapshot:
-    """What is booked of usage, and the snapshot from which to work out what is not booked yet: both of one moment."""
+    """Recorded usage, and the snapshot from which the usage since then is computed. Both are from one transaction."""
 
     entries: tuple[UsageEntry, ...]
     snapshot: Snapshot
 
 
 class HistoryLog(StrEnum):
-    """What only grows but for the sweep: it takes out what is older than it is to be kept."""
+    """Logs that only grow, except for retention, which deletes rows older than their retention period."""
 
     EVENTS = "events"
     DECISIONS = "decisions"
@@ -177,35 +194,39 @@ class HistoryLog(StrEnum):
 
 
 class TokenStore(Protocol):
-    """Everything may raise UnavailableError."""
+    """API tokens. Every method may raise UnavailableError."""
 
     def add(self, token: ApiToken, audit: AuditEntry) -> None:
-        """Keep a new token, and log that in the same transaction."""
+        """Store a new token and its audit entry in one transaction."""
 
     def find_by_digest(self, digest: str) -> ApiToken | None: ...
 
     def find_by_id(self, token_id: str) -> ApiToken | None: ...
 
     def list_tokens(self, *, after: str, limit: int) -> tuple[ApiToken, ...]:
-        """Tokens by id, those after the id `after`; revoked and expired ones too."""
+        """Return tokens with an id above `after`, by id, including revoked and expired ones."""
 
     def revoke(self, token_id: str, now_s: float, audit: AuditEntry) -> ApiToken | None:
-        """End a token and log that in the same transaction; None where there is none. Again, it changes nothing."""
+        """Revoke a token and write the audit entry in one transaction.
 
-    def record_use(self, token_id: str, now_s: float) -> None:
-        """Note that it was used now."""
+        Revoking a token again changes nothing. Returns None if there is no token with this id.
+        """
+
+    def record_use(self, token_id: str, now_s: float) -> None: ...
 
 
 class AuditLog(Protocol):
-    """It only grows, and only the sweep shortens it. Everything may raise UnavailableError."""
+    """Append-only log of requested changes; only retention deletes from it. May raise UnavailableError."""
 
     def append(self, entry: AuditEntry) -> None: ...
 
     def list_entries(self, page: Page, filters: AuditFilter) -> tuple[StoredAuditEntry, ...]:
-        """Entries in ascending number."""
+        """Return entries in ascending number."""
 
 
 class ApiStore(Store, Protocol):
+    """The store of an API: `Store` plus lists, history and tokens."""
+
     @property
     def tokens(self) -> TokenStore: ...
 
@@ -213,25 +234,166 @@ class ApiStore(Store, Protocol):
     def audit_log(self) -> AuditLog: ...
 
     def get_last_event_number(self) -> int:
-        """The number of the last event; 0 before the first."""
+        """Return the number of the newest event; 0 before the first."""
 
     def list_last_events(self, subject: str, *, limit: int) -> tuple[StoredEvent, ...]:
-        """The newest events of one subject, in ascending number."""
+        """Return the newest events of one subject, in ascending number."""
 
     def list_samples(self, job_id: str) -> tuple[Sample, ...]:
-        """The series of a job that lives or has ended, in order of time."""
+        """Return the samples of a live or ended job, in order of time."""
 
     def find_ended_jobs(self, query: JobQuery, *, after: SortKey | None, limit: int) -> tuple[Job, ...]:
-        """Up to `limit` ended jobs that come after `after` in lists (None: from the start), in their order."""
+        """Return up to `limit` ended jobs that follow the key `after` (None: from the start), in list order."""
 
     def find_ended_loans(self, query: LoanQuery, *, after: SortKey | None, limit: int) -> tuple[Loan, ...]:
-        """Likewise for loans."""
+        """Return up to `limit` ended loans that follow the key `after` (None: from the start), in list order."""
 
     def load_usage(self, *, from_s: float, to_s: float) -> UsageSnapshot:
-        """What is booked of the hours that touch this time span, in order of hour, queue, owner and kind of GPU."""
+        """Return the usage of all hours that overlap the time span, by hour, queue, owner and GPU model."""
 
     def get_retention_mark(self, log: HistoryLog) -> int:
-        """The number up to which rows are gone because they were old; 0: none is."""
+        """Return the row number up to which retention has deleted the log; 0 if it has deleted nothing."""
 
     def send(self, command: Command, *, audit: AuditEntry | None = None) -> bool:
-        """As Store.send; where the command is new, `audit` is logged in the same transaction."""
+        """Append to the inbox as `Store.send` does. A new command's `audit` is written in the same transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """An Idempotency-Key of a caller.
+
+    Args:
+        id: digest of resource kind, principal and key.
+        document: digest of the request document.
+    """
+
+    id: str
+    document: str
+
+
+class IdempotencyKeyUsedError(Exception):
+    """The key has created something before. Nothing was written."""
+
+
+class ClaimLostError(Exception):
+    """The webhook was deleted, or its claim expired and may belong to another process. Nothing was written."""
+
+
+class IdempotencyKeyStore(Protocol):
+    """Keys with which webhooks and simulations were created. Keys of jobs are ids of commands in the inbox."""
+
+    def find(self, key_id: str) -> tuple[IdempotencyKey, str] | None:
+        """Return the stored key and the id of the resource it created; None for a new key."""
+
+
+class WebhookStore(Protocol):
+    """Webhooks and their deliveries. Every method may raise UnavailableError.
+
+    Several processes deliver. The holder of a webhook's claim delivers alone until the claim expires.
+    """
+
+    def create(self, webhook: Webhook, key: IdempotencyKey | None = None) -> Webhook:
+        """Store a webhook that receives events from now on. Raises IdempotencyKeyUsedError."""
+
+    def get_webhook(self, webhook_id: str) -> Webhook | None: ...
+
+    def list_webhooks(self, *, after: int, limit: int, queues: Collection[str] | None = None) -> tuple[Webhook, ...]:
+        """Return webhooks with a number above `after`, oldest first; only those of `queues` unless it is None."""
+
+    def update_webhook(self, webhook_id: str, **changes: Any) -> Webhook | None:
+        """Return the webhook with the given fields changed; None if it does not exist."""
+
+    def rotate_secret(self, webhook_id: str, *, old_until_s: float) -> Webhook | None:
+        """Switch to the next secret. Messages are signed with the previous one too until `old_until_s`."""
+
+    def delete(self, webhook_id: str) -> None: ...
+
+    def add_delivery(self, delivery: Delivery) -> Delivery:
+        """Append a pending delivery. Raises ClaimLostError if the webhook does not exist."""
+
+    def get_delivery(self, webhook_id: str, delivery_id: str) -> Delivery | None: ...
+
+    def list_deliveries(
+        self, webhook_id: str, *, limit: int, before: int | None = None, state: DeliveryState | None = None
+    ) -> tuple[Delivery, ...]:
+        """Return deliveries with a number below `before`, newest first."""
+
+    def redeliver(self, webhook_id: str, delivery_id: str, *, now_s: float) -> Delivery | None:
+        """Make a dead delivery pending again, ahead of all later ones; None if it is not dead."""
+
+    def list_due_webhooks(self, now_s: float, *, limit: int) -> tuple[str, ...]:
+        """Return ids of unclaimed webhooks with a due delivery or unread events, longest waiting first."""
+
+    def claim(self, webhook_id: str, holder: str, *, now_s: float, until_s: float) -> bool:
+        """Claim the webhook until `until_s`. False if another process holds it."""
+
+    def release(self, webhook_id: str, holder: str, *, now_s: float) -> None: ...
+
+    def get_first_pending(self, webhook_id: str) -> Delivery | None: ...
+
+    def add_event_deliveries(
+        self, webhook_id: str, holder: str, deliveries: Iterable[Delivery], *, cursor: int, until_s: float
+    ) -> None:
+        """Append the deliveries of all events up to `cursor`, and extend the claim. Raises ClaimLostError."""
+
+    def record_attempt(self, webhook: Webhook, holder: str, delivery: Delivery, *, until_s: float) -> None:
+        """Store delivery and webhook after an attempt, and extend the claim. Raises ClaimLostError."""
+
+    def get_oldest_pending_at_s(self) -> float | None:
+        """Return the creation time of the oldest pending delivery of all enabled webhooks."""
+
+
+class SimulationStore(Protocol):
+    """Submitted simulations with their input files and reports. Every method may raise UnavailableError.
+
+    A runner claims a simulation and renews the claim while it runs. After the claim expires, another runner may start
+    it again. Writes of a runner that has lost its claim are ignored.
+    """
+
+    def create(self, task: SimulationTask, files: SimulationFiles, key: IdempotencyKey | None = None) -> None:
+        """Store a queued simulation. Raises IdempotencyKeyUsedError."""
+
+    def get_task(self, task_id: str) -> SimulationTask | None: ...
+
+    def list_tasks(self, *, limit: int, before: int | None = None, owner: str = "") -> tuple[SimulationTask, ...]:
+        """Return simulations with a number below `before`, newest first, of one owner or of all."""
+
+    def count_live_tasks(self, owner: str) -> int:
+        """Return how many of the owner's simulations have not ended."""
+
+    def get_files(self, task_id: str) -> SimulationFiles | None: ...
+
+    def get_report(self, task_id: str) -> dict[str, Any] | None: ...
+
+    def cancel(self, task_id: str, *, now_s: float) -> SimulationTask | None:
+        """Cancel the simulation unless it has ended. Its runner notices when it renews its claim."""
+
+    def claim(self, holder: str, *, now_s: float, until_s: float) -> SimulationTask | None:
+        """Claim the oldest simulation that is queued or whose claim has expired; None if there is none."""
+
+    def renew_claim(self, task_id: str, holder: str, *, until_s: float, playing: str, jobs_done: int) -> bool:
+        """Extend the claim and record the progress. False if `holder` no longer has the claim."""
+
+    def requeue(self, task_id: str, holder: str, *, reason: str, counts_as_try: bool) -> None:
+        """Put the simulation back in the queue."""
+
+    def fail(self, task_id: str, holder: str, *, now_s: float, reason: str, tries: int) -> None: ...
+
+    def finish(self, task_id: str, holder: str, report: Mapping[str, Any], *, now_s: float) -> None: ...
+
+    def delete_ended(self, *, before_s: float) -> None:
+        """Delete simulations that ended before that time."""
+
+
+@runtime_checkable
+class ServiceStore(ApiStore, Protocol):
+    """The store of a service: `ApiStore` plus webhooks, simulations and idempotency keys."""
+
+    @property
+    def webhooks(self) -> WebhookStore: ...
+
+    @property
+    def simulations(self) -> SimulationStore: ...
+
+    @property
+    def idempotency_keys(self) -> IdempotencyKeyStore: ...

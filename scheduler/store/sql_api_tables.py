@@ -1,16 +1,8 @@
-"""SqlAudit: the audit log in the database of a SqlStore. Nothing here changes rows, and the database refuses it.
-
-SqlTokens: API tokens in the database of a SqlStore, as digests: who reads the database cannot ask with them.
-
-Idempotency keys in the database: what each of them has made, written in the transaction that made it.
-
-Keys of jobs are not among them: those name the command in the inbox.
-"""
+"""Tables that only the API writes: audit log, API tokens and idempotency keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -29,13 +21,25 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
-from scheduler.store.api_protocol import ApiToken, AuditEntry, AuditFilter, StoredAuditEntry
-from scheduler.store.database import make_autocommit_engine, transaction
+from scheduler.store.api_protocol import (
+    ApiToken,
+    AuditEntry,
+    AuditFilter,
+    IdempotencyKey,
+    IdempotencyKeyUsedError,
+    StoredAuditEntry,
+)
+from scheduler.store.database import (
+    METADATA,
+    ROW_NUMBER,
+    AnyRow,
+    build_insert,
+    fetch_rows,
+    make_autocommit_engine,
+    transaction,
+)
 from scheduler.store.protocol import Page
-from scheduler.store.sql_history import AnyRow
-from scheduler.store.tables import METADATA, ROW_NUMBER
 
 
 class AuditColumns(TypedColumns):
@@ -58,7 +62,7 @@ _AUDIT_FIELDS = tuple(AuditEntry.__dataclass_fields__)
 
 
 class SqlAuditLog:
-    """See AuditLog. `engine` is a store's, whose database has been migrated."""
+    """AuditLog in SQL. A trigger of the database refuses changes of its rows."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -76,15 +80,14 @@ class SqlAuditLog:
             query = query.where(AUDIT_LOG.c.subject == filters.subject)
         if filters.since_s is not None:
             query = query.where(AUDIT_LOG.c.at_s >= filters.since_s)
-        with transaction(self._read_engine) as connection:
-            rows = connection.execute(query.order_by(AUDIT_LOG.c.number).limit(page.limit)).all()
+        rows = fetch_rows(self._read_engine, query.order_by(AUDIT_LOG.c.number).limit(page.limit))
         return tuple(
             StoredAuditEntry(row.number, AuditEntry(*(getattr(row, name) for name in _AUDIT_FIELDS))) for row in rows
         )
 
 
 def insert_audit_entries(connection: Connection, entries: Sequence[AuditEntry]) -> None:
-    """Append within a transaction that does more."""
+    """Append to the audit log within the transaction of `connection`."""
     if entries:
         connection.execute(
             insert(AUDIT_LOG), [{name: getattr(entry, name) for name in _AUDIT_FIELDS} for entry in entries]
@@ -109,7 +112,7 @@ _TOKEN_FIELDS = tuple(ApiToken.__dataclass_fields__)
 
 
 class SqlTokenStore:
-    """See Tokens. `engine` is a store's, whose database has been migrated."""
+    """TokenStore in SQL. Only digests are stored: they do not authenticate a reader of the database."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -144,16 +147,12 @@ class SqlTokenStore:
             connection.execute(update(API_TOKENS).where(API_TOKENS.c.id == token_id).values(last_used_at_s=now_s))
 
     def _fetch_tokens(self, query: Select[*tuple[Any, ...]]) -> tuple[ApiToken, ...]:
-        with transaction(self._read_engine) as connection:
-            return tuple(map(_decode_token_row, connection.execute(query).all()))
+        return tuple(map(_decode_token_row, fetch_rows(self._read_engine, query)))
 
 
 def _decode_token_row(row: AnyRow) -> ApiToken:
     values = {name: getattr(row, name) for name in _TOKEN_FIELDS}
     return ApiToken(**{**values, "grants": tuple(row.grants)})
-
-
-_DIALECT_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 class IdempotencyKeyColumns(TypedColumns):
@@ -165,34 +164,24 @@ class IdempotencyKeyColumns(TypedColumns):
 IDEMPOTENCY_KEYS = Table("creation_keys", METADATA, IdempotencyKeyColumns)
 
 
-@dataclass(frozen=True, slots=True)
-class IdempotencyKey:
-    """`id` is the digest of noun, principal and key, `document` that of what was asked for."""
-
-    id: str
-    document: str
-
-
-class IdempotencyKeyUsedError(Exception):
-    """Something was made with this key before. Nothing was written."""
-
-
 class SqlIdempotencyKeys:
-    """`engine` is a store's, whose database has been migrated."""
+    """IdempotencyKeyStore in SQL."""
 
     def __init__(self, engine: Engine) -> None:
         self._read_engine = make_autocommit_engine(engine)
 
     def find(self, key_id: str) -> tuple[IdempotencyKey, str] | None:
-        """The key as it was taken, and the id of what it made; None where nobody has taken it."""
-        with transaction(self._read_engine) as connection:
-            row = connection.execute(select(IDEMPOTENCY_KEYS).where(IDEMPOTENCY_KEYS.c.id == key_id)).one_or_none()
-        return None if row is None else (IdempotencyKey(row.id, row.document), row.made)
+        rows = fetch_rows(self._read_engine, select(IDEMPOTENCY_KEYS).where(IDEMPOTENCY_KEYS.c.id == key_id))
+        return next(((IdempotencyKey(row.id, row.document), row.made) for row in rows), None)
 
 
 def insert_idempotency_key(connection: Connection, key: IdempotencyKey, created_id: str) -> None:
-    """Take the key in the transaction of `connection`, which then is the only one. Raises KeyTakenError."""
+    """Store the key within the transaction of `connection`.
+
+    Raises:
+        IdempotencyKeyUsedError: another transaction has stored the key.
+    """
     row = {"id": key.id, "document": key.document, "made": created_id}
-    unless_taken = _DIALECT_INSERTS[connection.dialect.name](IDEMPOTENCY_KEYS).values(row).on_conflict_do_nothing()
-    if connection.execute(unless_taken.returning(IDEMPOTENCY_KEYS.c.id)).one_or_none() is None:
+    insert_if_new = build_insert(connection, IDEMPOTENCY_KEYS).values(row).on_conflict_do_nothing()
+    if connection.execute(insert_if_new.returning(IDEMPOTENCY_KEYS.c.id)).one_or_none() is None:
         raise IdempotencyKeyUsedError(key.id)

@@ -1,8 +1,6 @@
-"""History in the database: what a commit appends, and the rows as domain values again.
+"""History in the database: events, decisions, ended jobs and loans, demand readings, usage and samples.
 
-The books of usage in the database: one row an hour, queue, owner and kind of GPU, to which commits add.
-
-Samples of jobs' work in the database: at most `SAMPLES_MAX` rows a job, which newer ones take over by and by.
+A commit appends to history. Only retention deletes rows.
 """
 
 from __future__ import annotations
@@ -12,26 +10,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     Boolean,
     Column,
     ColumnElement,
     Connection,
     Double,
+    Index,
     Named,
-    Row,
     Select,
     String,
     Table,
     TypedColumns,
-    any_,
-    bindparam,
     func,
     or_,
     select,
-    update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from scheduler.domain.codec import decode, decode_as, encode, encode_as
 from scheduler.domain.decisions import Decision
@@ -41,32 +36,114 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample, SlottedSample
 from scheduler.store.api_protocol import JobQuery, LoanQuery, SortKey
-from scheduler.store.database import bind_array, format_array_literal
+from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, build_insert
 from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
-from scheduler.store.tables import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, INBOX, METADATA, READINGS
 
-AnyRow = Row[*tuple[Any, ...]]
-_MARK_CONSUMED = update(INBOX).values(
-    consumed_at_generation=bindparam("at_generation"), consumed_at_s=bindparam("at_s")
-)
-_MARK_CONSUMED_BY_ID = _MARK_CONSUMED.where(
-    INBOX.c.id == bindparam("command_id"), INBOX.c.consumed_at_generation.is_(None)
-)
-_MARK_CONSUMED_BY_IDS = _MARK_CONSUMED.where(
-    INBOX.c.id == any_(bind_array("command_ids", String())), INBOX.c.consumed_at_generation.is_(None)
-)
+_CODE_POINT_ORDERED = String().with_variant(String(collation="C"), "postgresql")
+"""Sorted by code points in every database, as in Python."""
+
+
+class EventColumns(TypedColumns):
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
+    generation: Named[int] = Column(BigInteger)
+    at_s: Named[float] = Column(Double)
+    subject: Named[str] = Column(String)
+    body: Named[Any] = Column(JSON, nullable=False)
+
+
+class DecisionColumns(TypedColumns):
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
+    generation: Named[int] = Column(BigInteger)
+    at_s: Named[float] = Column(Double)
+    body: Named[Any] = Column(JSON, nullable=False)
+
+
+class EndedJobColumns(TypedColumns):
+    """The columns beside `body` are those by which lists of jobs are sorted and filtered."""
+
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
+    id: Named[str] = Column(_CODE_POINT_ORDERED, index=True)
+    generation: Named[int] = Column(BigInteger)
+    body: Named[Any] = Column(JSON, nullable=False)
+    submitted_at_s: Named[float] = Column(Double, server_default="0")
+    state: Named[str] = Column(String, server_default="")
+    queue: Named[str] = Column(String, server_default="")
+    owner: Named[str] = Column(String, server_default="")
+    name: Named[str] = Column(String, server_default="")
+
+
+class EndedLoanColumns(TypedColumns):
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
+    id: Named[str] = Column(_CODE_POINT_ORDERED, index=True)
+    generation: Named[int] = Column(BigInteger)
+    body: Named[Any] = Column(JSON, nullable=False)
+    offered_at_s: Named[float] = Column(Double, server_default="0")
+    state: Named[str] = Column(String, server_default="")
+    pool: Named[str] = Column(String, server_default="")
+    node: Named[str] = Column(String, server_default="")
+
+
+class ReadingColumns(TypedColumns):
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
+    pool: Named[str] = Column(String)
+    at_s: Named[float] = Column(Double)
+    gpus: Named[float] = Column(Double)
+    asked_gpus: Named[float] = Column(Double)
+
+
+class UsageColumns(TypedColumns):
+    hour_s: Named[int] = Column(BigInteger, primary_key=True, autoincrement=False)
+    queue: Named[str] = Column(String, primary_key=True)
+    owner: Named[str] = Column(String, primary_key=True)
+    gpu: Named[str] = Column(String, primary_key=True)
+    is_lent: Named[bool] = Column(Boolean, primary_key=True)
+    gpu_s: Named[float] = Column(Double)
+    lost_gpu_s: Named[float] = Column(Double)
+
+
+class JobSampleColumns(TypedColumns):
+    """A job has a fixed number of places; a new sample replaces the one in its place."""
+
+    job_id: Named[str] = Column(String, primary_key=True)
+    place: Named[int] = Column(primary_key=True, autoincrement=False)
+    at_s: Named[float] = Column(Double)
+    steps: Named[float] = Column(Double)
+    loss: Named[float | None] = Column(Double)
+    samples_per_s: Named[float | None] = Column(Double)
+    peak_bytes: Named[int | None] = Column(BigInteger)
+
+
+EVENTS = Table("events", METADATA, EventColumns)
+DECISIONS = Table("decisions", METADATA, DecisionColumns)
+ENDED_JOBS = Table("ended_jobs", METADATA, EndedJobColumns)
+ENDED_LOANS = Table("ended_loans", METADATA, EndedLoanColumns)
+READINGS = Table("readings", METADATA, ReadingColumns)
+USAGE = Table("usage", METADATA, UsageColumns)
+JOB_SAMPLES = Table("job_samples", METADATA, JobSampleColumns)
+
+Index(None, EVENTS.c.subject, EVENTS.c.number)
+Index(None, READINGS.c.pool, READINGS.c.at_s)
+# These indexes cover all filters of lists, so that rows that do not match are skipped inside the index.
+_JOB = ENDED_JOBS.c
+Index("ix_ended_jobs_list", _JOB.submitted_at_s, _JOB.id, _JOB.state, _JOB.queue, _JOB.owner, _JOB.name)
+_LOAN = ENDED_LOANS.c
+Index("ix_ended_loans_list", _LOAN.offered_at_s, _LOAN.id, _LOAN.state, _LOAN.pool, _LOAN.node)
+
+_USAGE_KEY_COLUMNS = [column.name for column in USAGE.primary_key]
+_SAMPLE_KEY_COLUMNS = ["job_id", "place"]
+_SAMPLE_VALUE_COLUMNS = ("at_s", "steps", "loss", "samples_per_s", "peak_bytes")
 
 
 def build_appended_rows(commit: Commit) -> list[tuple[Table[Any], list[dict[str, Any]]]]:
-    """The rows that a commit appends, by table."""
+    """Return the rows that a commit appends, by table."""
     generation, now_s = commit.snapshot.generation, commit.snapshot.now_s
     events = [{"at_s": event.at_s, "subject": event.subject, "body": encode(event)} for event in commit.events]
     decisions = [{"at_s": now_s, "body": encode_as(Decision, decision)} for decision in commit.decisions]
     jobs = [{"id": job.id, "body": encode(job), **_build_job_list_columns(job)} for job in commit.ended_jobs]
     loans = [{"id": loan.id, "body": encode(loan), **_build_loan_list_columns(loan)} for loan in commit.ended_loans]
     readings = [{"pool": pool, **encode(reading)} for pool, reading in commit.readings]
-    of_generation = ((EVENTS, events), (DECISIONS, decisions), (ENDED_JOBS, jobs), (ENDED_LOANS, loans))
-    logs = [(table, [{"generation": generation, **row} for row in rows]) for table, rows in of_generation]
+    per_generation = ((EVENTS, events), (DECISIONS, decisions), (ENDED_JOBS, jobs), (ENDED_LOANS, loans))
+    logs = [(table, [{"generation": generation, **row} for row in rows]) for table, rows in per_generation]
     return [*logs, (READINGS, readings)]
 
 
@@ -78,17 +155,6 @@ def _build_job_list_columns(job: Job) -> dict[str, Any]:
 
 def _build_loan_list_columns(loan: Loan) -> dict[str, Any]:
     return {"offered_at_s": loan.offered_at_s, "state": loan.state.value, "pool": loan.pool, "node": loan.node}
-
-
-def mark_consumed(connection: Connection, commit: Commit) -> None:
-    """Mark commands of the inbox as done with. Their ids stay taken."""
-    now = {"at_generation": commit.snapshot.generation, "at_s": commit.snapshot.now_s}
-    if commit.consumed_command_ids and connection.dialect.name == "sqlite":
-        connection.execute(_MARK_CONSUMED_BY_ID, [{"command_id": each, **now} for each in commit.consumed_command_ids])
-    elif commit.consumed_command_ids:
-        connection.execute(
-            _MARK_CONSUMED_BY_IDS, {"command_ids": format_array_literal(commit.consumed_command_ids), **now}
-        )
 
 
 def select_events(page: Page, subject: str) -> Select[*tuple[Any, ...]]:
@@ -129,23 +195,23 @@ def select_last_ended(table: Table[Any], *, limit: int) -> Select[*tuple[Any, ..
 
 
 def select_ended_job_keys(query: JobQuery, after: SortKey | None, limit: int) -> Select[*tuple[Any, ...]]:
-    """Without bodies: most lists hold what was listed a moment ago."""
+    """Select keys without bodies: SqlStore caches the jobs that were listed before."""
     row = ENDED_JOBS.c
-    traits: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if query.states is not None:
-        traits.append(row.state.in_(sorted(query.states)))
+        conditions.append(row.state.in_(sorted(query.states)))
     if query.queues is not None:
-        traits.append(row.queue.in_(sorted(query.queues)))
+        conditions.append(row.queue.in_(sorted(query.queues)))
     if query.owner:
-        traits.append(row.owner == query.owner)
+        conditions.append(row.owner == query.owner)
     if query.name_prefix:
-        traits.append(func.substr(row.name, 1, len(query.name_prefix)) == query.name_prefix)
+        conditions.append(func.substr(row.name, 1, len(query.name_prefix)) == query.name_prefix)
     if query.since_s > -math.inf:
-        traits.append(row.submitted_at_s >= query.since_s)
+        conditions.append(row.submitted_at_s >= query.since_s)
     if query.until_s < math.inf:
-        traits.append(row.submitted_at_s < query.until_s)
+        conditions.append(row.submitted_at_s < query.until_s)
     keys = select(row.number, row.id, row.generation)
-    return _order_and_limit(keys.where(*traits), row.submitted_at_s, row.id, after, limit=limit)
+    return _order_and_limit(keys.where(*conditions), row.submitted_at_s, row.id, after, limit=limit)
 
 
 def select_ended_job_rows(numbers: Sequence[int]) -> Select[*tuple[Any, ...]]:
@@ -154,44 +220,27 @@ def select_ended_job_rows(numbers: Sequence[int]) -> Select[*tuple[Any, ...]]:
 
 def select_ended_loans(query: LoanQuery, after: SortKey | None, limit: int) -> Select[*tuple[Any, ...]]:
     row = ENDED_LOANS.c
-    traits: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if query.states is not None:
-        traits.append(row.state.in_(sorted(query.states)))
+        conditions.append(row.state.in_(sorted(query.states)))
     if query.pool:
-        traits.append(row.pool == query.pool)
+        conditions.append(row.pool == query.pool)
     if query.node:
-        traits.append(row.node == query.node)
-    return _order_and_limit(select(ENDED_LOANS).where(*traits), row.offered_at_s, row.id, after, limit=limit)
+        conditions.append(row.node == query.node)
+    return _order_and_limit(select(ENDED_LOANS).where(*conditions), row.offered_at_s, row.id, after, limit=limit)
 
 
 def _order_and_limit(
     rows: Select[*tuple[Any, ...]], at_s: Column[float], name: Column[str], after: SortKey | None, *, limit: int
 ) -> Select[*tuple[Any, ...]]:
     if after is not None:
-        # The first condition follows from the second, and lets every database begin in the middle of the index.
+        # The first condition is implied by the second, but lets every database start inside the index.
         rows = rows.where(at_s <= after.at_s, or_(at_s < after.at_s, name < after.id))
     return rows.order_by(at_s.desc(), name.desc()).limit(limit)
 
 
-_USAGE_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-
-
-class UsageColumns(TypedColumns):
-    hour_s: Named[int] = Column(BigInteger, primary_key=True, autoincrement=False)
-    queue: Named[str] = Column(String, primary_key=True)
-    owner: Named[str] = Column(String, primary_key=True)
-    gpu: Named[str] = Column(String, primary_key=True)
-    is_lent: Named[bool] = Column(Boolean, primary_key=True)
-    gpu_s: Named[float] = Column(Double)
-    lost_gpu_s: Named[float] = Column(Double)
-
-
-USAGE = Table("usage", METADATA, UsageColumns)
-_USAGE_KEY_COLUMNS = [column.name for column in USAGE.primary_key]
-
-
 def add_usage_entries(connection: Connection, entries: Iterable[UsageEntry]) -> None:
-    """Add the entries to what is booked, in the transaction of `connection`."""
+    """Add the entries to the stored sums."""
     rows = [
         {
             **{name: getattr(entry.key, name) for name in _USAGE_KEY_COLUMNS},
@@ -202,13 +251,13 @@ def add_usage_entries(connection: Connection, entries: Iterable[UsageEntry]) -> 
     ]
     if not rows:
         return
-    adding = _USAGE_INSERTS[connection.dialect.name](USAGE)
-    sums = {name: USAGE.c[name] + adding.excluded[name] for name in ("gpu_s", "lost_gpu_s")}
-    connection.execute(adding.on_conflict_do_update(index_elements=_USAGE_KEY_COLUMNS, set_=sums), rows)
+    statement = build_insert(connection, USAGE)
+    sums = {name: USAGE.c[name] + statement.excluded[name] for name in ("gpu_s", "lost_gpu_s")}
+    connection.execute(statement.on_conflict_do_update(index_elements=_USAGE_KEY_COLUMNS, set_=sums), rows)
 
 
 def fetch_usage_entries(connection: Connection, *, from_s: float, to_s: float) -> tuple[UsageEntry, ...]:
-    """What is booked of the hours that touch this time span, in order."""
+    """Return the usage of all hours that overlap the time span, in order."""
     rows = connection.execute(select(USAGE).where(USAGE.c.hour_s > from_s - HOUR_S, USAGE.c.hour_s < to_s)).all()
     return tuple(
         sorted(
@@ -218,26 +267,8 @@ def fetch_usage_entries(connection: Connection, *, from_s: float, to_s: float) -
     )
 
 
-_SAMPLE_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-
-
-class JobSampleColumns(TypedColumns):
-    job_id: Named[str] = Column(String, primary_key=True)
-    place: Named[int] = Column(primary_key=True, autoincrement=False)
-    at_s: Named[float] = Column(Double)
-    steps: Named[float] = Column(Double)
-    loss: Named[float | None] = Column(Double)
-    samples_per_s: Named[float | None] = Column(Double)
-    peak_bytes: Named[int | None] = Column(BigInteger)
-
-
-JOB_SAMPLES = Table("job_samples", METADATA, JobSampleColumns)
-_SAMPLE_KEY_COLUMNS = ["job_id", "place"]
-_SAMPLE_VALUE_COLUMNS = ("at_s", "steps", "loss", "samples_per_s", "peak_bytes")
-
-
 def upsert_samples(connection: Connection, samples: Iterable[SlottedSample]) -> None:
-    """Put samples into their places, in the transaction of `connection`; the last one of a place is the one kept."""
+    """Store each sample in its place. The last of several samples for one place wins."""
     last = {(each.job_id, each.slot): each.sample for each in samples}
     if not last:
         return
@@ -245,14 +276,14 @@ def upsert_samples(connection: Connection, samples: Iterable[SlottedSample]) -> 
         {"job_id": job_id, "place": place, **{name: getattr(sample, name) for name in _SAMPLE_VALUE_COLUMNS}}
         for (job_id, place), sample in last.items()
     ]
-    putting = _SAMPLE_INSERTS[connection.dialect.name](JOB_SAMPLES)
-    newer = {name: putting.excluded[name] for name in _SAMPLE_VALUE_COLUMNS}
-    connection.execute(putting.on_conflict_do_update(index_elements=_SAMPLE_KEY_COLUMNS, set_=newer), rows)
+    statement = build_insert(connection, JOB_SAMPLES)
+    newer = {name: statement.excluded[name] for name in _SAMPLE_VALUE_COLUMNS}
+    connection.execute(statement.on_conflict_do_update(index_elements=_SAMPLE_KEY_COLUMNS, set_=newer), rows)
 
 
 def select_samples(job_id: str) -> Select[*tuple[Any, ...]]:
     return select(JOB_SAMPLES).where(JOB_SAMPLES.c.job_id == job_id).order_by(JOB_SAMPLES.c.at_s)
 
 
-def decode_sample_row(row: Row[*tuple[Any, ...]]) -> Sample:
+def decode_sample_row(row: AnyRow) -> Sample:
     return Sample(row.at_s, row.steps, row.loss, row.samples_per_s, row.peak_bytes)

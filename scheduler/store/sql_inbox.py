@@ -1,4 +1,7 @@
-"""The inbox in the database: what waits is decoded once, and what several threads send at a time is written at once."""
+"""The inbox in the database: commands wait here until a tick consumes them.
+
+Readers decode each pending command once. Commands that several threads send at a time share one transaction.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,68 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, bindparam, func, select
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    Named,
+    String,
+    Table,
+    TypedColumns,
+    any_,
+    bindparam,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.commands import Command
 from scheduler.store.api_protocol import AuditEntry
-from scheduler.store.database import transaction
-from scheduler.store.protocol import UnavailableError
+from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, bind_array, format_array_literal, transaction
+from scheduler.store.protocol import Commit, UnavailableError
 from scheduler.store.sql_api_tables import insert_audit_entries
-from scheduler.store.tables import INBOX, STATE
+from scheduler.store.sql_state import STATE
+
+
+class InboxColumns(TypedColumns):
+    """Consumed commands stay, because their ids must not be used again: those that submit a job stay forever."""
+
+    number: Named[int] = Column(ROW_NUMBER, primary_key=True)
+    id: Named[str] = Column(String, unique=True, index=True)
+    consumed_at_generation: Named[int | None] = Column(BigInteger, index=True)
+    body: Named[Any] = Column(JSON, nullable=False)
+    consumed_at_s: Named[float | None] = Column(Double)
+
+
+INBOX = Table("inbox", METADATA, InboxColumns)
+RECENT_COMMANDS_MAX = 4096
 
 _IS_PENDING = INBOX.c.consumed_at_generation.is_(None)
 PENDING_COUNT = select(func.count()).select_from(INBOX).where(_IS_PENDING)
 _SELECT_DELTA = (
     select(
-        STATE.c.generation, PENDING_COUNT.scalar_subquery().label("waiting"), INBOX.c.number, INBOX.c.id, INBOX.c.body
+        STATE.c.generation, PENDING_COUNT.scalar_subquery().label("pending"), INBOX.c.number, INBOX.c.id, INBOX.c.body
     )
     .select_from(STATE.outerjoin(INBOX, _IS_PENDING & (INBOX.c.number > bindparam("after"))))
     .order_by(INBOX.c.number)
 )
-RECENT_COMMANDS_MAX = 4096
+_MARK_CONSUMED = (
+    update(INBOX)
+    .where(_IS_PENDING)
+    .values(consumed_at_generation=bindparam("at_generation"), consumed_at_s=bindparam("at_s"))
+)
+_MARK_CONSUMED_BY_ID = _MARK_CONSUMED.where(INBOX.c.id == bindparam("command_id"))
+_MARK_CONSUMED_BY_IDS = _MARK_CONSUMED.where(INBOX.c.id == any_(bind_array("command_ids", String())))
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCommands:
-    """The commands that waited at one moment, in ascending number, `newest` the number of the last."""
+    """All pending commands of one generation, in ascending number."""
 
     commands: tuple[Command, ...] = ()
     last_number: int = 0
@@ -41,22 +80,27 @@ class PendingCommands:
 
 @dataclass(frozen=True, slots=True)
 class InboxDelta:
-    """One statement's view: the generation, how many commands wait, and the rows of those after a number."""
+    """Pending rows above a number, with the generation and the number of all pending commands at the same time."""
 
     generation: int
     pending_count: int
-    rows: tuple[Row[*tuple[Any, ...]], ...]
+    rows: tuple[AnyRow, ...]
 
 
 def fetch_inbox_delta(connection: Connection, *, after: int) -> InboxDelta:
     rows = connection.execute(_SELECT_DELTA, {"after": after}).all()
-    return InboxDelta(rows[0].generation, rows[0].waiting, tuple(row for row in rows if row.number is not None))
+    return InboxDelta(rows[0].generation, rows[0].pending, tuple(row for row in rows if row.number is not None))
 
 
 def merge_pending(pending: PendingCommands, delta: InboxDelta, recent: Mapping[str, Command]) -> PendingCommands | None:
-    """What waits, if that is what was `known` before, in the same generation, and the rows seen: commands leave only
-    with a commit. None where one of a lower number was committed after those of higher ones. Commands that this process
-    `sent` itself need no decoding."""
+    """Append the rows of `delta` to `pending` of the same generation, in which no command can have been consumed.
+
+    Args:
+        recent: commands by id that need no decoding, because this process sent them.
+
+    Returns:
+        None if the counts differ: a transaction with a lower number was committed after one with a higher number.
+    """
     if len(pending.commands) + len(delta.rows) != delta.pending_count:
         return None
     if not delta.rows:
@@ -65,8 +109,18 @@ def merge_pending(pending: PendingCommands, delta: InboxDelta, recent: Mapping[s
     return PendingCommands((*pending.commands, *new), delta.rows[-1].number)
 
 
+def mark_consumed(connection: Connection, commit: Commit) -> None:
+    """Mark the commands of a commit as consumed. Their ids stay in use."""
+    now = {"at_generation": commit.snapshot.generation, "at_s": commit.snapshot.now_s}
+    command_ids = commit.consumed_command_ids
+    if command_ids and connection.dialect.name == "sqlite":
+        connection.execute(_MARK_CONSUMED_BY_ID, [{"command_id": each, **now} for each in command_ids])
+    elif command_ids:
+        connection.execute(_MARK_CONSUMED_BY_IDS, {"command_ids": format_array_literal(command_ids), **now})
+
+
 class _QueuedCommand:
-    """A command on its way. `is_new` is None until it was written."""
+    """A command that is being written. `is_new` is None until then."""
 
     def __init__(self, command: Command, audit: AuditEntry | None) -> None:
         self.command = command
@@ -77,49 +131,50 @@ class _QueuedCommand:
 
 
 class CommandWriter:
-    """Whoever finds nobody writing writes for all who wait: one transaction, one wait for the disk, many commands. Each
-    caller returns once its own is on the disk."""
+    """Writes commands with group commit: the thread that gets the lock writes for all threads that wait for it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         dialect = sqlite if engine.dialect.name == "sqlite" else postgresql
-        unless_taken = dialect.insert(INBOX).on_conflict_do_nothing(index_elements=["id"])
-        self._insert_new = unless_taken.returning(INBOX.c.id)
+        insert_if_new = dialect.insert(INBOX).on_conflict_do_nothing(index_elements=["id"])
+        self._insert_if_new = insert_if_new.returning(INBOX.c.id)
         self._write_lock = threading.Lock()
         self._queue: deque[_QueuedCommand] = deque()
         self.recent: dict[str, Command] = {}
-        """Commands that were sent from here, by id: some of the last."""
+        """Some of the last commands that this process sent, by id."""
 
     def send(self, command: Command, *, audit: AuditEntry | None) -> bool:
-        """False where a command of this id was ever sent before; then `audit` is not written either. Raises
-        UnavailableError."""
-        sent = _QueuedCommand(command, audit)
-        self._queue.append(sent)
+        """Return when the command is on disk. False if its id was sent before; then `audit` is not written either.
+
+        Raises:
+            UnavailableError: the database does not respond.
+        """
+        queued = _QueuedCommand(command, audit)
+        self._queue.append(queued)
         with self._write_lock:
-            if sent.is_new is None and sent.error is None:
+            if queued.is_new is None and queued.error is None:
                 self._write_batch([self._queue.popleft() for _ in range(len(self._queue))])
-        if isinstance(sent.error, UnavailableError):
-            raise UnavailableError(str(sent.error)) from sent.error
-        if sent.error is not None:
-            raise sent.error
-        assert sent.is_new is not None
-        return sent.is_new
+        if isinstance(queued.error, UnavailableError):
+            raise UnavailableError(str(queued.error)) from queued.error
+        if queued.error is not None:
+            raise queued.error
+        assert queued.is_new is not None
+        return queued.is_new
 
     def _write_batch(self, batch: Sequence[_QueuedCommand]) -> None:
-        first = {sent.row["id"]: sent for sent in reversed(batch)}
-        rows = [sent.row for sent in first.values()]
+        first = {queued.row["id"]: queued for queued in reversed(batch)}
+        rows = [queued.row for queued in first.values()]
         try:
             with transaction(self._engine) as connection:
-                new = set(connection.execute(self._insert_new, rows).scalars())
-                insert_audit_entries(
-                    connection, [sent.audit for command_id, sent in first.items() if sent.audit and command_id in new]
-                )
-        except Exception as error:  # whoever waits is told, not the one alone who happened to write
-            for sent in batch:
-                sent.error = error
+                new_ids = set(connection.execute(self._insert_if_new, rows).scalars())
+                audits = [each.audit for command_id, each in first.items() if each.audit and command_id in new_ids]
+                insert_audit_entries(connection, audits)
+        except Exception as error:  # every thread of the batch raises it, not only the one that happens to write
+            for queued in batch:
+                queued.error = error
             return
         if len(self.recent) > RECENT_COMMANDS_MAX:
             self.recent = {}
-        self.recent.update((command_id, first[command_id].command) for command_id in new)
-        for sent in batch:
-            sent.is_new = first[sent.row["id"]] is sent and sent.row["id"] in new
+        self.recent.update((command_id, first[command_id].command) for command_id in new_ids)
+        for queued in batch:
+            queued.is_new = first[queued.row["id"]] is queued and queued.row["id"] in new_ids

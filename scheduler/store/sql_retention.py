@@ -1,124 +1,142 @@
-"""SqlSweep: takes old rows out of what only grows, a slice in each transaction, for the leader alone.
+"""Retention in the database: deletes old rows of the logs, one batch per transaction, on behalf of the leader.
 
-A mark says up to which number a log has been swept, so that a reader whose cursor lies before it can be told. The
-newest row of a log always stays: SQLite would give its number out again.
+A mark records up to which row number a log was deleted, so that readers with an older cursor get an error. The newest
+row of a log always stays, because SQLite would reuse its number.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, Table, delete, func, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    Named,
+    String,
+    Table,
+    TypedColumns,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from scheduler.domain.codec import decode
 from scheduler.domain.commands import Command, SubmitJob
 from scheduler.store import sql_state
 from scheduler.store.api_protocol import AuditEntry, HistoryLog
-from scheduler.store.database import make_autocommit_engine, transaction
+from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
 from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries
-from scheduler.store.sql_history import AnyRow
+from scheduler.store.sql_history import DECISIONS, EVENTS
+from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_webhooks import DELIVERIES
-from scheduler.store.tables import DECISIONS, EVENTS, INBOX, RETENTION_MARKS
 
+
+class RetentionMarkColumns(TypedColumns):
+    """One row per log from which rows were deleted. `rows_untold` counts those without an audit entry."""
+
+    log: Named[str] = Column(String, primary_key=True)
+    up_to_number: Named[int] = Column(BigInteger)
+    up_to_s: Named[float] = Column(Double)
+    rows_untold: Named[int] = Column(BigInteger)
+
+
+RETENTION_MARKS = Table("swept", METADATA, RetentionMarkColumns)
 RETENTION_ACTOR, RETENTION_ACTION = "ebbtide", "SweepHistory"
+
+_TIME_COLUMNS: dict[HistoryLog, tuple[Table[Any], str]] = {
+    HistoryLog.EVENTS: (EVENTS, "at_s"),
+    HistoryLog.DECISIONS: (DECISIONS, "at_s"),
+    HistoryLog.AUDIT: (AUDIT_LOG, "at_s"),
+    HistoryLog.COMMANDS: (INBOX, "consumed_at_s"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedBatch:
-    """What one step has come to: the rows it removed, and whether nothing is left that is old enough."""
+    """How many rows a step deleted, and whether no old rows are left."""
 
     rows: int
     is_complete: bool
 
 
 class SqlRetention:
-    """`engine` is a store's, whose database has been migrated. Everything that writes raises FencedError where `epoch`
-    leads no more."""
+    """Deletes rows for the leader. Every write raises FencedError if the lease has another epoch."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._read_engine = make_autocommit_engine(engine)
 
     def get_mark(self, log: HistoryLog) -> int:
-        """The number up to which rows are gone; 0: none is."""
-        return next(
-            (
-                row.up_to_number
-                for row in self._fetch_rows(select(RETENTION_MARKS).where(RETENTION_MARKS.c.log == log.value))
-            ),
-            0,
-        )
+        """Return the row number up to which the log was deleted; 0 if nothing was."""
+        marks = fetch_rows(self._read_engine, select(RETENTION_MARKS).where(RETENTION_MARKS.c.log == log.value))
+        return next((row.up_to_number for row in marks), 0)
 
     def delete_old_rows(self, log: HistoryLog, *, before_s: float, rows_max: int, epoch: int) -> DeletedBatch:
-        """Take the oldest rows out that are from before that time."""
+        """Delete up to `rows_max` of the oldest rows from before that time."""
         if log is HistoryLog.DELIVERIES:
             return self._delete_deliveries(before_s, rows_max, epoch)
-        table, at_s = _LOG_TABLES[log]
+        table, time_column = _TIME_COLUMNS[log]
         newest = select(func.max(table.c.number)).scalar_subquery()
-        following = select(table).where(table.c.number > self.get_mark(log), table.c.number < newest)
-        found = self._fetch_rows(following.order_by(table.c.number).limit(rows_max))
-        rows = list(takewhile(lambda row: (since_s := getattr(row, at_s)) is not None and since_s < before_s, found))
-        if rows:
-            doomed = [row.number for row in rows if log is not HistoryLog.COMMANDS or not _is_submission(row)]
-            with transaction(self._engine) as connection:
-                sql_state.fence(connection, epoch)
-                last = rows[-1]
-                _advance_mark(connection, log, up_to=last.number, up_to_s=getattr(last, at_s), rows=len(doomed))
-                connection.execute(delete(table).where(table.c.number.in_(doomed)))
-            return DeletedBatch(len(doomed), len(rows) < rows_max)
-        return DeletedBatch(0, is_complete=True)
-
-    def audit_deletions(self, *, now_s: float, epoch: int) -> None:
-        """One entry in the audit log of all that was removed since the last."""
-        rows = self._fetch_rows(
-            select(RETENTION_MARKS).where(RETENTION_MARKS.c.rows_untold > 0).order_by(RETENTION_MARKS.c.log)
-        )
+        candidates = select(table).where(table.c.number > self.get_mark(log), table.c.number < newest)
+        rows = list[AnyRow]()
+        for row in fetch_rows(self._read_engine, candidates.order_by(table.c.number).limit(rows_max)):
+            at_s = getattr(row, time_column)
+            if at_s is None or at_s >= before_s:
+                break
+            rows.append(row)
         if not rows:
-            return
-        told = {row.log: {"rows": row.rows_untold, "up_to_s": row.up_to_s} for row in rows}
+            return DeletedBatch(0, is_complete=True)
+        numbers = [row.number for row in rows if log is not HistoryLog.COMMANDS or not _is_submission(row)]
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
-            insert_audit_entries(
-                connection, [AuditEntry(now_s, RETENTION_ACTOR, "", RETENTION_ACTION, "history", None, told, "")]
-            )
+            up_to_s = getattr(rows[-1], time_column)
+            _advance_mark(connection, log, up_to=rows[-1].number, up_to_s=up_to_s, rows=len(numbers))
+            connection.execute(delete(table).where(table.c.number.in_(numbers)))
+        return DeletedBatch(len(numbers), is_complete=len(rows) < rows_max)
+
+    def audit_deletions(self, *, now_s: float, epoch: int) -> None:
+        """Write one audit entry for all rows deleted since the last one."""
+        unaudited = select(RETENTION_MARKS).where(RETENTION_MARKS.c.rows_untold > 0).order_by(RETENTION_MARKS.c.log)
+        rows = fetch_rows(self._read_engine, unaudited)
+        if not rows:
+            return
+        deleted = {row.log: {"rows": row.rows_untold, "up_to_s": row.up_to_s} for row in rows}
+        entry = AuditEntry(now_s, RETENTION_ACTOR, "", RETENTION_ACTION, "history", None, deleted, "")
+        with transaction(self._engine) as connection:
+            sql_state.fence(connection, epoch)
+            insert_audit_entries(connection, [entry])
             connection.execute(update(RETENTION_MARKS).values(rows_untold=0))
 
     def _delete_deliveries(self, before_s: float, rows_max: int, epoch: int) -> DeletedBatch:
-        """They end in another order than they begin, so that the mark says nothing of their numbers."""
+        """Delete ended deliveries. They do not end in the order of their numbers, so that the mark has no number."""
         is_old = DELIVERIES.c.ended_at_s < before_s
-        found = self._fetch_rows(select(DELIVERIES.c.number).where(is_old).limit(rows_max))
+        found = fetch_rows(self._read_engine, select(DELIVERIES.c.number).where(is_old).limit(rows_max))
         if not found:
             return DeletedBatch(0, is_complete=True)
-        doomed = DELIVERIES.c.number.in_([row.number for row in found])
+        is_found = DELIVERIES.c.number.in_([row.number for row in found])
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
-            rows = connection.execute(delete(DELIVERIES).where(doomed, is_old)).rowcount  # one may be tried again
+            # A delivery may have been made pending again since it was found, which clears its end.
+            rows = connection.execute(delete(DELIVERIES).where(is_found, is_old)).rowcount
             _advance_mark(connection, HistoryLog.DELIVERIES, up_to=0, up_to_s=before_s, rows=rows)
-        return DeletedBatch(rows, len(found) < rows_max)
-
-    def _fetch_rows(self, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:
-        with transaction(self._read_engine) as connection:
-            return list(connection.execute(query).all())
+        return DeletedBatch(rows, is_complete=len(found) < rows_max)
 
 
 def _advance_mark(connection: Connection, log: HistoryLog, *, up_to: int, up_to_s: float, rows: int) -> None:
-    """Before the rows go: the database lets nobody remove an audit entry above the mark."""
+    """Write the mark. Call before deleting: a trigger of the database protects audit entries above the mark."""
     values = {"up_to_number": up_to, "up_to_s": up_to_s}
-    more = values | {"rows_untold": RETENTION_MARKS.c.rows_untold + rows}
-    if not connection.execute(update(RETENTION_MARKS).where(RETENTION_MARKS.c.log == log.value).values(more)).rowcount:
+    changes = values | {"rows_untold": RETENTION_MARKS.c.rows_untold + rows}
+    updated = connection.execute(update(RETENTION_MARKS).where(RETENTION_MARKS.c.log == log.value).values(changes))
+    if not updated.rowcount:
         connection.execute(insert(RETENTION_MARKS), {"log": log.value, **values, "rows_untold": rows})
 
 
 def _is_submission(row: AnyRow) -> bool:
-    """Submissions stay: an Idempotency-Key or an ElasticJob that comes again must never make a second job."""
+    """Tell whether a command submits a job. These stay, so that a repeated submission never creates a second job."""
     return isinstance(decode(Command, row.body).body, SubmitJob)
-
-
-_LOG_TABLES: dict[HistoryLog, tuple[Table[Any], str]] = {
-    HistoryLog.EVENTS: (EVENTS, "at_s"),
-    HistoryLog.DECISIONS: (DECISIONS, "at_s"),
-    HistoryLog.AUDIT: (AUDIT_LOG, "at_s"),
-    HistoryLog.COMMANDS: (INBOX, "consumed_at_s"),
-}

@@ -1,4 +1,4 @@
-"""SqlRunLog: the run log in the database of a SqlStore. The leader begins and forgets, the API's processes report."""
+"""The run log in the database: begun runs and the newest report of each agent."""
 
 from __future__ import annotations
 
@@ -6,29 +6,67 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, delete, insert, select, update
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    Named,
+    String,
+    Table,
+    TypedColumns,
+    delete,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from scheduler.domain.codec import decode, encode
 from scheduler.domain.observation import AgentReport, BegunRun, KillOrder, Run
 from scheduler.store import sql_state
-from scheduler.store.database import make_snapshot_engine, transaction
-from scheduler.store.sql_history import AnyRow
-from scheduler.store.tables import AGENT_REPORTS, BEGUN_RUNS
+from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_snapshot_engine, transaction
 
+
+class BegunRunColumns(TypedColumns):
+    """`body` is the run at its begin and never changes."""
+
+    job_id: Named[str] = Column(String, primary_key=True)
+    generation: Named[int] = Column(BigInteger, primary_key=True, autoincrement=False)
+    body: Named[Any] = Column(JSON, nullable=False)
+    doom: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+    ended: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+
+
+class AgentReportColumns(TypedColumns):
+    """The newest report of each agent, one row per job and node."""
+
+    job_id: Named[str] = Column(String, primary_key=True)
+    node: Named[str] = Column(String, primary_key=True)
+    at_s: Named[float] = Column(Double)
+    generation: Named[int] = Column(BigInteger)
+    body: Named[Any] = Column(JSON, nullable=False)
+
+
+BEGUN_RUNS = Table("begun_runs", METADATA, BegunRunColumns)
+AGENT_REPORTS = Table("agent_reports", METADATA, AgentReportColumns)
 _SELECT_BEGUN_RUNS = select(BEGUN_RUNS).order_by(BEGUN_RUNS.c.job_id, BEGUN_RUNS.c.generation)
 _SELECT_REPORTS = select(AGENT_REPORTS).order_by(AGENT_REPORTS.c.job_id, AGENT_REPORTS.c.node)
 _RUN_CACHE_MAX = 4096
 
 
 class SqlRunLog:
-    """See RunLog. `engine` is a store's, whose database has been migrated."""
+    """RunLog in SQL. The leader writes runs, the API processes write reports."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._read_engine = make_snapshot_engine(engine)
-        self._run_cache: dict[tuple[str, int], BegunRun] = {}  # as they were begun, which never changes
-        self._report_cache: dict[tuple[str, str], tuple[Any, AgentReport]] = {}  # rows of the last look, decoded
+        self._run_cache: dict[tuple[str, int], BegunRun] = {}  # bodies never change
+        self._report_cache: dict[
+            tuple[str, str], tuple[Any, AgentReport]
+        ] = {}  # of the last list_reports: body and report
 
     def begin_run(self, run: BegunRun, *, epoch: int) -> bool:
         row = {"job_id": run.job_id, "generation": run.generation, "body": encode(run)}
@@ -36,7 +74,7 @@ class SqlRunLog:
             with transaction(self._engine) as connection:
                 sql_state.fence(connection, epoch)
                 connection.execute(insert(BEGUN_RUNS), row)
-        except IntegrityError:  # the only constraint that a row can break is that job and generation are new
+        except IntegrityError:  # the row exists: no other constraint can fail
             return False
         return True
 
@@ -53,12 +91,11 @@ class SqlRunLog:
             connection.execute(update(BEGUN_RUNS).where(same, BEGUN_RUNS.c.ended.is_(None)).values(ended=encode(run)))
 
     def list_begun_runs(self) -> tuple[BegunRun, ...]:
-        return tuple(map(self._decode_run_row, self._fetch_rows(_SELECT_BEGUN_RUNS)))
+        return tuple(map(self._decode_run_row, fetch_rows(self._read_engine, _SELECT_BEGUN_RUNS)))
 
     def list_begun_runs_of(self, job_id: str) -> tuple[BegunRun, ...]:
-        return tuple(
-            map(self._decode_run_row, self._fetch_rows(_SELECT_BEGUN_RUNS.where(BEGUN_RUNS.c.job_id == job_id)))
-        )
+        query = _SELECT_BEGUN_RUNS.where(BEGUN_RUNS.c.job_id == job_id)
+        return tuple(map(self._decode_run_row, fetch_rows(self._read_engine, query)))
 
     def record_reports(self, *reports: AgentReport) -> None:
         rows = [
@@ -72,16 +109,16 @@ class SqlRunLog:
                     _upsert_report(connection, row)
 
     def get_report(self, job_id: str, node: str) -> AgentReport | None:
-        own = _SELECT_REPORTS.where(AGENT_REPORTS.c.job_id == job_id, AGENT_REPORTS.c.node == node)
-        return next((decode(AgentReport, row.body) for row in self._fetch_rows(own)), None)
+        query = _SELECT_REPORTS.where(AGENT_REPORTS.c.job_id == job_id, AGENT_REPORTS.c.node == node)
+        return next((decode(AgentReport, row.body) for row in fetch_rows(self._read_engine, query)), None)
 
     def list_reports(self) -> tuple[AgentReport, ...]:
-        """Read at each look of an executor, and most are what they were: only others are decoded."""
+        """Return all reports. Called at each observation, so that only changed rows are decoded."""
         before, self._report_cache = self._report_cache, {}
-        for row in self._fetch_rows(_SELECT_REPORTS):
+        for row in fetch_rows(self._read_engine, _SELECT_REPORTS):
             key, body = (row.job_id, row.node), row.body
-            known = before.get(key)
-            self._report_cache[key] = known if known and known[0] == body else (body, decode(AgentReport, body))
+            cached = before.get(key)
+            self._report_cache[key] = cached if cached and cached[0] == body else (body, decode(AgentReport, body))
         return tuple(report for _, report in self._report_cache.values())
 
     def delete_runs(self, job_id: str, *, up_to_generation: int, epoch: int) -> None:
@@ -91,16 +128,12 @@ class SqlRunLog:
                 old = (table.c.job_id == job_id) & (table.c.generation <= up_to_generation)
                 connection.execute(delete(table).where(old))
 
-    def _fetch_rows(self, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:
-        with transaction(self._read_engine) as connection:
-            return list(connection.execute(query).all())
-
     def _decode_run_row(self, row: AnyRow) -> BegunRun:
         key = (row.job_id, row.generation)
         begun = self._run_cache.get(key) or decode(BegunRun, row.body)
         self._run_cache[key] = begun
         if len(self._run_cache) > _RUN_CACHE_MAX:
-            self._run_cache = {}  # at once, because several threads may read it now
+            self._run_cache = {}  # replaced instead of cleared: other threads may be reading it
         doom = None if row.doom is None else decode(KillOrder, row.doom)
         return replace(begun, doom=doom, end=None if row.ended is None else decode(Run, row.ended))
 
@@ -108,11 +141,11 @@ class SqlRunLog:
 def _upsert_report(connection: Connection, row: Mapping[str, Any]) -> None:
     table = AGENT_REPORTS
     older = (table.c.job_id == row["job_id"]) & (table.c.node == row["node"]) & (table.c.at_s <= row["at_s"])
-    newer = update(table).where(older).values(row)
-    if connection.execute(newer).rowcount:
+    update_older = update(table).where(older).values(row)
+    if connection.execute(update_older).rowcount:
         return
     try:
         with connection.begin_nested():
             connection.execute(insert(table), row)
-    except IntegrityError:  # there is one: a newer report, or that of another process which was first just now
-        connection.execute(newer)
+    except IntegrityError:  # the row exists: it is newer, or another process has just inserted it
+        connection.execute(update_older)

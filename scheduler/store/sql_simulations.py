@@ -1,8 +1,4 @@
-"""SqlSimulations: simulations that were handed in, with their files and reports, in the database of a SqlStore.
-
-Whoever claims one plays it for as long as it keeps saying so; once it is silent, another may begin it again. What it
-writes counts only while the claim is its own, so that nothing comes of a simulation that was cancelled meanwhile.
-"""
+"""Submitted simulations in the database, with their input files and reports."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from sqlalchemy import (
     Engine,
     LargeBinary,
     Named,
-    Select,
     String,
     Table,
     TypedColumns,
@@ -34,14 +29,13 @@ from sqlalchemy import (
 )
 
 from scheduler.domain.simulation_task import LIVE_TASK_STATES, SimulationFiles, SimulationTask, TaskState
-from scheduler.store.database import make_autocommit_engine, transaction
-from scheduler.store.sql_api_tables import IdempotencyKey, insert_idempotency_key
-from scheduler.store.sql_history import AnyRow
-from scheduler.store.tables import METADATA
+from scheduler.store.api_protocol import IdempotencyKey
+from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
+from scheduler.store.sql_api_tables import insert_idempotency_key
 
 
 class SimulationColumns(TypedColumns):
-    """`holder` plays it, and is taken for gone at `claimed_until_s`."""
+    """`holder` runs the simulation. Its claim expires at `claimed_until_s`."""
 
     number: Named[int] = Column(primary_key=True)
     id: Named[str] = Column(String, unique=True, index=True)
@@ -75,14 +69,13 @@ _LIVE = SIMULATIONS.c.state.in_([state.value for state in LIVE_TASK_STATES])
 
 
 class SqlSimulations:
-    """`engine` is a store's, whose database has been migrated."""
+    """SimulationStore in SQL."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._read_engine = make_autocommit_engine(engine)
 
     def create(self, task: SimulationTask, files: SimulationFiles, key: IdempotencyKey | None = None) -> None:
-        """Raises KeyTakenError."""
         row = asdict(task) | {"policies": list(task.policies), "state": task.state.value}
         del row["number"]
         texts = {"id": task.id, "files": _compress_json(asdict(files)), "report": None}
@@ -93,63 +86,58 @@ class SqlSimulations:
             connection.execute(insert(SIMULATION_TEXTS), texts)
 
     def get_task(self, task_id: str) -> SimulationTask | None:
-        return next(
-            map(_decode_task_row, self._fetch_rows(select(SIMULATIONS).where(SIMULATIONS.c.id == task_id))), None
-        )
+        rows = fetch_rows(self._read_engine, select(SIMULATIONS).where(SIMULATIONS.c.id == task_id))
+        return next(map(_decode_task_row, rows), None)
 
     def list_tasks(self, *, limit: int, before: int | None = None, owner: str = "") -> tuple[SimulationTask, ...]:
-        """Newest first, up to `limit` of those with a lower number than `before`; of one owner or of all."""
         query = select(SIMULATIONS).order_by(SIMULATIONS.c.number.desc()).limit(limit)
         if before is not None:
             query = query.where(SIMULATIONS.c.number < before)
-        return tuple(
-            map(_decode_task_row, self._fetch_rows(query.where(SIMULATIONS.c.owner == owner) if owner else query))
-        )
+        if owner:
+            query = query.where(SIMULATIONS.c.owner == owner)
+        return tuple(map(_decode_task_row, fetch_rows(self._read_engine, query)))
 
     def count_live_tasks(self, owner: str) -> int:
-        """How many of that owner's have not ended."""
         query = select(func.count()).select_from(SIMULATIONS).where(SIMULATIONS.c.owner == owner, _LIVE)
         with transaction(self._read_engine) as connection:
             return connection.execute(query).scalar_one()
 
     def get_files(self, task_id: str) -> SimulationFiles | None:
-        rows = self._fetch_rows(select(SIMULATION_TEXTS).where(SIMULATION_TEXTS.c.id == task_id))
+        rows = fetch_rows(self._read_engine, select(SIMULATION_TEXTS).where(SIMULATION_TEXTS.c.id == task_id))
         return next((SimulationFiles(**_decompress_json(row.files)) for row in rows), None)
 
     def get_report(self, task_id: str) -> dict[str, Any] | None:
-        rows = self._fetch_rows(
-            select(SIMULATION_TEXTS).where(SIMULATION_TEXTS.c.id == task_id, SIMULATION_TEXTS.c.report.is_not(None))
+        rows = fetch_rows(
+            self._read_engine,
+            select(SIMULATION_TEXTS).where(SIMULATION_TEXTS.c.id == task_id, SIMULATION_TEXTS.c.report.is_not(None)),
         )
         return next((_decompress_json(row.report) for row in rows), None)
 
     def cancel(self, task_id: str, *, now_s: float) -> SimulationTask | None:
-        """The task, cancelled unless it had ended already. Whoever plays it finds that out by itself."""
         ended = {"state": TaskState.CANCELLED.value, "ended_at_s": now_s, "holder": "", "playing": ""}
         with transaction(self._engine) as connection:
             connection.execute(update(SIMULATIONS).where(SIMULATIONS.c.id == task_id, _LIVE).values(ended))
         return self.get_task(task_id)
 
     def claim(self, holder: str, *, now_s: float, until_s: float) -> SimulationTask | None:
-        """The task that waits longest, or whose player is silent: from now on `holder`'s. None: there is none."""
         running = SIMULATIONS.c.state == TaskState.RUNNING.value
         free = or_(SIMULATIONS.c.state == TaskState.QUEUED.value, and_(running, SIMULATIONS.c.claimed_until_s <= now_s))
-        for row in self._fetch_rows(select(SIMULATIONS.c.id).where(free).order_by(SIMULATIONS.c.number).limit(1)):
+        oldest = select(SIMULATIONS.c.id).where(free).order_by(SIMULATIONS.c.number).limit(1)
+        for row in fetch_rows(self._read_engine, oldest):
             claimed = {"state": TaskState.RUNNING.value, "holder": holder, "claimed_until_s": until_s}
             begun = {"tries": SIMULATIONS.c.tries + 1, "started_at_s": now_s, "jobs_done": 0, "playing": ""}
             with transaction(self._engine) as connection:
                 taken = update(SIMULATIONS).where(SIMULATIONS.c.id == row.id, free).values(claimed | begun)
                 if not connection.execute(taken).rowcount:
-                    return None  # another was first; the next look finds what else there is
+                    return None  # another runner was first; the next poll looks for other simulations
             return self.get_task(row.id)
         return None
 
     def renew_claim(self, task_id: str, holder: str, *, until_s: float, playing: str, jobs_done: int) -> bool:
-        """Say that it is still played, and how far it is. False: it is not `holder`'s any more."""
-        known = {"claimed_until_s": until_s, "playing": playing, "jobs_done": jobs_done}
-        return self._update_claimed(task_id, holder, known)
+        changes = {"claimed_until_s": until_s, "playing": playing, "jobs_done": jobs_done}
+        return self._update_claimed(task_id, holder, changes)
 
     def requeue(self, task_id: str, holder: str, *, reason: str, counts_as_try: bool) -> None:
-        """It waits again; `counts` tells whether this was one of its tries."""
         tries = SIMULATIONS.c.tries if counts_as_try else SIMULATIONS.c.tries - 1
         queued = {"state": TaskState.QUEUED.value, "holder": "", "playing": "", "jobs_done": 0, "started_at_s": None}
         self._update_claimed(task_id, holder, {**queued, "tries": tries, "reason": reason})
@@ -159,18 +147,17 @@ class SqlSimulations:
         self._update_claimed(task_id, holder, {**failed, "reason": reason, "tries": tries})
 
     def finish(self, task_id: str, holder: str, report: Mapping[str, Any], *, now_s: float) -> None:
-        done = {"state": TaskState.SUCCEEDED.value, "ended_at_s": now_s, "holder": "", "playing": "", "reason": ""}
-        packed = _compress_json(report)
+        ended = {"state": TaskState.SUCCEEDED.value, "ended_at_s": now_s, "holder": "", "playing": "", "reason": ""}
+        compressed = _compress_json(report)
         with transaction(self._engine) as connection:
             own = (SIMULATIONS.c.id == task_id) & (SIMULATIONS.c.holder == holder)
-            finished = update(SIMULATIONS).where(own).values(**done, jobs_done=SIMULATIONS.c.jobs_total)
+            finished = update(SIMULATIONS).where(own).values(**ended, jobs_done=SIMULATIONS.c.jobs_total)
             if connection.execute(finished).rowcount:
                 connection.execute(
-                    update(SIMULATION_TEXTS).where(SIMULATION_TEXTS.c.id == task_id).values(report=packed)
+                    update(SIMULATION_TEXTS).where(SIMULATION_TEXTS.c.id == task_id).values(report=compressed)
                 )
 
     def delete_ended(self, *, before_s: float) -> None:
-        """Delete what ended before that."""
         old = select(SIMULATIONS.c.id).where(SIMULATIONS.c.ended_at_s < before_s)
         with transaction(self._engine) as connection:
             connection.execute(delete(SIMULATION_TEXTS).where(SIMULATION_TEXTS.c.id.in_(old)))
@@ -181,20 +168,16 @@ class SqlSimulations:
         with transaction(self._engine) as connection:
             return connection.execute(update(SIMULATIONS).where(own).values(dict(values))).rowcount == 1
 
-    def _fetch_rows(self, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:
-        with transaction(self._read_engine) as connection:
-            return list(connection.execute(query).all())
-
 
 def _compress_json(value: Mapping[str, Any]) -> bytes:
     return zlib.compress(json.dumps(value, allow_nan=False).encode())
 
 
-def _decompress_json(packed: bytes) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(zlib.decompress(packed))
+def _decompress_json(compressed: bytes) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(zlib.decompress(compressed))
     return value
 
 
 def _decode_task_row(row: AnyRow) -> SimulationTask:
-    made = SimulationTask(**{field.name: getattr(row, field.name) for field in fields(SimulationTask)})
-    return replace(made, policies=tuple(made.policies), state=TaskState(made.state))
+    task = SimulationTask(**{field.name: getattr(row, field.name) for field in fields(SimulationTask)})
+    return replace(task, policies=tuple(task.policies), state=TaskState(task.state))

@@ -1,8 +1,7 @@
-"""The lease in the database. Each change is one guarded UPDATE, so two processes never both get it.
+"""Live state and lease in the database: what readers fetch of the newest snapshot, and what a commit writes.
 
-The snapshot as rows, one a record, and back: only what changed travels.
-
-Live state in the database: what a reader lacks of the newest snapshot, and what a commit changes.
+Each mapping of the snapshot has one table of key, JSON body and the generation that wrote the row, so that a reader
+fetches only rows newer than its snapshot. A row without a body is a tombstone: the record was removed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, delete, select, update
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Named,
+    Row,
+    String,
+    Table,
+    TypedColumns,
+    delete,
+    select,
+    update,
+)
 
 from scheduler.domain.codec import CodecError, decode, encode, encode_as
 from scheduler.domain.fleet import DemandReading, Forecast, Loan, Node, Pool
@@ -22,77 +35,172 @@ from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot, Switches
-from scheduler.store import tables
+from scheduler.store.database import METADATA, AnyRow
 from scheduler.store.protocol import ConflictError, FencedError, Lease
-from scheduler.store.tables import CURVE_POINTS, LEASE, STATE
-
-
-def acquire_lease(connection: Connection, holder: str, *, now_s: float, expires_at_s: float) -> Lease | None:
-    """Renew the lease of `holder`, or take it if it is free or has expired; None otherwise."""
-    renewed = connection.execute(update(LEASE).where(LEASE.c.holder == holder).values(expires_at_s=expires_at_s))
-    if renewed.rowcount == 0:
-        free = (LEASE.c.holder == "") | (LEASE.c.expires_at_s <= now_s)
-        taken = {"holder": holder, "epoch": LEASE.c.epoch + 1, "expires_at_s": expires_at_s}
-        if connection.execute(update(LEASE).where(free).values(taken)).rowcount == 0:
-            return None
-    epoch = connection.execute(select(LEASE.c.epoch)).scalar_one()
-    return Lease(holder, epoch, expires_at_s)
-
-
-def read_lease(connection: Connection) -> Lease | None:
-    held = connection.execute(select(LEASE.c.holder, LEASE.c.epoch, LEASE.c.expires_at_s)).one()
-    return Lease(held.holder, held.epoch, held.expires_at_s) if held.holder else None
-
-
-def release_lease(connection: Connection, holder: str) -> None:
-    """Leave the lease without a holder, which is a change of holder too: the old epoch commits nothing more."""
-    connection.execute(update(LEASE).where(LEASE.c.holder == holder).values(holder="", epoch=LEASE.c.epoch + 1))
-
-
-def fence(connection: Connection, epoch: int) -> None:
-    """Keep the lease as it is until the transaction ends.
-
-    Raises:
-        FencedError: it has another epoch.
-    """
-    if connection.execute(update(LEASE).where(LEASE.c.epoch == epoch).values(epoch=epoch)).rowcount == 0:
-        raise FencedError(f"epoch {epoch} no longer leads; nothing was written")
-
 
 RecordRow = dict[str, Any]
 CurveRow = Row[str, str, int, Any]
 
 
+class StateColumns(TypedColumns):
+    """The only row holds the fields of the snapshot that are not mappings.
+
+    Tombstones up to `swept_generation` have been deleted.
+    """
+
+    id: Named[int] = Column(primary_key=True, autoincrement=False)
+    generation: Named[int] = Column(BigInteger)
+    swept_generation: Named[int] = Column(BigInteger)
+    now_s: Named[float] = Column(Double)
+    full_pass_at_s: Named[float] = Column(Double)
+    switches: Named[Any] = Column(JSON, nullable=False)
+    solver: Named[str] = Column(String, server_default="")
+
+
+class RecordColumns(TypedColumns):
+    key: Named[str] = Column(String, primary_key=True)
+    generation: Named[int] = Column(BigInteger, index=True)
+    body: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+
+
+class CurvePointColumns(TypedColumns):
+    """One solved point per row. `shape` is the GpuShape as JSON, or empty for a curve without points."""
+
+    curve_key: Named[str] = Column(String, primary_key=True)
+    shape: Named[str] = Column(String, primary_key=True)
+    generation: Named[int] = Column(BigInteger, index=True)
+    body: Named[Any] = Column(JSON(none_as_null=True), nullable=True)
+
+
+class LeaseColumns(TypedColumns):
+    """The only row is the lease. Nobody holds it while `holder` is empty."""
+
+    id: Named[int] = Column(primary_key=True, autoincrement=False)
+    holder: Named[str] = Column(String)
+    epoch: Named[int] = Column(BigInteger)
+    expires_at_s: Named[float] = Column(Double)
+
+
+STATE = Table("state", METADATA, StateColumns)
+CURVE_POINTS = Table("curve_points", METADATA, CurvePointColumns)
+LEASE = Table("lease", METADATA, LeaseColumns)
+
+
 @dataclass(frozen=True, slots=True)
 class RecordKind:
-    """A mapping of the snapshot, the table that holds it, and the type of its records."""
+    """A mapping of the snapshot: its field, its table, and the type of its records."""
 
     field: str
-    table: Table[tables.RecordColumns]
+    table: Table[RecordColumns]
     record: type[Any]
 
 
 RECORD_KINDS = (
-    RecordKind("pools", tables.POOLS, Pool),
-    RecordKind("nodes", tables.NODES, Node),
-    RecordKind("jobs", tables.JOBS, Job),
-    RecordKind("loans", tables.LOANS, Loan),
-    RecordKind("demand", tables.DEMAND, DemandReading),
-    RecordKind("forecasts", tables.FORECASTS, Forecast),
-    RecordKind("queues", tables.QUEUES, JobQueue),
+    RecordKind("pools", Table("pools", METADATA, RecordColumns), Pool),
+    RecordKind("nodes", Table("nodes", METADATA, RecordColumns), Node),
+    RecordKind("jobs", Table("jobs", METADATA, RecordColumns), Job),
+    RecordKind("loans", Table("loans", METADATA, RecordColumns), Loan),
+    RecordKind("demand", Table("demand", METADATA, RecordColumns), DemandReading),
+    RecordKind("forecasts", Table("forecasts", METADATA, RecordColumns), Forecast),
+    RecordKind("queues", Table("queues", METADATA, RecordColumns), JobQueue),
 )
+LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The body of a curve's row: a plan, or why there is none; neither in the one row of a curve without points."""
+    """Body of a curve's row: a plan or the reason why there is none. A curve without points has one empty body."""
 
     plan: ParallelPlan | None
     infeasible: str
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotDelta:
+    """All rows written after `base`, by table name, and the state row. `state` is None if nothing was written."""
+
+    base: Snapshot
+    state: AnyRow | None = None
+    rows: Mapping[str, Sequence[AnyRow]] = field(default_factory=dict)
+
+
+def fetch_snapshot_delta(connection: Connection, known: Snapshot) -> SnapshotDelta:
+    """Fetch the rows that are newer than `known`.
+
+    Fetches all rows if needed tombstones have been deleted, or if the database was restored to an older generation.
+    """
+    state = connection.execute(select(STATE)).one()
+    if state.generation == known.generation:
+        return SnapshotDelta(known)
+    base = known if state.swept_generation <= known.generation < state.generation else Snapshot()
+    rows = {table.name: _fetch_rows_after(connection, table, base.generation) for table in LIVE_TABLES}
+    return SnapshotDelta(base, state, rows)
+
+
+def apply_snapshot_delta(delta: SnapshotDelta) -> Snapshot:
+    """Return the newest snapshot. Unchanged records stay the same objects.
+
+    Raises:
+        CodecError: a row cannot be decoded; the message names row and field.
+    """
+    if delta.state is None:
+        return delta.base
+    records: dict[str, Any] = {
+        kind.field: apply_record_rows(kind, getattr(delta.base, kind.field), delta.rows[kind.table.name])
+        for kind in RECORD_KINDS
+    }
+    return Snapshot(
+        generation=delta.state.generation,
+        now_s=delta.state.now_s,
+        switches=decode(Switches, delta.state.switches),
+        full_pass_at_s=delta.state.full_pass_at_s,
+        solver=delta.state.solver,
+        curves=apply_curve_rows(delta.base.curves, delta.rows[CURVE_POINTS.name]),
+        **records,
+    )
+
+
+def _fetch_rows_after(connection: Connection, table: Table[Any], generation: int) -> Sequence[AnyRow]:
+    newer = select(table).where(table.c.generation > generation)
+    return connection.execute(newer.order_by(*table.primary_key)).all()
+
+
+def build_changed_rows(previous: Snapshot, snapshot: Snapshot) -> list[tuple[Table[Any], list[RecordRow]]]:
+    """Return the rows that a commit of `snapshot` must replace, by table."""
+    records = [(kind.table, build_record_rows(kind, previous, snapshot)) for kind in RECORD_KINDS]
+    return [*records, (CURVE_POINTS, build_curve_rows(previous, snapshot))]
+
+
+def advance_generation(connection: Connection, previous: Snapshot, snapshot: Snapshot) -> None:
+    """Write the state row.
+
+    Raises:
+        ConflictError: the stored generation is not that of `previous`.
+    """
+    updated = connection.execute(
+        update(STATE)
+        .where(STATE.c.generation == previous.generation)
+        .values(
+            generation=snapshot.generation,
+            now_s=snapshot.now_s,
+            full_pass_at_s=snapshot.full_pass_at_s,
+            solver=snapshot.solver,
+            switches=encode(snapshot.switches),
+        )
+    )
+    if updated.rowcount == 0:
+        raise ConflictError(f"another tick committed first: the stored generation is no longer {previous.generation}")
+
+
+def delete_tombstones(connection: Connection, *, up_to_generation: int) -> None:
+    """Delete tombstones up to a generation. A reader with an older snapshot fetches everything again."""
+    for table in LIVE_TABLES:
+        connection.execute(delete(table).where(table.c.body.is_(None), table.c.generation <= up_to_generation))
+    connection.execute(update(STATE).values(swept_generation=up_to_generation))
+
+
 def build_record_rows(kind: RecordKind, previous: Snapshot, snapshot: Snapshot) -> list[RecordRow]:
-    """Rows to put in the place of those with the same key. A record that is the same object is left alone."""
+    """Return rows for changed and removed records. A record that is the same object counts as unchanged."""
     before: Mapping[str, object] = getattr(previous, kind.field)
     after: Mapping[str, object] = getattr(snapshot, kind.field)
     if before is after:
@@ -105,10 +213,10 @@ def build_record_rows(kind: RecordKind, previous: Snapshot, snapshot: Snapshot) 
 def apply_record_rows(
     kind: RecordKind, records: Mapping[str, Any], rows: Iterable[Row[str, int, Any]]
 ) -> dict[str, Any]:
-    """`records` with the rows applied.
+    """Return a copy of `records` with the rows applied.
 
     Raises:
-        CodecError: a row's body is not what this version of the program writes; the message names row and field.
+        CodecError: a row cannot be decoded; the message names row and field.
     """
     fresh = dict(records)
     for key, _generation, body in rows:
@@ -120,7 +228,7 @@ def apply_record_rows(
 
 
 def build_curve_rows(previous: Snapshot, snapshot: Snapshot) -> list[RecordRow]:
-    """As `changed_rows`, one row a point."""
+    """Return one row for each changed or removed point of a curve."""
     keys = {*previous.curves, *snapshot.curves} if previous.curves is not snapshot.curves else set()
     rows = []
     for curve_key in sorted(keys):
@@ -135,23 +243,23 @@ def build_curve_rows(previous: Snapshot, snapshot: Snapshot) -> list[RecordRow]:
 
 
 def apply_curve_rows(curves: Mapping[str, ScalingCurve], rows: Iterable[CurveRow]) -> dict[str, ScalingCurve]:
-    """As `refreshed`: untouched curves stay the same objects."""
-    touched: dict[str, dict[GpuShape | None, ParallelPlan | str]] = {}
+    """Return the curves with the rows applied. Curves without rows stay the same objects."""
+    changed: dict[str, dict[GpuShape | None, ParallelPlan | str]] = {}
     for curve_key, shape_text, _generation, body in rows:
-        where = f"{tables.CURVE_POINTS.name}[{curve_key}, {shape_text}]"
-        points = touched.setdefault(curve_key, dict(_flatten_curve(curves.get(curve_key))))
+        where = f"{CURVE_POINTS.name}[{curve_key}, {shape_text}]"
+        points = changed.setdefault(curve_key, dict(_flatten_curve(curves.get(curve_key))))
         shape = _decode_body(GpuShape, json.loads(shape_text), where) if shape_text else None
         if body is None:
             points.pop(shape, None)
         else:
             point = _decode_body(CurvePoint, body, where)
             points[shape] = point.plan or point.infeasible
-    fresh = {**curves, **{key: _build_curve(points) for key, points in touched.items() if points}}
-    return {key: curve for key, curve in fresh.items() if touched.get(key, True)}
+    fresh = {**curves, **{key: _build_curve(points) for key, points in changed.items() if points}}
+    return {key: curve for key, curve in fresh.items() if changed.get(key, True)}
 
 
 def _flatten_curve(curve: ScalingCurve | None) -> Mapping[GpuShape | None, ParallelPlan | str]:
-    """A curve as one mapping; shape None stands for the existence of a curve without points."""
+    """Return plans and reasons as one mapping. The shape None stands for a curve without points."""
     points: dict[GpuShape | None, ParallelPlan | str] = {}
     if curve is not None:
         points.update(curve.plans.items())
@@ -178,89 +286,40 @@ def _encode_shape(shape: GpuShape | None) -> str:
 def _decode_body(record: type[Any], body: Any, where: str) -> Any:
     try:
         return decode(record, body)
-    except CodecError as malformed:
-        raise CodecError(f"{where}: {malformed}") from None
+    except CodecError as error:
+        raise CodecError(f"{where}: {error}") from None
 
 
-LIVE_TABLES: tuple[Table[Any], ...] = (*(kind.table for kind in RECORD_KINDS), CURVE_POINTS)
+def acquire_lease(connection: Connection, holder: str, *, now_s: float, expires_at_s: float) -> Lease | None:
+    """Renew the lease of `holder`, or take a free or expired one. Return None if another holder has it.
+
+    Each change is one guarded UPDATE, so that two processes never both get the lease.
+    """
+    renewed = connection.execute(update(LEASE).where(LEASE.c.holder == holder).values(expires_at_s=expires_at_s))
+    if renewed.rowcount == 0:
+        free = (LEASE.c.holder == "") | (LEASE.c.expires_at_s <= now_s)
+        taken = {"holder": holder, "epoch": LEASE.c.epoch + 1, "expires_at_s": expires_at_s}
+        if connection.execute(update(LEASE).where(free).values(taken)).rowcount == 0:
+            return None
+    epoch = connection.execute(select(LEASE.c.epoch)).scalar_one()
+    return Lease(holder, epoch, expires_at_s)
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotDelta:
-    """Everything that was written after `base`: the state row (None where nothing was), and rows by table name."""
-
-    base: Snapshot
-    state: Row[*tuple[Any, ...]] | None = None
-    rows: Mapping[str, Sequence[Row[*tuple[Any, ...]]]] = field(default_factory=dict)
+def read_lease(connection: Connection) -> Lease | None:
+    row = connection.execute(select(LEASE.c.holder, LEASE.c.epoch, LEASE.c.expires_at_s)).one()
+    return Lease(row.holder, row.epoch, row.expires_at_s) if row.holder else None
 
 
-def fetch_snapshot_delta(connection: Connection, known: Snapshot) -> SnapshotDelta:
-    """What `known` lacks. Everything, where tombstones that it would need are gone or the database was put back."""
-    state = connection.execute(select(STATE)).one()
-    if state.generation == known.generation:
-        return SnapshotDelta(known)
-    base = known if state.swept_generation <= known.generation < state.generation else Snapshot()
-    rows = {table.name: _fetch_rows_after(connection, table, base.generation) for table in LIVE_TABLES}
-    return SnapshotDelta(base, state, rows)
+def release_lease(connection: Connection, holder: str) -> None:
+    """Release the lease and advance the epoch, so that the former holder can commit nothing more."""
+    connection.execute(update(LEASE).where(LEASE.c.holder == holder).values(holder="", epoch=LEASE.c.epoch + 1))
 
 
-def apply_snapshot_delta(delta: SnapshotDelta) -> Snapshot:
-    """The newest snapshot. Records that did not change stay the same objects.
+def fence(connection: Connection, epoch: int) -> None:
+    """Lock the lease until the transaction ends.
 
     Raises:
-        CodecError: a row is not what this version of the program writes.
+        FencedError: the lease has another epoch.
     """
-    if delta.state is None:
-        return delta.base
-    records: dict[str, Any] = {
-        kind.field: apply_record_rows(kind, getattr(delta.base, kind.field), delta.rows[kind.table.name])
-        for kind in RECORD_KINDS
-    }
-    return Snapshot(
-        generation=delta.state.generation,
-        now_s=delta.state.now_s,
-        switches=decode(Switches, delta.state.switches),
-        full_pass_at_s=delta.state.full_pass_at_s,
-        solver=delta.state.solver,
-        curves=apply_curve_rows(delta.base.curves, delta.rows[CURVE_POINTS.name]),
-        **records,
-    )
-
-
-def build_changed_rows(previous: Snapshot, snapshot: Snapshot) -> list[tuple[Table[Any], list[RecordRow]]]:
-    """The rows to replace, by table."""
-    records = [(kind.table, build_record_rows(kind, previous, snapshot)) for kind in RECORD_KINDS]
-    return [*records, (CURVE_POINTS, build_curve_rows(previous, snapshot))]
-
-
-def advance_generation(connection: Connection, previous: Snapshot, snapshot: Snapshot) -> None:
-    """Move the state row on from `previous`.
-
-    Raises:
-        ConflictError: it has moved on already.
-    """
-    moved = connection.execute(
-        update(STATE)
-        .where(STATE.c.generation == previous.generation)
-        .values(
-            generation=snapshot.generation,
-            now_s=snapshot.now_s,
-            full_pass_at_s=snapshot.full_pass_at_s,
-            solver=snapshot.solver,
-            switches=encode(snapshot.switches),
-        )
-    )
-    if moved.rowcount == 0:
-        raise ConflictError(f"the stored generation is no longer {previous.generation}")
-
-
-def delete_tombstones(connection: Connection, *, up_to_generation: int) -> None:
-    """Remove the tombstones written up to a generation. A reader that is older starts from nothing."""
-    for table in LIVE_TABLES:
-        connection.execute(delete(table).where(table.c.body.is_(None), table.c.generation <= up_to_generation))
-    connection.execute(update(STATE).values(swept_generation=up_to_generation))
-
-
-def _fetch_rows_after(connection: Connection, table: Table[Any], generation: int) -> Sequence[Row[*tuple[Any, ...]]]:
-    newer = select(table).where(table.c.generation > generation)
-    return connection.execute(newer.order_by(*table.primary_key)).all()
+    if connection.execute(update(LEASE).where(LEASE.c.epoch == epoch).values(epoch=epoch)).rowcount == 0:
+        raise FencedError(f"the lease no longer has epoch {epoch}; nothing was written")

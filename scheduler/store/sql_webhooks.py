@@ -1,9 +1,6 @@
-"""The tables of webhooks and of what is delivered to them.
+"""Webhooks and their deliveries in the database.
 
-SqlWebhooks: webhooks and their deliveries in the database of a SqlStore.
-
-Several processes deliver: whoever has claimed a webhook works on it alone until the claim ends, and what it writes
-counts only while the claim is its own. Every change first writes the webhook's row, which makes the others wait.
+Every change of deliveries first writes the webhook's row, so that transactions on one webhook run one after another.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from sqlalchemy import (
     Engine,
     Index,
     Named,
-    Select,
     String,
     Table,
     TypedColumns,
@@ -36,15 +32,17 @@ from sqlalchemy import (
 )
 
 from scheduler.domain.events import Delivery, DeliveryState, Webhook
-from scheduler.store.database import make_autocommit_engine, transaction
-from scheduler.store.sql_api_tables import IdempotencyKey, insert_idempotency_key
-from scheduler.store.sql_history import AnyRow
-from scheduler.store.tables import EVENTS, METADATA, ROW_NUMBER
+from scheduler.store.api_protocol import ClaimLostError, IdempotencyKey
+from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, fetch_rows, make_autocommit_engine, transaction
+from scheduler.store.sql_api_tables import insert_idempotency_key
+from scheduler.store.sql_history import EVENTS
 
 
 class WebhookColumns(TypedColumns):
-    """`due_at_s`: when the first of its pending deliveries is to be tried; None where none is pending. `holder` works
-    on it until `claimed_until_s`; once released that is when it was last worked on."""
+    """`due_at_s` is the time of the next attempt, None if no delivery is pending.
+
+    `holder` has the claim until `claimed_until_s`. After a release, that is the time of the release.
+    """
 
     number: Named[int] = Column(primary_key=True)
     id: Named[str] = Column(String, unique=True, index=True)
@@ -91,19 +89,14 @@ _LAST_EVENT_NUMBER = select(func.coalesce(func.max(EVENTS.c.number), 0)).scalar_
 _PENDING = DELIVERIES.c.state == DeliveryState.PENDING.value
 
 
-class ClaimLostError(Exception):
-    """The webhook is gone, or the claim on it has ended and may be another's. Nothing was written."""
-
-
 class SqlWebhooks:
-    """`engine` is a store's, whose database has been migrated."""
+    """WebhookStore in SQL."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._read_engine = make_autocommit_engine(engine)
 
     def create(self, webhook: Webhook, key: IdempotencyKey | None = None) -> Webhook:
-        """It is told of events from now on. Raises KeyTakenError."""
         row = {
             **_encode_row(webhook),
             "cursor": _LAST_EVENT_NUMBER,
@@ -115,32 +108,26 @@ class SqlWebhooks:
             if key is not None:
                 insert_idempotency_key(connection, key, webhook.id)
             connection.execute(insert(WEBHOOKS).values(row))
-        made = self.get_webhook(webhook.id)
-        assert made is not None, "nobody else knows its id yet"
-        return made
+        created = self.get_webhook(webhook.id)
+        assert created is not None, "no other caller knows its id yet"
+        return created
 
     def get_webhook(self, webhook_id: str) -> Webhook | None:
-        rows = self._fetch_rows(select(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id))
+        rows = fetch_rows(self._read_engine, select(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id))
         return next(map(_decode_webhook_row, rows), None)
 
     def list_webhooks(self, *, after: int, limit: int, queues: Collection[str] | None = None) -> tuple[Webhook, ...]:
-        """Up to `limit` of them after that number, oldest first; only those of `queues` where they are given."""
         query = select(WEBHOOKS).where(WEBHOOKS.c.number > after).order_by(WEBHOOKS.c.number).limit(limit)
-        return tuple(
-            map(
-                _decode_webhook_row,
-                self._fetch_rows(query if queues is None else query.where(WEBHOOKS.c.queue.in_(queues))),
-            )
-        )
+        if queues is not None:
+            query = query.where(WEBHOOKS.c.queue.in_(queues))
+        return tuple(map(_decode_webhook_row, fetch_rows(self._read_engine, query)))
 
     def update_webhook(self, webhook_id: str, **changes: Any) -> Webhook | None:
-        """The webhook with these fields changed; None where there is none of the id."""
         with transaction(self._engine) as connection:
             connection.execute(update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(changes))
         return self.get_webhook(webhook_id)
 
     def rotate_secret(self, webhook_id: str, *, old_until_s: float) -> Webhook | None:
-        """The webhook with its next secret; the present one goes on being signed with until `old_until_s`."""
         return self.update_webhook(
             webhook_id, secret_number=WEBHOOKS.c.secret_number + 1, old_secret_until_s=old_until_s
         )
@@ -151,7 +138,6 @@ class SqlWebhooks:
             connection.execute(delete(DELIVERIES).where(DELIVERIES.c.webhook_id == webhook_id))
 
     def add_delivery(self, delivery: Delivery) -> Delivery:
-        """Put one more behind those that are pending. Raises ClaimLostError where the webhook is gone."""
         with transaction(self._engine) as connection:
             _lock_webhook(connection, delivery.webhook_id)
             connection.execute(insert(DELIVERIES), _encode_row(delivery))
@@ -161,34 +147,30 @@ class SqlWebhooks:
 
     def get_delivery(self, webhook_id: str, delivery_id: str) -> Delivery | None:
         own = (DELIVERIES.c.webhook_id == webhook_id) & (DELIVERIES.c.id == delivery_id)
-        return next(map(_decode_delivery_row, self._fetch_rows(select(DELIVERIES).where(own))), None)
+        return next(map(_decode_delivery_row, fetch_rows(self._read_engine, select(DELIVERIES).where(own))), None)
 
     def list_deliveries(
         self, webhook_id: str, *, limit: int, before: int | None = None, state: DeliveryState | None = None
     ) -> tuple[Delivery, ...]:
-        """Newest first, up to `limit` of those with a lower number than `before`."""
         query = select(DELIVERIES).where(DELIVERIES.c.webhook_id == webhook_id)
         if before is not None:
             query = query.where(DELIVERIES.c.number < before)
         if state is not None:
             query = query.where(DELIVERIES.c.state == state.value)
-        return tuple(
-            map(_decode_delivery_row, self._fetch_rows(query.order_by(DELIVERIES.c.number.desc()).limit(limit)))
-        )
+        query = query.order_by(DELIVERIES.c.number.desc()).limit(limit)
+        return tuple(map(_decode_delivery_row, fetch_rows(self._read_engine, query)))
 
     def redeliver(self, webhook_id: str, delivery_id: str, *, now_s: float) -> Delivery | None:
-        """The dead delivery as pending again, before all that came later; None where it is not dead (any more)."""
         own = (DELIVERIES.c.webhook_id == webhook_id) & (DELIVERIES.c.id == delivery_id)
         dead = own & (DELIVERIES.c.state == DeliveryState.DEAD.value)
-        fresh = {"state": DeliveryState.PENDING.value, "attempts": 0, "next_at_s": now_s, "ended_at_s": None}
+        pending = {"state": DeliveryState.PENDING.value, "attempts": 0, "next_at_s": now_s, "ended_at_s": None}
         with transaction(self._engine) as connection:
             _lock_webhook(connection, webhook_id)
-            revived = connection.execute(update(DELIVERIES).where(dead).values(fresh)).rowcount
+            revived = connection.execute(update(DELIVERIES).where(dead).values(pending)).rowcount
             _update_due_time(connection, webhook_id)
         return self.get_delivery(webhook_id, delivery_id) if revived else None
 
     def list_due_webhooks(self, now_s: float, *, limit: int) -> tuple[str, ...]:
-        """Ids of webhooks that there may be something to do for, who waited longest first."""
         unread = and_(WEBHOOKS.c.due_at_s.is_(None), WEBHOOKS.c.cursor < _LAST_EVENT_NUMBER)
         query = (
             select(WEBHOOKS.c.id)
@@ -197,10 +179,9 @@ class SqlWebhooks:
             .order_by(WEBHOOKS.c.claimed_until_s, WEBHOOKS.c.number)
             .limit(limit)
         )
-        return tuple(row.id for row in self._fetch_rows(query))
+        return tuple(row.id for row in fetch_rows(self._read_engine, query))
 
     def claim(self, webhook_id: str, holder: str, *, now_s: float, until_s: float) -> bool:
-        """Work on it alone until `until_s`; False where another does."""
         free = (WEBHOOKS.c.id == webhook_id) & (WEBHOOKS.c.claimed_until_s <= now_s) & WEBHOOKS.c.enabled
         with transaction(self._engine) as connection:
             claimed = update(WEBHOOKS).where(free).values(holder=holder, claimed_until_s=until_s)
@@ -213,12 +194,13 @@ class SqlWebhooks:
 
     def get_first_pending(self, webhook_id: str) -> Delivery | None:
         query = select(DELIVERIES).where(DELIVERIES.c.webhook_id == webhook_id, _PENDING)
-        return next(map(_decode_delivery_row, self._fetch_rows(query.order_by(DELIVERIES.c.number).limit(1))), None)
+        return next(
+            map(_decode_delivery_row, fetch_rows(self._read_engine, query.order_by(DELIVERIES.c.number).limit(1))), None
+        )
 
     def add_event_deliveries(
         self, webhook_id: str, holder: str, deliveries: Iterable[Delivery], *, cursor: int, until_s: float
     ) -> None:
-        """The events up to `cursor` have been read, and these deliveries came of them. Raises ClaimLostError."""
         rows = [_encode_row(each) for each in deliveries]
         with transaction(self._engine) as connection:
             _update_claimed(connection, webhook_id, holder, {"claimed_until_s": until_s, "cursor": cursor})
@@ -227,37 +209,31 @@ class SqlWebhooks:
             _update_due_time(connection, webhook_id)
 
     def record_attempt(self, webhook: Webhook, holder: str, delivery: Delivery, *, until_s: float) -> None:
-        """What an attempt has come to, for the delivery and the webhook. Raises ClaimLostError."""
-        known: dict[str, Any] = {"claimed_until_s": until_s, "dead_in_a_row": webhook.dead_in_a_row}
-        if not webhook.enabled:  # otherwise it stays as somebody may have set it meanwhile
-            known |= {"enabled": False, "disabled_reason": webhook.disabled_reason}
+        changes: dict[str, Any] = {"claimed_until_s": until_s, "dead_in_a_row": webhook.dead_in_a_row}
+        if not webhook.enabled:  # never enable it here: its owner may have disabled it during the attempt
+            changes |= {"enabled": False, "disabled_reason": webhook.disabled_reason}
         with transaction(self._engine) as connection:
-            _update_claimed(connection, webhook.id, holder, known)
+            _update_claimed(connection, webhook.id, holder, changes)
             connection.execute(update(DELIVERIES).where(DELIVERIES.c.id == delivery.id).values(_encode_row(delivery)))
             _update_due_time(connection, webhook.id)
 
     def get_oldest_pending_at_s(self) -> float | None:
-        """When the oldest delivery that is pending, of webhooks that are told of events, was made."""
         enabled = select(WEBHOOKS.c.id).where(WEBHOOKS.c.enabled)
         query = select(func.min(DELIVERIES.c.created_at_s)).where(_PENDING, DELIVERIES.c.webhook_id.in_(enabled))
         with transaction(self._read_engine) as connection:
             return connection.execute(query).scalar_one()
 
-    def _fetch_rows(self, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:
-        with transaction(self._read_engine) as connection:
-            return list(connection.execute(query).all())
-
 
 def _lock_webhook(connection: Connection, webhook_id: str) -> None:
-    same = update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(holder=WEBHOOKS.c.holder)
-    if not connection.execute(same).rowcount:
-        raise ClaimLostError(f"there is no webhook {webhook_id}")
+    unchanged = update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(holder=WEBHOOKS.c.holder)
+    if not connection.execute(unchanged).rowcount:
+        raise ClaimLostError(f"webhook {webhook_id} does not exist")
 
 
 def _update_claimed(connection: Connection, webhook_id: str, holder: str, values: dict[str, Any]) -> None:
     own = (WEBHOOKS.c.id == webhook_id) & (WEBHOOKS.c.holder == holder)
     if not connection.execute(update(WEBHOOKS).where(own).values(values)).rowcount:
-        raise ClaimLostError(f"webhook {webhook_id} is not {holder}'s to work on")
+        raise ClaimLostError(f"{holder} no longer has the claim on webhook {webhook_id}")
 
 
 def _update_due_time(connection: Connection, webhook_id: str) -> None:
@@ -267,7 +243,7 @@ def _update_due_time(connection: Connection, webhook_id: str) -> None:
 
 
 def _encode_row(value: Webhook | Delivery) -> dict[str, Any]:
-    """Without the number, which the database gives."""
+    """Encode all fields but the number, which the database assigns."""
     row = asdict(value)
     del row["number"]
     if isinstance(value, Webhook):
@@ -276,10 +252,10 @@ def _encode_row(value: Webhook | Delivery) -> dict[str, Any]:
 
 
 def _decode_webhook_row(row: AnyRow) -> Webhook:
-    made = Webhook(**{field.name: getattr(row, field.name) for field in fields(Webhook)})
-    return replace(made, codes=tuple(made.codes))
+    webhook = Webhook(**{field.name: getattr(row, field.name) for field in fields(Webhook)})
+    return replace(webhook, codes=tuple(webhook.codes))
 
 
 def _decode_delivery_row(row: AnyRow) -> Delivery:
-    made = Delivery(**{field.name: getattr(row, field.name) for field in fields(Delivery)})
-    return replace(made, state=DeliveryState(made.state))
+    delivery = Delivery(**{field.name: getattr(row, field.name) for field in fields(Delivery)})
+    return replace(delivery, state=DeliveryState(delivery.state))

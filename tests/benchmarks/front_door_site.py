@@ -26,8 +26,9 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.database import open_engine
 from scheduler.store.protocol import Commit
+from scheduler.store.sql_history import ENDED_JOBS, EVENTS
+from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_store import SqlStore
-from scheduler.store.tables import ENDED_JOBS, EVENTS, INBOX
 from tests.builders import a_fleet, a_job
 from tests.loopback import find_free_port
 

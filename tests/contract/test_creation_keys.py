@@ -10,7 +10,7 @@ import pytest
 
 from scheduler.domain.events import Webhook
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
-from scheduler.store.sql_api_tables import IdempotencyKey, IdempotencyKeyUsedError
+from scheduler.store.api_protocol import IdempotencyKey, IdempotencyKeyUsedError
 from scheduler.store.sql_store import SqlStore
 
 KEY = IdempotencyKey("key", "document")

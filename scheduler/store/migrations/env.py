@@ -1,14 +1,15 @@
-"""Run by Alembic: the connection is handed in by `scheduler.store.schema_migration`."""
+"""Run by Alembic with the connection that `scheduler.store.schema_migration.migrate` passes."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from scheduler.store.tables import METADATA
+import scheduler.store.sql_store  # noqa: F401  (defines every table of METADATA)
+from scheduler.store.database import METADATA
 
 connection = context.config.attributes.get("connection")
-assert connection is not None, "migrations run through `ebbtide migrate`, which hands the connection in"
-# Batch mode lets a later revision change a column where the database itself cannot alter tables.
+assert connection is not None, "run migrations with `ebbtide migrate`, which passes the connection"
+# Batch mode lets a revision change columns in SQLite, which cannot alter them in place.
 context.configure(connection=connection, target_metadata=METADATA, render_as_batch=True)
 with context.begin_transaction():
     context.run_migrations()

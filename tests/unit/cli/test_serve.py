@@ -20,7 +20,8 @@ import pytest
 from typer.testing import Result
 
 from api.client import Client, RetryPolicy
-from scheduler.store.database import open_engine, require_current_revision
+from scheduler.store.database import open_engine
+from scheduler.store.schema_migration import require_current_revision
 
 Run = Callable[..., Result]
 PATIENCE_S = 90.0

@@ -25,11 +25,10 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import JobQuery, LoanQuery, SortKey
-from scheduler.store.database import StoreError, open_engine
+from scheduler.store.database import METADATA, StoreError, open_engine
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import build_alembic_config, migrate
 from scheduler.store.sql_store import SqlStore
-from scheduler.store.tables import METADATA
 from tests.postgres_server import PostgresServer
 
 
@@ -186,7 +185,7 @@ def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     engine.dispose()
-    with pytest.raises(StoreError, match="is at 9999, which only a newer version knows"):
+    with pytest.raises(StoreError, match="is at revision 9999, which this version does not know"):
         migrate(url)
     with pytest.raises(StoreError, match=r"is at revision 9999, this version needs \d+"):
         SqlStore(url)

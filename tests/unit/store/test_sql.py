@@ -21,13 +21,13 @@ from scheduler.domain.commands import Command, RecallAll
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import Node, Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store.database import StoreError, StoreUnreachableError, make_snapshot_engine, open_engine
+from scheduler.store.database import METADATA, StoreError, StoreUnreachableError, make_snapshot_engine, open_engine
 from scheduler.store.protocol import Commit, Lease, Page, UnavailableError
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
-from scheduler.store.tables import METADATA, NODES
 from tests.postgres_server import PostgresServer
 
+NODES = METADATA.tables["nodes"]
 EVENT = Event(1.0, EventCode.NODE_CHANGED, "t0", "up")
 
 
@@ -83,10 +83,10 @@ import os
 from dataclasses import replace
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store import history
+from scheduler.store import sql_inbox
 from scheduler.store.protocol import Commit
 from scheduler.store.sql_store import SqlStore
-history.consume = lambda *arguments, **options: os._exit(9)
+sql_inbox.mark_consumed = lambda *arguments, **options: os._exit(9)
 pools = {{"train": Pool("train", PoolKind.TRAINING)}}
 SqlStore({url!r}).commit(Commit(Snapshot(), Snapshot(generation=1, pools=pools), epoch=0))
 """
@@ -149,6 +149,7 @@ def test_of_two_processes_one_gets_the_lease(url: str) -> None:
     program = f"""
 import sys
 from scheduler.store.sql_store import SqlStore
+
 store = SqlStore({url!r})
 print("ready", flush=True)
 sys.stdin.readline()
