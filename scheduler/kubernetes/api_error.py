@@ -1,4 +1,4 @@
-"""ApiError: what the API server refuses, and what keeps it from answering."""
+"""Errors of the Kubernetes API server, classified by how the caller can react."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ TRANSIENT_STATUSES = frozenset({NO_RESPONSE, 429, 500, 502, 503, 504})
 DISRUPTION_BUDGET_CAUSE = "DisruptionBudget"
 _MULTIPLE_BUDGETS = "more than one PodDisruptionBudget"
 _WEBHOOK_FAILED = "failed calling webhook"
-"""How the API server says with 500, before it does anything, that a pod cannot be evicted, or that a webhook which has
-to admit an object does not answer. It has no codes for either."""
+"""Messages by which the API server reports, with status 500, that several budgets block an eviction or that an
+admission webhook does not respond. There are no reason codes for either.
+"""
 
 
 class ApiError(Exception):
-    """`status` is the HTTP status, or 0 where no answer came; `reason` is the machine-readable one of the server's
-    Status, else its first line; `retry_after_s` is what the server asked for."""
+    """A failed request.
+
+    `status` is the HTTP status, or 0 without a response. `reason` is the reason in the server's Status object, else the
+    first line of the body. `retry_after_s` is the delay that the server requested.
+    """
 
     def __init__(
         self,
@@ -37,7 +41,7 @@ class ApiError(Exception):
         self.causes = causes
         self.was_sent = was_sent
         self.had_ambiguous_attempt = False
-        """An earlier attempt of the same call may have been carried out although no answer said so."""
+        """An earlier attempt of the same request may have succeeded without a response."""
 
     @property
     def is_not_found(self) -> bool:
@@ -49,23 +53,24 @@ class ApiError(Exception):
 
     @property
     def is_conflict(self) -> bool:
-        """Somebody else wrote first, or a precondition (uid, resourceVersion) does not hold."""
+        """Return whether another client wrote first, or a precondition (uid, resourceVersion) failed."""
         return self.status == 409 and not self.is_already_exists
 
     @property
     def is_gone(self) -> bool:
-        """The resourceVersion asked for is no longer kept: list anew."""
+        """Return whether the requested resourceVersion has expired. List again."""
         return self.status == 410
 
     @property
     def is_invalid(self) -> bool:
-        """The object itself is wrong: a schema, a CEL rule, an admission policy."""
+        """Return whether the object is invalid: schema, CEL rule or admission policy."""
         return self.status in (400, 422)
 
     @property
     def is_permanent(self) -> bool:
-        """A refusal that stands until somebody changes something: of the object, of rights and quotas, of a place, of a
-        webhook."""
+        """Return whether retrying is useless until someone changes the object, the permissions, the quota or the
+        webhook.
+        """
         return self.is_invalid or self.is_forbidden or self.is_not_found or self.is_webhook_unavailable
 
     @property
@@ -74,25 +79,24 @@ class ApiError(Exception):
 
     @property
     def is_blocked_by_budget(self) -> bool:
-        """A PodDisruptionBudget says no, or there are several: an answer, where any other 429 is a request to come
-        later."""
+        """Return whether a PodDisruptionBudget blocks the eviction. Any other 429 asks the client to slow down."""
         return (self.status == 429 and DISRUPTION_BUDGET_CAUSE in self.causes) or self._message_contains(
             _MULTIPLE_BUDGETS
         )
 
     @property
     def is_webhook_unavailable(self) -> bool:
-        """A webhook that has to admit the object does not answer: nothing was done."""
+        """Return whether an admission webhook did not respond. The request had no effect."""
         return self._message_contains(_WEBHOOK_FAILED)
 
     @property
     def is_transient(self) -> bool:
-        """The same call may succeed a little later."""
+        """Return whether the same request may succeed later."""
         return self.status in TRANSIENT_STATUSES and not (self.is_blocked_by_budget or self.is_webhook_unavailable)
 
     @property
     def is_ambiguous(self) -> bool:
-        """The server may have carried the call out. A 429 is turned away before anything is done."""
+        """Return whether the server may have executed the request. A request rejected with 429 was not executed."""
         was_refused = self.is_blocked_by_budget or self.is_webhook_unavailable
         return (self.status == NO_RESPONSE and self.was_sent) or (self.status >= 500 and not was_refused)
 
@@ -101,7 +105,7 @@ class ApiError(Exception):
 
 
 def parse_error_response(status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """From an answer that is no success. Its body is a Status, or plain text: of a proxy, of overload."""
+    """Return the error for a response. The body is a Status object or plain text from a proxy."""
     try:
         said: Any = json.loads(body)
     except ValueError:
@@ -115,7 +119,7 @@ def parse_error_response(status: int, headers: Mapping[str, str], body: bytes) -
 def parse_status_error(
     document: Mapping[str, Any], *, status: int = 500, retry_after_s: float | None = None
 ) -> ApiError:
-    """From a Status, be it the body of an answer or a watch's ERROR event."""
+    """Return the error for a Status object, from a response body or a watch's ERROR event."""
     details = document.get("details") or {}
     asked_s = details.get("retryAfterSeconds")
     return ApiError(
@@ -128,6 +132,6 @@ def parse_status_error(
 
 
 def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
-    """The API server says Retry-After in whole seconds; a date, which a proxy may say, is left to our own back-off."""
+    """Return Retry-After in seconds. Dates, which only proxies send, are ignored."""
     said = headers.get("Retry-After", "")
     return float(said) if said.isdecimal() else None

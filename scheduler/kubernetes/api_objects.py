@@ -1,6 +1,6 @@
-"""The kinds of objects that Ebbtide reads and writes, and every name that it gives to what it writes.
+"""Resource kinds, labels and annotations that Ebbtide uses, and accessors for API objects.
 
-What every object at the API server has: a key, a uid, a version. Objects are JSON dicts, never changed in place.
+API objects are JSON dicts and are never modified in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VERSION = "v1alpha1"
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """A kind of object at the API server. `group` is empty for the core group."""
+    """A resource kind. `group` is empty for the core group."""
 
     group: str
     version: str
@@ -48,28 +48,28 @@ AUTOSCALER = ResourceKind("autoscaling", "v2", "HorizontalPodAutoscaler", "horiz
 FIELD_MANAGER = "ebbtide"
 SCHEDULER_NAME = "ebbtide"
 MANAGED_BY = f"{GROUP}/operator"
-"""The value of an ElasticJob's `managedBy` that means us; an empty one does too."""
+"""The value of an ElasticJob's `managedBy` that selects Ebbtide. An empty value does too."""
 JOB_FINALIZER = f"{GROUP}/job"
 POOL_FINALIZER = f"{GROUP}/pool"
 QUEUE_FINALIZER = f"{GROUP}/queue"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
-"""What NVIDIA's feature discovery calls the GPU model of a node."""
+"""GPU model of a node, set by NVIDIA's GPU feature discovery."""
 GPU_LABEL = f"{GROUP}/gpu"
-"""Ebbtide's name of a node's GPU model, where the pool does not say it and the product's name is not known."""
+"""GPU model of a node as a profile name. Overrides the product label."""
 
 JOB_LABEL = f"{GROUP}/job"
 NODE_LABEL = f"{GROUP}/node"
 LOAN_LABEL = f"{GROUP}/loan"
 GENERATION_LABEL = f"{GROUP}/generation"
-"""Of a job: of pods that in which they were made, of a plan that which it is of."""
+"""On a pod: the job generation in which it was created. On a plan: the generation of the plan."""
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 
 EPOCH_ANNOTATION = f"{GROUP}/epoch"
 GPUS_ANNOTATION = f"{GROUP}/gpus"
 ORIGIN_ANNOTATION = f"{GROUP}/origin"
-"""Of an ElasticJob that we made for a job which somebody else asked for: its name is the job's id."""
+"""Marks an ElasticJob that Ebbtide created for a job submitted over HTTP. Its name is the job id."""
 ORIGIN_API = "api"
 
 LOANED_TAINT_KEY = f"{GROUP}/loaned"
@@ -77,12 +77,12 @@ LOANED_TAINT = {"key": LOANED_TAINT_KEY, "value": "training", "effect": "NoSched
 
 
 LABEL_MAX_LENGTH = 63
-"""Of a DNS label: names of Services, host names, values of labels."""
+"""Maximum length of a DNS label: Service names, host names and label values."""
 _DIGITS_MAX = 18
 
 Object = dict[str, Any]
 ObjectKey = tuple[str, str]
-"""(namespace, name); the namespace of cluster-wide kinds is empty."""
+"""(namespace, name). The namespace of cluster-scoped objects is empty."""
 
 
 def name_of(item: Object) -> str:
@@ -102,7 +102,7 @@ def uid_of(item: Object) -> str:
 
 
 def version_of(item: Object) -> int:
-    """The resourceVersion as a number. Those of one kind grow with every write, so they can be compared (KEP-5504)."""
+    """Return the resourceVersion as a number. Versions of one resource grow with each write (KEP-5504)."""
     return int(item["metadata"]["resourceVersion"])
 
 
@@ -119,14 +119,16 @@ def is_terminating(item: Object) -> bool:
 
 
 def parse_count(text: object, *, default: int = 0) -> int:
-    """The whole number that an object says somewhere as text. Anybody may have written it: a text of thousands of
-    digits is no number either, where int() would raise."""
+    """Return the non-negative integer in `text`, or `default`.
+
+    The length is limited because anyone can write labels and int() raises for thousands of digits.
+    """
     said = str(text)
     return int(said) if said.isascii() and said.isdigit() and len(said) <= _DIGITS_MAX else default
 
 
 def truncate_name(name: str, max_length: int) -> str:
-    """`name` if it is no longer than that, else its beginning with a digest of the whole."""
+    """Return `name`, shortened to `max_length` characters with a digest of the full name if it is longer."""
     if len(name) <= max_length:
         return name
     digest = sha256(name.encode()).hexdigest()[:8]
@@ -134,8 +136,10 @@ def truncate_name(name: str, max_length: int) -> str:
 
 
 def strip_managed_fields(item: Object) -> Object:
-    """A copy to keep: without managedFields, which nobody here reads and which are a third of a pod, and with keys
-    that all objects share, because every document that is parsed brings its own."""
+    """Return a copy without managedFields, which take a third of a pod, and with interned keys.
+
+    Interned keys are shared between objects. Otherwise every parsed document holds its own copies.
+    """
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
     kept: Object = _intern_keys({**item, "metadata": metadata})
     return kept

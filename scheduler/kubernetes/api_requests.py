@@ -1,18 +1,17 @@
-"""The requests that we make of an API server, as values: path, query, body, and whether one may be repeated in doubt.
+"""Requests to the API server as values: path, query, body, and whether a retry after an ambiguous failure is safe.
 
-A request that never left, or that was turned away with 429, may always be made again. Where the server may have carried
-it out (no answer, 5xx), it depends on what a second time would do:
+A request that was never sent, or was rejected with 429, can always be retried. If the server may have executed it (no
+response, or 5xx), a retry depends on the verb:
 
-* get, list, watch change nothing.
-* apply, a merge patch and delete come to the same end twice. With a resourceVersion as precondition the second time
-  may conflict with our own first: the caller reads anew, as it does at any conflict. A replacement always has one.
-  (A first attempt that got stuck on its way may arrive after all, even after what we did next. An apply without a
-  resourceVersion could then bring back what was deleted meanwhile; the next look at the whole takes it away again.)
-* create with a name: the second time the object exists already. If it bears all labels and annotations that we sent
-  (they name job, generation and epoch) and our field manager wrote it, it is ours, and counts as made.
-* bind: the second time the pod is bound already; if it is this pod (uid) and this node, it counts as bound.
-* a JSON patch may append twice, a generated name or a token would be made twice, and an eviction might be answered for
-  what became of the first: these are never repeated in doubt.
+* get, list and watch change nothing.
+* apply, merge patch and delete are idempotent. With a resourceVersion precondition the retry may conflict with the
+  first
+  attempt, and the caller reads again as for any conflict. A delayed first attempt can still arrive later; the next
+  reconciliation repairs that.
+* create with a name: the retry fails with AlreadyExists. If the existing object has our labels, annotations and field
+  manager, the create counts as successful.
+* bind: the retry fails because the pod is bound. If pod uid and node match, the bind counts as successful.
+* JSON patches, generated names, tokens and evictions are not idempotent and are not retried.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ FIELD_MANAGER_QUERY = {"fieldManager": FIELD_MANAGER}
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """One HTTP request. `verb` and `resource` are for counting."""
+    """One HTTP request. `verb` and `resource` are metric labels."""
 
     verb: str
     resource: str
@@ -56,7 +55,7 @@ class ApiRequest:
 
 
 def build_path(kind: ResourceKind, namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """Names are DNS names, so nothing needs quoting."""
+    """Return the URL path. Names are DNS names, so no quoting is needed."""
     root = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
     scope = f"/namespaces/{namespace}" if kind.is_namespaced and namespace else ""
     assert namespace or not (kind.is_namespaced and name), f"a {kind.name} has a namespace"
@@ -64,7 +63,7 @@ def build_path(kind: ResourceKind, namespace: str = "", name: str = "", subresou
 
 
 def with_type_meta(kind: ResourceKind, item: Object) -> Object:
-    """With apiVersion and kind, which the items of a list lack."""
+    """Return the object with apiVersion and kind, which items of a list lack."""
     return {"apiVersion": kind.api_version, "kind": kind.name, **item}
 
 
@@ -135,8 +134,11 @@ def build_merge_patch(kind: ResourceKind, path: str, change: Object, resource_ve
 
 
 def build_json_patch(kind: ResourceKind, path: str, operations: Sequence[Object], resource_version: str) -> ApiRequest:
-    """A JSON patch. Writing the version makes the server compare it and answer with a conflict, where a `test` that
-    fails would be answered like a malformed request."""
+    """Build a JSON patch.
+
+    The patch replaces resourceVersion, so that the server reports a stale version as a conflict. A failing `test`
+    operation would be reported as an invalid request.
+    """
     guard = {"op": "replace", "path": "/metadata/resourceVersion", "value": resource_version}
     body = [guard, *operations] if resource_version else list(operations)
     return ApiRequest(
@@ -190,7 +192,7 @@ def build_evict(pod: Object, *, grace_period_s: int | None) -> ApiRequest:
 
 
 def was_created_from(sent: Object, found: Object) -> bool:
-    """Whether what exists is what we sent, although no answer said so."""
+    """Return whether the existing object is the one that we sent."""
     managers = {entry.get("manager") for entry in found["metadata"].get("managedFields") or ()}
     return (
         FIELD_MANAGER in managers
@@ -201,8 +203,10 @@ def was_created_from(sent: Object, found: Object) -> bool:
 
 
 def is_still_terminating(response: Object) -> bool:
-    """Whether a deletion's answer tells of an object that is still there. An object that is gone is answered with a
-    Status, or with its last state: no grace left and no finalizer."""
+    """Return whether the deleted object still exists.
+
+    For an object that is gone, the server returns a Status, or the last state without finalizers and grace period.
+    """
     if response.get("kind") == "Status":
         return False
     metadata = response["metadata"]

@@ -1,7 +1,4 @@
-"""Watch: the changes of one kind as the API server tells them, line by line.
-
-Cluster: what one can ask of a Kubernetes API server, in raw JSON objects. What is repeated: see `calls`.
-"""
+"""KubernetesClient: typed verbs on raw JSON objects, with retries. `api_requests` describes what is retried."""
 
 from __future__ import annotations
 
@@ -25,8 +22,10 @@ ADDED, MODIFIED, DELETED, BOOKMARK = "ADDED", "MODIFIED", "DELETED", "BOOKMARK"
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """`object` is as it is after the change; of a deleted one its last state, with the version of its deletion. Of a
-    bookmark only metadata.resourceVersion counts: all changes up to it have been told."""
+    """One change. `object` is the new state; for a deletion, the last state with the version of the deletion.
+
+    A bookmark carries only metadata.resourceVersion: all changes up to it were delivered.
+    """
 
     type: str
     object: Object
@@ -39,7 +38,7 @@ class LineStream(Protocol):
 
 
 class WatchStream:
-    """Iterate in one thread; `close` from any thread ends that."""
+    """The events of one watch. One thread iterates; any thread can call `close`, which ends the iteration."""
 
     def __init__(self, lines: LineStream) -> None:
         self._lines = lines
@@ -76,20 +75,20 @@ class ObjectList:
 class EvictionResult(Enum):
     EVICTED = "done"
     BLOCKED = "refused"
-    """A PodDisruptionBudget does not allow it now."""
+    """A PodDisruptionBudget does not allow the eviction now."""
     NOT_FOUND = "missing"
-    """The pod is gone, or another one has its name."""
+    """The pod is gone, or another pod has its name."""
 
 
 class KubernetesClient:
-    """Thread-safe. Every method raises ApiError where its docstring does not say otherwise."""
+    """Client of one API server. Thread-safe. Every method raises ApiError unless its docstring says otherwise."""
 
     def __init__(self, sender: RequestSender, *, host: str) -> None:
         self._asker = sender
         self.host = host
 
     def close(self) -> None:
-        """Wake whoever waits between two attempts, and drop the connections."""
+        """Cancel retries that are waiting, and close all connections."""
         self._asker.close()
 
     def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Object:
@@ -97,7 +96,7 @@ class KubernetesClient:
         return found
 
     def get_or_none(self, kind: ResourceKind, name: str, namespace: str = "") -> Object | None:
-        """None where there is none."""
+        """Return the object, or None if it does not exist."""
         try:
             return self.get(kind, name, namespace)
         except ApiError as error:
@@ -115,8 +114,10 @@ class KubernetesClient:
         page_size: int = PAGE_SIZE,
         retry_timeout_s: float | None = None,
     ) -> ObjectList:
-        """All objects that match, in all namespaces where none is named, with the version that the list is of.
-        A list whose pages outlive what the server keeps begins again."""
+        """Return all matching objects and the resourceVersion of the list. An empty namespace selects all namespaces.
+
+        If the continue token expires, the list starts again, at most `LIST_RESTARTS_MAX` times.
+        """
         first = api_requests.build_list(
             kind, namespace=namespace, label_selector=label_selector, field_selector=field_selector, page_size=page_size
         )
@@ -140,9 +141,12 @@ class KubernetesClient:
         timeout_s: float = 300.0,
         idle_timeout_s: float = 90.0,
     ) -> WatchStream:
-        """Changes after the version `since`, with bookmarks, until the server ends it after about `timeout_s`. Never
-        repeated: raises ApiError now or while it is read, when nothing came for `silence_s`, and one that `is_gone`
-        where `since` is too old."""
+        """Stream changes after `resource_version`, with bookmarks, until the server ends the watch after about
+        `timeout_s`.
+
+        Watches are not retried. The call or the iteration raises ApiError after `idle_timeout_s` without data, and with
+        `is_gone` if `resource_version` has expired.
+        """
         call = api_requests.build_watch(
             kind,
             namespace=namespace,
@@ -154,7 +158,7 @@ class KubernetesClient:
         return WatchStream(self._asker.stream(call, idle_timeout_s=idle_timeout_s))
 
     def create(self, kind: ResourceKind, item: Object) -> Object:
-        """The object as the server made it; the error `exists_already` where somebody else made one of that name."""
+        """Create the object and return it. Raises ApiError with `is_already_exists` if the name is taken."""
         try:
             made: Object = self._asker.send(api_requests.build_create(kind, item))
         except ApiError as error:
@@ -169,13 +173,17 @@ class KubernetesClient:
     def post_subresource(
         self, kind: ResourceKind, name: str, namespace: str = "", *, subresource: str, body: Object
     ) -> Object:
-        """Post to a subresource that makes no object, such as a ServiceAccount's `token`. Never repeated in doubt."""
+        """Post to a subresource that creates no object, such as a ServiceAccount's `token`. Not retried after ambiguous
+        failures.
+        """
         answer: Object = self._asker.send(api_requests.build_subresource_post(kind, name, namespace, subresource, body))
         return answer
 
     def apply(self, kind: ResourceKind, item: Object, *, force: bool = True, subresource: str = "") -> Object:
-        """Server-side apply: makes the object, or makes these fields so. A metadata.resourceVersion in it is a
-        precondition. Without `force`, fields that another manager owns are a conflict."""
+        """Create or update the object by server-side apply.
+
+        A metadata.resourceVersion is a precondition. Without `force`, fields owned by another manager are a conflict.
+        """
         applied: Object = self._asker.send(api_requests.build_apply(kind, item, force=force, subresource=subresource))
         return applied
 
@@ -189,8 +197,10 @@ class KubernetesClient:
         resource_version: str = "",
         subresource: str = "",
     ) -> Object:
-        """A merge patch (a dict) or a JSON patch (a sequence of operations). A conflict where `resource_version` is
-        given and the object has changed since."""
+        """Apply a merge patch (a dict) or a JSON patch (a sequence of operations).
+
+        With `resource_version`, raises a conflict if the object has changed since.
+        """
         path = api_requests.build_path(kind, namespace, name, subresource)
         if isinstance(change, dict):
             call = api_requests.build_merge_patch(kind, path, change, resource_version)
@@ -207,7 +217,7 @@ class KubernetesClient:
     def replace(
         self, kind: ResourceKind, item: Object, *, subresource: str = "", retry_timeout_s: float | None = None
     ) -> Object:
-        """Put the whole object in place of the version that it names; a conflict if that is no longer the newest."""
+        """Replace the object. Raises a conflict if its resourceVersion is not the newest."""
         call = api_requests.build_replace(kind, item, subresource=subresource)
         replaced: Object = self._asker.send(call, retry_timeout_s=retry_timeout_s)
         return replaced
@@ -222,8 +232,11 @@ class KubernetesClient:
         resource_version: str | None = None,
         grace_period_s: int | None = None,
     ) -> Object | None:
-        """The object if it still has to end (grace, finalizers); None if it is gone: also where it was gone before,
-        or where another one than `uid` has its name. A conflict where it changed since `resource_version`."""
+        """Delete the object. Return it if it is still terminating (grace period, finalizers), None if it is gone.
+
+        It counts as gone if it did not exist, or if its name belongs to another uid. Raises a conflict if it has
+        changed since `resource_version`.
+        """
         path = api_requests.build_path(kind, namespace, name)
         try:
             left: Object = self._asker.send(
@@ -240,7 +253,9 @@ class KubernetesClient:
         return left if api_requests.is_still_terminating(left) else None
 
     def bind(self, pod: Object, node: str) -> None:
-        """Give this very pod (its uid) its node. Nothing is to do where it has it; a conflict where it has another."""
+        """Bind the pod with this uid to the node. Succeeds if it is already bound there; raises a conflict if bound
+        elsewhere.
+        """
         try:
             self._asker.send(api_requests.build_bind(pod, node))
         except ApiError as error:
@@ -251,8 +266,10 @@ class KubernetesClient:
                 raise
 
     def evict(self, pod: Object, *, grace_period_s: int | None = None) -> EvictionResult:
-        """Ask this very pod (its uid) to leave, as its PodDisruptionBudgets allow. Where another pod has its name, the
-        API server takes 10 s to say so (it repeats the attempt in vain)."""
+        """Evict the pod with this uid, within its PodDisruptionBudgets.
+
+        If another pod has its name, the API server responds only after 10 s.
+        """
         try:
             self._asker.send(api_requests.build_evict(pod, grace_period_s=grace_period_s))
         except ApiError as error:
@@ -288,8 +305,13 @@ def connect(
     may_write: Callable[[], bool] = lambda: True,
     rng: Random | None = None,
 ) -> KubernetesClient:
-    """The cluster of `kubeconfig`, else of KUBECONFIG, else the one that this pod runs in. Once `may_write` says no,
-    every call that would change something raises FencedError. Raises NoClusterError."""
+    """Return a client for `kubeconfig`, else for KUBECONFIG, else for the cluster of this pod.
+
+    Once `may_write` returns False, every write raises FencedError.
+
+    Raises:
+        NoClusterError: no cluster is configured, or the configuration is invalid.
+    """
     limits = limits or ClientLimits()
     connection = Connection(
         load_configuration(kubeconfig), connect_timeout_s=limits.connect_timeout_s, read_timeout_s=limits.read_timeout_s

@@ -1,7 +1,4 @@
-"""ClusterView: the cluster as mirrors have it, in the forms that the executor works on.
-
-The mirrors of a cluster that the operator keeps, and the view that the executor has of them.
-"""
+"""ClusterCache: local copies of everything that the operator watches, and the view that the executor works on."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ from scheduler.kubernetes.spec_commands import ClusterResources
 
 @dataclass(frozen=True, slots=True)
 class PlanConfigMap:
-    """The ConfigMap of a job's plan, and the generation that the plan is of."""
+    """The ConfigMap with a job's plan, and the generation of that plan."""
 
     job_id: str
     generation: int
@@ -51,9 +48,11 @@ class PlanConfigMap:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All pods that ask for GPUs or are ours, nodes by name, ElasticJobs by namespace and the job id that they claim,
-    and of our own services and plans what they are called, (namespace, name): services with the id of their job.
-    `tolerations` are those of Pools by their names."""
+    """The cluster at one moment.
+
+    `pods` are all pods that request GPUs or belong to Ebbtide. `elastic_jobs` are keyed by namespace and claimed job
+    id. `services` (job id) and `plans` are keyed by (namespace, name). `tolerations` are keyed by Pool.
+    """
 
     pods: tuple[PodView, ...] = ()
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
@@ -66,8 +65,10 @@ class ClusterView:
         return group_by_job(self.pods)
 
     def with_verified_namespaces(self, job_namespaces: Mapping[str, str]) -> ClusterView:
-        """The same, but that a pod is a job's only in the namespace that `homes` has for the job: who may make pods in
-        another namespace can write our labels there, and such a pod is somebody else's, whatever it says."""
+        """Return a view in which a pod belongs to a job only in that job's namespace.
+
+        Anyone who can create pods elsewhere can copy our labels; such pods count as foreign.
+        """
         pods = tuple(
             pod if job_namespaces.get(pod.job_id, pod.namespace) == pod.namespace else replace(pod, job_id="")
             for pod in self.pods
@@ -90,7 +91,7 @@ _METADATA_FIELDS = (
 
 
 class ClusterCache:
-    """Everything that the operator watches."""
+    """Caches and watches of all resource kinds that the operator reads."""
 
     def __init__(self, cluster: KubernetesClient) -> None:
         self.pods = ObjectCache(POD, transform=_trim_pod)
@@ -122,58 +123,62 @@ class ClusterCache:
 
     @property
     def stale_kinds(self) -> tuple[ResourceKind, ...]:
-        """Kinds of which nothing was heard for too long."""
+        """Kinds whose watch had no contact for too long."""
         return tuple(watcher.cache.kind for watcher in self._watchers if watcher.is_stale)
 
     @property
     def has_synced(self) -> bool:
-        """Every mirror has taken in a whole list."""
+        """Whether every cache holds a complete list."""
         return not self.unlisted_kinds
 
     @property
     def unlisted_kinds(self) -> tuple[ResourceKind, ...]:
-        """Kinds of which no whole list has come yet."""
+        """Kinds without a complete list yet."""
         return tuple(mirror.kind for mirror in self._caches() if not mirror.has_synced)
 
     @property
     def seconds_since_contact(self) -> Mapping[str, float]:
-        """How long ago the API server was last heard, by resource."""
+        """Seconds since the last contact with the API server, by resource."""
         return {watcher.cache.kind.plural: watcher.seconds_since_contact for watcher in self._watchers}
 
     @property
     def kinds_with_dead_watch(self) -> tuple[ResourceKind, ...]:
-        """Kinds that nobody will ever hear of again: a fault of ours has ended the thread that watched."""
+        """Resource kinds whose watch thread has died."""
         return tuple(watcher.cache.kind for watcher in self._watchers if watcher.has_died)
 
     @property
     def change_count(self) -> int:
-        """Grows with every change of what is mirrored."""
+        """A counter that grows with every change in any cache."""
         return sum(mirror.change_count for mirror in self._caches())
 
     def has_pending_changes(self) -> bool:
-        """Whether a pod or a node has changed since this was last asked. Cheap."""
+        """Return whether a pod or node changed since the last call. Cheap."""
         changes = self.pods.change_count + self.nodes.change_count
         had, self._news_at = self._news_at, changes
         return changes != had
 
     @property
     def jobs_with_pods(self) -> frozenset[tuple[str, str]]:
-        """Jobs that have pods, ended ones too, by namespace and id: a pod elsewhere can say what it likes."""
+        """(namespace, job id) of jobs with pods, ended pods included. Includes the namespace, because labels can be
+        forged.
+        """
         return frozenset((pod.namespace, pod.job_id) for pod in self.get_view().pods if pod.is_ours)
 
     def list_resources(self) -> ClusterResources:
-        """What users and administrators have asked for, and the nodes."""
+        """Return all custom resources and nodes."""
         every = (self.jobs, self.pools, self.queues, self.loans, self.nodes)
         return ClusterResources(*(tuple(mirror.snapshot().values()) for mirror in every))
 
     def assume(self, kind: ResourceKind, item: Object) -> None:
-        """Take in the API server's answer to a write of ours, if it is of a kind that is mirrored."""
+        """Store the API server's response to our own write ahead of the watch, if the kind is cached."""
         mirror = self._by_kind.get(kind)
         if mirror is not None:
             mirror.assume(item)
 
     def assume_bound(self, pod: PodView) -> None:
-        """A binding was acknowledged: its answer shows no pod, so it is noted until the watch tells of it."""
+        """Record an acknowledged binding until the watch confirms it: the response to a binding does not contain the
+        pod.
+        """
         with self._lock:
             self._bound[pod.uid] = pod.target_node
             self._seen = ()
@@ -182,7 +187,7 @@ class ClusterCache:
         self.pods.assume_deleted({"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}})
 
     def get_view(self) -> ClusterView:
-        """The cluster as it is known now. Made anew only after a change."""
+        """Return the current view. Rebuilt only after a change."""
         mirrors = (self.pods, self.nodes, self.services, self.plans, self.jobs, self.pools)
         seen = tuple(mirror.change_count for mirror in mirrors)
         with self._lock:
@@ -235,6 +240,6 @@ def _trim_pod(item: Object) -> Object:
 
 
 def _trim_node(item: Object) -> Object:
-    """Without its images and the rest of what takes room and tells us nothing."""
+    """Drop images and other fields that are large and unused."""
     status = {name: item.get("status", {}).get(name) for name in ("allocatable", "conditions")}
     return {**strip_managed_fields(item), "status": status}

@@ -1,9 +1,6 @@
-"""Runs as pods show them, beside what agents report: generations that never began, and GPUs that a pod still keeps.
+"""Observations from pods and nodes: runs that have not begun, GPUs that pods still hold, and node states. Pure.
 
-Pure. A generation begins when its agents may start ranks (see executors/reported_runs); before that, all that can be
-seen of it are pods.
-
-What an observation says of the nodes that Ebbtide knows, from nodes and pods as the cluster has them. Pure.
+Runs begin when their agents may start ranks (see executors/reported_runs). Before that, only their pods are visible.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ _CONTAINER_ERRORS = (
     "ImagePullBackOff", "InvalidImageName", "RunContainerError",
 )  # fmt: skip
 CONTAINER_ERROR_TIMEOUT_S = 120.0
-"""An image that cannot be pulled, or a container that cannot be made, gets this long: registries have bad minutes."""
+"""Time after which an image pull error or a container error fails the run. Registries have short outages."""
 
 
 def merge_pod_runs(
@@ -46,10 +43,11 @@ def merge_pod_runs(
     overcommitted: Collection[str] = (),
     failure: ProvisioningFailure | None = None,
 ) -> tuple[Run, ...]:
-    """The job's runs with the GPUs that its pods keep: a pod that has to go keeps its GPUs until it is gone.
+    """Return the job's runs with the GPUs that its pods hold. A pod holds its GPUs until it is gone.
 
-    On `crowded` nodes there is no room for all that was decided: a pod that is not bound yet never will be. `refusal`:
-    why the API server would not take the present generation's objects.
+    Args:
+        overcommitted: nodes without room for all decided pods. An unbound pod there can never be bound.
+        failure: why the API server rejected the objects of the current generation.
     """
     generation = job.allocation.generation
     changes = plan_pod_changes(job, pods, now_s)
@@ -63,14 +61,14 @@ def merge_pod_runs(
     if job.allocation.target and all(run.generation != generation for run in runs):
         refused = None if failure is None else _build_failed_run(job, failure, now_s)
         coming = refused or _build_pending_run(job, (changes.gang or {}).values(), now_s, overcommitted)
-        for run in seen:  # pods outlive generations: where one still works, its ranks have the GPUs, not those to come
+        for run in seen:  # pods outlive generations: GPUs of ranks that still run belong to the older run
             coming = replace(coming, gpus=gpu_sets.difference(coming.gpus, run.gpus))
         seen = (*seen, coming)
     return seen
 
 
 def find_held_gpus(job: Job, pods: Iterable[PodView]) -> Gpus:
-    """The job's GPUs on the nodes of these pods, as far as they hold any."""
+    """Return the job's GPUs on the nodes where these pods hold GPUs."""
     held = job.allocation.held
     nodes = {pod.node for pod in pods if pod.holds_gpus}
     return {node: indices for node, indices in held.items() if node in nodes}
@@ -81,8 +79,9 @@ def _with_gpus(run: Run, kept: Gpus) -> Run:
 
 
 def find_overcommitted_nodes(desired: Snapshot, view: ClusterView) -> frozenset[str]:
-    """Nodes on which pods of others and all that was decided for jobs take more GPUs than there are: somebody else was
-    faster. What is decided next knows of them."""
+    """Return nodes where foreign pods and the decided jobs need more GPUs than there are. The next decision accounts
+    for it.
+    """
     wanted = Counter[str]()
     for pod in view.pods:
         if pod.holds_gpus and not pod.is_ours:
@@ -96,7 +95,7 @@ def find_overcommitted_nodes(desired: Snapshot, view: ClusterView) -> frozenset[
 
 
 def _build_pending_run(job: Job, pods: Iterable[PodView], now_s: float, overcommitted: Collection[str]) -> Run:
-    """The present generation while its pods come up, or how they have failed to."""
+    """Return the current generation's run while its pods start, or the reason why they cannot."""
     generation, found = job.allocation.generation, list(pods)
     if taken := sorted(pod.target_node for pod in found if not pod.node and pod.target_node in overcommitted):
         return Run(job.id, generation, RunPhase.LOST, reason=f"pods of others took GPUs of {', '.join(taken)} first")
@@ -108,7 +107,7 @@ def _build_pending_run(job: Job, pods: Iterable[PodView], now_s: float, overcomm
 
 
 def _build_failed_run(job: Job, failure: ProvisioningFailure, now_s: float) -> Run | None:
-    """None while there is hope: somebody may give the namespace what it lacks."""
+    """Return the failed run, or None during the grace period in which the namespace can be fixed."""
     if not failure.is_permanent and now_s - job.state_since_s < CONTAINER_ERROR_TIMEOUT_S:
         return None
     phase = RunPhase.FAILED if failure.is_job_error else RunPhase.LOST
@@ -126,13 +125,15 @@ def _describe_end(pod: PodView) -> str:
 
 
 def find_live_agents(pods: Iterable[PodView]) -> dict[AgentKey, str]:
-    """The pods whose agents may be at work, as their agents call themselves, by job and node."""
+    """Return the uid of the pod whose agent may be running, by job and node."""
     return {(pod.job_id, pod.node): pod.uid for pod in pods if pod.is_ours and pod.holds_gpus}
 
 
 def find_agent_ends(pods: Iterable[PodView]) -> dict[str, AgentEnd]:
-    """How agents ended whose pods are still there. One that ended by itself was at fault: it outlives its ranks, and
-    ends well when its job has."""
+    """Return how agents ended whose pods still exist.
+
+    An agent that exited by itself is at fault: agents outlive their ranks, and exit with 0 when their job has ended.
+    """
     ends = {}
     for pod in pods:
         if pod.is_ours and pod.has_ended:
@@ -145,15 +146,15 @@ def find_agent_ends(pods: Iterable[PodView]) -> dict[str, AgentEnd]:
 
 
 def _ended_externally(pod: PodView) -> bool:
-    """It was the node that ended it, or somebody who deleted or evicted it, not what ran in it."""
+    """Return whether the node, a deletion or an eviction ended the pod, and not its own processes."""
     return pod.is_deleting or pod.reason.startswith(_EXTERNAL_REASONS)
 
 
 def observe_nodes(desired: Snapshot, view: ClusterView) -> dict[str, NodeFacts]:
-    """The facts of every node of `desired`. One that the cluster does not have is down.
+    """Return the state of every node in `desired`. A node that the cluster does not have is down.
 
-    Pods of others on a node of an inference pool are inference, elsewhere they only take GPUs. An offered node counts
-    as used until it is closed to inference, because until then inference may still put something there.
+    GPUs of foreign pods count as inference on inference pools, else as other use. An offered node counts as used until
+    it is closed to inference, because inference pods can still be scheduled there.
     """
     taken: dict[str, int] = {}
     for pod in view.pods:

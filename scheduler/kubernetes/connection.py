@@ -1,6 +1,6 @@
-"""The HTTP connection to an API server: who we are, how we reach it, one exchange, one stream of lines.
+"""HTTP connection to an API server: configuration, authentication, single requests and streams.
 
-The only module that imports `kubernetes` (its configuration loading and REST client) and `urllib3`.
+This is the only module that imports `kubernetes` and `urllib3`.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ NOT_SENT_ERRORS = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.Con
 
 
 class NoClusterError(ValueError):
-    """Nothing says where the API server is, or what says so cannot be used."""
+    """No Kubernetes cluster is configured, or the configuration is invalid."""
 
 
 class ResponseLines:
-    """The lines of an answer that has no end of its own. One thread reads; `close` may come from any thread and ends
-    a read that waits."""
+    """The lines of a streaming response. One thread iterates; any thread can call `close`, which ends the iteration."""
 
     def __init__(self, response: urllib3.HTTPResponse) -> None:
         self._response = response
         self._closed = threading.Event()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Raises ApiError when the connection breaks or stays silent for longer than its read timeout."""
+        """Yield lines. Raises ApiError if the connection breaks or is idle for longer than the read timeout."""
         rest = b""
         try:
             for chunk in self._response.stream(CHUNK_BYTES, decode_content=True):
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from filter(None, lines)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            # A socket shut down under a reader fails in many ways; none of them is news when it was we who closed.
+            # A closed socket fails the reader in many ways. After our own close, none of them is an error.
             if not self._closed.is_set():
                 raise _no_response_error(error) from error
         finally:
@@ -58,16 +57,16 @@ class ResponseLines:
         try:
             self._response.shutdown()
         except (ValueError, RuntimeError, OSError):
-            return  # the answer had ended already
+            return  # the response had already ended
 
 
 class Connection:
-    """Thread-safe: a pool of connections to one API server."""
+    """A pool of connections to one API server. Thread-safe."""
 
     def __init__(self, configuration: Configuration, *, connect_timeout_s: float, read_timeout_s: float) -> None:
         configuration.connection_pool_maxsize = CONNECTIONS_MAX
         configuration.keep_alive = True
-        # The library would repeat requests by itself, and knows neither our deadline nor what is safe to repeat.
+        # Retries happen in flow_control, which knows the deadline and which requests are idempotent.
         configuration.retries = False
         self._configuration = configuration
         self._connect_s = connect_timeout_s
@@ -80,7 +79,7 @@ class Connection:
         return str(self._configuration.host)
 
     def send(self, request: ApiRequest) -> Any:
-        """The answer's JSON. Raises ApiError."""
+        """Return the response's JSON. Raises ApiError."""
         try:
             answer = self._request(request, read_timeout_s=self._read_s)
             body = answer.read()
@@ -94,7 +93,7 @@ class Connection:
             raise _no_response_error(error) from error
 
     def stream(self, request: ApiRequest, *, idle_timeout_s: float) -> ResponseLines:
-        """Lines until the server ends them; silence longer than `silence_s` is an error. Raises ApiError."""
+        """Return the lines of a streaming response; `idle_timeout_s` without data is an error. Raises ApiError."""
         try:
             answer = self._request(request, read_timeout_s=idle_timeout_s)
             if 200 <= answer.status < 300:
@@ -121,14 +120,14 @@ class Connection:
         )
 
     def _authorization(self) -> dict[str, str]:
-        """Asked for anew with every request: a service account's token file and a plugin's token change over time."""
+        """Return the authorization header. Read for each request, because token files and plugin tokens rotate."""
         with self._auth_lock:
             token = self._configuration.get_api_key_with_prefix("BearerToken")
         return {"Authorization": token.strip()} if token else {}
 
 
 def load_configuration(kubeconfig: str | Path = "") -> Configuration:
-    """From the file named, else from those in KUBECONFIG, else from the service account of the pod we run in."""
+    """Load the configuration from the given file, else from KUBECONFIG, else from the pod's service account."""
     configuration = Configuration()
     named = str(kubeconfig) or os.environ.get("KUBECONFIG", "")
     try:
@@ -137,7 +136,7 @@ def load_configuration(kubeconfig: str | Path = "") -> Configuration:
                 named, client_configuration=configuration, persist_config=False
             )
         else:
-            # left untyped there, as above
+            # untyped, as above
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError, TypeError, ValueError, yaml.YAMLError) as error:
         if named:

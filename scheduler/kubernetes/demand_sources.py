@@ -1,6 +1,6 @@
-"""DemandSources: where each Pool's inference demand comes from, as readings for the store and claims for the Pool.
+"""DemandSources: the inference demand of each Pool, as commands for the store and conditions for the Pool.
 
-Where nothing is known, nothing is told: the last reading grows stale in the store, and nothing new is lent.
+Unknown demand is not reported: the last reading becomes stale in the store, and new loans stop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scheduler.kubernetes.resources.meta import DEMAND_KNOWN, Condition, format_
 from scheduler.kubernetes.spec_commands import ACTOR, SpecCommands
 
 REPORT_INTERVAL_S = 60.0
-"""A demand that does not change is told this often, and more often where it would count as stale soon."""
+"""Interval at which unchanged demand is reported. Shorter if the reading would become stale sooner."""
 
 _NO_PROMETHEUS_URL = UnknownDemand(
     UnknownDemandReason.UNREACHABLE, "EBBTIDE_PROMETHEUS_URL: got nothing; allowed: the URL of a Prometheus"
@@ -34,8 +34,11 @@ _NO_PROMETHEUS_URL = UnknownDemand(
 
 @dataclass(frozen=True, slots=True)
 class PoolReadings:
-    """By the uid of a Pool: `readings` of those whose demand is known, the same until there is another one to tell;
-    `claims` of all but those whose demand somebody pushes."""
+    """Demand by Pool uid.
+
+    `readings` are the newest known readings, unchanged until the next report. `conditions` exist for all Pools but
+    those with pushed demand.
+    """
 
     readings: Mapping[str, Command] = field(default_factory=dict)
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
@@ -48,7 +51,7 @@ class PoolReadings:
 def compute_readings(
     pools: Iterable[PoolResource], demand_by_uid: Mapping[str, PoolDemand], previous: PoolReadings
 ) -> PoolReadings:
-    """What is `known` now, by the uid of a Pool, after what was told before."""
+    """Return the readings after `previous`, given what is known now."""
     readings, claims = dict[str, Command](), dict[str, tuple[Condition, ...]]()
     for pool in pools:
         found = demand_by_uid[pool.uid]
@@ -59,7 +62,7 @@ def compute_readings(
 
 
 def with_demand(spec_commands: SpecCommands, readings: PoolReadings, snapshot: Snapshot) -> SpecCommands:
-    """What was taken in, with the readings that the snapshot does not have and what is to say on the Pools."""
+    """Return the commands with new readings, and the conditions with those about demand."""
     new = tuple(command for command in readings.commands if not _is_applied(command, snapshot))
     every = {**readings.conditions, **dict(_pushed_conditions(spec_commands.fleet.pools, snapshot))}
     claims = {uid: (*spec_commands.conditions.get(uid, ()), *more) for uid, more in every.items()}
@@ -69,8 +72,10 @@ def with_demand(spec_commands: SpecCommands, readings: PoolReadings, snapshot: S
 
 
 class DemandSources:
-    """Used by one thread, which never waits here: watches and queries run in threads of their own, the former only
-    while a Pool needs them. `on_change` is called by those threads when there may be something new."""
+    """Watches and queries for all Pools. Used by one thread, which never blocks.
+
+    Watches run only while a Pool needs them, in their own threads, which call `on_change`.
+    """
 
     def __init__(
         self, cluster: KubernetesClient, *, prometheus_url: str = "", on_change: Callable[[], None] = lambda: None
@@ -80,7 +85,6 @@ class DemandSources:
         self._told = PoolReadings()
 
     def start(self) -> None:
-        """Once."""
         if self._prometheus is not None:
             self._prometheus.start()
 
@@ -90,7 +94,7 @@ class DemandSources:
             self._prometheus.stop()
 
     def read(self, pools: Iterable[PoolResource], now_s: float) -> PoolReadings:
-        """What is known now of these Pools' demand; whoever is not among them is not asked for any more."""
+        """Return the current demand of these Pools, and stop watching all others."""
         pools = [pool for pool in pools if pool.demand.kind is not DemandSourceKind.PUSH]
         self._update_watches(pools)
         self._told = compute_readings(
@@ -122,7 +126,7 @@ def _build_query(pool: PoolResource) -> PrometheusQuery:
 
 
 def _next_reading(pool: PoolResource, demand: KnownDemand, previous: Command | None) -> Command:
-    """The reading that was told before, until the number is another one or it is time to tell it again."""
+    """Return `previous` until the number changes or the report interval has passed."""
     report = ReportDemand(pool.pool.name, demand.gpus)
     again_s = min(REPORT_INTERVAL_S, pool.demand.stale_after_s / QUERIES_PER_STALE_PERIOD)
     if previous is not None and previous.body == report and demand.at_s - previous.at_s < again_s:
@@ -133,7 +137,7 @@ def _next_reading(pool: PoolResource, demand: KnownDemand, previous: Command | N
 def _pushed_conditions(
     pools: Iterable[PoolResource], snapshot: Snapshot
 ) -> Iterator[tuple[str, tuple[Condition, ...]]]:
-    """What Pools say that others push the demand of, where they have said when it is stale."""
+    """Yield conditions of Pools with pushed demand that set a staleness limit."""
     for pool in pools:
         stale_s, reading = pool.pool.lending.demand_stale_s, snapshot.demand.get(pool.pool.name)
         if pool.demand.kind is not DemandSourceKind.PUSH or stale_s is None:
@@ -151,7 +155,7 @@ def _pushed_conditions(
 
 
 def _demand_conditions(pool: PoolResource, demand: PoolDemand) -> tuple[Condition, ...]:
-    """A new leader lets stand what was said before, until it knows by itself."""
+    """Return the condition. A new leader keeps the previous one until it has its own reading."""
     if isinstance(demand, KnownDemand):
         return (Condition(DEMAND_KNOWN, True, "Read"),)
     if demand.reason is UnknownDemandReason.NOT_ASKED_YET and pool.demand_conditions:

@@ -1,7 +1,4 @@
-"""Demand of Deployments: the replicas that they should have, times the GPUs of each. Pure.
-
-DeploymentWatch: Deployments and their autoscalers, mirrored for as long as some Pool's demand follows them.
-"""
+"""Inference demand of Deployments: desired replicas times the GPUs of each."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from scheduler.kubernetes.resources.fleet import KnownDemand, PoolDemand, Unknow
 
 @dataclass(frozen=True, slots=True)
 class ServingDeployment:
-    """A Deployment: the replicas that its spec asks for, and the GPUs of each."""
+    """A Deployment with its desired replicas and the GPUs of each."""
 
     key: ObjectKey
     labels: Mapping[str, str]
@@ -42,7 +39,7 @@ class ServingDeployment:
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerTarget:
-    """An autoscaler's word on its Deployment; `replicas` is 0 where it has none."""
+    """The replicas that an autoscaler wants for its Deployment, or 0 if it has not decided."""
 
     target: ObjectKey
     replicas: int
@@ -55,7 +52,7 @@ def parse_deployment(item: Object) -> ServingDeployment:
 
 
 def parse_autoscaler(item: Object) -> AutoscalerTarget | None:
-    """None where it scales something else than a Deployment."""
+    """Return None if the autoscaler scales something other than a Deployment."""
     target = item["spec"]["scaleTargetRef"]
     group = str(target.get("apiVersion", "")).rpartition("/")[0]
     if target["kind"] != DEPLOYMENT.name or group not in ("", DEPLOYMENT.group):
@@ -69,11 +66,11 @@ def compute_demand_gpus(
     deployments: Iterable[ServingDeployment],
     autoscalers: Iterable[AutoscalerTarget | None],
 ) -> int | None:
-    """GPUs that the Deployments with these labels should have; None where none of them is for GPUs.
+    """Return the GPUs that the matching Deployments should have, or None if none of them uses GPUs.
 
-    An autoscaler that wants more counts before the spec, which it will raise. It lowers the spec before it says so: one
-    that says less has not decided yet (its status begins as 0), or cannot read its metrics. Then it keeps its last
-    word, and does not undo what people scale by hand.
+    The larger of the autoscaler's and the spec's replicas counts. When scaling up, the autoscaler's status leads the
+    spec. When scaling down, the spec leads: a lower status means that the autoscaler has not decided, or cannot read
+    metrics.
     """
     matching = [each for each in deployments if each.gpus and not each.is_terminating and each.matches(selector)]
     if not matching:
@@ -95,7 +92,7 @@ _METADATA_FIELDS = ("name", "namespace", "uid", "resourceVersion")
 
 
 class DeploymentWatch:
-    """Used by one thread. `on_change` is called by whichever thread brings a change."""
+    """Watches Deployments and autoscalers. Used by one thread; `on_change` is called from watch threads."""
 
     def __init__(self, cluster: KubernetesClient, *, on_change: Callable[[], None]) -> None:
         self._cluster = cluster
@@ -123,7 +120,7 @@ class DeploymentWatch:
         self._watchers = ()
 
     def get_demand(self, selector: Mapping[str, str], now_s: float) -> PoolDemand:
-        """Of the Deployments with these labels, in all namespaces."""
+        """Return the demand of the Deployments with these labels, in all namespaces."""
         stale = [watcher.cache.kind.plural for watcher in self._watchers if watcher.is_stale]
         if stale:
             return UnknownDemand(

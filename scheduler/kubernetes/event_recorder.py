@@ -1,7 +1,4 @@
-"""The store's events as Events of the cluster: one object for a note that is repeated, with a count.
-
-Story: the store's events told as Events of the cluster, from where an earlier leader may have left off.
-"""
+"""EventRecorder: the store's events as Kubernetes Events. A repeated event becomes one Event with a count (a series)."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ from scheduler.kubernetes.spec_commands import ClusterResources
 from scheduler.store.protocol import Page, Store, StoredEvent
 
 SERIES_WINDOW_S = 600.0
-"""A note that is repeated within so long of the last time is counted, and not written anew."""
+"""A repetition within this time of the last one is counted in the same series."""
 SERIES_MAX = 10_000
 _NOTE_MAX_LENGTH = 1000
 _CLUSTER_SCOPED_NAMESPACE = "default"
-"""Where Events of objects without a namespace have to lie."""
+"""Namespace of Events about cluster-scoped objects."""
 _WARNING_CODES = frozenset(
     {
         EventCode.JOB_PREEMPTED,
@@ -42,7 +39,7 @@ _WARNING_CODES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ObjectReference:
-    """The object that an event is about."""
+    """The object that an Event regards."""
 
     kind: ResourceKind
     namespace: str
@@ -52,7 +49,7 @@ class ObjectReference:
 
 @dataclass(frozen=True, slots=True)
 class EventSeries:
-    """An Event that was written: its place, when its note was last told, and how often."""
+    """A written Event: its key, the time of its last repetition, and its count."""
 
     namespace: str
     name: str
@@ -62,8 +59,7 @@ class EventSeries:
 
 @dataclass(frozen=True, slots=True)
 class EventSeriesLog:
-    """What was written lately, by a digest of what makes two events the same. Lost with its process: the next one
-    begins series anew."""
+    """Recent series by a digest of object, code and message. In memory only: a new process starts new series."""
 
     series: Mapping[str, EventSeries] = field(default_factory=dict)
 
@@ -71,9 +67,11 @@ class EventSeriesLog:
 def index_event_objects(
     resources: ClusterResources, snapshot: Snapshot, *, job_namespace: str
 ) -> dict[str, ObjectReference]:
-    """The objects of the cluster by what the store's events call them. Where names are shared, a job comes before a
-    node, a node before a loan, a pool and a queue. That a job which has ended is a resource's own is known by the
-    status that we wrote."""
+    """Return the API objects by the subject names that the store's events use.
+
+    A shared name means the job first, then the node, then the loan, pool or queue. An ended job belongs to the resource
+    whose status names it.
+    """
     metas = [(parse_metadata(each), each) for each in resources.elastic_jobs if is_managed_by_us(each)]
     jobs = [
         meta
@@ -96,10 +94,10 @@ def build_event_writes(
     *,
     reporting_instance: str,
 ) -> tuple[EventSeriesLog, tuple[Writes, ...]]:
-    """The log with these events, and what has to be written for it. Events about nothing in the cluster are left out.
+    """Return the updated log and the writes for these events. Events without an API object are dropped.
 
-    An Event is named by the number of the first of its series, so that writing it again after a crash finds it there.
-    `reporter` is the name of this process.
+    An Event is named by the number of the first store event of its series, so that writing it again after a crash is a
+    no-op.
     """
     series, written = dict(log.series), dict[str, Writes]()
     for stored in events:
@@ -155,7 +153,7 @@ def _series_fields(series: EventSeries) -> dict[str, Any]:
 
 
 def _drop_expired_series(series: Mapping[str, EventSeries]) -> Mapping[str, EventSeries]:
-    """Those that were told last: no more than fit into a process for ever."""
+    """Return the most recent series, at most `SERIES_MAX`, to bound memory."""
     newest = sorted(series.items(), key=lambda item: item[1].last_at_s)[-SERIES_MAX:]
     end_s = newest[-1][1].last_at_s if newest else 0.0
     return {key: each for key, each in newest if end_s - each.last_at_s <= SERIES_WINDOW_S}
@@ -173,7 +171,7 @@ _PAGE_SIZE = 500
 
 
 class EventRecorder:
-    """Remembers up to which event it has told. A new one begins a window back: what was told before is found there."""
+    """Writes Events for new store events. A new recorder starts one window back; existing Events are not duplicated."""
 
     def __init__(self, store: Store, *, reporting_instance: str) -> None:
         self._store = store
@@ -182,7 +180,7 @@ class EventRecorder:
         self._told: int | None = None
 
     def build_writes(self, state: PublishState) -> tuple[Writes, ...]:
-        """What is new since the last time."""
+        """Return the writes for all events since the last call."""
         events = self._read_new_events(state.now_s)
         if not events:
             return ()
@@ -198,8 +196,9 @@ class EventRecorder:
         return [stored for stored in found if stored.event.at_s >= since_s]
 
     def _find_start(self, at_s: float) -> int:
-        """A number up to which all events are older, a page short of the last at most: found by halving, because a
-        store keeps the events of years."""
+        """Return an event number before `at_s`, at most one page from the last such event. Binary search, because
+        stores keep years of events.
+        """
         low, step = 0, _PAGE_SIZE
         while self._is_older(low + step, at_s):
             low, step = low + step, 2 * step
@@ -210,7 +209,7 @@ class EventRecorder:
         return low
 
     def _is_older(self, number: int, at_s: float) -> bool:
-        """Whether the event after this number is from before that time."""
+        """Return whether the event after this number is older than `at_s`."""
         page = self._store.list_events(Page(after=number, limit=1))
         return bool(page) and page[0].event.at_s < at_s
 

@@ -1,7 +1,7 @@
-"""KubernetesExecutor: agent pods, loans as taints. Level-triggered: each converge takes the steps that are missing.
+"""KubernetesExecutor: runs jobs in agent pods, and lends nodes by taints.
 
-Nothing is remembered that is not in the store or in the cluster. What begins (the ranks of a generation) is written
-into the run log first, so that it begins once, whoever leads.
+Level-triggered: each converge computes and takes the missing steps. All state is in the store or the cluster. Starting
+the ranks of a generation is recorded in the run log first, so that it happens once, whoever leads.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _STARTABLE_STATES = (JobState.STARTING, JobState.RESIZING)
 
 
 class KubernetesExecutor:
-    """See Executor. `view` gives the cluster as it was last seen, our own writes included; `epoch` is the store's
-    lease's, which all that is written bears."""
+    """Implements Executor. `view` returns the cluster, own writes included; `epoch` is the leader's epoch, stamped on
+    all writes.
+    """
 
     def __init__(
         self,
@@ -69,20 +70,20 @@ class KubernetesExecutor:
         self._reported: Mapping[str, int] = {}
 
     def observe(self) -> Observation:
-        """See the protocol. Also writes down how runs have ended, and which have to, so that their agents hear of it.
+        """Observe runs and nodes. Also records ended runs and kill orders in the run log, where agents read them.
 
         Raises:
-            FencedError: a later leader has written already.
+            FencedError: a newer leader has written.
         """
         now_s, view = self._now(), self._verified_view()
         runs = tuple(self._all_runs(view, self._runs_from_agents(view, now_s), now_s))
         return Observation(now_s, self._converged_generation, runs, observe_nodes(self._desired, view))
 
     def converge(self, desired: Snapshot) -> None:
-        """See the protocol. A state older than the last one is ignored.
+        """Take the missing steps towards `desired`. Ignores states older than the last one.
 
         Raises:
-            FencedError: a later leader has written already; nothing more was done.
+            FencedError: a newer leader has written; the remaining steps were not taken.
         """
         if desired.generation < self._converged_generation:
             logger.warning("state %d is older than state %d", desired.generation, self._converged_generation)
@@ -100,17 +101,17 @@ class KubernetesExecutor:
             self._converged_generation = desired.generation
 
     def close(self) -> None:
-        """Pods stay: training goes on while nobody leads."""
+        """Stop the executor. Pods keep running, so that training continues without a leader."""
         self._effects.close()
 
     def _verified_view(self) -> ClusterView:
-        """The cluster, with each pod that says it is ours in the namespace of its job."""
+        """Return the view in which a pod belongs to a job only in the job's namespace."""
         return self._view().with_verified_namespaces(
             {job.id: self._objects.namespace_for(job) for job in self._desired.jobs.values()}
         )
 
     def _runs_from_agents(self, view: ClusterView, now_s: float) -> Mapping[str, Sequence[Run]]:
-        """Begun runs by job, by what agents say."""
+        """Return begun runs by job, as reported by agents. Records new kill orders and ends."""
         agents, ends = find_live_agents(view.pods), find_agent_ends(view.pods)
         log, jobs = self._run_log, self._desired.jobs
         told: dict[str, list[Run]] = {}
@@ -127,7 +128,7 @@ class KubernetesExecutor:
         return told
 
     def _all_runs(self, view: ClusterView, runs_by_job: Mapping[str, Sequence[Run]], now_s: float) -> Iterator[Run]:
-        """Runs of all jobs of the desired state, by what agents say and by what pods show."""
+        """Yield the runs of all desired jobs, from agent reports and pods."""
         pods, crowded = view.pods_by_job(), find_overcommitted_nodes(self._desired, view)
         for job in self._desired.jobs.values():
             runs, own = runs_by_job.get(job.id, ()), pods.get(job.id, ())
@@ -139,7 +140,7 @@ class KubernetesExecutor:
         return self._nodes.build_actions(plan_lending_steps(desired, view.nodes, view.pods))
 
     def _plan_deletions(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
-        """Pods that have to go, and what is left of jobs that are gone."""
+        """Yield deletions of surplus pods, and of leftovers of jobs that are gone."""
         for _, changes in _iter_pod_changes(desired, view, now_s):
             yield from map(self._objects.delete_pod, changes.delete)
         yield from map(self._objects.delete_pod, find_orphans(view.pods, desired.jobs))
@@ -147,13 +148,13 @@ class KubernetesExecutor:
         yield from self._objects.delete_leftovers(desired, view)
 
     def _plan_creations(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
-        """What placed jobs lack: plan, token, service and pods."""
+        """Yield creations for placed jobs: plan, token, service and pods."""
         for job, changes in _iter_pod_changes(desired, view, now_s):
             if job.allocation.target and not job.is_ended:
                 yield from self._objects.create_missing(job, changes.create, view, desired.nodes)
 
     def _plan_bindings(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
-        """Every gang that is whole and has room."""
+        """Yield bindings of gangs that are complete and fit."""
         rooms = FreeGpus(view.nodes, count_held_gpus(view.pods))
         for job, changes in _iter_pod_changes(desired, view, now_s):
             gang = select_gang_to_bind(job.id, changes, rooms)
@@ -161,7 +162,7 @@ class KubernetesExecutor:
                 yield self._objects.bind_gang(gang)
 
     def _begin_generations(self, desired: Snapshot, begun: Sequence[BegunRun], now_s: float) -> None:
-        """Let the ranks of each generation start whose agents are all there and whose older ranks are all gone."""
+        """Begin each generation whose agents are all running and whose older ranks are all gone."""
         waiting = [job for job in desired.jobs.values() if job.state in _STARTABLE_STATES and job.allocation.target]
         if not waiting:
             return
@@ -173,8 +174,7 @@ class KubernetesExecutor:
                     logger.info("%s generation %d may start its ranks", job.id, run.generation)
 
     def _prune_run_log(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
-        """Drop what the run log has of jobs that are gone, whether their ranks ever began or not, and of generations
-        before one that runs."""
+        """Drop run log entries of jobs that are gone, begun or not, and of generations before a running one."""
         for run in begun:
             job = desired.jobs.get(run.job_id)
             runs = job is not None and job.state is JobState.RUNNING

@@ -1,4 +1,4 @@
-"""Pools, Queues and nodes of the cluster, as what has to change of the fleet."""
+"""Commands that bring the fleet in line with the Pools, Queues and nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ from scheduler.store.protocol import LoadedState
 
 @dataclass(frozen=True, slots=True)
 class FleetCommands:
-    """`bodies` by what they do, `claims` by the uid of a Pool or Queue, `pools` as they were read, oldest first, and
-    `cordoned`: nodes of Pools that the cluster wants cordoned."""
+    """Commands and conditions for pools, queues and nodes.
+
+    `bodies` are keyed by command name, `conditions` by resource uid. `pools` are valid Pools, oldest first.
+    `cordoned_nodes` are the nodes of Pools that the cluster cordons.
+    """
 
     bodies: Mapping[str, CommandBody] = field(default_factory=dict)
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
@@ -42,8 +45,9 @@ class FleetCommands:
 
 @dataclass(frozen=True, slots=True)
 class _ParsedPools:
-    """Pools as they were read, oldest first; `frozen` are the names of those that were refused, whose nodes stay as
-    they are, `leaving` of those that are being deleted."""
+    """Valid Pools, oldest first; the names of `rejected` Pools, whose nodes stay unchanged, and of Pools that are
+    `deleting`.
+    """
 
     pools: tuple[PoolResource, ...]
     rejected: frozenset[str]
@@ -54,7 +58,7 @@ class _ParsedPools:
 def compute_fleet_commands(
     pools: Iterable[Resource], queues: Iterable[Resource], nodes: Iterable[Resource], loaded: LoadedState
 ) -> FleetCommands:
-    """What has to change, without what waits in the inbox already."""
+    """Return the required commands, except those already in the inbox."""
     snapshot = loaded.snapshot
     pools = tuple(pools)
     read, queue_claims = _parse_pools(pools, snapshot), dict[str, tuple[Condition, ...]]()
@@ -101,7 +105,7 @@ def _parse_pools(resources: Iterable[Resource], snapshot: Snapshot) -> _ParsedPo
 
 
 class _KindChangedError(ValueError):
-    """A Pool's kind is another than that of the pool it made."""
+    """The Pool's kind differs from the kind of the existing pool."""
 
 
 def _check_kind(pool: PoolResource, snapshot: Snapshot) -> None:
@@ -163,6 +167,6 @@ def _queue_commands(
 
 
 def format_names(names: Collection[str]) -> str:
-    """The first ten of them, for people."""
+    """Return the first ten names and the number of others."""
     shown = sorted(names)[:10]
     return ", ".join(shown) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

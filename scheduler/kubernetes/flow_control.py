@@ -1,8 +1,4 @@
-"""How fast we ask: a token bucket over all calls, the pause before a call that failed is made again, and the pauses of
-what is refused time and again.
-
-Asker: makes calls at the pace allowed, again and again while that may help, and has them counted.
-"""
+"""Client-side flow control: token bucket, exponential backoff, and a sender that retries transient failures."""
 
 from __future__ import annotations
 
@@ -20,15 +16,19 @@ from scheduler.store.protocol import FencedError
 
 
 def compute_backoff_s(failures: int, *, base_s: float, cap_s: float, rng: Random) -> float:
-    """The pause after the n-th failure in a row (n >= 1): it doubles up to the cap, and half of it is drawn at
-    random, so that those who failed together do not come back together."""
+    """Return the delay after the n-th consecutive failure (n >= 1): doubling up to `cap_s`, half of it random.
+
+    The jitter keeps clients that failed together from retrying together.
+    """
     full_s = min(cap_s, base_s * 2.0 ** min(failures - 1, 60))
     return full_s * (0.5 + 0.5 * rng.random())
 
 
 class TokenBucket:
-    """At most `burst` at once and `rate_per_s` in the long run. Thread-safe, and fair: each taker books the next free
-    moment and sleeps until then, without the lock."""
+    """Rate limiter: `burst` tokens at once, `rate_per_s` on average. Thread-safe and fair.
+
+    Each caller reserves the next free slot under the lock and sleeps without it.
+    """
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class TokenBucket:
         self._filled_at_s = monotonic_s()
 
     def acquire(self) -> None:
-        """Take one token; waits for it. The level goes below zero by those who already wait."""
+        """Take one token, waiting for it if necessary. Callers that wait make the level negative."""
         with self._lock:
             now_s = self._monotonic_s()
             filled = self._tokens + (now_s - self._filled_at_s) * self._rate_per_s
@@ -68,7 +68,7 @@ class _BackoffEntry:
 
 
 class KeyedBackoff:
-    """Of what was refused, by its key: each time in a row it is left alone for longer. Thread-safe."""
+    """Exponential backoff per key. Thread-safe."""
 
     def __init__(self, *, base_s: float, cap_s: float, rng: Random, monotonic_s: Callable[[], float]) -> None:
         self._base_s = base_s
@@ -79,7 +79,6 @@ class KeyedBackoff:
         self._known: dict[Hashable, _BackoffEntry] = {}
 
     def record_failure(self, key: Hashable) -> None:
-        """It was refused, once more."""
         with self._lock:
             times = self._known[key].failures + 1 if key in self._known else 1
             pause_s = compute_backoff_s(times, base_s=self._base_s, cap_s=self._cap_s, rng=self._rng)
@@ -87,12 +86,11 @@ class KeyedBackoff:
             self._known[key] = _BackoffEntry(times, now_s + pause_s, now_s)
 
     def record_success(self, key: Hashable) -> None:
-        """It was taken."""
         with self._lock:
             self._known.pop(key, None)
 
     def get_retry_at_s(self, key: Hashable) -> float | None:
-        """The end of its pause, which may have passed, on the monotonic clock; None where it was not refused."""
+        """Return when the key may be retried, on the monotonic clock, or None if it has no recorded failure."""
         with self._lock:
             if key not in self._known:
                 return None
@@ -100,7 +98,7 @@ class KeyedBackoff:
             return known.retry_at_s
 
     def prune(self) -> None:
-        """Drop what nobody has asked for any more for as long as the longest pause."""
+        """Drop keys that were not queried for `cap_s`."""
         oldest_s = self._monotonic_s() - self._cap_s
         with self._lock:
             self._known = {key: known for key, known in self._known.items() if known.last_checked_at_s >= oldest_s}
@@ -114,7 +112,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """`read_s` bounds the wait for one answer, `patience_s` one call with all its repetitions."""
+    """Limits of a client. `read_timeout_s` bounds one response, `retry_timeout_s` one request with all retries."""
 
     qps: float = 50.0
     burst: int = 100
@@ -125,7 +123,7 @@ class ClientLimits:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request as it ended, for counting. `status` 0: no answer."""
+    """One completed request, for metrics. `status` is 0 without a response."""
 
     verb: str
     resource: str
@@ -134,8 +132,11 @@ class RequestRecord:
 
 
 class RequestSender:
-    """Thread-safe. `may_write` is asked right before each attempt of a call that changes something: a process that was
-    stopped for a while, or a call that waited for its turn, must not write what another leader has overtaken."""
+    """Sends requests within the rate limit and retries transient failures. Thread-safe.
+
+    `may_write` is checked before each attempt of a write, because a process that was paused or queued may have lost
+    leadership meanwhile.
+    """
 
     def __init__(
         self,
@@ -159,15 +160,15 @@ class RequestSender:
         )
 
     def close(self) -> None:
-        """Wake whoever waits between two attempts, and drop the connections."""
+        """Cancel retries that are waiting, and close all connections."""
         self._closing.set()
         self._connection.close()
 
     def send(self, request: ApiRequest, *, retry_timeout_s: float | None = None) -> Any:
-        """The answer. The ApiError raised says whether an earlier attempt left a doubt.
+        """Return the response. The ApiError records whether an earlier attempt was ambiguous.
 
         Raises:
-            FencedError: the call would change something, and this process may write no more.
+            FencedError: the request is a write, and this process is no longer the leader.
         """
         limit_s = self._monotonic_s() + (self._patience_s if retry_timeout_s is None else retry_timeout_s)
         failures, in_doubt = 0, False
@@ -188,7 +189,7 @@ class RequestSender:
                 in_doubt = in_doubt or error.is_ambiguous
 
     def stream(self, request: ApiRequest, *, idle_timeout_s: float) -> ResponseLines:
-        """Asked once: whoever reads a stream has a way of its own to begin again."""
+        """Open a stream without retries: its reader knows how to resume."""
         self._bucket.acquire()
         return self._send_recorded(request, lambda: self._connection.stream(request, idle_timeout_s=idle_timeout_s))
 

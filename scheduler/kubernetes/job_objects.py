@@ -1,4 +1,4 @@
-"""The objects of jobs at the API server: made, bound as gangs, deleted, swept up."""
+"""API calls for the objects of jobs: create, bind as a gang, delete, clean up."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobDefaults:
-    """`namespace` for jobs that name none, `url` where agents reach the API, `image` for jobs that name none."""
+    """Defaults for jobs: namespace, API URL for agents, and image."""
 
     namespace: str
     url: str
@@ -49,9 +49,11 @@ class JobDefaults:
 
 
 class JobObjectActions:
-    """Steps for the objects of jobs. `mirrors` take in what the API server answers, ahead of the watch; `agent_token`
-    makes the token of a job's agents. What is refused, by a quota say, is asked for again after pauses that grow, so
-    that jobs which cannot run leave the pace of requests to those that can."""
+    """Builds actions for the objects of jobs.
+
+    `cache` receives the responses ahead of the watch; `agent_token` issues the token of a job's agents. Rejected
+    objects are retried with backoff, so that jobs that cannot run leave the request rate to those that can.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class JobObjectActions:
     def create_missing(
         self, job: Job, missing: Sequence[PodToCreate], view: ClusterView, nodes: Mapping[str, Node]
     ) -> Iterator[ApiAction]:
-        """What a placed job lacks: its plan where it is of another generation, its service, its token, its pods."""
+        """Yield an action that creates what a placed job lacks: plan of this generation, service, token and pods."""
         tolerations = {new.node: view.tolerations.get(nodes[new.node].pool, ()) for new in missing if new.node in nodes}
         site = replace(self._manifest_context(job, view), tolerations=tolerations)
         key = (site.namespace, job_object_name(job.id))
@@ -93,8 +95,10 @@ class JobObjectActions:
         return ApiAction(f"delete pod {pod.namespace}/{pod.name}", partial(self._delete_pod, pod, old.grace_period_s))
 
     def delete_leftovers(self, desired: Snapshot, view: ClusterView) -> Iterator[ApiAction]:
-        """Services, plans and tokens of jobs that have no pods and are not to get any. The plan is made first and the
-        service goes last, so that one of them is there while anything is."""
+        """Yield actions that delete services, plans and tokens of ended jobs without pods.
+
+        The plan is created first and the service is deleted last, so one of them exists while anything is left.
+        """
         busy = {pod.job_id for pod in view.pods if pod.is_ours}
         self.failures.prune(desired.jobs)
         left = {**{key: plan.job_id for key, plan in view.plans.items()}, **view.services}
@@ -108,8 +112,11 @@ class JobObjectActions:
         return job.spec.namespace or self._rules.namespace
 
     def _manifest_context(self, job: Job, view: ClusterView) -> ManifestContext:
-        """With its ElasticJob as owner, if it is the job's own: one that only claims the job would have the garbage
-        collector delete its pods."""
+        """Return the manifest context, owned by the job's ElasticJob.
+
+        An ElasticJob that merely claims the job must not be the owner: the garbage collector would delete the pods with
+        it.
+        """
         resource = view.elastic_jobs.get((self.namespace_for(job), job.id))
         if resource is not None and find_job(parse_metadata(resource), {job.id: job}, self._rules.namespace) is None:
             resource = None
@@ -149,7 +156,9 @@ class JobObjectActions:
     def _create_objects(
         self, job: Job, missing: Sequence[PodToCreate], context: ManifestContext, view: ClusterView
     ) -> None:
-        """In the order in which they are needed; the plan first, because `sweep` finds the rest by it."""
+        """Create the objects in dependency order. The plan comes first, because `delete_leftovers` finds the others by
+        it.
+        """
         key = (context.namespace, job_object_name(job.id))
         if not _has_plan(view, key, job.allocation.generation):
             self._mirrors.assume(CONFIG_MAP, self._cluster.apply(CONFIG_MAP, build_plan_config_map(job, context)))
@@ -166,12 +175,12 @@ class JobObjectActions:
         except ApiError as refused:
             if not refused.is_already_exists:
                 raise
-            # Made before, perhaps by an earlier leader: the watch is late, and the next converge sees it.
+            # Already created, perhaps by the previous leader. The watch will deliver it before a later converge.
 
     def _bind_gang(self, gang: Gang) -> None:
-        """All or none: where one pod cannot be bound, those bound here are deleted, and made anew at the next converge.
+        """Bind all pods or none: if one binding fails, delete the pods bound here. The next converge recreates them.
 
-        Nothing runs in them yet: ranks start only once all pods of their generation run.
+        Nothing runs in them yet, because ranks start only when all pods of their generation run.
         """
         bound: list[PodView] = []
         for pod in gang.pods:
@@ -195,7 +204,7 @@ class JobObjectActions:
             self._mirrors.assume(POD, left)
 
     def _delete_objects(self, namespace: str, name: str) -> None:
-        """The service last: while it is there, `sweep` comes back for the rest."""
+        """Delete the service last: `delete_leftovers` finds the others by it."""
         for kind in (SECRET, CONFIG_MAP, SERVICE):
             self._cluster.delete(kind, name, namespace)
 

@@ -1,9 +1,8 @@
-"""Leader election by a Lease of coordination.k8s.io, the way client-go does it (tools/leaderelection).
+"""Leader election with a Lease, following client-go's tools/leaderelection.
 
-Clocks of different machines are never compared. A candidate notes, by its own monotonic clock, when it last saw the
-Lease change, and takes it once it stood still for the duration that its holder wrote into it. The holder counts from
-the moment *before* it sent its last successful renewal and stops leading at a deadline that is shorter than the
-duration, so that it has stopped before anybody else can begin.
+Clocks of different machines are never compared. A candidate takes the Lease once it has not changed, by the candidate's
+own monotonic clock, for the duration in it. The holder counts from *before* it sent its last successful renewal, and
+stops leading at a deadline shorter than the duration. So it has stopped before anyone else can start.
 """
 
 from __future__ import annotations
@@ -23,16 +22,20 @@ from scheduler.kubernetes.flow_control import ClientLimits
 
 JITTER = 0.2
 ELECTION_LIMITS = ClientLimits(qps=5.0, burst=10, connect_timeout_s=2.0, read_timeout_s=3.0, retry_timeout_s=0.0)
-"""For the Cluster of an election: one of its own, so that a renewal never queues behind other writes, and without
-repetitions, because `step` comes again anyway."""
+"""Limits for the election's own client. A separate client keeps renewals from queueing behind other writes; retries are
+unnecessary because `try_acquire_or_renew` runs periodically.
+"""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimings:
-    """A leader that falls silent is replaced after at most `lease_s` plus `retry_s` (and its jitter). It stops by
-    itself `margin_s` before `renew_s`."""
+    """Durations of the election. A silent leader is replaced within `lease_duration_s` plus `retry_period_s` and
+    jitter.
+
+    The leader stops `margin_s` before `renew_deadline_s`.
+    """
 
     lease_duration_s: int = 10
     renew_deadline_s: float = 7.0
@@ -45,8 +48,10 @@ class LeaseTimings:
 
 
 class LeaderElector:
-    """`step` renews or tries to acquire; `run` calls it in time, in a thread of its own, because a tick may take
-    longer than a lease lasts. `is_leading` is cheap and may be read from any thread."""
+    """Holds or seeks the Lease. `run` needs a thread of its own, because a tick can take longer than the lease lasts.
+
+    `is_leading` is cheap and can be read from any thread.
+    """
 
     def __init__(
         self,
@@ -82,18 +87,20 @@ class LeaderElector:
 
     @property
     def holder(self) -> str:
-        """Who held the Lease when it was last seen; empty if nobody."""
+        """The last observed holder of the Lease, empty without one."""
         return _holder_identity(self._observed) if self._observed else ""
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop`. Does not release: first whoever led has to come to rest, then call `release`."""
+        """Renew or acquire periodically until `stop`. Call `release` afterwards, when the leader's work has ended."""
         while not stop.is_set():
             self.try_acquire_or_renew()
             stop.wait(self._terms.retry_period_s * (1 + JITTER * self._rng.random()))
 
     def try_acquire_or_renew(self) -> bool:
-        """Renew, or acquire if it is free; returns `is_leading`. Never raises ApiError: who cannot reach the server
-        keeps leading until the deadline, and no longer."""
+        """Renew the Lease, or acquire it if it is free, and return `is_leading`.
+
+        Never raises ApiError: an unreachable server ends leadership at the deadline, not before.
+        """
         with self._lock:
             if not self._released and self._monotonic_s() >= self._stands_back_until_s:
                 try:
@@ -104,13 +111,15 @@ class LeaderElector:
             return self.is_leading
 
     def release(self) -> None:
-        """Stop leading, for good, and free the Lease so that another candidate need not wait for its end."""
+        """Stop leading for good, and free the Lease for other candidates."""
         with self._lock:
             self._released = True
             self._release_lease()
 
     def step_down_for(self, duration_s: float) -> None:
-        """Stop leading, and leave the Lease to others for this long: who leads could not do anything now."""
+        """Stop leading, and leave the Lease to others for `duration_s`, because this process cannot do the leader's
+        work.
+        """
         with self._lock:
             self._stands_back_until_s = self._monotonic_s() + duration_s
             if self.is_leading:
@@ -119,12 +128,12 @@ class LeaderElector:
             self._log_transition()
 
     def resume_candidacy(self) -> None:
-        """Try for the Lease again with the next step."""
+        """Seek the Lease again from the next attempt on."""
         with self._lock:
             self._stands_back_until_s = float("-inf")
 
     def _log_transition(self) -> None:
-        """Log a change since the last time: a deadline passes without a step."""
+        """Log a change of leadership since the last call. A deadline can pass between attempts."""
         is_leading = self.is_leading
         if is_leading != self._told:
             log.info("%s %s", self.identity, "leads" if is_leading else "no longer leads")
@@ -164,7 +173,7 @@ class LeaderElector:
         return self._monotonic_s() >= self._observed_at_s + lasts_s
 
     def _build_lease(self, lease: Object | None, *, holder: str) -> Object:
-        """The Lease as we want it. Its times are for people: nobody computes with them."""
+        """Return the Lease to write. Its timestamps are informational only."""
         now = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = _lease_spec(lease) if lease else {}
         spec = {
@@ -185,6 +194,6 @@ def _holder_identity(lease: Object) -> str:
 
 
 def _lease_spec(lease: Object) -> Object:
-    """Somebody may have made a Lease of this name without one."""
+    """Return the spec, or an empty one: other clients can create a Lease without a spec."""
     spec: Object = lease.get("spec") or {}
     return spec

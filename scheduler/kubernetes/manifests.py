@@ -1,7 +1,7 @@
-"""The objects of a job as manifests: agent pods, a headless service, the plan, the agents' token. Pure.
+"""Manifests of a job's objects: agent pods, headless service, plan and agent token. Pure.
 
-A pod says where it has to be and how many GPUs it has; which ranks it runs, under which plan and in which generation,
-its agent asks the API. So a pod outlives generations, and nothing here changes while a job runs.
+A pod fixes the node and the number of GPUs. Its agent asks the API for ranks, plan and generation, so a pod can serve
+several generations unchanged.
 """
 
 from __future__ import annotations
@@ -42,15 +42,19 @@ Manifest = dict[str, Any]
 
 AGENT_COMMAND = ("python", "-m", "scheduler.worker.pod_agent")
 DEFAULT_GRACE_PERIOD_S = 60
-"""How long an agent's ranks have to save where a pod is deleted by somebody who names no grace; a template may."""
+"""Default grace period of agent pods: the time that ranks have to save when a pod is deleted. Templates can override
+it.
+"""
 _CONTAINER_NAME = "worker"
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestContext:
-    """Where a job's objects live and what all of them bear alike. `owner_uid` is the uid of its ElasticJob, empty while
-    there is none; `url` is where agents reach the API, `image` what pods run that name no image of their own.
-    `tolerations`, by node: of the taints that training is to bear there."""
+    """Values shared by all objects of a job.
+
+    `owner_uid` is the uid of its ElasticJob, empty without one. `url` is the API URL for agents, `image` the default
+    image. `tolerations` are keyed by node.
+    """
 
     namespace: str
     epoch: int
@@ -62,12 +66,12 @@ class ManifestContext:
 
 
 def job_object_name(job_id: str) -> str:
-    """The name of a job's service, plan and token, for which the longest ids of jobs are too long."""
+    """Return the name of a job's service, plan and token, shortened to a DNS label."""
     return truncate_name(f"ebbtide-{job_id}", LABEL_MAX_LENGTH)
 
 
 def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) -> Manifest:
-    """The pod of the job's agent on one node, not bound yet."""
+    """Return the unbound agent pod of the job on one node."""
     template = json.loads(job.spec.template_json) if job.spec.template_json else {"spec": {"containers": [{}]}}
     spec = template["spec"]
     mounts_shm = _has_shm_mount(spec["containers"][0])
@@ -79,7 +83,8 @@ def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) ->
     spec["affinity"] = _require_node(spec.get("affinity") or {}, new_pod.node)
     spec["schedulerName"], spec["restartPolicy"] = SCHEDULER_NAME, "Never"
     spec["hostname"], spec["subdomain"] = new_pod.name, job_object_name(job.id)
-    # Each Service of the namespace would put its variables among the agent's: EBBTIDE_PORT, if one is called ebbtide.
+    # Service links would add variables of every Service in the namespace, such as EBBTIDE_PORT for a Service named
+    # ebbtide.
     spec.setdefault("enableServiceLinks", False)
     spec.setdefault("automountServiceAccountToken", False)
     meta = template.get("metadata") or {}
@@ -101,13 +106,15 @@ def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) ->
 
 
 def build_service(job: Job, context: ManifestContext) -> Manifest:
-    """Headless, and for pods that are not ready too: ranks find each other by the names of their pods."""
+    """Return the headless service. It includes pods that are not ready, because ranks resolve each other's pod names
+    early.
+    """
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB_LABEL: job.id}}
     return _build_manifest(SERVICE, context, _job_metadata(job.id), spec=spec)
 
 
 def build_plan_config_map(job: Job, context: ManifestContext) -> Manifest:
-    """The plan that the job is to run under, for people and for scripts that are no workers of ours."""
+    """Return the ConfigMap with the plan, for people and for scripts other than Ebbtide's trainer."""
     assert job.allocation.plan is not None, "a target comes with its plan"
     data = {"plan.json": json.dumps(plan_to_json(job.allocation.plan), sort_keys=True)}
     named = _job_metadata(job.id)
@@ -116,7 +123,7 @@ def build_plan_config_map(job: Job, context: ManifestContext) -> Manifest:
 
 
 def build_token_secret(job: Job, context: ManifestContext, token: str) -> Manifest:
-    """What the job's agents show at the API: good for this job and for nothing else."""
+    """Return the Secret with the agents' API token, valid for this job only."""
     data = {"token": base64.b64encode(token.encode()).decode()}
     return _build_manifest(SECRET, context, _job_metadata(job.id), type="Opaque", data=data)
 
@@ -149,7 +156,7 @@ def _job_labels(job_id: str) -> dict[str, str]:
 def _build_agent_container(
     container: Mapping[str, Any], job: Job, new_pod: PodToCreate, context: ManifestContext, grace_period_s: int
 ) -> Manifest:
-    """The template's first container, running an agent: the job's own command is what the agent starts."""
+    """Return the template's first container with the agent as its command. The agent starts the job's own command."""
     made = {"name": _CONTAINER_NAME, **container}
     made["image"] = job.spec.image or made.get("image") or context.image
     made["command"], made["args"] = list(AGENT_COMMAND), []
@@ -165,7 +172,7 @@ def _build_agent_container(
     env = {**dict(job.spec.env), **ours}
     own = [each for each in made.get("env", ()) if each.get("name") not in env]
     if "TMPDIR" not in env and all(each.get("name") != "TMPDIR" for each in own):
-        env["TMPDIR"] = RUN_ROOT  # torch needs one to be loaded, and a read-only root file system has none
+        env["TMPDIR"] = RUN_ROOT  # torch fails to import without one, and the root file system is read-only
     made["env"] = [*own, *({"name": name, "value": value} for name, value in env.items()), _pod_uid_variable()]
     made["volumeMounts"] = [*made.get("volumeMounts", ()), *_build_volume_mounts(made, job)]
     resources = copy.deepcopy(made.get("resources") or {})
@@ -197,11 +204,13 @@ def _has_shm_mount(container: Mapping[str, Any]) -> bool:
 
 
 def _build_volumes(job: Job, *, needs_shm: bool) -> list[Manifest]:
-    """`shm`: NCCL and data loaders exchange through shared memory, of which a container has 64 MiB by itself."""
+    """Return the volumes. `needs_shm`: NCCL and data loaders use shared memory, and containers get only 64 MiB by
+    default.
+    """
     name = job_object_name(job.id)
     volumes: list[Manifest] = [
         {"name": "ebbtide-run", "emptyDir": {}},
-        # Readable for all in the pod: who runs in it is somebody whom the template names, often not root.
+        # World-readable, because the template can run the pod as any user.
         {"name": "ebbtide-token", "secret": {"secretName": name, "defaultMode": 0o444}},
         {"name": "ebbtide-plan", "configMap": {"name": name, "optional": True}},
     ]
@@ -212,7 +221,7 @@ def _build_volumes(job: Job, *, needs_shm: bool) -> list[Manifest]:
 
 
 def _build_tolerations(pool_tolerations: Sequence[Toleration]) -> list[Manifest]:
-    """Those of a node's pool count for us when we choose the node, and for kubelet after that: NoExecute evicts."""
+    """Return the tolerations. The scheduler is bypassed, but kubelet evicts pods that do not tolerate NoExecute taints."""
     return [
         {**LOANED_TAINT, "operator": "Equal"},
         *(each.to_manifest() for each in (GPU_TOLERATION, *pool_tolerations)),
@@ -224,7 +233,7 @@ def _node_requirement(node: str) -> Manifest:
 
 
 def _require_node(affinity: Mapping[str, Any], node: str) -> Manifest:
-    """The template's affinity with the node of the decision in each of its terms: terms are alternatives."""
+    """Return the affinity with the node in each term. Terms are alternatives, so each needs it."""
     own = affinity.get("nodeAffinity") or {}
     required = own.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = [

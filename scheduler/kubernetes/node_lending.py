@@ -1,10 +1,8 @@
-"""Lending and returning nodes: what is missing between the loans that were decided and the nodes as they are. Pure.
+"""Lending and returning nodes: the missing steps between decided loans and the nodes of the cluster, and their API
+calls.
 
-A lent node bears a taint, which keeps inference off it, and a label with its loan. Inference pods leave it by eviction,
-so that their disruption budgets count. A node without our label, or without our taint and our epoch, is not lent by us
-and is never touched.
-
-Lending and returning nodes at the API server.
+A lent node has a taint, which keeps inference pods off, and a label with its loan. Inference pods leave by eviction,
+within their disruption budgets. A node without our label, or without our taint and epoch, is never touched.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class EvictPod:
 
 @dataclass(frozen=True, slots=True)
 class UnplaceableNode:
-    """An offered node whose inference pods fit nowhere else: it stays as it is."""
+    """An offered node whose inference pods fit on no other node. It stays unchanged."""
 
     node: str
     gpus: int
@@ -56,7 +54,7 @@ LendingStep = TaintNode | UntaintNode | EvictPod | UnplaceableNode
 def plan_lending_steps(
     desired: Snapshot, nodes: Mapping[str, NodeView], pods: Iterable[PodView]
 ) -> tuple[LendingStep, ...]:
-    """The next step of each loan and of each node that is on its way home."""
+    """Return the next steps of each loan, and of each node that is being returned."""
     on_node: dict[str, list[PodView]] = {}
     for pod in pods:
         if pod.holds_gpus:
@@ -78,7 +76,7 @@ def plan_lending_steps(
 
 
 def is_closed_to_inference(loan: Loan | None, node: NodeView) -> bool:
-    """Whether inference can put nothing more on a node that is on loan."""
+    """Return whether no more inference pods can be scheduled on the lent node."""
     return loan is not None and loan.is_live and node.is_tainted and node.loan == loan.id
 
 
@@ -102,8 +100,11 @@ def _reserve_for_evicted_pods(
     on_node: Mapping[str, Sequence[PodView]],
     free_gpus: Mapping[str, dict[str, int]],
 ) -> None:
-    """Take the room of pods that have to leave their nodes already. A pod that is being deleted counts too: what takes
-    its place may not be bound yet. Where they do not all fit, nobody else's pods are sent after the same room."""
+    """Reserve room for pods that are already being evicted.
+
+    Terminating pods count, because their replacements may not be bound yet. If the room is too small, nothing is left
+    for other nodes' pods.
+    """
     for name, loan in sorted(desired.loans.items()):
         is_leaving = loan.state is LoanState.OFFERED and name in nodes and is_closed_to_inference(loan, nodes[name])
         if is_leaving and not _fit_elsewhere(
@@ -119,7 +120,7 @@ def _select_foreign_pods(pods: Iterable[PodView]) -> list[PodView]:
 def _count_free_gpus(
     pool: str, desired: Snapshot, nodes: Mapping[str, NodeView], on_node: Mapping[str, Sequence[PodView]]
 ) -> dict[str, int]:
-    """GPUs that are free for inference on each node of the pool that is neither lent nor cordoned."""
+    """Return the GPUs that are free for inference, on nodes of the pool that are neither lent nor cordoned."""
     room = {}
     for name, node in desired.nodes.items():
         view, loan = nodes.get(name), desired.loans.get(name)
@@ -132,8 +133,10 @@ def _count_free_gpus(
 def _fit_elsewhere(
     pods: Iterable[PodView], home: NodeView, free_gpus: dict[str, int], nodes: Mapping[str, NodeView]
 ) -> bool:
-    """Whether all these pods of `home` find room elsewhere, the largest first, each where least would be left; takes
-    the room. What they tolerate is known of the taints of `home` alone."""
+    """Return whether all pods of `home` fit on other nodes, and reserve the room. Best fit, largest pod first.
+
+    Pods are assumed to tolerate the taints of `home` and no others.
+    """
     borne = find_repelling_taints(home.taints) - find_repelling_taints([LOANED_TAINT])
     left = {name: gpus for name, gpus in free_gpus.items() if find_repelling_taints(nodes[name].taints) <= borne}
     for pod in sorted(pods, key=lambda pod: (-pod.gpus, pod.namespace, pod.name)):
@@ -146,7 +149,7 @@ def _fit_elsewhere(
 
 
 def _is_lent(node: NodeView) -> bool:
-    """By our label, or by our taint where somebody has taken the label away."""
+    """Return whether we lent the node, by its label, or by its taint if someone removed the label."""
     return bool(node.loan) or (node.is_tainted and node.epoch > 0)
 
 
@@ -158,7 +161,7 @@ logger = logging.getLogger(__name__)
 
 
 class NodeLending:
-    """Lending steps as calls. `mirrors` take in what the API server answers, ahead of the watch."""
+    """Builds API actions for lending steps. `cache` receives the responses ahead of the watch."""
 
     def __init__(self, cluster: KubernetesClient, cache: ClusterCache, *, epoch: Callable[[], int]) -> None:
         self._cluster = cluster
@@ -185,7 +188,9 @@ class NodeLending:
         self._patch_node(node, [dict(taint) for taint in node.taints if taint.get("key") != LOANED_TAINT_KEY])
 
     def _patch_node(self, node: NodeView, taints: list[Any], *, loan: str | None = None) -> None:
-        """A list of taints is replaced as a whole: the version that it was read at keeps those of others."""
+        """Patch taints, label and epoch. Taints are replaced as a list, so the resourceVersion protects changes by
+        others.
+        """
         if node.epoch > self._epoch():
             raise FencedError(f"node {node.name} bears epoch {node.epoch}, this leader has {self._epoch()}")
         metadata = {"labels": {LOAN_LABEL: loan}, "annotations": {EPOCH_ANNOTATION: str(self._epoch())}}

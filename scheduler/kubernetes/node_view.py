@@ -1,9 +1,8 @@
-"""Taints of nodes, and which of them are tolerated, as Kubernetes has them: what keeps a pod off a node keeps our pods
-off too, although we bind them past the scheduler that would look.
+"""Nodes as Ebbtide sees them, and taints and tolerations with Kubernetes semantics.
 
-Source: Kubernetes, "Taints and Tolerations".
+Ebbtide binds pods itself, so it must apply the taints that the Kubernetes scheduler would have applied.
 
-What Ebbtide has to know of a node, read once when it comes in.
+Source: Kubernetes documentation, "Taints and Tolerations".
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from scheduler.kubernetes.api_objects import EPOCH_ANNOTATION, GPU_RESOURCE, LOA
 _CONDITION_TAINT_KEYS = frozenset(
     f"node.kubernetes.io/{what}" for what in ("not-ready", "unreachable", "unschedulable")
 )
-"""What these say of a node, its condition and its cordon say as well."""
+"""Taints that repeat what the node's conditions and cordon say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """Of taints of any value where `value` is None, of any key where `key` is empty, likewise `effect`."""
+    """A toleration. None or an empty field matches every value, key or effect."""
 
     key: str = ""
     value: str | None = None
@@ -46,19 +45,19 @@ class Toleration:
         )
 
     def to_manifest(self) -> dict[str, str]:
-        """As a pod has it."""
         matched = {"operator": "Exists"} if self.value is None else {"operator": "Equal", "value": self.value}
         named = {"key": self.key, **matched, "effect": self.effect}
         return {name: text for name, text in named.items() if text or name == "value"}
 
 
 GPU_TOLERATION = Toleration(GPU_RESOURCE)
-"""Taints of this key keep pods without GPUs off dear nodes. Kubernetes' own admission plugin
-ExtendedResourceToleration gives it to each pod that asks for GPUs."""
+"""Tolerates taints that keep pods without GPUs off GPU nodes. Kubernetes' admission plugin ExtendedResourceToleration
+adds it to every pod that requests GPUs.
+"""
 
 
 def find_repelling_taints(taints: Iterable[Mapping[str, Any]]) -> frozenset[Taint]:
-    """Those of a node's `spec.taints` that keep pods off, not those that only advise against it."""
+    """Return the taints that keep pods off. PreferNoSchedule only advises."""
     named = (Taint(*(str(taint.get(name) or "") for name in ("key", "value", "effect"))) for taint in taints)
     return frozenset(taint for taint in named if taint.effect != "PreferNoSchedule")
 
@@ -66,7 +65,7 @@ def find_repelling_taints(taints: Iterable[Mapping[str, Any]]) -> frozenset[Tain
 def find_untolerated_taints(
     taints: Iterable[Mapping[str, Any]], tolerations: Iterable[Toleration]
 ) -> tuple[Taint, ...]:
-    """The taints of others that keep our pods off a node whose pool tolerates these."""
+    """Return the taints, our own excepted, that keep our pods off a node of a pool with these tolerations."""
     tolerated = (GPU_TOLERATION, *tolerations)
     left = (
         taint
@@ -80,8 +79,11 @@ def find_untolerated_taints(
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """`gpus`: those that pods may have. `loan`: the loan that we lent it for, by our label; `is_tainted`: it bears our
-    taint. `taints` are all of them, ours included. `labels` are all of them."""
+    """A node.
+
+    `gpus` are allocatable. `loan` is the loan in our label; `is_tainted`: it has our taint. `taints` and `labels` are
+    complete, our own included.
+    """
 
     name: str
     resource_version: str

@@ -1,10 +1,9 @@
-"""Mirror: what the API server holds of one kind, as far as we have heard, and what we have just written to it.
+"""ObjectCache: a local copy of one resource kind, fed by a watch and by the responses to our own writes.
 
-Two streams meet here: a watch, which tells every change in order but late, and the answers to our own writes, which
-come at once but in any order. `version` is the newest version up to which the watch has told everything. An answer that
-is not newer has nothing to add, not even where the object is missing here: then it has been deleted since. An answer
-that is newer goes in ahead of the watch. What we know to be gone is remembered by its uid, which never comes back,
-until the watch has told of its end.
+The watch delivers all changes in order, but late. Responses to our writes arrive at once, but in any order.
+`resource_version` is the version up to which the watch has delivered everything. A response that is not newer adds
+nothing: if its object is missing here, it was deleted since. A newer response is stored ahead of the watch. Uids of
+objects known to be deleted are remembered until the watch confirms the deletion.
 """
 
 from __future__ import annotations
@@ -27,10 +26,15 @@ from scheduler.kubernetes.client import BOOKMARK, DELETED, ObjectList, WatchEven
 
 
 class ObjectCache:
-    """Thread-safe. Objects are shared between all who ask, so nobody changes them, and lack managedFields. `indexed`
-    names the labels that `labelled` may be asked for. `slim` is what is kept of an object, its metadata's name, uid,
-    version and labels at least: thousands of whole pods would take hundreds of megabytes. `on_change` is called without
-    the lock, by the thread that brought the change."""
+    """A cache of one resource kind, without managedFields. Thread-safe; callers must not modify the objects.
+
+    Args:
+        indexed_labels: labels that `list_by_label` supports.
+        transform: reduces an object before it is stored, keeping at least name, uid, version and labels. Thousands of
+        full
+        pods would take hundreds of megabytes.
+        on_change: called without the lock, by the thread that brought the change.
+    """
 
     def __init__(
         self,
@@ -60,18 +64,18 @@ class ObjectCache:
 
     @property
     def has_synced(self) -> bool:
-        """A whole list has been taken in."""
+        """Whether a complete list has been stored."""
         return self._synced.is_set()
 
     @property
     def resource_version(self) -> int:
-        """Everything up to this version has been told."""
+        """The version up to which the watch has delivered everything."""
         with self._lock:
             return self._version
 
     @property
     def change_count(self) -> int:
-        """Grows with every change of what is held here."""
+        """A counter that grows with every change."""
         with self._lock:
             return self._changes
 
@@ -87,20 +91,22 @@ class ObjectCache:
             return self._objects.get((namespace, name))
 
     def snapshot(self) -> Mapping[ObjectKey, Object]:
-        """All objects at one moment. Costs a copy of the dict once per change, nothing while nothing changes."""
+        """Return all objects at one moment. The copy is made once per change."""
         with self._lock:
             if self._snapshot is None:
                 self._snapshot = MappingProxyType(dict(self._objects))
             return self._snapshot
 
     def list_by_label(self, label: str, value: str) -> tuple[Object, ...]:
-        """Those whose `label`, one of `indexed`, has this value, in the order of their keys."""
+        """Return the objects whose indexed `label` has this value, ordered by key."""
         with self._lock:
             return tuple(self._objects[key] for key in sorted(self._index[label].get(value, ())))
 
     def replace(self, listed: ObjectList) -> None:
-        """Take in a whole list: what it lacks is gone, unless it was written after the list was made. A list is read
-        from a quorum, so one that is older than what we were told is of another history: a back-up was restored."""
+        """Store a complete list. Objects missing in it are removed, unless they were written after the list was made.
+
+        Lists are quorum reads. A list older than known versions means that etcd was restored from a backup.
+        """
         version = int(listed.resource_version)
         uids = {uid_of(item) for item in listed.items}
         with self._lock:
@@ -119,7 +125,7 @@ class ObjectCache:
         self._notify([*missing, *changed])
 
     def handle_event(self, event: WatchEvent) -> None:
-        """Take in what the watch tells."""
+        """Store a change from the watch."""
         version = version_of(event.object)
         key, changed = ("", ""), False
         with self._lock:
@@ -133,15 +139,14 @@ class ObjectCache:
             self._notify([key])
 
     def assume(self, item: Object) -> None:
-        """Take in the answer to a write of ours, so that it is seen at once."""
+        """Store the response to our own write, so that it is visible at once."""
         with self._lock:
             changed = version_of(item) > self._version and self._store(item)
         if changed:
             self._notify([key_of(item)])
 
     def assume_deleted(self, item: Object) -> None:
-        """Forget this very object (its uid), which we know to be gone. Whatever the watch still has to tell of it
-        does not bring it back."""
+        """Remove the object with this uid, known to be deleted. Late watch events do not bring it back."""
         key, uid = key_of(item), uid_of(item)
         with self._lock:
             held = self._objects.get(key)
@@ -168,7 +173,7 @@ class ObjectCache:
         return True
 
     def _handle_deletion(self, item: Object, version: int) -> bool:
-        """The watch says that it is gone: by deletion, or because the selection no longer fits it."""
+        """Remove an object that the watch reports as deleted, or as no longer matching the selector."""
         self._gone_uids.discard(uid_of(item))
         held = self._objects.get(key_of(item))
         if held is None or version_of(held) > version:

@@ -1,10 +1,7 @@
-"""How an operator fares: what probes and metrics tell of it.
+"""Operator: the reconcile loop. Sends specs as commands, runs the controller's tick, and writes the results back.
 
-Operator: custom resources in, ticks as ever, custom resources out. It makes no choices of its own.
-
-One loop, as a controller's: what resources and nodes ask for goes into the inbox, the controller ticks, and what the
-snapshot says then is written back. Only the holder of the Lease does any of it, and only on mirrors that are whole and
-fresh: a resource that a mirror lacks counts as deleted.
+The operator makes no scheduling decisions. Only the Lease holder acts, and only on complete and fresh caches, because a
+resource missing in a cache counts as deleted.
 """
 
 from __future__ import annotations
@@ -33,29 +30,28 @@ from scheduler.runtime.controller import Controller, DatabaseOutage
 from scheduler.store.protocol import FencedError, LoadedState, Store, UnavailableError
 
 LIVENESS_TIMEOUT_S = 120.0
-"""Longer than any round may take: that of a large cluster, or one whose calls all wait for an API server that hangs."""
+"""Longer than any iteration: a large cluster, or calls that all wait for a hanging API server."""
 
 
 class OperatorState(Enum):
     LEADING = "leading"
     WAITING = "waiting"
-    """Another replica has the Lease, or nobody has one to give."""
+    """Another replica holds the Lease, or no one can hold it."""
     BLIND = "blind"
-    """It was elected, and does not see the cluster as it is: a kind was never listed, or not heard of for long."""
+    """Elected, but a cache is incomplete or stale."""
     NO_DATABASE = "no-database"
 
 
 @dataclass(frozen=True, slots=True)
 class LoopIteration:
-    """One look of the operator's loop: how it stood then, and how long ago the API server was heard, by resource."""
+    """One loop iteration: the operator's state, and the seconds since the last contact with the API server by resource."""
 
     state: OperatorState
     seconds_since_contact: Mapping[str, float]
 
 
 class Heartbeat:
-    """Whether a loop goes round, whatever it achieves there. `depends_on` names what the loop cannot do without and
-    that has died. Thread-safe."""
+    """Detects a hanging loop, or threads that it needs and that died. Thread-safe."""
 
     def __init__(
         self, find_dead_threads: Callable[[], tuple[str, ...]], *, monotonic_s: Callable[[], float] = time.monotonic
@@ -66,12 +62,11 @@ class Heartbeat:
         self._beat_at_s = monotonic_s()
 
     def record(self) -> None:
-        """It has gone round."""
         with self._lock:
             self._beat_at_s = self._monotonic_s()
 
     def liveness_error(self) -> str:
-        """Why the process should be started anew; empty where it is alive."""
+        """Return why the process must be restarted, or an empty string."""
         with self._lock:
             since_s = self._monotonic_s() - self._beat_at_s
         if since_s > LIVENESS_TIMEOUT_S:
@@ -83,14 +78,16 @@ class Heartbeat:
 log = logging.getLogger(__name__)
 
 ENDED_LOANS_MAX = 1000
-"""Of those that have ended, so many are looked through for what became of a Loan."""
+"""Number of recently ended loans to search for the outcome of a Loan."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopIntervals:
-    """`poll_s` between two looks for something to do. Between two rounds of reading and writing resources `round_s` at
-    most, and `calm_s` at least where something is heard: of a thousand pods there is always news. Who leads and cannot
-    reach the database for `outage_s` leaves the Lease to others for as long: it may be this replica alone that cannot.
+    """Intervals of the loop.
+
+    `poll_s`: between iterations. Resources are read and written at most every `min_round_s` while changes arrive, and
+    at least every `max_round_s`. A leader without database for `step_down_s` leaves the Lease to others for as long,
+    because only its own connection may be broken.
     """
 
     poll_s: float = 0.1
@@ -100,7 +97,7 @@ class LoopIntervals:
 
 
 class Operator:
-    """Mutable on purpose: it remembers what it saw last, and nothing that it could not see again."""
+    """The loop of one operator replica. All its state can be recovered from the cluster and the store."""
 
     def __init__(
         self,
@@ -138,7 +135,7 @@ class Operator:
         self._rounded_at_s = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop` is set: lead while elected, wait for it otherwise. Hands over at once when it ends."""
+        """Run until `stop`: lead while elected, stand by otherwise. Releases the Lease on exit."""
         self._mirrors.start()
         self._demand.start()
         self._voting = threading.Thread(target=self._election.run, args=(stop,), name="election", daemon=True)
@@ -155,26 +152,28 @@ class Operator:
 
     @property
     def may_lead(self) -> bool:
-        """It was elected, and sees the cluster as it is."""
+        """Whether it is elected and its caches are complete and fresh."""
         return self._election.is_leading and self._mirrors.has_synced and not self._mirrors.stale_kinds
 
     @property
     def epoch(self) -> int:
-        """That of the store's lease, 0 without one."""
+        """Epoch of the store's lease, 0 without one."""
         return self._controller.epoch
 
     def liveness_error(self) -> str:
-        """Why this process should be started anew; empty where it goes on. That the API server or the database does
-        not answer is no reason: another process would fare no better."""
+        """Return why the process must be restarted, or an empty string.
+
+        An unreachable API server or database is no reason: a new process could not reach it either.
+        """
         return self._pulse.liveness_error()
 
     def readiness_error(self) -> str:
-        """What it still waits for before it could lead; empty where it could."""
+        """Return what keeps the replica from leading, or an empty string."""
         unlisted = self._mirrors.unlisted_kinds
         return f"not listed yet: {', '.join(kind.plural for kind in unlisted)}" if unlisted else ""
 
     def _run_iteration(self) -> float:
-        """One look, whatever the database does; how long to wait before the next, in s."""
+        """Run one iteration, with or without a database. Return the seconds to wait before the next one."""
         pause_s = self._pace.poll_s
         try:
             self.step()
@@ -188,11 +187,11 @@ class Operator:
         return pause_s
 
     def _check_database(self) -> None:
-        """After an outage, see whether it is over: who does not lead asks nothing of the database otherwise."""
+        """End a database outage if the database responds. A standby does not use the database otherwise."""
         if not self._outage.duration_s:
             return
         if not self._controller.is_leader:
-            self._controller.step_down()  # a write that changes nothing
+            self._controller.step_down()  # the cheapest write
             self._store.load()
         self._outage.record_recovery()
         self._election.resume_candidacy()
@@ -205,15 +204,15 @@ class Operator:
         return OperatorState.BLIND if self._election.is_leading and not self.may_lead else OperatorState.WAITING
 
     def _find_dead_threads(self) -> tuple[str, ...]:
-        """Threads without which this operator will never lead again."""
+        """Return the threads whose death keeps this replica from ever leading again."""
         watches = tuple(f"the watch of {kind.plural}" for kind in self._mirrors.kinds_with_dead_watch)
         has_voted = self._voting is not None and not self._voting.is_alive()
         return (*watches, "the election") if has_voted else watches
 
     def step(self) -> TickReport | None:
-        """One look: read what resources ask for, tick, write back what is; each only where there may be something."""
+        """Run one iteration: send commands, tick, write resources. Each part runs only if something may have changed."""
         if not self.may_lead:
-            return self._controller.step()  # which gives up leading, if it did
+            return self._controller.step()  # gives up leadership if it was held
         changes, since_s = self._mirrors.change_count, time.monotonic() - self._rounded_at_s
         is_due = since_s >= (self._pace.max_round_s if changes == self._seen else self._pace.min_round_s)
         taken, settled = self._send_spec_commands() if is_due else (None, frozenset[str]())
@@ -230,7 +229,7 @@ class Operator:
         return report
 
     def _send_spec_commands(self) -> tuple[SpecCommands, frozenset[str]]:
-        """Send what differs; which of those commands have gone into the snapshot already."""
+        """Send commands for all differences. Return also the ids that are already applied to the snapshot."""
         loaded, now_s = self._store.load(), self._clock.now_s()
         taken = compute_spec_commands(self._mirrors.list_resources(), loaded, now_s, job_namespace=self._job_namespace)
         taken = with_demand(taken, self._demand.read(taken.fleet.pools, now_s), loaded.snapshot)
@@ -239,7 +238,7 @@ class Operator:
         return taken, frozenset(repeated) - waiting
 
     def _write_resources(self, spec_commands: SpecCommands, applied_command_ids: frozenset[str]) -> None:
-        """Make resources say what the snapshot says, and tell what has happened."""
+        """Write resources and Events for the current snapshot."""
         loaded, resources = self._store.load(), spec_commands.resources
         world = PublishState(
             snapshot=loaded.snapshot,

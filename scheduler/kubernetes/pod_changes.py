@@ -1,12 +1,8 @@
-"""Which agent pods a job should have, and what is missing to get there. Pure.
+"""Agent pods of a job: which to create, delete and bind. Pure.
 
-A pod belongs to a job and a node and has that node's part of the job's GPUs. It outlives generations: a resize makes
-and deletes only pods of nodes that change, so that the others' agents stay warm.
-
-Binding a gang: all pods of a job's target are bound, or none is. Pure.
-
-Kubernetes has no call that binds several pods at once, so a gang is bound only when every node has room for its pod,
-and what was bound of it is let go again where one call fails (see executor).
+A pod belongs to one job and one node and has that node's GPUs of the job. It survives generations: a resize replaces
+only pods of changed nodes, so that other agents stay warm. A gang is bound as a whole. Kubernetes has no call that
+binds several pods, so each node must have room first, and partial bindings are undone (see job_objects).
 """
 
 from __future__ import annotations
@@ -21,13 +17,13 @@ from scheduler.kubernetes.node_view import NodeView
 from scheduler.kubernetes.pod_view import PodView
 
 MIN_GRACE_PERIOD_S = 1.0
-"""Deleted with less, a pod's processes would be killed at once; an agent needs a moment to say its last word."""
+"""With less, kubelet kills the processes at once. An agent needs a moment to send its last report."""
 _EXIT_GRACE_PERIOD_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class PodToCreate:
-    """An agent pod to make: for `node`, with `gpus`; `name` follows from the job, so that it is made once."""
+    """An agent pod to create. The name is derived from the job, so that a repeated creation fails."""
 
     job_id: str
     name: str
@@ -37,7 +33,7 @@ class PodToCreate:
 
 @dataclass(frozen=True, slots=True)
 class PodToDelete:
-    """A pod to delete. Its processes have `grace_s` to save and leave."""
+    """A pod to delete. Its processes have `grace_period_s` to save and exit."""
 
     pod: PodView
     grace_period_s: float
@@ -45,9 +41,11 @@ class PodToDelete:
 
 @dataclass(frozen=True, slots=True)
 class PodChanges:
-    """`gang` are the pods of the job's target that there are, one a node; whole once each node has one, and no other
-    pod of the job is still on the node of one that is to be bound: an agent is known by its job and its node, and two
-    of them would be taken for one."""
+    """Changes to the pods of one job.
+
+    `gang` are existing pods of the target, by node. The gang is complete once each node has a pod and no other pod of
+    the job occupies a node that is still to be bound. Agents are identified by job and node, so there must not be two.
+    """
 
     create: tuple[PodToCreate, ...] = ()
     delete: tuple[PodToDelete, ...] = ()
@@ -56,12 +54,12 @@ class PodChanges:
 
 
 def compute_wanted_gpus(job: Job) -> dict[str, int]:
-    """How many GPUs the job's pod on each node is to have."""
+    """Return the GPUs that the job's pod on each node should have."""
     return {} if job.is_ended else {node: len(indices) for node, indices in sorted(job.allocation.target.items())}
 
 
 def plan_pod_changes(job: Job, pods: Iterable[PodView], now_s: float) -> PodChanges:
-    """What to make and what to delete for this job, whose pods these are."""
+    """Return the pods of this job to create and to delete. `pods` are its current pods."""
     wanted, pods = compute_wanted_gpus(job), tuple(pods)
     gang: dict[str, PodView] = {}
     delete = []
@@ -83,19 +81,20 @@ def plan_pod_changes(job: Job, pods: Iterable[PodView], now_s: float) -> PodChan
 
 
 def find_orphans(pods: Iterable[PodView], jobs: Mapping[str, Job]) -> tuple[PodToDelete, ...]:
-    """Pods of ours whose job is gone, ended long ago or never known here."""
+    """Return pods of unknown jobs."""
     left = (pod for pod in pods if pod.is_ours and pod.job_id not in jobs and not pod.is_deleting)
     return tuple(PodToDelete(pod, MIN_GRACE_PERIOD_S) for pod in left)
 
 
 def find_stranded_pods(pods: Iterable[PodView], nodes: Container[str]) -> tuple[PodToDelete, ...]:
-    """Pods of ours on nodes that are no more: nobody is left there to end them, so that they go without grace. A node
-    that is only silent may still run them."""
+    """Return pods on nodes that no longer exist, to delete without grace period. Pods on unreachable nodes may still
+    run.
+    """
     return tuple(PodToDelete(pod, 0.0) for pod in pods if pod.is_ours and pod.node and pod.node not in nodes)
 
 
 def group_by_job(pods: Iterable[PodView]) -> dict[str, list[PodView]]:
-    """Our own pods by job."""
+    """Return Ebbtide's pods by job."""
     found: dict[str, list[PodView]] = {}
     for pod in pods:
         if pod.is_ours:
@@ -104,8 +103,10 @@ def group_by_job(pods: Iterable[PodView]) -> dict[str, list[PodView]]:
 
 
 def _choose_pod_name(job: Job, number: int, leaving: Container[str]) -> str:
-    """It is the pod's host name too, which has to be a DNS label. A pod that is being deleted has its name for as long
-    as it pleases somebody's finalizer."""
+    """Return a free pod name. It is also the host name, so it must be a DNS label.
+
+    A terminating pod keeps its name for as long as it has finalizers.
+    """
     first = f"-g{job.allocation.generation}-{number}"
     ends = (f"{first}-{again}" if again else first for again in count())
     names = (truncate_name(job.id, LABEL_MAX_LENGTH - len(end)) + end for end in ends)
@@ -113,14 +114,16 @@ def _choose_pod_name(job: Job, number: int, leaving: Container[str]) -> str:
 
 
 def _blocks_binding(pods: Iterable[PodView], gang: Mapping[str, PodView]) -> bool:
-    """Whether a pod of the job is still where another one of it is to be bound."""
+    """Return whether a pod of the job still occupies a node where another one is to be bound."""
     to_bind = {node for node, pod in gang.items() if not pod.node}
     return any(pod.holds_gpus and pod.node in to_bind for pod in pods)
 
 
 def _matches_target(pod: PodView, job: Job, wanted: Mapping[str, int]) -> bool:
-    """It can go on as one of the target's pods. One that ended can where it is this generation's own: it then shows how
-    that generation ended, and stands until a decision has moved on."""
+    """Return whether the pod can serve the target.
+
+    An ended pod of the current generation can, because it shows how the generation ended until the next decision.
+    """
     if pod.is_deleting or wanted.get(pod.target_node) != pod.gpus:
         return False
     if pod.node not in ("", pod.target_node):
@@ -129,12 +132,12 @@ def _matches_target(pod: PodView, job: Job, wanted: Mapping[str, int]) -> bool:
 
 
 def _retention_key(pod: PodView) -> tuple[bool, int, str]:
-    """A bound pod before one that is not, then the older one: what runs stays."""
+    """Sort key: bound pods first, then older ones, so that running pods are retained."""
     return not pod.node, pod.generation, pod.name
 
 
 def _compute_grace_period_s(job: Job, pod: PodView, now_s: float) -> float:
-    """Until the job has to have left, where its ranks may be at work."""
+    """Return the time until the job must have left, if its ranks may be running."""
     if not pod.holds_gpus:
         return MIN_GRACE_PERIOD_S
     if job.is_ended:
@@ -144,7 +147,7 @@ def _compute_grace_period_s(job: Job, pod: PodView, now_s: float) -> float:
 
 
 def count_held_gpus(pods: Sequence[PodView]) -> dict[str, int]:
-    """GPUs by node that pods keep from others."""
+    """Return the GPUs that pods hold, by node."""
     held: dict[str, int] = {}
     for pod in pods:
         if pod.holds_gpus and pod.gpus:
@@ -154,20 +157,20 @@ def count_held_gpus(pods: Sequence[PodView]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """Pods of one job that are to be bound together, each to the node that the decision names."""
+    """Pods of one job to bind together, each to its target node."""
 
     job_id: str
     pods: tuple[PodView, ...]
 
 
 class FreeGpus:
-    """GPUs that are left on each node while gangs are dealt out: mutable on purpose, for one round of it."""
+    """Free GPUs by node, for one round of bindings."""
 
     def __init__(self, nodes: Mapping[str, NodeView], held: Mapping[str, int]) -> None:
         self._left = {name: node.gpus - held.get(name, 0) for name, node in nodes.items() if node.is_ready}
 
     def reserve(self, pods: tuple[PodView, ...]) -> bool:
-        """Take the room of all these pods, or of none where one node lacks it."""
+        """Reserve room for all pods, or for none if a node lacks it."""
         if any(self._left.get(pod.target_node, -1) < pod.gpus for pod in pods):
             return False
         for pod in pods:
@@ -176,7 +179,7 @@ class FreeGpus:
 
 
 def select_gang_to_bind(job_id: str, changes: PodChanges, free_gpus: FreeGpus) -> Gang | None:
-    """The job's pods that still have to be bound, if all of its pods are there and every node has room."""
+    """Return the job's unbound pods, if all its pods exist and every node has room."""
     if not changes.is_gang_complete or changes.gang is None:
         return None
     unbound = tuple(pod for pod in changes.gang.values() if not pod.node)

@@ -1,4 +1,4 @@
-"""What Ebbtide has to know of a pod, read once when it comes in: mirrors keep this instead of the whole object."""
+"""PodView: the fields of a pod that Ebbtide uses. Caches store it instead of the whole object."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ _ENDED_PHASES = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """`node` is where it is bound, empty before; `gpus` what its containers ask for. `job_id` and `wanted_node` are set
-    on our own pods alone, `generation` is that of the job when the pod was made. `fault`: why it cannot run, where a
-    container says so; `exit_code` of a first container that has ended."""
+    """A pod.
+
+    `node` is empty until it is bound; `gpus` are the requested GPUs. `job_id`, `target_node` and `generation` (of its
+    creation) are set on Ebbtide's own pods only. `error` is the reason that keeps it from running; `exit_code` is that
+    of the first container.
+    """
 
     namespace: str
     name: str
@@ -49,17 +52,16 @@ class PodView:
 
     @property
     def holds_gpus(self) -> bool:
-        """It keeps its node's GPUs from others: bound and not ended, being deleted or not."""
+        """Whether it occupies GPUs of its node: bound and not ended. Terminating pods do."""
         return bool(self.node) and not self.has_ended
 
     def to_object_reference(self) -> dict[str, Any]:
-        """As much of the pod as calls about this very pod need."""
+        """Return the minimal object that identifies this pod in API calls."""
         return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
 
 
 def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
-    """The facts of a pod as the API server gives it. Labels of ours that somebody else set make it none of ours: that
-    takes our scheduler's name too."""
+    """Parse a pod. Pods with our labels belong to Ebbtide only if they also name our scheduler."""
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
     ours = labels.get(MANAGED_BY_LABEL) == SCHEDULER_NAME and spec.get("schedulerName") == SCHEDULER_NAME
@@ -83,8 +85,10 @@ def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
 
 
 def count_requested_gpus(spec: Mapping[str, Any]) -> int:
-    """GPUs that a pod of this spec takes: those of its containers together, or of one init container that asks for
-    more; an init container that keeps running counts with the containers, as the scheduler of Kubernetes counts."""
+    """Return the GPUs that a pod with this spec occupies, as the Kubernetes scheduler counts them.
+
+    That is the sum of its containers and sidecars (init containers that restart always), or the largest init container.
+    """
     steady = sum(_count_container_gpus(container) for container in spec.get("containers") or ())
     peak = 0
     for container in spec.get("initContainers") or ():
@@ -112,7 +116,7 @@ def _describe_error(first: Mapping[str, Any], status: Mapping[str, Any]) -> str:
 
 
 def _error_parts(first: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
-    """A container that waits for what it cannot get, or ended; else what the pod itself says."""
+    """Yield reason and message of a container that waits or has ended, else those of the pod."""
     state = first.get("state") or {}
     for said in (state.get("waiting") or {}, state.get("terminated") or {}, status):
         if said.get("reason") and said["reason"] not in ("ContainerCreating", "PodInitializing", "Completed"):

@@ -1,4 +1,4 @@
-"""Which node of the cluster is of which Pool, and what has to change of the fleet's nodes for that."""
+"""Membership of cluster nodes in Pools, and the commands that bring the fleet's nodes in line with it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ LISTED_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class PoolMembership:
-    """`nodes`: the fleet's nodes as the cluster has them now. By the name of a pool: how many nodes match its selector,
-    `taken` those of them that are an older pool's (as node -> pool), `bare` those without GPUs, `unknown` those whose
-    GPU model nobody knows (as node -> what it says), `closed` those with taints that the pool does not tolerate."""
+    """Which nodes belong to which pool, and why others do not.
+
+    `nodes` are the resulting fleet nodes. The others are keyed by pool: `match_counts` of the selector; `conflicts`,
+    nodes of an older pool (node to pool); `without_gpus`; `unknown_gpu_models` (node to label); `untolerated_taints`
+    (node to taints).
+    """
 
     nodes: Mapping[str, Node]
     match_counts: Mapping[str, int]
@@ -68,7 +71,7 @@ class PoolMembership:
 
 @dataclass(frozen=True, slots=True)
 class NodeCommands:
-    """`bodies` by what they do. `cordoned`: nodes that the cluster wants cordoned."""
+    """Commands by name, and the nodes that the cluster cordons."""
 
     bodies: Mapping[str, CommandBody] = field(default_factory=dict)
     cordoned_nodes: frozenset[str] = frozenset()
@@ -77,8 +80,10 @@ class NodeCommands:
 def assign_nodes(
     pools: Iterable[PoolResource], machines: Iterable[ClusterNode], snapshot: Snapshot, *, rejected: Collection[str]
 ) -> PoolMembership:
-    """A home for each node. `pools` come oldest first, and the oldest one keeps a node that several select; nodes of
-    `frozen` pools stay there."""
+    """Assign each node to a pool. `pools` are ordered by age, and the oldest matching one gets the node.
+
+    Nodes of `rejected` pools stay there.
+    """
     nodes, matched = dict[str, Node](), dict[str, int]()
     taken, bare, unknown = dict[str, dict[str, str]](), dict[str, set[str]](), dict[str, dict[str, str]]()
     closed: dict[str, dict[str, str]] = {}
@@ -116,11 +121,11 @@ def compute_node_commands(
     managed: Collection[str],
     previously_cordoned: Collection[str],
 ) -> NodeCommands:
-    """Nodes to register, to cordon, to drain and to remove, of the pools `managed` alone.
+    """Return commands that register, cordon, drain and remove nodes of the `managed` pools.
 
-    A node whose pool, GPU model or number of GPUs has changed leaves and joins anew: what it is made of is fixed while
-    it is registered. One whose GPUs are gone for now, as while their driver is installed, stays and takes nothing new.
-    `cordoned_before` are those that were cordoned because of the cluster: only they are uncordoned with it.
+    A node whose pool, GPU model or number of GPUs changed is removed and registered again, because these are immutable.
+    A node without GPUs, for example during a driver update, stays and is cordoned. Only nodes in `previously_cordoned`,
+    which were cordoned because of the cluster, are uncordoned with it.
     """
     bare = {name for hosts in membership.without_gpus.values() for name in hosts}
     bodies, cordoned = dict[str, CommandBody](), set[str]()
@@ -147,7 +152,7 @@ def compute_node_commands(
 
 
 def _removal_commands(node: Node, snapshot: Snapshot, *, exists: bool) -> dict[str, CommandBody]:
-    """Drained first, so that nothing starts there, and removed once nobody holds it and it is home."""
+    """Return the command that drains the node, or removes it once no job holds it and it is not lent."""
     if exists and not node.draining:
         return {f"drain-{node.name}": CordonNode(node.name, drain=True)}
     loan = snapshot.loans.get(node.name)
@@ -156,7 +161,9 @@ def _removal_commands(node: Node, snapshot: Snapshot, *, exists: bool) -> dict[s
 
 
 def _hardware_key(node: Node) -> tuple[str, str, int]:
-    """Memory is left out: a newer release may know it better, and the fleet is not drained for that."""
+    """Return the immutable properties. Memory is excluded: a new release may correct it, which is no reason to drain
+    nodes.
+    """
     return node.pool, node.gpu, node.gpus
 
 

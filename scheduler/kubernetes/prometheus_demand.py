@@ -1,8 +1,6 @@
-"""What Prometheus answers to an instant query, as a number or as what is wrong with it. Pure.
+"""Inference demand from Prometheus: response parsing, and a thread that polls the queries of all Pools.
 
-The form of the answer: https://prometheus.io/docs/prometheus/latest/querying/api/
-
-PrometheusWatch: asks Prometheus the queries of Pools time and again, in a thread of its own: nobody waits for it.
+Source: https://prometheus.io/docs/prometheus/latest/querying/api/
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ from scheduler.kubernetes.resources.meta import format_time
 
 GPUS_MAX = 1e6
 TIME_S_MAX = 1e11
-"""Seconds since 1970: milliseconds are above it."""
+"""Seconds since 1970. Timestamps in milliseconds are larger."""
 _MESSAGE_MAX_LENGTH = 500
 _QUERY_ERROR_TYPES = ("bad_data", "execution")
 
 
 @dataclass(frozen=True, slots=True)
 class QueryValue:
-    """`at_s` is when it was evaluated; a scalar has no sample that could be older."""
+    """A query's value. `at_s` is the evaluation time; a scalar has no older sample."""
 
     value: float
     at_s: float
@@ -35,7 +33,7 @@ class QueryValue:
 
 
 def parse_query_response(status: int, body: bytes) -> QueryValue | UnknownDemand:
-    """The one number of an answer with this HTTP status, whatever it is a number of."""
+    """Return the single value of a response, or why there is none."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -56,7 +54,7 @@ def parse_query_response(status: int, body: bytes) -> QueryValue | UnknownDemand
 
 
 def to_demand(value: QueryValue, sampled_at_s: float) -> PoolDemand:
-    """The number as GPUs. Not finite, negative or beyond any cluster is no number of GPUs."""
+    """Return the value as GPUs. Values that are negative, not finite or above `GPUS_MAX` are errors."""
     if not 0.0 <= value.value <= GPUS_MAX:
         return UnknownDemand(
             UnknownDemandReason.NOT_A_NUMBER, f"the query gives {value.value:g}; allowed: 0 to {GPUS_MAX:.0f} GPUs"
@@ -98,22 +96,25 @@ def _parse_value(text: str, at_s: float, *, is_scalar: bool) -> QueryValue | Unk
 QUERY_INTERVAL_S = 15.0
 TIMEOUT_S = 10.0
 QUERIES_PER_STALE_PERIOD = 4
-"""Each query is asked so often before its last answer counts as stale."""
+"""Number of times that each query runs before its last result becomes stale."""
 RESPONSE_BYTES_MAX = 4 * 2**20
 JOIN_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusQuery:
-    """PromQL, and the age at which a sample says nothing of the present any more."""
+    """PromQL, and the age at which a sample becomes stale."""
 
     promql: str
     stale_after_s: float
 
 
 class PrometheusPoller:
-    """`url` as in http://prometheus:9090, with a path before /api where there is one, and a name and password if need
-    be. `on_change` is called by the thread after each round that brought something else."""
+    """Polls queries in its own thread.
+
+    `url` is like http://prometheus:9090, optionally with credentials and a path before /api. `on_change` is called by
+    the thread after each round with a different result.
+    """
 
     def __init__(
         self,
@@ -140,14 +141,14 @@ class PrometheusPoller:
         self._thread.start()
 
     def stop(self, *, join_s: float = JOIN_TIMEOUT_S) -> None:
-        """An answer that is still being waited for is waited for no longer: the thread is a daemon."""
+        """Stop the thread. A request in progress is abandoned, because the thread is a daemon."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(join_s)
 
     def set_queries(self, queries: Iterable[PrometheusQuery]) -> None:
-        """From now on these, and no others; new ones at once."""
+        """Poll these queries and no others. New ones run at once."""
         with self._lock:
             wanted = frozenset(queries)
             is_news = bool(wanted - self._queries)
@@ -156,7 +157,7 @@ class PrometheusPoller:
                 self._wake.set()
 
     def get_demand(self, query: PrometheusQuery, now_s: float) -> PoolDemand:
-        """What was answered last, if it is not too old by now."""
+        """Return the last result, if it is not stale."""
         with self._lock:
             answer = self._answers.get(
                 query, UnknownDemand(UnknownDemandReason.NOT_ASKED_YET, f"{self._place} is being asked")
@@ -201,10 +202,12 @@ class PrometheusPoller:
         return answer
 
     def _query_with_sample_time(self, client: httpx.Client, query: PrometheusQuery) -> PoolDemand:
-        """The value with the time of its sample. An instant query's answer bears the time at which it was evaluated,
-        so a second one asks for the sample's, as of the same moment. PromQL knows that of a plain selector alone. What
-        is computed from series gets the time of the query; no sample that is older than `stale_after_s` takes part
-        there, where Prometheus knows `lookback_delta` (Debian's 2.42 does not, and takes what is 5 minutes old)."""
+        """Return the value with the time of its sample.
+
+        An instant query returns its evaluation time, so a second query for the same moment asks for timestamp(). PromQL
+        knows the sample time of plain selectors only; computed series get the evaluation time. `lookback_delta`
+        excludes samples older than `stale_after_s` from them. Prometheus 2.42 ignores it and looks back 5 minutes.
+        """
         figure = self._run_query(client, query.promql, query.stale_after_s)
         if isinstance(figure, UnknownDemand):
             return figure
@@ -239,6 +242,6 @@ class PrometheusPoller:
 
 
 def _strip_credentials(url: str) -> str:
-    """For people to read: conditions are seen by many."""
+    """Return the URL without user and password, for messages that many people can read."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -1,10 +1,4 @@
-"""What keeps a persistent volume claim from being mounted by all pods of a job. Pure.
-
-Ebbtide binds pods itself, past the scheduler of Kubernetes, which would have waited: a pod whose claim cannot be
-mounted would hold its GPUs without an end, and its job would never start.
-
-Refusals: what the API server would not take of a job, so that it hears of it instead of waiting for ever.
-"""
+"""Reasons why a job's objects cannot be created: unusable volume claims and rejections by the API server."""
 
 from __future__ import annotations
 
@@ -23,8 +17,12 @@ _SINGLE_NODE_MODES = ("ReadWriteOnce", "ReadWriteOncePod")
 
 
 def describe_claim_error(claim: Object | None, claim_name: str, *, max_gpus: int) -> str:
-    """Empty where a job of up to so many GPUs can mount the claim at `place`, its namespace and name: now, and wherever
-    it is moved and grows to."""
+    """Return why the claim cannot be mounted by a job of up to `max_gpus` GPUs, or an empty string. `claim_name`
+    includes the namespace.
+
+    Ebbtide binds pods itself, without the Kubernetes scheduler, which would wait for the claim. A bound pod that cannot
+    mount its claim would hold its GPUs forever.
+    """
     got = f"checkpoint.volume: claim {claim_name}"
     if claim is None:
         return f"{got} does not exist"
@@ -40,16 +38,20 @@ def describe_claim_error(claim: Object | None, claim_name: str, *, max_gpus: int
 
 
 _NAMESPACE_ERRORS = ("exceeded quota", "cannot create resource", "cannot get resource", "cannot patch resource")
-"""How the API server says that a namespace is full, or that the operator lacks a right. It has no codes for either."""
+"""Messages by which the API server reports an exceeded quota or missing permissions. There are no reason codes for
+these.
+"""
 
 PAUSE_BASE_S, PAUSE_CAP_S = 2.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProvisioningFailure:
-    """Of the job's objects in one generation. `is_final`: the same object is refused again, whoever asks, whenever;
-    others may be taken later. `is_fault`: the job is wrong, not its surroundings. `times`: so often in a row; it is
-    left alone until `until_s`, on the monotonic clock."""
+    """Rejection of a job's objects in one generation.
+
+    `is_permanent`: the same object is always rejected. `is_job_error`: the job is wrong, not its environment.
+    `attempts` counts consecutive rejections; the next attempt is at `retry_at_s` on the monotonic clock.
+    """
 
     generation: int
     message: str
@@ -60,7 +62,7 @@ class ProvisioningFailure:
 
 
 def classify_api_error(generation: int, error: ApiError) -> ProvisioningFailure | None:
-    """None where the call may as well succeed the next time."""
+    """Return the failure, or None if the next attempt may succeed."""
     if not error.is_permanent:
         return None
     is_fault = not (error.is_webhook_unavailable or any(words in error.message for words in _NAMESPACE_ERRORS))
@@ -70,9 +72,10 @@ def classify_api_error(generation: int, error: ApiError) -> ProvisioningFailure 
 
 
 class ProvisioningFailures:
-    """The last one of each job, as its objects were asked for. Used by several threads. A new leader knows none, and
-    hears of them anew. What was refused is left alone for a while that grows, so that jobs which cannot run leave the
-    pace of requests to those that can."""
+    """The last failure of each job, with backoff. Thread-safe, in memory only.
+
+    The backoff leaves the request rate to jobs that can run.
+    """
 
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
@@ -81,7 +84,7 @@ class ProvisioningFailures:
         self._known: dict[str, ProvisioningFailure] = {}
 
     def record(self, job: Job, failure: ProvisioningFailure | None) -> None:
-        """What became of asking for the job's objects; None where they were taken, or may be the next time."""
+        """Record the result of an attempt, None for a success or a transient error."""
         before = self.get(job)
         with self._lock:
             if failure is None:
@@ -94,7 +97,7 @@ class ProvisioningFailures:
             self._known[job.id] = replace(failure, attempts=times, retry_at_s=until_s)
 
     def get(self, job: Job) -> ProvisioningFailure | None:
-        """What was refused of the present generation."""
+        """Return the failure of the current generation."""
         with self._lock:
             known = self._known.get(job.id)
         return known if known is not None and known.generation == job.allocation.generation else None
@@ -104,6 +107,6 @@ class ProvisioningFailures:
         return refusal is not None and self._monotonic_s() < refusal.retry_at_s
 
     def prune(self, jobs: Container[str]) -> None:
-        """Forget all others."""
+        """Drop the failures of all other jobs."""
         with self._lock:
             self._known = {job_id: known for job_id, known in self._known.items() if job_id in jobs}

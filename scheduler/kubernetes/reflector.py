@@ -1,4 +1,4 @@
-"""Watcher: keeps one mirror like the API server, whatever happens to the connection."""
+"""Reflector: keeps an ObjectCache in sync with the API server, across connection failures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ log = logging.getLogger(__name__)
 
 
 class Reflector:
-    """One thread: list, then watch from the list's version, again from where it broke off, and list anew only where
-    the server no longer keeps that version.
+    """A thread that lists, then watches from the version of the list, and resumes after disconnects.
 
-    A connection can die without a word, and a server sends no bookmarks of a kind that never changed. So it is asked to
-    end each watch before `silence_s` are over: silence for longer means that nobody is there, and we connect again.
-    That next connection may be as mute, so it begins with a list. `is_stale` after twice that time without contact:
-    nobody should decide anything new on such a mirror."""
+    It lists again only if the version has expired. Dead connections can be silent, and a kind without changes gets no
+    bookmarks. So the server is asked to end each watch before `idle_timeout_s`; longer silence is a failure, and the
+    next attempt starts with a list. The cache is stale after twice that time, and must not be used for new decisions.
+    """
 
     def __init__(
         self,
@@ -40,7 +39,7 @@ class Reflector:
     ) -> None:
         self.cache = cache
         self.list_count = 0
-        """How often the whole was listed: once, where nothing went wrong."""
+        """Number of lists: 1 without failures."""
         self.watch_count = 0
         self._cluster = cluster
         self._silence_s = idle_timeout_s
@@ -60,20 +59,21 @@ class Reflector:
 
     @property
     def seconds_since_contact(self) -> float:
-        """How long ago the server was last heard."""
+        """Seconds since the server last responded."""
         return self._monotonic_s() - self._contact_at_s
 
     @property
     def has_died(self) -> bool:
-        """Its thread has ended, and nobody told it to."""
+        """Whether the thread died without `stop`."""
         return self._thread.ident is not None and not self._thread.is_alive() and not self._stop.is_set()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, *, join_s: float = JOIN_TIMEOUT_S) -> None:
-        """Returns at once where a watch is read, and after `join_s` at most where the server does not answer: the
-        thread then ends with its request, and is a daemon."""
+        """Stop the thread. Returns at once during a watch, else after at most `join_s`; the daemon thread then ends by
+        itself.
+        """
         self._stop.set()
         with self._lock:
             if self._watch is not None:
@@ -96,7 +96,7 @@ class Reflector:
     def _list_objects(self) -> None:
         mirror = self.cache
         self.list_count += 1
-        # No patience: this loop has its own, and hears `stop` while it waits.
+        # No retries here: `_run` has its own, and they end with `stop`.
         listed = self._cluster.list(
             mirror.kind,
             namespace=mirror.namespace,
@@ -109,8 +109,9 @@ class Reflector:
         self._record_contact()
 
     def _watch_until_closed(self) -> None:
-        """Until the server ends the watch, which is a sign of life in itself. One that ends early and without a word
-        counts as a failure: a server that closes each watch at once is not asked in a hurry."""
+        """Watch until the server ends the watch. A watch that ends early and without events counts as a failure, so
+        that a server that closes every watch is not polled in a tight loop.
+        """
         began_s, heard = self._monotonic_s(), 0
         watch = self._open_watch()
         try:
@@ -155,7 +156,7 @@ class Reflector:
         self._failures = 0
 
     def _record_failure(self, error: ApiError) -> None:
-        # The first 410 is no failure of anybody's: the version is simply too old, and a list is due at once.
+        # The first 410 is not a failure: the version has expired and a list follows immediately.
         was_following = bool(self._since)
         if error.is_gone:
             self._since = ""

@@ -1,10 +1,7 @@
-"""publish: what the snapshot says, as steps that make the custom resources say the same.
+"""Writes that make custom resources match the snapshot: ElasticJobs, Pools, Queues and Loans.
 
-Nothing is remembered between two calls: what was written, and when, stands in the resources themselves. Jobs that were
-asked for over HTTP get ElasticJobs; where a job was changed over HTTP its ElasticJob follows, unless it was changed
-itself and that is still on its way into the store.
-
-Pools, Queues and Loans as the snapshot has them, as steps.
+Stateless: the resources themselves record what was written and when. Jobs submitted over HTTP get ElasticJobs. A job
+changed over HTTP changes its ElasticJob, unless the ElasticJob has a newer change that is not applied yet.
 """
 
 from __future__ import annotations
@@ -71,10 +68,10 @@ from scheduler.scheduling.policies.quota import compute_queue_usage
 
 
 def compute_resource_writes(state: PublishState) -> tuple[Writes, ...]:
-    """What has to be written, object by object; nothing where all resources say what is.
+    """Return the required writes, grouped by object.
 
     Raises:
-        FencedError: a later leader has written a Pool, a Queue or a Loan.
+        FencedError: a newer leader has written a Pool, Queue or Loan.
     """
     jobs = (_build_job_writes(each, state) for each in state.resources.elastic_jobs if is_managed_by_us(each))
     fleet = (*compute_pool_writes(state), *compute_queue_writes(state), *compute_loan_writes(state))
@@ -82,7 +79,7 @@ def compute_resource_writes(state: PublishState) -> tuple[Writes, ...]:
 
 
 def find_unreported_jobs(resources: ClusterResources, snapshot: Snapshot) -> tuple[str, ...]:
-    """Ids of jobs that are not in the snapshot and whose resources do not say yet how they ended."""
+    """Return ids of jobs that have left the snapshot and whose resources do not report an outcome yet."""
     ids = []
     for resource in resources.elastic_jobs:
         status = get_mapping(resource, "status")
@@ -95,7 +92,7 @@ def find_unreported_jobs(resources: ClusterResources, snapshot: Snapshot) -> tup
 
 @dataclass(frozen=True, slots=True)
 class _JobResource:
-    """An ElasticJob and its job. `claims` are those of this time's reading, empty where its spec was not read."""
+    """An ElasticJob and its job. `conditions` are empty if the spec was not read this time."""
 
     resource: Resource
     meta: Metadata
@@ -111,8 +108,10 @@ class _JobResource:
 
 
 def _build_job_writes(resource: Resource, state: PublishState) -> Writes:
-    """Whatever epoch it bears: that is no proof of a later leader, because the annotations of an ElasticJob are its
-    user's to write, and because a database that was restored begins with earlier epochs."""
+    """Return the writes for one ElasticJob.
+
+    Its epoch annotation is not checked: users can edit it, and a restored database restarts with earlier epochs.
+    """
     meta = parse_metadata(resource)
     job_id = derive_job_id(meta)
     lives = find_job(meta, state.snapshot.jobs, state.job_namespace)
@@ -133,7 +132,7 @@ def _build_job_writes(resource: Resource, state: PublishState) -> Writes:
 
 
 def _build_writes_without_job(subject: _JobResource, state: PublishState) -> Writes:
-    """Refused, or on its way into the store, or long ended."""
+    """Return the writes for an ElasticJob that is rejected, not submitted yet, or ended long ago."""
     resource, meta = subject.resource, subject.meta
     before = get_mapping(resource, "status")
     if _is_expired(subject, state):
@@ -158,10 +157,10 @@ def _no_such_job_condition(meta: Metadata) -> Condition:
 
 
 def _follow_job(subject: _JobResource, job: Job, state: PublishState) -> tuple[int, Writes]:
-    """The generation of the spec that is taken in, and what makes the spec follow a job that was changed elsewhere.
+    """Return the applied generation, and the writes that update the spec after a change over HTTP.
 
-    The server counts the generation up by one with our change; that one is taken in as well, so that it is not taken
-    for the wish of the resource's owner.
+    The server increments the generation for our own change. It counts as applied, so that it is not taken for a user's
+    change.
     """
     meta, asked = subject.meta, state.spec_commands.command_ids.get(subject.meta.uid, ())
     observed = get_applied_generation(subject.resource, meta)
@@ -191,7 +190,7 @@ def _has_released_resources(job: Job | None, key: tuple[str, str], state: Publis
 
 
 def _is_expired(subject: _JobResource, state: PublishState) -> bool:
-    """A job from HTTP that has ended long ago. Resources that users wrote are theirs to delete."""
+    """Return whether a job submitted over HTTP ended longer ago than its retention. Users delete their own resources."""
     status = get_mapping(subject.resource, "status")
     ended = has_ended_phase(status) and state.is_older_than(status.get("endedAt"), state.retention.jobs_s)
     return ended and is_from_api(subject.meta) and not subject.meta.is_deleting
@@ -202,7 +201,7 @@ def _build_delete(meta: Metadata) -> Writes:
 
 
 def _build_missing_resources(state: PublishState) -> Iterator[Writes]:
-    """ElasticJobs for jobs from HTTP that have none."""
+    """Yield the creation of ElasticJobs for jobs submitted over HTTP."""
     metas = (parse_metadata(resource) for resource in state.resources.elastic_jobs)
     present = {(meta.namespace, meta.name) for meta in metas}
     for job in _select_api_jobs(state.snapshot):
@@ -260,7 +259,7 @@ def compute_queue_writes(state: PublishState) -> Iterator[Writes]:
 
 
 def compute_loan_writes(state: PublishState) -> Iterator[Writes]:
-    """Each live loan has a Loan; one that has ended stays for a while, so that the story can be read."""
+    """Yield writes for Loans: one per live loan. Ended Loans stay for their retention."""
     loans = {loan.id: loan for loan in state.snapshot.loans.values()}
     present = {parse_metadata(resource).name: resource for resource in state.resources.loans}
     for name, loan in loans.items():
@@ -276,7 +275,7 @@ def compute_loan_writes(state: PublishState) -> Iterator[Writes]:
 
 
 def find_unreported_loans(resources: ClusterResources, snapshot: Snapshot) -> tuple[str, ...]:
-    """Ids of loans that are not in the snapshot and whose resources do not say yet how they ended."""
+    """Return ids of loans that have left the snapshot and whose resources do not report an outcome yet."""
     live = {loan.id for loan in snapshot.loans.values()}
     told = {
         parse_metadata(each).name
@@ -307,7 +306,7 @@ def _build_finalized_writes(
     known: Mapping[str, object],
     finalizer: str,
 ) -> Writes:
-    """Keep it until the fleet knows it no more, and say where it stands."""
+    """Return the status, and keep a finalizer on the resource until the fleet no longer contains it."""
     meta = state.read_metadata(resource)
     if meta.is_deleting and meta.name not in known:
         return remove_finalizer(kind, meta, finalizer)

@@ -1,10 +1,8 @@
-"""Putting steps into effect at the API server: several at a time, each failure told and none of them fatal.
+"""Execution of API actions, in parallel, and of writes to custom resources and Events.
 
-What failed is seen again at the next converge, because steps come from what is missing. What was refused has changed
-nothing, so that mirrors show what there is; only what may have been done unseen keeps the executor from saying that the
-state is in effect. Otherwise one job whose pods are refused, by a quota say, would keep the GPUs of all others held.
-
-Steps that concern custom resources and Events, as calls.
+A failure is logged and does not stop other actions: the next converge computes the missing steps again. Only ambiguous
+failures keep a state from counting as converged. Rejected requests changed nothing, so one job over its quota does not
+hold up all others.
 """
 
 from __future__ import annotations
@@ -30,23 +28,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ApiAction:
-    """One step as a call. `what` names it in logs."""
+    """One API call. `description` names it in logs."""
 
     description: str
     run: Callable[[], None]
 
 
 class ActionPool:
-    """A small pool of threads: one call takes milliseconds, and a gang has many."""
+    """A small thread pool: one call takes milliseconds, and a gang needs many."""
 
     def __init__(self, threads: int = 8) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="effect")
 
     def run_all(self, actions: Iterable[ApiAction]) -> int:
-        """Take all steps, in no order, and wait for them. How many failed and may have been carried out all the same.
+        """Run all actions, in no order, and return the number of ambiguous failures.
 
         Raises:
-            FencedError: something is there that a later leader has written, or this process leads no more.
+            FencedError: a newer leader has written, or this process no longer leads.
         """
         listed = list(actions)
         return self._count_ambiguous(listed, [self._pool.submit(step.run) for step in listed])
@@ -74,9 +72,11 @@ RETRIES_PER_ROUND_MAX = 10
 
 
 class ResourceWriter:
-    """Carries steps out as they are. `mirrors` take in what the API server answers, ahead of the watch. What may not be
-    made, in a namespace that is not there say, is asked for again after pauses that grow, and `AGAIN_MAX` of it at a
-    time: thousands of such jobs would otherwise keep the loop from going round."""
+    """Executes writes. `cache` receives the responses ahead of the watch.
+
+    Rejected creations, for example in a missing namespace, are retried with backoff, at most `RETRIES_PER_ROUND_MAX`
+    per round. Thousands of such jobs would otherwise stall the loop.
+    """
 
     def __init__(
         self, cluster: KubernetesClient, cache: ClusterCache, *, monotonic_s: Callable[[], float] = time.monotonic
@@ -87,7 +87,7 @@ class ResourceWriter:
         self._refused = KeyedBackoff(base_s=PAUSE_BASE_S, cap_s=PAUSE_CAP_S, rng=Random(), monotonic_s=monotonic_s)
 
     def build_actions(self, writes_by_object: Iterable[Writes]) -> Iterator[ApiAction]:
-        """One a tuple of steps: they concern one object, and nothing is done after one that fails."""
+        """Yield one action per object. After a failed write, the remaining writes of that object are skipped."""
         self._refused.prune()
         now_s, again = self._monotonic_s(), 0
         for steps in writes_by_object:
@@ -122,7 +122,8 @@ class ResourceWriter:
         try:
             self._mirrors.assume(write.kind, self._cluster.create(write.kind, write.body))
         except ApiError as refused:
-            # An Event is named by the number of what it tells of: it was told before, perhaps by an earlier leader.
+            # Events are named by their number in the store. An existing one was written before, perhaps by the previous
+            # leader.
             if write.kind is EVENT and refused.is_already_exists:
                 return
             if refused.is_permanent:
@@ -132,7 +133,6 @@ class ResourceWriter:
 
 
 def _creation_key(write: Write) -> tuple[str, str, str] | None:
-    """Of what is to be made."""
     return (write.kind.name, *key_of(write.body)) if isinstance(write, Create) else None
 
 

@@ -1,7 +1,4 @@
-"""Steps: writes to custom resources and Events, as data. Whoever carries them out chooses nothing.
-
-What the writers of custom resources share: the world they tell of, fencing, and when a status is written.
-"""
+"""Writes to custom resources and Events as data, and the rules for finalizers, fencing and status updates."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from scheduler.store.protocol import FencedError
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """An object that was not there. That one of its name is there by now is a failure like any other."""
+    """Create an object. An existing object of the same name is a failure."""
 
     kind: ResourceKind
     body: dict[str, Any]
@@ -29,8 +26,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A JSON merge patch (RFC 7386) of an object, or of its status. A conflict where a `resource_version` is given and
-    somebody else was first: it is decided anew."""
+    """A JSON merge patch (RFC 7386) of an object or its status. With `resource_version`, a newer object is a conflict."""
 
     kind: ResourceKind
     namespace: str
@@ -50,11 +46,11 @@ class Delete:
 
 Write = Create | Patch | Delete
 Writes = tuple[Write, ...]
-"""What concerns one object, in order: nothing of it is done after a step that fails."""
+"""The writes of one object, in order. A failure cancels the remaining ones."""
 
 
 def build_patch(kind: ResourceKind, meta: Metadata, change: dict[str, Any]) -> Patch:
-    """If it is still as it was when this was decided."""
+    """Return a patch that requires the object to be unchanged since it was read."""
     return Patch(kind, meta.namespace, meta.name, change, meta.resource_version)
 
 
@@ -63,8 +59,9 @@ def build_status_patch(kind: ResourceKind, meta: Metadata, status: dict[str, Any
 
 
 def compute_merge_patch(before: object, after: dict[str, Any]) -> dict[str, Any]:
-    """The smallest merge patch that makes `before` into `after`. Neither null nor an empty object stands in `after`
-    where a value is meant."""
+    """Return the smallest merge patch from `before` to `after`. `after` contains no null and no empty object as a
+    value.
+    """
     if not isinstance(before, dict):
         return after
     patch: dict[str, Any] = {name: None for name in before if name not in after and before[name] is not None}
@@ -79,13 +76,13 @@ def compute_merge_patch(before: object, after: dict[str, Any]) -> dict[str, Any]
 
 
 STATUS_REFRESH_S = 60.0
-"""What changes all the time, such as progress, is written at most so often for each resource."""
+"""Minimum interval between status updates that change only volatile fields, such as progress."""
 _VOLATILE_FIELDS = ("asOf", "message", "progress", "demandGpus")
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long what has ended stays to be seen: ElasticJobs of jobs from HTTP, and Loans."""
+    """How long ended objects are kept: ElasticJobs of jobs submitted over HTTP, and Loans."""
 
     jobs_s: float = 86_400.0
     loans_s: float = 3600.0
@@ -93,11 +90,11 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class PublishState:
-    """All that is told of. `taken` was made of no later snapshot than `snapshot`.
+    """Everything that the resources report. `spec_commands` were computed from the same or an earlier snapshot.
 
-    `waiting` is that of the tick which made the snapshot. `ended_jobs` and `ended_loans`, by id, have left it.
-    `settled` are ids of commands that went into it, `podded` jobs that still have pods, by namespace and id.
-    ElasticJobs of jobs without a namespace of their own are made in `job_namespace`.
+    `waiting_reasons` are those of the tick that made the snapshot. `ended_jobs` and `ended_loans`, by id, have left it.
+    `applied_command_ids` went into it. `jobs_with_pods` are (namespace, job id). `job_namespace` is the default
+    namespace.
     """
 
     snapshot: Snapshot
@@ -114,14 +111,14 @@ class PublishState:
 
     @property
     def resources(self) -> ClusterResources:
-        """Those that were taken in, and none that have come since: nobody has judged them yet."""
+        """The resources that `spec_commands` was computed from. Newer ones have not been validated."""
         return self.spec_commands.resources
 
     def read_metadata(self, resource: Resource) -> Metadata:
-        """Its metadata, if it is ours to write.
+        """Return the metadata, if this leader may write the resource.
 
         Raises:
-            FencedError: a later leader has written it.
+            FencedError: a newer leader has written it.
         """
         meta = parse_metadata(resource)
         if meta.epoch > self.epoch:
@@ -130,11 +127,11 @@ class PublishState:
 
     @property
     def epoch_annotations(self) -> dict[str, str]:
-        """Annotations of all that we write."""
+        """Annotations of everything that this leader writes."""
         return {EPOCH_ANNOTATION: str(self.epoch)}
 
     def is_older_than(self, text: object, age_s: float) -> bool:
-        """Whether a time in a resource has passed for so long; one that is no time has not."""
+        """Return whether `text` is a time at least `age_s` ago."""
         at_s = parse_time_s(text)
         return at_s is not None and self.now_s - at_s >= age_s
 
@@ -142,7 +139,7 @@ class PublishState:
 def add_finalizer(
     kind: ResourceKind, meta: Metadata, finalizer: str, annotations: Mapping[str, str], **more: Any
 ) -> Writes:
-    """Have the finalizer on it, and `more` metadata, so that we see it deleted."""
+    """Return a write that adds the finalizer and the `more` metadata, if missing."""
     if meta.is_deleting or finalizer in meta.finalizers:
         return ()
     return _patch_finalizers(kind, meta, [*meta.finalizers, finalizer], {"annotations": dict(annotations), **more})
@@ -158,7 +155,7 @@ def _patch_finalizers(kind: ResourceKind, meta: Metadata, finalizers: list[str],
 
 
 def build_status_writes(kind: ResourceKind, resource: Resource, status: dict[str, Any], state: PublishState) -> Writes:
-    """Write the status, if it says anything new: at once if it is more than what changes all the time."""
+    """Return the status update, if something changed. Updates of volatile fields alone are delayed."""
     before = get_mapping(resource, "status")
     change = compute_merge_patch(before, status)
     if change.keys() <= {"asOf"}:
@@ -174,7 +171,7 @@ def build_status_writes(kind: ResourceKind, resource: Resource, status: dict[str
 
 
 def _without_volatile_fields(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The status without what changes all the time, messages of conditions among it."""
+    """Return the status without volatile fields and without condition messages."""
     rest = {name: value for name, value in status.items() if name not in _VOLATILE_FIELDS}
     found = rest.get("conditions")
     if isinstance(found, list):

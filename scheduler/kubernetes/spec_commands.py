@@ -1,9 +1,9 @@
-"""intake: what custom resources and nodes of the cluster ask for, as commands for the inbox.
+"""Commands that bring the state in line with the specs of custom resources.
 
-Level-triggered: what differs from the snapshot is said, what is the same is not. Commands for a job bear the uid and
-the generation of its resource, so that each change of a resource is passed on once, however often it is seen; those for
-pools, queues and nodes bear the generation of the snapshot that they differ from, and are not repeated while one waits.
-Nobody has to be asked: all mirrors have to be complete, because a resource that is missing counts as deleted.
+Level-triggered: only differences from the snapshot become commands. Command ids of a job contain the uid and generation
+of its resource, so each change is sent once. Command ids of pools, queues and nodes contain the snapshot generation,
+and are not repeated while an equal command is pending. All caches must be complete, because a missing resource counts
+as deleted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ACTOR = "kubernetes"
 
 @dataclass(frozen=True, slots=True)
 class ClusterResources:
-    """All objects of the cluster that are read here, as the API server gives them."""
+    """All custom resources and nodes, as returned by the API server."""
 
     elastic_jobs: tuple[Resource, ...] = ()
     pools: tuple[Resource, ...] = ()
@@ -55,9 +55,11 @@ class ClusterResources:
 
 @dataclass(frozen=True, slots=True)
 class SpecCommands:
-    """What the resources ask for. By the uid of a resource: `claims` are verdicts on its spec, absent for an ElasticJob
-    whose spec is the one that was judged before; `asked` are the commands that it led to. `fleet` says how pools were
-    read. `resources` are those that were read: what is told of them later must not be told of others."""
+    """Commands, and conditions by resource uid.
+
+    `conditions` are absent for ElasticJobs whose spec was validated before. `command_ids` are the commands of each
+    resource. `resources` are the resources that were read.
+    """
 
     commands: tuple[Command, ...] = ()
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
@@ -69,10 +71,11 @@ class SpecCommands:
 def compute_spec_commands(
     resources: ClusterResources, loaded: LoadedState, now_s: float, *, job_namespace: str
 ) -> SpecCommands:
-    """Commands for what differs, and a verdict for each resource that was read. Whatever a spec holds, nothing is
-    raised: what cannot be taken in is a claim that does not hold. The owner of an ElasticJob's job is its namespace,
-    because no resource tells who made it. Jobs from HTTP that name no namespace have their
-    resources in `job_namespace`."""
+    """Return the commands for all differences, and a condition for each resource that was read.
+
+    Never raises: an invalid spec becomes a condition. The owner of an ElasticJob's job is its namespace, because
+    resources do not record their creator. Jobs without a namespace have their resources in `job_namespace`.
+    """
     snapshot = loaded.snapshot
     fleet = compute_fleet_commands(resources.pools, resources.queues, resources.nodes, loaded)
     bodies = {f"{name}-{snapshot.generation}": body for name, body in fleet.bodies.items()}
@@ -99,7 +102,7 @@ def compute_spec_commands(
 def _job_commands(
     resource: Resource, meta: Metadata, job: Job | None
 ) -> tuple[dict[str, CommandBody], Condition | None]:
-    """What an ElasticJob asks for by command id, and the verdict on its spec if that had to be read."""
+    """Return the commands of an ElasticJob by id, and the condition if its spec was validated."""
     if meta.is_deleting:
         return ({f"cancel-{meta.uid}": CancelJob(job.id)} if job is not None and _is_wanted(job) else {}), None
     status = get_mapping(resource, "status")
@@ -123,7 +126,7 @@ def _job_commands(
 
 
 def _submission(wanted: ElasticJob, meta: Metadata) -> tuple[dict[str, CommandBody], Condition]:
-    """Submitted once and never again, whatever becomes of the resource: the id holds no generation."""
+    """Return the submission. Its id has no generation, so that a job is submitted once."""
     job_id = derive_job_id(meta)
     bodies: dict[str, CommandBody] = {f"submit-{meta.uid}": SubmitJob(job_id, wanted.spec)}
     if wanted.suspend:
@@ -149,7 +152,7 @@ def _immutable_field_condition(names: tuple[str, ...]) -> Condition:
 
 
 def _cancel_missing(resources: ClusterResources, snapshot: Snapshot) -> dict[str, CommandBody]:
-    """Jobs whose resource is not there any more, though its finalizer should have kept it."""
+    """Cancel jobs whose resource disappeared despite its finalizer."""
     present = {parse_metadata(resource).uid for resource in resources.elastic_jobs}
     jobs = (job for job in snapshot.jobs.values() if job.spec.resource_uid and _is_wanted(job))
     return {

@@ -1,4 +1,4 @@
-"""ElasticJob: the custom resource of a job, to and from what the domain knows of one."""
+"""ElasticJob specs: parsing into a JobSpec, and building from a Job."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ from scheduler.kubernetes.resources.meta import Metadata, Resource, get_mapping,
 from scheduler.solver.profiles.catalog import ProfileError, list_gpu_names, list_model_names, parse_model
 
 NAME_MAX_LENGTH = 52
-"""So that the job's id, ten characters and a dash longer, can be a label and begin the name of a pod."""
+"""Leaves room for the job id (a dash and up to ten characters more), which must be a label and a pod name prefix."""
 _DURATION_FIELDS = ("durationEstimate", "deadline", "maxRunTime")
 _MUTABLE_FIELDS = ("gpus", "suspend")
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticJob:
-    """What an ElasticJob asks for."""
+    """A parsed ElasticJob spec."""
 
     spec: JobSpec
     suspend: bool
 
 
 def is_managed_by_us(resource: Resource) -> bool:
-    """Whether the job is ours to run: nobody else is named."""
+    """Return whether Ebbtide runs the job: `managedBy` names no other controller."""
     return get_mapping(resource, "spec").get("managedBy", "") in ("", None, MANAGED_BY)
 
 
 def is_from_api(meta: Metadata) -> bool:
-    """Whether the job was there before its resource: it was asked for over HTTP."""
+    """Return whether the job was submitted over HTTP, before its resource existed."""
     return meta.annotations.get(ORIGIN_ANNOTATION) == ORIGIN_API
 
 
 def derive_job_id(meta: Metadata) -> str:
-    """The job of an ElasticJob. A resource that is deleted and made anew, with another uid, is another job."""
+    """Return the job id. A recreated resource, with another uid, is another job."""
     if is_from_api(meta):
         return meta.name
     return f"{meta.name}-{base64.b32encode(sha256(meta.uid.encode()).digest()).decode().lower()[:6]}"
 
 
 def find_job(meta: Metadata, jobs: Mapping[str, Job], job_namespace: str) -> Job | None:
-    """The job of an ElasticJob, if it is among `jobs`. Names and annotations are the user's to write: a resource that
-    claims a job of another namespace, or of another resource, has none."""
+    """Return the job of an ElasticJob, or None.
+
+    Users can edit names and annotations, so a resource that claims a job of another namespace or resource has none.
+    """
     job = jobs.get(derive_job_id(meta))
     if job is None:
         return None
@@ -61,16 +63,15 @@ def find_job(meta: Metadata, jobs: Mapping[str, Job], job_namespace: str) -> Job
 
 
 def get_applied_generation(resource: Resource, meta: Metadata) -> int:
-    """The generation of the spec that the job was last made to follow, or that was made to follow the job; the first
-    of a resource of ours was. -1 where there is none yet."""
+    """Return the last generation of the spec that was applied to the job or written from it, -1 without one."""
     return max(get_observed_generation(resource), 1 if is_from_api(meta) else -1)
 
 
 def parse_elastic_job(resource: Resource) -> ElasticJob:
-    """What the resource asks for.
+    """Parse the spec.
 
     Raises:
-        RefusedError: fields are refused; the message names each with its value and what is allowed.
+        RefusedError: invalid fields; the message names each with its value and what is accepted.
     """
     meta, spec = parse_metadata(resource), resource.get("spec")
     if not isinstance(spec, Mapping):
@@ -93,7 +94,7 @@ def parse_elastic_job(resource: Resource) -> ElasticJob:
 
 
 def build_elastic_job_spec(job: Job) -> dict[str, Any]:
-    """The spec of the ElasticJob that asks for what the job's owner wants now."""
+    """Return the spec that describes the job's current state."""
     document = to_job_document(job.spec)
     document.pop("namespace", None)
     checkpoint = document["checkpoint"]
@@ -106,14 +107,14 @@ def build_elastic_job_spec(job: Job) -> dict[str, Any]:
 
 
 def find_immutable_changes(wanted: JobSpec, job: Job) -> tuple[str, ...]:
-    """Fields of the spec in which the resource differs from its job, though they are settled once it is submitted."""
+    """Return the immutable fields in which the resource differs from its job."""
     asked, present = (build_elastic_job_spec(replace(job, spec=spec)) for spec in (wanted, job.spec))
     names = [name for name in (*asked, *present) if name not in _MUTABLE_FIELDS]
     return tuple(name for name in dict.fromkeys(names) if asked.get(name) != present.get(name))
 
 
 def _format_duration(seconds: float) -> int | str:
-    """Numbers of the custom resource are whole; others are written as text without an exponent."""
+    """Return whole seconds as a number, others as text without an exponent, because the schema has no fractions."""
     return int(seconds) if seconds.is_integer() else f"{Decimal(repr(seconds)):f}s"
 
 

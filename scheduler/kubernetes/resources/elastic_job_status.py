@@ -1,8 +1,4 @@
-"""Whether a job's checkpoints outlive its pods: what was saved in a pod alone is lost with it, and nobody's work is to
-be lost without a word.
-
-The status of an ElasticJob: where its job stands, in words for columns and in figures for programs.
-"""
+"""The status of an ElasticJob: phase, reason, progress and conditions."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ _REMEDY = "give checkpoint.volume a persistentVolumeClaim that all nodes can mou
 
 
 def build_checkpoints_condition(spec: JobSpec) -> Condition:
-    """The condition CheckpointsShared: all pods of the job find what any of them saved, now and later."""
+    """Return the condition CheckpointsShared: all current and future pods of the job see the same checkpoints."""
     return _cached_condition(spec.checkpoint, spec.template_json)
 
 
@@ -63,7 +59,7 @@ def _cached_condition(checkpoint: CheckpointSpec, template_json: str) -> Conditi
 
 
 def _find_template_volume(place: str, template_json: str) -> tuple[str, str]:
-    """The volume of the template that the folder is in, and its kind; empty where there is none."""
+    """Return name and kind of the template volume that contains the directory, empty without one."""
     if not template_json:
         return "", ""
     template = json.loads(template_json)
@@ -80,7 +76,7 @@ _ACCEPTED_CONDITION = Condition(ACCEPTED, True, "Accepted", "")
 
 
 def has_ended_phase(status: Mapping[str, Any]) -> bool:
-    """Whether the status tells how the job ended. It may hold anything."""
+    """Return whether the status reports an outcome. Accepts any content."""
     phase = status.get("phase")
     return isinstance(phase, str) and phase in _END_PHASES
 
@@ -88,8 +84,11 @@ def has_ended_phase(status: Mapping[str, Any]) -> bool:
 def build_job_status(
     job: Job, waiting: Reason | None, snapshot: Snapshot, *, before: Mapping[str, Any], accepted: Iterable[Condition]
 ) -> dict[str, Any]:
-    """The status, but for what `stamped` adds. `before` is the present one, which may hold anything; `accepted` is what
-    was claimed of the resource's spec when it was read just now."""
+    """Return the status, to be completed by `complete_status`.
+
+    `before` is the current status, which may hold anything. `accepted` are the conditions of the spec if it was just
+    read.
+    """
     allocation, account = job.allocation, job.account
     claims = tuple(accepted) or find_previous_condition(before.get("conditions"), ACCEPTED) or (_ACCEPTED_CONDITION,)
     refusal = next((claim for claim in claims if not claim.holds), None)
@@ -114,7 +113,7 @@ def build_job_status(
 
 
 def build_refused_status(conditions: Iterable[Condition]) -> dict[str, Any]:
-    """The status of a resource that is no job."""
+    """Return the status of a resource with an invalid spec."""
     conditions = tuple(conditions)
     wrong = next(claim for claim in conditions if not claim.holds)
     return {"phase": REFUSED, "reason": wrong.reason, "message": wrong.message, "conditions": conditions}
@@ -123,7 +122,7 @@ def build_refused_status(conditions: Iterable[Condition]) -> dict[str, Any]:
 def complete_status(
     status: dict[str, Any], meta: Metadata, *, before: Mapping[str, Any], observed_generation: int, now_s: float
 ) -> dict[str, Any]:
-    """The status with its claims as conditions, the generation that was taken in, and the time."""
+    """Return the status with full conditions, the observed generation and the time."""
     claims = status["conditions"]
     dated = build_status_conditions(
         claims, before.get("conditions"), now_s=now_s, generation=max(observed_generation, 0)
@@ -141,8 +140,7 @@ def _format_allocation(job: Job, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _format_progress(job: Job, now_s: float) -> dict[str, Any]:
-    """What is left is told at the present speed; figures that are no numbers, such as a loss that overflowed, are
-    left out."""
+    """Return progress and the remaining time at the current speed. Values that are not finite are omitted."""
     steps, length = job.steps_at(now_s), job.spec.steps
     remaining, step_time_s = job.remaining_steps(now_s), job.step_time_s()
     runs = step_time_s < math.inf

@@ -228,8 +228,7 @@ def parse_cluster_node(node: Resource) -> ClusterNode:
 
 
 def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource) -> Node | None:
-    """Return the node as a member of the pool, cordoned if nothing may start there. None without GPUs or a known model.
-    """
+    """Return the node as a member of the pool, cordoned if nothing may start there. None without GPUs or a known model."""
     gpu = find_gpu_model(cluster_node, pool)
     if cluster_node.gpus < 1 or gpu is None:
         return None

@@ -1,7 +1,4 @@
-"""What any object at the API server says of itself, and the parts of it that anybody may have written.
-
-Conditions of the usual form: what holds of a resource, why, and since when.
-"""
+"""Metadata and conditions of resources (metav1.ObjectMeta and metav1.Condition), robust against arbitrary content."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from scheduler.kubernetes.api_objects import EPOCH_ANNOTATION
 _DIGITS_MAX = 18
 
 Resource = Mapping[str, Any]
-"""An object as the API server gives it. Its metadata has the right form; spec and status may be any JSON."""
+"""An object from the API server. Its metadata is well-formed; spec and status can be any JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """`created_at` is the server's text, which sorts by time."""
+    """Object metadata. `created_at` is the server's timestamp, which sorts by time."""
 
     name: str
     namespace: str = ""
@@ -35,7 +32,7 @@ class Metadata:
 
     @property
     def epoch(self) -> int:
-        """The epoch of who wrote it last; 0 where that was none of us."""
+        """The epoch of the leader that last wrote the resource, 0 if none did."""
         text = self.annotations.get(EPOCH_ANNOTATION, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else 0
 
@@ -57,24 +54,24 @@ def parse_metadata(resource: Resource) -> Metadata:
 
 
 def get_mapping(document: object, name: str) -> Mapping[str, Any]:
-    """The object under `name`; an empty one where there is anything else."""
+    """Return the object at `name`, or an empty one if there is anything else."""
     found = document.get(name) if isinstance(document, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
 def get_observed_generation(resource: Resource) -> int:
-    """The generation of its spec that was taken in; -1 before the first."""
+    """Return status.observedGeneration, -1 without one."""
     observed = get_mapping(resource, "status").get("observedGeneration")
     return observed if isinstance(observed, int) and not isinstance(observed, bool) else -1
 
 
 def format_time(at_s: float) -> str:
-    """Seconds since 1970 as the API server writes times: whole seconds, UTC."""
+    """Format seconds since 1970 as the API server does: whole seconds, UTC."""
     return datetime.fromtimestamp(int(at_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_time_s(text: object) -> float | None:
-    """The inverse; None where it is no time."""
+    """Parse a timestamp into seconds since 1970. None if it is invalid."""
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) and text.endswith("Z") else None
     except (ValueError, OverflowError):
@@ -96,8 +93,7 @@ MESSAGE_MAX_LENGTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition before it is known since when it holds; None: nobody can tell. `reason` is one word, `message` a
-    sentence."""
+    """A condition without its transition time. `holds` is None for Unknown; `reason` is one CamelCase word."""
 
     type: str
     holds: bool | None
@@ -108,9 +104,9 @@ class Condition:
 def build_status_conditions(
     conditions: Iterable[Condition], previous: object, *, now_s: float, generation: int
 ) -> list[dict[str, Any]]:
-    """The claims as conditions. The time of the last transition stays while the status does.
+    """Return the conditions for a status. lastTransitionTime is kept while the status stays the same.
 
-    `previous` is what the resource has under `status.conditions`, which may be anything.
+    `previous` is the current `status.conditions`, which may hold anything.
     """
     before = index_by_type(previous)
     made = []
@@ -132,13 +128,13 @@ def build_status_conditions(
 
 
 def index_by_type(conditions: object) -> dict[str, Mapping[str, Any]]:
-    """The conditions of a status by their type; what is no condition is left out."""
+    """Return the conditions by type. Invalid entries are left out."""
     found = conditions if isinstance(conditions, list) else []
     return {each["type"]: each for each in found if isinstance(each, Mapping) and isinstance(each.get("type"), str)}
 
 
 def find_previous_condition(previous: object, condition_type: str) -> tuple[Condition, ...]:
-    """What was claimed of this type when the resource's spec was last read; empty where nothing was."""
+    """Return the condition of this type from the last status, as a tuple of one, or empty without one."""
     old = index_by_type(previous).get(condition_type)
     if old is None or old.get("status") not in ("True", "False"):
         return ()
