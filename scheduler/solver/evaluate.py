@@ -1,7 +1,7 @@
-"""An independent judge: time and memory of a plan, from the plan and the request alone.
+"""Independent evaluation: time and memory of a plan, from the plan and the request alone.
 
-It shares the cost of single layers with the search (layer_times, memory_cost, layouts, hand_over), and nothing else. It
-takes any strategy that the model and the worker allow, also those that the search leaves out because they cannot win.
+The evaluation shares with the search only the costs of single layers and hand-overs. It accepts any strategy that the
+model and the worker allow, including those that the search leaves out because they cannot win.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ __all__ = ["Evaluation", "PlanError", "StageEvaluation", "TimeParts", "evaluate"
 
 @dataclass(frozen=True, slots=True)
 class TimeParts:
-    """Seconds of a device per micro-batch, by cause; `data_s` is what computing does not hide, `other_s` the optimizer
-    step, changes of layout and gathering at borders."""
+    """Seconds of a device per micro-batch, by cause.
+
+    `data_s` is the part that computation does not hide. `other_s` is the optimizer step, changes of layout and
+    gathering at borders.
+    """
 
     compute_s: float = 0.0
     tensor_s: float = 0.0
@@ -55,8 +58,10 @@ _PARTS = ("compute_s", "tensor_s", "sequence_s", "expert_s", "data_s", "other_s"
 
 @dataclass(frozen=True, slots=True)
 class StageEvaluation:
-    """Of one device of the pipeline, with all its stages where it is interleaved: time per micro-batch, and the memory
-    of one of its GPUs at the peak, reserve included."""
+    """Time per micro-batch and peak memory of one device of the pipeline, with all its stages if it is interleaved.
+
+    `memory_bytes` is for one GPU of the device, reserve included.
+    """
 
     parts: TimeParts
     memory_bytes: int
@@ -69,7 +74,7 @@ class StageEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Of one plan: `hand_overs_s` holds one time per link between devices, per micro-batch."""
+    """Time and memory of a plan; `hand_overs_s` is the time per micro-batch of each link between devices."""
 
     iteration_time_s: float
     stages: tuple[StageEvaluation, ...]
@@ -83,15 +88,15 @@ class Evaluation:
 
 
 def evaluate(plan: ParallelPlan, request: SolveRequest) -> Evaluation:
-    """Predicts `plan`; its own predictions are not looked at.
+    """Predict the time and memory of `plan`, regardless of the predictions that it contains.
 
-    With a load per micro-batch on every device and every link, c micro-batches and v stages a device, an iteration
-    takes sum(loads) / v + (c - 1 / v) x max(loads), and the profile's overhead (UniAP, CVPR'25, objective of section
+    With a load per micro-batch on every device and every link, c micro-batches and v stages per device, an iteration
+    takes sum(loads) / v + (c - 1 / v) x max(loads), plus the profile's overhead (UniAP, CVPR'25, objective of section
     3; the bubble shrinks by v, SC'21, section 2.2).
 
     Raises:
         PlanError: the plan does not cover the model's layers in order, does not fill the shape, splits the batch
-            unevenly, or uses a schedule or strategy that the hardware or the model does not allow.
+            unevenly, or uses a schedule or strategy that the hardware or the model does not support.
     """
     check_plan(plan, request)
     groups = [group for group in request.groups if group.hardware.gpu in {stage.gpu for stage in plan.stages}]
@@ -140,7 +145,7 @@ def _compute_group_costs(plan: ParallelPlan, request: SolveRequest, group: Devic
     setting = group.build_stage_setting(own[0].gpus, plan.global_batch)
     kinds = tuple(dict.fromkeys(layers))
     used = list(dict.fromkeys(as_single_layer(run) for stage in own for run in stage.strategies))
-    chosen = StrategyCandidates.from_strategies(used, micro_batches=plan.micro_batches, batch=plan.micro_batch_size)
+    candidates = StrategyCandidates.from_strategies(used, micro_batches=plan.micro_batches, batch=plan.micro_batch_size)
     layouts = tuple(dict.fromkeys(_get_layout(strategy) for strategy in used))
     table, batches = build_layer_table(kinds), np.array([plan.micro_batch_size])
     return _GroupCosts(
@@ -149,17 +154,17 @@ def _compute_group_costs(plan: ParallelPlan, request: SolveRequest, group: Devic
         kinds={kind: number for number, kind in enumerate(kinds)},
         numbers={strategy: number for number, strategy in enumerate(used)},
         layouts={layout: number for number, layout in enumerate(layouts)},
-        times=compute_layer_times(kinds, chosen, setting),
-        state_bytes=compute_state_bytes(kinds, chosen, setting),
-        kept_bytes=compute_activation_bytes(kinds, chosen, setting),
-        working_bytes=compute_buffer_bytes(kinds, chosen, setting),
-        border_s=compute_border_s(table, chosen.spreads, setting),
+        times=compute_layer_times(kinds, candidates, setting),
+        state_bytes=compute_state_bytes(kinds, candidates, setting),
+        kept_bytes=compute_activation_bytes(kinds, candidates, setting),
+        working_bytes=compute_buffer_bytes(kinds, candidates, setting),
+        border_s=compute_border_s(table, candidates.degrees, setting),
         reshard_s=compute_reshard_s(table, layouts, batches, setting)[0],
     )
 
 
 def _evaluate_device(plan: ParallelPlan, position: int, costs: _GroupCosts) -> StageEvaluation:
-    """One device of the pipeline, with all the stages that it runs."""
+    """Evaluate one device of the pipeline, with all the stages that it runs."""
     held = count_in_flight(
         plan.schedule, micro_batches=plan.micro_batches, devices=plan.pipeline_devices, position=position
     )
@@ -181,7 +186,7 @@ def _evaluate_device(plan: ParallelPlan, position: int, costs: _GroupCosts) -> S
 def _compute_layout_changes_s(
     stage: Stage, own: list[tuple[int, int]], strategies: list[LayerStrategy], costs: _GroupCosts
 ) -> float:
-    """Changes of layout inside the stage, and gathering at its borders."""
+    """Return the time of changes of layout within the stage and of gathering at its borders."""
     time_s = 0.0
     for (kind, _), (before, after) in zip(own, pairwise(strategies), strict=False):
         time_s += float(costs.reshard_s[kind, costs.layouts[_get_layout(before)], costs.layouts[_get_layout(after)]])
@@ -197,7 +202,8 @@ def _get_layout(strategy: LayerStrategy) -> Layout:
 
 
 def _compute_link_loads_s(plan: ParallelPlan, costs: dict[str, _GroupCosts]) -> tuple[float, ...]:
-    """Load of each link between devices; interleaved, the last one leads back to the first device."""
+    """Return the load of each link between devices; in an interleaved pipeline, the last link leads back to the
+    first device."""
     devices, mixed = plan.pipeline_devices, len(costs) > 1
     sides = {
         gpu: StageGroup(

@@ -1,4 +1,4 @@
-"""Why there is no plan, in one sentence with numbers, and the smallest change that would help."""
+"""Explains in one sentence why there is no plan, with numbers and the smallest change that would help."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from scheduler.solver.search.stage_oracle import OracleCache
 
 _GB = 1e9
 _ROUNDING_BYTES = 10**8
-"""Bytes in the last digit of what is said to fit, which is rounded up."""
+"""The memory that would suffice is rounded up to this many bytes."""
 _GPU_MULTIPLES = (2, 4, 8)
-"""Multiples of the GPUs that are tried before more of them are no longer proposed."""
+"""Multiples of the GPUs that are tried before no larger shape is proposed."""
 
 
 def explain_infeasible_shape(request: SolveRequest) -> Infeasibility:
-    """The shape holds more than two GPU models."""
+    """Explain that the shape holds more than two GPU models."""
     models = ", ".join(group.hardware.gpu for group in request.groups)
-    reason = f"{request.shape} holds {len(request.groups)} GPU models ({models}); a plan takes at most two of them"
+    reason = f"{request.shape} holds {len(request.groups)} GPU models ({models}); a plan can use two"
     return Infeasibility(reason, "shape")
 
 
 def explain_infeasible_batch(request: SolveRequest) -> Infeasibility:
-    """No pair of pipeline and micro-batches leaves any strategy."""
+    """Explain that no number of stages and micro-batches leaves any strategy."""
     workers = "; ".join(
         f"{group.hardware.gpu}: {', '.join(sorted(dimension.value for dimension in group.hardware.dimensions))}"
         for group in request.groups
     )
     return Infeasibility(
         f"a global batch of {request.global_batch} cannot be split evenly over {request.gpus} GPUs ({request.shape}): "
-        f"no degrees multiply to them with the data degree dividing a micro-batch (supported by {workers}); "
-        f"a global batch of {_find_nearest_batch(request)} would do",
+        f"no data-parallel degree that divides a micro-batch is possible (strategies supported by {workers}); "
+        f"a global batch of {_find_nearest_batch(request)} is possible",
         "batch",
     )
 
 
 def explain_infeasible_memory(request: SolveRequest, candidates: Iterable[Pipeline]) -> Infeasibility:
-    """Nothing fits: the leanest plan that follows one strategy in each stage, and what it would need."""
+    """Explain that nothing fits, with the leanest plan of one strategy per stage and its memory."""
     need = _find_leanest_plan(candidates)
-    hardware, strategy = need.pipeline.groups[need.team].group.hardware, need.strategy
-    limit_bytes = need.pipeline.groups[need.team].group.limit_bytes
+    hardware, strategy = need.pipeline.groups[need.group_index].group.hardware, need.strategy
+    limit_bytes = need.pipeline.groups[need.group_index].group.limit_bytes
     needed_gb = -(-hardware.occupied_bytes(need.planned_bytes) // _ROUNDING_BYTES) * _ROUNDING_BYTES / _GB
     sharding = f", zero={strategy.zero} over {strategy.shard_group}" if strategy.zero else ""
     micro_batches = need.pipeline.config.micro_batches
@@ -65,21 +65,22 @@ def explain_infeasible_memory(request: SolveRequest, candidates: Iterable[Pipeli
 
 @dataclass(frozen=True, slots=True)
 class _StageNeed:
-    """What the fullest stage counts on beyond its capacity, and its strategy."""
+    """The stage that exceeds its capacity by most, with its strategy and its planned memory."""
 
     excess_bytes: float
     planned_bytes: int
     strategy: LayerStrategy
-    team: int
+    group_index: int
     pipeline: Pipeline
 
 
 def _find_leanest_plan(candidates: Iterable[Pipeline]) -> _StageNeed:
-    """Pipelines in order of a lower bound of their need, until the bound passes the best found."""
+    """Return the smallest need over all pipelines, tried in order of a lower bound until the bound reaches the best
+    need found."""
     bounded = [
         (_compute_excess_bound(pipeline), number, pipeline)
         for number, pipeline in enumerate(candidates)
-        if pipeline.config.schedule.name is not ScheduleName.INTERLEAVED  # Holds no less than 1F1B.
+        if pipeline.config.schedule.name is not ScheduleName.INTERLEAVED  # Holds at least as much as 1F1B.
     ]
     best: _StageNeed | None = None
     for bound, _, pipeline in sorted(bounded, key=lambda entry: entry[:2]):
@@ -88,42 +89,43 @@ def _find_leanest_plan(candidates: Iterable[Pipeline]) -> _StageNeed:
         for teams in {tuple(range(len(pipeline.groups))), tuple(reversed(range(len(pipeline.groups))))}:
             need = _find_fullest_stage(pipeline, teams)
             best = need if best is None or need.excess_bytes < best.excess_bytes else best
-    assert best is not None, "there is a pipeline"
+    assert best is not None, "at least one pipeline exists"
     return best
 
 
 def _compute_excess_bound(pipeline: Pipeline) -> float:
-    """No stage can be emptier than the mean of all layers at their leanest."""
+    """Return a lower bound of the excess: no stage can need less than the mean of all layers at their leanest."""
     types = pipeline.layers.types
     least = min(
-        int(team.costed.costs.compute_memory_bytes(1).min(axis=1)[types].sum()) // pipeline.devices
-        for team in pipeline.groups
+        int(pipeline_group.costed.costs.compute_memory_bytes(1).min(axis=1)[types].sum()) // pipeline.devices
+        for pipeline_group in pipeline.groups
     )
-    return least - max(team.group.capacity_bytes for team in pipeline.groups)
+    return least - max(pipeline_group.group.capacity_bytes for pipeline_group in pipeline.groups)
 
 
 def _find_fullest_stage(pipeline: Pipeline, order: Sequence[int]) -> _StageNeed:
-    """The partition whose fullest stage exceeds its capacity by least, every stage at its leanest strategy."""
+    """Return the fullest stage of the partition that exceeds capacities by least, with each stage at its leanest
+    strategy."""
     types = pipeline.layers.types
     places = [number for number in order for _ in range(pipeline.groups[number].devices)]
     tables, reach = [], np.array([-np.inf])
     for position, number in enumerate(places):
-        team = pipeline.groups[number]
+        pipeline_group = pipeline.groups[number]
         held = min(pipeline.config.micro_batches, pipeline.devices - position)
-        excess = _compute_stage_bytes(team.costed.costs, types, held) - team.group.capacity_bytes
+        excess = _compute_stage_bytes(pipeline_group.costed.costs, types, held) - pipeline_group.group.capacity_bytes
         tables.append(excess)
         least = excess.min(axis=0)
         reach = least[0] if position == 0 else np.maximum(reach[:, None], least).min(axis=0)
     peak = float(reach[-1])
     position = next(place for place, excess in enumerate(tables) if (excess == peak).any())
-    team = pipeline.groups[places[position]]
-    strategy = _find_lean_strategies(team.costed.costs)[int(np.argwhere(tables[position] == peak)[0][0])]
-    planned = int(peak) + team.group.capacity_bytes
-    return _StageNeed(peak, planned, team.costed.build_strategy(int(strategy)), places[position], pipeline)
+    pipeline_group = pipeline.groups[places[position]]
+    strategy = _find_lean_strategies(pipeline_group.costed.costs)[int(np.argwhere(tables[position] == peak)[0][0])]
+    planned = int(peak) + pipeline_group.group.capacity_bytes
+    return _StageNeed(peak, planned, pipeline_group.costed.build_strategy(int(strategy)), places[position], pipeline)
 
 
 def _find_lean_strategies(costs: StageCosts) -> Ints:
-    """Strategies that no other one undercuts in state, kept and working bytes alike."""
+    """Return the strategies that no other strategy undercuts in state, activation and buffer bytes alike."""
     columns = np.concatenate([costs.state_bytes, costs.kept_bytes, costs.working_bytes[None]])
     first = np.unique(columns, axis=1, return_index=True)[1]
     distinct = columns[:, first]
@@ -133,7 +135,8 @@ def _find_lean_strategies(costs: StageCosts) -> Ints:
 
 
 def _compute_stage_bytes(costs: StageCosts, types: Ints, held: float) -> Floats:
-    """[S, L+1, L+1] memory of layers a to b-1 under one of the lean strategies; infinite where there is no layer."""
+    """Return [S, L+1, L+1]: memory of layers a to b-1 under one of the lean strategies; infinite if there is no
+    layer."""
     lean = costs.select_strategies(_find_lean_strategies(costs))
     memory = lean.compute_memory_bytes(held)[types].T.astype(np.float64)
     sums = np.concatenate([np.zeros((len(memory), 1)), np.cumsum(memory, axis=1)], axis=1)
@@ -143,7 +146,8 @@ def _compute_stage_bytes(costs: StageCosts, types: Ints, held: float) -> Floats:
 
 
 def _find_sufficient_shape(request: SolveRequest) -> str:
-    """The least of a few multiples of the shape on which a plan with one strategy per stage fits; empty if none."""
+    """Return the smallest multiple of the shape on which a plan with one strategy per stage fits; empty if none
+    does."""
     if len(request.groups) > 1:
         return ""
     for times in _GPU_MULTIPLES:
@@ -156,7 +160,7 @@ def _find_sufficient_shape(request: SolveRequest) -> str:
 
 
 def _find_nearest_batch(request: SolveRequest) -> int:
-    """A multiple of the GPUs always works, by data parallelism alone; a nearer batch may."""
+    """Return the nearest batch that can be split. A multiple of the GPUs always can, by data parallelism alone."""
     for step in range(1, request.gpus):
         for batch in (request.global_batch - step, request.global_batch + step):
             if batch > 0 and (batch % request.gpus == 0 or _has_single_stage_strategy(request, batch)):
@@ -165,7 +169,7 @@ def _find_nearest_batch(request: SolveRequest) -> int:
 
 
 def _has_single_stage_strategy(request: SolveRequest, batch: int) -> bool:
-    """Whether one stage of all GPUs has a strategy at this batch; longer pipelines are not looked at."""
+    """Return whether one stage of all GPUs has a strategy at this batch; longer pipelines are not tried."""
     group = request.groups[0]
     limits = DegreeLimits.from_layers(build_layer_chain(request.model, group.hardware.precision, stages=1))
     found = enumerate_degrees(limits, group.hardware.dimensions, group.node_gpus, group.gpus, batch)

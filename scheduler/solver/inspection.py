@@ -1,4 +1,4 @@
-"""What limits a plan: for each device of its pipeline, how the step is spent and what it is bound by."""
+"""Inspection of a plan: how each device of its pipeline spends the step, and what limits it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from scheduler.solver.request import SolveRequest
 from scheduler.solver.search.plan_search import SearchOutcome
 
 MEMORY_NEAR_LIMIT = 0.9
-"""Share of the memory limit from which memory counts as one of the things that bind a stage."""
+"""Share of the memory limit from which memory counts as one of the limits of a stage."""
 
 
 class Bound(StrEnum):
-    """What most of a device's step goes into; communication is named by its kind."""
+    """The largest part of a device's step; communication is named by its kind."""
 
     COMPUTE = "compute"
     TENSOR = "tensor"
@@ -31,10 +31,10 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceInspection:
-    """One device of the pipeline over one whole step; the six parts and `idle_s` add up to the step.
+    """One device of the pipeline over one step. The six parts and `idle_s` add up to the step.
 
     `other_s` is the optimizer step, changes of layout and what the host adds to each step. `layers` are the runs
-    (first, last) that it holds, `memory_bytes_max` is what a plan may take of one of its GPUs.
+    (first, last) that the device holds; `memory_bytes_max` is what a plan may use of one of its GPUs.
     """
 
     gpu: str
@@ -56,8 +56,8 @@ class DeviceInspection:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """`bubble_ratio` is the share of all GPU time of a step in which devices wait: for the pipeline to fill and drain,
-    and for its slowest part. `hand_overs_s` is one time a link and step."""
+    """`bubble_ratio` is the share of all GPU time of a step in which devices wait, while the pipeline fills and
+    drains and for its slowest part. `hand_overs_s` is one time per link and step."""
 
     bubble_ratio: float
     model_flops_utilization: float
@@ -66,26 +66,27 @@ class Inspection:
 
 
 def inspect_plan(plan: ParallelPlan, request: SolveRequest) -> Inspection:
-    """How the step of `plan` is spent, by the independent evaluator.
+    """Inspect how the step of `plan` is spent, by the independent evaluation.
 
     Raises:
         PlanError: the plan does not answer the request.
     """
-    judged = evaluate(plan, request)
-    devices = tuple(_inspect_device(plan, judged, request, position) for position in range(plan.pipeline_devices))
+    evaluation = evaluate(plan, request)
+    devices = tuple(_inspect_device(plan, evaluation, request, position) for position in range(plan.pipeline_devices))
     idle_s = sum(device.gpus * device.idle_s for device in devices)
     return Inspection(
-        bubble_ratio=idle_s / (plan.world_size * judged.iteration_time_s),
-        model_flops_utilization=judged.model_flops_utilization,
+        bubble_ratio=idle_s / (plan.world_size * evaluation.iteration_time_s),
+        model_flops_utilization=evaluation.model_flops_utilization,
         devices=devices,
-        hand_overs_s=tuple(plan.micro_batches * time_s for time_s in judged.hand_overs_s),
+        hand_overs_s=tuple(plan.micro_batches * time_s for time_s in evaluation.hand_overs_s),
     )
 
 
 def search_outcome_to_json(outcome: SearchOutcome, plan: ParallelPlan, request: SolveRequest) -> dict[str, Any]:
-    """The plan in its contract's form with what a reader may want to know beside it.
+    """Return the plan in its contract's form, with the details of the search.
 
-    `runners_up` are plans with their `slower_ratio`; `whole`, where the plan leaves GPUs out, is the best without.
+    `runners_up` are plans with their `slower_ratio`. If the plan leaves GPUs unused, `whole` is the best plan that uses
+    all.
     """
     return {
         **plan_to_json(plan),
@@ -100,14 +101,16 @@ def _slower_plan_to_json(other: ParallelPlan, plan: ParallelPlan) -> dict[str, A
     return {**plan_to_json(other), "slower_ratio": other.iteration_time_s / plan.iteration_time_s - 1.0}
 
 
-def _inspect_device(plan: ParallelPlan, judged: Evaluation, request: SolveRequest, position: int) -> DeviceInspection:
-    own, stages = judged.stages[position], plan.stages[position :: plan.pipeline_devices]
+def _inspect_device(
+    plan: ParallelPlan, evaluation: Evaluation, request: SolveRequest, position: int
+) -> DeviceInspection:
+    own, stages = evaluation.stages[position], plan.stages[position :: plan.pipeline_devices]
     group = next(group for group in request.groups if group.hardware.gpu == stages[0].gpu)
     parts = {name: plan.micro_batches * seconds for name, seconds in asdict(own.parts).items()}
     parts["other_s"] += max(
         one.hardware.iteration_overhead_s for one in request.groups if _uses_gpu_model(plan, one.hardware.gpu)
     )
-    idle_s = max(0.0, judged.iteration_time_s - sum(parts.values()))
+    idle_s = max(0.0, evaluation.iteration_time_s - sum(parts.values()))
     return DeviceInspection(
         gpu=stages[0].gpu,
         gpus=stages[0].gpus,
@@ -117,7 +120,7 @@ def _inspect_device(plan: ParallelPlan, judged: Evaluation, request: SolveReques
         memory_bytes=own.memory_bytes,
         memory_bytes_max=group.limit_bytes,
         micro_batches_held=own.in_flight,
-        bound=_find_bottleneck(parts, idle_s, slow_link=_is_link_bound(judged)),
+        bound=_find_bottleneck(parts, idle_s, slow_link=_is_link_bound(evaluation)),
         memory_near_limit=own.memory_bytes >= MEMORY_NEAR_LIMIT * group.limit_bytes,
     )
 
@@ -126,9 +129,9 @@ def _uses_gpu_model(plan: ParallelPlan, gpu: str) -> bool:
     return any(stage.gpu == gpu for stage in plan.stages)
 
 
-def _is_link_bound(judged: Evaluation) -> bool:
-    """Whether a link between devices, and no device, sets the pace."""
-    return max(judged.hand_overs_s, default=0.0) > max(stage.time_s for stage in judged.stages)
+def _is_link_bound(evaluation: Evaluation) -> bool:
+    """Return whether a link between devices, and no device, sets the pace."""
+    return max(evaluation.hand_overs_s, default=0.0) > max(stage.time_s for stage in evaluation.stages)
 
 
 def _find_bottleneck(parts_s: Mapping[str, float], idle_s: float, *, slow_link: bool) -> Bound:

@@ -1,7 +1,7 @@
-"""Instance: one pipeline to optimise as plain arrays, whatever cost model they come from.
+"""Instance: the optimisation of one pipeline as plain arrays, independent of any cost model.
 
-An instance fixes everything but the cuts, the order of the groups and each layer's strategy. The search, the MILP
-referee and the Galvatron import all speak this form: arrays in, integers (`Solution`) out.
+An instance fixes everything except the cuts, the order of the groups, and each layer's strategy. The search and the
+baselines use this form: arrays in, integers (`Solution`) out.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageCosts:
-    """What the layers cost on a stage of one width, on GPUs of one model, at one number of micro-batches.
+    """Costs of layers on a stage of one width, on GPUs of one model, at one number of micro-batches.
 
     Shapes, for T layer types, S strategies and K layouts (how the tensor between two layers lies on the GPUs):
 
         layouts        [S]        layout of each strategy
         time_s         [T, S]     one micro-batch through one layer, forward and backward
         state_bytes    [T, S]     of one layer, on one GPU, for the whole of training
-        kept_bytes     [T, S]     of one layer and one micro-batch in flight
-        working_bytes  [S]        buffer of a stage that uses the strategy; a stage needs the largest of its own
-        reshard_s      [T, K, K]  after a layer, from its layout to the next layer's, inside a stage
-        border_s       [T, S]     gathering at the first and at the last layer of a stage that has a neighbour there
+        kept_bytes     [T, S]     activations of one layer and one micro-batch in flight
+        working_bytes  [S]        buffer of a stage that uses the strategy; a stage needs the largest of its strategies'
+        reshard_s      [T, K, K]  after a layer, from its layout to the next layer's, within a stage
+        border_s       [T, S]     gathering at the first and the last layer of a stage that has a neighbour there
     """
 
     layouts: Ints
@@ -45,12 +45,12 @@ class StageCosts:
         return len(self.layouts)
 
     def compute_memory_bytes(self, in_flight: float) -> Ints:
-        """[T, S]: of one layer, with what `in_flight` micro-batches keep, rounded up."""
+        """Return [T, S]: memory of one layer with the activations of `in_flight` micro-batches, rounded up."""
         kept = self.kept_bytes * in_flight
         return np.asarray(self.state_bytes + np.ceil(kept).astype(np.int64))
 
     def select_strategies(self, strategies: Ints) -> StageCosts:
-        """The same with the strategies `chosen` alone, in that order; layouts keep their numbers."""
+        """Return the costs of only these strategies, in this order; layouts keep their numbers."""
         return StageCosts(
             layouts=self.layouts[strategies],
             time_s=self.time_s[:, strategies],
@@ -64,7 +64,7 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Time of an iteration of c micro-batches from the loads of devices and links, with v chunks a device:
+    """Time of an iteration of c micro-batches from the loads of devices and links, with v chunks per device:
 
         sum(loads) / v + (c - 1 / v) x max(loads)
 
@@ -84,7 +84,7 @@ class Objective:
 
     def compute_time_s(self, sum_s: float, largest_s: float) -> float:
         if sum_s == inf:
-            return inf  # One micro-batch has max_weight 0.
+            return inf  # Avoids 0 x inf: one micro-batch has max_weight 0.
         return self.sum_weight * sum_s + self.max_weight * largest_s
 
 
@@ -92,19 +92,19 @@ class Objective:
 class Instance:
     """A pipeline of P devices over a chain of L layers.
 
-    `types` [L] is the type of each layer. Group g gives `counts[g]` devices with `costs[g]` and `capacity_bytes[g]`
+    `types` [L] is the type of each layer. Group g provides `counts[g]` devices with `costs[g]` and `capacity_bytes[g]`
     each. The device at position i (from 0) holds `in_flight[i]` micro-batches at its peak.
 
-    `hand_over_s` [P-1, G, G, L+1]: at cut i, from a device of one group to one of another, if the next stage begins
-    with layer a; infinite for a = 0 and a = L.
+    `hand_over_s` [P-1, G, G, L+1] is the time at cut i, from a device of one group to one of another, if the next stage
+    begins with layer a; infinite for a = 0 and a = L.
 
-    `borders` fixes the cuts (and the order of the groups, then as listed); empty leaves them free.
+    `borders` fixes the cuts and keeps the groups in the listed order; if empty, both are free.
 
-    `interleave` 1 gives each device one run of layers. With v > 1 (interleaved 1F1B) `borders` cuts the layers into
-    P x v chunks, and device i holds the chunks i, P + i, 2P + i, ...; one group only, and hand_over_s [P, ...] then
+    `interleave` 1 gives each device one run of layers. With v > 1 (interleaved 1F1B) `borders` cuts the layers into P x
+    v chunks, and device i holds the chunks i, P + i, 2P + i, ... There is then only one group, and hand_over_s [P, ...]
     has one more row, from the last device back to the first.
 
-    Devices and the links between them are resources, each with a load per micro-batch, which `objective` adds up.
+    Devices and the links between them each have a load per micro-batch, which `objective` combines.
     """
 
     types: Ints
@@ -132,12 +132,12 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Integers that settle an instance.
+    """The integers that determine a solution of an instance.
 
     Attributes:
         order: group of each device, by position.
         borders: 0 = b0 < b1 < ... = L; chunk k holds the layers b(k) to b(k+1) - 1, on device k mod P.
-        choice: number of each layer's strategy in the costs of its device's group.
+        choice: strategy of each layer, as an index into the costs of its device's group.
     """
 
     order: tuple[int, ...]
@@ -147,7 +147,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class SolutionCost:
-    """What a solution costs: the objective, each device's load and memory, each link's load."""
+    """The objective of a solution, each device's load and memory, and each link's load."""
 
     time_s: float
     devices_s: tuple[float, ...]
@@ -157,7 +157,7 @@ class SolutionCost:
 
 
 def evaluate_solution(instance: Instance, solution: Solution) -> SolutionCost:
-    """Adds a solution up, term by term, from the arrays alone."""
+    """Return the cost of a solution, added up term by term from the arrays alone."""
     devices_s = [0.0] * instance.devices
     memory = [0] * instance.devices
     working = [0] * instance.devices
@@ -195,7 +195,7 @@ def _compute_chunk_s(instance: Instance, costs: StageCosts, choice: tuple[int, .
 
 
 def _compute_link_loads_s(instance: Instance, solution: Solution) -> tuple[float, ...]:
-    """Load of each link; on the ring of an interleaved pipeline the last one leads back to the first device."""
+    """Return the load of each link; in an interleaved pipeline the last link leads back to the first device."""
     devices = instance.devices
     loads_s = [0.0] * len(instance.hand_over_s)
     for number, border in enumerate(solution.borders[1:-1]):

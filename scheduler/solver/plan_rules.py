@@ -1,4 +1,4 @@
-"""What a plan must be so that the request's GPUs and its model can carry it out."""
+"""Rules that a plan must satisfy for a request's GPUs and model to be able to run it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from scheduler.solver.request import DeviceGroup, SolveRequest
 
 
 class PlanError(ValueError):
-    """A plan that the request's model, shape or hardware cannot carry out."""
+    """A plan that the request's model, shape or hardware cannot run."""
 
 
 def check_plan(plan: ParallelPlan, request: SolveRequest) -> None:
-    """Refuses a plan outside the strategy space.
+    """Check that a plan lies in the strategy space of the request.
 
     Raises:
-        PlanError: the first rule that the plan breaks, with the value and what is allowed.
+        PlanError: the first rule that the plan breaks, with the value and what is accepted.
     """
     if plan.global_batch != request.global_batch:
         raise PlanError(
@@ -44,20 +44,20 @@ def check_plan(plan: ParallelPlan, request: SolveRequest) -> None:
 
 
 def expand_layer_strategies(stage: Stage) -> list[LayerStrategy]:
-    """The strategy of each layer of `stage`, in order."""
+    """Return the strategy of each layer of `stage`, in order."""
     return [as_single_layer(run) for run in stage.strategies for _ in range(run.layers)]
 
 
 def as_single_layer(strategy: LayerStrategy) -> LayerStrategy:
-    """`strategy` for one layer, so that runs of unlike length compare equal."""
+    """Return `strategy` for one layer, so that runs of different lengths compare equal."""
     return strategy if strategy.layers == 1 else replace(strategy, layers=1)
 
 
 def find_strategy_error(strategy: LayerStrategy, limits: DegreeLimits, setting: StageSetting, batch: int) -> str:
-    """Why a layer cannot follow `strategy` at micro-batches of `batch` samples; empty if it can."""
-    for fault, what in _strategy_errors(strategy, limits, setting, batch):
-        if fault:
-            return what
+    """Return why a layer cannot follow `strategy` at micro-batches of `batch` samples; empty if it can."""
+    for broken, message in _strategy_errors(strategy, limits, setting, batch):
+        if broken:
+            return message
     missing = [
         dimension.value for dimension in _required_dimensions(strategy) if not setting.hardware.supports(dimension)
     ]
@@ -67,41 +67,42 @@ def find_strategy_error(strategy: LayerStrategy, limits: DegreeLimits, setting: 
 def _strategy_errors(
     one: LayerStrategy, limits: DegreeLimits, setting: StageSetting, batch: int
 ) -> Iterator[tuple[bool, str]]:
+    """Yield pairs (broken, message), one per rule."""
     context, node = one.ulysses * one.ring, setting.node_gpus
-    replicas, in_node, shares = one.dp * context, node // one.tp, required_token_multiple(one.ulysses, one.ring)
+    replicas, in_node, multiple = one.dp * context, node // one.tp, required_token_multiple(one.ulysses, one.ring)
     yield one.gpus != setting.gpus, f"tp x dp x ulysses x ring is {one.gpus}; the stage has {setting.gpus} GPUs"
     yield node % one.tp > 0, f"tp is {one.tp}; it must divide the {node} GPUs of the stage that share a node"
     yield limits.heads % one.tp > 0, f"tp is {one.tp}; it must divide the {limits.heads} heads"
     yield (
         bool(limits.measured) and one.tp not in limits.measured,
-        f"tp is {one.tp}; forward_s_per_sample has figures for {', '.join(map(str, sorted(limits.measured)))} alone",
+        f"tp is {one.tp}; forward_s_per_sample has only figures for {', '.join(map(str, sorted(limits.measured)))}",
     )
-    yield one.sequence_sharding and one.tp == 1, "sequence_sharding is true; it needs tp above 1"
+    yield one.sequence_sharding and one.tp == 1, "sequence_sharding is true; it must be false if tp is 1"
     yield (
         limits.attention_heads % (one.tp * one.ulysses) > 0,
         f"tp x ulysses is {one.tp * one.ulysses}; it must divide the {limits.attention_heads} attention heads",
     )
     yield (
-        limits.tokens % shares > 0,
-        f"ulysses {one.ulysses} x ring {one.ring} needs a multiple of {shares} tokens; there are {limits.tokens}",
+        limits.tokens % multiple > 0,
+        f"tokens is {limits.tokens}; it must be a multiple of {multiple} for ulysses {one.ulysses} x ring {one.ring}",
     )
     yield (
         one.sequence_sharding and limits.tokens % (one.tp * context) > 0,
-        f"sequence_sharding is true; tp x ulysses x ring, {one.tp * context}, must divide the {limits.tokens} tokens",
+        f"tp x ulysses x ring is {one.tp * context}; with sequence_sharding it must divide the {limits.tokens} tokens",
     )
     yield batch % one.dp > 0, f"dp is {one.dp}; it must divide the micro-batch of {batch} samples"
     yield replicas % one.ep > 0, f"ep is {one.ep}; it must divide the {replicas} replicas"
     yield limits.experts % one.ep > 0, f"ep is {one.ep}; it must divide the {limits.experts} experts"
-    yield one.ep > 1 and not limits.experts, f"ep is {one.ep}; the model has no experts"
+    yield one.ep > 1 and not limits.experts, f"ep is {one.ep}; it must be 1, because the model has no experts"
     yield one.zero not in range(4), f"zero is {one.zero}; it must be 0 to 3"
-    yield one.zero > 0 and replicas == 1, f"zero is {one.zero}; it needs replicas, and there is one"
+    yield one.zero > 0 and replicas == 1, f"zero is {one.zero}; it must be 0, because there is only one replica"
     hybrid = one.zero == 3 and 1 < in_node < replicas and (in_node % one.ep == 0 or one.ep % in_node == 0)
     groups = [1] if one.zero == 0 else [replicas, in_node] if hybrid else [replicas]
     yield (
         one.shard_group not in groups,
         f"shard_group is {one.shard_group}; it must be {' or '.join(map(str, groups))} at zero={one.zero}",
     )
-    yield one.offload and not one.zero and replicas > 1, "offload is true; with several replicas it needs zero above 0"
+    yield one.offload and not one.zero and replicas > 1, "offload is true; with several replicas, zero must be above 0"
 
 
 def _required_dimensions(one: LayerStrategy) -> Iterator[Dimension]:
@@ -129,24 +130,28 @@ def _check_schedule(plan: ParallelPlan) -> None:
             raise PlanError(f"interleave is {chunks}; it must be 1 under {name.value}")
         return
     if chunks < 2 or len(plan.stages) % chunks or plan.pipeline_devices < 2:
-        raise PlanError(f"interleave is {chunks} over {len(plan.stages)} stages; it must be 2 or more and divide them")
+        raise PlanError(
+            f"interleave is {chunks} over {len(plan.stages)} stages; it must be 2 or more and divide the stages"
+        )
     if plan.micro_batches % plan.pipeline_devices:
         raise PlanError(
-            f"micro_batches is {plan.micro_batches}; interleaving needs a multiple of {plan.pipeline_devices}"
+            f"micro_batches is {plan.micro_batches}; with interleaving it must be a multiple of {plan.pipeline_devices}"
         )
     if len({(stage.gpu, stage.gpus) for stage in plan.stages}) > 1:
-        raise PlanError("an interleaved pipeline needs stages of equal GPUs")
+        raise PlanError(
+            "stages have different GPUs; in an interleaved pipeline all must have the same model and number"
+        )
 
 
 def _check_gpus(plan: ParallelPlan, groups: dict[str, DeviceGroup]) -> None:
-    """A mixed shape may be left in part: a plan uses all GPUs of a model, or none."""
+    """Check that the plan uses either all GPUs of a model or none; a mixed shape may be used in part."""
     held = plan.stages[: plan.pipeline_devices]
     for gpu in dict.fromkeys(stage.gpu for stage in held):
         if gpu not in groups:
             raise PlanError(f"a stage is on {gpu!r}; the shape has {', '.join(groups)}")
         widths = {stage.gpus for stage in held if stage.gpu == gpu}
         if len(widths) > 1:
-            raise PlanError(f"stages on {gpu} have {sorted(widths)} GPUs; all must have as many")
+            raise PlanError(f"stages on {gpu} have {sorted(widths)} GPUs; all must have the same number")
         used = sum(stage.gpus for stage in held if stage.gpu == gpu)
         if used != groups[gpu].gpus:
             raise PlanError(f"the plan has {used} GPUs of {gpu}; the shape has {groups[gpu].gpus}")
@@ -157,7 +162,10 @@ def _check_layers(plan: ParallelPlan, layers: int) -> None:
     for stage in plan.stages:
         count = sum(run.layers for run in stage.strategies)
         if stage.first_layer != covered or stage.last_layer - stage.first_layer + 1 != count:
-            raise PlanError(f"stage {stage.first_layer}-{stage.last_layer} does not hold the layers it should")
+            raise PlanError(
+                f"stage {stage.first_layer}-{stage.last_layer} has strategies for layers {covered} to "
+                f"{covered + count - 1}; they must be the layers of the stage"
+            )
         covered += count
     if covered != layers:
         raise PlanError(f"the plan covers {covered} layers; the model has {layers}")
@@ -174,6 +182,6 @@ def _check_stages(plan: ParallelPlan, stages: list[Stage], group: DeviceGroup, l
     limits = DegreeLimits.from_layers(layers)
     setting = group.build_stage_setting(stages[0].gpus, plan.global_batch)
     for strategy in dict.fromkeys(as_single_layer(run) for stage in stages for run in stage.strategies):
-        fault = find_strategy_error(strategy, limits, setting, plan.micro_batch_size)
-        if fault:
-            raise PlanError(f"{fault}: {strategy} is not allowed")
+        error = find_strategy_error(strategy, limits, setting, plan.micro_batch_size)
+        if error:
+            raise PlanError(f"{error}: {strategy} is not allowed")

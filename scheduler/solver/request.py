@@ -1,4 +1,4 @@
-"""SolveRequest: one question to the solver, checked."""
+"""SolveRequest: a validated question to the solver, and the answer if there is no plan."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from scheduler.solver.profiles.model_profile import ModelProfile
 
 
 class RequestError(ValueError):
-    """A request that contradicts itself; the message names the field, the value and what is allowed."""
+    """A request that contradicts itself. The message names the field, the value and what is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup:
     """All GPUs of one model in a shape.
 
-    `node_gpus` is what every node can give to one group of ranks: the greatest common divisor of the nodes' shares.
-    On 1x2 + 2x1 this is 1, as a tensor-parallel group of 2 would have to cross nodes in one place. `node_gpus_min` is
-    the smallest share: a group that spans all nodes has the network ports of that many GPUs in each.
+    `node_gpus` is the number of GPUs that every node can give to one group of ranks: the greatest common divisor of the
+    nodes' shares. On 1x2 + 2x1 this is 1, because a tensor-parallel group of 2 would have to cross nodes somewhere.
+    `node_gpus_min` is the smallest share: a group that spans all nodes can use the network ports of that many GPUs in
+    each.
     """
 
     hardware: HardwareProfile
@@ -32,11 +33,11 @@ class DeviceGroup:
 
     @property
     def capacity_bytes(self) -> int:
-        """What a plan may count on of one GPU, the reserve taken off."""
+        """Memory of one GPU that a plan may use, without the reserve."""
         return self.hardware.plannable_bytes(self.limit_bytes)
 
     def build_stage_setting(self, gpus: int, global_batch: int) -> StageSetting:
-        """What stages of `gpus` of these GPUs depend on."""
+        """Return the cost setting of stages with `gpus` of these GPUs."""
         least = self.node_gpus_min if gpus == self.gpus else 0
         return StageSetting.for_stage(
             self.hardware, node_gpus=self.node_gpus, gpus=gpus, global_batch=global_batch, node_gpus_min=least
@@ -45,13 +46,13 @@ class DeviceGroup:
 
 @dataclass(frozen=True, slots=True)
 class SolveRequest:
-    """The fastest plan for `model` on `shape` is wanted.
+    """A request for the fastest plan for `model` on `shape`.
 
     Attributes:
         hardware: one profile for each GPU model of the shape.
         global_batch: samples of one optimizer step over all GPUs.
-        memory_bytes_max: what a plan may take of one GPU, reserve included; 0 means all that the GPU has.
-        memory_percent: what a plan really takes, in percent of its predicted peak; it must fit with that. At least 100.
+        memory_bytes_max: memory per GPU that a plan may use, reserve included; 0 means all of it.
+        memory_percent: actual memory of a plan in percent of its predicted peak, at least 100; a plan must fit with it.
     """
 
     model: ModelProfile
@@ -63,19 +64,23 @@ class SolveRequest:
 
     def __post_init__(self) -> None:
         if not self.shape.groups:
-            raise RequestError("shape is empty; it needs at least one group of GPUs")
+            raise RequestError("shape is empty; it must have at least one group of GPUs")
         profiled = [profile.gpu for profile in self.hardware]
         if sorted(profiled) != sorted({group.gpu for group in self.shape.groups}):
             raise RequestError(
-                f"hardware profiles {', '.join(profiled)}; the shape {self.shape} needs each of its GPUs once"
+                f"hardware is {', '.join(profiled)}; it must have one profile per GPU model of {self.shape}"
             )
         precisions = sorted({f"{profile.precision.value} ({profile.gpu})" for profile in self.hardware})
         if len({profile.precision for profile in self.hardware}) > 1:
-            raise RequestError(f"hardware trains in {' and '.join(precisions)}; one plan needs one precision")
+            raise RequestError(
+                f"hardware has precisions {' and '.join(precisions)}; all profiles must have the same one"
+            )
         if self.global_batch < 1:
             raise RequestError(f"global_batch is {self.global_batch}; it must be at least 1")
         if self.memory_bytes_max < 0:
-            raise RequestError(f"memory_bytes_max is {self.memory_bytes_max}; it must be 0 (the GPU's) or above")
+            raise RequestError(
+                f"memory_bytes_max is {self.memory_bytes_max}; it must be 0 (all memory of the GPU) or above"
+            )
         if self.memory_percent < 100:
             raise RequestError(f"memory_percent is {self.memory_percent}; it must be at least 100")
 
@@ -85,30 +90,33 @@ class SolveRequest:
 
     @property
     def groups(self) -> tuple[DeviceGroup, ...]:
-        """One a GPU model, in the order of the shape."""
+        """One group per GPU model, in the order of the shape."""
         by_name = {profile.gpu: profile for profile in self.hardware}
         return tuple(
             self._build_device_group(by_name[gpu]) for gpu in dict.fromkeys(group.gpu for group in self.shape.groups)
         )
 
     def restrict_to_gpu(self, gpu: str) -> SolveRequest:
-        """The same question for the GPUs of one model."""
+        """Return the same request for the GPUs of one model only."""
         groups = tuple(group for group in self.shape.groups if group.gpu == gpu)
         hardware = tuple(profile for profile in self.hardware if profile.gpu == gpu)
         return replace(self, hardware=hardware, shape=GpuShape(groups))
 
     def _build_device_group(self, hardware: HardwareProfile) -> DeviceGroup:
-        own = [group for group in self.shape.groups if group.gpu == hardware.gpu]
+        members = [group for group in self.shape.groups if group.gpu == hardware.gpu]
         limit_bytes = min(self.memory_bytes_max or hardware.memory_bytes, hardware.memory_bytes)
         limit_bytes = limit_bytes * 100 // self.memory_percent
-        shares = [group.gpus_per_node for group in own]
-        return DeviceGroup(hardware, sum(group.gpus for group in own), gcd(*shares), min(shares), limit_bytes)
+        shares = [group.gpus_per_node for group in members]
+        return DeviceGroup(hardware, sum(group.gpus for group in members), gcd(*shares), min(shares), limit_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Infeasibility:
-    """No plan exists. `constraint` is "memory", "batch" or "shape" ("budget": none was found within the budget of
-    work, so there may be one); `reason` says so with numbers, and with the smallest change that would help."""
+    """The reason why there is no plan.
+
+    `constraint` is "memory", "batch" or "shape"; or "budget" if none was found within the budget of work, so that there
+    may be one. `reason` gives the numbers and the smallest change that would help.
+    """
 
     reason: str
     constraint: str

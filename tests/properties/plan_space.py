@@ -217,7 +217,7 @@ def _costs(kinds: tuple[Layer, ...], group: int, width: int, pipe: Pipe) -> Stag
         kept_bytes=compute_activation_bytes(kinds, chosen, setting),
         working_bytes=compute_buffer_bytes(kinds, chosen, setting),
         reshard_s=compute_reshard_s(table, layouts, np.array([pipe.samples]), setting)[0],
-        border_s=compute_border_s(table, chosen.spreads, setting),
+        border_s=compute_border_s(table, chosen.degrees, setting),
     )
 
 

@@ -76,7 +76,7 @@ class _PreparedRun:
 
     setting: StageSetting
     kinds: tuple[Layer, ...]
-    chosen: StrategyCandidates
+    candidates: StrategyCandidates
     loads: Floats
     times: Ints
     share: float
@@ -97,7 +97,7 @@ class _PreparedRun:
         return cls(
             setting=group.build_stage_setting(gpus, plan.global_batch),
             kinds=kinds,
-            chosen=StrategyCandidates.from_strategies(
+            candidates=StrategyCandidates.from_strategies(
                 list(strategies), micro_batches=plan.micro_batches, batch=plan.micro_batch_size
             ),
             loads=np.array(list(loads)),
@@ -133,14 +133,14 @@ def _build_load_matrix(plan: ParallelPlan, types: Sequence[int], side: StageGrou
 def _predict_batch_s(runs: Sequence[_PreparedRun], hardware: HardwareProfile) -> Floats:
     kinds = tuple(dict.fromkeys(kind for run in runs for kind in run.kinds))
     numbers = {kind: number for number, kind in enumerate(kinds)}
-    table, chosen = build_layer_table(kinds), _concatenate_candidates([run.chosen for run in runs])
+    table, candidates = build_layer_table(kinds), _concatenate_candidates([run.candidates for run in runs])
     setting = replace(runs[0].setting, hardware=hardware)
     sent_bytes = table.boundary_bytes * np.array([run.share for run in runs])
     there_and_back = 1 + table.backward
     by_cause_s = np.stack(
         [
-            compute_layer_times(kinds, chosen, setting).total_s,
-            compute_border_s(table, chosen.spreads, setting),
+            compute_layer_times(kinds, candidates, setting).total_s,
+            compute_border_s(table, candidates.degrees, setting),
             *(
                 there_and_back * send_s(sent_bytes, far, hardware, setting.node_gpus)
                 for far in (np.zeros(1), np.ones(1))
@@ -152,12 +152,12 @@ def _predict_batch_s(runs: Sequence[_PreparedRun], hardware: HardwareProfile) ->
     return np.array(times_s) + hardware.iteration_overhead_s
 
 
-def _concatenate_candidates(chosen: Sequence[StrategyCandidates]) -> StrategyCandidates:
+def _concatenate_candidates(candidates: Sequence[StrategyCandidates]) -> StrategyCandidates:
     """One after the other, one strategy each."""
-    spreads = [one.spreads for one in chosen]
+    degrees = [one.degrees for one in candidates]
     joint = ParallelDegrees(
-        *(np.concatenate([getattr(one, each.name) for one in spreads]) for each in fields(ParallelDegrees))
+        *(np.concatenate([getattr(one, each.name) for one in degrees]) for each in fields(ParallelDegrees))
     )
-    names = [each.name for each in fields(StrategyCandidates) if each.name not in ("spreads", "spread")]
-    rest = {name: np.concatenate([getattr(one, name) for one in chosen]) for name in names}
-    return StrategyCandidates(spreads=joint, spread=np.arange(len(chosen)), **rest)
+    names = [each.name for each in fields(StrategyCandidates) if each.name not in ("degrees", "degree_index")]
+    rest = {name: np.concatenate([getattr(one, name) for one in candidates]) for name in names}
+    return StrategyCandidates(degrees=joint, degree_index=np.arange(len(candidates)), **rest)

@@ -1,18 +1,14 @@
-"""Setting: what the costs of a layer depend on, beside the layer and its strategy.
+"""Time of collectives and messages between GPUs, for many process groups at once.
 
-What moving bytes between GPUs costs, for many groups of GPUs at once.
+A collective takes a start-up time, a time per hop, and its bytes over the bandwidth of the slowest hop (Thakur et al.
+2005, section 4). The fastest of these algorithms counts, as in NCCL's tuner (github.com/NVIDIA/nccl,
+src/graph/tuning.cc). Measured times in the hardware profile replace the formulas.
 
-A collective takes a start-up time, a hop time for each step, and its bytes over the bandwidth of the slowest hop
-(Thakur et al. 2005, section 4). Of the algorithms below the fastest is taken, as NCCL's tuner does
-(github.com/NVIDIA/nccl, src/graph/tuning.cc); where the hardware profile has measured times, they are taken instead.
+* ring: over all ranks. Ranks of a node share its network ports, and the rings use all of these ports.
+* tree, for an all-reduce across nodes: a chain within each node and a double binary tree over the nodes.
+* hierarchical: across nodes among ranks of the same position, then within each node.
 
-* ring: over all ranks. Ranks that share a node share its network ports: the rings are laid through all of them.
-* tree, all-reduce across nodes alone: a chain inside each node and a double binary tree over the nodes.
-* hierarchical: across nodes each rank with its counterparts, then inside each node.
-
-`size_bytes` is the whole message: what every rank holds before an all-reduce or an all-to-all, or after an all-gather.
-
-Computing and communicating at once.
+`size_bytes` is the whole message: what each rank holds before an all-reduce or all-to-all, or after an all-gather.
 """
 
 from __future__ import annotations
@@ -29,11 +25,13 @@ from scheduler.solver.profiles.hardware_profile import Collective, HardwareProfi
 
 @dataclass(frozen=True, slots=True)
 class StageSetting:
-    """Stages of `gpus` GPUs each, of one model, in a job of `global_batch` samples an optimizer step.
+    """Stages of `gpus` GPUs of one model, in a job with `global_batch` samples per optimizer step. Create with
+    `for_stage`.
 
-    GPUs are numbered node by node, and stage i takes the i-th block of them. `node_gpus` is how many of a stage's GPUs
-    share a node wherever the stage lies: the greatest common divisor of a node and a stage. `node_gpus_min` is how many
-    it has at least in each of its nodes: more where it takes all of some uneven nodes. Make one with `of`.
+    GPUs are numbered node by node, and stage i takes the i-th block of them. `node_gpus` is the number of GPUs of a
+    stage that share a node wherever the stage lies: the greatest common divisor of the GPUs of a node and of a stage.
+    `node_gpus_min` is the smallest number that the stage has in any of its nodes; it is larger if the stage takes all
+    GPUs of uneven nodes.
     """
 
     hardware: HardwareProfile
@@ -46,10 +44,13 @@ class StageSetting:
     def for_stage(
         cls, hardware: HardwareProfile, *, node_gpus: int, gpus: int, global_batch: int, node_gpus_min: int = 0
     ) -> StageSetting:
-        """`node_gpus` is that of the cluster: equal nodes; uneven ones count as their greatest common divisor.
+        """Return the setting for a cluster with `node_gpus` GPUs per node; for uneven nodes, their greatest common
+        divisor.
 
-        Stages of one width on nodes of unlike size can so be equal settings, and share their costs. `node_gpus_min` is
-        the smallest node of a stage that takes all nodes; 0 for any other.
+        Stages of one width on nodes of different sizes can therefore have equal settings and share their costs.
+
+        Args:
+            node_gpus_min: GPUs of the smallest node, for a stage that takes all nodes; 0 for any other stage.
         """
         shared = gcd(node_gpus, gpus)
         return cls(hardware, shared, gpus, global_batch, node_gpus_min or shared)
@@ -60,13 +61,13 @@ BoolOrFloatArray = Floats | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessGroups:
-    """Groups of GPUs that talk to each other, all of one kind; every array is [B], one entry a candidate spread.
+    """Process groups of GPUs, all of one kind; every array is [B], with one entry per candidate.
 
     Attributes:
         ranks: GPUs in a group; 1 means that there is nothing to send.
-        inside: how many of them share a node.
-        ports: network ports that a group has in each of its nodes, while its neighbours use theirs.
-        node_gpus: GPUs of a node that send at once, those of other groups included.
+        ranks_per_node: GPUs of a group that share a node.
+        ports_per_node: network ports that a group has in each of its nodes while its neighbours use theirs.
+        node_gpus: GPUs of a node that send at the same time, including those of other groups.
     """
 
     ranks: Floats
@@ -77,10 +78,11 @@ class ProcessGroups:
 
     @classmethod
     def for_ranks(cls, ranks: Ints, stride: Ints, setting: StageSetting, *, spanning: bool = False) -> ProcessGroups:
-        """Groups of `ranks` GPUs whose numbers lie `stride` apart.
+        """Return groups of `ranks` GPUs whose numbers are `stride` apart.
 
-        Where a node is no multiple of the stride, every hop counts as one between nodes. On uneven nodes `inside` is
-        what all have in common; groups that are `spanning` the whole stage use the ports of the smallest share.
+        If the node's GPUs are no multiple of the stride, every hop counts as one between nodes. On uneven nodes,
+        `ranks_per_node` is what all nodes have in common; groups that span the whole stage (`spanning`) use the ports
+        of the smallest node.
         """
         fits, own, least = setting.node_gpus % stride == 0, setting.hardware, setting.node_gpus_min
         inside = np.gcd(ranks, np.maximum(np.where(fits, setting.node_gpus // stride, 1), 1))
@@ -93,9 +95,9 @@ class ProcessGroups:
 
 
 def all_gather_s(size_bytes: Floats, groups: ProcessGroups) -> Floats:
-    """Every rank ends with the whole message, of which it had an equal share; [..., B].
+    """Return the time [..., B] after which every rank has the whole message, of which each had an equal share.
 
-    A reduce-scatter is its mirror image at the same cost: adding up is free beside the transfer.
+    A reduce-scatter is the mirror image at the same cost: the additions take no time compared to the transfer.
     """
     (ring_s, ring_s_per_byte), (layered_s, layered_s_per_byte) = _cost_ring(groups), _cost_hierarchical(groups)
     time_s = np.minimum(ring_s + size_bytes * ring_s_per_byte, layered_s + size_bytes * layered_s_per_byte)
@@ -103,7 +105,7 @@ def all_gather_s(size_bytes: Floats, groups: ProcessGroups) -> Floats:
 
 
 def all_reduce_s(size_bytes: Floats, groups: ProcessGroups) -> Floats:
-    """A reduce-scatter followed by an all-gather, or a tree. Inside a node always the former."""
+    """Return the time of a reduce-scatter and an all-gather, or of a tree if that is faster across nodes."""
     time_s = 2 * all_gather_s(size_bytes, groups)
     if (groups.nodes > 1).any():
         tree_s, tree_s_per_byte = _cost_tree(groups)
@@ -112,7 +114,7 @@ def all_reduce_s(size_bytes: Floats, groups: ProcessGroups) -> Floats:
 
 
 def all_to_all_s(size_bytes: Floats, groups: ProcessGroups) -> Floats:
-    """Every rank keeps its share and sends an equal one to each other rank, inside the node and then across."""
+    """Return the time in which each rank sends an equal share to every other rank, within the node and then across."""
     own, ranks, inside = groups.hardware, groups.ranks, groups.ranks_per_node
     across = (1 - inside / ranks) / own.network_bandwidth_bytes_per_s(groups.node_gpus)
     s_per_byte = (inside - 1) / ranks / own.intra_bandwidth_bytes_per_s + across
@@ -121,8 +123,11 @@ def all_to_all_s(size_bytes: Floats, groups: ProcessGroups) -> Floats:
 
 
 def send_s(size_bytes: Floats, crosses: BoolOrFloatArray, hardware: HardwareProfile, node_gpus: int) -> Floats:
-    """One message to one peer; `crosses` is true (or 1) where the peer is in another node. `node_gpus` GPUs of the node
-    send at once."""
+    """Return the time of one message to one peer, while `node_gpus` GPUs of the node send at the same time.
+
+    Args:
+        crosses: true (or 1) if the peer is in another node.
+    """
     inside_s = hardware.intra_latency_s + size_bytes / hardware.intra_bandwidth_bytes_per_s
     across_s = hardware.inter_latency_s + size_bytes / hardware.network_bandwidth_bytes_per_s(node_gpus)
     return np.asarray(np.where(crosses, np.maximum(inside_s, across_s), inside_s))
@@ -141,7 +146,7 @@ def _compute_hops_s(groups: ProcessGroups, inside: Floats, across: Floats) -> Fl
 
 
 def _cost_ring(groups: ProcessGroups) -> tuple[Floats, Floats]:
-    """All-gather: seconds, and seconds per byte."""
+    """Return seconds, and seconds per byte, of a ring all-gather."""
     own = groups.hardware
     ports = np.minimum(own.intra_bandwidth_bytes_per_s, groups.ports_per_node * own.inter_bandwidth_bytes_per_s)
     bytes_per_s = np.where(groups.nodes > 1, ports, own.intra_bandwidth_bytes_per_s)
@@ -150,7 +155,7 @@ def _cost_ring(groups: ProcessGroups) -> tuple[Floats, Floats]:
 
 
 def _cost_hierarchical(groups: ProcessGroups) -> tuple[Floats, Floats]:
-    """Hierarchical all-gather: seconds, and seconds per byte."""
+    """Return seconds, and seconds per byte, of a hierarchical all-gather."""
     own, inside, nodes = groups.hardware, groups.ranks_per_node, groups.nodes
     hops_s = _compute_hops_s(groups, inside - 1, nodes - 1)
     across = (nodes - 1) / groups.ranks / own.network_bandwidth_bytes_per_s(groups.node_gpus)
@@ -158,7 +163,7 @@ def _cost_hierarchical(groups: ProcessGroups) -> tuple[Floats, Floats]:
 
 
 def _cost_tree(groups: ProcessGroups) -> tuple[Floats, Floats]:
-    """All-reduce: seconds, and seconds per byte; infinite inside a node."""
+    """Return seconds, and seconds per byte, of a tree all-reduce; infinite within a node."""
     own = groups.hardware
     ports = np.minimum(own.intra_bandwidth_bytes_per_s, groups.ports_per_node * own.inter_bandwidth_bytes_per_s)
     hops_s = _compute_hops_s(groups, groups.ranks_per_node - 1, np.ceil(np.log2(groups.nodes)))
@@ -169,7 +174,7 @@ def _cost_tree(groups: ProcessGroups) -> tuple[Floats, Floats]:
 def _apply_measured_times(
     time_s: Floats, size_bytes: Floats, groups: ProcessGroups, collective: Collective, share: float = 1.0
 ) -> Floats:
-    """`time_s`, but `share` of the measured time where there is a table, and 0 where there is nothing to send."""
+    """Return `time_s`, but `share` of the measured time if there is a table, and 0 if there is nothing to send."""
     settled_s = np.where(size_bytes > 0, time_s, 0.0)
     for table in groups.hardware.collectives:
         here = np.broadcast_to(groups.ranks == table.ranks, settled_s.shape)
@@ -183,6 +188,6 @@ def _apply_measured_times(
 
 
 def compute_overlapped_s(compute_s: Floats, communicate_s: Floats, coefficient: float) -> Floats:
-    """Both at once, each slowed by the coefficient until the shorter one is done (Merak; Galvatron, VLDB'23,
-    section 4)."""
+    """Return the time of computing and communicating at once: both are slowed by the coefficient until the shorter
+    one ends (Merak; Galvatron, VLDB'23, section 4)."""
     return np.asarray(np.maximum(compute_s, communicate_s) + (coefficient - 1) * np.minimum(compute_s, communicate_s))

@@ -1,12 +1,4 @@
-"""Communication time of layers, for all types and spreads at once: arrays [T, B], of one micro-batch on one GPU.
-
-Time of moving weights and gradients between replicas, for all types and spreads at once: arrays [T, B].
-
-Layouts: how the tensor between two layers lies on a stage's GPUs, and what it costs to change that.
-
-A layout is a tensor degree with or without a sharded sequence. Whether samples or tokens are split over the replicas
-does not matter to it: a replica holds an equal part of the micro-batch's rows either way.
-"""
+"""Communication time of layers on one GPU, for all layer types and degrees at once: arrays [T, B]."""
 
 from __future__ import annotations
 
@@ -32,10 +24,11 @@ from scheduler.solver.instance import Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageTimes:
-    """Seconds of the activations' messages that computing does not hide.
+    """Seconds of the activation messages of one micro-batch that computation does not hide.
 
-    tensor, ulysses, expert: of one forward pass; the backward pass, where there is one, has as many. `ring_s` and
-    `ring_back_s`: what ring attention adds to either pass. `attached_s`: of embedding and head, in both passes.
+    `tensor_s`, `ulysses_s` and `expert_s` are for one forward pass; the backward pass, if there is one, takes as long.
+    `ring_s` and `ring_back_s` are what ring attention adds to either pass. `attached_s` is for embedding and head, in
+    both passes.
     """
 
     tensor_s: Floats
@@ -47,72 +40,74 @@ class MessageTimes:
 
 
 def compute_message_times(
-    table: LayerTable, spread: ParallelDegrees, attention_s: Floats, setting: StageSetting
+    table: LayerTable, degrees: ParallelDegrees, attention_s: Floats, setting: StageSetting
 ) -> MessageTimes:
-    """Tensor-parallel all-reduces, Ulysses' all-to-alls, ring attention's exchange, and expert dispatch and combine.
+    """Return the times of tensor-parallel all-reduces, Ulysses all-to-alls, ring exchanges, and expert dispatch and
+    combine.
 
-    With the sequence sharded an all-reduce is a reduce-scatter and an all-gather, which take as long in a node.
+    With a sharded sequence, an all-reduce becomes a reduce-scatter and an all-gather, which take as long within a node.
     """
-    one = np.ones_like(spread.tp)
-    rows_bytes = table.boundary_bytes * (spread.samples / spread.context)
-    message_s = all_reduce_s(rows_bytes, ProcessGroups.for_ranks(spread.tp, one, setting))
-    exchange_s = _compute_ring_s(table, rows_bytes / spread.tp, spread, setting)
+    one = np.ones_like(degrees.tp)
+    rows_bytes = table.boundary_bytes * (degrees.samples / degrees.context)
+    message_s = all_reduce_s(rows_bytes, ProcessGroups.for_ranks(degrees.tp, one, setting))
+    exchange_s = _compute_ring_s(table, rows_bytes / degrees.tp, degrees, setting)
     hidden = setting.hardware.overlap_coefficient
     return MessageTimes(
         tensor_s=table.tensor_messages * message_s,
-        ulysses_s=_compute_ulysses_s(table, rows_bytes / spread.tp, spread, setting),
+        ulysses_s=_compute_ulysses_s(table, rows_bytes / degrees.tp, degrees, setting),
         ring_s=compute_overlapped_s(attention_s, exchange_s, hidden) - attention_s,
         ring_back_s=compute_overlapped_s(2 * attention_s, 2 * exchange_s, hidden) - 2 * attention_s,
-        expert_s=_compute_dispatch_s(table, rows_bytes, spread, setting),
+        expert_s=_compute_dispatch_s(table, rows_bytes, degrees, setting),
         attached_s=table.attached_messages * message_s,
     )
 
 
 def _compute_ulysses_s(
-    table: LayerTable, share_bytes: Floats, spread: ParallelDegrees, setting: StageSetting
+    table: LayerTable, share_bytes: Floats, degrees: ParallelDegrees, setting: StageSetting
 ) -> Floats:
-    """Queries, keys, values and the output change from split tokens to split heads and back: four all-to-alls
-    (DeepSpeed-Ulysses, arXiv 2309.14509, section 3.2)."""
-    groups = ProcessGroups.for_ranks(spread.ulysses, spread.tp, setting)
-    if not (spread.ulysses > 1).any():
+    """Return the time of four all-to-alls: queries, keys and values change from split tokens to split heads, and the
+    output back (DeepSpeed-Ulysses, arXiv 2309.14509, section 3.2)."""
+    groups = ProcessGroups.for_ranks(degrees.ulysses, degrees.tp, setting)
+    if not (degrees.ulysses > 1).any():
         return np.zeros(share_bytes.shape)
     attends = np.where(table.attention_flops > 0, 1.0, 0.0)
     ends_s = 2 * all_to_all_s(share_bytes * attends, groups)
     return ends_s + 2 * all_to_all_s(share_bytes * attends * table.key_value_share, groups)
 
 
-def _compute_ring_s(table: LayerTable, share_bytes: Floats, spread: ParallelDegrees, setting: StageSetting) -> Floats:
-    """Keys and values travel once around the ring (ring - 1 hops) while attention works on the block at hand; the
-    backward pass sends their gradients along (USP, arXiv 2405.07719, section 3)."""
-    if not (spread.ring > 1).any():
+def _compute_ring_s(table: LayerTable, share_bytes: Floats, degrees: ParallelDegrees, setting: StageSetting) -> Floats:
+    """Return the time in which keys and values travel around the ring (ring - 1 hops) while attention works on the
+    present block; the backward pass sends their gradients along (USP, arXiv 2405.07719, section 3)."""
+    if not (degrees.ring > 1).any():
         return np.zeros(share_bytes.shape)
-    groups = ProcessGroups.for_ranks(spread.ring, spread.tp * spread.ulysses, setting)
+    groups = ProcessGroups.for_ranks(degrees.ring, degrees.tp * degrees.ulysses, setting)
     block_bytes = 2 * share_bytes * table.key_value_share * np.where(table.attention_flops > 0, 1.0, 0.0)
     hop_s = send_s(block_bytes, groups.nodes > 1, setting.hardware, setting.node_gpus_min)
-    return np.where(block_bytes > 0, (spread.ring - 1) * hop_s, 0.0)
+    return np.where(block_bytes > 0, (degrees.ring - 1) * hop_s, 0.0)
 
 
 def _compute_dispatch_s(
-    table: LayerTable, rows_bytes: Floats, spread: ParallelDegrees, setting: StageSetting
+    table: LayerTable, rows_bytes: Floats, degrees: ParallelDegrees, setting: StageSetting
 ) -> Floats:
-    """Dispatch and combine: each token's row goes to its experts and comes back (GShard, arXiv 2006.16668). The
-    fullest rank takes `expert_imbalance` times the mean."""
-    if not (spread.ep > 1).any():
+    """Return the time of dispatch and combine: each token's row goes to its experts and back (GShard, arXiv
+    2006.16668). The fullest rank receives `expert_imbalance` times the mean."""
+    if not (degrees.ep > 1).any():
         return np.zeros(rows_bytes.shape)
-    share_bytes = rows_bytes * table.experts_per_token * np.where(table.experts > 0, 1.0, 0.0) / spread.tp
+    share_bytes = rows_bytes * table.experts_per_token * np.where(table.experts > 0, 1.0, 0.0) / degrees.tp
     moved = share_bytes * setting.hardware.expert_imbalance
-    return 2 * all_to_all_s(moved, ProcessGroups.for_ranks(spread.ep, spread.tp, setting))
+    return 2 * all_to_all_s(moved, ProcessGroups.for_ranks(degrees.ep, degrees.tp, setting))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReductionTimes:
-    """Seconds for one layer's weights, experts included.
+    """Seconds of moving one layer's weights and gradients between replicas, experts included.
 
     Attributes:
-        gather_s: all weights, from shards over all replicas. `scatter_s`: gradients of those that are trained.
+        gather_s: all-gather of all weights from shards over all replicas.
+        scatter_s: reduce-scatter of the gradients of trained weights.
         node_gather_s, node_scatter_s: the same over the replicas of a node.
-        reduce_s: all-reduce of all gradients; `across_s` of one node's shard of them with the other nodes.
-        tied_s: summing the gradients of tied weights, of which first and last stage hold a copy each.
+        reduce_s: all-reduce of all gradients; `across_s` is that of one node's shard with the other nodes.
+        tied_s: sum of the gradients of tied weights, of which first and last stage hold a copy each.
     """
 
     gather_s: Floats
@@ -124,42 +119,50 @@ class ReductionTimes:
     tied_s: Floats
 
 
-def compute_reduction_times(table: LayerTable, chosen: StrategyCandidates, setting: StageSetting) -> ReductionTimes:
+def compute_reduction_times(table: LayerTable, candidates: StrategyCandidates, setting: StageSetting) -> ReductionTimes:
     """Replicas are neighbours at a distance of tp; those of one expert lie ep times as far apart."""
-    spread = chosen.spreads
-    every = _compute_replica_times(table.dense_parameters, spread.replicas, spread.tp, chosen, setting)
+    degrees = candidates.degrees
+    every = _compute_replica_times(table.dense_parameters, degrees.replicas, degrees.tp, candidates, setting)
     if table.expert_parameters.any():
         own = _compute_replica_times(
-            table.expert_parameters / spread.ep, spread.replicas // spread.ep, spread.tp * spread.ep, chosen, setting
+            table.expert_parameters / degrees.ep,
+            degrees.replicas // degrees.ep,
+            degrees.tp * degrees.ep,
+            candidates,
+            setting,
         )
         every = [one + two for one, two in zip(every, own, strict=True)]
-    scatter_s, node_scatter_s, reduce_s, across_s = _select_gradient_times(every, table, chosen, setting)
+    scatter_s, node_scatter_s, reduce_s, across_s = _select_gradient_times(every, table, candidates, setting)
     gather_s, node_gather_s, *_ = every
-    tied_s = _compute_tied_s(table, spread.tp, setting)
+    tied_s = _compute_tied_s(table, degrees.tp, setting)
     return ReductionTimes(gather_s, node_gather_s, scatter_s, node_scatter_s, reduce_s, across_s, tied_s)
 
 
 def _select_gradient_times(
-    every: list[Floats], table: LayerTable, chosen: StrategyCandidates, setting: StageSetting
+    every: list[Floats], table: LayerTable, candidates: StrategyCandidates, setting: StageSetting
 ) -> list[Floats]:
-    """The part of `every` (gather, node_gather, reduce and across of all weights) that moves gradients: nothing of a
-    frozen layer but the head's, which is trained."""
+    """Return the part of `every` that moves gradients: nothing of a frozen layer except the head, which is always
+    trained.
+
+    Args:
+        every: gather, node_gather, reduce and across times of all weights.
+    """
     own = [table.trained * all_s for all_s in every]
     head = table.trained_head_parameters
     if not head.any():
         return own
-    moved = _compute_replica_times(head, chosen.spreads.replicas, chosen.spreads.tp, chosen, setting)
+    moved = _compute_replica_times(head, candidates.degrees.replicas, candidates.degrees.tp, candidates, setting)
     return [own_s + np.where(head > 0, head_s, 0.0) for own_s, head_s in zip(own, moved, strict=True)]
 
 
 def _compute_replica_times(
-    parameters: Floats, replicas: Ints, stride: Ints, chosen: StrategyCandidates, setting: StageSetting
+    parameters: Floats, replicas: Ints, stride: Ints, candidates: StrategyCandidates, setting: StageSetting
 ) -> list[Floats]:
-    """gather, node_gather, reduce and across of weights that `replicas` hold, `stride` apart."""
-    size_bytes = parameters * setting.hardware.precision.value_bytes / chosen.spreads.tp
+    """Return gather, node_gather, reduce and across times of weights that `replicas` ranks hold, `stride` apart."""
+    size_bytes = parameters * setting.hardware.precision.value_bytes / candidates.degrees.tp
     every = ProcessGroups.for_ranks(replicas, stride, setting, spanning=True)
     gather_s, reduce_s = all_gather_s(size_bytes, every), all_reduce_s(size_bytes, every)
-    if not chosen.hybrid.any():
+    if not candidates.hybrid.any():
         return [gather_s, gather_s, reduce_s, np.zeros_like(reduce_s)]
     in_node = np.maximum(setting.node_gpus // stride, 1)
     node = ProcessGroups.for_ranks(in_node, stride, setting)
@@ -168,37 +171,44 @@ def _compute_replica_times(
 
 
 def _compute_tied_s(table: LayerTable, tp: Ints, setting: StageSetting) -> Floats:
-    """An all-reduce over two GPUs: each sends its gradients to the other."""
+    """Return the time of an all-reduce over two GPUs, each of which sends its gradients to the other."""
     size_bytes = table.tied_parameters * setting.hardware.precision.value_bytes / tp
     sent_s = send_s(size_bytes, 1 - table.tied_inside, setting.hardware, setting.node_gpus)
     return np.where(size_bytes > 0, sent_s, 0.0)
 
 
 Layout = tuple[int, bool]
-"""Tensor degree, and whether the sequence is sharded over it."""
+"""Tensor degree, and whether the sequence is sharded over it: how the tensor between two layers lies on a stage's GPUs.
+
+Splitting samples or tokens over replicas does not matter: a replica holds an equal part of the micro-batch's rows.
+"""
 
 
-def list_layouts(spread: ParallelDegrees) -> tuple[tuple[Layout, ...], Ints]:
-    """The distinct layouts, and the number of each spread's among them; both in ascending order of degree."""
-    keys, numbers = np.unique(spread.tp * 2 + spread.sharded, return_inverse=True)
+def list_layouts(degrees: ParallelDegrees) -> tuple[tuple[Layout, ...], Ints]:
+    """Return the distinct layouts, and the index of each candidate's layout; both in ascending order of degree."""
+    keys, numbers = np.unique(degrees.tp * 2 + degrees.sharded, return_inverse=True)
     return tuple((int(key) // 2, bool(key % 2)) for key in keys), numbers.astype(np.int64)
 
 
-def compute_border_s(table: LayerTable, spread: ParallelDegrees, setting: StageSetting) -> Floats:
-    """[T, B]: at a stage's border the tensor ranks gather what the hand-over brought in equal shares, forward at the
-    first layer and backward at the last. A sharded sequence leaves it as it came. A last layer without a backward pass
-    is charged for it all the same, as a change of layout is for both directions: an upper bound."""
-    rows_bytes = table.boundary_bytes * (spread.samples / spread.context)
-    gather_s = all_gather_s(rows_bytes, ProcessGroups.for_ranks(spread.tp, np.ones_like(spread.tp), setting))
-    return np.where(spread.sharded, 0.0, gather_s)
+def compute_border_s(table: LayerTable, degrees: ParallelDegrees, setting: StageSetting) -> Floats:
+    """Return [T, B]: the time in which tensor ranks gather the hand-over at a stage's border.
+
+    The hand-over arrives in equal shares. They are gathered forward at the first layer and backward at the last layer,
+    but not if the sequence is sharded. A last layer without a backward pass is charged too, as is a change of layout in
+    both directions: both are upper bounds.
+    """
+    rows_bytes = table.boundary_bytes * (degrees.samples / degrees.context)
+    gather_s = all_gather_s(rows_bytes, ProcessGroups.for_ranks(degrees.tp, np.ones_like(degrees.tp), setting))
+    return np.where(degrees.sharded, 0.0, gather_s)
 
 
 def compute_reshard_s(table: LayerTable, layouts: tuple[Layout, ...], batches: Ints, setting: StageSetting) -> Floats:
-    """[C, T, K, K]: after a layer, from one layout to the next layer's, for micro-batches of `batches` [C] samples.
+    """Return [C, T, K, K]: the time to change from a layer's layout to the next layer's, for micro-batches of `batches`
+    [C] samples.
 
-    Forward and backward together, in the smallest group that holds both degrees. To a higher degree samples are
-    gathered, and the way back takes a slice: one all-gather in all. Where both layouts split the rows over all GPUs,
-    an all-to-all in each direction may be faster.
+    Forward and backward together, in the smallest group that holds both degrees. Samples are gathered towards the
+    higher degree, and the way back takes a slice: one all-gather in total. If both layouts split the rows over all
+    GPUs, an all-to-all in each direction can be faster.
     """
     size_bytes = batches[:, None] * table.boundary_bytes.ravel()
     count = len(layouts)
@@ -225,7 +235,7 @@ def _compute_change_s(size_bytes: Floats, one: Layout, two: Layout, setting: Sta
 
 
 def _compute_gather_s(size_bytes: Floats, ranks: int, degree: int, setting: StageSetting) -> Floats:
-    """`ranks` neighbours gather what one rank holds under an unsharded tensor degree."""
+    """Return the time in which `ranks` neighbours gather what one rank holds under an unsharded tensor degree."""
     return all_gather_s(size_bytes * degree / setting.gpus, _build_group(ranks, setting))
 
 

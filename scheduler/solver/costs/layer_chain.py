@@ -1,7 +1,4 @@
-"""The model as the search sees it: one layer after the other, with embedding and head attached to the ends.
-
-LayerTable: the figures of layer types as columns, so that all strategies are costed at once.
-"""
+"""The model as the search sees it: a chain of layers, with embedding and head attached to its ends."""
 
 from __future__ import annotations
 
@@ -15,16 +12,18 @@ from scheduler.solver.profiles.hardware_profile import Precision
 from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES, Attachment, LayerProfile, ModelProfile
 
 _EMBEDDING_TRAFFIC = 30
-"""Times the boundary, both passes: look-up, positions, dropout, and the gradient's scatter into the table."""
+"""Traffic as a multiple of the boundary, for both passes: look-up, positions, dropout, and the gradient's scatter
+into the table."""
 
 _FROZEN_EMBEDDING_TRAFFIC = 19 / 2
-"""Times the boundary, of a forward pass alone. Bytes a value of 2: look-up of tokens 2 + 2, of positions 2 + 2, their
+"""The same for a forward pass alone. Bytes per value of 2 bytes: look-up of tokens 2 + 2, of positions 2 + 2, their
 sum 4 + 2, dropout with its mask 2 + 2 + 1."""
 
 _LOSS_TRAFFIC = 52 / 6
-"""Times the logits (6 bytes each: bf16 and fp32). Kernel by kernel, as Megatron-LM's vocabulary-parallel cross-entropy
-runs: cast to fp32 2 + 4, maximum 4, subtract it 4 + 4, exponentiate 4 + 4, sum 4, divide 4 + 4; backward, scale by the
-gradient 4 + 4 and cast back 4 + 2. 52 bytes a logit; what touches one logit of a token is left out."""
+"""Traffic as a multiple of the logits (6 bytes each: bf16 and fp32). Megatron-LM's vocabulary-parallel cross-entropy
+runs these kernels: cast to fp32 2 + 4, maximum 4, subtract it 4 + 4, exponentiate 4 + 4, sum 4, divide 4 + 4;
+backward, scale by the gradient 4 + 4 and cast back 4 + 2. That is 52 bytes per logit; accesses to a single logit per
+token are left out."""
 
 _LOGIT_COPIES = 2
 """The gradient of the logits is as large as they are."""
@@ -32,26 +31,27 @@ _LOGIT_COPIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the chain; equal layers are equal values. Bytes are at the training precision, of one sample.
+    """One layer of the chain. Equal layers compare equal. Bytes are per sample, at the training precision.
 
     Attributes:
-        flops: forward, by matrix products with weights; `attention_flops` those of the attention core.
-            `attached_flops` are those of embedding or head, which recompute never repeats.
+        flops: of the forward pass's matrix products with weights; `attention_flops` are those of the attention core,
+            and `attached_flops` those of embedding or head, which recompute never repeats.
         traffic_bytes: moved by element-wise kernels in the forward pass.
-        parameters: `expert_parameters` of them lie in experts.
-        unit_parameters: the largest part that FSDP gathers at once (a layer, the embedding and the head are units).
-        activation_bytes, replicated_bytes: split by tensor parallelism, and not. `selective_bytes` of the former are
-            attention scores.
+        parameters: all weights; `expert_parameters` of them belong to experts.
+        unit_parameters: the largest unit that FSDP gathers at once; layer, embedding and head are units.
+        activation_bytes, replicated_bytes: activations that tensor parallelism splits, and those that it does not;
+            `selective_bytes` of the former are attention scores.
         attached_bytes: kept even under recompute (logits). `attached_traffic_bytes` are moved by embedding or head in
-            both passes; `attached_messages` are all-reduces of the boundary that splitting the vocabulary costs.
-        product_parameters: weights of the head's product. `columns` of it, of which each tensor rank has a share;
-            0 where they are not known, which counts as aligned.
-        tied_parameters: weights that first and last stage each hold a copy of, so that they sum their gradients.
-            `tied_inside`: both copies lie in one node.
-        trained: its weights change. `backward`: gradients pass through it, as it or a layer before it is trained.
-        attached_trained: the weights of embedding or head change. `trained_head_parameters`: of a frozen layer, those
-            of its `parameters` that change, because they are the head's.
-        measured_s: forward time of one sample by tensor degree, where it was measured.
+            both passes; `attached_messages` are all-reduces of the boundary because the vocabulary is split.
+        product_parameters: weights of the head's product, which has `columns` columns over all tensor-parallel ranks; 0
+            columns means unknown and counts as aligned.
+        tied_parameters: weights that both the first and the last stage hold, and whose gradients they sum.
+            `tied_inside`: both copies are in one node.
+        trained: the weights change. `backward`: gradients pass through the layer, because it or an earlier layer is
+            trained.
+        attached_trained: the weights of embedding or head change. `trained_head_parameters`: of a frozen layer, the
+            part of `parameters` that changes because it belongs to the head.
+        measured_s: measured forward time of one sample by tensor-parallel degree, if any.
     """
 
     flops: float
@@ -86,7 +86,7 @@ class Layer:
 
 
 class LayerChain(tuple[Layer, ...]):
-    """The layers in order. Hashed once, as it is looked up often; two chains with equal layers are equal."""
+    """The layers in order. The hash is computed once, because chains are keys of many caches."""
 
     @cached_property
     def _hash(self) -> int:
@@ -97,21 +97,21 @@ class LayerChain(tuple[Layer, ...]):
 
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:
-        """[T] different layers, in the order of their first appearance."""
+        """The T distinct layers, in the order of their first appearance."""
         return tuple(dict.fromkeys(self))
 
     @cached_property
     def types(self) -> Ints:
-        """[L] the number of each layer's kind."""
+        """[L]: index in `kinds` of each layer."""
         numbers = {layer: number for number, layer in enumerate(self.kinds)}
         return np.array([numbers[layer] for layer in self], dtype=np.int64)
 
 
 def build_layer_chain(model: ModelProfile, precision: Precision, *, stages: int, one_node: bool = False) -> LayerChain:
-    """The layers of `model` in order, for a plan of `stages` stages, all in one node or not.
+    """Return the layers of `model` in order, for a plan of `stages` stages that lie in one node or not.
 
-    A tied head costs no memory of its own while it shares a stage with the embedding. In a plan of several stages
-    the last stage holds a copy of the embedding. The embedding is frozen with the first layer, and the head never.
+    A tied head needs no memory of its own while it shares a stage with the embedding. In a plan of several stages, the
+    last stage holds a copy of the embedding. The embedding is frozen if the first layer is; the head never is.
     """
     copied = model.shares_embedding and stages > 1
     return _build_layer_chain(model, precision, copied, copied and one_node)
@@ -201,11 +201,11 @@ def _attach_head(layer: Layer, head: Attachment, scale: float, *, shared: bool) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTable:
-    """One row a layer type; every array is [T, 1], figures as in Layer.
+    """Figures of layer types as columns, so that all strategies are costed at once. Every array is [T, 1], as in Layer.
 
     Attributes:
-        expert_flops: forward, of the experts that a sample's tokens visit; part of `flops`.
-        key_value_share: size of keys and values over that of queries (grouped queries have fewer heads of them).
+        expert_flops: part of `flops`, in the experts that a sample's tokens visit.
+        key_value_share: size of keys and values relative to queries (grouped queries have fewer key-value heads).
         tied_inside, trained, backward, attached_trained: 1 or 0.
     """
 
@@ -240,7 +240,7 @@ class LayerTable:
 
 @lru_cache(maxsize=64)
 def build_layer_table(kinds: tuple[Layer, ...]) -> LayerTable:
-    """The columns of `kinds`, in their order."""
+    """Return the columns of `kinds`, in their order."""
     rows = [
         (
             kind.flops,
@@ -277,7 +277,7 @@ def build_layer_table(kinds: tuple[Layer, ...]) -> LayerTable:
 
 
 def _compute_expert_flops(kind: Layer) -> float:
-    """Two a weight and token, over the experts that a token visits."""
+    """Return two flops per weight and token, over the experts that a token visits."""
     if not kind.experts:
         return 0.0
     visited = kind.expert_parameters * kind.experts_per_token / kind.experts

@@ -1,14 +1,12 @@
-"""Computing time of layers, for all types and spreads at once: arrays [T, B], of one micro-batch on one GPU.
+"""Time of one layer under every candidate strategy: arrays [T, N] per micro-batch, forward and backward together.
 
-A pass takes the sum of three: matrix products at a share of the peak rate, their operands and the element-wise kernels
-at the memory's bandwidth, and the attention core. So a product loses efficiency as its rows or its width shrink: then
-operands weigh more beside flops. No pass is faster than the host launches its kernels.
+A pass is the sum of three times: matrix products at a share of the peak rate, their operands and the element-wise
+kernels at memory bandwidth, and the attention core. A product loses efficiency as its rows or its width shrink, because
+operands then weigh more relative to flops. No pass is faster than the host launches its kernels.
 
-Time of one layer under every candidate strategy: arrays [T, N], per micro-batch, forward and backward together.
-
-What a stage does once per iteration (its gradient reduction as far as backward does not hide it, its optimizer step)
-counts 1/c of it per micro-batch, c being the number of micro-batches. On one stage this is exact. On several it
-stretches that work by the pipeline's bubble like all other work of the stage, and leaves the objective in UniAP's form.
+Work that a stage does once per iteration (its optimizer step, and its gradient reduction unless the backward pass hides
+it) counts 1/c per micro-batch, c being the number of micro-batches. On one stage this is exact. On several stages this
+work is stretched by the pipeline's bubble, like all other work of the stage, which keeps the objective in UniAP's form.
 """
 
 from __future__ import annotations
@@ -30,34 +28,35 @@ from scheduler.solver.instance import Floats
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 _FUSED_BACKWARD = 2.5
-"""The backward pass of a fused attention core has five products for the forward pass's two (arXiv 2307.08691,
-section 3.1)."""
+"""The backward pass of a fused attention core has five products; the forward pass has two (arXiv 2307.08691, section
+3.1)."""
 
 _PLAIN_BACKWARD = 2.0
-"""Gradients with respect to inputs and to weights: two products for each one of the forward pass."""
+"""Gradients with respect to inputs and to weights: two products for each product of the forward pass."""
 
 ALIGNED_COLUMNS = 8
-"""Tensor cores work best where the sizes of a matrix are multiples of 16 bytes: 8 values in 16 bits (NVIDIA, Matrix
-Multiplication Background User's Guide, section "Tensor Core Requirements")."""
+"""Tensor cores work best if the sizes of a matrix are multiples of 16 bytes, that is 8 values of 16 bits (NVIDIA,
+Matrix Multiplication Background User's Guide, section "Tensor Core Requirements")."""
 
 RECOMPUTED_PRODUCT_SHARE = 0.365
-"""Share of the products' time that selective recompute repeats where attention is fused: it keeps the outputs of every
-second product and of the attention core, and computes the rest again (torchtitan, arXiv 2410.06511, section 2.2). By
-flops, of Llama-3-8B's seven products: key, output and up projection."""
+"""Share of the products' time that selective recompute repeats with fused attention. It keeps the outputs of every
+second product and of the attention core, and recomputes the rest (torchtitan, arXiv 2410.06511, section 2.2). By
+flops these are the key, output and up projections of Llama-3-8B's seven products."""
 
 _SCORE_TRAFFIC = 13 / 5
-"""Bytes moved over bytes kept (5) of a stored attention score: product 2, softmax 2 + 2, dropout 2 + 2 + 1, product 2.
-That part of the traffic belongs to the attention core."""
+"""Bytes moved over bytes kept (5) of a stored attention score: product 2, softmax 2 + 2, dropout 2 + 2 + 1, product
+2. This part of the traffic belongs to the attention core."""
 
 _REPLICATED_TRAFFIC = 5.5
-"""Times the boundary, for each tensor-parallel message: a norm reads and writes it (2), bias, dropout and residual read
-two and write one and a mask (3.5). Every tensor rank does this for all rows unless the sequence is sharded."""
+"""Traffic as a multiple of the boundary, per tensor-parallel message: a norm reads and writes it (2); bias, dropout
+and residual read two values and write one and a mask (3.5). Every tensor rank does this for all rows unless the
+sequence is sharded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassTimes:
-    """Seconds of computing; `forward_s` includes `attention_s`, the attached work of both passes comes on top.
-    `selective_s` is what selective recompute repeats."""
+    """Seconds of computing [T, B], of one micro-batch on one GPU. `forward_s` includes `attention_s`; `attached_s`,
+    the work of embedding and head in both passes, is additional. `selective_s` is what selective recompute repeats."""
 
     forward_s: Floats
     backward_s: Floats
@@ -67,25 +66,26 @@ class PassTimes:
 
 
 def compute_pass_times(
-    kinds: tuple[Layer, ...], table: LayerTable, spread: ParallelDegrees, hardware: HardwareProfile
+    kinds: tuple[Layer, ...], table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile
 ) -> PassTimes:
-    """One forward and one backward pass; a frozen layer computes gradients of its input alone, or none at all."""
+    """Return the times of one forward and one backward pass. A frozen layer computes at most the gradients of its
+    input."""
     rate = hardware.peak_flops_per_s * hardware.efficiency
-    samples = spread.samples / spread.context
-    own = samples / spread.tp
-    flops = table.flops + np.where(spread.ep > 1, hardware.expert_imbalance - 1, 0.0) * table.expert_flops
+    samples = degrees.samples / degrees.context
+    own = samples / degrees.tp
+    flops = table.flops + np.where(degrees.ep > 1, hardware.expert_imbalance - 1, 0.0) * table.expert_flops
     products_s = (
-        flops * own / rate + _compute_operand_bytes(table, spread, hardware) / hardware.memory_bandwidth_bytes_per_s
+        flops * own / rate + _compute_operand_bytes(table, degrees, hardware) / hardware.memory_bandwidth_bytes_per_s
     )
     scores = np.minimum(_SCORE_TRAFFIC * table.selective_bytes, table.traffic_bytes)
-    elements = _compute_element_bytes(table, table.traffic_bytes - scores, spread)
+    elements = _compute_element_bytes(table, table.traffic_bytes - scores, degrees)
     elements_s = elements / hardware.memory_bandwidth_bytes_per_s
     attention_s = own * _compute_attention_s(table, scores, hardware)
     forward_s = products_s + elements_s + attention_s
     operators_s = RECOMPUTED_PRODUCT_SHARE * products_s + elements_s
     for row, kind in enumerate(kinds):
         if kind.measured_s:
-            forward_s[row] = _get_measured_s(kind, spread)
+            forward_s[row] = _get_measured_s(kind, degrees)
             attention_s[row] = forward_s[row] * kind.attention_flops / (kind.attention_flops + kind.flops)
             operators_s[row] = RECOMPUTED_PRODUCT_SHARE * (forward_s[row] - attention_s[row])
     stored = table.selective_bytes > 0
@@ -93,63 +93,65 @@ def compute_pass_times(
     backward_s = both * (forward_s - attention_s)
     backward_s = backward_s + table.backward * np.where(stored, _PLAIN_BACKWARD, _FUSED_BACKWARD) * attention_s
     selective_s = np.where(stored, attention_s, operators_s)
-    return PassTimes(forward_s, backward_s, attention_s, selective_s, _compute_attached_s(table, spread, hardware))
+    return PassTimes(forward_s, backward_s, attention_s, selective_s, _compute_attached_s(table, degrees, hardware))
 
 
-def _compute_operand_bytes(table: LayerTable, spread: ParallelDegrees, hardware: HardwareProfile) -> Floats:
-    """Weights once, and what products read and write: whole at both ends of a split pair, split in between."""
+def _compute_operand_bytes(table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile) -> Floats:
+    """Return the bytes of weights, read once, and of the inputs and outputs of products, split between the two of a
+    pair."""
     value_bytes = hardware.precision.value_bytes
-    rows = spread.samples / spread.context
-    weights = value_bytes * (table.dense_parameters + table.expert_parameters / spread.ep) / spread.tp
-    between = (table.activation_bytes - table.selective_bytes) * rows / spread.tp
+    rows = degrees.samples / degrees.context
+    weights = value_bytes * (table.dense_parameters + table.expert_parameters / degrees.ep) / degrees.tp
+    between = (table.activation_bytes - table.selective_bytes) * rows / degrees.tp
     return weights + between + 2 * table.tensor_messages * table.boundary_bytes * rows
 
 
-def _compute_element_bytes(table: LayerTable, traffic_bytes: Floats, spread: ParallelDegrees) -> Floats:
-    rows = spread.samples / spread.context
+def _compute_element_bytes(table: LayerTable, traffic_bytes: Floats, degrees: ParallelDegrees) -> Floats:
+    rows = degrees.samples / degrees.context
     whole = np.minimum(traffic_bytes, _REPLICATED_TRAFFIC * table.tensor_messages * table.boundary_bytes)
-    return rows * (whole / np.where(spread.sharded, spread.tp, 1) + (traffic_bytes - whole) / spread.tp)
+    return rows * (whole / np.where(degrees.sharded, degrees.tp, 1) + (traffic_bytes - whole) / degrees.tp)
 
 
 def _compute_attention_s(table: LayerTable, scores: Floats, hardware: HardwareProfile) -> Floats:
-    """[T, 1], of one sample: fused, or with scores that pass through memory."""
+    """Return [T, 1]: the time of one sample's attention core, fused or with scores that pass through memory."""
     fused = hardware.attention_efficiency or hardware.efficiency
     efficiency = np.where(table.selective_bytes > 0, hardware.efficiency, fused)
     products_s = table.attention_flops / (hardware.peak_flops_per_s * efficiency)
     return products_s + scores / hardware.memory_bandwidth_bytes_per_s
 
 
-def _get_measured_s(kind: Layer, spread: ParallelDegrees) -> Floats:
-    """[B]: the measured forward time, in place of the analytic one; attention gets its share by flops."""
+def _get_measured_s(kind: Layer, degrees: ParallelDegrees) -> Floats:
+    """Return [B]: the measured forward time, which replaces the analytic one; attention gets its share by flops."""
     sample_s = dict(kind.measured_s)
-    return np.array([sample_s[degree] for degree in spread.tp.tolist()]) * spread.samples / spread.context
+    return np.array([sample_s[degree] for degree in degrees.tp.tolist()]) * degrees.samples / degrees.context
 
 
-def _compute_attached_s(table: LayerTable, spread: ParallelDegrees, hardware: HardwareProfile) -> Floats:
-    """Embedding, head and loss, forward and backward; the vocabulary is split over the tensor ranks.
+def _compute_attached_s(table: LayerTable, degrees: ParallelDegrees, hardware: HardwareProfile) -> Floats:
+    """Return the time of embedding, head and loss in both passes, with the vocabulary split over the tensor ranks.
 
-    In front of a frozen layer they have no gradient of inputs to compute, and a frozen embedding none at all.
+    In front of a frozen layer they compute no gradient of inputs, and a frozen embedding computes no gradient at all.
     """
-    rows = spread.samples / spread.context
+    rows = degrees.samples / degrees.context
     passes_ = 1 + table.backward + table.attached_trained
     rate = hardware.peak_flops_per_s * hardware.efficiency
-    operands = hardware.precision.value_bytes * table.product_parameters / spread.tp
+    operands = hardware.precision.value_bytes * table.product_parameters / degrees.tp
     operands = operands + np.where(table.product_parameters > 0, table.boundary_bytes, 0.0) * rows
-    products_s = table.attached_flops * rows / spread.tp / rate + operands / hardware.memory_bandwidth_bytes_per_s
-    # A vocabulary that does not divide evenly is padded to aligned columns (as by Megatron-LM).
-    unaligned = (table.columns % spread.tp == 0) & (table.columns // spread.tp % ALIGNED_COLUMNS > 0)
-    moved_s = table.attached_traffic_bytes * rows / spread.tp / hardware.memory_bandwidth_bytes_per_s
+    products_s = table.attached_flops * rows / degrees.tp / rate + operands / hardware.memory_bandwidth_bytes_per_s
+    # A vocabulary that does not divide evenly is padded to aligned columns, as Megatron-LM does.
+    unaligned = (table.columns % degrees.tp == 0) & (table.columns // degrees.tp % ALIGNED_COLUMNS > 0)
+    moved_s = table.attached_traffic_bytes * rows / degrees.tp / hardware.memory_bandwidth_bytes_per_s
     return passes_ * products_s * np.where(unaligned, hardware.unaligned_slowdown, 1.0) + moved_s
 
 
 _OPTIMIZER_BYTES_PER_PARAMETER = 28
-"""AdamW reads gradient, moments and master weight, and writes moments and weights: 28 bytes in bf16 (2 + 12 read,
-2 + 12 written) and in fp32 (4 + 12 read, 4 + 8 written)."""
+"""AdamW reads gradient, moments and master weight, and writes moments and weights: 28 bytes in bf16 (2 + 12 read, 2
++ 12 written) and in fp32 (4 + 12 read, 4 + 8 written)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTimes:
-    """Seconds by cause, [T, N]; `data_s` is what computing does not hide, `other_s` the optimizer step."""
+    """Seconds by cause, [T, N]. `data_s` is the part that computation does not hide; `other_s` is the optimizer
+    step."""
 
     compute_s: Floats
     tensor_s: Floats
@@ -164,10 +166,10 @@ class LayerTimes:
 
 
 def compute_layer_times(kinds: tuple[Layer, ...], candidates: StrategyCandidates, setting: StageSetting) -> LayerTimes:
-    """Each of `kinds` under each candidate."""
-    table, spread = build_layer_table(kinds), candidates.spread
-    compute = compute_pass_times(kinds, table, candidates.spreads, setting.hardware)
-    sent = compute_message_times(table, candidates.spreads, compute.attention_s, setting)
+    """Return the times of each layer type under each candidate."""
+    table, index = build_layer_table(kinds), candidates.degree_index
+    compute = compute_pass_times(kinds, table, candidates.degrees, setting.hardware)
+    sent = compute_message_times(table, candidates.degrees, compute.attention_s, setting)
     forward_s, backward_s = ring_forward_s, ring_backward_s = _compute_passes_s(
         table, candidates, compute, setting.hardware
     )
@@ -175,9 +177,9 @@ def compute_layer_times(kinds: tuple[Layer, ...], candidates: StrategyCandidates
         ring_forward_s, ring_backward_s = _compute_passes_s(
             table, candidates, _add_ring_exchange(table, compute, sent), setting.hardware
         )
-    attached_s = compute.attached_s[:, spread]
+    attached_s = compute.attached_s[:, index]
     back = table.backward
-    tensor_s = _compute_repeated_s(sent.tensor_s, 1 + back, candidates) + sent.attached_s[:, spread]
+    tensor_s = _compute_repeated_s(sent.tensor_s, 1 + back, candidates) + sent.attached_s[:, index]
     ulysses_s = _compute_repeated_s(sent.ulysses_s, 1 + back, candidates)
     beside_s = attached_s + tensor_s + ulysses_s
     early_s = beside_s * np.where(np.maximum(back, table.attached_trained) > 0, 1 / 3, 1.0)
@@ -196,22 +198,23 @@ def compute_layer_times(kinds: tuple[Layer, ...], candidates: StrategyCandidates
 
 
 def _compute_passes_s(
-    table: LayerTable, chosen: StrategyCandidates, compute: PassTimes, hardware: HardwareProfile
+    table: LayerTable, candidates: StrategyCandidates, compute: PassTimes, hardware: HardwareProfile
 ) -> tuple[Floats, Floats]:
-    """Forward and backward computing with what recompute repeats; neither is faster than its launches."""
-    spread, back, launch_s = chosen.spread, table.backward, hardware.launch_s
-    full, selective = 1.0 * (chosen.recompute == 2), 1.0 * (chosen.recompute == 1)
-    backward_s = compute.backward_s[:, spread] + full * (back * compute.forward_s)[:, spread]
+    """Return forward and backward times including recompute; neither is shorter than its kernel launches."""
+    index, back, launch_s = candidates.degree_index, table.backward, hardware.launch_s
+    full, selective = 1.0 * (candidates.recompute == 2), 1.0 * (candidates.recompute == 1)
+    backward_s = compute.backward_s[:, index] + full * (back * compute.forward_s)[:, index]
     if selective.any():
-        backward_s += selective * (back * compute.selective_s)[:, spread]
+        backward_s += selective * (back * compute.selective_s)[:, index]
     if launch_s > 0:
         halves = full + np.where(table.selective_bytes > 0, 0.0, 0.5) * selective
         backward_s = np.maximum(backward_s, launch_s * (back * halves + back + table.trained))
-    return np.maximum(compute.forward_s, launch_s)[:, spread], backward_s
+    return np.maximum(compute.forward_s, launch_s)[:, index], backward_s
 
 
 def _add_ring_exchange(table: LayerTable, compute: PassTimes, sent: MessageTimes) -> PassTimes:
-    """With the exchange of ring attention, which full recompute repeats and the launches of a small layer hide."""
+    """Return the pass times with ring attention's exchange. Full recompute repeats it, and launches of a small layer
+    hide it."""
     return replace(
         compute,
         forward_s=compute.forward_s + sent.ring_s,
@@ -219,31 +222,33 @@ def _add_ring_exchange(table: LayerTable, compute: PassTimes, sent: MessageTimes
     )
 
 
-def _compute_repeated_s(forward_s: Floats, passes_: Floats, chosen: StrategyCandidates) -> Floats:
-    """[T, N] from the [T, B] of one forward pass: over `passes_` passes, and again where full recompute repeats it."""
-    again_s: Floats = (chosen.recompute == 2) * ((passes_ - 1) * forward_s)[:, chosen.spread]
-    return (passes_ * forward_s)[:, chosen.spread] + again_s
+def _compute_repeated_s(forward_s: Floats, passes_: Floats, candidates: StrategyCandidates) -> Floats:
+    """Return [T, N] from the [T, B] of one forward pass: the time of `passes_` passes, and again if full recompute
+    repeats it."""
+    again_s: Floats = (candidates.recompute == 2) * ((passes_ - 1) * forward_s)[:, candidates.degree_index]
+    return (passes_ * forward_s)[:, candidates.degree_index] + again_s
 
 
 def _compute_expert_s(
-    table: LayerTable, chosen: StrategyCandidates, forward_s: Floats, data: _StateTraffic, hardware: HardwareProfile
+    table: LayerTable, candidates: StrategyCandidates, forward_s: Floats, data: _StateTraffic, hardware: HardwareProfile
 ) -> Floats:
-    """Dispatch and combine; without priority those of the backward pass wait while gradients pass beside it."""
+    """Return the time of dispatch and combine. Without priority, those of the backward pass wait for concurrent
+    gradients."""
     if not forward_s.any():
-        return np.zeros((len(forward_s), len(chosen.spread)))
-    total_s = _compute_repeated_s(forward_s, 1 + table.backward, chosen)
+        return np.zeros((len(forward_s), len(candidates.degree_index)))
+    total_s = _compute_repeated_s(forward_s, 1 + table.backward, candidates)
     if hardware.expert_priority:
         return total_s
-    beside_s = data.backward_s + data.once_s / chosen.micro_batches
-    return total_s + np.minimum((table.backward * forward_s)[:, chosen.spread], beside_s)
+    beside_s = data.backward_s + data.once_s / candidates.micro_batches
+    return total_s + np.minimum((table.backward * forward_s)[:, candidates.degree_index], beside_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StateTraffic:
-    """Seconds of moving weights and gradients: `once_s` of an iteration, the others of each micro-batch.
+    """Seconds of moving weights and gradients: `once_s` per iteration, all others per micro-batch.
 
-    forward_s, backward_s, once_s run beside a pass (the last one beside the last backward pass); `exposed_s` beside
-    nothing.
+    `forward_s`, `backward_s` and `once_s` overlap with a pass (the last one with the last backward pass); `exposed_s`
+    overlaps with nothing.
     """
 
     forward_s: Floats
@@ -253,24 +258,28 @@ class _StateTraffic:
 
 
 def _compute_state_traffic(
-    table: LayerTable, chosen: StrategyCandidates, moved: ReductionTimes, hardware: HardwareProfile
+    table: LayerTable, candidates: StrategyCandidates, moved: ReductionTimes, hardware: HardwareProfile
 ) -> _StateTraffic:
-    """ZeRO-3 gathers before each pass and scatters gradients in each backward pass, ZeRO-2 the latter alone. Once per
-    iteration the others reduce: ZeRO-0 all gradients, ZeRO-1 into shards; ZeRO-1 and 2 gather the new weights; a hybrid
-    shard reduces across nodes. ZeRO-3 always runs beside the passes, the others as far as the profile says."""
-    spread, share = chosen.spread, hardware.gradient_overlap
-    # Columns of 0 and 1; multiplying by them is far quicker than choosing with numpy.where.
-    zero, one, two, three = (1.0 * (chosen.zero == stage) for stage in range(4))
-    gather_s, reduce_s = moved.gather_s[:, spread], zero * moved.reduce_s[:, spread]
-    scatter_s = moved.scatter_s[:, spread]
-    if chosen.hybrid.any():
-        gather_s += chosen.hybrid * (moved.node_gather_s[:, spread] - gather_s)
-        scatter_s += chosen.hybrid * (moved.node_scatter_s[:, spread] - scatter_s)
-        reduce_s += chosen.hybrid * moved.across_s[:, spread]
+    """Return the traffic of weights and gradients by ZeRO stage.
+
+    ZeRO-3 gathers weights before each pass and reduce-scatters gradients in each backward pass; ZeRO-2 does only the
+    latter. The others reduce once per iteration: ZeRO-0 all gradients, ZeRO-1 into shards. ZeRO-1 and ZeRO-2 gather the
+    new weights; a hybrid shard reduces across nodes. ZeRO-3 always overlaps with the passes, the others as far as the
+    profile says.
+    """
+    index, share = candidates.degree_index, hardware.gradient_overlap
+    # Multiplying by columns of 0 and 1 is much faster than selecting with numpy.where.
+    zero, one, two, three = (1.0 * (candidates.zero == stage) for stage in range(4))
+    gather_s, reduce_s = moved.gather_s[:, index], zero * moved.reduce_s[:, index]
+    scatter_s = moved.scatter_s[:, index]
+    if candidates.hybrid.any():
+        gather_s += candidates.hybrid * (moved.node_gather_s[:, index] - gather_s)
+        scatter_s += candidates.hybrid * (moved.node_scatter_s[:, index] - scatter_s)
+        reduce_s += candidates.hybrid * moved.across_s[:, index]
     forward_s = three * gather_s
     reduce_s += one * scatter_s
-    once = 1.0 / chosen.micro_batches
-    after_s = (one + two) * scatter_s + moved.tied_s[:, spread]
+    once = 1.0 / candidates.micro_batches
+    after_s = (one + two) * scatter_s + moved.tied_s[:, index]
     return _StateTraffic(
         forward_s=forward_s,
         backward_s=table.backward * forward_s + (three + share * two) * scatter_s,
@@ -280,32 +289,32 @@ def _compute_state_traffic(
 
 
 def _compute_exposed_s(
-    data: _StateTraffic, windows_s: tuple[Floats, Floats], chosen: StrategyCandidates, coefficient: float
+    data: _StateTraffic, windows_s: tuple[Floats, Floats], candidates: StrategyCandidates, coefficient: float
 ) -> Floats:
-    """What all of it adds to the two passes of a micro-batch; the last backward pass also hides what is done once."""
+    """Return what the traffic adds to the two passes of a micro-batch. The last backward pass also hides `once_s`."""
     forward_s, backward_s = windows_s
     usual_s = compute_overlapped_s(backward_s, data.backward_s, coefficient)
     last_s = compute_overlapped_s(backward_s, data.backward_s + data.once_s, coefficient)
-    once = 1.0 / chosen.micro_batches
+    once = 1.0 / candidates.micro_batches
     both_s = compute_overlapped_s(forward_s, data.forward_s, coefficient) + (1 - once) * usual_s + once * last_s
     return np.maximum(both_s - forward_s - backward_s, 0.0) + data.exposed_s
 
 
-def _compute_optimizer_step_s(table: LayerTable, chosen: StrategyCandidates, setting: StageSetting) -> Floats:
-    """The optimizer step, 1/c of it; with offload, gradients go to the host and new weights come back."""
+def _compute_optimizer_step_s(table: LayerTable, candidates: StrategyCandidates, setting: StageSetting) -> Floats:
+    """Return 1/c of the optimizer step. With offload, gradients move to the host and new weights come back."""
     hardware = setting.hardware
-    held = _count_owned_parameters(table, chosen)
-    step_s = _OPTIMIZER_BYTES_PER_PARAMETER / hardware.memory_bandwidth_bytes_per_s * held
-    if chosen.offload.any():
+    owned = _count_owned_parameters(table, candidates)
+    step_s = _OPTIMIZER_BYTES_PER_PARAMETER / hardware.memory_bandwidth_bytes_per_s * owned
+    if candidates.offload.any():
         moved_s = 2 * hardware.precision.value_bytes / hardware.host_bandwidth_bytes_per_s
-        host_s = (moved_s + hardware.host_optimizer_s_per_parameter) * held
-        step_s = np.where(chosen.offload == 1, host_s, step_s)
-    return np.asarray(step_s / chosen.micro_batches)
+        host_s = (moved_s + hardware.host_optimizer_s_per_parameter) * owned
+        step_s = np.where(candidates.offload == 1, host_s, step_s)
+    return np.asarray(step_s / candidates.micro_batches)
 
 
-def _count_owned_parameters(table: LayerTable, chosen: StrategyCandidates) -> Floats:
-    """Weights whose optimizer state one GPU owns: those that are trained."""
-    tp, ep = chosen.spreads.tp[chosen.spread], chosen.spreads.ep[chosen.spread]
-    experts: Floats = table.trained * table.expert_parameters / (tp * ep * np.maximum(chosen.shard_group // ep, 1))
+def _count_owned_parameters(table: LayerTable, candidates: StrategyCandidates) -> Floats:
+    """Return the number of trained weights whose optimizer state one GPU owns."""
+    tp, ep = candidates.degrees.tp[candidates.degree_index], candidates.degrees.ep[candidates.degree_index]
+    experts: Floats = table.trained * table.expert_parameters / (tp * ep * np.maximum(candidates.shard_group // ep, 1))
     dense = table.trained * table.dense_parameters + table.trained_head_parameters
-    return dense / (tp * chosen.shard_group) + experts
+    return dense / (tp * candidates.shard_group) + experts

@@ -1,9 +1,5 @@
-"""Micro-batches that a device of a pipeline holds at once, by schedule.
-
-Hand-overs between the stages of a pipeline: the activation forward and its gradient back.
-
-The costs of every strategy on stages of one width, for all numbers of micro-batches in one pass.
-"""
+"""Costs of a pipeline: micro-batches in flight, hand-overs between stages, and the costs of all strategies of a
+stage."""
 
 from __future__ import annotations
 
@@ -27,12 +23,12 @@ from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 
 def count_in_flight(schedule: Schedule, *, micro_batches: int, devices: int, position: int) -> float:
-    """Micro-batches whose activations the device at `position` (from 0) holds at its peak.
+    """Return the micro-batches whose activations the device at `position` (from 0) holds at its peak.
 
-    GPipe holds all. Under 1F1B the last device runs backward at once and holds one; each device before it holds one
-    more (Narayanan et al., SC'21, section 2.2). Interleaved over v chunks a device, each chunk is 1/v of it, and the
-    warm-up is (v - 1) x P + 2 (P - position - 1) chunks (the same, and Korthikanti et al., arXiv 2205.05198, section
-    4.2.3, where the first stage comes to 1 + (P - 1) / (P v) times that of 1F1B).
+    GPipe holds all. Under 1F1B the last device runs its backward pass at once and holds one; each device before it
+    holds one more (Narayanan et al., SC'21, section 2.2). Interleaved over v chunks per device, each chunk counts 1/v,
+    and the warm-up is (v - 1) x P + 2 (P - position - 1) chunks (same source; in Korthikanti et al., arXiv 2205.05198,
+    section 4.2.3, the first stage holds 1 + (P - 1) / (P v) times as much as under 1F1B).
     """
     if schedule.name is ScheduleName.GPIPE:
         return micro_batches
@@ -45,7 +41,7 @@ def count_in_flight(schedule: Schedule, *, micro_batches: int, devices: int, pos
 
 @dataclass(frozen=True, slots=True)
 class StageGroup:
-    """The stages on GPUs of one model: `count` of `gpus` GPUs each, on nodes of `node_gpus` (of the cluster)."""
+    """The `count` stages on GPUs of one model, with `gpus` GPUs each, in a cluster with `node_gpus` GPUs per node."""
 
     hardware: HardwareProfile
     node_gpus: int
@@ -54,21 +50,21 @@ class StageGroup:
 
     @property
     def spans_nodes(self) -> bool:
-        """Some neighbouring stages of the group lie in different nodes."""
+        """Whether some neighbouring stages of the group are in different nodes."""
         return bool(self.node_gpus % self.gpus) or self.count * self.gpus > self.node_gpus
 
     def crosses_nodes(self, cut: int) -> bool:
-        """Whether stage `cut` (of this group alone, from 0) and the next one lie in different nodes."""
+        """Return whether stage `cut` (of this group, from 0) and the next one are in different nodes."""
         sender, receiver = cut * self.gpus, (cut + 1) * self.gpus
         return bool(self.node_gpus % self.gpus) or sender // self.node_gpus != receiver // self.node_gpus
 
 
 def compute_hand_over_s(layer: Layer, batch: int, sender: StageGroup, receiver: StageGroup, *, crosses: bool) -> float:
-    """After `layer`, for a micro-batch of `batch` samples, from a stage of one group to a stage of another or the same.
+    """Return the time to pass a micro-batch of `batch` samples on, and its gradient back, after `layer`.
 
     Every GPU sends an equal share of the micro-batch to its counterpart (the scatter of Megatron's scatter-gather,
     SC'21, section 4.1), so the time does not depend on the strategies of either side. Between groups the slower side
-    sets the pace. No gradient goes back to layers without a backward pass.
+    sets the pace. No gradient returns to layers without a backward pass.
     """
     share_bytes = layer.boundary_bytes * batch / min(sender.gpus, receiver.gpus)
     directions = 2 if layer.backward else 1
@@ -78,10 +74,11 @@ def compute_hand_over_s(layer: Layer, batch: int, sender: StageGroup, receiver: 
 def compute_hand_over_table_s(
     layers: LayerChain, groups: tuple[StageGroup, ...], batch: int, *, interleave: int = 1
 ) -> Floats:
-    """[P-1, G, G, L+1] at cut p, from group to group, if the next stage begins with layer a; infinite for a = 0 and L.
+    """Return [P-1, G, G, L+1]: hand-over times at cut p, from group to group, if the next stage begins with layer a;
+    infinite for a = 0 and a = L.
 
-    [P, ...] where the pipeline is interleaved: the last row leads from the last device back to the first. In a mixed
-    pipeline the places of a group's stages are open: its hand-overs count as between nodes if any of them can be.
+    An interleaved pipeline has [P, ...]: the last row leads from the last device back to the first. In a mixed pipeline
+    the order of stages is open, so a group's hand-overs count as between nodes if any of them can be.
     """
     devices = sum(group.count for group in groups)
     kinds, types = layers.kinds, layers.types[:-1]
@@ -107,9 +104,9 @@ def _compute_send_s(size_bytes: float, side: StageGroup, crosses: bool) -> float
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CostedStrategies:
-    """The strategies of a stage at one number of micro-batches: their costs, and what they are.
+    """The strategies of a stage at one number of micro-batches, and their costs.
 
-    `costs` has one row a layer type (in order of first appearance in the chain) and one column a strategy.
+    `costs` has one row per layer type (in order of first appearance in the chain) and one column per strategy.
     """
 
     costs: StageCosts
@@ -117,30 +114,30 @@ class CostedStrategies:
     _offset: int
 
     def build_strategy(self, number: int) -> LayerStrategy:
-        """What strategy `number` of the costs is, for one layer."""
+        """Return strategy `number` of the costs, for one layer."""
         return self._candidates.build_strategy(self._offset + number)
 
 
 @lru_cache(maxsize=256)
 def compute_stage_costs(layers: LayerChain, setting: StageSetting) -> Mapping[int, CostedStrategies]:
-    """Costs by number of micro-batches (divisors of the global batch), where there is at least one strategy.
+    """Return the costs by number of micro-batches (divisors of the global batch) with at least one strategy.
 
-    Strategies that cannot win whatever the other layers do are left out (spreads.py and candidates.py say which).
+    Strategies that cannot win, whatever the other layers do, are left out; see strategy_space.
     """
     kinds = layers.kinds
-    chosen = enumerate_candidates(
+    candidates = enumerate_candidates(
         DegreeLimits.from_layers(kinds),
         setting.hardware.dimensions,
         setting.node_gpus,
         setting.gpus,
         setting.global_batch,
     )
-    if not len(chosen.spread):
+    if not len(candidates.degree_index):
         return {}
-    counts, firsts = np.unique(chosen.micro_batches, return_index=True)
-    joint, changes_s = _compute_joint_costs(kinds, chosen, setting.global_batch // counts, setting)
+    counts, firsts = np.unique(candidates.micro_batches, return_index=True)
+    joint, changes_s = _compute_joint_costs(kinds, candidates, setting.global_batch // counts, setting)
     found = {}
-    ends = [*firsts[1:].tolist(), len(chosen.spread)]
+    ends = [*firsts[1:].tolist(), len(candidates.degree_index)]
     for row, (count, first, end) in enumerate(zip(counts.tolist(), firsts.tolist(), ends, strict=True)):
         costs = StageCosts(
             layouts=joint.layouts[first:end],
@@ -151,24 +148,25 @@ def compute_stage_costs(layers: LayerChain, setting: StageSetting) -> Mapping[in
             reshard_s=changes_s[row],
             border_s=joint.border_s[:, first:end],
         )
-        found[count] = CostedStrategies(costs, chosen, first)
+        found[count] = CostedStrategies(costs, candidates, first)
     return found
 
 
 def _compute_joint_costs(
-    kinds: tuple[Layer, ...], chosen: StrategyCandidates, batches: Ints, setting: StageSetting
+    kinds: tuple[Layer, ...], candidates: StrategyCandidates, batches: Ints, setting: StageSetting
 ) -> tuple[StageCosts, Floats]:
-    """All numbers of micro-batches side by side. Changes of layout [C, T, K, K] apart: they depend on the number."""
-    table, spread = build_layer_table(kinds), chosen.spreads
-    layouts, numbers = list_layouts(spread)
+    """Return the costs of all numbers of micro-batches side by side, and separately the changes of layout [C, T, K,
+    K], which depend on that number."""
+    table, degrees = build_layer_table(kinds), candidates.degrees
+    layouts, numbers = list_layouts(degrees)
     changes_s = compute_reshard_s(table, layouts, batches, setting)
     costs = StageCosts(
-        layouts=numbers[chosen.spread],
-        time_s=compute_layer_times(kinds, chosen, setting).total_s,
-        state_bytes=compute_state_bytes(kinds, chosen, setting),
-        kept_bytes=compute_activation_bytes(kinds, chosen, setting),
-        working_bytes=compute_buffer_bytes(kinds, chosen, setting),
+        layouts=numbers[candidates.degree_index],
+        time_s=compute_layer_times(kinds, candidates, setting).total_s,
+        state_bytes=compute_state_bytes(kinds, candidates, setting),
+        kept_bytes=compute_activation_bytes(kinds, candidates, setting),
+        working_bytes=compute_buffer_bytes(kinds, candidates, setting),
         reshard_s=changes_s[0],
-        border_s=compute_border_s(table, spread, setting)[:, chosen.spread],
+        border_s=compute_border_s(table, degrees, setting)[:, candidates.degree_index],
     )
     return costs, changes_s

@@ -1,28 +1,22 @@
-"""Divisors: every degree of parallelism is one.
+"""The strategies of a layer: parallel degrees on the GPUs of a stage, with sharding, recompute and offload.
 
-How the work of a stage may be spread over its GPUs: the degrees, for every number of micro-batches at once.
+tp x dp x ulysses x ring = GPUs of the stage. Ranks are numbered with tp varying fastest, then ulysses, ring and dp. The
+dp x ulysses x ring ranks with the same tensor rank are *replicas*: they hold the same weights, or shards of them.
 
-tp x dp x ulysses x ring = GPUs of the stage. Ranks are numbered with tp varying fastest, then ulysses, ring, dp. The
-dp x ulysses x ring ranks that share a tensor rank are *replicas*: they hold the same weights, or shards of them.
+All ranks of a sequence hold equally many of its tokens. A rank of a ring holds two equal chunks, one from the front and
+one from the back (zigzag), so that the causal mask gives all ranks the same amount of work. Its Ulysses ranks share
+both chunks equally.
 
-All ranks of a sequence hold as many of its tokens. A rank of a ring holds two equal chunks of them, one from the front
-and one from the back (zigzag), so that the causal mask leaves all ranks as much to do; its Ulysses ranks share both
-alike.
+Strategies that cannot win are left out. A property test covers each of these lemmas:
 
-Left out are spreads that cannot win (each lemma has a property test):
-
-* Sequences are split only where samples cannot be. With R replicas and micro-batches of b samples, dp = gcd(b, R).
-  A smaller dp leaves a factor f of ulysses x ring that also divides b / dp. Moving f over to dp changes neither
-  rows, weights, replicas nor memory, and shortens the groups that ulysses and ring talk in; tokens that divided before
-  still do.
-* Tensor parallelism shards the sequence wherever the worker can and the tokens divide. A reduce-scatter and all-gather
-  take the time of the all-reduce that they replace (the group is inside a node), element-wise work and kept activations
-  shrink, and a border needs no gather (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
-
-Candidates: complete strategies as columns, a spread with its sharding, recompute and offload.
-
-Left out is what cannot win (with a property test): ZeRO-1 where the worker has ZeRO-2 and there is one micro-batch.
-Both then reduce once, and ZeRO-2 holds less.
+* Sequences are split only if samples cannot be. With R replicas and micro-batches of b samples, dp = gcd(b, R). A
+  smaller dp leaves a factor f of ulysses x ring that also divides b / dp. Moving f to dp changes neither rows, weights,
+  replicas nor memory, and makes the Ulysses and ring groups smaller; token counts that divided before still do.
+* Tensor parallelism shards the sequence if the worker supports it and the tokens divide. A reduce-scatter and an
+  all-gather take the time of the all-reduce that they replace (the group is within a node), element-wise work and kept
+  activations shrink, and a border needs no gather (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+* ZeRO-1 is left out if the worker supports ZeRO-2 and there is one micro-batch: both reduce once, and ZeRO-2 holds
+  less.
 """
 
 from __future__ import annotations
@@ -40,20 +34,22 @@ from scheduler.solver.profiles.hardware_profile import Dimension
 
 
 def list_divisors(number: int) -> list[int]:
-    """All divisors of `number` (at least 1), ascending."""
+    """Return all divisors of `number` (at least 1), ascending."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
 @dataclass(frozen=True, slots=True)
 class DegreeLimits:
-    """What the layers of a model allow, all together.
+    """The degrees that all layers of a model allow.
 
     Attributes:
-        heads, attention_heads, tokens: every tensor degree divides the first, tensor x Ulysses the second, the
-            `token_multiple` of Ulysses x ring the third (greatest common divisors over the layers).
-        experts: every expert degree divides it; 0 for a model without experts.
-        measured: tensor degrees with measured times in all layers that have some; empty where none has.
+        heads: a multiple of every tensor degree, as the greatest common divisor over the layers.
+        attention_heads: a multiple of tensor x Ulysses.
+        tokens: a multiple of `required_token_multiple` of Ulysses and ring.
+        experts: a multiple of every expert degree; 0 for a model without experts.
+        measured: tensor degrees for which all layers with measured times have one; empty if no layer has measured
+            times.
     """
 
     heads: int
@@ -76,7 +72,8 @@ class DegreeLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParallelDegrees:
-    """Candidate spreads as columns [B], by ascending number of micro-batches. `sharded` is sequence sharding (0, 1)."""
+    """Candidate degrees as columns [B], by ascending number of micro-batches. `sharded` is sequence sharding (0 or
+    1)."""
 
     micro_batches: Ints
     samples: Ints
@@ -100,7 +97,7 @@ class ParallelDegrees:
 def enumerate_degrees(
     limits: DegreeLimits, dimensions: frozenset[Dimension], node_gpus: int, gpus: int, global_batch: int
 ) -> ParallelDegrees:
-    """Every spread of `gpus` GPUs that may win, for every divisor of the batch; possibly none."""
+    """Return all degrees on `gpus` GPUs that can win, for every divisor of the batch; possibly none."""
     rows = []
     tensor_degrees = _list_tensor_degrees(limits, dimensions, gcd(node_gpus, gpus))
     for micro_batches in list_divisors(global_batch):
@@ -119,12 +116,12 @@ def enumerate_degrees(
 
 
 def required_token_multiple(ulysses: int, ring: int) -> int:
-    """What the tokens of a sequence must be a multiple of, so that all ranks that share it hold as many."""
+    """Return the number that the tokens of a sequence must be a multiple of, so that all ranks hold equally many."""
     return ring * lcm(2, ulysses) if ring > 1 else ulysses
 
 
 def _list_tensor_degrees(limits: DegreeLimits, dimensions: frozenset[Dimension], node_gpus: int) -> list[int]:
-    """Divisors of a node, so that no tensor-parallel group leaves it, that have measured times where any have."""
+    """Return the divisors of a node's GPUs, restricted to measured degrees if any are measured."""
     degrees = list_divisors(gcd(node_gpus, limits.heads)) if Dimension.TENSOR in dimensions else [1]
     return [degree for degree in degrees if not limits.measured or degree in limits.measured]
 
@@ -132,7 +129,7 @@ def _list_tensor_degrees(limits: DegreeLimits, dimensions: frozenset[Dimension],
 def _list_context_degrees(
     limits: DegreeLimits, dimensions: frozenset[Dimension], tp: int, context: int
 ) -> list[tuple[int, int]]:
-    """Pairs (ulysses, ring) with product `context`; heads limit the first alone (USP, arXiv 2405.07719)."""
+    """Return pairs (ulysses, ring) with product `context`; the heads limit only Ulysses (USP, arXiv 2405.07719)."""
     pairs = [(ulysses, context // ulysses) for ulysses in list_divisors(context)]
     return [
         (ulysses, ring)
@@ -144,22 +141,23 @@ def _list_context_degrees(
 
 
 def _list_expert_degrees(limits: DegreeLimits, dimensions: frozenset[Dimension], replicas: int) -> list[int]:
-    """Expert parallelism splits the experts over replicas: its degree divides both; 1 where no layer has experts."""
+    """Return the degrees that divide both experts and replicas; 1 if no layer has experts."""
     if not limits.experts or Dimension.EXPERT not in dimensions:
         return [1]
     return list_divisors(gcd(limits.experts, replicas))
 
 
 RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-"""A column of recomputes holds positions in this."""
+"""A recompute column holds positions in this tuple."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StrategyCandidates:
-    """Columns [N]; `spread` points into `spreads`, `hybrid` is 1 where ZeRO-3 shards inside a node alone."""
+    """Candidate strategies as columns [N]. `degree_index` points into `degrees`; `hybrid` is 1 for ZeRO-3 within a
+    node."""
 
-    spreads: ParallelDegrees
-    spread: Ints
+    degrees: ParallelDegrees
+    degree_index: Ints
     zero: Ints
     hybrid: Ints
     shard_group: Ints
@@ -168,11 +166,11 @@ class StrategyCandidates:
 
     @property
     def micro_batches(self) -> Ints:
-        return self.spreads.micro_batches[self.spread]
+        return self.degrees.micro_batches[self.degree_index]
 
     @classmethod
     def from_strategies(cls, strategies: list[LayerStrategy], *, micro_batches: int, batch: int) -> StrategyCandidates:
-        """The given strategies, at `micro_batches` micro-batches of `batch` samples, a column each."""
+        """Return the given strategies, one per column, for `micro_batches` micro-batches of `batch` samples."""
         columns = np.array(
             [
                 (micro_batches, batch // one.dp, one.tp, one.sequence_sharding, one.dp, one.ulysses, one.ring, one.ep)
@@ -180,32 +178,32 @@ class StrategyCandidates:
             ],
             dtype=np.int64,
         )
-        taken = ParallelDegrees(*columns.T)
+        degrees = ParallelDegrees(*columns.T)
         groups = np.array([one.shard_group for one in strategies], dtype=np.int64)
         zero = np.array([one.zero for one in strategies], dtype=np.int64)
         return cls(
-            spreads=taken,
-            spread=np.arange(len(strategies)),
+            degrees=degrees,
+            degree_index=np.arange(len(strategies)),
             zero=zero,
-            hybrid=((zero == 3) & (groups < taken.replicas)).astype(np.int64),
+            hybrid=((zero == 3) & (groups < degrees.replicas)).astype(np.int64),
             shard_group=groups,
             recompute=np.array([RECOMPUTES.index(one.recompute) for one in strategies], dtype=np.int64),
             offload=np.array([one.offload for one in strategies], dtype=np.int64),
         )
 
     def build_strategy(self, number: int) -> LayerStrategy:
-        """Candidate `number` as one layer's strategy."""
-        own, spread = self.spreads, self.spread[number]
+        """Return candidate `number` as the strategy of one layer."""
+        degrees, index = self.degrees, self.degree_index[number]
         return LayerStrategy(
             layers=1,
-            tp=int(own.tp[spread]),
-            sequence_sharding=bool(own.sharded[spread]),
-            dp=int(own.dp[spread]),
+            tp=int(degrees.tp[index]),
+            sequence_sharding=bool(degrees.sharded[index]),
+            dp=int(degrees.dp[index]),
             zero=int(self.zero[number]),
             shard_group=int(self.shard_group[number]),
-            ulysses=int(own.ulysses[spread]),
-            ring=int(own.ring[spread]),
-            ep=int(own.ep[spread]),
+            ulysses=int(degrees.ulysses[index]),
+            ring=int(degrees.ring[index]),
+            ep=int(degrees.ep[index]),
             recompute=RECOMPUTES[self.recompute[number]],
             offload=bool(self.offload[number]),
         )
@@ -215,26 +213,26 @@ class StrategyCandidates:
 def enumerate_candidates(
     limits: DegreeLimits, dimensions: frozenset[Dimension], node_gpus: int, gpus: int, global_batch: int
 ) -> StrategyCandidates:
-    """Every strategy on a stage of `gpus` GPUs that may win, by ascending number of micro-batches."""
+    """Return every strategy on a stage of `gpus` GPUs that can win, by ascending number of micro-batches."""
     base = enumerate_degrees(limits, dimensions, node_gpus, gpus, global_batch)
     variants = _list_variants(dimensions)
-    spread = np.repeat(np.arange(len(base.tp)), len(variants))
+    index = np.repeat(np.arange(len(base.tp)), len(variants))
     zero, hybrid, recompute, offload = np.tile(variants.T, len(base.tp))
-    replicas, ep = base.replicas[spread], base.ep[spread]
-    in_node = node_gpus // base.tp[spread]
+    replicas, ep = base.replicas[index], base.ep[index]
+    in_node = node_gpus // base.tp[index]
     group = np.where(zero == 0, 1, np.where(hybrid == 1, in_node, replicas))
     allowed = (zero == 0) | (replicas > 1)
     allowed &= (hybrid == 0) | ((in_node > 1) & (in_node < replicas) & ((in_node % ep == 0) | (ep % in_node == 0)))
     allowed &= (offload == 0) | (zero > 0) | (replicas == 1)
     if Dimension.ZERO in dimensions:
-        allowed &= (zero != 1) | (base.micro_batches[spread] > 1)
+        allowed &= (zero != 1) | (base.micro_batches[index] > 1)
     return StrategyCandidates(
-        *(base, *(column[allowed] for column in (spread, zero, hybrid, group, recompute, offload)))
+        *(base, *(column[allowed] for column in (index, zero, hybrid, group, recompute, offload)))
     )
 
 
 def _list_variants(dimensions: frozenset[Dimension]) -> Ints:
-    """Rows (zero, hybrid, recompute, offload) that the worker supports."""
+    """Return rows (zero, hybrid, recompute, offload) that the worker supports."""
     zeros = [(0, 0)]
     zeros += [(1, 0), (2, 0)] if Dimension.ZERO in dimensions else []
     zeros += [(3, 0)] if Dimension.FSDP in dimensions else []

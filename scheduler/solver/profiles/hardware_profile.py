@@ -57,7 +57,8 @@ class Precision(StrEnum):
 
     @property
     def fsdp_bytes(self) -> int:
-        """Bytes per parameter under ZeRO-3, where the fp32 weight is also the master (PyTorch FSDP, arXiv 2304.11277)."""
+        """Bytes per parameter under ZeRO-3, where the fp32 weight is the master weight (PyTorch FSDP, arXiv
+        2304.11277)."""
         return 16
 
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 
 from scheduler.solver.profiles.architecture import Architecture, Family
+from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES as VALUE_BYTES
 from scheduler.solver.profiles.model_profile import (
-    REFERENCE_VALUE_BYTES,
     Attachment,
     LayerProfile,
     ModelProfile,
     freeze_layers,
 )
-from scheduler.solver.profiles.model_profile import REFERENCE_VALUE_BYTES as VALUE_BYTES
 
 MASK_BYTES = 1
 """Bytes of a dropout mask per value."""
@@ -30,8 +29,7 @@ LOSS_VALUE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One residual block of one layer; figures of one sample in the forward pass, with activations of two bytes per
-    value.
+    """One residual block of one layer: figures of one sample's forward pass, with two bytes per activation value.
 
     Attributes:
         flops: of the products with weights; `attention_flops` are those of the attention core.
@@ -113,8 +111,7 @@ def build_feed_forward_block(architecture: Architecture, tokens: int) -> Block:
 
 
 def _compute_residual_bytes(architecture: Architecture, tokens: int) -> int:
-    """Return the bytes kept outside tensor parallelism: inputs of the norm and of the block's products, and a dropout
-    mask."""
+    """Return what tensor parallelism does not split: inputs of the norm and of the products, and a dropout mask."""
     return tokens * architecture.hidden * (2 * VALUE_BYTES + (MASK_BYTES if architecture.dropout else 0))
 
 
@@ -169,7 +166,7 @@ def _build_encoder_decoder(architecture: Architecture) -> list[LayerProfile]:
         build_feed_forward_block(architecture, targets),
     )
     decoder = _build_layer_run(architecture, architecture.decoder_layers, targets, blocks)
-    boundary = REFERENCE_VALUE_BYTES * (inputs + targets) * architecture.hidden
+    boundary = VALUE_BYTES * (inputs + targets) * architecture.hidden
     # Each block reduces its output forward, and the gradient of its inputs backward. Rounded up to whole boundaries.
     return [
         replace(encoder, boundary_bytes_per_sample=boundary, tensor_messages=-(-2 * inputs // (inputs + targets))),
@@ -192,7 +189,7 @@ def _build_layer_run(architecture: Architecture, layers: int, tokens: int, block
         activation_bytes_per_sample=layer.split_bytes,
         selective_bytes_per_sample=layer.score_bytes,
         replicated_activation_bytes_per_sample=layer.replicated_bytes,
-        boundary_bytes_per_sample=REFERENCE_VALUE_BYTES * tokens * architecture.hidden,
+        boundary_bytes_per_sample=VALUE_BYTES * tokens * architecture.hidden,
         tokens_per_sample=tokens,
         heads=architecture.num_kv_heads,
         attention_heads=architecture.heads,
@@ -203,7 +200,7 @@ def _build_layer_run(architecture: Architecture, layers: int, tokens: int, block
 
 
 def _build_embedding(architecture: Architecture) -> Attachment:
-    """Return the tables of tokens, positions and token types (with BERT's norm), or ViT's product with image patches."""
+    """Return the tables of tokens, positions and token types (with BERT's norm), or ViT's product with patches."""
     h, tokens = architecture.hidden, architecture.sequence_length + architecture.target_length
     masks = MASK_BYTES * tokens * h if architecture.dropout else 0
     positions = architecture.positions * h + architecture.relative_buckets * architecture.heads * (
@@ -214,14 +211,14 @@ def _build_embedding(architecture: Architecture) -> Attachment:
         return Attachment(
             flops_per_sample=2.0 * patches * pixels * h,
             parameters=pixels * h + h + h + positions,
-            activation_bytes_per_sample=REFERENCE_VALUE_BYTES * patches * pixels + masks,
+            activation_bytes_per_sample=VALUE_BYTES * patches * pixels + masks,
         )
     rows = architecture.vocabulary + architecture.token_types
     if architecture.family is not Family.ENCODER:
         return Attachment(parameters=rows * h + positions, activation_bytes_per_sample=masks)
     return Attachment(
         parameters=rows * h + positions + architecture.norm_parameters,
-        activation_bytes_per_sample=REFERENCE_VALUE_BYTES * tokens * h + masks,
+        activation_bytes_per_sample=VALUE_BYTES * tokens * h + masks,
     )
 
 
@@ -239,7 +236,7 @@ def _build_token_head(architecture: Architecture) -> Attachment:
     return Attachment(
         flops_per_sample=2.0 * (logits * h + tokens * dense),
         parameters=architecture.vocabulary * h + dense + biases + norms,
-        activation_bytes_per_sample=logits * (REFERENCE_VALUE_BYTES + LOSS_VALUE_BYTES),
+        activation_bytes_per_sample=logits * (VALUE_BYTES + LOSS_VALUE_BYTES),
         columns=architecture.vocabulary,
     )
 
@@ -252,5 +249,5 @@ def _build_class_head(architecture: Architecture) -> Attachment:
     return Attachment(
         flops_per_sample=2.0 * (dense + h * architecture.classes),
         parameters=front + h * architecture.classes + architecture.classes,
-        activation_bytes_per_sample=architecture.classes * (REFERENCE_VALUE_BYTES + LOSS_VALUE_BYTES),
+        activation_bytes_per_sample=architecture.classes * (VALUE_BYTES + LOSS_VALUE_BYTES),
     )

@@ -135,16 +135,16 @@ def test_recompute_saves_memory_and_costs_time() -> None:
         (_plan(schedule=Schedule(interleave=2)), "interleave is 2; it must be 1 under 1f1b"),
         (_plan(schedule=WOVEN), "interleave is 2 over 2 stages"),
         (replace(_plan(*[replace(TP2, layers=8)] * 4, schedule=WOVEN), micro_batches=1, micro_batch_size=64),
-         "interleaving needs a multiple of 2"),
-        (replace(_plan(), stages=_plan().stages[::-1]), "does not hold the layers it should"),
+         "micro_batches is 1"),
+        (replace(_plan(), stages=_plan().stages[::-1]), "stage 16-31 has strategies for layers 0 to 15"),
         (_plan(TP2, replace(DP2, layers=15)), "covers 31 layers; the model has 32"),
         (_plan(TP2, replace(DP2, zero=2)), "shard_group is 1; it must be 2 at zero=2"),
         (_plan(TP2, replace(DP2, zero=3, shard_group=4)), "shard_group is 4"),
         (_plan(TP2, replace(DP2, zero=4, shard_group=2)), "zero is 4; it must be 0 to 3"),
-        (_plan(replace(TP2, zero=1), DP2), "zero is 1; it needs replicas"),
-        (_plan(TP2, replace(DP2, offload=True)), "it needs zero above 0"),
-        (_plan(TP2, replace(DP2, sequence_sharding=True)), "it needs tp above 1"),
-        (_plan(TP2, replace(DP2, ep=2)), "ep is 2; it must divide|the model has no experts"),
+        (_plan(replace(TP2, zero=1), DP2), "zero is 1"),
+        (_plan(TP2, replace(DP2, offload=True)), "offload is true"),
+        (_plan(TP2, replace(DP2, sequence_sharding=True)), "sequence_sharding is true"),
+        (_plan(TP2, replace(DP2, ep=2)), "ep is 2"),
         (_plan(LayerStrategy(layers=16, dp=4), LayerStrategy(layers=16, dp=4)), "the plan has 8 GPUs"),
     ],
 )  # fmt: skip
@@ -186,9 +186,9 @@ def test_degrees_must_divide_what_they_split() -> None:
     odd = replace(_request(), model=load_model("llama-2-7b", 4090))
     for tokens, ulysses, ring in ((4, 2, 2), (8, 1, 4)):
         pair = _plan(LayerStrategy(layers=32, tp=4 // (ulysses * ring), ulysses=ulysses, ring=ring))
-        with pytest.raises(PlanError, match=f"ulysses {ulysses} x ring {ring} needs a multiple of {tokens} tokens"):
+        with pytest.raises(PlanError, match=f"tokens is 4090; it must be a multiple of {tokens}"):
             evaluate(pair, odd)
-    with pytest.raises(PlanError, match="tp x ulysses x ring, 4, must divide the 4090 tokens"):
+    with pytest.raises(PlanError, match="tp x ulysses x ring is 4"):
         evaluate(_plan(LayerStrategy(layers=32, tp=4, sequence_sharding=True)), odd)
     thin = replace(_request(), shape=GpuShape.packed("a100-80g", 4, 1))
     with pytest.raises(PlanError, match="tp is 2; it must divide the 1 GPUs"):

@@ -46,7 +46,7 @@ def test_the_memory_that_is_said_to_do_does_to_its_last_digit() -> None:
 def test_a_batch_that_nothing_divides_names_one_that_would_do() -> None:
     reason = explain_infeasible_batch(_request("tiny-gpt", "cpu", 7)).reason
     assert "a global batch of 64 cannot be split evenly over 7 GPUs" in reason
-    assert reason.endswith("a global batch of 63 would do")
+    assert reason.endswith("a global batch of 63 is possible")
 
 
 def test_a_search_without_a_split_of_the_batch_says_so_and_its_advice_helps() -> None:
@@ -54,7 +54,7 @@ def test_a_search_without_a_split_of_the_batch_says_so_and_its_advice_helps() ->
     found = solve_plan(request)
     assert isinstance(found, Infeasibility)
     assert found.constraint == "batch"
-    advised = int(found.reason.removesuffix(" would do").split()[-1])
+    advised = int(found.reason.removesuffix(" is possible").split()[-1])
     assert isinstance(solve_plan(replace(request, global_batch=advised)), ParallelPlan)
 
 

@@ -27,19 +27,16 @@ PLAIN = SolveRequest(GPT2, (A100,), ONE, 8)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"global_batch": 0}, "global_batch is 0; it must be at least 1"),
-        ({"global_batch": -8}, "global_batch is -8; it must be at least 1"),
-        ({"memory_bytes_max": -1}, "memory_bytes_max is -1; it must be 0 (the GPU's) or above"),
-        ({"shape": GpuShape(())}, "shape is empty; it needs at least one group of GPUs"),
-        (
-            {"shape": TWO},
-            "hardware profiles a100-80g; the shape 1x4 a100-80g + 1x4 h100-80g needs each of its GPUs once",
-        ),
-        ({"hardware": (H100,)}, "hardware profiles h100-80g; the shape 1x4 a100-80g needs each of its GPUs once"),
-        ({"hardware": (A100, H100)}, "hardware profiles a100-80g, h100-80g; the shape 1x4 a100-80g needs each"),
+        ({"global_batch": 0}, "global_batch is 0"),
+        ({"global_batch": -8}, "global_batch is -8"),
+        ({"memory_bytes_max": -1}, "memory_bytes_max is -1"),
+        ({"shape": GpuShape(())}, "shape is empty"),
+        ({"shape": TWO}, "hardware is a100-80g; it must have one profile per GPU model of 1x4 a100-80g + 1x4"),
+        ({"hardware": (H100,)}, "hardware is h100-80g; it must have one profile per GPU model of 1x4 a100-80g"),
+        ({"hardware": (A100, H100)}, "hardware is a100-80g, h100-80g; it must have one profile"),
         (
             {"shape": TWO, "hardware": (A100, replace(H100, precision=Precision.FP32))},
-            "hardware trains in bf16 (a100-80g) and fp32 (h100-80g); one plan needs one precision",
+            "hardware has precisions bf16 (a100-80g) and fp32 (h100-80g)",
         ),
     ],
 )
@@ -73,12 +70,12 @@ def test_three_gpu_models_are_refused_by_name() -> None:
     outcome = search_plan(SolveRequest(GPT2, tuple(map(load_gpu, gpus)), shape, 8))
     assert getattr(outcome.result, "constraint", "") == "shape"
     assert getattr(outcome.result, "reason", "") == (
-        "1x1 h100-80g + 1x1 t4 + 1x1 l40s holds 3 GPU models (h100-80g, t4, l40s); a plan takes at most two of them"
+        "1x1 h100-80g + 1x1 t4 + 1x1 l40s holds 3 GPU models (h100-80g, t4, l40s); a plan can use two"
     )
 
 
 def test_a_peak_is_corrected_upwards_alone() -> None:
-    with pytest.raises(RequestError, match="memory_percent is 99; it must be at least 100"):
+    with pytest.raises(RequestError, match="memory_percent is 99"):
         replace(PLAIN, memory_percent=99)
     (plain,), (corrected,) = PLAIN.groups, replace(PLAIN, memory_percent=125).groups
     assert corrected.limit_bytes == plain.limit_bytes * 4 // 5
@@ -103,7 +100,7 @@ def test_no_plan_uses_a_degree_without_a_profile() -> None:
     assert isinstance(found, ParallelPlan)
     assert {run.tp for stage in found.stages for run in stage.strategies} <= {1, 2}
     everywhere = Stage(0, 1, "a100-80g", 4, (LayerStrategy(layers=2, tp=4, sequence_sharding=True),))
-    with pytest.raises(PlanError, match="tp is 4; forward_s_per_sample has figures for 1, 2 alone"):
+    with pytest.raises(PlanError, match="tp is 4; forward_s_per_sample has only figures for 1, 2"):
         evaluate(ParallelPlan(Schedule(), 1, 1, 0.0, 0.0, 0, (everywhere,)), request)
 
 

@@ -58,7 +58,7 @@ def _columns(
         compute_state_bytes(kinds, chosen, setting),
         compute_activation_bytes(kinds, chosen, setting),
         compute_buffer_bytes(kinds, chosen, setting)[None],
-        compute_border_s(build_layer_table(kinds), chosen.spreads, setting),
+        compute_border_s(build_layer_table(kinds), chosen.degrees, setting),
     ]
 
 
