@@ -1,7 +1,7 @@
-"""AgentLine: an agent's reports to the control plane and its replies, in a thread of its own.
+"""The pod agent's connection to the control plane, in a thread of its own.
 
-A slow or absent control plane holds nobody up: the newest report counts, the newest reply is taken when there is one,
-and the line tries again for ever.
+A slow or absent control plane blocks nobody: only the newest report is sent, only the newest reply is kept, and
+failed requests are retried forever with backoff.
 """
 
 from __future__ import annotations
@@ -34,14 +34,23 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`report` is the one that it answers: its notice and its kill are for the ranks of that alone."""
+    """A reply of the control plane.
+
+    Attributes:
+        report: the report that it answers. Its notice and kill request apply to the generation of that report only.
+    """
 
     report: Report
     document: Mapping[str, Any]
 
 
 class ControlPlaneClient:
-    """`wake_fd` gets a byte with each reply; `read_token` is asked for each connection."""
+    """Send reports and receive replies.
+
+    Args:
+        read_token: called for each connection.
+        wake_fd: receives one byte with each reply.
+    """
 
     def __init__(self, url: str, path: str, *, read_token: Callable[[], str], wake_fd: int) -> None:
         self._url = url
@@ -57,11 +66,11 @@ class ControlPlaneClient:
         self._delivered: Report | None = None
         self._reply: Reply | None = None
         self._failures = 0
-        self._thread = threading.Thread(target=self._run, name="agent-line", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="control-plane-client", daemon=True)
         self._thread.start()
 
     def submit(self, report: Report, *, urgent: bool) -> None:
-        """The report that is sent next: at once where it is urgent, else when it is time to ask again."""
+        """Set the report that is sent next: at once if it is urgent, otherwise with the next poll."""
         with self._changed:
             self._report = report
             if urgent:
@@ -69,33 +78,33 @@ class ControlPlaneClient:
                 self._changed.notify_all()
 
     def take_reply(self) -> Reply | None:
-        """The newest reply, once."""
+        """Return the newest reply once, then None."""
         with self._changed:
             reply, self._reply = self._reply, None
             return reply
 
     def close(self, *, within_s: float) -> bool:
-        """Wait until the newest report has been heard, and end. Whether it was."""
+        """Wait until the newest report is delivered, then stop. Return whether it was delivered."""
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
-            heard = self._changed.wait_for(lambda: self._delivered is self._report, within_s)
+            is_delivered = self._changed.wait_for(lambda: self._delivered is self._report, within_s)
             self._is_closed = True
             self._changed.notify_all()
-        return heard
+        return is_delivered
 
     def _run(self) -> None:
         pause_s = 0.0
         while True:
             with self._changed:
-                # A failure is not repeated at once, however urgent the news.
+                # After a failure even an urgent report waits for the backoff.
                 due_s = time.monotonic() + pause_s
                 while not self._is_closed and not self._is_due(due_s):
                     self._changed.wait(max(0.0, due_s - time.monotonic()) if self._report else None)
                 if self._is_closed:
                     return
                 report, self._is_urgent = self._report, False
-            assert report is not None, "nothing is due before the first report"
+            assert report is not None, "no report is due before the first one is submitted"
             pause_s = self._exchange(report)
 
     def _is_due(self, due_s: float) -> bool:
@@ -104,20 +113,20 @@ class ControlPlaneClient:
         return (self._is_urgent and not self._failures) or time.monotonic() >= due_s
 
     def _exchange(self, report: Report) -> float:
-        """One request; how long to wait until the next. A failure is logged when it begins and when it ends."""
+        """Send one report and return the seconds to wait before the next. Log the first failure and the recovery."""
         try:
             document = self._post(report)
             pause_s = min(max(0.1, float(document.get("poll_after_s", _MAX_POLL_PERIOD_S))), _MAX_POLL_PERIOD_S)
-        except (OSError, ValueError, TypeError, http.client.HTTPException) as failure:
+        except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
             self._disconnect()
             if not self._failures:
-                logger.warning("no assignment from %s, ranks go on: %s", self._url, failure)
+                logger.warning("Cannot reach the control plane at %s; ranks continue: %s", self._url, error)
             self._failures += 1
-            pause_s = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(self._failures - 1, 10))
-            asked_s = failure.retry_after_s if isinstance(failure, TooManyRequestsError) else 0.0
-            return max(asked_s, pause_s * random.uniform(0.5, 1.0))
+            backoff_s = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2.0 ** min(self._failures - 1, 10))
+            retry_after_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
+            return max(retry_after_s, backoff_s * random.uniform(0.5, 1.0))
         if self._failures:
-            logger.info("%s answers again", self._url)
+            logger.info("The control plane at %s is reachable again.", self._url)
         self._failures = 0
         with self._changed:
             self._delivered = report
@@ -128,7 +137,7 @@ class ControlPlaneClient:
         return pause_s
 
     def _post(self, report: Report) -> Mapping[str, Any]:
-        """A connection that was idle may have been closed by the other side: that is no failure yet."""
+        """Send the report, reconnecting once if the server had closed an idle connection."""
         was_open = self._connection is not None
         try:
             return self._request(report)
@@ -152,7 +161,7 @@ class ControlPlaneClient:
             raise ValueError(f"{answer.status} {body.decode('utf-8', 'replace')[:_DETAIL_LENGTH_MAX]}")
         document = json.loads(body)
         if not isinstance(document, dict):
-            raise ValueError(f"an object is needed, got {type(document).__name__}")
+            raise ValueError(f"expected a JSON object, got {type(document).__name__}")
         return document
 
     def _disconnect(self) -> None:
@@ -162,7 +171,7 @@ class ControlPlaneClient:
 
 
 def _open_connection(url: str) -> http.client.HTTPConnection:
-    """The control plane is a neighbour: no proxy for the outer world is asked."""
+    """Connect directly: the control plane is on the cluster's network, which a proxy to the internet cannot reach."""
     parts = urllib.parse.urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)

@@ -1,7 +1,4 @@
-"""What the executor tells one rank through environment variables, checked once at the door.
-
-What the agent of a pod is told through environment variables, checked once at the door.
-"""
+"""Environment variables of ranks and pod agents, validated once at startup."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class RankEnvironment:
-    """The place of this process in its job. Without any variable it is a job of one rank that nobody watches."""
+    """The place of this process in its job. Without any variable it is the only rank of a job without an executor."""
 
     rank: int = 0
     world_size: int = 1
@@ -42,24 +39,27 @@ class RankEnvironment:
 
 
 def read_rank_environment(variables: Mapping[str, str]) -> RankEnvironment:
-    """Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and EBBTIDE_*; an empty value counts as absent.
+    """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and EBBTIDE_*. An empty value counts as absent.
 
     Raises:
-        ValueError: a variable holds something else than it may; the message names it.
+        ValueError: a variable is malformed; the message names it.
     """
     world_size = _parse_count(variables, "WORLD_SIZE", default=1, minimum=1)
     rank = _parse_count(variables, "RANK", default=0)
     if rank >= world_size:
-        raise ValueError(f"RANK is {rank}, it must be below WORLD_SIZE, which is {world_size}")
+        raise ValueError(f"`RANK` is {rank}, but `WORLD_SIZE` is {world_size}. Set `RANK` to 0 to {world_size - 1}.")
     url = variables.get("EBBTIDE_URL", "")
-    if url and not url.startswith(("http://", "https://")):
-        raise ValueError(f"EBBTIDE_URL is {url!r}, it must start with http:// or https://")
+    if url:
+        _validate_url(url)
     store_host = variables.get("MASTER_ADDR", "")
     store_port = _parse_count(variables, "MASTER_PORT", default=0)
     if store_host and not 0 < store_port < 65536:
-        raise ValueError(f"MASTER_PORT is {store_port}, beside MASTER_ADDR it must be 1 to 65535")
+        raise ValueError(f"`MASTER_PORT` is {store_port}. With `MASTER_ADDR` it must be 1 to 65535.")
     if world_size > 1 and not store_host:
-        raise ValueError(f"WORLD_SIZE is {world_size}, so MASTER_ADDR and MASTER_PORT must name the rendezvous store")
+        raise ValueError(
+            f"`WORLD_SIZE` is {world_size}, but `MASTER_ADDR` is not set. "
+            "Set `MASTER_ADDR` and `MASTER_PORT` to the address of the rendezvous store."
+        )
     return RankEnvironment(
         rank=rank,
         world_size=world_size,
@@ -88,19 +88,19 @@ def _parse_count(variables: Mapping[str, str], name: str, *, default: int, minim
     if not text:
         return default
     if not text.isascii() or not text.isdigit() or int(text) < minimum:
-        raise ValueError(f"{name} is {text!r}, it must be a whole number of at least {minimum}")
+        raise ValueError(f"`{name}` is {text!r}. Use an integer of {minimum} or more.")
     return int(text)
 
 
 def _parse_interval_s(variables: Mapping[str, str], name: str) -> float:
-    """Infinite where nobody says."""
+    """Return the interval in seconds; infinite if the variable is absent."""
     text = variables.get(name) or "inf"
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise ValueError(f"{name} is {text!r}, it must be a number of seconds above 0")
+        raise ValueError(f"`{name}` is {text!r}. Use a number of seconds above 0.")
     return seconds
 
 
@@ -109,10 +109,21 @@ def _parse_path(variables: Mapping[str, str], name: str) -> Path | None:
     return Path(text) if text else None
 
 
+def _validate_url(url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"`EBBTIDE_URL` is {url!r}. Use a URL that starts with http:// or https://.")
+
+
 @dataclass(frozen=True, slots=True)
 class PodEnvironment:
-    """`pod` tells this agent from others on its node. `grace_s`: between SIGTERM and SIGKILL. `token_file` is read
-    anew for each connection, so that a token may change. `checkpoint_dir` is where a volume is mounted."""
+    """What a pod agent reads from its environment.
+
+    Attributes:
+        token_file: read again for each connection, so that the token can be rotated. Takes precedence over `token`.
+        checkpoint_dir: mount path of the checkpoint volume, empty without one.
+        pod: identifies this agent among others on its node.
+        grace_s: seconds between SIGTERM and SIGKILL.
+    """
 
     job_id: str
     node: str
@@ -125,26 +136,31 @@ class PodEnvironment:
     grace_s: float
 
     def read_token(self) -> str:
-        """Raises OSError where the file cannot be read."""
+        """Return the token.
+
+        Raises:
+            OSError: the token file cannot be read.
+        """
         return self.token if self.token_file is None else self.token_file.read_text(encoding="utf-8").strip()
 
 
 def read_pod_environment(variables: Mapping[str, str]) -> PodEnvironment:
-    """Reads EBBTIDE_JOB_ID, EBBTIDE_NODE, EBBTIDE_URL, EBBTIDE_RUN_ROOT, EBBTIDE_TOKEN or EBBTIDE_TOKEN_FILE;
-    EBBTIDE_CHECKPOINT_DIR, EBBTIDE_POD (default: drawn) and EBBTIDE_GRACE_S (30) may be left out.
+    """Read the environment variables of a pod agent.
+
+    EBBTIDE_JOB_ID, EBBTIDE_NODE, EBBTIDE_URL, EBBTIDE_RUN_ROOT and one of EBBTIDE_TOKEN and EBBTIDE_TOKEN_FILE are
+    required. EBBTIDE_CHECKPOINT_DIR, EBBTIDE_POD (default: random) and EBBTIDE_GRACE_S (default: 30) are optional.
 
     Raises:
-        ValueError: a variable is missing or holds something else than it may; the message names it.
+        ValueError: a variable is missing or malformed; the message names it.
     """
     url = _require(variables, "EBBTIDE_URL")
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"EBBTIDE_URL is {url!r}, it must start with http:// or https://")
+    _validate_url(url)
     token_file = variables.get("EBBTIDE_TOKEN_FILE", "")
     return PodEnvironment(
         job_id=_require(variables, "EBBTIDE_JOB_ID"),
         node=_require(variables, "EBBTIDE_NODE"),
         url=url.rstrip("/"),
-        token="" if token_file else _require(variables, "EBBTIDE_TOKEN", "or EBBTIDE_TOKEN_FILE"),
+        token="" if token_file else _require(variables, "EBBTIDE_TOKEN", "EBBTIDE_TOKEN_FILE"),
         token_file=Path(token_file) if token_file else None,
         run_root=Path(_require(variables, "EBBTIDE_RUN_ROOT")),
         checkpoint_dir=variables.get("EBBTIDE_CHECKPOINT_DIR", ""),
@@ -156,7 +172,7 @@ def read_pod_environment(variables: Mapping[str, str]) -> PodEnvironment:
 def _require(variables: Mapping[str, str], name: str, alternative: str = "") -> str:
     text = variables.get(name, "")
     if not text:
-        raise ValueError(f"{name} is missing" + (f", {alternative}" if alternative else ""))
+        raise ValueError(f"`{name}` is not set. Set it" + (f" or `{alternative}`." if alternative else "."))
     return text
 
 
@@ -167,5 +183,5 @@ def _parse_grace_s(variables: Mapping[str, str], name: str, *, default: float) -
     except ValueError:
         seconds = -1.0
     if not 0.0 <= seconds < float("inf"):
-        raise ValueError(f"{name} is {text!r}, it must be a number of seconds of at least 0")
+        raise ValueError(f"`{name}` is {text!r}. Use a number of seconds of 0 or more.")
     return seconds

@@ -1,8 +1,8 @@
-"""RankLogs: what ranks print, passed on line by line to the agent's own output, where people look (`kubectl logs`).
+"""Forward the output of ranks line by line to the agent's own output, where `kubectl logs` shows it.
 
     rank 3 | step 100: loss 2.31
 
-Ranks print into files, so that nobody who reads slowly holds them up, nor their agent: the thread here alone waits.
+Ranks print to files, so a slow reader blocks only the thread in this module, never a rank or the agent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINE_END = re.compile(rb"[\r\n]+")  # a progress bar ends its lines with \r
 
 @dataclass
 class _FollowedLog:
-    """A file that grows, read up to `offset`; `part` of a line has not ended yet."""
+    """A growing file, read up to `offset`. `partial_line` has not ended yet."""
 
     prefix: bytes
     path: Path
@@ -36,8 +36,10 @@ class _FollowedLog:
 
 
 class LogForwarder:
-    """What is printed goes to `out`, beside ranks' what their agent says in `agent_log`. Its thread ends with the
-    process, or with its output."""
+    """Forward the log files of ranks, and the agent's own `agent_log`, to `out`.
+
+    The thread ends with the process, or when writing to `out` fails.
+    """
 
     def __init__(self, out: BinaryIO, *, agent_log: Path) -> None:
         self._out = out
@@ -50,13 +52,13 @@ class LogForwarder:
         self._thread.start()
 
     def follow(self, paths: Mapping[int, Path]) -> None:
-        """The files of these ranks from now on, instead of those before, which grow no more."""
+        """Follow the files of these ranks. Files followed before are forwarded to their end."""
         with self._changed:
             self._finished_logs += self._logs
             self._logs = [_follow_log(f"rank {rank}", path) for rank, path in paths.items()]
 
     def close(self, *, within_s: float) -> bool:
-        """Pass on what is there, and end. Whether that was done in time."""
+        """Forward what is left and stop. Return whether that was done in time."""
         with self._changed:
             self._is_closing = True
             self._finished_logs, self._logs = [*self._finished_logs, *self._logs, self._agent_log], []
@@ -68,9 +70,9 @@ class LogForwarder:
         try:
             while True:
                 with self._changed:
-                    over, self._finished_logs = self._finished_logs, []
+                    finished, self._finished_logs = self._finished_logs, []
                     logs, is_closing = (self._agent_log, *self._logs), self._is_closing
-                for log in over:
+                for log in finished:
                     self._drain(log)
                 if is_closing:
                     return
@@ -78,8 +80,8 @@ class LogForwarder:
                 if not any(may_be_more):
                     with self._changed:
                         self._changed.wait_for(lambda: self._is_closing, _POLL_PERIOD_S)
-        except OSError as failure:
-            logger.warning("what ranks print can be read in their files only: %s", failure)
+        except OSError as error:
+            logger.warning("Cannot forward the output of ranks; it is still in their log files: %s", error)
 
     def _drain(self, log: _FollowedLog) -> None:
         while self._forward(log):
@@ -89,18 +91,18 @@ class LogForwarder:
             self._out.flush()
 
     def _forward(self, log: _FollowedLog) -> bool:
-        """The lines that have come, a part at a time; whether there may be more by now."""
+        """Forward new lines, one chunk at a time. Return whether there may be more."""
         try:
             with log.path.open("rb") as file:
-                kept = find_data_start(file.fileno(), log.offset)
-                file.seek(kept)
+                start = find_data_start(file.fileno(), log.offset)
+                file.seek(start)
                 new = file.read(_CHUNK_BYTES)
         except FileNotFoundError:
             return False
-        if kept > log.offset:
-            gap = f"... {kept - log.offset} bytes were printed too fast to be passed on\n"
+        if start > log.offset:
+            gap = f"... {start - log.offset} bytes lost: printed faster than they were forwarded\n"
             self._out.write(log.prefix + gap.encode())
-            log.partial_line, log.offset = b"", kept
+            log.partial_line, log.offset = b"", start
         log.offset += len(new)
         *lines, log.partial_line = _LINE_END.split(log.partial_line + new.replace(b"\0", b""))
         if len(log.partial_line) > _LINE_BYTES_MAX:

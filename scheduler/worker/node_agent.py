@@ -1,26 +1,27 @@
-"""The node agent of a local executor: one process per job and node, which starts the job's ranks on that node.
+"""The node agent: one process per job and node, which starts the job's ranks on that node.
 
 `python -m scheduler.worker.node_agent [--preload MODULE ...]` imports the modules once and forks each rank of each
-generation from there: what takes seconds is then done, and nothing of an old generation is left in a new one. It has
-one thread and never touches a GPU. Where a module has started threads, ranks are executed anew, which the log says.
+generation, so a rank starts without loading torch and shares no state with earlier generations. The agent has one
+thread and never uses a GPU. If a preloaded module has started threads, ranks are executed instead of forked, and the
+log says so.
 
-One JSON object a line. Orders, on standard input:
+The protocol is one JSON object per line. Orders, on standard input:
 
     {"start": {"generation", "rank", "argv": [...], "env": {...}, "log": path, "warm": true | false}}
-        warm: fork; argv is `<interpreter> -m module ...` or `<interpreter> file.py ...`. Else execute argv.
+        warm: fork; argv is `<interpreter> -m module ...` or `<interpreter> file.py ...`. Otherwise execute argv.
     {"signal": {"generation", "rank", "number"}}
-        to the rank and all that it started in its group; to nobody where it has ended
+        sent to the rank's process group; ignored if the rank has ended
 
 Reports, on standard output:
 
     {"ready": {"loaded": [module ...], "after_s": seconds}}         once, before the first order is read
     {"started": {"generation", "rank", "pid"}}
-    {"failed": {"generation", "rank", "reason"}}                     it could not be started
-    {"ended": {"generation", "rank", "code"}}                        and nothing is left of it in its group
+    {"failed": {"generation", "rank", "reason"}}                     the rank could not be started
+    {"ended": {"generation", "rank", "code"}}                        no process of its group is left
 
-The agent ends by SIGTERM at once, and its ranks die with it. When its input closes, its controller is dead: it asks
-its ranks to leave (SIGTERM), kills after GRACE_S what is left, and ends. With --die-with-parent it is killed at once
-when the process that started it ends.
+On SIGTERM the agent ends at once, and its ranks die with it. When its input closes, its controller is dead: it sends
+SIGTERM to its ranks, kills the remaining ones after GRACE_S, and ends. With --die-with-parent it is killed as soon
+as its parent ends.
 """
 
 from __future__ import annotations
@@ -63,11 +64,10 @@ def main() -> None:
     if arguments.die_with_parent:
         die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
-    mark = RunDirMarker()
-    # What a module prints must not be taken for a report, and no rank may read orders.
+    # Redirect standard output, so that output of a preloaded module is not taken for a report.
     orders_fd, reports_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    agent = Agent(orders_fd, reports_fd, mark, log_bytes=arguments.log_bytes)
+    agent = Agent(orders_fd, reports_fd, RunDirMarker(), log_bytes=arguments.log_bytes)
     agent.preload(arguments.preload)
     program = agent.serve()
     if program is not None:
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 class Agent:
-    """Mutable on purpose: it stands for processes."""
+    """The node agent's state and event loop."""
 
     def __init__(self, orders_fd: int, reports_fd: int, run_dir_marker: RunDirMarker, *, log_bytes: int) -> None:
         self._orders_fd = orders_fd
@@ -94,22 +94,22 @@ class Agent:
         self._logs_checked_at_s = float("-inf")
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import what the ranks will need. What cannot be imported here is left to them, who then say why."""
-        since_s = time.monotonic()
+        """Import the modules that ranks need. A rank repeats a failed import and reports why it failed."""
+        started_at_s = time.monotonic()
         loaded = []
         for name in modules:
             try:
                 importlib.import_module(name)
                 loaded.append(name)
             except Exception:
-                logger.exception("%s is not loaded beforehand", name)
-        # Pages that no collection touches stay shared with the ranks.
+                logger.exception("Cannot preload %s", name)
+        # Frozen objects are not touched by garbage collection, so their pages stay shared with the ranks.
         gc.collect()
         gc.freeze()
-        self._report("ready", loaded=loaded, after_s=time.monotonic() - since_s)
+        self._report("ready", loaded=loaded, after_s=time.monotonic() - started_at_s)
 
     def serve(self) -> RankProgram | None:
-        """Follow orders until the input has closed and no rank is left. In a forked rank: what that is to run."""
+        """Execute orders until the input is closed and no rank is left. In a forked rank, return the program to run."""
         while self._kill_at_s is None or self._ranks:
             self._wait()
             for order in self._read_orders():
@@ -124,7 +124,7 @@ class Agent:
         return None
 
     def _wait(self) -> None:
-        """Until an order comes, a child ends, logs are to be looked at or what is left has to be killed."""
+        """Wait for an order, the end of a child, the next check of log sizes, or the time to kill ranks."""
         if self._kill_at_s is None:
             period_s = _LOG_CHECK_PERIOD_S if self._ranks else None
             select.select([self._orders_fd, self._wake_read_fd], [], [], period_s)
@@ -134,7 +134,7 @@ class Agent:
             pass
 
     def _read_orders(self) -> list[dict[str, Any]]:
-        """Whole orders that have come. When the input has closed there are none: nobody waits for what was asked."""
+        """Return the complete orders received. Orders received before the input closed are dropped."""
         while self._kill_at_s is None and (part := _read_available(self._orders_fd)) is not None:
             self._buffer += part
             if not part:
@@ -146,17 +146,17 @@ class Agent:
     def _start(
         self, *, generation: int, rank: int, argv: Sequence[str], env: Mapping[str, str], log: str, warm: bool
     ) -> RankProgram | None:
-        """Start a rank and say so; the program, in the fork."""
+        """Start a rank and report it. In the forked rank, return its program."""
         program = RankProgram(generation, rank, argv, env, Path(log))
         try:
-            started = self._fork(program) if warm and _is_single_threaded() else execute_rank(program)
-        except (OSError, ValueError) as failure:
-            self._report("failed", generation=generation, rank=rank, reason=str(failure))
+            process = self._fork(program) if warm and _is_single_threaded() else execute_rank(program)
+        except (OSError, ValueError) as error:
+            self._report("failed", generation=generation, rank=rank, reason=str(error))
             return None
-        if started is None:
+        if process is None:
             return program
-        self._ranks[generation, rank], self._logs[generation, rank] = started, program.log
-        self._report("started", generation=generation, rank=rank, pid=started.pid)
+        self._ranks[generation, rank], self._logs[generation, rank] = process, program.log
+        self._report("started", generation=generation, rank=rank, pid=process.pid)
         return None
 
     def _fork(self, program: RankProgram) -> RankProcess | None:
@@ -175,7 +175,7 @@ class Agent:
                 self._report("ended", generation=generation, rank=rank, code=code)
 
     def _truncate_logs(self) -> None:
-        """What ranks and this agent print. A file system that cannot do it is complained of once."""
+        """Trim the logs of the ranks and of this agent. Warn once if the file system does not support it."""
         now_s = time.monotonic()
         if now_s < self._logs_checked_at_s + _LOG_CHECK_PERIOD_S:
             return
@@ -183,15 +183,15 @@ class Agent:
         try:
             trim_log(_STDERR, self._log_bytes)
             for log in self._logs.values():
-                with contextlib.suppress(FileNotFoundError):  # people remove one to make room
+                with contextlib.suppress(FileNotFoundError):  # a user may delete a log to free space
                     trim_log_file(log, self._log_bytes)
-        except OSError as failure:
-            logger.warning("logs grow without a bound, as their file system cannot give back their front: %s", failure)
+        except OSError as error:
+            logger.warning("Logs grow without limit, because the file system cannot trim them: %s", error)
             self._logs_checked_at_s = float("inf")
 
     def _begin_shutdown(self) -> None:
         if self._kill_at_s is None:
-            logger.info("the controller is gone; %d ranks are asked to leave", len(self._ranks))
+            logger.info("The controller has ended. Sending SIGTERM to %d ranks.", len(self._ranks))
             self._kill_at_s = time.monotonic() + GRACE_S
             self._signal_all(signal.SIGTERM)
 
@@ -199,24 +199,26 @@ class Agent:
         for process in self._ranks.values():
             process.send_signal(number)
 
-    def _report(self, what: str, **fields: object) -> None:
-        logger.info("%s %s", what, fields)
+    def _report(self, kind: str, **fields: object) -> None:
+        logger.info("%s %s", kind, fields)
         try:
-            os.write(self._reports_fd, json.dumps({what: fields}).encode() + b"\n")
+            os.write(self._reports_fd, json.dumps({kind: fields}).encode() + b"\n")
         except BrokenPipeError:
             self._begin_shutdown()
 
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scheduler.worker.node_agent", description="Start a job's ranks.")
-    parser.add_argument("--preload", action="append", default=[], metavar="MODULE", help="imported before any rank")
-    parser.add_argument("--log-bytes", type=int, default=LogLimits().bytes_max, help="most that a log may hold")
-    parser.add_argument("--die-with-parent", action="store_true", help="do not outlive who has started it")
+    parser.add_argument(
+        "--preload", action="append", default=[], metavar="MODULE", help="module to import before forking ranks"
+    )
+    parser.add_argument("--log-bytes", type=int, default=LogLimits().bytes_max, help="maximum size of a log, in bytes")
+    parser.add_argument("--die-with-parent", action="store_true", help="end when the parent process ends")
     return parser.parse_args()
 
 
 def _read_available(descriptor: int) -> bytes | None:
-    """What is there to read: None for nothing yet, empty for nothing ever again."""
+    """Return the available bytes: None if there are none yet, empty at the end of the stream."""
     try:
         return os.read(descriptor, _CHUNK_BYTES)
     except BlockingIOError:
@@ -224,10 +226,9 @@ def _read_available(descriptor: int) -> bytes | None:
 
 
 def _is_single_threaded() -> bool:
-    """Whether this process has a single thread."""
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208  # a Path per thread would be made for nothing
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208  # only the count is needed
     if threads > 1:
-        logger.warning("%d threads run here, so that a rank is executed instead of forked", threads)
+        logger.warning("Executing a rank instead of forking it, because the agent has %d threads.", threads)
     return threads == 1
 
 

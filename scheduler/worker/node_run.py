@@ -1,4 +1,4 @@
-"""The ranks of one generation on one node: started by the node agent, told what to do, and reported."""
+"""The ranks of one generation on one node: start them through the node agent, control them, and report their state."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ logger = logging.getLogger(__name__)
 
 _STATUS_TIMEOUT_S = 10.0
 _DEADLINE_TOLERANCE_S = 1.0
-_TEXT_LENGTH_MAX = 4000
-"""The API refuses reports with much longer ones."""
+_TEXT_LENGTH_MAX = 4000  # the API rejects reports with much longer texts
 _KILLED = -signal.SIGKILL
 
 
 class NodeRun:
-    """Mutable on purpose: it stands for processes."""
+    """The ranks of one generation on one node."""
 
-    def __init__(self, generation: int, numbers: Sequence[int], folder: GenerationFolder) -> None:
+    def __init__(self, generation: int, rank_numbers: Sequence[int], folder: GenerationFolder) -> None:
         self.generation = generation
         self._folder = folder
-        self._rank_numbers = tuple(numbers)
+        self._rank_numbers = tuple(rank_numbers)
         self._ranks: dict[int, AgentRank] = {}
         self._exit_codes: dict[int, int | None] = dict.fromkeys(self._rank_numbers)
-        self._statuses = RankStatuses(folder, numbers)
+        self._statuses = RankStatuses(folder, rank_numbers)
         self._oom_kills: dict[int, int | None] = {}
         self._tails: dict[int, str] = {}
         self._failure = ""
@@ -61,22 +60,22 @@ class NodeRun:
     def start(
         cls, assignment: Mapping[str, Any], node_agent: NodeAgent, root: RunRoot, environment: PodEnvironment
     ) -> NodeRun:
-        """Have the agent start the ranks of an assignment. Where that cannot be done they have ended."""
+        """Start the ranks of an assignment. If that is impossible, the returned run has already ended."""
         generation = int(assignment["generation"])
         folder = root.folder(environment.job_id, generation)
         run = cls(generation, [int(rank["rank"]) for rank in assignment["ranks"]], folder)
         ranks = ", ".join(map(str, run._rank_numbers))
-        logger.info("generation %d starts ranks %s of %d", generation, ranks, assignment["world_size"])
+        logger.info("Starting ranks %s of %d, generation %d", ranks, assignment["world_size"], generation)
         if folder.exists:
-            run.kill(f"generation {generation} was begun on node {environment.node} once before")
+            run.kill(f"generation {generation} has already been started on node {environment.node}")
             return run
         try:
             run._record_start(assignment, root, environment)
             for rank in assignment["ranks"]:
                 run._start_rank(assignment, rank, node_agent, root, environment)
-        except (OSError, ValueError, KeyError, TypeError) as failure:
-            logger.exception("generation %d cannot be started", generation)
-            run._failure = f"node {environment.node} cannot start its ranks: {failure}"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.exception("Cannot start generation %d", generation)
+            run._failure = f"node {environment.node} cannot start its ranks: {error}"
             run.kill()
         return run
 
@@ -86,72 +85,73 @@ class NodeRun:
 
     @property
     def leave_by_s(self) -> float:
-        """By when its ranks have to have left, on the monotonic clock; infinite while nobody says so."""
+        """Deadline of the ranks to leave, on the monotonic clock; infinite without one."""
         return self._leave_by_s
 
     @property
     def log_paths(self) -> dict[int, Path]:
-        """What each of its ranks prints."""
+        """Log file of each rank."""
         return {rank: self._folder.log_path(rank) for rank in self._rank_numbers}
 
     @property
     def urgent_state(self) -> object:
-        """What of its report should be told at once."""
-        said = [
+        """The part of the report whose changes are reported at once."""
+        statuses = [
             (rank, status.phase, status.checkpoint_step, status.frozen_layers)
             for rank, status in sorted(self._statuses.by_rank.items())
         ]
-        return self.generation, tuple(self._exit_codes.values()), tuple(said), self._failure, self._kill_reason
+        return self.generation, tuple(self._exit_codes.values()), tuple(statuses), self._failure, self._kill_reason
 
     def update(self, node_agent: NodeAgent) -> None:
-        """Take in what the agent reported and what the ranks say of themselves."""
+        """Process the reports of the node agent and the status files of the ranks."""
         if self.has_ended:
             return
         codes: dict[int, int | None] = {}
-        # Exit codes first: what a rank wrote before it ended is then always seen with its end.
+        # Poll exit codes before status files, so that the end of a rank is never seen without its last status.
         while codes != (codes := self._poll_exit_codes()):
             self._statuses.refresh()
             node_agent.poll()
         if None not in codes.values() and kill_stray_processes(self._folder.path):
-            return  # nothing of it may be left when it is said to have ended
+            return  # a generation has ended only when none of its processes is left
         for rank, code in codes.items():
             if code is not None and rank not in self._tails:
                 self._record_end(rank, code)
         self._exit_codes = codes
         self._record_failures(node_agent)
         if None not in codes.values():
-            ends = ", ".join(f"rank {rank} {_describe_exit(code)}" for rank, code in codes.items())
-            logger.info("generation %d has ended: %s", self.generation, ends)
+            exits = ", ".join(f"rank {rank} {_describe_exit(code)}" for rank, code in codes.items())
+            logger.info("Generation %d has ended: %s", self.generation, exits)
         self._terminate_if_unresponsive()
 
     def request_exit(self, action: str, *, leave_by_s: float = math.inf) -> None:
-        """Have the ranks save and go by then; asking again changes that."""
-        same = abs(leave_by_s - self._leave_by_s) < _DEADLINE_TOLERANCE_S or leave_by_s == self._leave_by_s
-        if self.has_ended or (self._requested_action == action and same):
+        """Ask the ranks to save and leave before the deadline. A later call may change the deadline."""
+        is_same_deadline = leave_by_s == self._leave_by_s or abs(leave_by_s - self._leave_by_s) < _DEADLINE_TOLERANCE_S
+        if self.has_ended or (self._requested_action == action and is_same_deadline):
             return
         left_s = max(0.0, leave_by_s - _now_s())
-        logger.info("generation %d is asked to %s within %.0f s", self.generation, action, left_s)
+        logger.info("Requesting %s of generation %d within %.0f s", action, self.generation, left_s)
         self._leave_by_s = leave_by_s
         self._folder.write_notice(action, seconds_left=left_s)
-        self._requested_action = action  # only now: what could not be written is tried again
+        self._requested_action = action  # set after the write, so that a failed write is retried
 
     def request_checkpoint(self, step: int, *, request_id: str) -> None:
-        """Have the ranks save once `step` steps are done and go on, once for each request."""
+        """Ask the ranks to save after `step` steps and continue, once per request."""
         if not self.has_ended and not self._requested_action and request_id != self._checkpoint_request_id:
             self._folder.write_notice("checkpoint", step=step)
             self._checkpoint_request_id = request_id
 
     def terminate(self) -> None:
-        """Have the ranks leave by SIGTERM, once."""
+        """Send SIGTERM to the ranks, once."""
         if not self.has_ended and not self._is_terminated:
             self._is_terminated = True
             self._signal_all(signal.SIGTERM)
 
     def kill(self, reason: str = "") -> None:
-        """End all ranks now. `because` is for what nobody but this agent has decided."""
+        """Kill all ranks. `reason` is set if the agent itself has decided it."""
         if self.has_ended or self._is_killed:
             return
-        logger.warning("generation %d is killed: %s", self.generation, reason or self._failure or "as it was told")
+        cause = reason or self._failure or "requested by the control plane"
+        logger.warning("Killing generation %d: %s", self.generation, cause)
         self._is_killed, self._kill_reason = True, self._kill_reason or reason
         self._signal_all(signal.SIGKILL)
         for rank in self._rank_numbers:
@@ -173,7 +173,7 @@ class NodeRun:
             generation=self.generation,
             gpus={environment.node: tuple(sorted(int(rank["gpu"]) for rank in assignment["ranks"]))},
             world_size=int(assignment["world_size"]),
-            snapshot_generation=0,  # which state asked for it is known to the control plane alone
+            snapshot_generation=0,  # known to the control plane alone
             started_at_s=time.time(),
         )
         root.begin(record, plan_from_json(assignment["plan"]))
@@ -194,14 +194,14 @@ class NodeRun:
             "EBBTIDE_PLAN": str(self._folder.plan_path),
             "EBBTIDE_CHECKPOINT_DIR": checkpoints,
         }
-        place = RankSlot(int(rank["rank"]), int(rank["local_rank"]), environment.node, int(rank["gpu"]))
-        self._ranks[place.rank] = AgentRank.start(
-            place,
+        slot = RankSlot(int(rank["rank"]), int(rank["local_rank"]), environment.node, int(rank["gpu"]))
+        self._ranks[slot.rank] = AgentRank.start(
+            slot,
             node_agent,
             generation=self.generation,
             argv=build_argv(assignment["command"], python=sys.executable),
             env=build_node_environment(rank["env"], inherited=os.environ, overrides=folders),
-            log=self._folder.log_path(place.rank),
+            log=self._folder.log_path(slot.rank),
             warm=can_run_preloaded(assignment["command"]),
         )
 
@@ -210,14 +210,14 @@ class NodeRun:
 
     def _record_end(self, rank: int, code: int) -> None:
         status = self._statuses.by_rank.get(rank)
-        ended_well = code == 0 if status is None else status.is_clean_exit
-        self._tails[rank] = "" if ended_well else read_tail(self._folder.log_path(rank))[-_TEXT_LENGTH_MAX:]
+        is_clean_exit = code == 0 if status is None else status.is_clean_exit
+        self._tails[rank] = "" if is_clean_exit else read_tail(self._folder.log_path(rank))[-_TEXT_LENGTH_MAX:]
         self._oom_kills[rank] = None if status is None else read_oom_kills(status.memory_events)
 
     def _record_failures(self, node_agent: NodeAgent) -> None:
         for number, rank in self._ranks.items():
             if rank.failure:
-                self._failure = self._failure or f"rank {number} cannot be started: {rank.failure}"
+                self._failure = self._failure or f"cannot start rank {number}: {rank.failure}"
         if node_agent.exit_code is None or self._is_killed or all(rank.has_exit_code for rank in self._ranks.values()):
             return
         if node_agent.is_lost:
@@ -226,9 +226,9 @@ class NodeRun:
             self._failure = self._failure or node_agent.describe_end()
 
     def _terminate_if_unresponsive(self) -> None:
-        """A script that has said nothing for a while does not read notices: it gets SIGTERM, once."""
-        is_mute = not self._statuses.by_rank and _now_s() >= self._started_at_s + _STATUS_TIMEOUT_S
-        if self._requested_action and is_mute:
+        """Send SIGTERM to a script that has written no status and therefore does not read notices."""
+        is_silent = not self._statuses.by_rank and _now_s() >= self._started_at_s + _STATUS_TIMEOUT_S
+        if self._requested_action and is_silent:
             self.terminate()
 
     def _signal_all(self, number: signal.Signals) -> None:

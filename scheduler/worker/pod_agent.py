@@ -1,15 +1,15 @@
-"""`python -m scheduler.worker.pod_agent`: the agent of one job on one node, where no controller starts processes.
+"""`python -m scheduler.worker.pod_agent`: the agent of one job on one node of a cluster without local processes.
 
-It asks the control plane over HTTP what to do (POST /v1/jobs/{job}/agents/{node}), runs the job's ranks on its node,
-generation after generation, and reports them. See pod_environment for its variables.
+It polls the control plane for its assignment (POST /v1/jobs/{job}/agents/{node}), runs the job's ranks on its node,
+one generation after another, and reports them. `environment.read_pod_environment` lists its variables.
 
-    pod_agent        HTTP, notices, reports: threads and sockets, no torch
-      agent          scheduler.worker.node_agent, as local executors start it: one thread, torch loaded, forks ranks
+    pod agent        HTTP, notices, reports: threads and sockets, no torch
+      node agent     scheduler.worker.node_agent, as in the local executor: one thread, torch loaded, forks ranks
         rank ...
 
-Nobody of them outlives the one above it. What they print appears in the pod agent's own output, marked. SIGTERM asks
-the ranks to leave; what is left shortly before the grace is over is killed, so that there is time to say so. Exit code
-0; 1 where the job has failed; 2 for a wrong environment.
+Each process dies with its parent. The pod agent forwards the output of all of them to its own standard output, with
+a prefix. On SIGTERM it asks the ranks to leave. It kills the remaining ranks shortly before the grace period ends,
+so that there is time to report it. Exit status: 0; 1 if the job has failed; 2 if the environment is invalid.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ def main() -> int:
         environment = read_pod_environment(os.environ)
         environment.run_root.mkdir(parents=True, exist_ok=True)
         environment.read_token()
-    except (OSError, ValueError) as wrong:
-        logger.error("%s", wrong)
+    except (OSError, ValueError) as error:
+        logger.error("%s", error)
         return 2
     return PodAgent(environment, preload=arguments.preload or _PRELOAD).serve()
 
 
 class PodAgent:
-    """Mutable on purpose: it stands for processes."""
+    """The agent of one job on one node."""
 
     def __init__(self, environment: PodEnvironment, *, preload: Sequence[str]) -> None:
         self._environment = environment
         self._preload = [word for module in preload for word in ("--preload", module)]
         self._root = RunRoot(environment.run_root)
-        self._wake_fd, woken_fd = os.pipe()
-        for descriptor in (self._wake_fd, woken_fd):
+        self._wake_read_fd, wake_write_fd = os.pipe()
+        for descriptor in (self._wake_read_fd, wake_write_fd):
             os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(woken_fd, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
         self._is_stop_requested = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
@@ -82,10 +82,12 @@ class PodAgent:
         self._last_urgent_state: object = ""
         job, node = (urllib.parse.quote(name, safe="") for name in (environment.job_id, environment.node))
         path = f"/v1/jobs/{job}/agents/{node}"
-        self._client = ControlPlaneClient(environment.url, path, read_token=environment.read_token, wake_fd=woken_fd)
+        self._client = ControlPlaneClient(
+            environment.url, path, read_token=environment.read_token, wake_fd=wake_write_fd
+        )
 
     def serve(self) -> int:
-        """Until it is told to end, or the job has ended; the exit code. Nothing of its ranks is left then."""
+        """Run until the agent is stopped or the job has ended, and return the exit status. No rank is left then."""
         while self._exit_code is None or (self._run is not None and not self._run.has_ended):
             self._wait()
             self._node_agent.poll()
@@ -97,7 +99,7 @@ class PodAgent:
                 self._handle_reply(reply)
             self._send_report()
         if self._run is not None and not self._client.close(within_s=_FINAL_REPORT_TIMEOUT_S):
-            logger.warning("nobody has heard how generation %d ended", self._run.generation)
+            logger.warning("The end of generation %d could not be reported.", self._run.generation)
         self._node_agent.kill()
         self._node_agent.close(within_s=_NODE_AGENT_STOP_TIMEOUT_S)
         self._logs.close(within_s=_LOG_FLUSH_TIMEOUT_S)
@@ -108,26 +110,30 @@ class PodAgent:
         return self._root.path / "agent.log"
 
     def _wait(self) -> None:
-        """Until the agent reports something, a reply or a signal has come, or it is time to look at what ranks say."""
-        fds = [self._wake_fd] if self._node_agent.has_closed_reports else [self._wake_fd, self._node_agent.reports_fd]
-        if self._wake_fd in select.select(fds, [], [], _POLL_PERIOD_S)[0]:
-            os.read(self._wake_fd, 4096)
+        """Wait for a report of the node agent, a reply, a signal, or the next poll of the rank status files."""
+        fds = [self._wake_read_fd]
+        if not self._node_agent.has_closed_reports:
+            fds.append(self._node_agent.reports_fd)
+        if self._wake_read_fd in select.select(fds, [], [], _POLL_PERIOD_S)[0]:
+            os.read(self._wake_read_fd, 4096)
 
     def _send_report(self) -> None:
-        """From when its ranks can be started warm on: whatever begins then, begins at once."""
+        """Submit the state. Reports start once ranks can be forked with torch loaded, so that an assignment starts at
+        once.
+        """
         if self._node_agent.is_loading:
             return
-        standing = None if self._run is None else self._run.urgent_state
-        urgent = standing != self._last_urgent_state
-        self._last_urgent_state = standing
-        self._client.submit(self._build_report(), urgent=urgent)
+        urgent_state = None if self._run is None else self._run.urgent_state
+        is_urgent = urgent_state != self._last_urgent_state
+        self._last_urgent_state = urgent_state
+        self._client.submit(self._build_report(), urgent=is_urgent)
 
     def _build_report(self) -> dict[str, Any]:
         base: dict[str, Any] = {"pod": self._environment.pod, "generation": 0}
         return base if self._run is None else base | self._run.report()
 
     def _handle_reply(self, reply: Reply) -> None:
-        """Do what the control plane says. A malformed reply is logged, and the ranks go on."""
+        """Act on the reply. A malformed reply is logged and otherwise ignored, so that the ranks continue."""
         try:
             if reply.document["done"]:
                 self._exit_code = 1 if reply.document["failed"] else 0
@@ -136,16 +142,16 @@ class PodAgent:
             elif self._run is not None and not self._run.has_ended:
                 self._control_run(self._run, reply)
             elif self._exit_code is None and reply.report == self._build_report():
-                # How the last generation ended was heard. Its report gives way to the next one's.
+                # The control plane knows how the last generation ended, so the next one may start.
                 self._start_run(reply)
         except (KeyError, TypeError, ValueError, OSError):
-            logger.exception("the reply is not understood")
+            logger.exception("Ignoring a malformed reply")
 
     def _control_run(self, run: NodeRun, reply: Reply) -> None:
         document = reply.document
         if reply.report["generation"] == run.generation:
             if document["kill"]:
-                logger.warning("generation %d: %s", run.generation, document["kill"])
+                logger.warning("Generation %d: %s", run.generation, document["kill"])
                 run.kill()
             elif document["notice"] is not None:
                 notice = parse_notice(document["notice"])
@@ -155,7 +161,7 @@ class PodAgent:
                 left_s = math.inf if notice.seconds_left is None else notice.seconds_left
                 if self._exit_code is None:
                     run.request_exit(notice.action, leave_by_s=time.monotonic() + left_s)
-                else:  # a pod may be deleted with less grace than it was made with
+                else:  # a pod may be deleted with a shorter grace period than it was created with
                     self._stop(within_s=left_s - _FINAL_REPORT_S, code=self._exit_code)
         if document["begun"] and document["generation"] > run.generation and self._exit_code is None:
             run.request_exit("replan", leave_by_s=run.leave_by_s)
@@ -171,23 +177,23 @@ class PodAgent:
             self._logs.follow(self._run.log_paths)
 
     def _stop(self, *, within_s: float, code: int) -> None:
-        """Have the ranks leave, and end when they have. A deadline that they know of already never moves out."""
+        """Ask the ranks to leave, and end when they have. A deadline that the ranks already have is never extended."""
         self._exit_code = code
         if self._run is not None:
             leave_by_s = min(time.monotonic() + max(0.0, within_s), self._run.leave_by_s)
             try:
                 self._run.request_exit("leave", leave_by_s=leave_by_s)
             except OSError:
-                logger.exception("no notice can be written, so that ranks are told to leave by SIGTERM")
+                logger.exception("Cannot write the notice file. Sending SIGTERM to the ranks instead.")
                 self._run.terminate()
 
     def _update_run(self, run: NodeRun) -> None:
-        was_over = run.has_ended
+        had_ended = run.has_ended
         run.update(self._node_agent)
-        if run.has_ended and not was_over:
+        if run.has_ended and not had_ended:
             self._logs.follow({})
         if time.monotonic() >= run.leave_by_s:
-            run.kill("it was killed at its deadline")
+            run.kill("the deadline to leave has passed")
 
     def _start_node_agent(self, generation: int) -> NodeAgent:
         return NodeAgent.start(
@@ -206,7 +212,10 @@ class PodAgent:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scheduler.worker.pod_agent", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--preload", action="append", metavar="MODULE", help="imported before any rank (default: what a trainer needs)"
+        "--preload",
+        action="append",
+        metavar="MODULE",
+        help="module to import before forking ranks (default: the modules of the reference trainer)",
     )
     return parser.parse_args()
 

@@ -1,7 +1,4 @@
-"""ProgressPoster: rank 0 tells the control plane how far the job is, and hears its notices in the reply.
-
-An answer 429: the control plane asks to be asked less often.
-"""
+"""Progress reports of rank 0 to the control plane, whose replies carry notices."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.notice import Notice, parse_notice
@@ -21,9 +18,11 @@ from scheduler.worker.notice import Notice, parse_notice
 logger = logging.getLogger(__name__)
 
 _MIN_PERIOD_S = 1.0
-# With nothing new to tell it still asks, because a notice may wait there.
+# Without news the last report is repeated, because the reply may carry a notice.
 _MAX_PERIOD_S = 5.0
 _TIMEOUT_S = 5.0
+TOO_MANY_REQUESTS = 429
+_RETRY_AFTER_MAX_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,13 @@ class Progress:
 
 
 class ProgressReporter:
-    """A background thread, so that a slow or absent control plane never holds the training up."""
+    """Report progress from a background thread, so that a slow or absent control plane never delays the training."""
 
     def __init__(self, environment: RankEnvironment) -> None:
         job = urllib.parse.quote(environment.job_id, safe="")
         self._url = f"{environment.url}/v1/jobs/{job}/progress"
         self._token = environment.token
-        # The control plane is a neighbour: a proxy for the outer world would not find it.
+        # The control plane is on the cluster's network: a proxy to the internet could not reach it.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._has_update = threading.Event()
         self._stop = threading.Event()
@@ -63,7 +62,7 @@ class ProgressReporter:
         return self._notice
 
     def close(self) -> None:
-        """Ends the thread; a request under way is not waited for longer than a moment."""
+        """End the thread. A request in flight delays this by half a second at most."""
         self._stop.set()
         self._has_update.set()
         self._thread.join(timeout=0.5)
@@ -77,18 +76,18 @@ class ProgressReporter:
             self._has_update.wait(_MAX_PERIOD_S - _MIN_PERIOD_S)
 
     def _exchange(self) -> None:
-        """One request; a failure is logged when it begins and when it ends, not each second in between."""
+        """Send one report. Log the first failure and the recovery, not each failure in between."""
         try:
             self._handle_reply(self._post())
-        except (OSError, ValueError, http.client.HTTPException) as failure:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             if not self._is_failing:
-                logger.warning("progress is not heard at %s: %s", self._url, failure)
+                logger.warning("Cannot report progress to %s: %s", self._url, error)
             self._is_failing = True
-            if isinstance(failure, TooManyRequestsError):
-                self._stop.wait(failure.retry_after_s)
+            if isinstance(error, TooManyRequestsError):
+                self._stop.wait(error.retry_after_s)
         else:
             if self._is_failing:
-                logger.info("progress is heard again at %s", self._url)
+                logger.info("Progress reports to %s succeed again.", self._url)
             self._is_failing = False
 
     def _post(self) -> object:
@@ -108,9 +107,9 @@ class ProgressReporter:
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as reply:
                 return json.loads(reply.read() or b"null")
-        except urllib.error.HTTPError as refused:
-            if refused.code == TOO_MANY_REQUESTS:
-                raise TooManyRequestsError(refused.headers["Retry-After"]) from None
+        except urllib.error.HTTPError as error:
+            if error.code == TOO_MANY_REQUESTS:
+                raise TooManyRequestsError(error.headers["Retry-After"]) from None
             raise
 
     def _handle_reply(self, reply: object) -> None:
@@ -118,25 +117,24 @@ class ProgressReporter:
         if document is None:
             self._notice = None
             return
-        heard = parse_notice(document)
-        known = self._notice
-        since_s = known.received_at_s if known is not None else None
-        # The same notice comes with every reply, its time running down: that is one request, not many.
-        if known is None or (known.action, known.step) != (heard.action, heard.step):
+        notice, previous = parse_notice(document), self._notice
+        received_at_s = previous.received_at_s if previous is not None else None
+        # Every reply repeats the notice with less time left: that is one request, not many.
+        if previous is None or (previous.action, previous.step) != (notice.action, notice.step):
             self._notice_count += 1
-            since_s = time.monotonic()
-        self._notice = Notice(heard.action, heard.step, heard.seconds_left, f"reply:{self._notice_count}", since_s)
-
-
-TOO_MANY_REQUESTS = 429
-_RETRY_AFTER_MAX_S = 10.0
+            received_at_s = time.monotonic()
+        self._notice = replace(notice, request_id=f"reply:{self._notice_count}", received_at_s=received_at_s)
 
 
 class TooManyRequestsError(ValueError):
-    """`after_s`: how long it asks to be left alone."""
+    """The control plane replied 429 Too Many Requests.
+
+    Attributes:
+        retry_after_s: seconds to wait before the next request.
+    """
 
     def __init__(self, retry_after: str | None) -> None:
         self.retry_after_s = (
             min(float(retry_after), _RETRY_AFTER_MAX_S) if retry_after and retry_after.isdigit() else 1.0
         )
-        super().__init__(f"{TOO_MANY_REQUESTS}: too many reports, {self.retry_after_s:g} s are waited")
+        super().__init__(f"{TOO_MANY_REQUESTS} Too Many Requests; retrying in {self.retry_after_s:g} s")

@@ -1,8 +1,7 @@
-"""One rank as a process: forked from a warm interpreter or executed anew, in a group of its own, reaped with it.
+"""The process of one rank: forked from the node agent or executed, in its own process group, and reaped with the group.
 
-A fork has everything loaded that its agent has loaded, and nothing else of it: another session, other variables,
-another log, no descriptor of the agent's. It dies with the agent (PR_SET_PDEATHSIG), and so does a rank that was
-executed.
+A forked rank keeps the modules that the agent has loaded and nothing else: it has its own session, environment and
+log, and none of the agent's descriptors. Every rank dies with the agent (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LIBC.getenv.restype = ctypes.c_void_p
 
 @dataclass(frozen=True, slots=True)
 class RankProgram:
-    """What one rank is to run: a command with all its variables, printing to the end of `log`."""
+    """The command of one rank, with its complete environment. Output is appended to `log`."""
 
     generation: int
     rank: int
@@ -38,17 +37,17 @@ class RankProgram:
 
 
 class RankProcess:
-    """A started rank. It leads its own group, so that whatever it starts can be ended with it."""
+    """A started rank. It leads its process group, so that its child processes can be signalled with it."""
 
     def __init__(self, pid: int, wait: Callable[[], int]) -> None:
         self.pid = pid
         self._wait = wait
 
     def reap(self) -> int | None:
-        """The exit code (minus the signal's number where one ended it), once; None while it lives.
+        """Return the exit code once (negative signal number if a signal ended it), None while the rank lives.
 
-        What the rank leaves behind in its group is ended before the rank is reaped: until then no other process
-        can have the group's number.
+        The rest of its process group is killed before the rank is reaped: until then the kernel cannot reuse the
+        group's number.
         """
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
@@ -56,11 +55,11 @@ class RankProcess:
         return self._wait()
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the whole group; to be called only before it was reaped."""
+        """Send a signal to the whole group. Call it only before the rank is reaped."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
-            # A fork that has not come to make its group yet has started nothing either.
+            # A fork that has not created its group yet has no child processes either.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -68,12 +67,14 @@ class RankProcess:
 def fork_rank(program: RankProgram, run_dir_marker: RunDirMarker, *, close_fds: Sequence[int]) -> RankProcess | None:
     """Start the rank as a copy of this process. Returns twice: in the copy it returns None.
 
-    `closing` are descriptors that the copy must not keep. There must be no other thread in this process, for a lock
-    that it holds would stay locked in the copy.
+    This process must have no other thread, because a lock held by that thread would stay locked in the copy.
+
+    Args:
+        close_fds: descriptors to close in the copy.
 
     Raises:
-        OSError: the log cannot be written, or there can be no more processes.
-        ValueError: the mark has no room for the program's run folder.
+        OSError: the log cannot be written, or the process limit is reached.
+        ValueError: the run directory is too long for the marker.
     """
     write_mark = run_dir_marker.make_writer(program.env.get(_RUN_DIR_VARIABLE, ""))
     log_fd = os.open(program.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -88,7 +89,7 @@ def fork_rank(program: RankProgram, run_dir_marker: RunDirMarker, *, close_fds: 
                 write_mark()
                 _set_environment(program)
             except BaseException:
-                # A copy that went on here would take itself for the agent.
+                # If the copy continued here, it would act as a second agent.
                 traceback.print_exc()
                 os._exit(1)
             return None
@@ -98,11 +99,11 @@ def fork_rank(program: RankProgram, run_dir_marker: RunDirMarker, *, close_fds: 
 
 
 def execute_rank(program: RankProgram) -> RankProcess:
-    """Start the rank in a process that loads everything itself.
+    """Start the rank as a new process that loads everything itself.
 
     Raises:
-        OSError: there is no such program, it cannot be executed, or the log cannot be written.
-        ValueError: an argument or a variable holds something that no program can be given.
+        OSError: the program cannot be executed, or the log cannot be written.
+        ValueError: an argument or a variable contains a null byte.
     """
     agent_pid = os.getpid()
     with program.log.open("ab") as log:
@@ -119,9 +120,9 @@ def execute_rank(program: RankProgram) -> RankProcess:
 
 
 def run_program(program: RankProgram) -> None:
-    """Become the program in a forked copy: `<interpreter> -m module ...` or `<interpreter> file.py ...`.
+    """Run the program in a forked copy: `<interpreter> -m module ...` or `<interpreter> file.py ...`.
 
-    Its end is the interpreter's own business: exit codes, tracebacks, threads and exit functions are as they would be.
+    Exit codes, tracebacks, threads and exit functions behave as in a new interpreter.
     """
     words = list(program.argv[1:])
     sys.orig_argv = list(program.argv)
@@ -131,16 +132,16 @@ def run_program(program: RankProgram) -> None:
         return
     sys.argv = words
     if not sys.flags.safe_path:
-        # For the agent, started by -m, the first entry is the working folder.
+        # In the agent, which was started with -m, the first entry is the working directory.
         sys.path[0] = str(Path(words[0]).resolve().parent)
     runpy.run_path(words[0], run_name="__main__")
 
 
 class RunDirMarker:
-    """The value of EBBTIDE_RUN_DIR that /proc shows of this process, which is the one it was executed with.
+    """The value of EBBTIDE_RUN_DIR that /proc shows for this process: the one it was executed with.
 
-    Processes are found by that mark. A fork shows what its agent was executed with, and so would all that it forks;
-    therefore the agent is given a value that is long enough to be overwritten in place, where the kernel reads it.
+    The executor finds processes by this value. A forked process shows its agent's value. The agent is therefore
+    executed with a value that is long enough to be overwritten in place, where the kernel reads it.
     """
 
     def __init__(self) -> None:
@@ -148,14 +149,17 @@ class RunDirMarker:
         self._capacity = len(os.environb.get(_RUN_DIR_VARIABLE.encode(), b""))
 
     def make_writer(self, value: str) -> Callable[[], None]:
-        """What makes the process that calls it show `value`; the rest of the room becomes an entry without a name.
+        """Return a function that makes its process show `value`. The unused bytes become an entry without a name.
 
         Raises:
-            ValueError: the room is too small for it.
+            ValueError: `value` is too long.
         """
         text = os.fsencode(value)
         if len(text) > self._capacity:
-            raise ValueError(f"{_RUN_DIR_VARIABLE}: this agent has room for {self._capacity} bytes, got {len(text)}")
+            raise ValueError(
+                f"`{_RUN_DIR_VARIABLE}` has {len(text)} bytes, but the agent supports {self._capacity}. "
+                "Use a shorter run directory."
+            )
         shown = (text + b"\0").ljust(self._capacity, b"-")[: self._capacity]
 
         def write() -> None:
@@ -165,12 +169,12 @@ class RunDirMarker:
 
 
 def die_with_parent() -> None:
-    """From now on the kernel kills this process when the thread that started it ends."""
+    """Have the kernel kill this process when the thread that started it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _die_with_agent(agent_pid: int) -> None:
-    """Be killed when the agent ends, however that ends; where it has ended already, at once."""
+    """Die when the agent ends, at once if it has already ended."""
     die_with_parent()
     if os.getppid() != agent_pid:
         os._exit(128 + signal.SIGKILL)
@@ -179,18 +183,20 @@ def _die_with_agent(agent_pid: int) -> None:
 def _detach_from_agent(log_fd: int, close_fds: Sequence[int]) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    nothing_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    for source_fd, target_fd in ((nothing_fd, 0), (log_fd, 1), (log_fd, 2)):
+    null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    for source_fd, target_fd in ((null_fd, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(source_fd, target_fd)
-    for descriptor in (nothing_fd, *close_fds):
+    for descriptor in (null_fd, *close_fds):
         os.close(descriptor)
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
 
 
 def _set_environment(program: RankProgram) -> None:
-    """Variables and chance as a new process would have them; Python itself sees to `random`, and torch's default
-    generator starts at the same number in every process."""
+    """Give the rank its environment and the random state of a new process.
+
+    Python reseeds `random` after a fork, and torch's default generator has the same seed in every process.
+    """
     os.environ.clear()
     os.environ.update(program.env)
     if numpy_random := sys.modules.get("numpy.random"):

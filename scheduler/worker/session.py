@@ -1,4 +1,4 @@
-"""Session: what a training script needs of Ebbtide, in any script of the user's own.
+"""The training session: everything a training script needs from Ebbtide.
 
     from scheduler.worker.session import Session
 
@@ -6,12 +6,12 @@
         with Session.from_environment() as session:
             session.init_process_group()
             model, optimizer, step = build_or_load(session.plan, session.checkpoint_dir)
-            session.resumed(step)
+            session.mark_resumed(step)
             while step < session.steps_total:
-                if notice := session.notice():                 # the same answer on all ranks
+                if notice := session.poll_notice():            # returns the same notice on all ranks
                     with session.saving(step):
                         save(model, optimizer, step)
-                    if notice.leaves:
+                    if notice.requires_exit:
                         session.leave()
                         return
                 loss = train_one_step(model, optimizer)
@@ -21,11 +21,12 @@
                 save(model, optimizer, step)
             session.succeed()
 
-Without any EBBTIDE_* variable the same script runs alone or under torchrun, and no notice ever comes. This module
-needs no torch until the process group is made, so a notice is heard from the first moment of a process on.
+Without any EBBTIDE_* variable the same script runs alone or under torchrun and never receives a notice. This module
+imports torch only in `init_process_group`, so a notice that arrives while torch is loading is not missed.
 
-A script that freezes layers from the front as training goes on (PipeTransformer, ICML'21) says so with
-`session.frozen(layers)`, on all ranks, and begins with `session.frozen_layers` frozen: the plan counts on them.
+A script that freezes layers from the front during training (PipeTransformer, ICML'21) calls
+`session.set_frozen_layers(layers)` on all ranks. It starts with `session.frozen_layers` layers frozen, because the
+plan relies on that number.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _GROUP_TIMEOUT_S = 300.0
 
 
 class Session:
-    """One rank's side of the contract with the executor; see the module for an example."""
+    """One rank's side of the contract with the executor. The module docstring has an example."""
 
     def __init__(self, environment: RankEnvironment, *, started_at_s: float | None = None) -> None:
         self._environment = environment
@@ -73,12 +74,12 @@ class Session:
         self._status_file = StatusFile(environment.run_dir, rank=environment.rank)
         try:
             self.plan = _read_plan(environment)
-        except ValueError as wrong:
-            self._status_file.update(phase=RankPhase.FAILED, reason=_describe_error(wrong))
+        except ValueError as error:
+            self._status_file.update(phase=RankPhase.FAILED, reason=_describe_error(error))
             raise
         self._termination_signal = TerminationSignal() if environment.run_dir is not None else None
-        posts = environment.rank == 0 and bool(environment.url)
-        self._progress_reporter = ProgressReporter(environment) if posts else None
+        reports_progress = environment.rank == 0 and bool(environment.url)
+        self._progress_reporter = ProgressReporter(environment) if reports_progress else None
         self._checkpoint_interval = CheckpointInterval(environment.checkpoint_interval_s)
         self._notice_monitor = NoticeMonitor(self._build_notice_sources())
         self._owns_group = False
@@ -86,11 +87,13 @@ class Session:
 
     @classmethod
     def from_environment(cls, *, started_at_s: float | None = None) -> Self:
-        """The session of this process. `began_s`: when it began to be this rank, on `time.monotonic`, where it was
-        there before; default: when it was started.
+        """Return the session of this process.
+
+        Args:
+            started_at_s: when the process became this rank, on `time.monotonic`. Default: when the process started.
 
         Raises:
-            ValueError: a variable or the plan's file is malformed; the message names it.
+            ValueError: a variable or the plan file is malformed; the message names it.
         """
         return cls(read_rank_environment(os.environ), started_at_s=started_at_s)
 
@@ -104,23 +107,25 @@ class Session:
 
     @property
     def steps_total(self) -> int:
-        """Steps of the whole job; 0 where the executor does not say."""
+        """Steps of the whole job; 0 if the executor does not set it."""
         return self._environment.steps_total
 
     @property
     def frozen_layers(self) -> int:
-        """So many of the first layers are frozen: the plan may count on it from the first step on, whatever an older
-        checkpoint says."""
+        """Number of layers frozen from the front.
+
+        The plan may rely on it from the first step, even if the checkpoint is older.
+        """
         return self._frozen_layers
 
     @property
     def checkpoint_step(self) -> int:
-        """The step of the newest checkpoint that this job has told of; 0 where it has told of none."""
+        """Step of the newest checkpoint that the job has reported; 0 if it has reported none."""
         return self._environment.checkpoint_step
 
     @property
     def checkpoint_keep(self) -> int:
-        """So many complete checkpoints are to be kept; 0 where the executor does not say."""
+        """Number of complete checkpoints to keep; 0 if the executor does not set it."""
         return self._environment.checkpoint_keep
 
     @property
@@ -133,7 +138,7 @@ class Session:
 
     @property
     def node(self) -> str:
-        """On which it runs, by the executor's name for it, else by the host's own."""
+        """The executor's name for this node, or the host name without an executor."""
         return self._environment.node or os.uname().nodename
 
     @property
@@ -146,13 +151,13 @@ class Session:
 
     @property
     def device(self) -> str:
-        """`cuda:<local rank>` where there is a GPU, else `cpu`."""
+        """`cuda:<local rank>` on a node with a GPU, otherwise `cpu`."""
         import torch
 
         return f"cuda:{self._environment.local_rank}" if torch.cuda.is_available() else "cpu"
 
     def init_process_group(self, *, timeout_s: float = _GROUP_TIMEOUT_S) -> None:
-        """Joins the ranks of this generation: nccl on GPUs, gloo on CPUs; a lone process gets a group of one."""
+        """Join the ranks of this generation: NCCL on GPUs, Gloo on CPUs, a group of one for a lone process."""
         import torch
         import torch.distributed as dist
 
@@ -173,19 +178,22 @@ class Session:
         self._phase_timer.end_phase(ReplanPhase.START)
 
     def mark_resumed(self, step: int, traffic: LoadTraffic | None = None) -> None:
-        """The state after `step` steps is in place (0: a new start), read from a complete checkpoint if not 0.
-        `traffic`: what this rank read of it, where that was counted."""
-        self._phase_timer.end_phase(
-            ReplanPhase.LOAD if self._phase_timer.has_ended(ReplanPhase.START) else ReplanPhase.START
-        )
+        """Report that the state after `step` steps is loaded; 0 is a new start.
+
+        Args:
+            step: number of completed steps. If not 0, the state was read from a complete checkpoint.
+            traffic: bytes that this rank read from the checkpoint, if they were counted.
+        """
+        has_started = self._phase_timer.has_ended(ReplanPhase.START)
+        self._phase_timer.end_phase(ReplanPhase.LOAD if has_started else ReplanPhase.START)
         self._checkpoint_interval.restart()
         self._update_status(phase=RankPhase.RUNNING, step=step, checkpoint_step=step or None, traffic=traffic)
         self._report_progress()
 
     def report(self, *, step: int, loss: float | None = None, samples_per_s: float | None = None) -> None:
-        """`step` steps are finished; the loss is that of the last one, a mean over the global batch."""
+        """Report `step` completed steps. `loss` is the last step's mean over the global batch."""
         if loss is not None and not math.isfinite(loss):
-            logger.warning("the loss of step %d is %s and is reported as unknown", step, loss)
+            logger.warning("The loss of step %d is %s. It is reported as unknown.", step, loss)
             loss = None
         if self._phase_timer.has_ended(ReplanPhase.START):
             self._phase_timer.end_phase(ReplanPhase.FIRST_STEP)
@@ -193,37 +201,43 @@ class Session:
         self._report_progress()
 
     def set_frozen_layers(self, layers: int) -> None:
-        """From now on the first `layers` layers are not trained; the job may be given another plan for that.
+        """Report that the first `layers` layers are no longer trained. The job may be replanned for it.
 
         Raises:
-            ValueError: fewer than are frozen already. Layers stay frozen, because the plan may count on it.
+            ValueError: `layers` is smaller than before. Layers stay frozen because the plan relies on it.
         """
         if layers < self._frozen_layers:
-            raise ValueError(f"frozen layers: {layers}; it must be at least {self._frozen_layers}, which are frozen")
+            raise ValueError(
+                f"`layers` is {layers}, but {self._frozen_layers} layers are already frozen. "
+                f"Layers cannot be unfrozen: pass {self._frozen_layers} or more."
+            )
         self._frozen_layers = layers
         self._status_file.update(frozen_layers=layers)
         if self.status.phase is not RankPhase.STARTING:
             self._report_progress()
 
     def poll_notice(self) -> Notice | None:
-        """What to follow at this step boundary, the same on all ranks. Collective: all call it after each step."""
+        """Return the notice to act on at this step boundary, or None.
+
+        Collective: every rank must call it after each step.
+        """
         step = self.status.step
-        own = agreed = self._notice_monitor.next_due(step)
+        local = agreed = self._notice_monitor.next_due(step)
         if self.world_size > 1:
-            agreed = agree_on_notice(own, device=self.device)
-        if agreed is not None:
-            logger.info("notice after step %d: %s", step, agreed.action)
-            if agreed.requires_exit:
-                self._phase_timer.begin_leaving(
-                    0.0 if own is None or own.received_at_s is None else time.monotonic() - own.received_at_s
-                )
-            if agreed.action is NoticeAction.CHECKPOINT:
-                self._notice_monitor.acknowledge(step)
+            agreed = agree_on_notice(local, device=self.device)
+        if agreed is None:
+            return None
+        logger.info("Notice after step %d: %s", step, agreed.action)
+        if agreed.requires_exit:
+            received_at_s = None if local is None else local.received_at_s
+            self._phase_timer.begin_leaving(0.0 if received_at_s is None else time.monotonic() - received_at_s)
+        if agreed.action is NoticeAction.CHECKPOINT:
+            self._notice_monitor.acknowledge(step)
         return agreed
 
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
-        """Around the writing of a checkpoint; at its end the checkpoint of `step` counts as complete."""
+        """Surround the writing of a checkpoint. On exit the checkpoint of `step` counts as complete."""
         self._update_status(phase=RankPhase.SAVING, step=step)
         yield
         if self._phase_timer.has_ended(ReplanPhase.NOTICE):
@@ -233,21 +247,21 @@ class Session:
         self._report_progress()
 
     def mark_saved(self, step: int) -> None:
-        """The checkpoint of `step` is complete, written in the background while the training went on."""
+        """Report that a background save of `step` is complete."""
         self._checkpoint_interval.restart()
         self._status_file.update(checkpoint_step=step)
         self._report_progress()
 
     def leave(self) -> None:
-        """The state is saved and this rank exits, because a notice asked for it. Written before any teardown."""
+        """Report that the state is saved and this rank exits as requested. Call it before any teardown."""
         if self._phase_timer.has_ended(ReplanPhase.NOTICE):
-            # A step that is saved already, or was being saved in the background, is not saved once more.
+            # A step that was saved in the background has no `saving` block that ends this phase.
             self._phase_timer.end_phase(ReplanPhase.SAVE)
         self._phase_timer.restart()
         self._update_status(phase=RankPhase.LEFT)
 
     def succeed(self) -> None:
-        """All steps are done and saved. Written before any teardown, for gloo now and then aborts in it."""
+        """Report that all steps are done and saved. Call it before any teardown, in which Gloo sometimes aborts."""
         self._update_status(phase=RankPhase.SUCCEEDED)
 
     def __enter__(self) -> Self:
@@ -257,7 +271,9 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if not self.status.phase.is_terminal:
-            reason = "the script ended without leave() or succeed()" if error is None else _describe_error(error)
+            reason = (
+                "The script ended without calling leave() or succeed()." if error is None else _describe_error(error)
+            )
             cause = FailureCause.OUT_OF_MEMORY if is_out_of_memory(error) else None
             self._update_status(phase=RankPhase.FAILED, reason=reason, cause=cause)
         self._close()
@@ -277,7 +293,7 @@ class Session:
             self._termination_signal.close()
 
     def _build_notice_sources(self) -> list[NoticeSource]:
-        # One clock for all: what rank 0 hears, all ranks agree on.
+        # Rank 0 alone watches the interval: the ranks agree on notices, and their clocks differ.
         sources: list[NoticeSource] = [self._checkpoint_interval] if self.rank == 0 else []
         if self._environment.run_dir is not None:
             sources.append(NoticeFile(self._environment.run_dir / "notice.json"))
@@ -294,16 +310,16 @@ class Session:
 
     def _report_progress(self) -> None:
         if self._progress_reporter is not None:
-            now = self.status
+            status = self.status
             self._progress_reporter.submit(
                 Progress(
-                    self.generation,
-                    now.step,
-                    now.loss,
-                    now.samples_per_s,
-                    now.checkpoint_step,
-                    now.peak_bytes,
-                    now.frozen_layers,
+                    generation=self.generation,
+                    step=status.step,
+                    loss=status.loss,
+                    samples_per_s=status.samples_per_s,
+                    checkpoint_step=status.checkpoint_step,
+                    peak_bytes=status.peak_bytes,
+                    frozen_layers=status.frozen_layers,
                 ),
             )
 
@@ -314,10 +330,10 @@ def _read_plan(environment: RankEnvironment) -> ParallelPlan | None:
         return None
     try:
         return plan_from_json(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as failure:
-        raise ValueError(f"EBBTIDE_PLAN: {path} cannot be read: {failure.strerror}") from None
-    except ValueError as wrong:
-        raise ValueError(f"EBBTIDE_PLAN: {path}: {wrong}") from None
+    except OSError as error:
+        raise ValueError(f"Cannot read the plan {path} named by `EBBTIDE_PLAN`: {error.strerror}.") from None
+    except ValueError as error:
+        raise ValueError(f"The plan {path} named by `EBBTIDE_PLAN` is malformed: {error}") from None
 
 
 def _describe_error(error: BaseException) -> str:

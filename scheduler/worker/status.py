@@ -1,10 +1,4 @@
-"""StatusFile: what one rank says of itself, by which the executor judges it.
-
-What a rank knows of its memory: how much it has had, whether an error means that it ran out, and whom the kernel
-killed for memory beside it. torch is asked only where the script has imported it.
-
-PhaseWatch: how long one process took for each of its parts of a re-plan, by its own monotonic clock alone.
-"""
+"""The status that each rank writes for the executor: phase, progress, memory, and where the time of a replan goes."""
 
 from __future__ import annotations
 
@@ -25,15 +19,21 @@ from scheduler.domain.observation import RankPhase, RankStatus
 
 logger = logging.getLogger(__name__)
 
-# A reader looks a few times a second; writing each of a thousand short steps would only wear the disk.
-_WRITE_PERIOD_S = 0.2
+_WRITE_PERIOD_S = 0.2  # the executor reads a few times a second
+
+# RuntimeErrors of torch that have no class of their own.
+_OUT_OF_MEMORY_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory")
+_MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
+
+# Index of field 22 of /proc/self/stat (proc_pid_stat(5)) among the fields after the program's name.
+_START_TIME_FIELD = 19
 
 
 class StatusFile:
-    """Keeps `status-<rank>.json` in a run directory; without a directory it only remembers.
+    """The file `status-<rank>.json` in the run directory; without a directory the status is only kept in memory.
 
-    Where the first word or the last one cannot be written, that is raised (OSError): nobody would know of this rank. A
-    disk that is full in between ends no training: what is new is written as soon as there is room.
+    The first and the last write raise OSError if they fail, because the executor would know nothing of this rank. Any
+    other failed write, for example on a full disk, is retried with the next update.
     """
 
     def __init__(self, directory: Path | None, *, rank: int) -> None:
@@ -46,12 +46,14 @@ class StatusFile:
         self._write()
 
     def update(self, **changes: Any) -> None:
-        """Takes the changed fields over; a change of phase or checkpoint, and what comes after the last phase, is
-        written at once, the rest at most 5 times a second."""
+        """Change fields of the status.
+
+        Changes of phase or checkpoint step and updates in a terminal phase are written at once, others at most 5
+        times a second.
+        """
         before, self.status = self.status, replace(self.status, **changes)
-        told = (before.phase, before.checkpoint_step) == (self.status.phase, self.status.checkpoint_step)
-        at_once = not told or self.status.phase.is_terminal
-        if at_once or time.monotonic() - self._written_at_s >= _WRITE_PERIOD_S:
+        is_change = (before.phase, before.checkpoint_step) != (self.status.phase, self.status.checkpoint_step)
+        if is_change or self.status.phase.is_terminal or time.monotonic() - self._written_at_s >= _WRITE_PERIOD_S:
             self._write()
 
     def _write(self) -> None:
@@ -62,22 +64,26 @@ class StatusFile:
                 self.status, memory_events=str(self._oom_kill_counter.path), oom_kills=self._oom_kill_counter.read()
             )
         document = {"rank": self._rank, "pid": os.getpid(), **asdict(self.status)}
-        del document["written_at_ns"]  # the file has a time of its own
+        del document["written_at_ns"]  # readers use the file's modification time
         is_first, self._written_at_s = math.isinf(self._written_at_s), time.monotonic()
         try:
             write_json_atomically(self._path, document, durable=False)
-        except OSError as failure:
+        except OSError as error:
             if is_first or self.status.phase.is_terminal:
                 raise
             if self._last_write_succeeded:
-                logger.warning("this rank goes on, but cannot say how far it is: %s", failure)
+                logger.warning("Cannot write the status of this rank; training continues: %s", error)
             self._last_write_succeeded = False
         else:
             self._last_write_succeeded = True
 
 
 def write_json_atomically(path: Path, document: object, *, durable: bool) -> None:
-    """Readers see the old file or the new one, never a part; where it is durable, after a power failure too."""
+    """Replace the file so that readers see the old or the new document, never a part.
+
+    Args:
+        durable: also survive a power failure (fsync).
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with part.open("w", encoding="utf-8") as file:
         json.dump(document, file)
@@ -87,13 +93,11 @@ def write_json_atomically(path: Path, document: object, *, durable: bool) -> Non
     part.replace(path)
 
 
-# RuntimeErrors of torch that have no class of their own.
-_OUT_OF_MEMORY_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory")
-_MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
-
-
 def measure_peak_bytes() -> int:
-    """The most memory that this process has had at once: allocated by torch on its GPU, else resident on the host."""
+    """Return the peak memory of this process: allocated by torch on its GPU, otherwise resident on the host.
+
+    torch is consulted only if the script has imported it.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
@@ -101,7 +105,7 @@ def measure_peak_bytes() -> int:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the error, or one that it was raised from, says that memory ran out."""
+    """Return whether the error or one of its causes says that memory ran out."""
     return any(_indicates_out_of_memory(each) for each in _iterate_causes(error))
 
 
@@ -122,7 +126,7 @@ def _indicates_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OomKillCounter:
-    """The file in which the kernel counts whom it has killed for memory in a control group."""
+    """The kernel's count of OOM kills in a control group."""
 
     path: Path
 
@@ -130,7 +134,7 @@ class OomKillCounter:
     def for_this_process(
         cls, *, cgroup_file: Path = Path("/proc/self/cgroup"), cgroup_root: Path = Path("/sys/fs/cgroup")
     ) -> Self | None:
-        """None on a system that has no such file. cgroup v2 is looked for before v1."""
+        """Return the counter of this process's control group (v2 preferred over v1), or None if the system has none."""
         try:
             lines = cgroup_file.read_text(encoding="utf-8").splitlines()
         except OSError:
@@ -144,7 +148,7 @@ class OomKillCounter:
         return next((cls(path) for path in candidates if path.is_file()), None)
 
     def read(self) -> int | None:
-        """How many so far; None where the file does not say (any more)."""
+        """Return the number of OOM kills so far, or None if the file does not state it."""
         try:
             words = self.path.read_text(encoding="ascii").split()
         except OSError:
@@ -152,21 +156,19 @@ class OomKillCounter:
         return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words[:-1] else None
 
 
-_START_TIME_FIELD = 19
-"""Of the fields of /proc/self/stat behind the program's name (proc_pid_stat(5), field 22)."""
-
-
 def read_process_start_s() -> float:
-    """When this process was started, on its monotonic clock; by the kernel's ticks, which are 10 ms."""
-    # The name of the program, in brackets, may hold blanks: what follows it is counted from there.
+    """Return when this process started, on its monotonic clock, with the kernel's resolution of 10 ms."""
+    # The program's name, in parentheses, may contain spaces, so fields are counted after it.
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     started_s = int(fields[_START_TIME_FIELD]) / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
 
 
 class PhaseTimer:
-    """`began_s`: when the process began to be this rank, on `time.monotonic`; default: when it was started. Each phase
-    counts once, from the end of the one before, and those of coming before those of leaving."""
+    """Measure how long this process takes for each phase of a replan, on its own monotonic clock.
+
+    Each phase is measured once, from the end of the previous one. The starting phases come before the leaving phases.
+    """
 
     def __init__(self, started_at_s: float | None = None) -> None:
         self._phase_started_at_s: float = read_process_start_s() if started_at_s is None else started_at_s
@@ -180,17 +182,17 @@ class PhaseTimer:
         return phase in self._seconds_by_phase
 
     def end_phase(self, phase: ReplanPhase) -> None:
-        """The phase ends now."""
+        """End `phase` now, unless it has ended before."""
         if phase not in self._seconds_by_phase:
             now_s = time.monotonic()
             self._seconds_by_phase[phase], self._phase_started_at_s = now_s - self._phase_started_at_s, now_s
 
     def restart(self) -> None:
-        """The next phase begins only now; what was before is none."""
+        """Start the next phase now, so that the time since the last phase counts for none."""
         self._phase_started_at_s = time.monotonic()
 
     def begin_leaving(self, waited_s: float) -> None:
-        """A notice is followed now that has waited so long for a step boundary. The phases of leaving begin."""
+        """Begin the leaving phases: a notice is acted on now, `waited_s` seconds after it was received."""
         if ReplanPhase.NOTICE not in self._seconds_by_phase:
             self._seconds_by_phase[ReplanPhase.NOTICE] = waited_s
             self._phase_started_at_s = time.monotonic()

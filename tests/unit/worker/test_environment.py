@@ -1,11 +1,21 @@
+"""Parsing of the environment variables of ranks and pod agents."""
+
 from pathlib import Path
 
 import pytest
 
-from scheduler.worker.environment import RankEnvironment, read_rank_environment
+from scheduler.worker.environment import RankEnvironment, read_pod_environment, read_rank_environment
+
+POD_VARIABLES = {
+    "EBBTIDE_JOB_ID": "train-abc",
+    "EBBTIDE_NODE": "n0",
+    "EBBTIDE_URL": "http://api:8787/",
+    "EBBTIDE_TOKEN": "eba_x",
+    "EBBTIDE_RUN_ROOT": "/run/ebbtide",
+}
 
 
-def test_an_empty_environment_is_a_lone_rank_that_nobody_watches() -> None:
+def test_empty_environment_gives_a_single_rank_without_executor() -> None:
     assert read_rank_environment({}) == RankEnvironment()
     assert read_rank_environment({"EBBTIDE_URL": "", "EBBTIDE_RUN_DIR": "", "RANK": ""}) == RankEnvironment()
 
@@ -57,27 +67,58 @@ def test_every_variable_of_the_contract_is_read() -> None:
     )
 
 
-def test_the_token_never_shows_in_a_log() -> None:
+def test_repr_hides_the_token() -> None:
     assert "secret" not in repr(read_rank_environment({"EBBTIDE_TOKEN": "secret"}))
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    ("variables", "name", "value"),
     [
-        ({"RANK": "one"}, "RANK is 'one'"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0', it must be a whole number of at least 1"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, it must be below WORLD_SIZE, which is 2"),
-        ({"WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT must name the rendezvous store"),
-        ({"MASTER_ADDR": "localhost"}, "MASTER_PORT is 0"),
-        ({"EBBTIDE_STEPS": "-3"}, "EBBTIDE_STEPS is '-3'"),
-        (
-            {"EBBTIDE_CHECKPOINT_INTERVAL_S": "0"},
-            "EBBTIDE_CHECKPOINT_INTERVAL_S is '0', it must be",
-        ),
-        ({"EBBTIDE_CHECKPOINT_INTERVAL_S": "soon"}, "EBBTIDE_CHECKPOINT_INTERVAL_S is 'soon'"),
-        ({"EBBTIDE_URL": "file:///etc"}, "EBBTIDE_URL is 'file:///etc', it must start with http"),
+        ({"RANK": "one"}, "RANK", "'one'"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE", "'0'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK", "2"),
+        ({"WORLD_SIZE": "2"}, "MASTER_ADDR", "not set"),
+        ({"MASTER_ADDR": "localhost"}, "MASTER_PORT", "0"),
+        ({"EBBTIDE_STEPS": "-3"}, "EBBTIDE_STEPS", "'-3'"),
+        ({"EBBTIDE_CHECKPOINT_INTERVAL_S": "0"}, "EBBTIDE_CHECKPOINT_INTERVAL_S", "'0'"),
+        ({"EBBTIDE_CHECKPOINT_INTERVAL_S": "soon"}, "EBBTIDE_CHECKPOINT_INTERVAL_S", "'soon'"),
+        ({"EBBTIDE_URL": "file:///etc"}, "EBBTIDE_URL", "'file:///etc'"),
     ],
 )
-def test_a_malformed_variable_is_refused_by_its_name(variables: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_malformed_rank_variable_is_named_with_its_value(variables: dict[str, str], name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is {value}"):
         read_rank_environment(variables)
+
+
+def test_optional_pod_variables_have_defaults() -> None:
+    environment = read_pod_environment(POD_VARIABLES)
+    assert environment.url == "http://api:8787"
+    assert environment.read_token() == "eba_x"
+    assert environment.checkpoint_dir == ""
+    assert environment.grace_s == 30.0
+    assert environment.pod
+    assert environment.pod != read_pod_environment(POD_VARIABLES).pod
+    assert read_pod_environment({**POD_VARIABLES, "EBBTIDE_POD": "uid-7", "EBBTIDE_GRACE_S": "5"}).pod == "uid-7"
+
+
+def test_token_file_is_read_for_each_use(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    environment = read_pod_environment({**POD_VARIABLES, "EBBTIDE_TOKEN": "", "EBBTIDE_TOKEN_FILE": str(path)})
+    for token in ("eba_1", "eba_2"):
+        path.write_text(f"{token}\n")
+        assert environment.read_token() == token
+
+
+@pytest.mark.parametrize("name", sorted(POD_VARIABLES))
+def test_missing_pod_variable_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is not set"):
+        read_pod_environment({key: value for key, value in POD_VARIABLES.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("EBBTIDE_URL", "api:8787"), ("EBBTIDE_GRACE_S", "soon"), ("EBBTIDE_GRACE_S", "-1"), ("EBBTIDE_GRACE_S", "inf")],
+)
+def test_malformed_pod_variable_is_named_with_its_value(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is '{value}'"):
+        read_pod_environment({**POD_VARIABLES, name: value})

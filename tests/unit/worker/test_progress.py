@@ -1,3 +1,5 @@
+"""Progress reports over HTTP, against a server in this process."""
+
 import json
 import logging
 import time
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.worker import progress
 from scheduler.worker.environment import RankEnvironment
 from scheduler.worker.notice import NoticeAction
 from scheduler.worker.progress import Progress, ProgressReporter
@@ -20,36 +23,36 @@ PROGRESS = Progress(
 
 
 @dataclass
-class Controller:
-    """Answers every progress report with `reply`, and keeps what it got."""
+class FakeControlPlane:
+    """Answers every report with `reply`, the first `rejections` of them with 429, and records the requests."""
 
     reply: dict[str, Any]
     url: str = ""
-    got: list[tuple[str, str, Any]] = field(default_factory=list)
-    refusals: int = 0
+    requests: list[tuple[str, str, Any]] = field(default_factory=list)
+    rejections: int = 0
 
 
 @contextmanager
-def _controller(reply: dict[str, Any]) -> Iterator[Controller]:
-    controller = Controller(reply)
+def _serve(reply: dict[str, Any]) -> Iterator[FakeControlPlane]:
+    control_plane = FakeControlPlane(reply)
 
     class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            controller.got.append((self.path, self.headers["Authorization"], body))
-            answer = json.dumps(controller.reply).encode()
-            if len(controller.got) <= controller.refusals:
+            control_plane.requests.append((self.path, self.headers["Authorization"], body))
+            content = json.dumps(control_plane.reply).encode()
+            if len(control_plane.requests) <= control_plane.rejections:
                 self.send_response(429)
-                self.send_header("Retry-After", "2")
+                self.send_header("Retry-After", "1")
             else:
                 self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(content)
 
     with LoopbackServer(Handler) as server:
-        controller.url = server.url
-        yield controller
+        control_plane.url = server.url
+        yield control_plane
 
 
 def _eventually(condition: Callable[[], bool]) -> bool:
@@ -60,71 +63,87 @@ def _eventually(condition: Callable[[], bool]) -> bool:
     return False
 
 
-def test_progress_goes_out_with_the_token_and_the_reply_brings_a_notice() -> None:
-    with _controller({"notice": {"action": "replan", "step": 9, "seconds_left": 20}}) as controller:
-        poster = ProgressReporter(RankEnvironment(job_id="team/a", url=controller.url, token="t0ken"))
-        poster.submit(PROGRESS)
-        assert _eventually(lambda: poster.poll() is not None)
-        poster.close()
-    heard = poster.poll()
-    assert heard is not None
-    assert (heard.action, heard.step, heard.seconds_left) == (NoticeAction.REPLAN, 9, 20.0)
-    path, authorization, body = controller.got[0]
+@pytest.fixture
+def short_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_MIN_PERIOD_S", 0.05)
+
+
+def test_report_carries_the_token_and_the_reply_carries_a_notice() -> None:
+    with _serve({"notice": {"action": "replan", "step": 9, "seconds_left": 20}}) as control_plane:
+        reporter = ProgressReporter(RankEnvironment(job_id="team/a", url=control_plane.url, token="t0ken"))
+        reporter.submit(PROGRESS)
+        assert _eventually(lambda: reporter.poll() is not None)
+        reporter.close()
+    notice = reporter.poll()
+    assert notice is not None
+    assert (notice.action, notice.step, notice.seconds_left) == (NoticeAction.REPLAN, 9, 20.0)
+    path, authorization, body = control_plane.requests[0]
     assert (path, authorization) == ("/v1/jobs/team%2Fa/progress", "Bearer t0ken")
-    figures = {"step": 7, "loss": 2.5, "samples_per_s": 30.0, "checkpoint_step": 5}
-    assert body == {"generation": 4, **figures, "peak_bytes": 9, "frozen_layers": 4}
+    assert body == {
+        "generation": 4,
+        "step": 7,
+        "loss": 2.5,
+        "samples_per_s": 30.0,
+        "checkpoint_step": 5,
+        "peak_bytes": 9,
+        "frozen_layers": 4,
+    }
 
 
-def test_many_steps_in_a_second_are_one_request() -> None:
-    with _controller({"notice": None}) as controller:
-        poster = ProgressReporter(RankEnvironment(url=controller.url))
+def test_quick_steps_share_a_request() -> None:
+    with _serve({"notice": None}) as control_plane:
+        reporter = ProgressReporter(RankEnvironment(url=control_plane.url))
         for _ in range(50):
-            poster.submit(PROGRESS)
+            reporter.submit(PROGRESS)
             time.sleep(0.005)
-        assert _eventually(lambda: len(controller.got) > 0)
-        poster.close()
-    assert len(controller.got) < 5
+        assert _eventually(lambda: len(control_plane.requests) > 0)
+        reporter.close()
+    assert len(control_plane.requests) < 5
 
 
-def test_a_notice_that_is_repeated_stays_the_same_request() -> None:
-    with _controller({"notice": {"action": "checkpoint", "step": None, "seconds_left": 20}}) as controller:
-        poster = ProgressReporter(RankEnvironment(url=controller.url))
-        poster.submit(PROGRESS)
-        assert _eventually(lambda: poster.poll() is not None)
-        first = poster.poll()
-        controller.reply = {"notice": {"action": "checkpoint", "step": None, "seconds_left": 19}}
-        poster.submit(PROGRESS)
-        assert _eventually(lambda: len(controller.got) == 2 and poster.poll() != first)
-        second = poster.poll()
-        poster.close()
+@pytest.mark.usefixtures("short_period")
+def test_repeated_notice_keeps_its_request_id_and_receive_time() -> None:
+    with _serve({"notice": {"action": "checkpoint", "step": None, "seconds_left": 20}}) as control_plane:
+        reporter = ProgressReporter(RankEnvironment(url=control_plane.url))
+        reporter.submit(PROGRESS)
+        assert _eventually(lambda: reporter.poll() is not None)
+        first = reporter.poll()
+        control_plane.reply = {"notice": {"action": "checkpoint", "step": None, "seconds_left": 19}}
+        reporter.submit(PROGRESS)
+        assert _eventually(lambda: len(control_plane.requests) == 2 and reporter.poll() != first)
+        second = reporter.poll()
+        reporter.close()
     assert first is not None
     assert second is not None
     assert second.request_id == first.request_id
     assert second.received_at_s == first.received_at_s is not None
 
 
-def test_an_absent_control_plane_is_logged_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with _controller({}) as controller:
-        url = controller.url
+@pytest.mark.usefixtures("short_period")
+def test_unreachable_control_plane_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with _serve({}) as control_plane:
+        url = control_plane.url
     with caplog.at_level(logging.WARNING):
-        poster = ProgressReporter(RankEnvironment(url=url))
-        poster.submit(PROGRESS)
+        reporter = ProgressReporter(RankEnvironment(url=url))
+        reporter.submit(PROGRESS)
         assert _eventually(lambda: len(caplog.records) > 0)
-        poster.submit(PROGRESS)
-        time.sleep(1.3)
-        poster.close()
-    assert poster.poll() is None
-    assert [record.getMessage().startswith("progress is not heard at") for record in caplog.records] == [True]
+        reporter.submit(PROGRESS)
+        time.sleep(0.2)
+        reporter.close()
+    assert reporter.poll() is None
+    [message] = [record.getMessage() for record in caplog.records]
+    assert url in message
 
 
-def test_who_is_told_to_wait_waits_and_is_heard_then() -> None:
-    with _controller({"notice": {"action": "leave", "step": 9, "seconds_left": 20}}) as controller:
-        controller.refusals = 1
-        poster = ProgressReporter(RankEnvironment(job_id="a", url=controller.url, token="t0ken"))
-        poster.submit(PROGRESS)
-        assert _eventually(lambda: len(controller.got) == 1)
-        begun_s = time.monotonic()
-        poster.submit(PROGRESS)
-        assert _eventually(lambda: poster.poll() is not None)
-        assert time.monotonic() - begun_s > 1.5, "without the answer's word it would have been 1 s"
-        poster.close()
+@pytest.mark.usefixtures("short_period")
+def test_reporter_waits_as_long_as_retry_after_says() -> None:
+    with _serve({"notice": {"action": "leave", "step": 9, "seconds_left": 20}}) as control_plane:
+        control_plane.rejections = 1
+        reporter = ProgressReporter(RankEnvironment(job_id="a", url=control_plane.url, token="t0ken"))
+        reporter.submit(PROGRESS)
+        assert _eventually(lambda: len(control_plane.requests) == 1)
+        rejected_at_s = time.monotonic()
+        reporter.submit(PROGRESS)
+        assert _eventually(lambda: reporter.poll() is not None)
+        assert time.monotonic() - rejected_at_s > 0.9, "without Retry-After the period is 0.05 s"
+        reporter.close()

@@ -1,3 +1,5 @@
+"""The rendezvous store as a process."""
+
 import os
 import signal
 import socket
@@ -17,22 +19,22 @@ pytestmark = pytest.mark.e2e
 COMMAND = [sys.executable, "-m", "scheduler.worker.rendezvous", "--port-file"]
 
 
-def _port(path: Path) -> int:
+def _read_port(path: Path) -> int:
     for _ in range(1500):
         if path.exists():
             return int(path.read_text())
         time.sleep(0.02)
-    raise AssertionError("no port within half a minute")
+    raise AssertionError("no port within 30 s")
 
 
-def _answers(host: str, port: int) -> bool:
+def _accepts(host: str, port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex((host, port)) == 0
 
 
-def _stops_serving(port: int) -> bool:
+def _closes_soon(port: int) -> bool:
     for _ in range(500):
-        if not _answers("127.0.0.1", port):
+        if not _accepts("127.0.0.1", port):
             return True
         time.sleep(0.02)
     return False
@@ -49,25 +51,25 @@ def store(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.stdin.close()
 
 
-def test_it_serves_its_own_address_alone_until_its_standard_input_closes(
+def test_store_listens_on_its_address_only_until_standard_input_closes(
     tmp_path: Path, store: subprocess.Popen[bytes]
 ) -> None:
-    port = _port(tmp_path / "port")
+    port = _read_port(tmp_path / "port")
     assert [path.name for path in tmp_path.iterdir()] == ["port"]
-    assert _answers("127.0.0.1", port)
-    assert not _answers("127.0.0.2", port)
+    assert _accepts("127.0.0.1", port)
+    assert not _accepts("127.0.0.2", port)
     assert store.stdin is not None
     store.stdin.close()
     assert store.wait(timeout=60) == 0
 
 
-def test_it_ends_when_told_to(tmp_path: Path, store: subprocess.Popen[bytes]) -> None:
-    _port(tmp_path / "port")
+def test_store_ends_on_sigterm(tmp_path: Path, store: subprocess.Popen[bytes]) -> None:
+    _read_port(tmp_path / "port")
     store.send_signal(signal.SIGTERM)
     assert store.wait(timeout=60) == 0
 
 
-def test_it_ends_with_its_parent_even_if_its_input_stays_open(tmp_path: Path) -> None:
+def test_store_ends_with_its_parent_even_if_its_input_stays_open(tmp_path: Path) -> None:
     code = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(600)"
     parent = subprocess.Popen(
         [sys.executable, "-c", code, *COMMAND, str(tmp_path / "port")],
@@ -80,27 +82,27 @@ def test_it_ends_with_its_parent_even_if_its_input_stays_open(tmp_path: Path) ->
     with parent.stdin, parent.stdout:
         child_pid = int(parent.stdout.readline())
         try:
-            port = _port(tmp_path / "port")
+            port = _read_port(tmp_path / "port")
         finally:
             parent.kill()
             parent.wait()
-        ended = _stops_serving(port)
+        ended = _closes_soon(port)
         if not ended:
             os.kill(child_pid, signal.SIGKILL)
         assert ended
 
 
-def test_as_a_service_it_serves_its_port_until_sigterm_whatever_becomes_of_its_input() -> None:
+def test_service_listens_on_its_port_until_sigterm_without_an_input() -> None:
     port = find_free_port()
     command = [*COMMAND[:-1], "--port", str(port), "--host", "127.0.0.1"]
-    for _ in range(2):  # the second one takes the port over from the first
+    for _ in range(2):  # the second service must be able to bind the port of the first
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             for _ in range(1500):
-                if _answers("127.0.0.1", port):
+                if _accepts("127.0.0.1", port):
                     break
                 time.sleep(0.02)
-            assert _answers("127.0.0.1", port)
+            assert _accepts("127.0.0.1", port)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0
@@ -109,12 +111,12 @@ def test_as_a_service_it_serves_its_port_until_sigterm_whatever_becomes_of_its_i
             process.wait()
 
 
-@pytest.mark.parametrize("words", [[], ["--port", "0"], ["--port", "http"], ["--port", "80", "--port-file", "x"]])
-def test_it_wants_one_port_or_a_file_for_it(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("options", [[], ["--port", "0"], ["--port", "http"], ["--port", "80", "--port-file", "x"]])
+def test_exactly_one_of_port_and_port_file_is_required(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["rendezvous", *words])
-    with pytest.raises(SystemExit) as refused:
+    monkeypatch.setattr(sys, "argv", ["rendezvous", *options])
+    with pytest.raises(SystemExit) as error:
         main()
-    assert refused.value.code == 2
+    assert error.value.code == 2
     assert "--port" in capsys.readouterr().err

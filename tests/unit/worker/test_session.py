@@ -1,14 +1,18 @@
+"""The session: status, plan, notices and phases, in this process."""
+
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.observation import RankPhase
@@ -25,13 +29,13 @@ def _status(run_dir: Path) -> dict[str, Any]:
     return document
 
 
-def test_a_session_needs_no_torch_before_the_group() -> None:
+def test_session_does_not_import_torch_before_the_process_group() -> None:
     code = "import sys, scheduler.worker.session as s; s.Session.from_environment(); print('torch' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert ran.stdout.strip() == "False"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert completed.stdout.strip() == "False"
 
 
-def test_without_an_executor_there_is_one_rank_and_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_executor_there_is_one_rank_and_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("EBBTIDE_")]:
         monkeypatch.delenv(name)
     before = signal.getsignal(signal.SIGTERM)
@@ -45,44 +49,40 @@ def test_without_an_executor_there_is_one_rank_and_no_notice(monkeypatch: pytest
         session.succeed()
 
 
-def test_the_plan_is_read_from_its_file(tmp_path: Path) -> None:
+def test_plan_is_read_from_its_file(tmp_path: Path) -> None:
     plan = make_data_parallel_plan(replicas=1, global_batch=8)
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan_to_json(plan)))
     assert Session(RankEnvironment(plan_path=path)).plan == plan
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [(None, "plan.json cannot be read: No such file"), ("{}", "field 'stages' is missing"), ("{", "Expecting")],
-)
-def test_a_plan_that_cannot_be_read_fails_the_rank_with_the_reason(
-    tmp_path: Path, text: str | None, message: str
-) -> None:
+@pytest.mark.parametrize(("text", "problem"), [(None, "No such file"), ("{}", "stages"), ("{", "Expecting")])
+def test_unreadable_plan_fails_the_rank_and_is_reported(tmp_path: Path, text: str | None, problem: str) -> None:
     path = tmp_path / "plan.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=problem) as error:
         Session(RankEnvironment(plan_path=path, run_dir=tmp_path))
+    assert str(path) in str(error.value)
     assert _status(tmp_path)["phase"] == "failed"
-    assert message in _status(tmp_path)["reason"]
+    assert problem in _status(tmp_path)["reason"]
 
 
-def test_frozen_layers_begin_where_the_plan_has_them_and_never_thaw(tmp_path: Path) -> None:
+def test_frozen_layers_start_as_planned_and_never_decrease(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path, frozen_layers=4)) as session:
         assert (session.frozen_layers, session.status.frozen_layers) == (4, None)
         session.set_frozen_layers(7)
         session.mark_resumed(20)
         assert (session.frozen_layers, _status(tmp_path)["frozen_layers"]) == (7, 7)
-        with pytest.raises(ValueError, match="frozen layers: 5; it must be at least 7, which are frozen"):
+        with pytest.raises(ValueError, match="`layers` is 5, but 7"):
             session.set_frozen_layers(5)
         session.leave()
-    seen = read_rank_status(tmp_path / "status-0.json")
-    assert seen is not None
-    assert (seen.phase, seen.step, seen.frozen_layers) == (RankPhase.LEFT, 20, 7)
+    status = read_rank_status(tmp_path / "status-0.json")
+    assert status is not None
+    assert (status.phase, status.step, status.frozen_layers) == (RankPhase.LEFT, 20, 7)
 
 
-def test_the_status_follows_a_training_that_is_told_to_leave(tmp_path: Path) -> None:
+def test_status_follows_a_training_that_leaves_on_request(tmp_path: Path) -> None:
     phases = []
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
         phases.append(_status(tmp_path)["phase"])
@@ -112,19 +112,19 @@ def test_sigterm_is_a_notice_to_leave(tmp_path: Path) -> None:
         session.leave()
 
 
-def test_a_request_to_checkpoint_comes_once(tmp_path: Path) -> None:
+def test_checkpoint_request_is_returned_once(tmp_path: Path) -> None:
     (tmp_path / "notice.json").write_text(json.dumps({"action": "checkpoint", "step": 2}))
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
         session.mark_resumed(0)
-        heard = []
+        notices = []
         for step in range(1, 5):
             session.report(step=step)
-            heard.append(session.poll_notice() is not None)
+            notices.append(session.poll_notice())
         session.succeed()
-    assert heard == [False, True, False, False]
+    assert [notice is not None for notice in notices] == [False, True, False, False]
 
 
-def test_a_failure_is_recorded_with_its_reason_and_goes_on(tmp_path: Path) -> None:
+def test_exception_is_recorded_with_its_message_and_propagates(tmp_path: Path) -> None:
     def train() -> None:
         with Session(RankEnvironment(run_dir=tmp_path)) as session:
             session.mark_resumed(0)
@@ -135,38 +135,44 @@ def test_a_failure_is_recorded_with_its_reason_and_goes_on(tmp_path: Path) -> No
     assert (_status(tmp_path)["phase"], _status(tmp_path)["reason"]) == ("failed", "RuntimeError: no memory left")
 
 
-RUNS_OUT = """
-import sys
-from pathlib import Path
-from scheduler.worker.environment import RankEnvironment
-from scheduler.worker.session import Session
-with Session(RankEnvironment(run_dir=Path(sys.argv[1]))) as session:
-    session.resumed(0)
-    {error}
-"""
+def _exhaust_host_memory() -> None:
+    bytearray(2**62)
+
+
+def _exhaust_torch_memory() -> None:
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def _exhaust_gpu_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def _fail_otherwise() -> None:
+    raise ValueError("no memory of that")
 
 
 @pytest.mark.parametrize(
-    ("error", "cause"),
+    ("fail", "cause"),
     [
-        ("bytearray(2**62)", "out-of-memory"),
-        ("import torch; torch.empty(2**60, dtype=torch.uint8)", "out-of-memory"),
-        (
-            "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')",
-            "out-of-memory",
-        ),
-        ("raise ValueError('no memory of that')", None),
+        (_exhaust_host_memory, "out-of-memory"),
+        (_exhaust_torch_memory, "out-of-memory"),
+        (_exhaust_gpu_memory, "out-of-memory"),
+        (_fail_otherwise, None),
     ],
 )
-def test_a_process_that_runs_out_of_memory_says_so(tmp_path: Path, error: str, cause: str | None) -> None:
-    code = RUNS_OUT.format(error=error)
-    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, timeout=120)
-    assert ran.returncode == 1
+def test_out_of_memory_is_recorded_as_the_cause(tmp_path: Path, fail: Callable[[], None], cause: str | None) -> None:
+    def train() -> None:
+        with Session(RankEnvironment(run_dir=tmp_path)) as session:
+            session.mark_resumed(0)
+            fail()
+
+    with pytest.raises((MemoryError, RuntimeError, ValueError)):
+        train()
     assert (_status(tmp_path)["phase"], _status(tmp_path)["cause"]) == ("failed", cause)
     assert _status(tmp_path)["peak_bytes"] > 10**6
 
 
-def test_memory_is_reported_while_it_runs(tmp_path: Path) -> None:
+def test_peak_memory_is_part_of_the_status(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
         session.mark_resumed(0)
         before = session.status.peak_bytes
@@ -178,7 +184,7 @@ def test_memory_is_reported_while_it_runs(tmp_path: Path) -> None:
         session.succeed()
 
 
-def test_a_rank_that_is_asked_to_leave_tells_how_long_each_part_took(tmp_path: Path) -> None:
+def test_leaving_rank_records_the_seconds_of_every_phase(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
         session.init_process_group()
         assert set(session.status.phases_s) == set()
@@ -201,7 +207,7 @@ def test_a_rank_that_is_asked_to_leave_tells_how_long_each_part_took(tmp_path: P
     assert min(phases_s.values()) >= 0.0
 
 
-def test_a_rank_that_leaves_at_a_step_that_is_saved_already_tells_every_phase_all_the_same(tmp_path: Path) -> None:
+def test_leaving_after_a_background_save_records_every_phase(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
         session.init_process_group()
         session.mark_resumed(20)
@@ -214,14 +220,14 @@ def test_a_rank_that_leaves_at_a_step_that_is_saved_already_tells_every_phase_al
     assert set(_status(tmp_path)["phases_s"]) == set(ReplanPhase)
 
 
-def test_a_process_that_was_there_before_counts_from_when_it_began_to_be_this_rank() -> None:
+def test_start_phase_counts_from_the_given_start_time() -> None:
     with Session(RankEnvironment(), started_at_s=time.monotonic() - 1000.0) as session:
         session.mark_resumed(0)
         assert session.status.phases_s["start"] >= 1000.0
         session.succeed()
 
 
-def test_a_checkpoint_that_fails_is_not_recorded(tmp_path: Path) -> None:
+def test_failed_checkpoint_is_not_recorded(tmp_path: Path) -> None:
     def train() -> None:
         with Session(RankEnvironment(run_dir=tmp_path)) as session:
             session.mark_resumed(3)
@@ -234,14 +240,14 @@ def test_a_checkpoint_that_fails_is_not_recorded(tmp_path: Path) -> None:
     assert (_status(tmp_path)["phase"], _status(tmp_path)["checkpoint_step"]) == ("failed", 3)
 
 
-def test_a_script_that_just_ends_has_failed(tmp_path: Path) -> None:
+def test_script_that_ends_without_a_final_call_has_failed(tmp_path: Path) -> None:
     with Session(RankEnvironment(run_dir=tmp_path)) as session:
         session.mark_resumed(0)
     assert _status(tmp_path)["phase"] == "failed"
-    assert "without leave() or succeed()" in _status(tmp_path)["reason"]
+    assert _status(tmp_path)["reason"]
 
 
-def test_what_was_reached_stays_when_the_teardown_fails(tmp_path: Path) -> None:
+def test_success_stands_when_the_teardown_fails(tmp_path: Path) -> None:
     def train() -> None:
         with Session(RankEnvironment(run_dir=tmp_path)) as session:
             session.mark_resumed(5)
@@ -253,7 +259,7 @@ def test_what_was_reached_stays_when_the_teardown_fails(tmp_path: Path) -> None:
     assert _status(tmp_path)["phase"] == "succeeded"
 
 
-def test_a_loss_that_is_no_number_is_reported_as_unknown(tmp_path: Path) -> None:
+def test_loss_that_is_not_a_number_is_reported_as_unknown(tmp_path: Path) -> None:
     with Session(replace(RankEnvironment(), run_dir=tmp_path)) as session:
         session.report(step=1, loss=float("nan"))
         session.succeed()
