@@ -95,12 +95,12 @@ class _InstanceResult:
 
 
 def write_instances(request: SolveRequest, file: str) -> int:
-    """Writes all instances of the request; how many. Raises BadInput if it cannot."""
+    """Writes all instances of the request; how many. Raises InputError if it cannot."""
     instances = [pipeline.search.instance for _, pipeline in _enumerate_pipelines(request)]
     try:
         Path(file).write_text(format_instances(instances), encoding="utf-8")
-    except OSError as wrong:
-        raise_input_error(f"--dump {file}: cannot be written: {wrong.strerror or wrong}")
+    except OSError as error:
+        raise_input_error(f"--dump {file}: cannot be written: {error.strerror or error}")
     return len(instances)
 
 
@@ -151,7 +151,7 @@ def solve_with_milp(request: SolveRequest, solver_options: SolverOptions) -> Ins
         return {**infeasible_to_json(nothing), **told}
     asked, pipeline = every[answer.instance_index]
     plan = build_evaluated_plan(asked, pipeline, answer.solution, answer.objective_s, answer.optimality_gap)
-    remark = "" if asked is request else f"mixing does not pay: {asked.shape} alone is faster"
+    remark = "" if asked is request else f"{asked.shape} alone is faster"
     return {**search_outcome_to_json(SearchOutcome(plan, report, remark=remark), plan, asked), **told}
 
 

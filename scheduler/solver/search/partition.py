@@ -1,4 +1,4 @@
-"""The best cuts of a chain into stages, and the best order of the groups, given the time of every candidate stage."""
+"""The best cuts of a chain into stages and the best order of groups, given the time of every candidate stage."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from scheduler.solver.instance import Floats, Ints, Objective
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageTimes:
-    """Of a pipeline of P devices in G groups (1 or 2) over L layers, with D = L - P + 1 as each stage has a layer:
+    """Times of candidate stages of a pipeline of P devices in G groups (1 or 2) over L layers.
 
-    stages_s     [P, G, D, D]    device at position i, of group g, over the layers i + x to i + y
-    hand_over_s  [P-1, G, G, D]  at cut i, between two groups, if the next stage begins with layer i + 1 + x
-    counts       (G)             devices of each group
+    D = L - P + 1, because each stage has at least one layer:
+
+        stages_s     [P, G, D, D]    device at position i, of group g, over the layers i + x to i + y
+        hand_over_s  [P-1, G, G, D]  at cut i, between two groups, if the next stage begins with layer i + 1 + x
+        counts       (G)             devices of each group
     """
 
     stages_s: Floats
@@ -24,15 +26,18 @@ class StageTimes:
     counts: tuple[int, ...]
 
     def limit_to(self, limit_s: float) -> StageTimes:
-        """The same with everything above `limit_s` forbidden."""
+        """Return the same times with everything above `limit_s` forbidden."""
         stages_s = np.where(self.stages_s <= limit_s, self.stages_s, np.inf)
         return StageTimes(stages_s, np.where(self.hand_over_s <= limit_s, self.hand_over_s, np.inf), self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """`borders` are layer numbers 0 = b0 < b1 < ... < bP = L; stage i holds the layers b(i) to b(i+1) - 1, on a device
-    of group `order[i]`. `sum_s` and `largest_s` are over stages and hand-overs."""
+    """A partition of the layers into stages, with its times.
+
+    `borders` are layer numbers 0 = b0 < b1 < ... < bP = L; stage i holds the layers b(i) to b(i+1) - 1, on a device of
+    group `order[i]`. `sum_s` and `largest_s` are over stages and hand-overs.
+    """
 
     sum_s: float
     largest_s: float
@@ -43,12 +48,12 @@ class Partition:
 def find_best_partition(
     times: StageTimes, objective: Objective, *, useful_s: float = inf
 ) -> tuple[Partition | None, float]:
-    """The partition of least objective (None where none is finite), and a time that no partition beats.
+    """Return the partition of least objective (None if none is finite), and a time that no partition beats.
 
-    Partitions come in order of their sum: the least sum of all is a shortest path; then the least sum among those whose
-    largest part is smaller than before, and so on. Each step lowers the largest part, so that every trade-off between
-    the two is met once, and the walk ends as soon as the sum alone rules out what is left. It also ends where nothing
-    below `useful_s` is left; the partition is then not the best one.
+    Partitions are enumerated in order of their sum. The least sum of all is a shortest path; next comes the least sum
+    among those whose largest part is smaller than before, and so on. Each step lowers the largest part, so every
+    trade-off between the two is met once. The enumeration ends when the sum alone rules out the rest, or when nothing
+    below `useful_s` is left; in the latter case the partition is not the best one.
     """
     narrowest_s = compute_smallest_bottleneck_s(times)
     best, best_s = None, inf
@@ -65,13 +70,13 @@ def find_best_partition(
 
 
 def compute_quick_bound_s(times: StageTimes, objective: Objective) -> float:
-    """A time that no partition beats: the least sum and the least bottleneck, though no partition may have both."""
+    """Return the objective of the least sum and the least bottleneck, which no partition beats."""
     found = _find_least_sum(times)
     return inf if found is None else objective.compute_time_s(found.sum_s, compute_smallest_bottleneck_s(times))
 
 
 def compute_smallest_bottleneck_s(times: StageTimes) -> float:
-    """The least that the largest stage or hand-over can take."""
+    """Return the least time that the largest stage or hand-over can take."""
     reach = _init_reach(times)
     for position in range(1, len(times.stages_s)):
         arrived = np.maximum(reach[:, :, None], times.hand_over_s[position - 1][None]).min(axis=1)
@@ -80,7 +85,8 @@ def compute_smallest_bottleneck_s(times: StageTimes) -> float:
 
 
 def _find_least_sum(times: StageTimes) -> Partition | None:
-    """The partition of least sum: a shortest path over (devices used of the second group, last group, border)."""
+    """Return the partition of least sum: a shortest path over (devices used of the second group, last group,
+    border)."""
     reach = _init_reach(times)
     trail: list[tuple[Ints, Ints]] = []
     for position in range(1, len(times.stages_s)):
@@ -96,7 +102,7 @@ def _find_least_sum(times: StageTimes) -> Partition | None:
 
 
 def _init_reach(times: StageTimes) -> Floats:
-    """[used, group, D]: after the first device; the states that cannot be are infinite."""
+    """Return [used, group, D]: times after the first device; impossible states are infinite."""
     groups, depth = times.stages_s.shape[1], times.stages_s.shape[2]
     used_max = times.counts[1] if groups > 1 else 0
     reach = np.full((used_max + 1, groups, depth), np.inf)
@@ -108,7 +114,11 @@ def _init_reach(times: StageTimes) -> Floats:
 
 
 def _add_device(arrived: Floats, times: StageTimes, position: int, join: np.ufunc) -> tuple[Floats, Ints]:
-    """Adds the device at `position`: `arrived` [used, group, D] is what it starts from, by its own group."""
+    """Add the device at `position`.
+
+    Args:
+        arrived: [used, group, D], the time that the device starts from, by its own group.
+    """
     reach, origins = np.full_like(arrived, np.inf), np.zeros(arrived.shape, dtype=np.int64)
     used_max = len(arrived) - 1
     for group in range(arrived.shape[1]):
@@ -116,7 +126,7 @@ def _add_device(arrived: Floats, times: StageTimes, position: int, join: np.ufun
         totals = join(arrived[: used_max + 1 - shift, group, :, None], times.stages_s[position, group])
         origins[shift:, group] = totals.argmin(axis=1)
         reach[shift:, group] = totals.min(axis=1)
-    own = position + 1 - np.arange(used_max + 1)  # Devices used of the first group.
+    own = position + 1 - np.arange(used_max + 1)  # Devices used of the first group
     reach[(own > times.counts[0]) | (own < 0)] = np.inf
     return reach, origins
 

@@ -1,16 +1,15 @@
-"""PairSearch: the best plan of one pipeline degree and number of micro-batches, refined step by step.
+"""Best-first branch and bound over pipelines, each refined step by step.
 
-Best first: the one loop that every exact search here runs, over pairs in order of their lower bound.
+The proof is a chain of lower bounds. Each bound is tighter and costs more than the one before:
 
-The proof is a chain of lower bounds, each looser and cheaper than the next:
+1. All layers at their fastest, and perfectly even stages (PipelineSearch.bound_s at first).
+2. The best partition if every stage takes its Lagrangian bound (stage_bounds, partition).
+3. The same if the stages of this partition take their proven time (stage_search).
 
-1. pair (pipeline, micro-batches): all layers at their fastest, perfectly even stages        (pair_search)
-2. pair: the best partition when every stage takes only its Lagrangian bound                 (stage_bounds, partition)
-3. pair: the same when the stages that this partition uses take their proven time            (stage_search)
-
-Pairs wait in a heap by their bound. The one with the least bound is refined by one step and goes back; the search ends
-when the least bound in the heap has reached the best plan found. No pair that is left can then hold a faster plan.
-There is no clock in here: the search stops by the number of labels it makes, and then reports the gap it has proven.
+Pipelines wait in a heap, ordered by their bound. The search refines the one with the least bound by one step and puts
+it back. It ends when the least bound in the heap reaches the best plan found, because no remaining pipeline can then
+hold a faster plan. No clock is involved: the search is limited by the number of labels, and reports the gap that it has
+proven.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from scheduler.solver.search.stage_search import IMPROVEMENT_FACTOR
 
 @dataclass(slots=True)
 class _Budget:
-    """Work that one step may do, and how good its plans have to be."""
+    """The work that one step may do, and the quality that its plans must have."""
 
     target_s: float
     tolerance: float
@@ -47,11 +46,11 @@ class _Budget:
 
     @property
     def useful_s(self) -> float:
-        """Plans from here on need not be found."""
+        """Only plans faster than this are of use."""
         return self.target_s * self.improvement_factor
 
     def solve_device(self, oracle: StageOracle, chunks: LayerRuns, in_flight: float) -> StageSolution:
-        """The solution of a device that holds these runs of layers."""
+        """Return the solution of a device that holds these runs of layers."""
         labels, solved = oracle.labels, oracle.solved
         solution = oracle.solve(chunks, in_flight, tolerance=self.tolerance, labels_max=self.left)
         self.spent += oracle.labels - labels
@@ -61,15 +60,16 @@ class _Budget:
 
 
 class PipelineSearch:
-    """Holds a lower bound for the pair, and raises it when asked to.
+    """Search of one pipeline with a fixed number of micro-batches. It holds a lower bound and raises it on demand.
 
-    Its looks get sharper: at the layers alone, at stages without a memory limit, at stages within memory. Stage times
-    start as lower bounds. `refine` takes the best partition under the times known so far, and solves the
-    stages it uses. As soon as every stage of the best partition is proven, no partition of the pair can be faster than
-    that one by more than the tolerance: any other costs at least as much already under its bounds. Only stages that
-    some best partition uses are ever solved, and equal stages only once.
+    The bounds become tighter with each step: layers alone, stages without a memory limit, stages within memory. Stage
+    times start as lower bounds. `refine` takes the best partition under the times known so far, and solves the stages
+    that it uses. When every stage of the best partition is proven, no other partition can be faster by more than the
+    tolerance, because it costs at least as much under its bounds already. Only stages of some best partition are ever
+    solved, and equal stages only once.
 
-    `build` makes the instance when the pair's turn comes; most pairs are settled by `bound_s` alone.
+    Args:
+        build: creates the instance when it is needed; for most pipelines `bound_s` alone decides.
     """
 
     def __init__(self, build: Callable[[], Instance], oracles: tuple[StageOracle, ...], bound_s: float) -> None:
@@ -83,7 +83,7 @@ class PipelineSearch:
 
     @classmethod
     def from_instance(cls, instance: Instance) -> PipelineSearch:
-        """For an instance that shares its oracles with no other."""
+        """Create the search of an instance that shares its oracles with no other."""
         oracles = tuple(
             StageOracle(instance.types, costs, capacity_bytes=capacity, in_flight_max=max(instance.in_flight))
             for costs, capacity in zip(instance.costs, instance.capacity_bytes, strict=True)
@@ -95,16 +95,16 @@ class PipelineSearch:
         return self._build()
 
     def refine(self, *, target_s: float, tolerance: float, labels_max: int) -> int:
-        """One step: raises `bound_s`, or finds a plan, or closes the pair. Returns the labels spent.
+        """Do one step: raise `bound_s`, find a plan, or close the search. Return the labels spent.
 
-        Plans of `target_s` and above are of no use; a step ends as soon as it can only find such.
+        Plans that take `target_s` or longer are of no use. A step ends as soon as it can find no better plan.
         """
         budget = _Budget(target_s, tolerance, labels_max)
         if self.instance.borders:
             self._refine_fixed(budget)
         else:
             self._refine_free(budget)
-        # A look that learned nothing would learn nothing again: the pair keeps the bound it has.
+        # A step that solved no stage would not solve one next time either.
         self.closed = self.closed or (self._steps > 1 and not budget.solved)
         self._steps += 1
         return budget.spent
@@ -121,7 +121,7 @@ class PipelineSearch:
         self.bound_s = max(self.bound_s, bound_s)
         self.closed = best is None or self.bound_s >= budget.useful_s
         if best is None or self.closed or self._steps == 1:
-            return  # Nothing to be had, or another pair may be more promising now.
+            return  # There is no useful plan, or another pipeline may now have a lower bound.
         oracles = [self._oracles[group] for group in best.order]
         spans = list(pairwise(best.borders))
         places = list(zip(oracles, self.instance.in_flight, spans, strict=True))
@@ -139,28 +139,28 @@ class PipelineSearch:
         self._recheck_partition(best, budget)
 
     def _recheck_partition(self, before: Partition, budget: _Budget) -> None:
-        """Whether another partition than the one just solved is the best now."""
+        """Close the search unless another partition than the one just solved is now the best."""
         again, bound_s = find_best_partition(
             self._collect_stage_times(), self.instance.objective, useful_s=budget.useful_s
         )
         self.bound_s = max(self.bound_s, bound_s)
         self.closed = again is None or self.bound_s >= min(self.cost_s * budget.improvement_factor, budget.useful_s)
         if not self.closed and again is not None and (again.order, again.borders) == (before.order, before.borders):
-            # Its stages are proven, and the sums agree but for rounding.
+            # Its stages are proven, so the sums agree apart from rounding.
             self.closed = budget.left > 0 and self.cost_s < inf
 
     def _refine_fixed(self, budget: _Budget) -> None:
-        """Each device's layers are known; only their strategies are open."""
+        """Refine an instance whose cuts are fixed, so that only strategies are open."""
         instance = self.instance
         order = tuple(group for group, count in enumerate(instance.counts) for _ in range(count))
         chunks = list(pairwise(instance.borders))
         held = [tuple(chunks[device :: instance.devices]) for device in range(instance.devices)]
         links_s = self._compute_link_loads_s(order, instance.borders)
-        known_s = [self._oracles[group].compute_unlimited_s(own) for group, own in zip(order, held, strict=True)]
+        known_s = [self._oracles[group].compute_unlimited_s(runs) for group, runs in zip(order, held, strict=True)]
         if self._steps and self._compute_cost_s(known_s, links_s) < budget.useful_s:
             known_s = [
-                self._oracles[group].compute_bound_s(own, in_flight)
-                for group, own, in_flight in zip(order, held, instance.in_flight, strict=True)
+                self._oracles[group].compute_bound_s(runs, in_flight)
+                for group, runs, in_flight in zip(order, held, instance.in_flight, strict=True)
             ]
         solutions = []
         for device in range(instance.devices if self._steps > 1 else 0):
@@ -184,13 +184,13 @@ class PipelineSearch:
         stages_s = []
         for oracle in self._oracles:
             known_s = np.stack([times_s(oracle, in_flight) for in_flight in self.instance.in_flight])
-            never = np.full((len(known_s), 1), np.inf)  # Window -1: no layer at all.
+            never = np.full((len(known_s), 1), np.inf)  # Window -1 has no layers.
             stages_s.append(np.concatenate([known_s, never], axis=1)[positions, self._windows])
         return StageTimes(np.stack(stages_s, axis=1), self._hand_over_s, self.instance.counts)
 
     @cached_property
     def _windows(self) -> Ints:
-        """[P, D, D] the window of each candidate stage, as StageTimes has them."""
+        """[P, D, D]: the window of each candidate stage, as in StageTimes."""
         ids, (devices, depth) = self._oracles[0].windows.ids, self._extent
         return np.stack([ids[at : at + depth, at + 1 : at + 1 + depth] for at in range(devices)])
 
@@ -205,11 +205,11 @@ class PipelineSearch:
 
     @property
     def _extent(self) -> tuple[int, int]:
-        """P and D."""
+        """Numbers P and D of StageTimes."""
         return self.instance.devices, self.instance.layers - self.instance.devices + 1
 
     def _record_plan(self, order: tuple[int, ...], borders: tuple[int, ...], solutions: list[StageSolution]) -> None:
-        """Keeps the partition as the pair's plan if it fits and is the fastest so far."""
+        """Keep the partition as the pipeline's plan if it fits and is the fastest so far."""
         cost_s = self._compute_cost_s(
             [solution.time_s for solution in solutions], self._compute_link_loads_s(order, borders)
         )
@@ -218,11 +218,13 @@ class PipelineSearch:
             self.solution = Solution(order, borders, self._merge_choices(borders, solutions))
 
     def _merge_choices(self, borders: tuple[int, ...], solutions: list[StageSolution]) -> tuple[int, ...]:
-        """By layer, from the devices' own orders."""
-        own = [iter(solution.choice) for solution in solutions]
+        """Return the strategy of each layer from the choices of the devices."""
+        choices = [iter(solution.choice) for solution in solutions]
         chunks = pairwise(borders)
         return tuple(
-            next(own[number % len(own)]) for number, (first, end) in enumerate(chunks) for _ in range(first, end)
+            next(choices[number % len(choices)])
+            for number, (first, end) in enumerate(chunks)
+            for _ in range(first, end)
         )
 
     def _compute_link_loads_s(self, order: tuple[int, ...], borders: tuple[int, ...]) -> list[float]:
@@ -238,22 +240,23 @@ class PipelineSearch:
 
 
 def compute_balanced_bound_s(oracles: Sequence[StageOracle], counts: Sequence[int], objective: Objective) -> float:
-    """Every layer at its fastest on the devices that suit it, perfectly balanced. Settles most pairs unseen."""
+    """Return a bound with every layer at its fastest and perfect balance. It rules out most pipelines."""
     fastest_s = [oracle.fastest_s for oracle in oracles]
     least_s = float(np.minimum.reduce(fastest_s).sum())
     return objective.compute_time_s(least_s, compute_bottleneck_bound_s(fastest_s, counts))
 
 
 MAX_LABELS = 20_000_000
-"""Default budget of work, in labels of the stage search; seconds of it on one core, so that it ends no usual search."""
+"""Default budget of work, in labels of the stage search. It takes seconds on one core; usual searches need less."""
 
 _ROUNDING = 1e-11
-"""Gaps up to here are rounding: stages, pairs and the loop over them each call only gains of 1e-12 faster."""
+"""Gaps up to this are rounding errors: stages, pipelines and the loop each count only gains above 1e-12."""
 
 
 @dataclass(frozen=True, slots=True)
 class BestFirstResult:
-    """The fastest pair (None where nothing was found), a time that no plan can beat, and the labels made."""
+    """The pipeline with the fastest plan (None if none was found), a time that no plan can beat, and the labels
+    spent."""
 
     best: PipelineSearch | None
     bound_s: float
@@ -261,7 +264,7 @@ class BestFirstResult:
 
     @property
     def gap(self) -> float:
-        """Proven: no plan is faster than the best one by more than this ratio."""
+        """The proven gap: no plan is faster than the best one by more than this ratio."""
         if self.best is None:
             return 0.0
         gap = 1.0 - self.bound_s / self.best.cost_s
@@ -271,27 +274,27 @@ class BestFirstResult:
 def search_best_first(
     searches: Sequence[PipelineSearch], *, tolerance: float = 0.0, labels_max: int = MAX_LABELS
 ) -> BestFirstResult:
-    """The fastest plan of all pairs, proven within `tolerance` unless `labels_max` runs out first.
+    """Return the fastest plan of all pipelines, proven within `tolerance` unless `labels_max` runs out first.
 
-    What an earlier call with a looser tolerance has found and proven of the pairs still holds.
+    Results and bounds of an earlier call with a looser tolerance remain valid.
     """
-    heap = [(pair.bound_s, number) for number, pair in enumerate(searches)]
+    heap = [(search.bound_s, number) for number, search in enumerate(searches)]
     heapq.heapify(heap)
-    best = min((pair for pair in searches if pair.cost_s < inf), key=lambda pair: pair.cost_s, default=None)
-    closer, labels, floor_s = min(IMPROVEMENT_FACTOR, 1.0 - tolerance), 0, inf
+    best = min((search for search in searches if search.cost_s < inf), key=lambda search: search.cost_s, default=None)
+    improvement_factor, labels, closed_bound_s = min(IMPROVEMENT_FACTOR, 1.0 - tolerance), 0, inf
     while heap and labels < labels_max:
         target_s = inf if best is None else best.cost_s
-        if heap[0][0] >= target_s * closer:
+        if heap[0][0] >= target_s * improvement_factor:
             break
         number = heapq.heappop(heap)[1]
-        pair = searches[number]
-        labels += pair.refine(target_s=target_s, tolerance=tolerance, labels_max=labels_max - labels)
-        if pair.cost_s < target_s:
-            best = pair
-        if pair.closed:
-            floor_s = min(floor_s, pair.bound_s)
+        search = searches[number]
+        labels += search.refine(target_s=target_s, tolerance=tolerance, labels_max=labels_max - labels)
+        if search.cost_s < target_s:
+            best = search
+        if search.closed:
+            closed_bound_s = min(closed_bound_s, search.bound_s)
         else:
-            heapq.heappush(heap, (pair.bound_s, number))
-    left_s = [heap[0][0]] if heap else []
-    bound_s = min([inf if best is None else best.cost_s, floor_s, *left_s])
+            heapq.heappush(heap, (search.bound_s, number))
+    remaining_s = [heap[0][0]] if heap else []
+    bound_s = min([inf if best is None else best.cost_s, closed_bound_s, *remaining_s])
     return BestFirstResult(best, bound_s, labels)

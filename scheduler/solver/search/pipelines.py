@@ -1,6 +1,6 @@
-"""The pipelines that a request allows: every choice of stage widths, micro-batches and schedule, as searches to run.
+"""The pipelines that a request allows: all stage widths, numbers of micro-batches and schedules, each with its search.
 
-GPipe never appears: its iteration takes as long as that of 1F1B, and each device holds at least as many micro-batches.
+GPipe is left out: its iteration takes as long as that of 1F1B, and each device holds at least as many micro-batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scheduler.solver.search.stage_oracle import OracleCache
 
 @dataclass(frozen=True, slots=True)
 class PipelineGroup:
-    """The devices that one group of GPUs gives to a pipeline."""
+    """The devices that one group of GPUs provides to a pipeline."""
 
     group: DeviceGroup
     devices: int
@@ -40,7 +40,7 @@ class PipelineGroup:
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """What is settled before the search of a pipeline begins; `borders` are empty where the cuts are free."""
+    """The choices that are fixed before the search of a pipeline; `borders` are empty if the cuts are free."""
 
     schedule: Schedule
     micro_batches: int
@@ -49,7 +49,7 @@ class PipelineConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pipeline:
-    """One pair of pipeline and micro-batches, with the search for its best plan."""
+    """One combination of stage widths, micro-batches and schedule, with the search for its best plan."""
 
     layers: LayerChain
     groups: tuple[PipelineGroup, ...]
@@ -58,35 +58,35 @@ class Pipeline:
 
     @property
     def devices(self) -> int:
-        return sum(team.devices for team in self.groups)
+        return sum(member.devices for member in self.groups)
 
     @property
     def widths(self) -> tuple[int, ...]:
         """GPUs of a stage, by group."""
-        return tuple(team.setting.gpus for team in self.groups)
+        return tuple(member.setting.gpus for member in self.groups)
 
     @property
     def candidates(self) -> int:
-        """Strategies of a layer that the search may choose from."""
-        return sum(team.costed.costs.strategies for team in self.groups)
+        """Number of strategies of a layer that the search may choose from."""
+        return sum(member.costed.costs.strategies for member in self.groups)
 
 
 def enumerate_pipelines(request: SolveRequest, oracle_cache: OracleCache) -> Iterator[Pipeline]:
-    """All of them, in a fixed order; every one uses all GPUs of the request."""
+    """Yield all pipelines in a fixed order; each uses all GPUs of the request."""
     for layers, widths in _enumerate_widths(request):
         settings = [group.build_stage_setting(width, request.global_batch) for group, width in widths]
         costed = [compute_stage_costs(layers, setting) for setting in settings]
         for micro_batches in sorted(set(costed[0]).intersection(*costed[1:])):
-            teams = tuple(
+            groups = tuple(
                 PipelineGroup(group, group.gpus // width, setting, costs[micro_batches])
                 for (group, width), setting, costs in zip(widths, settings, costed, strict=True)
             )
-            for schedule, borders in _enumerate_schedules(teams, micro_batches, len(layers)):
-                yield _build_pipeline(layers, teams, PipelineConfig(schedule, micro_batches, borders), oracle_cache)
+            for schedule, borders in _enumerate_schedules(groups, micro_batches, len(layers)):
+                yield _build_pipeline(layers, groups, PipelineConfig(schedule, micro_batches, borders), oracle_cache)
 
 
 def _enumerate_widths(request: SolveRequest) -> Iterator[tuple[LayerChain, list[tuple[DeviceGroup, int]]]]:
-    """(layers, [(group, GPUs of one of its stages)]) of every pipeline that is not longer than the model."""
+    """Yield (layers, [(group, GPUs of one of its stages)]) for every pipeline with at most as many stages as layers."""
     groups = request.groups
     pipelined = all(group.hardware.supports(Dimension.PIPELINE) for group in groups)
     stages_max = request.model.layer_count if pipelined else 1
@@ -102,10 +102,11 @@ def _enumerate_widths(request: SolveRequest) -> Iterator[tuple[LayerChain, list[
 def _enumerate_schedules(
     groups: tuple[PipelineGroup, ...], micro_batches: int, layers: int
 ) -> Iterator[tuple[Schedule, tuple[int, ...]]]:
-    """1F1B with free cuts; interleaved 1F1B as Megatron runs it: even chunks, micro-batches in whole rounds."""
+    """Yield 1F1B with free cuts, and interleaved 1F1B as Megatron runs it: even chunks, micro-batches in whole
+    rounds."""
     yield Schedule(), ()
-    devices = sum(team.devices for team in groups)
-    supported = all(team.group.hardware.supports(Dimension.INTERLEAVE) for team in groups)
+    devices = sum(member.devices for member in groups)
+    supported = all(member.group.hardware.supports(Dimension.INTERLEAVE) for member in groups)
     if len(groups) > 1 or devices == 1 or not supported or micro_batches % devices or layers % devices:
         return
     for chunks in list_divisors(layers // devices):
@@ -120,15 +121,15 @@ def _build_pipeline(
     oracles = tuple(
         oracle_cache.get_oracle(
             layers,
-            team.setting,
-            team.costed,
+            member.setting,
+            member.costed,
             micro_batches=config.micro_batches,
-            capacity_bytes=team.group.capacity_bytes,
+            capacity_bytes=member.group.capacity_bytes,
         )
-        for team in groups
+        for member in groups
     )
     objective = Objective(config.micro_batches, config.schedule.interleave)
-    bound_s = compute_balanced_bound_s(oracles, [team.devices for team in groups], objective)
+    bound_s = compute_balanced_bound_s(oracles, [member.devices for member in groups], objective)
     return Pipeline(
         layers, groups, config, PipelineSearch(partial(_build_instance, layers, groups, config), oracles, bound_s)
     )
@@ -136,16 +137,17 @@ def _build_pipeline(
 
 def _build_instance(layers: LayerChain, groups: tuple[PipelineGroup, ...], config: PipelineConfig) -> Instance:
     schedule, micro_batches = config.schedule, config.micro_batches
-    devices = sum(team.devices for team in groups)
+    devices = sum(member.devices for member in groups)
     stage_groups = tuple(
-        StageGroup(team.group.hardware, team.group.node_gpus, team.setting.gpus, team.devices) for team in groups
+        StageGroup(member.group.hardware, member.group.node_gpus, member.setting.gpus, member.devices)
+        for member in groups
     )
     batch = groups[0].setting.global_batch // micro_batches
     return Instance(
         types=layers.types,
-        costs=tuple(team.costed.costs for team in groups),
-        counts=tuple(team.devices for team in groups),
-        capacity_bytes=tuple(team.group.capacity_bytes for team in groups),
+        costs=tuple(member.costed.costs for member in groups),
+        counts=tuple(member.devices for member in groups),
+        capacity_bytes=tuple(member.group.capacity_bytes for member in groups),
         in_flight=tuple(
             count_in_flight(schedule, micro_batches=micro_batches, devices=devices, position=position)
             for position in range(devices)

@@ -1,9 +1,4 @@
-"""Windows: the candidate stages of a chain of layers, equal ones counted once.
-
-Dominance: strategies that another one of the same layout beats in every layer are left out.
-
-Lower bounds on the time of every candidate stage at once, by Lagrangian relaxation of its memory limit.
-"""
+"""Lower bounds on the time of every candidate stage at once, and the strategies that can be of use."""
 
 from __future__ import annotations
 
@@ -18,11 +13,13 @@ from scheduler.solver.instance import Floats, Ints, StageCosts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWindows:
-    """Two windows are equal if their layers have equal types in equal order and both or neither touch the same ends
-    of the chain: they then cost the same at every position of a pipeline. With U different windows, T types:
+    """The candidate stages of a chain of layers; equal ones are counted once.
+
+    Two windows are equal if their layers have equal types in equal order and both or neither touch the same end of the
+    chain: they then cost the same at every position of a pipeline. With U distinct windows and T types:
 
         ids      [L+1, L+1]  number of the window of the layers a to b-1; -1 for a >= b
-        counts   [U, T]      layers of each type in it, as floats for the sake of matrix products
+        counts   [U, T]      layers of each type in it, as floats for matrix products
         spans    [U, 2]      a and b of its first occurrence
     """
 
@@ -38,7 +35,7 @@ class LayerWindows:
 
 @lru_cache(maxsize=64)
 def build_windows(types: tuple[int, ...], kinds: int) -> LayerWindows:
-    """All windows of the chain `types`, of which there are `kinds`."""
+    """Return all windows of the chain `types`, which has `kinds` distinct types."""
     layers = len(types)
     ids = np.full((layers + 1, layers + 1), -1, dtype=np.int64)
     numbers: dict[tuple[bool, bool, tuple[int, ...]], int] = {}
@@ -57,11 +54,11 @@ def build_windows(types: tuple[int, ...], kinds: int) -> LayerWindows:
 
 
 def find_undominated(costs: StageCosts, *, in_flight_max: float) -> Ints:
-    """Numbers of the strategies that may be of use, ascending.
+    """Return the numbers of the strategies that can be of use, ascending.
 
     Strategy a dominates b if both leave the same layout and, for every layer type, a takes no more time, no more at a
-    border, no more buffer, and no more memory with 1 and with `in_flight_max` micro-batches in flight (memory is
-    linear between the two). Replacing b by a in any plan then costs nothing. Of equal ones the first stays.
+    border, no more buffer, and no more memory with 1 and with `in_flight_max` micro-batches in flight (memory is linear
+    in between). Replacing b by a in any plan then costs nothing. Of equal strategies the first one stays.
     """
     rows = np.concatenate(
         [
@@ -77,33 +74,33 @@ def find_undominated(costs: StageCosts, *, in_flight_max: float) -> Ints:
         members = np.flatnonzero(costs.layouts == layout)
         columns = rows[:, members]
         no_worse = (columns[:, :, None] <= columns[:, None, :]).all(axis=0)
-        # Among equals only the earlier one dominates.
+        # Of two equal strategies, only the earlier one dominates.
         strictly = no_worse & (~no_worse.T | np.triu(np.ones_like(no_worse), k=1))
         kept.append(members[~strictly.any(axis=0)])
     return np.sort(np.concatenate(kept))
 
 
 _MAX_PRICES = 24
-"""Any price gives a valid bound; more of them only sharpen it."""
+"""Any price gives a valid bound; more prices only tighten it."""
 
 _KINDS_SAMPLED = 8
-"""Layer types that prices are taken from."""
+"""Number of layer types that prices are derived from."""
 
 
 def compute_stage_lower_bounds(
     windows: LayerWindows, costs: StageCosts, *, in_flight: float, capacity_bytes: int, prices: Floats
 ) -> Floats:
-    """Bounds [U]: a time that no stage of each window can beat; infinite where none fits.
+    """Return bounds [U]: a time that no stage of each window can beat; infinite if none fits.
 
-    For a stage of n layers, each layer u following strategy s(u):
+    For a stage of n layers, in which layer u follows strategy s(u):
 
-    * the buffer of the stage is at least the mean of its layers' buffers: max w >= (1/n) sum w, so that
-      sum (m + w / n) <= capacity holds for every stage that fits (and is exact if all follow one strategy);
-    * for every price x >= 0 then  time >= sum min_s (t + x (m + w / n)) - x capacity  (weak duality);
-    * changes of layout and border gathers cost at least 0 and are left out.
+    * The buffer of the stage is at least the mean of its layers' buffers: max w >= (1/n) sum w. So sum (m + w / n) <=
+      capacity holds for every stage that fits (and is exact if all layers follow one strategy).
+    * For every price x >= 0, time >= sum min_s (t + x (m + w / n)) - x capacity (weak duality).
+    * Changes of layout and border gathers cost at least 0 and are left out.
 
-    The largest bound over `prices` [X] is kept. Windows of similar length share n, the largest of them, which keeps
-    w / n a lower bound.
+    The largest bound over `prices` [X] counts. Windows of similar length share n, the largest of them, so that w / n
+    remains a lower bound.
     """
     bounds = np.full(len(windows.spans), np.inf)
     lengths = windows.lengths
@@ -124,7 +121,7 @@ def compute_stage_lower_bounds(
 def compute_lower_bounds(
     counts: Floats, costs: StageCosts, *, length: int, in_flight: float, capacity_bytes: int, prices: Floats
 ) -> Floats:
-    """The same for stages of `counts` [U, T] layers of each type, `length` in all at most."""
+    """Return the same for stages of `counts` [U, T] layers of each type, with at most `length` layers in total."""
     loaded = costs.compute_memory_bytes(in_flight) + costs.working_bytes // length
     priced = (costs.time_s + prices[:, None, None] * loaded).min(axis=-1)  # [X, T]
     bounds = (counts @ priced.T - prices * capacity_bytes).max(axis=1)
@@ -132,7 +129,7 @@ def compute_lower_bounds(
 
 
 def _list_length_classes(longest: int) -> list[int]:
-    """0, 1, 2, 3, 4, 6, 9, ... up to `longest`."""
+    """Return 0, 1, 2, 3, 4, 6, 9, ... up to `longest`."""
     classes = [0]
     while classes[-1] < longest:
         classes.append(min(longest, max(classes[-1] + 1, classes[-1] * 3 // 2)))
@@ -140,9 +137,9 @@ def _list_length_classes(longest: int) -> list[int]:
 
 
 def compute_candidate_prices(time_s: Floats, memory_bytes: Ints) -> Floats:
-    """Prices of a byte worth trying: 0, and the slopes of lower hulls in the (memory, time) plane of layer types.
+    """Return useful prices of a byte: 0, and the slopes of lower hulls in the (memory, time) plane of layer types.
 
-    The dual of the relaxation is piecewise linear, and bends only at such slopes.
+    The dual of the relaxation is piecewise linear and bends only at such slopes.
     """
     sampled = np.unique(np.linspace(0, len(time_s) - 1, _KINDS_SAMPLED).round().astype(int))
     slopes = {0.0}
@@ -156,11 +153,11 @@ def compute_candidate_prices(time_s: Floats, memory_bytes: Ints) -> Floats:
 
 
 def _compute_hull_slopes(points: list[tuple[int, float]]) -> list[float]:
-    """Steepness of the falling edges of the lower convex hull, as positive numbers."""
+    """Return the slopes of the falling edges of the lower convex hull, as positive numbers."""
     hull: list[tuple[int, float]] = []
     for size, time_s in points:
         if hull and time_s >= hull[-1][1]:
-            continue  # More memory and no less time.
+            continue  # Needs more memory and no less time.
         if hull and size == hull[-1][0]:
             hull.pop()
         while len(hull) > 1 and _compute_slope(hull[-2], hull[-1]) <= _compute_slope(hull[-1], (size, time_s)):

@@ -1,9 +1,7 @@
-"""StageOracle: what is known about the stages of one kind of device, and how to learn more.
+"""What is known about the stages of one kind of device: bounds at first, exact times on demand.
 
-It depends on the chain, the GPUs, the width of a stage and the number of micro-batches, but on neither the pipeline
-degree nor the position. So all pipelines of a curve that have such a device share one oracle.
-
-Workbench: what several searches share.
+An oracle depends on the chain, the GPUs, the width of a stage and the number of micro-batches, but on neither the
+number of stages nor the position. So all pipelines of a curve with such a device share one oracle.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ LayerRuns = tuple[tuple[int, int], ...]
 
 
 class StageOracle:
-    """Times of stages by window: lower bounds at first, raised to proven times where they are asked for."""
+    """Times of stages by window: lower bounds at first, replaced by proven times as stages are solved."""
 
     def __init__(self, types: Ints, costs: StageCosts, *, capacity_bytes: int, in_flight_max: float) -> None:
         self.windows = build_windows(tuple(types.tolist()), len(costs.time_s))
@@ -58,21 +56,22 @@ class StageOracle:
 
     @cached_property
     def fastest_s(self) -> Floats:
-        """[L] of each layer at its fastest, whatever it needs."""
+        """[L]: time of each layer at its fastest, regardless of memory."""
         fastest: Floats = self._all_costs.time_s.min(axis=1)[self.windows.types]
         return fastest
 
     @cached_property
     def unlimited_s(self) -> Floats:
-        """[U] times of all windows if memory had no end and changes of layout took no time."""
+        """[U]: times of all windows with unlimited memory and free changes of layout."""
         return np.asarray(self.windows.counts @ self._all_costs.time_s.min(axis=1))
 
     def compute_unlimited_s(self, chunks: LayerRuns) -> float:
-        """The same for a device that holds these runs of layers."""
+        """Return the same for a device that holds these runs of layers."""
         return sum(float(self.unlimited_s[self.windows.ids[span]]) for span in chunks)
 
     def get_bounds_s(self, in_flight: float) -> Floats:
-        """[U] a time that no stage of each window can beat; proven ones replace it as they become known."""
+        """Return [U]: a time that no stage of each window can beat; proven times replace bounds as they become
+        known."""
         known = self._times_s.get(in_flight)
         if known is None:
             known = compute_stage_lower_bounds(
@@ -86,11 +85,11 @@ class StageOracle:
         return known
 
     def get_bound_s(self, span: tuple[int, int], in_flight: float) -> float:
-        """The entry of `times_s` for the layers a to b-1."""
+        """Return the bound of the layers a to b-1."""
         return float(self.get_bounds_s(in_flight)[self.windows.ids[span]])
 
     def compute_bound_s(self, chunks: LayerRuns, in_flight: float) -> float:
-        """A time that no device holding these runs of layers can beat."""
+        """Return a time that no device with these runs of layers can beat."""
         held = np.concatenate([self.windows.types[first:end] for first, end in chunks])
         counts = np.bincount(held, minlength=self.windows.counts.shape[1]).astype(np.float64)
         bounds = compute_lower_bounds(
@@ -104,11 +103,11 @@ class StageOracle:
         return float(bounds[0])
 
     def solve(self, chunks: LayerRuns, in_flight: float, *, tolerance: float, labels_max: int) -> StageSolution:
-        """The best strategies of a device that holds these runs of layers, proven within `tolerance` while the budget
-        of labels lasts. Of a single run, `times_s` learns the proven time."""
+        """Return the best strategies of a device with these runs of layers, proven within `tolerance` unless the
+        budget of labels runs out. The proven time of a single run replaces its bound."""
         if len(chunks) == 1:
             first, end = self.windows.spans[self.windows.ids[chunks[0]]].tolist()
-            chunks = ((first, end),)  # Equal windows are solved once.
+            chunks = ((first, end),)  # Solve equal windows only once.
         known = self._solutions.get((in_flight, chunks))
         if known is None or known.bound_s < known.time_s * min(IMPROVEMENT_FACTOR, 1.0 - tolerance):
             known = _merge_solutions(known, self._solve_exactly(chunks, in_flight, tolerance, labels_max))
@@ -121,13 +120,13 @@ class StageOracle:
         return known
 
     def _solve_exactly(self, chunks: LayerRuns, in_flight: float, tolerance: float, labels_max: int) -> StageSolution:
-        free = self._solve_unlimited(chunks)
+        unlimited = self._solve_unlimited(chunks)
         problem = self._build_problem(chunks, in_flight)
-        if problem.evaluate_choices(np.array([free.choice]))[1][0] <= self._capacity_bytes:
-            found = free
+        if problem.evaluate_choices(np.array([unlimited.choice]))[1][0] <= self._capacity_bytes:
+            solution = unlimited
         else:
-            found = solve_stage(problem, tolerance=tolerance, labels_max=labels_max)
-        return replace(found, choice=tuple(self._useful[list(found.choice)].tolist()))
+            solution = solve_stage(problem, tolerance=tolerance, labels_max=labels_max)
+        return replace(solution, choice=tuple(self._useful[list(solution.choice)].tolist()))
 
     def _build_problem(self, chunks: LayerRuns, in_flight: float) -> StageProblem:
         return build_stage_problem(
@@ -147,7 +146,7 @@ class StageOracle:
         return known
 
     def _solve_unlimited(self, chunks: LayerRuns) -> StageSolution:
-        """The best strategies if memory had no end; often they fit."""
+        """Return the best strategies with unlimited memory; often they fit."""
         known = self._free.get(chunks)
         if known is None:
             problem = self._build_problem(chunks, 1.0)
@@ -160,7 +159,7 @@ class StageOracle:
 
 
 def _merge_solutions(before: StageSolution | None, after: StageSolution) -> StageSolution:
-    """A search whose budget ran out may know less than one with a looser tolerance did."""
+    """Combine two results: a search whose budget ran out may know less than an earlier one with a looser tolerance."""
     if before is None:
         return after
     best = after if after.time_s <= before.time_s else before
@@ -168,10 +167,10 @@ def _merge_solutions(before: StageSolution | None, after: StageSolution) -> Stag
 
 
 def compute_bottleneck_bound_s(fastest_s: Sequence[Floats], counts: Sequence[int]) -> float:
-    """A load that the fullest device cannot stay below, layers being split at will between the devices.
+    """Return a lower bound of the fullest device's load, if layers can be split freely between devices.
 
-    `fastest_s` holds one array [L] a group. For two groups any weight w gives a bound (weak duality of the split):
-    the first group's devices count w, the others 1 - w, and each layer goes where it weighs least.
+    `fastest_s` holds one array [L] per group. For two groups, any weight w gives a bound (weak duality of the split):
+    the first group's devices count w, the others 1 - w, and each layer goes to the group where it weighs less.
     """
     if len(counts) == 1:
         return float(fastest_s[0].sum()) / counts[0]
@@ -185,10 +184,8 @@ def compute_bottleneck_bound_s(fastest_s: Sequence[Floats], counts: Sequence[int
 
 
 class OracleCache:
-    """Kept over the searches of one curve: a stage on the same GPUs in a longer pipeline is not worked out again.
-
-    Not for sharing between threads.
-    """
+    """Oracles shared by the searches of one curve, so that a stage is solved once for all pipelines. Not
+    thread-safe."""
 
     def __init__(self) -> None:
         self._oracles: dict[tuple[LayerChain, StageSetting, int, int], StageOracle] = {}
@@ -202,7 +199,7 @@ class OracleCache:
         micro_batches: int,
         capacity_bytes: int,
     ) -> StageOracle:
-        """Of a stage of `setting` with `capacity_bytes` a GPU."""
+        """Return the oracle of a stage with `setting` and `capacity_bytes` per GPU."""
         key = layers, setting, micro_batches, capacity_bytes
         if key not in self._oracles:
             self._oracles[key] = StageOracle(

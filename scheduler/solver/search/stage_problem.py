@@ -1,7 +1,4 @@
-"""StageProblem: the layers of one device, each to be given a strategy within the device's memory.
-
-Priced paths: the best strategies of a stage when memory is not limited but paid for, at many prices at once.
-"""
+"""The strategies of the layers of one device within its memory, and the Lagrangian relaxation of that problem."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from scheduler.solver.instance import Floats, Ints, StageCosts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageProblem:
-    """n layers, S strategies, K layouts:
+    """Choose a strategy for each of n layers, out of S strategies with K layouts:
 
     step_s         [n, S]       of each layer, border gathers included
-    memory_bytes   [n, S]       of each layer, with what its micro-batches in flight keep
-    working_bytes  [S]          of the stage; the largest one counts
+    memory_bytes   [n, S]       of each layer, with the activations of its micro-batches in flight
+    working_bytes  [S]          buffer of the stage; the largest one counts
     layouts        [S]
     reshard_s      [n-1, K, K]  between a layer and the next
     """
@@ -34,7 +31,7 @@ class StageProblem:
     capacity_bytes: int
 
     def evaluate_choices(self, choices: Ints) -> tuple[Floats, Ints]:
-        """(time, memory) [X] of choices [X, n], the buffer included."""
+        """Return (time, memory) [X] of choices [X, n], the buffer included."""
         at = np.arange(choices.shape[1])
         layouts = self.layouts[choices]
         time_s = self.step_s[at, choices].sum(axis=1)
@@ -44,9 +41,9 @@ class StageProblem:
 
 @dataclass(frozen=True, slots=True)
 class StageSolution:
-    """The best choice found, one strategy number a layer, and a time that no choice can beat.
+    """The best choice found, one strategy number per layer, and a time that no choice can beat.
 
-    Infinite times mean that nothing fits. `labels` counts the partial choices that were looked at.
+    Infinite times mean that nothing fits. `labels` counts the partial choices that were generated.
     """
 
     time_s: float = inf
@@ -64,9 +61,9 @@ def build_stage_problem(
     capacity_bytes: int,
     prices: Floats,
 ) -> StageProblem:
-    """The problem of a device that holds the layers a to b-1 of the chain `types` for every (a, b) in `chunks`.
+    """Return the problem of a device that holds the layers a to b-1 of the chain `types` for every (a, b) in `chunks`.
 
-    Between two chunks lies a hand-over, so that both ends gather there and no resharding is due.
+    A hand-over lies between two chunks, so both ends gather there and no resharding is needed.
     """
     held = np.concatenate([types[first:end] for first, end in chunks])
     step_s, reshard_s = costs.time_s[held], costs.reshard_s[held[:-1]]
@@ -86,9 +83,9 @@ def build_stage_problem(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LagrangianRelaxation:
-    """The Lagrangian relaxation of a stage to `allowed` strategies [A], sorted by layout, and to a memory capacity.
+    """The Lagrangian relaxation of a stage with `allowed` strategies [A], sorted by layout, and a memory capacity.
 
-    For every price x >= 0 the least of time + x (memory - capacity) bounds the time from below. It is a shortest path
+    For every price x >= 0, the least time + x (memory - capacity) is a lower bound of the time. It is a shortest path
     over the layers, whose nodes are the layouts.
     """
 
@@ -106,16 +103,16 @@ class LagrangianRelaxation:
 
     @property
     def reshard_s(self) -> Floats:
-        """[n-1, k, k] between the layouts in use."""
+        """[n-1, k, k]: between the layouts in use."""
         return np.asarray(self.problem.reshard_s[:, self.layouts[:, None], self.layouts[None, :]])
 
     def compute_costs(self, prices: Floats) -> Floats:
-        """[X, n, A]: time of each layer plus what its memory costs."""
+        """Return [X, n, A]: time of each layer plus the price of its memory."""
         step_s, memory = self.problem.step_s[:, self.allowed], self.problem.memory_bytes[:, self.allowed]
         return np.asarray(step_s + prices[:, None, None] * memory)
 
     def find_shortest_paths(self, prices: Floats) -> tuple[Floats, Ints]:
-        """Bounds [X] and the choices [X, n] that reach them under each price."""
+        """Return bounds [X] and the choices [X, n] that reach them under each price."""
         costs = self.compute_costs(prices)
         best = np.minimum.reduceat(costs, self.starts, axis=2)
         reshard_s = self.reshard_s
@@ -132,14 +129,14 @@ class LagrangianRelaxation:
         path = [last]
         for origins in reversed(came_from):
             path.append(origins[rows, path[-1]])
-        layouts = np.stack(path[::-1], axis=1)  # [X, n], positions in `kinds`
+        layouts = np.stack(path[::-1], axis=1)  # [X, n], positions in `self.layouts`
         ends = np.append(self.starts[1:], len(self.allowed))
         outside = np.arange(len(self.allowed))
         inside = (outside >= self.starts[layouts][..., None]) & (outside < ends[layouts][..., None])
         return np.asarray(self.allowed[np.where(inside, costs, np.inf).argmin(axis=2)])
 
     def compute_completions(self, price: float) -> Floats:
-        """[n, k]: the least priced cost of all layers after u if layer u has layout k."""
+        """Return [n, k]: the least priced cost of all layers after u if layer u has layout k."""
         best = np.minimum.reduceat(self.compute_costs(np.array([price]))[0], self.starts, axis=1)
         reshard_s = self.reshard_s
         after = np.zeros_like(best)

@@ -1,14 +1,10 @@
 """The best strategies for the layers of one device within its memory: branch and bound over the buffer's size.
 
-The buffer of a stage is the largest of its strategies' buffers, which is not a sum. So a node of the search is a band
-of buffer sizes: strategies that need more than its upper end are forbidden, and its lower end is taken from the
-capacity. That relaxes every choice whose buffer lies in the band, and the relaxation's Lagrangian bound closes most
-bands. Another one is split at the buffer that its best choices need. Where they need no more than was taken off, label
+The buffer of a stage is the largest of its strategies' buffers, so it is not a sum. A node of the search is therefore a
+band of buffer sizes: strategies that need more than its upper end are forbidden, and its lower end is subtracted from
+the capacity. This relaxes every choice whose buffer lies in the band, and the relaxation's Lagrangian bound closes most
+bands. Any other band is split at the buffer that its best choices need. If they need no more than was subtracted, label
 setting solves the relaxation exactly.
-
-Label setting: the exact best choice for a stage, where no simpler bound has settled it.
-
-Local search: a good choice for a stage from one that the relaxation found, so that few labels are needed.
 """
 
 from __future__ import annotations
@@ -33,7 +29,8 @@ _POINTS_PER_REFINEMENT = 9
 class _Band:
     """Buffer sizes `low` to `high` (indices into the sorted sizes), with the best dual bound and its price.
 
-    `used` is the largest buffer size among the relaxation's best choices."""
+    `used` is the largest buffer size among the relaxation's best choices.
+    """
 
     low: int
     high: int
@@ -44,18 +41,18 @@ class _Band:
 
 
 def solve_stage(problem: StageProblem, *, tolerance: float = 0.0, labels_max: int) -> StageSolution:
-    """The least time of the stage within its memory, with the choice that reaches it.
+    """Return the least time of the stage within its memory, with the choice that achieves it.
 
     Args:
-        tolerance: stop where no choice can be faster by more than this ratio.
-        labels_max: budget of work; where it runs out, `bound_s` stays below `time_s` by more than that.
+        tolerance: stop if no choice can be faster by more than this ratio.
+        labels_max: budget of work. If it runs out, `bound_s` is below `time_s` by more than the tolerance.
     """
     return _StageSearch(problem, tolerance).run(labels_max)
 
 
 class _StageSearch:
-    """Bands wait by their bound, those to be split first, as that is cheap and finds good choices on the way. The best
-    choice so far and the least bound of all closed bands are kept."""
+    """Branch and bound over bands, ordered by their bound. Bands that are to be split come first, because splitting
+    is cheap and finds good choices. The search keeps the best choice so far and the least bound of all closed bands."""
 
     def __init__(self, problem: StageProblem, tolerance: float) -> None:
         self._problem = problem
@@ -88,7 +85,7 @@ class _StageSearch:
         return self._best.time_s * self._closer
 
     def _find_lean_choice(self) -> Ints | None:
-        """A choice that fits, if there is any: for some buffer, each layer at its leanest strategy within it."""
+        """Return a choice that fits, if there is any: for some buffer, each layer at its leanest strategy within it."""
         problem = self._problem
         order = np.argsort(problem.working_bytes, kind="stable")
         needs = np.minimum.accumulate(problem.memory_bytes[:, order], axis=1).sum(axis=0) + problem.working_bytes[order]
@@ -98,7 +95,7 @@ class _StageSearch:
         return np.asarray(order[problem.memory_bytes[:, order[: at + 1]].argmin(axis=1)])
 
     def _open_band(self, low: int, high: int) -> None:
-        """Bounds a band, and looks for choices on the way."""
+        """Bound a band and offer the choices found on the way."""
         problem = self._problem
         allowed = np.flatnonzero(problem.working_bytes <= self._sizes[high])
         capacity = int(problem.capacity_bytes - self._sizes[low])
@@ -116,14 +113,16 @@ class _StageSearch:
         heapq.heappush(self._bands, (used <= low, bound_s, low, band))
 
     def _split_band(self, band: _Band, at: int) -> None:
-        """From buffer size `at` on, that much is taken from the capacity; below, it is not to be had."""
+        """Split the band at buffer size `at`: from there on, that size is subtracted from the capacity; below, it is
+        unavailable."""
         self._open_band(band.low, at - 1)
         self._open_band(at, band.high)
 
     def _solve_band(self, band: _Band, labels_max: int) -> int:
-        """Solves the band's relaxation. Its optimum may need a larger buffer than was taken off.
+        """Solve the band's relaxation, whose optimum may need a larger buffer than was subtracted. Return the labels
+        spent.
 
-        Half of the tolerance goes to labels that are close to others, the other half to choices close to the best.
+        Half of the tolerance is for labels that are close to others, the other half for choices close to the best.
         """
         rounding_s = (1.0 - self._closer) / 2 * self._best.time_s if self._closer < IMPROVEMENT_FACTOR else 0.0
         limit_s = min(self._best.time_s * IMPROVEMENT_FACTOR, self._best.time_s - rounding_s)
@@ -155,12 +154,14 @@ class _StageSearch:
 
 
 def _maximize_dual(relaxation: LagrangianRelaxation) -> tuple[float, float, list[Ints]]:
-    """The best price, its bound, and the choices on both sides of the capacity.
+    """Return the best price, its bound, and the choices on both sides of the capacity.
 
     The dual is concave in the price, so it is bracketed ever closer.
     """
     start = relaxation.problem.prices
-    prices = np.append(start, [start[-1] * 4, start[-1] * 64])  # Where resharding keeps a costly layout.
+    prices = np.append(
+        start, [start[-1] * 4, start[-1] * 64]
+    )  # Higher prices, in case resharding keeps a costly layout.
     bounds, choices = relaxation.find_shortest_paths(prices)
     tried = [(prices, bounds, choices)]
     for _ in range(_REFINEMENTS):
@@ -177,7 +178,7 @@ def _maximize_dual(relaxation: LagrangianRelaxation) -> tuple[float, float, list
 
 
 def _find_nearest_choices(relaxation: LagrangianRelaxation, choices: Ints) -> list[Ints]:
-    """The fastest choice that keeps to the relaxation's capacity, and the leanest one that does not."""
+    """Return the fastest choice within the relaxation's capacity, and the leanest one beyond it."""
     problem = relaxation.problem
     time_s, memory = problem.evaluate_choices(choices)
     memory = memory - problem.working_bytes[choices].max(axis=1)
@@ -191,7 +192,7 @@ def _find_nearest_choices(relaxation: LagrangianRelaxation, choices: Ints) -> li
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Labels:
-    """Partial choices up to some layer, as parallel arrays; `layout` counts in the relaxation's `kinds`."""
+    """Partial choices up to some layer, as parallel arrays; `layout` counts in the relaxation's `layouts`."""
 
     time_s: Floats
     memory_bytes: Ints
@@ -203,7 +204,8 @@ class _Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelSearch:
-    """Outcome: the choice, or an empty one where none is faster than the limit; `complete` unless work ran out."""
+    """Result of label setting: the choice, empty if none is faster than the limit; `complete` unless the budget ran
+    out."""
 
     choice: tuple[int, ...]
     labels: int
@@ -213,15 +215,15 @@ class LabelSearch:
 def find_fastest_below(
     relaxation: LagrangianRelaxation, *, price: float, limit_s: float, rounding_s: float, labels_max: int
 ) -> LabelSearch:
-    """The fastest choice within the relaxation's capacity that takes less than `limit_s`.
+    """Return the fastest choice within the relaxation's capacity that takes less than `limit_s`, by label setting.
 
-    Labels grow layer by layer. One is dropped for one of three reasons: the least memory of the layers to come does not
-    fit any more; even the least time of the layers to come, free or with memory at `price`, does not stay below the
-    limit; another label of the same layout has no more memory and no more time. Strategies that fail the second test
-    on their own, in the best company (reduced cost), are left out beforehand.
+    Labels grow layer by layer. A label is dropped for one of three reasons: the least memory of the remaining layers no
+    longer fits; the least time of the remaining layers, free or with memory at `price`, does not stay below the limit;
+    another label of the same layout has no more memory and takes no more time. Strategies that fail the second test on
+    their own, at the lowest reduced cost of the others, are left out beforehand.
 
-    With `rounding_s` above 0, labels that differ in time by less than its n-th part count as equal, so that the answer
-    may be slower than the fastest choice by up to `rounding_s`. That bounds the number of labels (Hassin, 1992).
+    With `rounding_s` above 0, labels that differ in time by less than its n-th part count as equal, so the result may
+    be slower than the fastest choice by up to `rounding_s`. This bounds the number of labels (Hassin, 1992).
     """
     problem = relaxation.problem
     step_s, memory = problem.step_s[:, relaxation.allowed], problem.memory_bytes[:, relaxation.allowed]
@@ -231,33 +233,35 @@ def find_fastest_below(
     rest_bytes = np.append(np.cumsum(memory.min(axis=1)[::-1])[::-1], 0)
     labels = _Labels(np.zeros(1), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
     trail: list[tuple[Ints, Ints]] = []
-    made, step_least_s = 0, rounding_s / len(step_s)
+    label_count, min_step_s = 0, rounding_s / len(step_s)
     for u in range(len(step_s)):
         columns = np.flatnonzero(useful[u])
-        made += len(labels.time_s) * len(columns)
-        if made > labels_max or not len(columns):
-            return LabelSearch((), made, made <= labels_max)
+        label_count += len(labels.time_s) * len(columns)
+        if label_count > labels_max or not len(columns):
+            return LabelSearch((), label_count, label_count <= labels_max)
         time_s = labels.time_s[:, None] + step_s[u, columns]
         if u:
             time_s = time_s + relaxation.reshard_s[u - 1][labels.layout[:, None], layouts[columns]]
-        size = labels.memory_bytes[:, None] + memory[u, columns]
-        alive = (size + rest_bytes[u + 1] <= relaxation.capacity_bytes) & (time_s + free[u, layouts[columns]] < limit_s)
-        owed_s = price * (size - relaxation.capacity_bytes)
+        memory_bytes = labels.memory_bytes[:, None] + memory[u, columns]
+        alive = (memory_bytes + rest_bytes[u + 1] <= relaxation.capacity_bytes) & (
+            time_s + free[u, layouts[columns]] < limit_s
+        )
+        owed_s = price * (memory_bytes - relaxation.capacity_bytes)
         alive &= time_s + owed_s + priced[u, layouts[columns]] < limit_s
         parent, chosen = np.nonzero(alive)
         if not len(parent):
-            return LabelSearch((), made, True)
-        grown = _Labels(time_s[alive], size[alive], layouts[columns][chosen])
-        kept = _find_undominated_labels(grown, step_least_s)
+            return LabelSearch((), label_count, True)
+        grown = _Labels(time_s[alive], memory_bytes[alive], layouts[columns][chosen])
+        kept = _find_undominated_labels(grown, min_step_s)
         labels = grown.select(kept)
         trail.append((parent[kept], relaxation.allowed[columns[chosen[kept]]]))
-    return LabelSearch(_trace_choice(int(np.argmin(labels.time_s)), trail), made, True)
+    return LabelSearch(_trace_choice(int(np.argmin(labels.time_s)), trail), label_count, True)
 
 
 def _find_useful_strategies(
     relaxation: LagrangianRelaxation, price: float, after: Floats, limit_s: float
 ) -> np.ndarray:
-    """[n, A]: strategies that some choice below the limit may use, by the relaxation's reduced cost."""
+    """Return [n, A]: the strategies that some choice below the limit can use, by the relaxation's reduced cost."""
     costs = relaxation.compute_costs(np.array([price]))[0]
     best = np.minimum.reduceat(costs, relaxation.starts, axis=1)
     reshard_s = relaxation.reshard_s
@@ -269,8 +273,9 @@ def _find_useful_strategies(
     return np.asarray(least < limit_s)
 
 
-def _find_undominated_labels(labels: _Labels, step_least_s: float) -> Ints:
-    """Positions of labels that no other one of the same layout beats in both memory and time, less `step_least_s`."""
+def _find_undominated_labels(labels: _Labels, min_step_s: float) -> Ints:
+    """Return the positions of labels that no other label of the same layout beats in both memory and time, less
+    `step_least_s`."""
     order = np.lexsort((labels.time_s, labels.memory_bytes, labels.layout))
     borders = np.flatnonzero(np.diff(labels.layout[order])) + 1
     kept = []
@@ -278,14 +283,14 @@ def _find_undominated_labels(labels: _Labels, step_least_s: float) -> Ints:
         time_s = labels.time_s[group]
         least_before = np.concatenate([[np.inf], np.minimum.accumulate(time_s)[:-1]])
         ahead = group[time_s < least_before]
-        kept.append(ahead if step_least_s == 0.0 else ahead[_find_spaced(labels.time_s[ahead], step_least_s)])
+        kept.append(ahead if min_step_s == 0.0 else ahead[_find_spaced(labels.time_s[ahead], min_step_s)])
     return np.concatenate(kept)
 
 
 def _find_spaced(falling_s: Floats, step_s: float) -> Ints:
-    """Positions in a falling series, each the first at least `step_s` below the one before."""
+    """Return positions in a falling series, each the first at least `step_s` below the one before."""
     cells = np.floor((falling_s[0] - falling_s) / step_s)
-    # The first of a cell stands for the rest of it: no later one of the same cell is a whole step below.
+    # The first value of a cell represents the cell: no later value in it is a whole step below.
     return np.flatnonzero(np.diff(cells, prepend=-1.0) > 0)
 
 
@@ -298,12 +303,12 @@ def _trace_choice(at: int, trail: list[tuple[Ints, Ints]]) -> tuple[int, ...]:
 
 
 _MAX_PAIRS_TRIED = 8
-"""Best pairs of moves to look through for one whose layers differ."""
+"""Number of the best pairs of moves that are tried until one has two different layers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Moves:
-    """One layer to another strategy of its layout, within the buffer in use; parallel arrays."""
+    """Changes of one layer to another strategy of its layout, within the buffer in use; parallel arrays."""
 
     layer: Ints
     strategy: Ints
@@ -312,7 +317,8 @@ class _Moves:
 
 
 def improve_choice(problem: StageProblem, allowed: Ints, choice: Ints) -> Ints:
-    """Gives up time for memory until the choice fits; then moves one or two layers at once while it gets faster."""
+    """Improve a choice by local search: trade time for memory until it fits, then move one or two layers while it
+    gets faster."""
     choice, at = choice.copy(), np.arange(len(choice))
     step_s, memory = problem.step_s[:, allowed], problem.memory_bytes[:, allowed]
     layouts, working = problem.layouts[allowed], problem.working_bytes[allowed]
@@ -338,14 +344,14 @@ def improve_choice(problem: StageProblem, allowed: Ints, choice: Ints) -> Ints:
 
 
 def _find_leaner_move(moves: _Moves) -> Ints:
-    """The move that frees memory at the least cost in time a byte."""
+    """Return the move that frees memory at the least cost in time per byte."""
     rate = np.where(moves.growth_bytes < 0, moves.gain_s / np.minimum(moves.growth_bytes, -1), inf)
     best = int(np.argmin(rate))
     return np.array([best] if rate[best] < inf else [], dtype=np.int64)
 
 
 def _find_faster_moves(moves: _Moves, slack: int) -> Ints:
-    """The move, or the pair of moves of two layers, that gains most and grows by `slack` at most."""
+    """Return the move, or the pair of moves of two layers, that gains most and grows by at most `slack`."""
     alone_s = np.where(moves.growth_bytes <= slack, moves.gain_s, -inf)
     single = int(np.argmax(alone_s))
     order = np.argsort(moves.growth_bytes, kind="stable")
