@@ -1,24 +1,21 @@
-"""`python -m tests.benchmarks.metrics_site count|ask|both`: counts all that can be counted, asks for /metrics, or both.
+"""`python -m tests.benchmarks.metrics_site record|scrape|both`: records all metrics, scrapes /metrics, or both.
 
-20 pools, 50 queues, 1,000 nodes and 5,000 jobs of which 1,000 run; every label that pools, queues, reasons and routes
-can have is there, each route with an answer that went well and one that did not.
+The cluster has 20 pools, 50 queues, 1,000 nodes and 5,000 jobs, of which 1,000 run. Every value of the labels pool,
+queue, reason and route occurs, each route with a successful and a failed request.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import median, quantiles
 
 import httpx
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 
-from api.app import create_app, list_routes
+from api.app import create_app
+from api.identity.authorization import list_route_rules
 from scheduler.domain.decisions import PreemptJob, Reason, ReasonCode
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Node, Pool, PoolKind
@@ -33,28 +30,27 @@ from scheduler.scheduling.policies.policy_set import load_policy_set
 from scheduler.settings import Settings
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit
-from scheduler.telemetry.fleet_gauges import FleetGauges
-from scheduler.telemetry.metrics import REGISTRY, record_request, record_solve, render_metrics
+from scheduler.telemetry.metrics import record_request, record_solve
 from scheduler.telemetry.tick_metrics import TickRecorder
 from tests.api.conftest import AppTransport
 from tests.builders import a_job, a_node
 from tests.memory_run_log import MemoryRunLog
 
-POOLS, QUEUES, NODES, RUNNING, WAITING, ASKED = 20, 50, 1000, 1000, 4000, 40
+POOLS, QUEUES, NODES, RUNNING, PENDING, SCRAPES = 20, 50, 1000, 1000, 4000, 40
 NOW_S = 100_000.0
 _LEVELS = (0.5, 0.9, 0.95, 0.99, 0.999)
 _STAGES = ("observe", "load", "absorb", "decide", "apply", "commit", "converge")
 _DIRECTIONS = (EventCode.JOB_GROWN, EventCode.JOB_SHRUNK, EventCode.JOB_MOVED, EventCode.JOB_REARRANGED)
 
 
-def snapshot() -> Snapshot:
+def build_snapshot() -> Snapshot:
     kinds = [PoolKind.TRAINING if at % 2 else PoolKind.INFERENCE for at in range(POOLS)]
     pools = {f"pool-{at}": Pool(f"pool-{at}", kind) for at, kind in enumerate(kinds)}
     nodes = {f"n{at}": _node(at) for at in range(NODES)}
     lent = [node for node in nodes.values() if pools[node.pool].kind is PoolKind.INFERENCE][:200]
     made = (Loan(f"l-{node.name}", node.name, node.pool, LoanState.ACTIVE, 0.0, 0.0) for node in lent)
     loans = {loan.node: loan for loan in made}
-    jobs = {job.id: job for job in (*map(_running, range(RUNNING)), *map(_waiting, range(WAITING)))}
+    jobs = {job.id: job for job in (*map(_running_job, range(RUNNING)), *map(_pending_job, range(PENDING)))}
     reading = DemandReading(NOW_S, 8.0, 8.0)
     forecast = Forecast(NOW_S, 600.0, _LEVELS, (8.0,) * len(_LEVELS), "test")
     queues = {f"queue-{at}": JobQueue(f"queue-{at}", at) for at in range(QUEUES)}
@@ -67,19 +63,19 @@ def _node(at: int) -> Node:
     return a_node(f"n{at}", f"pool-{at % POOLS}", cordoned=at % 50 == 7, draining=at % 100 == 7)
 
 
-def _running(at: int) -> Job:
+def _running_job(at: int) -> Job:
     seat = {f"n{at}": (0, 1, 2, 3)}
     return a_job(f"run-{at}", 4, 8, state=JobState.RUNNING, on=seat, now_s=0.0, queue=f"queue-{at % (QUEUES + 5)}")
 
 
-def _waiting(at: int) -> Job:
+def _pending_job(at: int) -> Job:
     return a_job(f"wait-{at}", 1, 8, now_s=0.0, queue=f"queue-{at % (QUEUES + 5)}")
 
 
-def count(state: Snapshot) -> None:
-    """What a controller that has seen everything has counted."""
+def record(state: Snapshot) -> None:
+    """Record every metric of a controller."""
     codes = list(ReasonCode)
-    waiting = {f"wait-{at}": Reason(codes[17 + (at // (QUEUES + 5)) % (len(codes) - 17)], "") for at in range(WAITING)}
+    waiting = {f"wait-{at}": Reason(codes[17 + (at // (QUEUES + 5)) % (len(codes) - 17)], "") for at in range(PENDING)}
     resizes = [Event(NOW_S, code, "run-0", "", {}, reason) for code in _DIRECTIONS for reason in codes[:17]]
     replan = Event(NOW_S, EventCode.JOB_REPLANNED, "run-0", "", {f"{phase}_s": 1.0 for phase in ReplanPhase})
     decisions = tuple(PreemptJob("run-0", NOW_S, Reason(code, "")) for code in codes[:17])
@@ -101,13 +97,12 @@ def count(state: Snapshot) -> None:
     )
     recorder = TickRecorder()
     recorder.record(report)
-    recorder.record(replace(report, now_s=NOW_S + 601.0))  # the forecasts' horizons have passed
+    recorder.record(replace(report, now_s=NOW_S + 601.0))  # after the horizons of the forecasts
     record_solve(1.0, [0.0])
 
 
-def ask(state: Snapshot) -> tuple[float, ...]:
-    """Median and 95th percentile of a scrape in ms, the median of its processor time in ms, its series, its bytes, and
-    the processor time in ms of writing it our way and the library's."""
+def scrape(state: Snapshot) -> tuple[float, ...]:
+    """Return median and 95th percentile of a scrape in ms, its median CPU time in ms, its series and its bytes."""
     store, settings = MemoryStore(), Settings(auth="off", allowed_hosts="service")
     lease = store.acquire_lease("bench", now_s=NOW_S, ttl_s=1e9)
     assert lease is not None
@@ -118,53 +113,34 @@ def ask(state: Snapshot) -> tuple[float, ...]:
         clock=ManualClock(NOW_S),
         policies=load_policy_set("ebbtide"),
         lease=store.get_lease,
-        token_secret=b"a secret of this bench alone, 32+",
+        token_secret=b"a secret of at least 32 characters",
         run_log=MemoryRunLog(),
     )
-    for method, route in list_routes(app):
+    for method, route in (key.split(" ", 1) for key in list_route_rules(app.routes)):
         for status in (200, 422):
             record_request(method=method, route=route, status=status, seconds=0.01)
     with httpx.Client(transport=AppTransport(app), base_url="http://service") as client:
         took_s, used_s = list[float](), list[float]()
-        for _ in range(ASKED):
+        for _ in range(SCRAPES):
             started_s, used_from_s = time.perf_counter(), time.process_time()
             answer = client.get("/metrics")
             took_s.append(time.perf_counter() - started_s)
             used_s.append(time.process_time() - used_from_s)
     assert answer.status_code == 200, answer.text
     series = sum(not line.startswith("#") for line in answer.text.splitlines())
-    cut = quantiles(took_s, n=20, method="inclusive")[18]
-    return 1e3 * median(took_s), 1e3 * cut, 1e3 * median(used_s), series, len(answer.content), *written_ms(state)
-
-
-def written_ms(state: Snapshot) -> tuple[float, float]:
-    """Medians of processor time for the same text, ours and prometheus_client's, in turns."""
-    gauges = FleetGauges(state, has_leader=True, inbox_size=0)
-    theirs = CollectorRegistry()
-    theirs.register(gauges)
-    if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        MultiProcessCollector(theirs, folder)  # type: ignore[no-untyped-call]  # left untyped there
-    else:
-        theirs.register(REGISTRY)
-    ways: tuple[Callable[[], bytes], ...] = (lambda: render_metrics(gauges), lambda: generate_latest(theirs))
-    used_s: tuple[list[float], ...] = ([], [])
-    for _ in range(ASKED):
-        for way, used in zip(ways, used_s, strict=True):
-            from_s = time.process_time()
-            way()
-            used.append(time.process_time() - from_s)
-    return 1e3 * median(used_s[0]), 1e3 * median(used_s[1])
+    p95_s = quantiles(took_s, n=20, method="inclusive")[18]
+    return 1e3 * median(took_s), 1e3 * p95_s, 1e3 * median(used_s), series, len(answer.content)
 
 
 def main(what: str) -> None:
-    state = snapshot()
-    if what in ("count", "both"):
-        count(state)
-    if what == "count":
-        print("counted", flush=True)
-        sys.stdin.read()  # the present of one that is no more is not shown
-    if what in ("ask", "both"):
-        print(json.dumps(ask(state)))
+    state = build_snapshot()
+    if what in ("record", "both"):
+        record(state)
+    if what == "record":
+        print("recorded", flush=True)
+        sys.stdin.read()  # gauges of exited processes are not exported
+    if what in ("scrape", "both"):
+        print(json.dumps(scrape(state)))
 
 
 if __name__ == "__main__":
