@@ -1,4 +1,4 @@
-"""The codec on every dataclass of the domain, found by itself: a new noun is tested on the day it is written."""
+"""The codec on every dataclass of the domain. New dataclasses are found automatically."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _COUNT = st.integers(min_value=1, max_value=2**63)
 _POSITIVE_S = st.floats(min_value=1e-9, allow_infinity=False)
 
 
-def _nouns() -> list[type]:
+def _dataclasses() -> list[type]:
     modules = [import_module(f"scheduler.domain.{each.name}") for each in pkgutil.iter_modules(domain.__path__)]
     return [
-        noun
+        kind
         for module in modules
-        for noun in vars(module).values()
-        if isinstance(noun, type) and is_dataclass(noun) and noun.__module__ == module.__name__
+        for kind in vars(module).values()
+        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
     ]
 
 
@@ -72,7 +72,7 @@ def _job_specs(draw: st.DrawFn) -> JobSpec:
     return JobSpec(min_gpus=low, max_gpus=high, global_batch=8, duration_estimate_s=duration_s, **values)
 
 
-_RULED: dict[Any, SearchStrategy[Any]] = {
+_CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
     ParallelPlan: _plans(),
     Forecast: _forecasts(),
     JobSpec: _job_specs(),
@@ -107,8 +107,8 @@ _PLAIN: dict[Any, SearchStrategy[Any]] = {
 
 
 def _values(hint: Any) -> SearchStrategy[Any]:
-    """Values of a type, infinities among the floats; `_RULED` knows the types that refuse some of them."""
-    if (known := _RULED.get(hint, _PLAIN.get(hint))) is not None:
+    """Values of a type, including infinite floats. `_CONSTRAINED` lists the types that reject some values."""
+    if (known := _CONSTRAINED.get(hint, _PLAIN.get(hint))) is not None:
         return known
     arguments = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
@@ -121,33 +121,33 @@ def _values(hint: Any) -> SearchStrategy[Any]:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
     hints = get_type_hints(hint)
-    told = [field.name for field in fields(hint) if not field.metadata.get("derived")]
-    return st.builds(hint, **{name: _values(hints[name]) for name in told})
+    encoded = [field.name for field in fields(hint) if not field.metadata.get("derived")]
+    return st.builds(hint, **{name: _values(hints[name]) for name in encoded})
 
 
-@pytest.mark.parametrize("noun", _nouns(), ids=lambda noun: noun.__name__)
-def test_every_noun_of_the_domain_survives_json(noun: type) -> None:
+@pytest.mark.parametrize("kind", _dataclasses(), ids=lambda kind: kind.__name__)
+def test_every_dataclass_round_trips_through_json(kind: type) -> None:
     @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    @given(_values(noun))
-    def survives(value: object) -> None:
-        assert decode(noun, json.loads(json.dumps(encode(value), allow_nan=False))) == value
+    @given(_values(kind))
+    def round_trips(value: object) -> None:
+        assert decode(kind, json.loads(json.dumps(encode(value), allow_nan=False))) == value
 
-    survives()
+    round_trips()
 
 
 @pytest.mark.parametrize("union", [CommandBody, Decision, Curve], ids=["CommandBody", "Decision", "Curve"])
-def test_every_member_of_a_union_comes_back_as_itself(union: Any) -> None:
+def test_every_member_of_a_union_round_trips(union: Any) -> None:
     members = get_args(union)
 
     @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(st.tuples(*map(_values, members)))
-    def survive(values: tuple[object, ...]) -> None:
+    def round_trip(values: tuple[object, ...]) -> None:
         for member, value in zip(members, values, strict=True):
             document = encode_as(union, value)
             assert document["kind"] == member.__name__
             assert decode_as(union, document) == value
 
-    survive()
+    round_trip()
 
 
 def test_infinities_are_written_as_strings() -> None:
@@ -156,11 +156,11 @@ def test_infinities_are_written_as_strings() -> None:
     assert decode(Snapshot, document).full_pass_at_s == -math.inf
 
 
-def test_not_a_number_survives() -> None:
+def test_not_a_number_round_trips() -> None:
     assert math.isnan(decode(Progress, encode(Progress(at_s=math.nan))).at_s)
 
 
-def test_whole_numbers_are_taken_for_floats() -> None:
+def test_integer_is_accepted_as_a_float() -> None:
     at_s = decode(Progress, {"at_s": 3}).at_s
     assert at_s == 3.0
     assert isinstance(at_s, float)
@@ -170,8 +170,8 @@ def test_missing_fields_get_their_default() -> None:
     assert decode(Pool, {"name": "train", "kind": "training"}) == decode(Pool, encode(decode(Pool, _POOL)))
 
 
-def test_a_value_that_has_no_json_form_is_refused() -> None:
-    with pytest.raises(TypeError, match="no form for complex"):
+def test_value_without_a_json_form_is_rejected() -> None:
+    with pytest.raises(TypeError, match="cannot encode complex"):
         encode_as(Progress, Progress(at_s=1j))  # type: ignore[arg-type]  # the mistake under test
 
 
@@ -219,7 +219,7 @@ def _changed(document: Any, **fields: Any) -> Any:
         (ScalingCurve, {"infeasible": [[_SHAPE]]}, r"\$\.infeasible: expected a list of pairs"),
         (ScalingCurve, {"infeasible": [[_SHAPE, 7]]}, r"\$\.infeasible\[1x8 a100-80g\]: expected str, got 7"),
         (ScalingCurve, {"infeasible": [[{}, ""]]}, r"\$\.infeasible\.key: field 'groups' is missing"),
-        (ScalingCurve, {"infeasible": [[_SHAPE, ""], [_SHAPE, "x"]]}, r"\$\.infeasible: a key stands twice"),
+        (ScalingCurve, {"infeasible": [[_SHAPE, ""], [_SHAPE, "x"]]}, r"\$\.infeasible: duplicate key"),
         (Decision, _changed(_START, kind="SinkNode"), r"\$\.kind: 'SinkNode' is not one of CancelRecall, LendNode"),
         (Decision, _changed(_START, kind=["LendNode"]), r"\$\.kind: \['LendNode'\] is not one of"),
         (Decision, None, r"\$: expected dict, got None"),
@@ -228,6 +228,6 @@ def _changed(document: Any, **fields: Any) -> Any:
         (LinearCurve, "linear", r"\$: expected dict, got 'linear'"),
     ],
 )  # fmt: skip
-def test_a_malformed_document_is_refused_by_the_path_of_its_field(hint: Any, document: Any, message: str) -> None:
+def test_malformed_document_is_rejected_with_the_path_of_its_field(hint: Any, document: Any, message: str) -> None:
     with pytest.raises(CodecError, match=message):
         decode_as(hint, document)

@@ -1,4 +1,4 @@
-"""A job's declared length, what is believed of one that is seen beyond it, and what its speed was on which GPUs."""
+"""Declared length, expected remaining steps and recorded speed of a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.builders import a_job
 
 
 def running(steps: float, *, length: int = 1000, at_s: float = 0.0) -> Job:
-    """A job on 2 GPUs: two steps a second."""
+    """A job on 2 GPUs: two steps per second."""
     plan = build_data_parallel_plan("a100-80g", 2)
     job = Job("a", JobSpec("a", 1, 4, steps=length), JobState.RUNNING, 0.0, 0.0, Progress(at_s, steps=steps))
     return replace(job, allocation=Allocation(1, {"n": (0, 1)}, {}, plan))
@@ -23,18 +23,18 @@ def test_extrapolation_stops_at_the_declared_length() -> None:
     assert (job.steps_at(500.0), job.remaining_steps(500.0)) == (1000.0, 0.0)
 
 
-def test_a_job_that_was_seen_beyond_its_length_goes_on_and_needs_a_part_of_its_work_again() -> None:
+def test_job_observed_beyond_its_length_is_expected_to_overrun() -> None:
     job = running(1200.0)
     assert job.steps_at(100.0) == 1400.0
     assert job.remaining_steps(100.0) == OVERRUN_SHARE * 1400.0
 
 
-def test_a_job_of_unknown_length_has_no_remaining_steps() -> None:
+def test_job_of_unknown_length_has_no_remaining_steps() -> None:
     assert running(1200.0, length=0).remaining_steps(100.0) is None
 
 
-def test_a_job_remembers_what_it_was_measured_at_on_each_number_of_gpus() -> None:
-    """Not what it ran on for less than a minute, and not where a curve tells its speed."""
+def test_job_records_its_correction_per_number_of_gpus() -> None:
+    """Runs of less than a minute are not recorded, nor jobs with a solved curve."""
     job = a_job("j", 1, 8, state=JobState.RUNNING, on={"t0": (0, 1, 2, 3)})
     job = replace(job, progress=replace(job.progress, correction=2.0))
     assert job.transition_to(JobState.RESIZING, 59.0).progress.corrections == ()

@@ -1,4 +1,4 @@
-"""What a curve is called, and what it knows about GPUs that are wasted on its job."""
+"""Curve keys, and subsets of a shape on which a job is at least as fast."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ONE_NODE = GpuShape.packed(GPU, 8, 8)
 TWO_NODES = GpuShape.packed(GPU, 16, 8)
 
 
-def test_a_shape_is_wasteful_where_a_part_of_it_is_at_least_as_fast() -> None:
+def test_subset_that_is_at_least_as_fast_is_found() -> None:
     assert a_curve({ONE_NODE: 10.0, TWO_NODES: 11.0}).faster_subset(TWO_NODES) == ONE_NODE
     assert a_curve({ONE_NODE: 10.0, TWO_NODES: 10.0}).faster_subset(TWO_NODES) == ONE_NODE
     assert a_curve({ONE_NODE: 10.0, TWO_NODES: 9.9}).faster_subset(TWO_NODES) is None
     assert LINEAR_CURVE.faster_subset(TWO_NODES) is None
 
 
-def test_the_fastest_part_is_named_and_of_equals_the_smallest() -> None:
+def test_fastest_subset_is_found_and_the_smallest_of_equals() -> None:
     times_s = {GpuShape.packed(GPU, count, 8): step_s for count, step_s in ((2, 8.0), (4, 7.0), (6, 7.0), (8, 9.0))}
     curve = a_curve(times_s)
     assert curve.faster_subset(ONE_NODE) == GpuShape.packed(GPU, 4, 8)
@@ -31,21 +31,21 @@ def test_the_fastest_part_is_named_and_of_equals_the_smallest() -> None:
     assert curve.faster_subset(ONE_NODE, 7) is None
 
 
-def test_a_faster_shape_that_is_no_part_says_nothing() -> None:
-    """Six GPUs of one node are not to be had from two nodes with four each."""
+def test_faster_shape_that_is_no_subset_is_ignored() -> None:
+    """Six GPUs of one node are no subset of two nodes with four GPUs each."""
     spread = GpuShape.from_node_counts([(GPU, 4), (GPU, 4)])
     assert a_curve({spread: 10.0, GpuShape.packed(GPU, 6, 8): 5.0}).faster_subset(spread) is None
-    part = GpuShape.from_node_counts([(GPU, 4), (GPU, 2)])
-    assert a_curve({spread: 10.0, part: 5.0}).faster_subset(spread) == part
+    subset = GpuShape.from_node_counts([(GPU, 4), (GPU, 2)])
+    assert a_curve({spread: 10.0, subset: 5.0}).faster_subset(spread) == subset
 
 
-def test_one_gpu_model_alone_is_a_part_of_a_mixed_shape() -> None:
+def test_one_gpu_model_alone_is_a_subset_of_a_mixed_shape() -> None:
     mixed = GpuShape.from_node_counts([(GPU, 8), (OTHER, 8)])
     assert a_curve({mixed: 12.0, ONE_NODE: 10.0}).faster_subset(mixed) == ONE_NODE
     assert a_curve({mixed: 12.0, TWO_NODES: 1.0}).faster_subset(mixed) is None
 
 
-def test_a_shape_without_a_plan_has_no_better_part() -> None:
+def test_shape_without_a_plan_has_no_faster_subset() -> None:
     curve = a_curve({ONE_NODE: 10.0}).with_infeasible(TWO_NODES, "needs 94.1 GB of 80.0 GB")
     assert curve.faster_subset(TWO_NODES) is None
     assert ScalingCurve().faster_subset(TWO_NODES) is None
@@ -58,9 +58,7 @@ def test_a_shape_without_a_plan_has_no_better_part() -> None:
     ("percent", "frozen", "suffix"),
     [(100, 0, ""), (115, 0, "/memory-115"), (100, 4, "/frozen-4"), (115, 4, "/memory-115/frozen-4")],
 )
-def test_a_key_names_what_a_job_has_learned_and_is_bare_where_that_is_nothing(
-    percent: int, frozen: int, suffix: str
-) -> None:
+def test_curve_key_contains_memory_correction_and_frozen_layers(percent: int, frozen: int, suffix: str) -> None:
     key = f"gpt2/batch-64/seq-0{suffix}"
     request = CurveRequest("gpt2", "", 64, 0, memory_percent=percent, frozen_layers=frozen)
     assert request.key == curve_key("gpt2", "", 64, 0, memory_percent=percent, frozen_layers=frozen) == key

@@ -1,4 +1,4 @@
-"""Worker tokens."""
+"""Tokens of workers and node agents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.domain.worker_token import issue_agent_token, issue_worker_token,
 SECRET = b"a secret that only tests know...."
 
 
-def test_a_token_is_good_for_its_job_and_generation_alone() -> None:
+def test_worker_token_is_valid_for_its_job_and_generation_only() -> None:
     token = issue_worker_token(SECRET, "train-abc", 3)
     assert token.startswith("ebt_")
     assert verify_worker_token(SECRET, token, "train-abc", 3)
@@ -19,14 +19,14 @@ def test_a_token_is_good_for_its_job_and_generation_alone() -> None:
     assert not verify_worker_token(SECRET, "ebt_\ud800", "train-abc", 3)
 
 
-def test_a_secret_that_is_too_short_is_refused() -> None:
+def test_short_secret_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least 16 bytes"):
         issue_worker_token(b"short", "train-abc", 3)
     with pytest.raises(ValueError, match="at least 16 bytes"):
         issue_agent_token(b"short", "train-abc")
 
 
-def test_an_agents_token_is_good_for_its_job_alone_and_for_all_generations() -> None:
+def test_agent_token_is_valid_for_its_job_only() -> None:
     token = issue_agent_token(SECRET, "train-abc")
     assert token.startswith("eba_")
     assert verify_agent_token(SECRET, token, "train-abc")
@@ -35,9 +35,9 @@ def test_an_agents_token_is_good_for_its_job_alone_and_for_all_generations() -> 
 
 
 @pytest.mark.parametrize("job_id", ["train-abc", "train-abc:3", "", ":0"])
-def test_neither_token_can_stand_for_the_other(job_id: str) -> None:
-    agents, workers = issue_agent_token(SECRET, job_id), issue_worker_token(SECRET, "train-abc", 3)
-    assert not verify_worker_token(SECRET, agents, job_id, 3)
-    assert not verify_worker_token(SECRET, agents.replace("eba_", "ebt_"), "train-abc", 3)
-    assert not verify_agent_token(SECRET, workers, job_id)
-    assert not verify_agent_token(SECRET, workers.replace("ebt_", "eba_"), job_id)
+def test_neither_kind_of_token_is_valid_as_the_other(job_id: str) -> None:
+    agent_token, worker_token = issue_agent_token(SECRET, job_id), issue_worker_token(SECRET, "train-abc", 3)
+    assert not verify_worker_token(SECRET, agent_token, job_id, 3)
+    assert not verify_worker_token(SECRET, agent_token.replace("eba_", "ebt_"), "train-abc", 3)
+    assert not verify_agent_token(SECRET, worker_token, job_id)
+    assert not verify_agent_token(SECRET, worker_token.replace("ebt_", "eba_"), job_id)

@@ -1,4 +1,4 @@
-"""What inference has of its pool beside the loans."""
+"""GPUs that inference can use, beside loans, cordoned nodes and nodes that are down."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ POOLS, FLEET = a_fleet(training=1, inference=3)
 
 
 def world(loan: LoanState | None = None, **changes: Any) -> Snapshot:
-    """Three inference nodes of 8, of which the first is changed and on loan."""
+    """Three inference nodes of 8 GPUs. The first one has the given loan and changes."""
     nodes = {**FLEET, "i0": replace(FLEET["i0"], **changes)}
     return a_snapshot((POOLS, nodes), loans=[] if loan is None else [a_loan("i0", loan, return_by_s=9.0)])
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "supply"),
+    ("snapshot", "capacity"),
     [
         (world(), 24),
         (world(LoanState.OFFERED), 24),
@@ -41,9 +41,9 @@ def world(loan: LoanState | None = None, **changes: Any) -> Snapshot:
         (world(cordoned=True, state=DOWN, inference_gpus=5), 16),
     ],
 )
-def test_a_gpu_is_missing_once_whatever_the_reasons(snapshot: Snapshot, supply: int) -> None:
-    assert snapshot.index.inference_capacity["inference"] == supply
-    assert world().index.derive_for(snapshot).inference_capacity["inference"] == supply
+def test_unavailable_gpu_is_subtracted_once(snapshot: Snapshot, capacity: int) -> None:
+    assert snapshot.index.inference_capacity["inference"] == capacity
+    assert world().index.derive_for(snapshot).inference_capacity["inference"] == capacity
 
 
 NODES = st.builds(
@@ -57,8 +57,8 @@ NODES = st.builds(
 LOANS = st.none() | st.sampled_from([LoanState.OFFERED, LoanState.ACTIVE, LoanState.RECALLED])
 
 
-def has(node: Node, loan: Loan | None) -> int:
-    """What inference has of one node."""
+def expected_capacity(node: Node, loan: Loan | None) -> int:
+    """The GPUs of one node that inference can use."""
     if node.state is DOWN or (loan is not None and loan.state is not LoanState.OFFERED):
         return 0
     if not node.cordoned:
@@ -67,10 +67,10 @@ def has(node: Node, loan: Loan | None) -> int:
 
 
 @given(st.lists(st.tuples(NODES, LOANS), max_size=6))
-def test_it_is_the_sum_of_what_it_has_on_each_node(drawn: list[tuple[Node, LoanState | None]]) -> None:
+def test_capacity_is_the_sum_over_all_nodes(drawn: list[tuple[Node, LoanState | None]]) -> None:
     named = [(replace(node, name=f"i{at}"), loan) for at, (node, loan) in enumerate(drawn)]
     loans = {node.name: a_loan(node.name, loan, return_by_s=9.0) for node, loan in named if loan is not None}
     snapshot = a_snapshot((POOLS, {node.name: node for node, _ in named}), loans=loans.values())
     assert snapshot.index.inference_capacity.get("inference", 0) == sum(
-        has(node, loans.get(node.name)) for node, _ in named
+        expected_capacity(node, loans.get(node.name)) for node, _ in named
     )

@@ -1,4 +1,4 @@
-"""What is suggested for a name that nobody knows."""
+"""Suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.solver.profiles.catalog import list_gpu_names, list_model_names
 
 
 @pytest.mark.parametrize(
-    ("name", "near"),
+    ("name", "similar"),
     [
         ("lama-2-7b", "llama-2-7b"),
         ("Llama-2-7B", "llama-2-7b"),
@@ -17,10 +17,10 @@ from scheduler.solver.profiles.catalog import list_gpu_names, list_model_names
         ("mixtral8x7b", "mixtral-8x7b"),
     ],
 )
-def test_a_slip_gets_the_name_that_is_near(name: str, near: str) -> None:
-    assert suggest(name, (*list_gpu_names(), *list_model_names())) == f"; did you mean {near!r}?"
+def test_similar_name_is_suggested(name: str, similar: str) -> None:
+    assert suggest(name, (*list_gpu_names(), *list_model_names())) == f"; did you mean {similar!r}?"
 
 
 @pytest.mark.parametrize("name", ["", "something-else-entirely", "42"])
-def test_what_is_like_nothing_gets_no_advice(name: str) -> None:
+def test_dissimilar_name_gets_no_suggestion(name: str) -> None:
     assert suggest(name, list_model_names()) == ""
