@@ -1,16 +1,10 @@
-"""What the codec reads from the type hints of a dataclass.
+"""Lossless JSON encoding of the domain's frozen dataclasses, derived from their type hints.
 
-Values to JSON: the half of the codec that writes.
+Enums become their value, tuples become lists, and mappings become objects or, if the keys are not strings, lists of
+pairs. A member of a union of dataclasses becomes an object with the class name in `kind`. Infinite floats become
+strings, because JSON has no form for them.
 
-Values from JSON: the half of the codec that reads, and refuses what has not the form of its type.
-
-Lossless JSON round trip for the frozen dataclasses of the domain, driven by their type hints.
-
-Enums become their value, tuples lists, mappings with string keys objects, other mappings lists of pairs,
-members of a union objects with a `kind`. Infinite floats are written as strings, because JSON has none.
-
-Each type's encoder and decoder is put together once, of those of its fields: a controller writes a dozen rows for a job
-that comes and goes, and looking at hints again for each of their hundreds of fields was a quarter of its work.
+Encoders and decoders are built once per type, because a controller encodes hundreds of fields for every job.
 """
 
 from __future__ import annotations
@@ -24,6 +18,40 @@ from operator import attrgetter, or_
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+T = TypeVar("T")
+
+
+class CodecError(ValueError):
+    """A document does not match its type. The message names the field."""
+
+
+def encode(value: object) -> Any:
+    """Return the value as plain JSON types. For a member of a union, use `encode_as`."""
+    return encode_as(type(value), value)
+
+
+def encode_as(hint: Any, value: Any) -> Any:
+    """Return the value as plain JSON types, encoded as the type hint `hint`, for example the union `Decision`."""
+    return encoder_for(hint)(value)
+
+
+def decode(hint: type[T], document: Any) -> T:
+    """Decode a document that `encode` wrote.
+
+    Raises:
+        CodecError: A field is missing, unknown, of another type, or rejected by the type itself.
+    """
+    value: T = decode_as(hint, document)
+    return value
+
+
+def decode_as(hint: Any, document: Any) -> Any:
+    """Decode a document that `encode_as` wrote with the same type hint."""
+    try:
+        return decoder_for(hint)(document)
+    except MismatchError as mismatch:
+        raise CodecError(f"${mismatch.path}: {mismatch.detail}") from None
+
 
 def strip_none(hint: Any) -> Any:
     rest = tuple(member for member in get_args(hint) if member is not NoneType)
@@ -31,13 +59,13 @@ def strip_none(hint: Any) -> Any:
 
 
 def union_members(hint: Any) -> dict[str, Any]:
-    """The dataclasses of a union of several, by name; empty for any other hint."""
+    """Return the dataclasses of a union by class name, or nothing if the hint is no union of dataclasses."""
     members = [member for member in get_args(hint) if is_dataclass(member)]
     return {member.__name__: member for member in members if isinstance(member, type)} if len(members) > 1 else {}
 
 
 def field_hints(kind: Any) -> dict[str, Any]:
-    """Type hints of the fields, without those that only hold what follows from the others."""
+    """Return the type hints of all fields except derived ones, which are computed from the others."""
     derived = {f.name for f in fields(kind) if f.metadata.get("derived")}
     return {name: hint for name, hint in get_type_hints(kind).items() if name not in derived}
 
@@ -75,7 +103,7 @@ def _encode_number(value: Any) -> Any:
         return value if value - value == 0.0 else str(value)
     if value is None or isinstance(value, int | str):
         return value
-    raise TypeError(f"the codec has no form for {type(value).__name__}")
+    raise TypeError(f"the codec cannot encode {type(value).__name__}")
 
 
 def _union_encoder(hint: Any) -> Encoder:
@@ -136,7 +164,7 @@ Decoder = Callable[[Any], Any]
 
 
 class MismatchError(Exception):
-    """On its way out of a document: each level puts its own step before `path`, so paths cost nothing otherwise."""
+    """A mismatch inside a document. Each level prepends its own step to `path` while the exception passes through."""
 
     def __init__(self, detail: str, path: str = "") -> None:
         super().__init__(detail)
@@ -186,8 +214,8 @@ def _member_decoder(members: Mapping[str, Any]) -> Decoder:
 
 def _dataclass_decoder(hint: Any) -> Decoder:
     decoders, required = {name: decoder_for(each) for name, each in field_hints(hint).items()}, required_fields(hint)
-    usual = {each.name: each.default for each in fields(hint) if is_dataclass(each.default)}
-    decoders |= {name: _default_decoder(default, decoders[name]) for name, default in usual.items()}
+    defaults = {each.name: each.default for each in fields(hint) if is_dataclass(each.default)}
+    decoders |= {name: _default_decoder(default, decoders[name]) for name, default in defaults.items()}
 
     def decode_fields(document: Any) -> Any:
         _require_type(document, dict)
@@ -200,21 +228,21 @@ def _dataclass_decoder(hint: Any) -> Decoder:
         try:
             for name, item in document.items():
                 values[name] = decoders[name](item)
-        except MismatchError as refused:
-            raise refused.prefix_path(f".{name}") from None
+        except MismatchError as mismatch:
+            raise mismatch.prefix_path(f".{name}") from None
         try:
             return hint(**values)
-        except ValueError as refused:
-            raise MismatchError(str(refused)) from None
+        except ValueError as error:
+            raise MismatchError(str(error)) from None
 
     return decode_fields
 
 
 def _default_decoder(default: Any, decoder: Decoder) -> Decoder:
-    """Most jobs have many fields whose records nothing has happened to: those stay the one that all share."""
+    """Return the shared default object if the document equals it. Most fields of most jobs hold their default."""
     kind: Any = type(default)
-    usual = encoder_for(kind)(default)
-    return lambda document: default if document == usual else decoder(document)
+    encoded = encoder_for(kind)(default)
+    return lambda document: default if document == encoded else decoder(document)
 
 
 def _tuple_decoder(arguments: tuple[Any, ...]) -> Decoder:
@@ -229,8 +257,8 @@ def _tuple_decoder(arguments: tuple[Any, ...]) -> Decoder:
         try:
             for item, decoder in zip(document, decoders if each is None else repeat(each), strict=False):
                 items.append(decoder(item))
-        except MismatchError as refused:
-            raise refused.prefix_path(f"[{len(items)}]") from None
+        except MismatchError as mismatch:
+            raise mismatch.prefix_path(f"[{len(items)}]") from None
         return tuple(items)
 
     return decode_items
@@ -245,8 +273,8 @@ def _object_decoder(item_hint: Any) -> Decoder:
         try:
             for key, item in document.items():
                 items[key] = decoder(item)
-        except MismatchError as refused:
-            raise refused.prefix_path(f".{key}") from None
+        except MismatchError as mismatch:
+            raise mismatch.prefix_path(f".{key}") from None
         return items
 
     return decode_object
@@ -260,18 +288,18 @@ def _pairs_decoder(key_hint: Any, item_hint: Any) -> Decoder:
             raise MismatchError(f"expected a list of pairs, got {pair!r}")
         try:
             key = decode_key(pair[0])
-        except MismatchError as refused:
-            raise refused.prefix_path(".key") from None
+        except MismatchError as mismatch:
+            raise mismatch.prefix_path(".key") from None
         try:
             return key, decode_item(pair[1])
-        except MismatchError as refused:
-            raise refused.prefix_path(f"[{key}]") from None
+        except MismatchError as mismatch:
+            raise mismatch.prefix_path(f"[{key}]") from None
 
     def decode_pairs(document: Any) -> Any:
         _require_type(document, list)
         decoded = dict(map(decode_pair, document))
         if len(decoded) < len(document):
-            raise MismatchError("a key stands twice")
+            raise MismatchError("duplicate key")
         return decoded
 
     return decode_pairs
@@ -316,38 +344,3 @@ def _scalar_decoder(hint: type[Any]) -> Decoder:
 def _require_type(document: Any, kind: type) -> None:
     if not isinstance(document, kind):
         raise MismatchError(f"expected {kind.__name__}, got {document!r:.80}")
-
-
-T = TypeVar("T")
-
-
-class CodecError(ValueError):
-    """A document does not have the form of the type it should hold; the message names the field."""
-
-
-def encode(value: object) -> Any:
-    """The value as plain JSON types. A member of a union of dataclasses is encoded by `encode_as`."""
-    return encode_as(type(value), value)
-
-
-def encode_as(hint: Any, value: Any) -> Any:
-    """As `encode`, for any type hint: a union such as `Decision`, for example."""
-    return encoder_for(hint)(value)
-
-
-def decode(hint: type[T], document: Any) -> T:
-    """The value of type `hint` that `encode` would write as `document`.
-
-    Raises:
-        CodecError: a field is missing, unknown, of another type, or refused by the type itself.
-    """
-    value: T = decode_as(hint, document)
-    return value
-
-
-def decode_as(hint: Any, document: Any) -> Any:
-    """As `decode`, for any type hint: the inverse of `encode_as`."""
-    try:
-        return decoder_for(hint)(document)
-    except MismatchError as refused:
-        raise CodecError(f"${refused.path}: {refused.detail}") from None

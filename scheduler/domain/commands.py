@@ -1,7 +1,6 @@
-"""Command: something that was asked for or reported, waiting in the inbox for the next tick.
+"""Commands: requests and reports that wait in the inbox for the next tick.
 
-Whoever is not the leader's tick changes nothing else. `id` makes a command idempotent: the inbox takes each
-id once.
+Only the leader's tick changes state. The inbox accepts each command id once, so commands are idempotent.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ResumeJob:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointJob:
-    """Its workers save at the next step boundary, and go on."""
+    """Ask the workers to save a checkpoint at the next step boundary and continue."""
 
     job_id: str
 
@@ -52,7 +51,7 @@ class ScaleJob:
 
 @dataclass(frozen=True, slots=True)
 class ChangeJob:
-    """What is None stays as it is."""
+    """Change the fields that are not None."""
 
     job_id: str
     queue: str | None = None
@@ -63,9 +62,9 @@ class ChangeJob:
 
 @dataclass(frozen=True, slots=True)
 class ReportProgress:
-    """A worker's word on its job. Reports of another generation than the job's present one are dropped.
+    """Report of a worker about its job. Reports of other generations than the current one are dropped.
 
-    `frozen_layers`: so many of the first layers are frozen from now on; None: as many as before.
+    `frozen_layers` is the number of leading layers that are frozen from now on, or None if unchanged.
     """
 
     job_id: str
@@ -101,14 +100,14 @@ class CreateQueue:
 
 @dataclass(frozen=True, slots=True)
 class ChangeQueue:
-    """`queue` takes the place of the declared queue of its name."""
+    """Replace the queue of the same name."""
 
     queue: JobQueue
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteQueue:
-    """Its jobs stay, without guarantee and without limit."""
+    """Delete a queue. Its jobs remain, without guarantee and limits."""
 
     name: str
 
@@ -125,7 +124,7 @@ class RemoveNode:
 
 @dataclass(frozen=True, slots=True)
 class CordonNode:
-    """`drain` also moves the node's jobs away."""
+    """Cordon a node. With `drain`, also move its jobs away."""
 
     name: str
     drain: bool = False
@@ -138,7 +137,7 @@ class UncordonNode:
 
 @dataclass(frozen=True, slots=True)
 class ReportDemand:
-    """How many GPUs a pool's inference needs from now on (a step function)."""
+    """Set the number of GPUs that a pool's inference needs from now on."""
 
     pool: str
     gpus: float
@@ -146,7 +145,7 @@ class ReportDemand:
 
 @dataclass(frozen=True, slots=True)
 class PauseLending:
-    """No new loans; the ones that run go on."""
+    """Make no new loans. Existing loans continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ class ResumeLending:
 
 @dataclass(frozen=True, slots=True)
 class RecallAll:
-    """Every loan is recalled and lending pauses."""
+    """Recall every loan and pause lending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ class FreezeResizes:
 
 @dataclass(frozen=True, slots=True)
 class CurveSolved:
-    """One point of a scaling curve: a plan, or why no plan can work on that shape."""
+    """Store one point of a scaling curve: a plan, or the reason why no plan is feasible."""
 
     curve_key: str
     shape: GpuShape
@@ -176,7 +175,7 @@ class CurveSolved:
 
 @dataclass(frozen=True, slots=True)
 class SolverChanged:
-    """Points that another solver than the one of this fingerprint has solved are worth nothing any more."""
+    """Discard all curve points that a solver with another fingerprint solved."""
 
     solver: str
 
@@ -219,9 +218,12 @@ CommandBody = (
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`basis`: the tag (core/preconditions) of what it changes, as whoever asked had read it: it is refused where that
-    has another one when it is obeyed. Empty: it is meant whatever has happened since. `is_counted`: a job that it
-    brings into a queue counts against the queue's `user_jobs_max`."""
+    """A request with its id and time.
+
+    `basis` is the entity tag that the caller read (see preconditions); the command is refused if the entity has changed
+    since. An empty `basis` applies to any state. With `is_counted`, a job that enters a queue counts against the
+    queue's `user_jobs_max`.
+    """
 
     id: str
     at_s: float

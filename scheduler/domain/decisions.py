@@ -1,7 +1,4 @@
-"""Reason: why something was decided, or why something waits, with its numbers.
-
-Decision: one complete change of the desired state, with its reason. Nothing is left for an executor to choose.
-"""
+"""Decisions: complete changes of the desired state. An executor has nothing left to choose."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from scheduler.domain.parallel_plan import ParallelPlan
 
 
 class ReasonCode(StrEnum):
-    # why a decision was taken
+    # Reasons of a decision
     FIRST_IN_ORDER = "FirstInOrder"
     GAIN_EXCEEDS_COST = "GainExceedsCost"
     MAKES_ROOM_FOR_WAITING_JOB = "MakesRoomForWaitingJob"
@@ -34,7 +31,7 @@ class ReasonCode(StrEnum):
     FORECAST_FELL = "ForecastFell"
     OFFER_EXPIRED = "OfferExpired"
     TRAINING_LEFT = "TrainingLeft"
-    # why a job waits
+    # Reasons of a pending job
     WAITING_FOR_PLAN = "WaitingForPlan"
     BACKING_OFF = "BackingOff"
     NO_FEASIBLE_PLAN = "NoFeasiblePlan"
@@ -54,7 +51,7 @@ class ReasonCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """`detail` is one sentence for people; `numbers` holds the same figures for programs."""
+    """Reason of a decision or of a pending job. `detail` is one sentence; `numbers` are the numbers in it."""
 
     code: ReasonCode
     detail: str
@@ -71,10 +68,10 @@ class StartJob:
 
 @dataclass(frozen=True, slots=True)
 class ResizeJob:
-    """Move the job to exactly `gpus` under `plan`. Workers that must go have until `leave_by_s`.
+    """Move the job to exactly `gpus` under `plan`. Workers that must exit have until `leave_by_s`.
 
-    Also a rearrangement (same GPUs, other plan) and a move (as many GPUs elsewhere). `seats`: the GPU of each rank,
-    empty where the default order does.
+    Also used for a new plan on the same GPUs and for a move to other GPUs. `seats` is the GPU of each rank; empty means
+    the default order.
     """
 
     job_id: str
@@ -94,7 +91,7 @@ class PreemptJob:
 
 @dataclass(frozen=True, slots=True)
 class SuspendRun:
-    """Take a job's GPUs because its owner suspended it."""
+    """Release a job's GPUs because its owner suspended it."""
 
     job_id: str
     leave_by_s: float
@@ -149,5 +146,5 @@ Decision = JobDecision | NodeDecision
 
 
 def decision_subject(decision: Decision) -> str:
-    """The job id or node name that the decision is about."""
+    """Return the job id or node name of the decision."""
     return decision.node if isinstance(decision, NodeDecision) else decision.job_id

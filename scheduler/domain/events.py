@@ -1,7 +1,4 @@
-"""Event: something that happened, kept for people, audit and dashboards.
-
-Webhook: a URL that is told of events; Delivery: one message to it, from its first attempt to its end.
-"""
+"""Events for users, audit and dashboards, and the webhooks that deliver them."""
 
 from __future__ import annotations
 
@@ -45,8 +42,11 @@ class EventCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobStep:
-    """Where a job stands once its state or its GPUs have changed. `gpus`: those of its generation's target, 0 where it
-    has none; `lent_gpus`: those among them that inference pools lent; `plan`: in one line, empty where it has none."""
+    """State of a job after a change of its state or its GPUs.
+
+    `gpus` is the size of its generation's target, and `lent_gpus` the part of it on lent nodes. `plan` is a one-line
+    summary. All are zero or empty without an allocation.
+    """
 
     state: JobState
     generation: int = 0
@@ -57,9 +57,12 @@ class JobStep:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`subject` is a job id, node, pool, queue or loan; `numbers` are the figures behind `message`. `cause` says in one
-    word, for counters, what brought about a loss of work, the code of a decision's reason, or a job's new state; of a
-    precondition that was not met it is the command's id. `job`: where the job stands then, if that changed."""
+    """Something that happened. `subject` is a job id, node, pool, queue or loan.
+
+    `numbers` are the numbers in `message`. `cause` is one word for counters: the cause of lost work, the reason code of
+    a decision, or the new state of a job. For a failed precondition it is the command's id. `job` is the job's state
+    after the event, if it changed.
+    """
 
     at_s: float
     code: EventCode
@@ -71,7 +74,7 @@ class Event:
 
 
 TEST_CODE = "Test"
-"""The code of a message that somebody asked for, to see whether it arrives; it is of no event."""
+"""Code of a test message, which belongs to no event."""
 
 
 class DeliveryState(StrEnum):
@@ -82,10 +85,11 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Told of the events after `cursor` that `codes`, `queue` and `subject` let pass; each of them empty lets all.
+    """A URL that receives events after `cursor` that match `codes`, `queue` and `subject`; an empty filter matches all.
 
-    `number` ascends with creation. Its secret is derived from the service's own by `secret_number`; that of the number
-    before is signed with as well until `old_secret_until_s`. `dead_in_a_row` deliveries have died since one arrived.
+    `number` ascends with creation. The secret is derived from the service's secret and `secret_number`. Until
+    `old_secret_until_s`, deliveries are signed with the previous secret as well. `dead_in_a_row` counts dead deliveries
+    since the last successful one.
     """
 
     id: str
@@ -106,8 +110,11 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """`body` is the JSON text that is sent, the same at every attempt. `status` is the last answer's, None where none
-    came, and `error` says what was wrong with it. `event_number` is 0 for a message that somebody asked for."""
+    """One message to a webhook, with its attempts. `body` is the JSON text, the same in every attempt.
+
+    `status` is the HTTP status of the last response, or None without one, and `error` describes the last failure.
+    `event_number` is 0 for a test message.
+    """
 
     id: str
     webhook_id: str

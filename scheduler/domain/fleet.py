@@ -1,9 +1,4 @@
-"""Pools and nodes: the hardware, and what its owners allow.
-
-Loan: one inference node in training use, from the offer to the return.
-
-Forecast: what a pool's inference is likely to need, as quantiles over a horizon.
-"""
+"""The fleet: pools, nodes and loans, and the demand of inference pools with its forecast."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Blackout:
-    """A daily window, in seconds of the UTC day, in which nothing new is lent. It may wrap around midnight."""
+    """A daily window without new loans, in seconds of the UTC day. It may wrap around midnight."""
 
     start_s: float
     end_s: float
@@ -39,13 +34,12 @@ class Blackout:
 
 @dataclass(frozen=True, slots=True)
 class LendingPolicy:
-    """What an inference pool's owner allows. Inference has the last word, so every bound here is hard.
+    """Limits that the owner of an inference pool sets for its loans. All of them are hard.
 
-    `quantile` is the forecast level that has to fit beside the loans, `headroom` the share of the pool's GPUs
-    kept free on top. A recalled node is home within `return_deadline_s`, and serves `cold_start_s` later; the
-    forecast looks ahead over the sum of both, so no loan is made that would be recalled sooner than that. Nor is one
-    made that is expected to be shorter than `loan_s_min`, nor on a demand reading older than `demand_stale_s` (None:
-    what the policy settings say).
+    The forecast demand at level `quantile`, plus `headroom` as a fraction of the pool's GPUs, must remain in the pool.
+    A recalled node is returned within `return_deadline_s` and serves inference `cold_start_s` later; the forecast looks
+    ahead over the sum of both. A loan must be expected to last `loan_s_min`. A demand reading older than
+    `demand_stale_s` permits no new loan (None: the value of the policy settings).
     """
 
     enabled: bool = True
@@ -74,7 +68,7 @@ class LendingPolicy:
 
     @property
     def horizon_s(self) -> float:
-        """How far ahead a loan decision has to look: a node recalled now serves again this much later."""
+        """Time from a recall until the node serves inference again, and so the forecast horizon of a loan."""
         return self.return_deadline_s + self.cold_start_s
 
 
@@ -87,11 +81,11 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A host with `gpus` GPUs of one model. `pool` is its home for life, lent or not.
+    """A host with `gpus` GPUs of one model. `pool` is the pool that owns it, lent or not.
 
-    `inference_gpus` is what inference uses on it, as last observed; `other_gpus` what others use who are neither
-    inference nor jobs of ours, such as the pods of another scheduler: training does without those. A cordoned node
-    takes nothing new; a draining one is cordoned and its jobs are moved away.
+    `inference_gpus` are the GPUs that inference uses, as last observed. `other_gpus` are used by others, for example by
+    pods of another scheduler, and are not available to training. A cordoned node accepts no new ranks or loans. A
+    draining node is cordoned and its jobs are moved away.
     """
 
     name: str
@@ -113,14 +107,18 @@ class Node:
 
     @property
     def unschedulable_gpus(self) -> int:
-        """GPUs of a cordoned node that are no use to inference: it keeps what runs there, on a draining one nothing."""
+        """Number of GPUs of a cordoned node that inference cannot use. Inference pods that run there stay, except on a
+        draining node.
+        """
         kept = 0 if self.draining else self.inference_gpus
         return max(0, self.gpus - kept) if self.cordoned else 0
 
 
 @dataclass(frozen=True, slots=True)
 class DemandReading:
-    """How many GPUs a pool's inference needs, clamped to the pool's capacity; `asked_gpus` is the unclamped figure."""
+    """Number of GPUs that a pool's inference needs, limited to the pool's capacity. `asked_gpus` is the reported
+    number.
+    """
 
     at_s: float
     gpus: float
@@ -140,20 +138,24 @@ LIVE_LOAN_STATES = UNRECALLED_LOAN_STATES | {LoanState.RECALLED}
 
 LOAN_TRANSITIONS: dict[tuple[LoanState, LoanState], str] = {
     (LoanState.OFFERED, LoanState.ACTIVE): "the last inference pod left the node",
-    (LoanState.OFFERED, LoanState.RETURNED): "inference wants the node before training used it, or cannot leave it",
+    (LoanState.OFFERED, LoanState.RETURNED): "inference needs the node before training used it, or cannot leave it",
     (LoanState.OFFERED, LoanState.LOST): "the node went down before training used it",
     (LoanState.ACTIVE, LoanState.RECALLED): "inference will need the node",
     (LoanState.ACTIVE, LoanState.LOST): "the node went down while lent",
-    (LoanState.RECALLED, LoanState.ACTIVE): "the forecast fell again, so the recall was cancelled",
+    (LoanState.RECALLED, LoanState.ACTIVE): "the forecast fell, so the recall was cancelled",
     (LoanState.RECALLED, LoanState.RETURNED): "training has left the node",
-    (LoanState.RECALLED, LoanState.LOST): "the node went down before it was home",
+    (LoanState.RECALLED, LoanState.LOST): "the node went down before it was returned",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """`return_by_s` is set while RECALLED: the time by which training must have left. `lent_at_s` is when training
-    could first use the node, `recalled_at_s` when the recall began that was not cancelled; both outlast the loan."""
+    """A node of an inference pool that training may use, from the offer to the return.
+
+    `return_by_s` is set while the loan is recalled: training must have left by then. `lent_at_s` is when training could
+    first use the node. `recalled_at_s` is when the recall started, unless it was cancelled. Both remain set after the
+    loan ends.
+    """
 
     id: str
     node: str
@@ -170,26 +172,32 @@ class Loan:
         return self.state in LIVE_LOAN_STATES
 
     def transition_to(self, state: LoanState, now_s: float, *, return_by_s: float | None = None) -> Loan:
-        """The loan in its next state.
+        """Return the loan in its next state.
 
         Raises:
-            ValueError: the table of loan edges does not know the step.
+            ValueError: LOAN_TRANSITIONS does not contain this transition.
         """
         if (self.state, state) not in LOAN_TRANSITIONS:
-            raise ValueError(f"loan {self.id}: no step leads from {self.state} to {state}")
+            raise ValueError(f"loan {self.id}: there is no transition from {self.state} to {state}")
         lent_at_s = now_s if self.lent_at_s is None and state is LoanState.ACTIVE else self.lent_at_s
         recalled_at_s = {LoanState.ACTIVE: None, LoanState.RECALLED: now_s}.get(state, self.recalled_at_s)
-        moved = replace(self, state=state, state_since_s=now_s, return_by_s=return_by_s)
-        return replace(moved, lent_at_s=lent_at_s, recalled_at_s=recalled_at_s)
+        return replace(
+            self,
+            state=state,
+            state_since_s=now_s,
+            return_by_s=return_by_s,
+            lent_at_s=lent_at_s,
+            recalled_at_s=recalled_at_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Quantiles of the largest GPU demand of one pool within the next `horizon_s` seconds.
 
-    `quantiles` are ascending levels in (0, 1); `gpus[i]` is the demand that stays unexceeded with probability
-    `quantiles[i]`. `method` names the forecaster, for people. `lasting_gpus` are the same over the shortest loan that
-    is worth making, empty where the horizon covers it.
+    `quantiles` are ascending levels in (0, 1). Demand stays at or below `gpus[i]` with probability `quantiles[i]`.
+    `method` names the forecaster. `lasting_gpus` are the same quantiles over the shortest acceptable loan; they are
+    empty if the horizon covers it.
     """
 
     made_at_s: float
@@ -201,21 +209,25 @@ class Forecast:
 
     def __post_init__(self) -> None:
         if len(self.quantiles) != len(self.gpus) or not self.quantiles:
-            raise ValueError("a forecast needs one GPU figure a quantile, and at least one")
+            raise ValueError(
+                "a forecast needs at least one quantile and one number of GPUs per quantile, "
+                f"got {len(self.quantiles)} quantiles and {len(self.gpus)} numbers"
+            )
         if list(self.quantiles) != sorted(self.quantiles):
             raise ValueError(f"quantiles must ascend, got {self.quantiles}")
 
     def demand_at(self, quantile: float) -> float:
-        """GPU demand at the lowest stored level that is not below `quantile` (the highest one, failing that)."""
+        """Return the demand at the lowest level that is at least `quantile`, or at the highest level."""
         return self.gpus[self._level_index(quantile)]
 
     def min_loan_demand_at(self, quantile: float) -> float:
-        """Likewise over the shortest loan that is worth making."""
+        """Return the demand over the shortest acceptable loan, at the level that `demand_at` uses."""
         return (self.lasting_gpus or self.gpus)[self._level_index(quantile)]
 
     def with_min_loan_forecast(self, longer: Forecast) -> Forecast:
-        """The same with what `longer` says of the shortest loan that is worth making."""
+        """Return this forecast with the demand of `longer` for the shortest acceptable loan."""
         return replace(self, lasting_gpus=longer.gpus)
 
     def _level_index(self, quantile: float) -> int:
-        return next((at for at, level in enumerate(self.quantiles) if level >= quantile), len(self.quantiles) - 1)
+        levels = enumerate(self.quantiles)
+        return next((index for index, level in levels if level >= quantile), len(self.quantiles) - 1)

@@ -1,12 +1,4 @@
-"""Sets of exact GPUs, as node name -> ascending GPU indices, and the little algebra on them.
-
-Plain mappings, because they travel into JSON, SQL and logs unchanged. A node without GPUs has no entry.
-Where the order counts they are `Seats`: one (node, GPU index) for each rank.
-
-Room: what is free on a node that training may put something new on.
-
-GpuShape: everything about an allocation that a parallel plan depends on, and nothing else.
-"""
+"""Sets of GPUs: exact GPUs by node, free GPUs of a node, and the shape of a set."""
 
 from __future__ import annotations
 
@@ -16,7 +8,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 Gpus = Mapping[str, tuple[int, ...]]
+"""GPU indices by node name, ascending. A node without GPUs has no entry. Stored as JSON without conversion."""
+
 RankPlacement = tuple[tuple[str, int], ...]
+"""The (node, GPU index) of each rank."""
 
 NO_GPUS: Gpus = {}
 
@@ -49,18 +44,18 @@ def without_nodes(gpus: Gpus, nodes: Iterable[str]) -> Gpus:
 
 
 def place_ranks(gpus: Gpus, *, first: Collection[str]) -> RankPlacement:
-    """All GPUs, node by node: the nodes of `first` before the others, both by name."""
+    """Assign one GPU to each rank, node by node: the nodes in `first`, then the others, both sorted by name."""
     nodes = sorted(gpus, key=lambda node: (node not in first, node))
     return tuple((node, index) for node in nodes for index in gpus[node])
 
 
 def format_gpus(gpus: Gpus) -> str:
-    """For people: `t0[0-1] t1[0,3]`."""
+    """Format GPUs for people, for example `t0[0-1] t1[0,3]`."""
     return " ".join(f"{node}[{_format_indices(indices)}]" for node, indices in sorted(gpus.items())) or "none"
 
 
 def format_gpu_count(gpus: int) -> str:
-    """For people: `1 GPU`, `3 GPUs`."""
+    """Format a count for people: `1 GPU`, `3 GPUs`."""
     return "1 GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
@@ -72,19 +67,20 @@ def _format_indices(indices: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FreeGpus:
+    """Free GPUs of one node on which training may start ranks."""
+
     node: str
     gpu: str
     is_lent: bool
     indices: tuple[int, ...]
 
     def without(self, taken: tuple[int, ...]) -> FreeGpus:
-        """The room once these GPUs are taken."""
         return FreeGpus(self.node, self.gpu, self.is_lent, tuple(index for index in self.indices if index not in taken))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GpuGroup:
-    """`nodes` hosts that each give `gpus_per_node` GPUs of one model."""
+    """`nodes` hosts that provide `gpus_per_node` GPUs of one model each."""
 
     gpu: str
     nodes: int
@@ -92,9 +88,7 @@ class GpuGroup:
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.gpus_per_node < 1:
-            raise ValueError(
-                f"a GPU group needs nodes >= 1 and gpus_per_node >= 1, got {self.nodes} x {self.gpus_per_node}"
-            )
+            raise ValueError(f"nodes and gpus_per_node must be at least 1, got {self.nodes} and {self.gpus_per_node}")
 
     @property
     def gpus(self) -> int:
@@ -106,8 +100,10 @@ class GpuGroup:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GpuShape:
-    """Groups of equal nodes, largest share per node first. No identities: two jobs on different nodes of the
-    same kind have equal shapes, and so share one solved plan."""
+    """The properties of an allocation that a parallel plan depends on: groups of equal nodes, largest share first.
+
+    A shape names no nodes. Two jobs on different nodes of the same kind have equal shapes and share one solved plan.
+    """
 
     groups: tuple[GpuGroup, ...]
     _hash: int = field(init=False, compare=False, repr=False, default=0, metadata={"derived": True})
@@ -116,21 +112,21 @@ class GpuShape:
         object.__setattr__(self, "_hash", hash(self.groups))
 
     def __hash__(self) -> int:
-        """Kept, because curves are looked up by shape many times a tick."""
+        """Return the stored hash, because curves are looked up by shape many times in each tick."""
         return self._hash
 
     def __reduce__(self) -> tuple[type[GpuShape], tuple[tuple[GpuGroup, ...]]]:
-        """Another process hashes strings otherwise."""
+        """Rebuild the hash in the receiving process, because string hashes differ between processes."""
         return GpuShape, (self.groups,)
 
     @classmethod
     def from_node_counts(cls, counts: Iterable[tuple[str, int]]) -> GpuShape:
-        """The shape of an allocation given as one (GPU model, GPUs) pair a node."""
+        """Return the shape of an allocation, given as one (GPU model, GPUs) pair per node."""
         return _cached_shape(tuple(sorted(counts)))
 
     @classmethod
     def packed(cls, gpu: str, gpus: int, gpus_per_node: int) -> GpuShape:
-        """The canonical shape: as few nodes as possible, all full but the last."""
+        """Return the canonical shape: as few nodes as possible, all full except the last."""
         full, rest = divmod(gpus, gpus_per_node)
         return cls.from_node_counts([(gpu, gpus_per_node)] * full + ([(gpu, rest)] if rest else []))
 
@@ -153,8 +149,10 @@ def _cached_shape(counts: tuple[tuple[str, int], ...]) -> GpuShape:
 
 
 def canonical_gpu_counts(min_gpus: int, max_gpus: int, gpus_per_node: int) -> tuple[int, ...]:
-    """The GPU counts of a range that curves are solved for ahead of need: its ends, single GPUs up to a node,
-    whole nodes beyond."""
+    """Return the GPU counts of a range for which curves are solved in advance.
+
+    These are both ends of the range, every count up to one node, and multiples of a node.
+    """
     inside = range(min_gpus, min(max_gpus, gpus_per_node) + 1)
     whole = range(gpus_per_node * (min_gpus // gpus_per_node), max_gpus + 1, gpus_per_node)
     return tuple(sorted({min_gpus, max_gpus, *inside, *(count for count in whole if count >= min_gpus and count > 0)}))

@@ -1,7 +1,4 @@
-"""SaveWish: the owner of a running job wants a checkpoint now, not when its interval is over.
-
-Job: what a user asked for (JobSpec), where it stands (Job), and what it has had so far.
-"""
+"""Job: the specification that a user submitted (JobSpec), its progress, its usage and its current state."""
 
 from __future__ import annotations
 
@@ -32,8 +29,11 @@ from scheduler.domain.scaling_curve import LINEAR_CURVE_KEY, CurveRequest, curve
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    """To the workers of `generation`. `steps`: as many as they had done when the wish was first seen beside them, at
-    least 1; None before that. A checkpoint of so many steps or more grants it."""
+    """A user's request that the workers of `generation` save a checkpoint now.
+
+    `steps` is the number of steps done when the request was first observed, at least 1, or None before that. A
+    checkpoint of at least that many steps fulfils it.
+    """
 
     asked_at_s: float
     generation: int
@@ -42,15 +42,16 @@ class CheckpointRequest:
 
 CORRECTIONS_MAX = 6
 SPEED_MEASUREMENT_S_MIN = 60.0
-"""A job's speed on its GPUs counts as known once it has run on them so long."""
+"""Run time after which the measured speed on the current GPUs is recorded."""
 OVERRUN_SHARE = 0.25
-"""What a job that is past its declared length is believed to have to go, as a part of the steps done. Where a length
-is off by up to half, evenly, a job has 0.39 of them to go on average when it passes it, 0.15 at 1.5 times it and 0 at
-twice."""
+"""Expected remaining steps of a job beyond its declared length, as a fraction of the steps done.
+
+If declared lengths are uniformly 0.5 to 1.5 times the true length, the expected fraction is 0.39 at the declared
+length, 0.15 at 1.5 times and 0 at twice that length."""
 
 
 class Intent(StrEnum):
-    """What the owner wants of the job."""
+    """State that the job's owner wants."""
 
     RUN = "run"
     SUSPEND = "suspend"
@@ -59,8 +60,7 @@ class Intent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointVolume:
-    """On Kubernetes, the persistent volume claim that holds a job's checkpoints, and the folder in it; empty: one named
-    by the job's id."""
+    """Persistent volume claim for a job's checkpoints on Kubernetes, and the directory in it (empty: the job's id)."""
 
     claim: str
     sub_path: str = ""
@@ -68,8 +68,10 @@ class CheckpointVolume:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSpec:
-    """Where checkpoints go (empty: a folder that the executor chooses), how often, how many are kept. `volume` is
-    mounted there in each pod of the job."""
+    """Location, interval and number of checkpoints.
+
+    An empty `dir` means a directory that the executor chooses. `volume` is mounted there in each pod of the job.
+    """
 
     dir: str = ""
     interval_s: float = 900.0
@@ -85,10 +87,10 @@ class CheckpointSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a user asked for. `steps` 0 means that the length is unknown; `gpu` empty means any model of GPU.
+    """Specification of a job. `steps` 0 means that the length is unknown. An empty `gpu` allows every GPU model.
 
-    On Kubernetes its pods live in `namespace` (empty: the operator's default) and are made from the pod template
-    `template_json`, where there is one; `resource_uid` is the uid of the custom resource that asked for the job.
+    On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
+    `template_json`, if there is one. `resource_uid` is the uid of the custom resource that submitted the job.
     """
 
     name: str
@@ -119,18 +121,20 @@ class JobSpec:
         if self.min_gpus < 1:
             raise ValueError(f"gpus.min must be at least 1, got {self.min_gpus}")
         if self.max_gpus < self.min_gpus:
-            raise ValueError(f"gpus.max must be at least gpus.min = {self.min_gpus}, got {self.max_gpus}")
+            raise ValueError(f"gpus.max must be at least gpus.min ({self.min_gpus}), got {self.max_gpus}")
         if self.model and self.profile_json:
-            raise ValueError("model and profile exclude each other: give one of them")
+            raise ValueError("model and profile are mutually exclusive; set one of them")
         if self.has_profile and self.global_batch < 1:
-            raise ValueError(f"globalBatch must be at least 1 for a job with a model, got {self.global_batch}")
+            raise ValueError(
+                f"globalBatch must be at least 1 for a job with a model or profile, got {self.global_batch}"
+            )
         for name in ("steps", "retries", "global_batch", "sequence_length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("duration_estimate_s", "deadline_s", "run_time_s_max"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be a positive number of seconds, got {value}")
+                raise ValueError(f"{name} must be a finite number of seconds above 0, got {value}")
 
     @property
     def has_profile(self) -> bool:
@@ -142,7 +146,7 @@ class JobSpec:
 
     @property
     def curve_request(self) -> CurveRequest | None:
-        """What to solve for this job as it was submitted; None when it is elastic by data parallelism alone."""
+        """The curve to solve for this job as submitted, or None if it scales by data parallelism only."""
         if not self.has_profile:
             return None
         return CurveRequest(self.model, self.profile_json, self.global_batch, self.sequence_length)
@@ -156,12 +160,11 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Work done, as of `at_s`; between two observations it is extrapolated, never rewritten.
+    """Work done as of `at_s`. Between observations it is extrapolated.
 
-    `checkpoint_steps` is what a crash would fall back to. `correction` scales the curve's step times to what
-    was measured of this job (CurveCorrection). `loss` is the last reported one. `corrections`: what the correction was
-    on each number of GPUs that the job has run on for a while, the last `CORRECTIONS_MAX` of them. `samples_per_s` and
-    `peak_bytes`, the most that a rank has had, are those of the present workers, else of the last.
+    `checkpoint_steps` are the steps that survive a failure. `correction` scales the curve's step times to those
+    measured for this job. `corrections` holds the last CORRECTIONS_MAX pairs of GPU count and correction.
+    `samples_per_s` and `peak_bytes` (largest of all ranks) are those of the current workers, or else of the last ones.
     """
 
     at_s: float
@@ -177,7 +180,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class JobAccount:
-    """What the job has had and cost so far, settled at each change of state or allocation."""
+    """Time and GPU-seconds that the job used, updated at each change of state or allocation."""
 
     waited_s: float = 0.0
     gpu_s: float = 0.0
@@ -191,8 +194,10 @@ class JobAccount:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`owner` is who submitted it; empty where nobody said. `save_wish` is the last one, granted or not.
-    `sampled` is None before the first sample of its work."""
+    """A submitted job. `owner` is the caller that submitted it, or empty if unknown.
+
+    `save_wish` is the last checkpoint request, fulfilled or not. `sampled` is None before the first progress sample.
+    """
 
     id: str
     spec: JobSpec
@@ -213,28 +218,32 @@ class Job:
 
     @property
     def pending_checkpoint_request(self) -> CheckpointRequest | None:
-        """The wish for a checkpoint that its present workers have still to grant."""
-        wish = self.save_wish
-        if wish is None or wish.generation != self.allocation.generation:
+        """The checkpoint request that the current workers have not fulfilled yet, or None."""
+        request = self.save_wish
+        if request is None or request.generation != self.allocation.generation:
             return None
-        return None if wish.steps is not None and self.progress.checkpoint_steps >= wish.steps else wish
+        is_fulfilled = request.steps is not None and self.progress.checkpoint_steps >= request.steps
+        return None if is_fulfilled else request
 
     @property
     def curve_key(self) -> str:
-        """The curve by which the job is planned: by what is known of its memory, and counting on its frozen layers once
-        that is solved. Asked for very often, and the bare key most of all."""
+        """Key of the curve for the job's memory correction and solved frozen layers. Read very often, so the common
+        case comes first.
+        """
         layers = self.freezing.curve_layers
         return self._curve_key(layers) if layers or self.memory.percent > 100 else self.spec.curve_key
 
     @property
     def next_curve_key(self) -> str:
-        """The curve that counts on all frozen layers."""
+        """Key of the curve for all frozen layers."""
         return self._curve_key(self.freezing.layers)
 
     @property
     def curve_requests(self) -> tuple[CurveRequest, ...]:
-        """What to solve for this job: its curve, and the next one where layers have frozen since; nothing for one that
-        is elastic by data parallelism alone."""
+        """The curves to solve for this job: its curve, and the next one if more layers are frozen.
+
+        Empty for a job that scales by data parallelism only.
+        """
         request, percent = self.spec.curve_request, self.memory.percent
         if request is None:
             return ()
@@ -243,7 +252,7 @@ class Job:
 
     @property
     def curve_correction(self) -> float:
-        """What scales the curve's step times on GPUs, or under a plan, that the job does not run on."""
+        """Factor for the curve's step times on GPUs, or under a plan, other than the current ones."""
         known = self.freezing.correction
         return self.progress.correction if known is None or not self.freezing.is_curve_current else known
 
@@ -253,31 +262,35 @@ class Job:
 
     @property
     def is_placed(self) -> bool:
-        """It has GPUs to run on now: starting, running or resizing."""
+        """Whether the job has GPUs to run on: starting, running or resizing."""
         return self.state in PLACED_STATES
 
     @property
     def deadline_at_s(self) -> float:
-        """The time of the deadline, which counts from submission; infinite without one."""
+        """Time of the deadline, which counts from submission. Infinite without a deadline."""
         return self.submitted_at_s + (float("inf") if self.spec.deadline_s is None else self.spec.deadline_s)
 
     def step_time_s(self) -> float:
-        """Seconds a step under the current plan, as measured so far; infinite while it does not run."""
+        """Return seconds per step under the current plan, as measured. Infinite unless the job runs."""
         if self.state is not JobState.RUNNING or self.allocation.plan is None:
             return float("inf")
         return self.allocation.plan.iteration_time_s * self.progress.correction
 
     def steps_at(self, now_s: float) -> float:
-        """Steps done at `now_s`, extrapolated from the last settled figure, and not beyond the job's length unless it
-        was seen there: then the length was declared too low."""
+        """Return the steps done at `now_s`, extrapolated from the last update.
+
+        The result exceeds the declared length only if an observation already did.
+        """
         done, length = self.progress.steps, self.spec.steps
         if self.state is JobState.RUNNING:
             done += max(0.0, now_s - self.progress.at_s) / self.step_time_s()
         return float(length) if length and done > length >= self.progress.steps else done
 
     def remaining_steps(self, now_s: float) -> float | None:
-        """None where the length is unknown. A job beyond its declared length is expected to need a part of what it
-        has done again."""
+        """Return the remaining steps, or None if the length is unknown.
+
+        A job beyond its declared length is expected to need OVERRUN_SHARE of its steps so far.
+        """
         if not self.spec.steps:
             return None
         done = self.steps_at(now_s)
@@ -293,14 +306,15 @@ class Job:
         resizes: int = 0,
         preemptions: int = 0,
     ) -> Job:
-        """The job in its next state, with the old state's time settled and on another allocation where one is given;
-        `resizes` and `preemptions` are counted on.
+        """Return the job in its next state, with usage updated for the time in the old state.
+
+        `allocation` replaces the allocation, if given. `resizes` and `preemptions` are added to the counts.
 
         Raises:
-            ValueError: the table of job edges does not know the step.
+            ValueError: JOB_TRANSITIONS does not contain this transition.
         """
         if (self.state, state) not in JOB_TRANSITIONS:
-            raise ValueError(f"job {self.id}: no step leads from {self.state} to {state}")
+            raise ValueError(f"job {self.id}: there is no transition from {self.state} to {state}")
         account = self._advance_account(now_s, resizes, preemptions, starts=state is JobState.STARTING)
         progress = self._advance_progress(now_s, resets_measurements=allocation is not None and bool(allocation.target))
         allocation = self.allocation if allocation is None else allocation
@@ -309,7 +323,6 @@ class Job:
         )
 
     def with_progress(self, progress: Progress) -> Job:
-        """The same job with other progress."""
         return self._replace_state(
             state=self.state,
             since_s=self.state_since_s,
@@ -320,7 +333,7 @@ class Job:
         )
 
     def with_frozen_layers(self, layers: int, now_s: float) -> Job:
-        """The same job with its first `layers` layers frozen, more than before. How fast it is now is not known yet."""
+        """Return the job with its first `layers` layers frozen, more than before. Its new speed is not known yet."""
         correction = self.progress.correction if self.spec.has_profile else None
         settled = self.advance_to(now_s)
         progress = settled.progress if self.spec.has_profile else replace(settled.progress, corrections=())
@@ -328,19 +341,21 @@ class Job:
         return replace(settled, progress=progress, freezing=freezing)
 
     def with_next_curve(self) -> Job:
-        """The same job, planned by the curve that counts on all its frozen layers from now on."""
+        """Return the job planned by the curve for all its frozen layers."""
         return replace(self, freezing=self.freezing.with_current_curve())
 
     def with_new_plan(self) -> Job:
-        """The same job under a new plan from its curve: its speed is again what the curve says and was measured before
-        layers froze, if the curve counts on them."""
+        """Return the job under a new plan from its curve.
+
+        If the curve covers all frozen layers, the correction from before the freeze applies again.
+        """
         if not self.freezing.needs_new_plan:
             return self
         progress = replace(self.progress, correction=self.curve_correction)
         return replace(self, progress=progress, freezing=self.freezing.with_new_plan())
 
     def advance_to(self, now_s: float) -> Job:
-        """The same job with progress, waiting time and GPU-seconds brought forward to `now_s`."""
+        """Return the job with progress, waiting time and GPU-seconds advanced to `now_s`."""
         return replace(self, progress=self._advance_progress(now_s), account=self._advance_account(now_s))
 
     def _replace_state(
@@ -353,7 +368,7 @@ class Job:
         allocation: Allocation,
         message: str,
     ) -> Job:
-        """The job with what often changes. Written out field by field: `replace` takes four times as long."""
+        """Return the job with the fields that change often. Four times as fast as `replace`."""
         return Job(
             self.id, self.spec, state, self.submitted_at_s, since_s, progress, account, allocation, self.intent,
             message, self.memory, self.freezing, self.replan, self.owner, self.save_wish, self.sampled,
@@ -373,17 +388,26 @@ class Job:
         )
 
     def _advance_progress(self, now_s: float, *, resets_measurements: bool = False) -> Progress:
-        """Brought forward to `now_s`; `anew` without what was measured of the workers so far."""
+        """Advance the progress to `now_s`. Measurements of the present workers are reset if new ones start."""
         old = self.progress
         steps = self.steps_at(now_s)
-        known = self._record_correction() if now_s - self.state_since_s >= SPEED_MEASUREMENT_S_MIN else old.corrections
-        kept, kept_at_s, speed, peak = old.checkpoint_steps, old.checkpoint_at_s, old.samples_per_s, old.peak_bytes
-        if resets_measurements:
-            speed = peak = None
-        return Progress(now_s, steps, kept, kept_at_s, old.correction, old.loss, known, speed, peak)
+        corrections = (
+            self._record_correction() if now_s - self.state_since_s >= SPEED_MEASUREMENT_S_MIN else old.corrections
+        )
+        return Progress(
+            now_s,
+            steps,
+            old.checkpoint_steps,
+            old.checkpoint_at_s,
+            old.correction,
+            old.loss,
+            corrections,
+            None if resets_measurements else old.samples_per_s,
+            None if resets_measurements else old.peak_bytes,
+        )
 
     def _record_correction(self) -> tuple[tuple[int, float], ...]:
-        """Those known so far, with the present one where it runs."""
+        """Return the known corrections, with the one on the current GPUs."""
         old, gpus = self.progress, self.allocation.target_gpus
         if self.state is not JobState.RUNNING or self.spec.has_profile or not self.spec.is_elastic:
             return old.corrections

@@ -1,15 +1,4 @@
-"""Freezing: how many of a job's layers are not trained any more, and what its curve and its speed know of that.
-
-MemoryRecord: what a job's deaths by memory have taught about the memory that it needs.
-
-Replan: where the time of a re-plan goes, from the notice to the first step of the next generation.
-
-Sample: what a job's workers told of their work at one moment; of each job a series that stays bounded is kept.
-
-A series has `SAMPLES_MAX` places. Time since its first sample is cut into cells of `SAMPLE_S_MIN`; whenever as many as
-there are places have passed, cells become twice as wide, and those that follow take the places of every second one that
-was before, from the oldest on: a series is halved by and by, evenly, without a delete. A cell keeps its newest.
-"""
+"""Records about a job's training: frozen layers, out-of-memory failures, re-plan times and progress samples."""
 
 from __future__ import annotations
 
@@ -20,12 +9,13 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class FrozenLayers:
-    """The first `layers` layers are frozen, as the job told at `at_s`: always from the front on, and never fewer than
-    before (PipeTransformer, ICML'21, section 3.1).
+    """Frozen layers of a job: the first `layers` layers are not trained, as reported at `at_s`. The number never falls.
 
-    `curve_layers`: those that the job's curve counts on. It lags behind `layers` until the curve of all is solved.
-    `correction`: the CurveCorrection from before layers froze that the present plan does not count on; None where there
-    are none. What is measured of the present plan is then its own, and says nothing of the curve's other points.
+    `curve_layers` is the number that the job's curve is solved for. It is lower than `layers` until the new curve is
+    solved. `correction` is the curve correction from before the current plan became outdated, or None if the plan is
+    current. While it is set, measurements apply to the current plan only and not to other points of the curve.
+
+    Source: PipeTransformer, ICML 2021, section 3.1.
     """
 
     layers: int = 0
@@ -35,27 +25,29 @@ class FrozenLayers:
 
     @property
     def is_curve_current(self) -> bool:
-        """The job's curve counts on all frozen layers."""
+        """Whether the job's curve is solved for all frozen layers."""
         return self.curve_layers == self.layers
 
     @property
     def needs_new_plan(self) -> bool:
-        """The present plan does not count on all frozen layers."""
+        """Whether the current plan was made for fewer frozen layers."""
         return self.correction is not None
 
     def with_layers(self, layers: int, now_s: float, *, correction: float | None) -> FrozenLayers:
-        """With more layers frozen; `correction` is the job's, None for one without a curve of its own to wait for."""
+        """Return the record with more frozen layers.
+
+        `correction` is the job's present curve correction, or None for a job without a curve of its own.
+        """
         if correction is None:
             return FrozenLayers(layers, layers, now_s)
         known = correction if self.correction is None else self.correction
         return FrozenLayers(layers, self.curve_layers, now_s, known)
 
     def with_current_curve(self) -> FrozenLayers:
-        """With the curve of all frozen layers."""
         return replace(self, curve_layers=self.layers)
 
     def with_new_plan(self) -> FrozenLayers:
-        """Under a new plan from the job's curve."""
+        """Return the record of a job that received a new plan from its curve."""
         return replace(self, correction=None) if self.is_curve_current else self
 
 
@@ -63,20 +55,23 @@ NO_FROZEN_LAYERS = FrozenLayers()
 
 
 OOM_ATTEMPTS_MAX = 3
-"""A job that died of memory so often is not tried again."""
+"""Out-of-memory failures after which a job fails."""
 
 _BACKOFF_S = 10.0
 _GRID_PERCENT = 5
-"""Corrections are rounded up to this grid, so that jobs of one model go on sharing their curves."""
+"""Corrections are rounded up to this grid, so that jobs of one model keep sharing their curves."""
 _MARGIN_PERCENT = 2
-"""How far beyond a GPU's memory a plan is taken to have been that died and could not be measured there."""
+"""Assumed excess over the GPU's memory if a failed plan could not be measured."""
 _GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class OomFailure:
-    """One run that died of memory, on GPUs of at least `gpu_memory_bytes`. `predicted_bytes` is its plan's peak, 0
-    where nothing predicts it; `measured_bytes` the highest use that a rank has told, which it had before it died."""
+    """A run that ran out of memory on GPUs of at least `gpu_memory_bytes`.
+
+    `predicted_bytes` is the predicted peak of its plan, or 0 if unknown. `measured_bytes` is the highest use that a
+    rank reported before it failed.
+    """
 
     plan: str
     gpus: int
@@ -87,13 +82,17 @@ class OomFailure:
     def __str__(self) -> str:
         predicted = f"{self.predicted_bytes / _GB:.1f} GB predicted" if self.predicted_bytes else "nothing predicted"
         measured = "nothing" if self.measured_bytes is None else f"{self.measured_bytes / _GB:.1f} GB"
-        where = f"{self.gpu_memory_bytes / _GB:.1f} GB a GPU"
+        where = f"{self.gpu_memory_bytes / _GB:.1f} GB per GPU"
         return f"{self.plan} on {self.gpus} GPU{'s' * (self.gpus > 1)} ({predicted}, {measured} measured, {where})"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRecord:
-    """`percent`: the job's peaks in percent of what its plans predict, at least 100. No start before `retry_at_s`."""
+    """Out-of-memory failures of a job, and the correction of predicted memory that follows from them.
+
+    `percent` is the expected peak in percent of the predicted peak, at least 100. The job does not start before
+    `retry_at_s`.
+    """
 
     percent: int = 100
     deaths: tuple[OomFailure, ...] = ()
@@ -109,18 +108,18 @@ class MemoryRecord:
 
     @property
     def is_exhausted(self) -> bool:
-        """No try is left."""
+        """Whether no attempt is left."""
         return len(self.deaths) >= OOM_ATTEMPTS_MAX
 
     def fits(self, predicted_bytes: int, gpu_memory_bytes: int) -> bool:
-        """Whether a plan of this predicted peak fits once it is corrected."""
+        """Return whether a plan of this predicted peak fits after the correction."""
         return predicted_bytes * self.percent <= 100 * gpu_memory_bytes
 
     def is_backing_off(self, now_s: float) -> bool:
         return self.retry_at_s is not None and now_s < self.retry_at_s
 
     def with_failure(self, failure: OomFailure, now_s: float) -> MemoryRecord:
-        """The record with one more death. The plan that died does not fit any more, and the pause has doubled."""
+        """Return the record with one more failure: the failed plan no longer fits, and the backoff is doubled."""
         pause_s = _BACKOFF_S * 2 ** len(self.deaths)
         percent = self.percent
         if failure.predicted_bytes:
@@ -134,9 +133,12 @@ NO_OOM_FAILURES = MemoryRecord()
 
 
 class ReplanPhase(StrEnum):
-    """In order of time. NOTICE: from the notice to the step boundary at which it is followed; SAVE; TEARDOWN: from the
-    last word of a rank to the end of its session; START: from the start of a process until its group is made; LOAD:
-    until the state is in place; FIRST_STEP."""
+    """Phases of a re-plan, in order of time.
+
+    NOTICE: from the notice to the step boundary at which workers act on it. SAVE: the checkpoint is written. TEARDOWN:
+    from a rank's last report to the end of its session. START: from the start of a process until its process group is
+    ready. LOAD: until the state is loaded. FIRST_STEP: the first step.
+    """
 
     NOTICE = "notice"
     SAVE = "save"
@@ -152,8 +154,11 @@ STARTUP_PHASES = (ReplanPhase.START, ReplanPhase.LOAD, ReplanPhase.FIRST_STEP)
 
 @dataclass(frozen=True, slots=True)
 class LoadTraffic:
-    """Bytes that a load fills (`needed_bytes`), those that it read from pieces of the checkpoint to do so, and of the
-    latter those that were written on another node than they were read on. Ranks that need the same bytes count each."""
+    """Bytes of a checkpoint load, summed over ranks.
+
+    `needed_bytes` is the size of the loaded state. `read_bytes` were read from checkpoint shards for it. `moved_bytes`
+    of these were written on another node than the one that read them.
+    """
 
     needed_bytes: int = 0
     read_bytes: int = 0
@@ -169,8 +174,10 @@ class LoadTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """What is known of the re-plan under way. `generation` is the last one whose first step was seen, `left_s` the
-    seconds by phase that the workers of that generation or of a later one took to leave."""
+    """Times of the current re-plan. `generation` is the last generation whose first step was observed.
+
+    `left_s` are the seconds by phase that the workers of that generation or of a later one took to leave.
+    """
 
     generation: int = 0
     left_s: Mapping[str, float] = field(default_factory=dict)
@@ -186,7 +193,7 @@ _HALF = SAMPLES_MAX // 2
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`at_s` is when it was reported; None is what was not told."""
+    """Progress of a job at `at_s`. None means that workers did not report the value."""
 
     at_s: float
     steps: float
@@ -197,7 +204,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SlottedSample:
-    """Takes the place, from 0 up to `SAMPLES_MAX`, of whatever is in it of the job's series."""
+    """A sample for one slot of the job's series, 0 to SAMPLES_MAX - 1. It replaces the slot's previous sample."""
 
     job_id: str
     slot: int
@@ -206,24 +213,29 @@ class SlottedSample:
 
 @dataclass(frozen=True, slots=True)
 class SampleSeries:
-    """When the first and the last sample of a job's series were reported."""
+    """Times of the first and the last sample of a job's series."""
 
     first_at_s: float
     last_at_s: float
 
     def accepts(self, at_s: float) -> bool:
-        """Samples of a series ascend in time, at least `SAMPLE_S_MIN` apart."""
+        """Return whether a sample at `at_s` is at least SAMPLE_S_MIN newer than the last one."""
         return at_s - self.last_at_s >= SAMPLE_S_MIN
 
 
 def compute_sample_slot(elapsed_s: float) -> int:
-    """The place of a sample so long after the first one."""
+    """Return the slot of a sample `elapsed_s` seconds after the first one.
+
+    A series has SAMPLES_MAX slots. Time is divided into cells of SAMPLE_S_MIN. When all slots are full, cells become
+    twice as wide, and each new cell overwrites every second old one, oldest first. The series thus stays evenly spread
+    without deletions. A cell holds its newest sample.
+    """
     cell, stride = int(elapsed_s // SAMPLE_S_MIN), 1
     while cell >= SAMPLES_MAX * stride:
         stride *= 2
     while stride > 1:
         if cell >= _HALF * stride:
-            # The j-th cell of the second half takes the place of the j-th odd one of those that were half as wide.
+            # Cell j of the second half overwrites the j-th odd cell of the previous, half as wide cells.
             cell = (2 * (cell // stride - _HALF) + 1) * (stride // 2)
         stride //= 2
     return cell

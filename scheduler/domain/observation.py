@@ -1,9 +1,4 @@
-"""Observation: what an executor saw of processes and nodes. It may be stale.
-
-RankStatus: what one rank of a job says of itself.
-
-Runs whose ranks no controller can see: what it let begin, and what node agents say of their ranks.
-"""
+"""Reports about running workers: executor observations, rank status files and node agent reports."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from scheduler.domain.parallel_plan import ParallelPlan
 
 
 class RunPhase(StrEnum):
-    """Where the worker processes of one job generation stand."""
+    """Phase of the worker processes of one job generation."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -30,21 +25,20 @@ class RunPhase(StrEnum):
 
 
 class FailureCause(StrEnum):
-    """What a run has died of, where there is proof of it."""
+    """Proven cause of a failed run."""
 
     OUT_OF_MEMORY = "out-of-memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation of one job as seen.
+    """One generation of one job, as observed.
 
-    LEFT: it saved and left as it was asked to. FAILED: its own fault, which costs a retry. LOST: killed at its
-    deadline, or gone with its node or its controller. `gpus` are those its processes still occupy: none once
-    they are gone. `checkpoint_steps` is the last complete checkpoint, None where it has none. `peak_bytes` is the most
-    memory that a rank has had at once, `phases_s` the seconds of its parts of re-plans by `ReplanPhase`, the longest of
-    its ranks'. `frozen_layers`: so many of the first layers are frozen, None where it does not say. `traffic`: what its
-    ranks together read of a checkpoint, None where they read none or do not say.
+    LEFT: it saved and exited as requested. FAILED: it failed by itself, which costs a retry. LOST: it was killed at its
+    deadline, or its node or controller disappeared. `gpus` are the GPUs that its processes still occupy.
+    `checkpoint_steps` is the last complete checkpoint, or None. `peak_bytes` is the largest memory use of any rank.
+    `phases_s` are seconds by `ReplanPhase`, the longest of all ranks. `frozen_layers` is None if not reported.
+    `traffic` is the checkpoint load of all ranks together, or None.
     """
 
     job_id: str
@@ -65,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """`inference_gpus` and `other_gpus`: as in `Node`."""
+    """Observed facts of a node. `inference_gpus` and `other_gpus` are defined as in `Node`."""
 
     up: bool = True
     inference_gpus: int = 0
@@ -74,10 +68,10 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """All runs that exist, and the nodes that the executor can see.
+    """All existing runs, and the nodes that the executor observes. It may be stale.
 
-    `converged_generation` is the newest snapshot generation that the executor had put into effect before it
-    looked. A run that is absent here is known to be gone only as of that generation.
+    `converged_generation` is the newest snapshot generation that was in effect before the observation. A run that is
+    absent here is known to be gone only as of that generation.
     """
 
     at_s: float
@@ -105,11 +99,14 @@ class RankPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """`step` is the last finished one, `checkpoint_step` that of the last complete checkpoint. `peak_bytes`: the most
-    memory that the rank has had at once. `phases_s`: seconds by `ReplanPhase`. `written_at_ns` is the file's own time,
-    good for telling which of two ranks spoke first. `memory_events` is the file in which the kernel counts whom it has
-    killed for memory in this rank's control group, `oom_kills` that count when the rank last wrote. `frozen_layers` is
-    None where the script says nothing of them, `traffic` where it says nothing of what it read of a checkpoint."""
+    """Status that one rank reports about itself.
+
+    `step` is the last finished step, `checkpoint_step` the step of the last complete checkpoint. `peak_bytes` is the
+    largest memory use so far. `phases_s` are seconds by `ReplanPhase`. `written_at_ns` is the modification time of the
+    status file, which orders the reports of ranks. `memory_events` is the kernel file that counts out-of-memory kills
+    in the rank's control group, and `oom_kills` its count at the last report. `frozen_layers` and `traffic` are None if
+    not reported.
+    """
 
     phase: RankPhase
     step: int = 0
@@ -136,16 +133,16 @@ class RankStatus:
 
     @property
     def has_loaded_state(self) -> bool:
-        """Its step is a measurement: the state was in place."""
+        """Whether the state was loaded, so that `step` is a measurement."""
         return self.phase not in (RankPhase.STARTING, RankPhase.FAILED) or self.step > 0
 
 
 @dataclass(frozen=True, slots=True)
 class KillOrder:
-    """Ranks of a run that are still there at `by_s` are killed by their agents.
+    """Order to kill the ranks of a run that still exist at `by_s`.
 
-    `fault`: it has failed through this; `loss`: it is lost because of this; both empty: rank 0 has said its last word,
-    and the others outstay it. `is_hearsay`: the fault is what a rank said of itself, perhaps because others had died.
+    `fault` is the reason of a failed run, `loss` the reason of a lost run. Both are empty if rank 0 has ended and other
+    ranks remain. `is_hearsay` means that a rank reported the fault itself, perhaps because other ranks had died.
     """
 
     by_s: float
@@ -156,10 +153,10 @@ class KillOrder:
 
 @dataclass(frozen=True, slots=True)
 class BegunRun:
-    """A generation of a job whose ranks may be started: all that an agent needs to start them, but the job's spec.
+    """A generation whose ranks may be started, with all that an agent needs except the job's specification.
 
-    Begun once and never again. `seats` is the GPU of each rank, `pods` the one agent of each node that may start
-    those of that node. `doom` once its ranks have to end, `end` once they have: as it was seen then.
+    A generation is begun once. `seats` is the GPU of each rank. `pods` is the agent pod of each node that may start
+    ranks there. `doom` is set once the ranks must end, `end` once they have ended.
     """
 
     job_id: str
@@ -179,7 +176,7 @@ class BegunRun:
 
     @property
     def kill_at_s(self) -> float:
-        """When ranks that are left of it have to be killed; infinite while they may stay."""
+        """Time at which remaining ranks must be killed. Infinite while the run may continue."""
         if self.end is not None:
             return -math.inf
         return math.inf if self.doom is None else self.doom.by_s
@@ -187,9 +184,12 @@ class BegunRun:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """`exit_code` is minus the signal's number where one ended the rank, None while it lives. `tail`: the end of its
-    log, where it ended otherwise than well. `oom_kills`: the kernel's count of those killed for memory in the rank's
-    control group, read after its end."""
+    """Report about one rank by its agent.
+
+    `exit_code` is minus the signal number if a signal ended the rank, and None while it lives. `tail` is the end of its
+    log after a failure. `oom_kills` is the kernel's count of out-of-memory kills in the rank's control group, read
+    after its end.
+    """
 
     rank: int
     exit_code: int | None = None
@@ -200,11 +200,11 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """The newest word of the agent of one job on one node. `pod` tells one agent there from the next one.
+    """Latest report of a job's agent on one node. `pod` identifies the agent.
 
-    `ranks` are those of `generation` on that node; none and generation 0 before its first start. `since_s`: it tells
-    of this generation since then. `failure`: why it could not start them. `killed`: why they were killed, where nobody
-    had doomed them. `terminated`: it has sent them SIGTERM, because none of them had said anything.
+    `ranks` are the ranks of `generation` on the node; generation 0 without ranks before the first start. `since_s` is
+    when the agent first reported this generation. `failure` is why it could not start ranks. `killed` is why it killed
+    ranks without a kill order. `terminated` means that it sent SIGTERM because no rank had reported.
     """
 
     job_id: str

@@ -1,4 +1,4 @@
-"""ParallelPlan: how one job is parallelised on one GpuShape, and the JSON form that other programs read."""
+"""ParallelPlan: how a job is parallelised on one GpuShape, and its JSON form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Recompute(StrEnum):
-    """Which activations the backward pass computes again instead of keeping them."""
+    """Activations that the backward pass recomputes instead of storing them."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -17,7 +17,7 @@ class Recompute(StrEnum):
 
 
 class ScheduleName(StrEnum):
-    """Order of micro-batches in the pipeline."""
+    """Order of the micro-batches in the pipeline."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -32,10 +32,10 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class LayerStrategy:
-    """How a run of `layers` consecutive layers is spread over the GPUs of its stage.
+    """Parallelism of `layers` consecutive layers on the GPUs of their stage.
 
-    The product tp x dp x ulysses x ring is the number of GPUs of the stage. `zero` 0 is plain data parallel
-    (DDP), 1 to 3 shard optimizer state, gradients and parameters over `shard_group` replicas (3 = FSDP).
+    The product tp x dp x ulysses x ring is the number of GPUs of the stage. `zero` 0 is plain data parallelism (DDP); 1
+    to 3 shard optimizer state, gradients and parameters over `shard_group` replicas (3 is FSDP).
     """
 
     layers: int
@@ -57,7 +57,7 @@ class LayerStrategy:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One pipeline stage: layers `first_layer` to `last_layer`, both counted, on `gpus` GPUs of one model."""
+    """One pipeline stage: layers `first_layer` to `last_layer`, both included, on `gpus` GPUs of one model."""
 
     first_layer: int
     last_layer: int
@@ -68,10 +68,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ParallelPlan:
-    """A complete plan. Times are predictions of the cost model for one optimizer step.
+    """A complete plan. Times are the cost model's predictions for one optimizer step.
 
-    `micro_batch_size` counts samples over all data-parallel replicas together, so that
-    `micro_batches * micro_batch_size` is the global batch.
+    `micro_batch_size` counts samples over all data-parallel replicas together, so that `micro_batches *
+    micro_batch_size` is the global batch. `optimality_gap` is the largest possible speedup of any other plan, as a
+    fraction.
     """
 
     schedule: Schedule
@@ -90,13 +91,13 @@ class ParallelPlan:
             for strategy in stage.strategies:
                 if strategy.gpus != stage.gpus:
                     raise ValueError(
-                        f"stage {stage.first_layer}-{stage.last_layer} has {stage.gpus} GPUs, "
-                        f"its strategy spreads over {strategy.gpus}"
+                        f"stage of layers {stage.first_layer}-{stage.last_layer} has {stage.gpus} GPUs, "
+                        f"but its strategy needs {strategy.gpus}"
                     )
 
     @property
     def pipeline_devices(self) -> int:
-        """Groups of GPUs that the pipeline runs over; stage k is on group k mod `devices`."""
+        """Number of GPU groups in the pipeline. Stage k runs on group k mod `pipeline_devices`."""
         return max(1, len(self.stages) // max(1, self.schedule.interleave))
 
     @property
@@ -109,16 +110,18 @@ class ParallelPlan:
 
     @property
     def layers(self) -> int:
-        """Layers of the model, embedding and head not counted."""
+        """Number of layers, without embedding and head."""
         return self.stages[-1].last_layer + 1
 
     def is_equivalent_to(self, other: ParallelPlan) -> bool:
-        """Workers would do the same under both; only what is predicted may differ."""
-        mine, its = ((plan.schedule, plan.micro_batches, plan.micro_batch_size, plan.stages) for plan in (self, other))
-        return mine == its
+        """Return whether workers do the same under both plans. Predictions may differ."""
+        own, others = (
+            (plan.schedule, plan.micro_batches, plan.micro_batch_size, plan.stages) for plan in (self, other)
+        )
+        return own == others
 
     def summarize(self) -> str:
-        """One short line for people, for example `pp2 · tp2 dp2 fsdp · 8 micro-batches`."""
+        """Return one short line, for example `pp2 · tp2 dp2 fsdp · 8 micro-batches`."""
         first = self.stages[0].strategies[0]
         degrees = {
             "tp": first.tp,
@@ -137,15 +140,15 @@ class ParallelPlan:
 
 
 def plan_to_json(plan: ParallelPlan) -> dict[str, Any]:
-    """The plan as plain JSON values: the contract of plan.json and of every API that shows a plan."""
+    """Return the plan as plain JSON values, the contract of plan.json and of the API."""
     return asdict(plan)
 
 
 def plan_from_json(document: Mapping[str, Any]) -> ParallelPlan:
-    """The inverse of `plan_to_json`.
+    """Parse a plan that `plan_to_json` wrote.
 
     Raises:
-        ValueError: a field is missing, of another type, or contradicts another; the message names it.
+        ValueError: A field is missing, of another type, or contradicts another field. The message names it.
     """
     try:
         stages = tuple(
@@ -155,10 +158,10 @@ def plan_from_json(document: Mapping[str, Any]) -> ParallelPlan:
         schedule = Schedule(ScheduleName(document["schedule"]["name"]), int(document["schedule"]["interleave"]))
         rest = {key: document[key] for key in _SCALAR_FIELDS}
         return ParallelPlan(schedule=schedule, stages=stages, **rest)
-    except KeyError as missing:
-        raise ValueError(f"plan: field {missing} is missing") from None
-    except TypeError as wrong:
-        raise ValueError(f"plan: {wrong}") from None
+    except KeyError as error:
+        raise ValueError(f"plan: field {error} is missing") from None
+    except TypeError as error:
+        raise ValueError(f"plan: {error}") from None
 
 
 _SCALAR_FIELDS = (

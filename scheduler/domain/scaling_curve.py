@@ -1,4 +1,4 @@
-"""ScalingCurve: what a job would gain from each GpuShape."""
+"""ScalingCurve: the step time of a job on each GpuShape, from solved parallel plans."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ LINEAR_CURVE_KEY = "linear"
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurve:
-    """The solved plans of one model at one global batch, by shape; shapes that cannot work, with the reason.
+    """Solved plans of one model at one global batch, by shape, and infeasible shapes with the reason.
 
-    A shape in neither mapping has not been solved yet.
+    A shape in neither mapping is not solved yet. The private fields cache results, because policies look up curves many
+    times in each tick.
     """
 
     plans: Mapping[GpuShape, ParallelPlan] = field(default_factory=dict)
@@ -40,7 +41,7 @@ class ScalingCurve:
         return self.plans.get(shape)
 
     def packed_plans(self, gpu: str, gpus_per_node: int) -> Mapping[int, ParallelPlan]:
-        """The plans on as few nodes of this kind as possible, by GPUs."""
+        """Return the plans on as few nodes of this kind as possible, by number of GPUs."""
         key = (gpu, gpus_per_node)
         if key not in self._packed_plans:
             self._packed_plans[key] = {
@@ -51,7 +52,7 @@ class ScalingCurve:
         return self._packed_plans[key]
 
     def has_infeasible_shape(self, gpus: int) -> bool:
-        """There are ways in which so many GPUs can lie that have no plan."""
+        """Return whether at least one shape of `gpus` GPUs is infeasible."""
         if not self._infeasible_counts:
             self._infeasible_counts.update((shape.gpus, None) for shape in self.infeasible)
         return gpus in self._infeasible_counts
@@ -59,8 +60,10 @@ class ScalingCurve:
     def min_efficient_gpus(
         self, gpu: str, gpus_per_node: int, min_gpus: int, max_gpus: int, efficiency: float
     ) -> int | None:
-        """The fewest of the planned counts from `least` to `most` on which a step takes no more GPU-seconds than
-        1 / `share` times the fewest that it takes on any of them; None where none is planned."""
+        """Return the smallest planned GPU count in the range that reaches `efficiency`, or None if none is planned.
+
+        Efficiency is the GPU-seconds per step of the cheapest count in the range, divided by those of the count itself.
+        """
         key = (gpu, gpus_per_node, min_gpus, max_gpus, efficiency)
         if key not in self._efficient_counts:
             planned = self.packed_plans(gpu, gpus_per_node)
@@ -77,14 +80,14 @@ class ScalingCurve:
         return shape in self.plans or shape in self.infeasible
 
     def is_count_solved(self, gpus: int) -> bool:
-        """Some shape of so many GPUs is solved, either way."""
+        """Return whether at least one shape of `gpus` GPUs is solved, as feasible or infeasible."""
         return any(shape.gpus == gpus for shape in (*self.plans, *self.infeasible))
 
     def faster_subset(self, shape: GpuShape, gpus_min: int = 1) -> GpuShape | None:
-        """A part of `shape` on which the job is at least as fast, so that the other GPUs are wasted on it.
+        """Return the fastest solved subset of `shape` that is at least as fast, or None. Other GPUs would be wasted.
 
-        The fastest solved part of at least `gpus_min` GPUs, of equals the one with the fewest. None where all GPUs
-        pay, where no such part is known, and where `shape` has no plan.
+        Only subsets of `gpus_min` GPUs or more are considered. Among equally fast subsets, the one with fewest GPUs is
+        returned.
         """
         key = (shape, gpus_min)
         if key not in self._faster_subsets:
@@ -92,16 +95,17 @@ class ScalingCurve:
         return self._faster_subsets[key]
 
     def _find_faster_subset(self, shape: GpuShape, gpus_min: int) -> GpuShape | None:
-        whole = self.plans.get(shape)
-        if whole is None:
+        plan = self.plans.get(shape)
+        if plan is None:
             return None
-        whole_s, gpus = whole.iteration_time_s, shape.gpus
-        parts = [
-            (plan.iteration_time_s, part.gpus, part)
-            for part, plan in self.plans.items()
-            if plan.iteration_time_s <= whole_s and gpus_min <= part.gpus < gpus and _is_subset(part, shape)
+        subsets = [
+            (other.iteration_time_s, subset.gpus, subset)
+            for subset, other in self.plans.items()
+            if other.iteration_time_s <= plan.iteration_time_s
+            and gpus_min <= subset.gpus < shape.gpus
+            and _is_subset(subset, shape)
         ]
-        return min(parts)[2] if parts else None
+        return min(subsets)[2] if subsets else None
 
     def with_plan(self, shape: GpuShape, plan: ParallelPlan) -> ScalingCurve:
         return ScalingCurve({**self.plans, shape: plan}, self.infeasible)
@@ -112,9 +116,9 @@ class ScalingCurve:
 
 @dataclass(frozen=True, slots=True)
 class LinearCurve:
-    """The curve of a job without a model: data parallel alone, twice the GPUs half the step time, on any shape.
+    """The curve of a job without a model: data parallelism with ideal scaling on every shape.
 
-    One step is one GPU-second of work, so a job that ran `d` seconds on `g` GPUs has `d * g` steps.
+    One step is one GPU-second of work: a job that ran `d` seconds on `g` GPUs has `d * g` steps.
     """
 
     def plan_for(self, shape: GpuShape) -> ParallelPlan | None:
@@ -127,7 +131,7 @@ class LinearCurve:
         return True
 
     def faster_subset(self, shape: GpuShape, gpus_min: int = 1) -> GpuShape | None:
-        """None: every GPU gains."""
+        """Return None, because every GPU makes the job faster."""
         return None
 
     @property
@@ -137,11 +141,10 @@ class LinearCurve:
 
 @dataclass(frozen=True, slots=True)
 class CurveRequest:
-    """What a curve is solved for, shapes apart. Equal requests share one curve.
+    """Input of the solver for a curve, except the shapes. Equal requests share one curve.
 
-    `model` names a preset of the solver; `profile_json` is a whole model profile as canonical JSON instead.
-    `memory_percent`: what a plan really takes, in percent of its predicted peak. A plan must fit with that. The model's
-    first `frozen_layers` layers are not trained.
+    `model` names a preset. `profile_json` is a complete model profile as canonical JSON instead. Plans must fit when
+    `memory_percent` percent of their predicted peak memory is used. The first `frozen_layers` layers are not trained.
     """
 
     model: str
@@ -173,7 +176,7 @@ def curve_key(
     memory_percent: int = 100,
     frozen_layers: int = 0,
 ) -> str:
-    """Content address of a curve: readable for presets, a digest for profiles of the user's own."""
+    """Return the content address of a curve: readable for presets, with a digest for custom profiles."""
     name = model or "profile-" + sha256(profile_json.encode()).hexdigest()[:16]
     memory = f"/memory-{memory_percent}" if memory_percent > 100 else ""
     frozen = f"/frozen-{frozen_layers}" if frozen_layers else ""
@@ -185,19 +188,20 @@ LINEAR_CURVE = LinearCurve()
 
 
 def _is_subset(subset: GpuShape, shape: GpuShape) -> bool:
-    """Whether `part` remains of `shape` when some GPUs of its nodes are given up."""
+    """Return whether `subset` can be made from `shape` by removing GPUs from its nodes."""
     return all(_count_matching_nodes(group, subset) <= _count_matching_nodes(group, shape) for group in subset.groups)
 
 
 def _count_matching_nodes(group: GpuGroup, shape: GpuShape) -> int:
-    """Nodes of `shape` that give at least as many GPUs of the same model."""
-    fitting = (own for own in shape.groups if own.gpu == group.gpu and own.gpus_per_node >= group.gpus_per_node)
-    return sum(own.nodes for own in fitting)
+    """Count the nodes of `shape` with at least as many GPUs of the same model."""
+    return sum(
+        other.nodes for other in shape.groups if other.gpu == group.gpu and other.gpus_per_node >= group.gpus_per_node
+    )
 
 
 @lru_cache(maxsize=4096)
 def build_data_parallel_plan(gpu: str, gpus: int) -> ParallelPlan:
-    """One replica a GPU; a step is one GPU-second of work, so it takes 1 / gpus seconds. Memory is unknown (0)."""
+    """Return the plan with one replica per GPU. One step is one GPU-second of work. Peak memory is unknown (0)."""
     strategy = LayerStrategy(layers=1, dp=gpus)
     return ParallelPlan(
         schedule=Schedule(),

@@ -1,4 +1,4 @@
-"""SimulationTask: a simulation that somebody handed in, which a process of the service plays in the background."""
+"""SimulationTask: a simulation that a user submitted and that the service runs in the background."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIVE_TASK_STATES = (TaskState.QUEUED, TaskState.RUNNING)
 
 @dataclass(frozen=True, slots=True)
 class SimulationFiles:
-    """The texts of the files; `demand` is empty where none was given."""
+    """Texts of the input files. `demand` is empty if none was given."""
 
     jobs: str
     demand: str
@@ -28,8 +28,11 @@ class SimulationFiles:
 
 @dataclass(frozen=True, slots=True)
 class SimulationTask:
-    """`jobs_done` of `jobs_total` jobs have ended, over all policy sets; `playing` is the one that is played now. It
-    was begun `tries` times. `reason` says why it failed, or waits again. `number` ascends with creation."""
+    """A submitted simulation. `jobs_done` of `jobs_total` jobs have ended, over all policy sets.
+
+    `playing` is the policy set that runs now. `tries` counts the attempts. `reason` says why it failed or waits for
+    another attempt. `number` ascends with creation.
+    """
 
     id: str
     owner: str

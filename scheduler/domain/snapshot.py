@@ -1,4 +1,4 @@
-"""Snapshot: all live state at one time and generation. Immutable, complete, replayable."""
+"""Snapshot: all live state of the service at one time and generation. Immutable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNSOLVED_CURVE = ScalingCurve()
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What operators can stop with one command. `loans_recalled` also takes back every loan there is."""
+    """Switches of the operator. `loans_recalled` also recalls every existing loan."""
 
     lending_paused: bool = False
     loans_recalled: bool = False
@@ -28,12 +28,11 @@ class Switches:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Jobs by id, pools, nodes and declared queues by name, live loans by node name, curves by content key.
+    """Jobs by id; pools, nodes and created queues by name; live loans by node name; curves by key.
 
-    `solver` is the fingerprint of the solver whose points the curves hold.
-    `full_pass_at_s` is when a tick last considered lending and flexible GPUs; between full passes a tick only
-    reacts (arrivals, ends, recalls). `memo` is the ledger of this snapshot, or of one that it was made from: no part
-    of its value.
+    `solver` is the fingerprint of the solver that made the curves. `full_pass_at_s` is when a tick last considered
+    lending and resizing; ticks in between only react to arrivals, exits and recalls. `cached_index` is the index of
+    this snapshot or of a predecessor. It is not part of the value.
     """
 
     generation: int = 0
@@ -55,54 +54,60 @@ class Snapshot:
         return self.profile_curve(job) if job.spec.has_profile else LINEAR_CURVE
 
     def profile_curve(self, job: Job) -> ScalingCurve:
-        """The curve of a job that has a model; an empty one where nothing is solved yet."""
+        """Return the curve of a job with a model, empty if nothing is solved yet."""
         return self.curves.get(job.curve_key, UNSOLVED_CURVE)
 
     def curve_requests(self) -> Mapping[str, CurveRequest]:
-        """What the curves of all live jobs are solved for, by key: for what is known of a job's memory and frozen
-        layers now, not as it was submitted."""
+        """Return the curves to solve for all live jobs, by key, for their current memory records and frozen layers."""
         profiled = (job for job in self.jobs.values() if job.spec.has_profile)
         return {request.key: request for job in profiled for request in job.curve_requests}
 
     def shape_of(self, gpus: Gpus) -> GpuShape:
-        """The shape of exact GPUs. Raises KeyError for a node that does not exist."""
+        """Return the shape of these GPUs.
+
+        Raises:
+            KeyError: A node does not exist.
+        """
         return GpuShape.from_node_counts((self.nodes[node].gpu, len(indices)) for node, indices in gpus.items())
 
     def default_rank_placement(self, gpus: Gpus) -> RankPlacement:
-        """The GPU of each rank where nothing speaks for another order: training's own nodes first, by name, so that
-        rank 0 sits on one where there is one."""
+        """Return the default GPU of each rank: training's own nodes first, by name.
+
+        Rank 0 is thus on a node that cannot be recalled, if there is one.
+        """
         known = ((name, self.nodes.get(name)) for name in gpus)
         owned = {name for name, node in known if node and self.pools[node.pool].kind is PoolKind.TRAINING}
         return gpu_sets.place_ranks(gpus, first=owned)
 
     def rank_placement(self, allocation: Allocation) -> RankPlacement:
-        """The GPU of each rank of the allocation's generation."""
+        """Return the GPU of each rank of the allocation's generation."""
         return allocation.seats or self.default_rank_placement(allocation.target)
 
     @property
     def index(self) -> SnapshotIndex:
-        """Who holds what and what is free. Worked out once, then carried along by `replace`; not to be changed."""
-        memo = self.cached_index
-        if memo is None or not memo.matches(self):
-            memo = memo.derive_for(self) if memo is not None else SnapshotIndex.build(self)
-            object.__setattr__(self, "cached_index", memo)
-        return memo
+        """Index of the nodes, loans and jobs. Built once, then carried along by `replace`. Do not modify it."""
+        index = self.cached_index
+        if index is None or not index.matches(self):
+            index = index.derive_for(self) if index is not None else SnapshotIndex.build(self)
+            object.__setattr__(self, "cached_index", index)
+        return index
 
     @property
     def typical_node_sizes(self) -> Mapping[str, int]:
-        """GPUs of the commonest node of each GPU model: canonical shapes are packed into those."""
-        memo = self.cached_index
-        return (memo if memo is not None and memo.nodes is self.nodes else self.index).typical_node_sizes()
+        """GPUs per node of the most common node size of each GPU model."""
+        index = self.cached_index
+        is_current = index is not None and index.nodes is self.nodes
+        return (index if index is not None and is_current else self.index).typical_node_sizes()
 
     @property
     def training_gpus(self) -> Mapping[GpuKind, int]:
-        """GPUs of the nodes on which training may put something new, free or not, by kind."""
-        memo = self.cached_index
-        same = memo is not None and memo.nodes is self.nodes and memo.loans is self.loans
-        return (memo if memo is not None and same else self.index).training_gpus
+        """Number of GPUs, free or not, on nodes that accept training, by kind."""
+        index = self.cached_index
+        is_current = index is not None and index.nodes is self.nodes and index.loans is self.loans
+        return (index if index is not None and is_current else self.index).training_gpus
 
     def serves_training(self, node: Node) -> bool:
-        """Training may put something new on this node now."""
+        """Return whether training may start ranks on this node."""
         return serves_training(node, self.pools, self.loans.get(node.name))
 
     def is_lent(self, node: Node) -> bool:
@@ -110,13 +115,13 @@ class Snapshot:
         return loan is not None and loan.state in (LoanState.ACTIVE, LoanState.RECALLED)
 
     def must_vacate(self, node: Node) -> bool:
-        """Training has to get off this node: recalled, down, draining, or not lent (any more)."""
+        """Return whether training must leave this node: it is recalled, down, draining or not lent."""
         return must_vacate(node, self.pools, self.loans.get(node.name))
 
     def count_inference_gpus(self, node: Node) -> int:
-        """GPUs that inference has on a node of its own."""
+        """Count the GPUs of the node that inference can use."""
         return count_inference_gpus(node, self.loans.get(node.name))
 
     def capacity(self, pool: str) -> int:
-        """GPUs of a pool's nodes that are up."""
+        """Return the number of GPUs on the pool's nodes that are up."""
         return self.index.capacity(pool)

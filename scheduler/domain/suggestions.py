@@ -1,4 +1,4 @@
-"""Spelling: what somebody may have meant by a name that nobody knows."""
+"""Suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SIMILARITY_MIN = 0.7
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where one of the known names is close, to be put behind what is allowed; else nothing."""
+    """Return `; did you mean 'x'?` if a known name is similar to `name`, else an empty string."""
     by_folded = {each.casefold(): each for each in known}
     near = get_close_matches(name.casefold(), by_folded, n=1, cutoff=_SIMILARITY_MIN)
     return f"; did you mean {by_folded[near[0]]!r}?" if near else ""

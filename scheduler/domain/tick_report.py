@@ -1,4 +1,4 @@
-"""What one tick decided (TickResult) and what it did (TickReport)."""
+"""Results of one tick: what it decided (TickResult) and what it did (TickReport)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from scheduler.domain.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class WantedShape:
-    """A point of a curve that a policy looked for and did not find; it is solved next."""
+    """A curve point that a policy looked up and did not find. It is solved next."""
 
     curve_key: str
     shape: GpuShape
 
 
 class Invariant(StrEnum):
-    """The laws of legality, each with the word that a violation is reported under."""
+    """Rules that every decision must satisfy. The value is the name under which a violation is reported."""
 
     UNKNOWN_SUBJECT = "unknown-subject"
     WRONG_STATE = "wrong-state"
@@ -42,7 +42,7 @@ class Invariant(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """An illegal decision: it was dropped."""
+    """A decision that breaks a rule. It was dropped."""
 
     law: Invariant
     subject: str
@@ -59,7 +59,7 @@ class BreachKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A broken promise in the world."""
+    """An observed violation of a guarantee, for example a node that is returned late."""
 
     kind: BreachKind
     subject: str
@@ -68,7 +68,7 @@ class Breach:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What `decide` returns: decisions in the order in which they apply, and why every other job waits."""
+    """Decisions in the order in which they apply, and the reason why each other job is pending."""
 
     decisions: tuple[Decision, ...] = ()
     waiting: Mapping[str, Reason] = field(default_factory=dict)
@@ -79,9 +79,11 @@ class TickResult:
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """What a tick did. `stage_s` is wall time by stage, for metrics alone. `before` is the state that it loaded,
-    `after` the one that it leaves, with what has just ended in it; `readings` are all figures of demand that it heard,
-    by pool."""
+    """Record of a committed tick. `stage_s` is wall-clock time by stage, for metrics.
+
+    `before` is the snapshot that the tick loaded, `after` the one that it leaves, including jobs and loans that just
+    ended. `readings` are all demand readings received, by pool.
+    """
 
     generation: int
     now_s: float
