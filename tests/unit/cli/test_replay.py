@@ -90,7 +90,7 @@ MALFORMED: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("text for a number", ("now_s",), "noon", "$.now_s: expected float, got 'noon'"),
     ("an unknown field", ("colour",), "red", "$: unknown field 'colour'; allowed: generation"),
     ("no GPUs on a node", ("nodes", "t0", "gpus"), 0, "$.nodes.t0: node t0: gpus must be at least 1, got 0"),
-    ("min above max", ("jobs", "small", "spec", "min_gpus"), 9, "gpus.max must be at least gpus.min = 9, got 3"),
+    ("min above max", ("jobs", "small", "spec", "min_gpus"), 9, "gpus.max must be at least gpus.min (9), got 3"),
     ("a home that does not exist", ("nodes", "t0", "pool"), "mars", "$.nodes.t0.pool: 'mars' is not one of"),
     ("GPUs on no node", ("jobs", "small", "allocation", "target"), {"t9": [0]}, "target: 't9' is not one of"),
     ("GPUs beyond the node", ("jobs", "small", "allocation", "target"), {"t0": [4]}, "[4] names a GPU that is not one"),

@@ -109,7 +109,7 @@ def test_the_last_death_fails_the_job_and_names_what_was_tried() -> None:
         job = replace(running(), memory=ended.memory)
     assert ended.state is JobState.FAILED
     assert ended.message.startswith("out of memory 3 times: 1. dp2")
-    assert ended.message.count("80.0 GB predicted, 84.0 GB measured, 85.9 GB a GPU") == 3
+    assert ended.message.count("80.0 GB predicted, 84.0 GB measured, 85.9 GB per GPU") == 3
 
 
 def test_a_job_without_a_model_pauses_and_keeps_its_curve() -> None:
