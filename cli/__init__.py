@@ -1,10 +1,10 @@
-"""The command line. Each module holds a group of verbs; `app` puts them together."""
+"""The command line: subcommands, the demo, and the composition of the service's processes."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """Run `ebbtide` on this process's arguments; ends the process with 0 (done), 1 (failed) or 2 (bad input)."""
+    """Run `ebbtide` and exit: code 0 for success, 1 for failure, 2 for invalid input."""
     from cli.app import app
 
     app(prog_name="ebbtide")

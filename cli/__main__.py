@@ -1,4 +1,4 @@
-"""`python -m cli` is the same as `ebbtide`."""
+"""Runs `ebbtide` as `python -m cli`."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ SUBCOMMANDS = (
     Subcommand("pools", "cli.commands.fleet:pools_app", FLEET_PANEL, "List, create or delete pools."),
     Subcommand("nodes", "cli.commands.fleet:nodes_app", FLEET_PANEL, "List, add or delete nodes."),
     Subcommand("queues", "cli.commands.queues:app", FLEET_PANEL, "List, create, change or delete queues."),
-    Subcommand("lending", "cli.commands.fleet:lending_app", FLEET_PANEL, "Pause or resume lending, or recall all loans."),
+    Subcommand("lending", "cli.commands.fleet:lending_app", FLEET_PANEL, "Pause or resume lending, or recall loans."),
     Subcommand("login", "cli.commands.identity:login", IDENTITY_PANEL, "Save a service's URL and your token for it."),
     Subcommand("whoami", "cli.commands.identity:whoami", IDENTITY_PANEL, "Show your name and roles on the service."),
     Subcommand("audit", "cli.commands.accounting:audit", IDENTITY_PANEL, "List the audit log (admins only)."),
@@ -110,6 +110,19 @@ class EbbtideGroup(TyperGroup):
                     each.name, callback=None, help=each.summary, hidden=each.hidden, rich_help_panel=each.panel
                 )
             )
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the overview as plain text: importing rich for it would double the time that `ebbtide --help` takes."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        visible = [each for each in SUBCOMMANDS if not each.hidden]
+        width = max(len(each.name) for each in visible)
+        for panel in dict.fromkeys(each.panel for each in visible):
+            rows = [(each.name.ljust(width), each.summary) for each in visible if each.panel == panel]
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+        formatter.write_paragraph()
+        formatter.write_text("Run 'ebbtide COMMAND --help' for the options of a command.")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, placeholder, rest = super().resolve_command(ctx, args)

@@ -1,6 +1,6 @@
-"""Completion in the shell: its script, and the names of the service's jobs, nodes, pools and queues as they are typed.
+"""Shell completion: the script for each shell, and completion of job, node, pool and queue names.
 
-Nobody waits for a shell: what does not answer within a second offers nothing.
+A service that does not answer within COMPLETION_TIMEOUT_S offers no names, so that the shell never blocks for longer.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ ShellArgument = Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh
 
 
 def completion(shell: ShellArgument) -> None:
-    """Print the script that lets TAB complete verbs, options and names; bash: `source <(ebbtide completion bash)`."""
+    """Print a shell completion script. For bash, run `source <(ebbtide completion bash)`."""
     typer.echo(get_completion_script(prog_name="ebbtide", complete_var="_EBBTIDE_COMPLETE", shell=shell.value))
 
 
 def enable_completion() -> None:
-    """Let the program answer the shells that run such a script."""
+    """Answer completion requests of a shell that has sourced the script."""
     completion_init()
 
 
 def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Newest first, each with its state."""
-
-    def offered(client: Client) -> Iterator[tuple[str, str]]:
-        return ((job["id"], job["state"]) for job in client.jobs(limit=SUGGESTIONS_MAX))
-
-    return _fetch_suggestions(context, incomplete, offered)
+    """Return job IDs, newest first, each with the job's state."""
+    return _fetch_suggestions(
+        context,
+        incomplete,
+        lambda client: ((job["id"], job["state"]) for job in client.jobs(limit=SUGGESTIONS_MAX)),
+    )
 
 
 def complete_node_names(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -81,7 +81,7 @@ def _fetch_suggestions(
         with Client(
             target.url, token=target.token, timeout_s=COMPLETION_TIMEOUT_S, retries=RetryPolicy(attempts=1)
         ) as client:
-            found = list(islice(list_candidates(client), SUGGESTIONS_MAX))
+            candidates = list(islice(list_candidates(client), SUGGESTIONS_MAX))
     except (ProblemError, UnreachableError, ValueError, TyperException):
         return []
-    return [(str(name), str(said)) for name, said in found if str(name).startswith(incomplete)]
+    return [(str(name), str(note)) for name, note in candidates if str(name).startswith(incomplete)]

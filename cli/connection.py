@@ -1,13 +1,13 @@
-"""Contexts: the services that this user has logged into, kept in a file that only the user may read.
+"""Connections to a service: its URL, the token for it, and the errors of the client as errors of the command.
 
-    ~/.config/ebbtide/config.yaml      (XDG_CONFIG_HOME is heeded)
+`ebbtide login` saves services as contexts in a file that only the user can read:
+
+    ~/.config/ebbtide/config.yaml      (or under XDG_CONFIG_HOME)
     current: prod
     contexts: {prod: {url: https://..., token: ebk_...}}
 
---url comes before EBBTIDE_URL, that before --context of `login`, EBBTIDE_CONTEXT and the current context. A token of a
-context is sent to that context's URL and to no other; EBBTIDE_TOKEN comes before it.
-
-Talking to a running service: its URL, and what a refusal means for the exit code.
+The URL comes from --url, else EBBTIDE_URL, else the context EBBTIDE_CONTEXT, else the current context. EBBTIDE_TOKEN
+overrides a context's token. A context's token is sent to that context's URL only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOCAL_SERVICE_URL = "http://127.0.0.1:8787"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A service and what one shows it. `context` is empty where none says so."""
+    """A service's URL and the API token for it. `context` is the context's name, or empty."""
 
     url: str
     token: str
@@ -42,17 +42,17 @@ class Target:
 
 @dataclass(slots=True)
 class Contexts:
-    """What the file holds."""
+    """The contents of the configuration file."""
 
     current: str = ""
     targets: dict[str, Target] = field(default_factory=dict)
 
 
 def resolve_target(url: str) -> Target:
-    """The service that a command talks to: at `url`, or where that is empty, of the context in use.
+    """Return the service at `url`, or the service of the current context if `url` is empty.
 
     Raises:
-        BadInput: EBBTIDE_CONTEXT names no context, or the file cannot be used.
+        InputError: EBBTIDE_CONTEXT names an unknown context, or the configuration file is invalid.
     """
     contexts, token = load_contexts(), os.environ.get("EBBTIDE_TOKEN", "")
     name = os.environ.get("EBBTIDE_CONTEXT", "") or contexts.current
@@ -65,14 +65,14 @@ def resolve_target(url: str) -> Target:
 
 
 def get_context(contexts: Contexts, name: str) -> Target:
-    """Raises BadInput where there is no such context."""
+    """Return the context of this name. Raises InputError if there is none."""
     if name not in contexts.targets:
         raise InputError(f"context: got {name!r}; allowed: {_format_context_names(contexts)}")
     return contexts.targets[name]
 
 
 def get_config_path() -> Path | None:
-    """None for a user without a home, as in a container."""
+    """Return the path of the configuration file, or None if the user has no home directory (in a container)."""
     if given := os.environ.get("XDG_CONFIG_HOME"):
         return Path(given) / "ebbtide" / "config.yaml"
     try:
@@ -82,18 +82,16 @@ def get_config_path() -> Path | None:
 
 
 def load_contexts() -> Contexts:
-    """Empty where there is no file.
+    """Read the configuration file. A missing file means no contexts.
 
     Raises:
-        BadInput: others may read it, or it is not what `save` writes.
+        InputError: other users can read the file, or its contents are invalid.
     """
     path = get_config_path()
     if path is None or not path.is_file():
         return Contexts()
     if (mode := path.stat().st_mode & 0o777) & 0o077:
-        raise InputError(
-            f"{path} has mode {mode:04o} and holds tokens: `chmod 600 {path}`, so that nobody else reads it"
-        )
+        raise InputError(f"{path} contains tokens, but its mode is {mode:04o}. Run `chmod 600 {path}`.")
     import yaml
 
     try:
@@ -101,24 +99,24 @@ def load_contexts() -> Contexts:
         told = document.get("contexts", {}).items()
         targets = {str(name): Target(each["url"], each.get("token", ""), str(name)) for name, each in told}
         return Contexts(str(document.get("current", "")), targets)
-    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as wrong:
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path}: cannot be read ({type(wrong).__name__}): `ebbtide login` writes a new one"
-        ) from wrong
+            f"{path}: cannot be read ({type(error).__name__}). Delete it and run `ebbtide login` again."
+        ) from error
 
 
 def save_contexts(contexts: Contexts) -> Path:
-    """Writes beside the file and replaces it, so that nobody ever reads half of it.
+    """Replace the configuration file atomically and return its path.
 
     Raises:
-        BadInput: there is nowhere to write.
+        InputError: there is no home directory, or the file cannot be written.
     """
     import yaml
 
     path = get_config_path()
     if path is None:
         raise InputError(
-            "there is no home folder to keep contexts in: set XDG_CONFIG_HOME, or EBBTIDE_URL and EBBTIDE_TOKEN"
+            "there is no home directory to save contexts in. Set XDG_CONFIG_HOME, or use EBBTIDE_URL and EBBTIDE_TOKEN."
         )
     document = {
         "current": contexts.current,
@@ -126,47 +124,51 @@ def save_contexts(contexts: Contexts) -> Path:
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, draft = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mkstemp creates with mode 0600
+        handle, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mkstemp creates with mode 0600
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             yaml.safe_dump(document, file, sort_keys=False)
-        Path(draft).replace(path)
-    except OSError as wrong:
-        raise InputError(f"{path}: cannot be written: {wrong.strerror or wrong}") from wrong
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
     return path
 
 
 def _format_context_names(contexts: Contexts) -> str:
-    return ", ".join(sorted(contexts.targets)) or "none; `ebbtide login` makes one"
+    return ", ".join(sorted(contexts.targets)) or "none; `ebbtide login` creates one"
 
 
 DEFAULT_URL = ""
-"""The context in use says; without one, a service on this machine."""
+"""The current context's service; without a context, LOCAL_SERVICE_URL."""
 
 UrlOption = Annotated[
     str,
     typer.Option(
         "--url",
         envvar="EBBTIDE_URL",
-        help="The service to talk to; without it, that of the context in use, else one on this machine.",
+        help="URL of the service. Default: the current context's service, else a service on this machine.",
         rich_help_panel="Service",
         show_default=False,
     ),
 ]
 
-# A service answers these to a request that was wrong in itself, not to one that only could not be met.
+# Statuses of requests that are invalid in themselves. Other 4xx statuses depend on the state of the service.
 INPUT_ERROR_STATUSES = frozenset({400, 409, 413, 415, 422})
 
 
 _REMEDIES = {
     401: " (log in with `ebbtide login`, or set EBBTIDE_TOKEN)",
-    403: " (`ebbtide whoami` shows what you may do; an admin grants more)",
+    403: " (`ebbtide whoami` shows your roles; an admin can grant more)",
 }
 
 
 @contextmanager
 def service_client(url: str) -> Iterator[Client]:
-    """A client of the service at `url`, or of the context in use, with its token; what the service refuses becomes
-    BadInput (exit 2) or Failed (exit 1)."""
+    """Connect to the service at `url`, or to that of the current context, with its token.
+
+    Raises:
+        InputError: the service rejected the request as invalid.
+        CommandError: the service could not do what was requested, or is unreachable.
+    """
     with target_client(resolve_target(url)) as client:
         yield client
 
@@ -183,11 +185,11 @@ def target_client(target: Target) -> Iterator[Client]:
     except ProblemError as problem:
         kind = InputError if problem.status in INPUT_ERROR_STATUSES else CommandError
         raise kind(format_problem(problem) + _REMEDIES.get(problem.status, "")) from problem
-    except UnreachableError as silent:
-        raise CommandError(f"{silent} (start a service with `ebbtide serve`, or name another with --url)") from silent
+    except UnreachableError as error:
+        raise CommandError(f"{error} (start a service with `ebbtide serve`, or set --url)") from error
 
 
 def format_problem(problem: ProblemError) -> str:
-    """A problem as one line: what was refused, and what is wrong with each field unless that was said already."""
-    said = problem.detail or problem.title or f"HTTP {problem.status}"
-    return "; ".join([said, *(error.message for error in problem.errors if error.message not in said)])
+    """Return a problem's detail followed by the errors of its fields that the detail does not contain."""
+    detail = problem.detail or problem.title or f"HTTP {problem.status}"
+    return "; ".join([detail, *(error.message for error in problem.errors if error.message not in detail)])

@@ -1,7 +1,4 @@
-"""How a command ends when it cannot do what was asked: one sentence on stderr and an exit code.
-
-Files and options that a user gives, read so that every mistake is named.
-"""
+"""Errors and exit codes of commands, and readers of files and options that report invalid input by name."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import typer
 from typer import TyperException
 
 from scheduler.domain.suggestions import suggest
@@ -26,13 +24,13 @@ EXIT_BAD_INPUT = 2
 
 
 class CommandError(TyperException):
-    """It was asked for properly and did not work."""
+    """The input was valid, but the command failed. Exit code 1."""
 
     exit_code = EXIT_FAILED
 
 
 class InputError(TyperException):
-    """Something that the user gave is wrong; the message names the field, the value and what is allowed."""
+    """Invalid input. The message names the field, the value and what is accepted. Exit code 2."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -43,60 +41,81 @@ def raise_input_error(message: str) -> NoReturn:
 
 @contextmanager
 def input_errors_from(source: str) -> Iterator[None]:
-    """Within it, every ValueError is the user's, made in `source` (a file or an option)."""
+    """Turn each ValueError of the block into an InputError that names `source`, a file or an option."""
     try:
         yield
-    except ValueError as mistake:
-        raise InputError(f"{source}: {mistake}" if source else str(mistake)) from mistake
+    except ValueError as error:
+        raise InputError(f"{source}: {error}" if source else str(error)) from error
+
+
+def has_no_subcommand(context: typer.Context) -> bool:
+    """Return whether a command group was called without a subcommand, which lists its resources.
+
+    Raises:
+        InputError: an option stands before the subcommand, where it would be ignored.
+    """
+    if context.invoked_subcommand is None:
+        return True
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise_input_error(
+                f"--{name} must follow the subcommand: {context.command_path} {context.invoked_subcommand} --{name} ..."
+            )
+    return False
 
 
 STDIN = "-"
 
 
 def read_text(source: str) -> str:
-    """The text of a file, or of standard input for `-`. Raises BadInput for what cannot be read."""
+    """Return the text of a file, or of standard input for `-`. Raises InputError if it cannot be read."""
     try:
         return sys.stdin.read() if source == STDIN else Path(source).read_text(encoding="utf-8")
-    except OSError as wrong:
-        raise InputError(f"{source}: cannot be read: {wrong.strerror or wrong}") from wrong
-    except UnicodeDecodeError as wrong:
-        raise InputError(f"{source}: is not UTF-8 text (byte {wrong.start})") from wrong
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source}: is not UTF-8 text (byte {error.start})") from error
 
 
 def read_json(source: str) -> Any:
-    """The JSON of a file. Raises BadInput for malformed JSON, and for NaN and Infinity, which JSON does not have."""
+    """Return the JSON value in a file. Raises InputError for malformed JSON and for NaN and Infinity."""
 
-    def not_json(constant: str) -> NoReturn:
+    def reject_constant(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not a JSON number")
 
     try:
-        return json.loads(read_text(source), parse_constant=not_json)
-    except ValueError as wrong:
-        raise InputError(f"{source}: is not JSON: {wrong}") from wrong
-    except RecursionError as wrong:
-        raise InputError(f"{source}: is not JSON of ours: it is nested too deeply") from wrong
+        return json.loads(read_text(source), parse_constant=reject_constant)
+    except ValueError as error:
+        raise InputError(f"{source}: is not JSON: {error}") from error
+    except RecursionError as error:
+        raise InputError(f"{source}: the JSON is nested too deeply") from error
 
 
 def read_yaml_object(source: str) -> dict[str, Any]:
-    """The one YAML (or JSON) object of a file. Raises BadInput for anything else."""
+    """Return the YAML or JSON object in a file. Raises InputError for anything else."""
     document = read_yaml(source)
     if not isinstance(document, dict):
-        raise_input_error(f"{source}: should hold one object (name: value lines), got {document!r:.60}")
+        raise_input_error(f"{source}: must contain one object (`name: value` lines), got {document!r:.60}")
     return document
 
 
 def read_yaml(source: str) -> Any:
-    """Whatever YAML (or JSON) value a file holds. Raises BadInput for anything else."""
+    """Return the YAML or JSON value in a file. Raises InputError if the file is not YAML."""
     import yaml
 
     try:
         return yaml.safe_load(read_text(source))
-    except (yaml.YAMLError, ValueError, RecursionError) as wrong:
-        raise InputError(f"{source}: is not YAML: {' '.join(str(wrong).split())}") from wrong
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
 
 
 def load_hardware(option: str, name: str) -> HardwareProfile:
-    """The shipped profile of a GPU of this name, else the one in this file. Raises BadInput."""
+    """Return the GPU profile that ships under this name, else the profile in the file `name`.
+
+    Raises:
+        InputError: there is neither a shipped profile nor a valid file of this name.
+    """
     from scheduler.solver.profiles.catalog import list_gpu_names, load_gpu, parse_gpu
 
     if name in list_gpu_names():
@@ -104,18 +123,18 @@ def load_hardware(option: str, name: str) -> HardwareProfile:
     if name != STDIN and not Path(name).is_file():
         known = list_gpu_names()
         raise_input_error(
-            f"{option}: {name!r} is neither a file nor one of the GPUs {', '.join(known)}{suggest(name, known)}"
+            f"{option}: {name!r} is neither a file nor a known GPU ({', '.join(known)}){suggest(name, known)}"
         )
     with input_errors_from(f"{option} {name}"):
         return parse_gpu(read_text(name))
 
 
 def parse_count(option: str, text: str, *, minimum: int = 1, maximum: int = 1_000_000) -> int:
-    """A whole number from an option's text. Raises BadInput."""
+    """Return the integer in an option's text. Raises InputError if it is not from `minimum` to `maximum`."""
     try:
         value = int(text)
     except ValueError:
-        raise_input_error(f"{option}: {text!r} is not a whole number; allowed are {minimum} to {maximum}")
+        raise_input_error(f"{option}: {text!r} is not an integer. Use a value from {minimum} to {maximum}.")
     if not minimum <= value <= maximum:
-        raise_input_error(f"{option}: {value} is out of range; allowed are {minimum} to {maximum}")
+        raise_input_error(f"{option}: {value} is out of range. Use a value from {minimum} to {maximum}.")
     return value

@@ -1,8 +1,6 @@
-"""Numbers as people say them.
+"""Output of commands: formatted numbers, JSON and YAML documents, tables, refreshing tables and streams of lines.
 
-What a command prints: one JSON or YAML document, or a table. Only this reaches stdout; all else goes to stderr.
-
-What stays until Ctrl-C: a table that is drawn again and again, lines that come as they come.
+The result of a command goes to stdout. Everything else goes to stderr.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -30,7 +28,7 @@ DAY_S = 86_400
 
 
 def format_duration(seconds: float | None) -> str:
-    """A length of time, two units at most: `34 ms`, `12.5 s`, `4m05s`, `2h13m`, `3d04h`."""
+    """Format a duration with at most two units: `34 ms`, `12.5 s`, `4m05s`, `2h13m`, `3d04h`."""
     if seconds is None or seconds != seconds or seconds == float("inf"):
         return "-"
     if seconds < 0:
@@ -50,14 +48,14 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_time(at_s: float | None) -> str:
-    """A time of day with its date, UTC."""
+    """Format a Unix time as date and time of day in UTC."""
     if at_s is None:
         return "-"
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Bytes in decimal units: `61.3 GB`."""
+    """Format a size in decimal units: `61.3 GB`."""
     value = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 1000:
@@ -78,12 +76,12 @@ def format_count(count: float, noun: str) -> str:
 
 
 def format_percent(ratio: float | None) -> str:
-    """A ratio as per cent."""
+    """Format a ratio: 0.5 becomes `50.0%`."""
     return "-" if ratio is None else f"{100 * ratio:.1f}%"
 
 
 def format_number(value: float | None, digits_max: int = 3) -> str:
-    """A figure with at most `digits` significant digits after the point and no exponent."""
+    """Format a number with at most `digits_max` decimals, thousands separators and no exponent."""
     if value is None:
         return "-"
     return f"{value:,.{digits_max}f}".rstrip("0").rstrip(".") if digits_max and value % 1 else f"{value:,.0f}"
@@ -98,13 +96,11 @@ class OutputFormat(StrEnum):
     YAML = "yaml"
 
 
-OutputOption = Annotated[
-    OutputFormat, typer.Option("-o", "--output", help="How to print the answer.", show_default=True)
-]
+OutputOption = Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.", show_default=True)]
 
 
 def print_document(document: Any, output_format: OutputFormat, render: Callable[[], RenderableType]) -> None:
-    """Print `document` in the form that was asked for; `table` draws it for people."""
+    """Print `document` as JSON or YAML, or call `render` and print the table it returns."""
     if output_format is OutputFormat.JSON:
         typer.echo(json.dumps(to_plain_json(document), indent=2, allow_nan=False, ensure_ascii=False))
     elif output_format is OutputFormat.YAML:
@@ -116,51 +112,50 @@ def print_document(document: Any, output_format: OutputFormat, render: Callable[
 
 
 def print_message(message: str) -> None:
-    """A remark for people; never part of the answer."""
+    """Print a message on stderr."""
     typer.echo(message, err=True)
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console as wide as the terminal, or of a fixed width into files and pipes."""
+    """Return a console as wide as the terminal, or DEFAULT_WIDTH columns wide for a file or a pipe."""
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False, soft_wrap=False)
-    return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=DEFAULT_WIDTH)
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=DEFAULT_WIDTH)
 
 
 def render_table(
     rows: Iterable[Sequence[str]], *, headers: Sequence[str], right_aligned: Sequence[str] = (), empty: str = "nothing"
 ) -> RenderableType:
-    """A plain table; the first column stays whole, those named in `right` hold numbers.
-
-    Without rows it is the sentence `empty`.
-    """
+    """Return a table without borders, or the sentence `empty` if there are no rows. The first column never wraps."""
     from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for at, head in enumerate(headers):
-        drawn.add_column(head, justify="right" if head in right_aligned else "left", overflow="fold", no_wrap=at == 0)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for index, header in enumerate(headers):
+        justify: Literal["left", "right"] = "right" if header in right_aligned else "left"
+        table.add_column(header, justify=justify, overflow="fold", no_wrap=index == 0)
     for row in rows:
-        drawn.add_row(*(escape(cell) for cell in row))
-    return drawn if drawn.row_count else Text(empty)
+        table.add_row(*(escape(cell) for cell in row))
+    return table if table.row_count else Text(empty)
 
 
 def render_facts(facts: Mapping[str, str]) -> RenderableType:
-    """One fact a line, names to the left."""
+    """Return a two-column table: names on the left, values on the right."""
     from rich.markup import escape
     from rich.table import Table
 
-    drawn = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    drawn.add_column(style="bold", no_wrap=True)
-    drawn.add_column(overflow="fold")
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in facts.items():
-        drawn.add_row(name, escape(value))
-    return drawn
+        table.add_row(name, escape(value))
+    return table
 
 
 def stack(*parts: RenderableType) -> RenderableType:
+    """Return the parts below one another."""
     from rich.console import Group
 
     return Group(*parts)
@@ -170,38 +165,41 @@ T = TypeVar("T")
 RETRY_TIMEOUT_S = 60.0
 RETRY_INTERVAL_S = 1.0
 
-WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Stay and refresh until Ctrl-C.")]
-IntervalOption = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two refreshes.")]
-FollowOption = Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")]
+WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Refresh until Ctrl-C.")]
+IntervalOption = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between refreshes.")]
+FollowOption = Annotated[bool, typer.Option("-f", "--follow", help="Keep printing new lines until Ctrl-C.")]
 
 
 def retry_while_unavailable(request: Callable[[], T]) -> T:
-    """What `look` gives; asked for again where the service is away, or busy, which is no end of what is waited for.
-    Raises what it raises once that has lasted for PATIENCE_S."""
+    """Return `request()`. Retry it for up to RETRY_TIMEOUT_S seconds while the service is unreachable or busy.
+
+    Raises:
+        ProblemError, UnreachableError: the last error, after the timeout or if a retry cannot help.
+    """
     from api.client import ProblemError, UnreachableError
     from api.client.connection import RETRYABLE_STATUSES
 
-    give_up_at_s, told = time.monotonic() + RETRY_TIMEOUT_S, False
+    deadline_s, announced = time.monotonic() + RETRY_TIMEOUT_S, False
     while True:
         try:
             return request()
-        except (ProblemError, UnreachableError) as away:
-            is_lasting = isinstance(away, ProblemError) and away.status not in RETRYABLE_STATUSES
-            if is_lasting or time.monotonic() >= give_up_at_s:
+        except (ProblemError, UnreachableError) as error:
+            is_permanent = isinstance(error, ProblemError) and error.status not in RETRYABLE_STATUSES
+            if is_permanent or time.monotonic() >= deadline_s:
                 raise
-            if not told:
-                print_message(f"{away}; asking again")
-            told = True
+            if not announced:
+                print_message(f"{error}; retrying for up to {RETRY_TIMEOUT_S:g} s")
+            announced = True
         time.sleep(RETRY_INTERVAL_S)
 
 
 def require_table(output: OutputFormat, watch: bool) -> None:
     if watch and output is not OutputFormat.TABLE:
-        raise_input_error(f"--watch: refreshes a table on the screen; it does not go with -o {output.value}")
+        raise_input_error(f"--watch cannot be combined with -o {output.value}. Use -o table.")
 
 
 def refresh_view(render: Callable[[], RenderableType], every_s: float) -> None:
-    """In place on a terminal; into a file or a pipe, one after the other."""
+    """Render again every `every_s` seconds until Ctrl-C: in place on a terminal, one after the other in a pipe."""
     from rich.live import Live
 
     screen = make_console()
@@ -219,9 +217,9 @@ def refresh_view(render: Callable[[], RenderableType], every_s: float) -> None:
 def print_stream(
     items: Iterable[Mapping[str, Any]], output: OutputFormat, format_line: Callable[[Mapping[str, Any]], str]
 ) -> None:
-    """One line an item: for people, or a JSON object each."""
+    """Print one line per item as it arrives: text, or one JSON object per line."""
     if output is OutputFormat.YAML:
-        raise_input_error("--follow: prints a line for each item; it goes with -o table or -o json, got yaml")
+        raise_input_error("--follow cannot be combined with -o yaml. Use -o table or -o json.")
     with suppress(KeyboardInterrupt):
         for item in items:
             typer.echo(

@@ -1,8 +1,8 @@
-"""Supervisor: child processes that live and die together.
+"""Supervisor: runs child processes together and stops all of them when one of them exits.
 
-Each child leads a session of its own, so that Ctrl-C in a terminal reaches it once, through us. Its standard input
-is a pipe that we hold and never write to: when we die, however hard, the child sees it close and ends itself
-(`end_with_parent`), so that no child is ever left.
+Each child leads its own session, so that Ctrl-C in a terminal reaches it once, through the supervisor. The child's
+standard input is a pipe that the supervisor holds open and never writes to. When the supervisor dies, even by SIGKILL,
+the pipe closes and the child exits (`exit_with_parent`), so that no child is orphaned.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Children = Mapping[str, subprocess.Popen[bytes]]
 
 
 def supervise(commands: Mapping[str, Sequence[str]], *, grace_s: float = STOP_GRACE_S) -> tuple[int, str]:
-    """Run the commands until we are asked to stop (SIGTERM, SIGINT) or one of them ends; then end the others.
+    """Run the commands until SIGTERM, SIGINT or the exit of one of them, then stop the others.
 
-    A child that was told to end has `grace_s` seconds before it is killed. Gives the exit code, 0 only where we were
-    asked to stop and every child ended as it should, and a sentence on why it stopped.
+    `grace_s` is the time in seconds between SIGTERM and SIGKILL. Returns the exit code and the reason why it stopped.
+    The code is 0 only if a signal requested the stop and every child exited cleanly.
     """
     children: dict[str, subprocess.Popen[bytes]] = {}
     with _stop_requests() as asked:
@@ -47,9 +47,9 @@ def supervise(commands: Mapping[str, Sequence[str]], *, grace_s: float = STOP_GR
 
 
 def exit_with_parent() -> None:
-    """For a child of `supervise`: end this process as SIGTERM would as soon as the parent is gone.
+    """Send SIGTERM to this process, a child of `supervise`, as soon as its parent is gone.
 
-    Who is no such child has no pipe for its standard input: in a container it is /dev/null, which ends at once.
+    Does nothing if standard input is not a pipe: the process then has no supervisor, for example in a container.
     """
     if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         return
@@ -64,35 +64,35 @@ def exit_with_parent() -> None:
 
 @contextmanager
 def _stop_requests() -> Iterator[list[int]]:
-    """The SIGTERM and SIGINT that arrived, in place of what they would do."""
-    asked: list[int] = []
+    """Collect the SIGTERM and SIGINT signals that arrive during the block instead of acting on them."""
+    received: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+    def record(number: int, frame: FrameType | None) -> None:
+        received.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, record) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def _find_exited(children: Children) -> str:
-    """The name of a child that has ended, or nothing."""
+    """Return the name of a child that has exited, or an empty string."""
     return next((name for name, child in children.items() if child.poll() is not None), "")
 
 
 def _stop_children(children: Children, grace_s: float) -> tuple[str, ...]:
-    """Tell every child to end, wait, and kill those that would not. Gives the names of the killed."""
+    """Stop every child: SIGTERM, then SIGKILL after `grace_s` seconds. Returns the names of the killed children."""
     for child in children.values():
         if child.poll() is None:
             child.terminate()
-    give_up_at = time.monotonic() + grace_s
+    deadline_s = time.monotonic() + grace_s
     killed = []
     for name, child in children.items():
         try:
-            child.wait(max(0.0, give_up_at - time.monotonic()))
+            child.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
@@ -106,16 +106,14 @@ def _describe_outcome(
     children: Children, first_exited: str, killed: tuple[str, ...], *, stop_requested: bool
 ) -> tuple[int, str]:
     if killed:
-        return EXIT_FAILED, f"{' and '.join(killed)} did not end in time and had to be killed"
+        return EXIT_FAILED, f"{' and '.join(killed)} did not exit in time and had to be killed"
     if first_exited and not stop_requested:
-        return (
-            EXIT_FAILED,
-            f"the {first_exited} process ended by itself with {_describe_exit(children[first_exited])}; the rest was ended too",
-        )
-    bad = [name for name, child in children.items() if child.returncode not in (0, -signal.SIGTERM)]
-    if bad:
-        return EXIT_FAILED, f"the {bad[0]} process ended with {_describe_exit(children[bad[0]])}"
-    return EXIT_OK, "stopped as asked"
+        exited = _describe_exit(children[first_exited])
+        return EXIT_FAILED, f"the {first_exited} process exited unexpectedly ({exited}); the others were stopped"
+    failed = [name for name, child in children.items() if child.returncode not in (0, -signal.SIGTERM)]
+    if failed:
+        return EXIT_FAILED, f"the {failed[0]} process failed ({_describe_exit(children[failed[0]])})"
+    return EXIT_OK, "stopped"
 
 
 def _describe_exit(child: subprocess.Popen[bytes]) -> str:

@@ -1,7 +1,4 @@
-"""Usage of a service: who held how many GPU-hours, of training's own GPUs and of lent ones.
-
-`audit`: who asked for which change.
-"""
+"""`ebbtide usage` (GPU-hours by queue, owner, GPU model and time) and `ebbtide audit` (the log of changes)."""
 
 from __future__ import annotations
 
@@ -31,10 +28,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-FromOption = Annotated[str, typer.Option("--from", metavar="TIME", help="A date or time (UTC); else 30 days ago.")]
-ToOption = Annotated[str, typer.Option("--to", metavar="TIME", help="A date or time (UTC); else now.")]
-ByOption = Annotated[str, typer.Option("--by", help="One or more of day, hour, queue, owner, gpu, with commas.")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print comma-separated values, in GPU-seconds.")]
+FromOption = Annotated[
+    str, typer.Option("--from", metavar="TIME", help="Start, a date or time in UTC. Default: 30 days ago.")
+]
+ToOption = Annotated[str, typer.Option("--to", metavar="TIME", help="End, a date or time in UTC. Default: now.")]
+ByOption = Annotated[str, typer.Option("--by", help="Comma-separated dimensions: day, hour, queue, owner, gpu.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV with GPU-seconds.")]
 
 
 def usage(
@@ -46,14 +45,14 @@ def usage(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Say how many GPU-hours jobs have held, those that run now included."""
-    from api.usage import usage_csv
-
+    """Report GPU-hours, including running jobs."""
     if csv and output is not OutputFormat.TABLE:
-        raise_input_error(f"--csv and -o {output} exclude each other")
+        raise_input_error(f"--csv cannot be combined with -o {output}. Use one of them.")
     with service_client(url) as client:
         report = client.usage(since=since, until=until, by=by.split(","))
     if csv:
+        from api.usage import usage_csv
+
         typer.echo(usage_csv(report), nl=False)
         return
     print_document(report, output, lambda: render_usage(report))
@@ -64,24 +63,24 @@ def render_usage(report: Mapping[str, Any]) -> RenderableType:
 
     by, total = report["by"], report["total"]
     until_s = min(report["to_s"], report["as_of_s"])
-    said = (
-        f"{_format_gpu_hours(total['gpu_s'])} GPU-hours from {format_time(report['from_s'])} to {format_time(until_s)} (UTC), "
-        f"{format_percent(_ratio_to_total(total, 'lent_gpu_s'))} of them on lent GPUs; the work of {_format_gpu_hours(total['lost_gpu_s'])} was lost."
-    )
+    total_hours, lost_hours = _format_gpu_hours(total["gpu_s"]), _format_gpu_hours(total["lost_gpu_s"])
+    period = f"{format_time(report['from_s'])} to {format_time(until_s)} (UTC)"
+    lent_share = format_percent(_ratio_to_total(total, "lent_gpu_s"))
+    summary = f"{period}: {total_hours} GPU-hours, {lent_share} on lent GPUs, {lost_hours} of lost work."
     numbers = ["GPU-hours", "own", "lent", "lost work"]
     table = render_table(
         (
             [
                 *(_format_dimension(name, item[name]) for name in by),
-                *(_format_gpu_hours(item[f"{sum_}gpu_s"]) for sum_ in _SUM_PREFIXES),
+                *(_format_gpu_hours(item[f"{prefix}gpu_s"]) for prefix in _SUM_PREFIXES),
             ]
             for item in report["items"]
         ),
         headers=[*by, *numbers],
         right_aligned=numbers,
-        empty="Nobody has held a GPU in this time.",
+        empty="No GPU time was used in this period.",
     )
-    return stack(table, Text(""), Text(said)) if report["items"] else table
+    return stack(table, Text(""), Text(summary)) if report["items"] else table
 
 
 _SUM_PREFIXES = ("", "own_", "lent_", "lost_")
@@ -98,12 +97,14 @@ def _format_gpu_hours(gpu_s: float) -> str:
 def _format_dimension(dimension: str, value: Any) -> str:
     if dimension in ("day", "hour"):
         return format_time(value)[: 10 if dimension == "day" else 16]
-    return str(value) or "nobody known"
+    return str(value) or "(none)"
 
 
-ActorOption = Annotated[str, typer.Option("--actor", help="Only what this one asked for.")]
-SubjectOption = Annotated[str, typer.Option("--subject", help="Only what this job, node, pool, queue or token saw.")]
-HoursOption = Annotated[float | None, typer.Option("--hours", min=0, help="Only of the last so many hours.")]
+ActorOption = Annotated[str, typer.Option("--actor", help="Show only changes by this caller.")]
+SubjectOption = Annotated[
+    str, typer.Option("--subject", help="Show only changes of this job, node, pool, queue or token.")
+]
+HoursOption = Annotated[float | None, typer.Option("--hours", min=0, help="Show only the last this many hours.")]
 
 
 def audit(
@@ -115,12 +116,12 @@ def audit(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List who asked for which change, oldest first; admins only."""
+    """List the audit log (admins only). Entries are listed oldest first."""
     since_s = None if hours is None else time.time() - hours * 3600.0
     with service_client(url) as client:
-        found = list(deque(client.audit(actor=actor, subject=subject, since_s=since_s), maxlen=limit))
+        result = list(deque(client.audit(actor=actor, subject=subject, since_s=since_s), maxlen=limit))
     print_document(
-        found,
+        result,
         output,
         lambda: render_table(
             (
@@ -132,9 +133,9 @@ def audit(
                     each["outcome"],
                     each["request_id"],
                 ]
-                for each in found
+                for each in result
             ),
-            headers=["time (UTC)", "who", "what", "of", "outcome", "request"],
-            empty="Nobody has asked for a change.",
+            headers=["time (UTC)", "actor", "action", "subject", "outcome", "request"],
+            empty="The audit log is empty.",
         ),
     )

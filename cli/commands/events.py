@@ -1,4 +1,4 @@
-"""What happened and why: events, the explanation and the history of a job, the snapshot."""
+"""`ebbtide events`, `explain`, `history` and `snapshot`: what the scheduler did, and why."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-SubjectArgument = Annotated[str, typer.Argument(metavar="[JOB|NODE|POOL]", help="Only what happened to it.")]
-LimitOption = Annotated[int, typer.Option("-n", "--limit", min=1, max=100_000, help="At most so many, the newest.")]
-OutputFileOption = Annotated[
-    str, typer.Option("--to", metavar="FILE", help="Write it here instead of to standard output.")
+SubjectArgument = Annotated[
+    str, typer.Argument(metavar="[JOB|NODE|POOL]", help="Show only events of this job, node or pool.")
 ]
+LimitOption = Annotated[
+    int, typer.Option("-n", "--limit", min=1, max=100_000, help="Number of entries, counted from the newest.")
+]
+OutputFileOption = Annotated[str, typer.Option("--to", metavar="FILE", help="Write to this file instead of stdout.")]
 EVENTS_PAGE_SIZE = 1000
 _HOLDERS_MAX = 8
 
@@ -52,14 +54,14 @@ def events(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List what happened last, oldest first; with -f go on with what happens."""
+    """List the most recent events, oldest first. With -f, keep printing new events."""
     with service_client(url) as client:
-        found = list(deque(client.events(subject=subject, limit=EVENTS_PAGE_SIZE), maxlen=limit))
+        result = list(deque(client.events(subject=subject, limit=EVENTS_PAGE_SIZE), maxlen=limit))
         if follow:
-            after = found[-1]["number"] if found else 0
-            print_stream(chain(found, client.follow_events(subject=subject, after=after)), output, _format_event)
+            after = result[-1]["number"] if result else 0
+            print_stream(chain(result, client.follow_events(subject=subject, after=after)), output, _format_event)
             return
-    print_document(found, output, lambda: render_events(found))
+    print_document(result, output, lambda: render_events(result))
 
 
 def _format_event(event: Mapping[str, Any]) -> str:
@@ -69,40 +71,40 @@ def _format_event(event: Mapping[str, Any]) -> str:
 def render_events(events_found: Iterable[Mapping[str, Any]]) -> RenderableType:
     return render_table(
         ([format_time(event["at_s"]), event["code"], event["subject"], event["message"]] for event in events_found),
-        headers=["time (UTC)", "event", "of", "what happened"],
-        empty="Nothing has happened yet.",
+        headers=["time (UTC)", "event", "subject", "message"],
+        empty="There are no events.",
     )
 
 
 def explain(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Say in words and numbers why a job is where it is."""
+    """Explain why a job is in its current state."""
     with service_client(url) as client:
-        found = client.explanation(job)
-    print_document(found, output, lambda: render_explanation(found))
+        result = client.explanation(job)
+    print_document(result, output, lambda: render_explanation(result))
 
 
 def render_explanation(explanation: Mapping[str, Any]) -> RenderableType:
-    """Sentences with numbers: where the job is, why, who has what it needs, and what would change that."""
+    """Return sentences on the job's state, the reason for it, the jobs that hold GPUs, and what would unblock it."""
     from rich.text import Text
 
     sentences = [_describe_state(explanation)]
     if "needed_gpus" in explanation:
-        wants = (
-            f"{format_gpus(explanation['needed_gpus'])} to start"
-            if explanation["reason"]
-            else f"at least {format_gpus(explanation['needed_gpus'])}"
+        needed = format_gpus(explanation["needed_gpus"])
+        needs = f"{needed} to start" if explanation["reason"] else f"at least {needed}"
+        free = explanation["free_gpus"]
+        sentences.append(
+            f"It needs {needs} and holds {explanation['held_gpus']}; "
+            f"{format_gpus(free)} available to training {'is' if free == 1 else 'are'} free."
         )
-        free = f"{format_gpus(explanation['free_gpus'])} that training may use {_select_verb(explanation['free_gpus'])} free"
-        sentences.append(f"It needs {wants} and holds {explanation['held_gpus']}; {free}.")
         sentences += _describe_blockers(explanation)
     if explanation["next"]:
         decision = explanation["next"]
-        sentences.append(f"The next tick would do {decision['kind']}: {decision['reason']['detail']}.")
+        sentences.append(f"Decision of the next tick: {decision['kind']} ({decision['reason']['detail']}).")
     return Text("\n".join(sentences))
 
 
 def _describe_state(explanation: Mapping[str, Any]) -> str:
-    """The first sentence. An ended job's summary is what was said of its end, which may be no more than its state."""
+    """Return the first sentence. The summary of an ended job is the message of its end, or its state."""
     ended = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}
     job_id, state, summary = explanation["job_id"], explanation["state"], explanation["summary"]
     if state not in ended:
@@ -113,40 +115,37 @@ def _describe_state(explanation: Mapping[str, Any]) -> str:
 def _describe_blockers(explanation: Mapping[str, Any]) -> Iterator[str]:
     if reason := explanation["reason"]:
         figures = ", ".join(f"{name} {format_number(value)}" for name, value in reason["numbers"].items())
-        yield f"It waits with {reason['code']}" + (f" ({figures})." if figures else ".")
+        yield f"It is pending: {reason['code']}" + (f" ({figures})." if figures else ".")
         if explanation["holders"]:
             listed = [f"{format_gpus(held)} ({job})" for job, held in explanation["holders"].items()]
             others = listed[_HOLDERS_MAX:]
-            more = f" and {format_count(len(others), 'other job')} the rest" if others else ""
+            more = f" and {format_count(len(others), 'more job')}" if others else ""
             yield f"Other jobs hold {', '.join(listed[:_HOLDERS_MAX])}{more}."
     if explanation["unblocks"]:
-        yield f"What would unblock it: {explanation['unblocks']}."
+        yield f"Unblocked by: {explanation['unblocks']}."
     if reason and explanation["expected_start_s"] is not None:
-        left_s = max(0.0, explanation["expected_start_s"] - time.time())
-        yield f"It is expected to start in {format_duration(left_s)}, at {format_time(explanation['expected_start_s'])} UTC."
-
-
-def _select_verb(count: float) -> str:
-    return "is" if count == 1 else "are"
+        start_s = explanation["expected_start_s"]
+        delay = format_duration(max(0.0, start_s - time.time()))
+        yield f"Expected start: in {delay}, at {format_time(start_s)} UTC."
 
 
 def history(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show the states that a job went through, and what it held; -o json: its loss and throughput over time, too."""
+    """Show a job's past states and allocations. With -o json, also its loss and throughput over time."""
     with service_client(url) as client:
-        found = client.history(job)
-    print_document(found, output, lambda: _render_history(found))
+        result = client.history(job)
+    print_document(result, output, lambda: _render_history(result))
 
 
-def _render_history(found: Mapping[str, Any]) -> RenderableType:
+def _render_history(result: Mapping[str, Any]) -> RenderableType:
     states = render_table(
-        ([format_time(step["at_s"]), step["state"], step["message"]] for step in found["states"]),
-        headers=["time (UTC)", "state", "why"],
+        ([format_time(step["at_s"]), step["state"], step["message"]] for step in result["states"]),
+        headers=["time (UTC)", "state", "message"],
     )
     figures = ("gpus", "lent_gpus", "generation")
     held = render_table(
         (
             [format_time(step["at_s"]), *(str(step[name]) for name in figures), step["plan"] or "-"]
-            for step in found["allocations"]
+            for step in result["allocations"]
         ),
         headers=["since (UTC)", "GPUs", "lent", "generation", "plan"],
         right_aligned=["GPUs", "lent", "generation"],
@@ -155,7 +154,7 @@ def _render_history(found: Mapping[str, Any]) -> RenderableType:
 
 
 def snapshot(to: OutputFileOption = "", url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.JSON) -> None:
-    """Download the newest snapshot; `ebbtide replay` decides on it again."""
+    """Download the scheduler's latest snapshot. `ebbtide replay` runs a scheduling cycle on it."""
     with service_client(url) as client:
         document = client.snapshot()
     if not to:
@@ -163,9 +162,9 @@ def snapshot(to: OutputFileOption = "", url: UrlOption = DEFAULT_URL, output: Ou
         return
     try:
         Path(to).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as wrong:
-        raise CommandError(f"--to: {to}: cannot be written: {wrong.strerror or wrong}") from wrong
-    print_message(f"Snapshot of generation {document['generation']} is in {to}.")
+    except OSError as error:
+        raise CommandError(f"--to: {to}: cannot be written: {error.strerror or error}") from error
+    print_message(f"Snapshot of generation {document['generation']} written to {to}.")
 
 
 def _render_snapshot(document: Mapping[str, Any]) -> RenderableType:

@@ -1,4 +1,4 @@
-"""`fit`: constants of a GPU from measured runs."""
+"""`ebbtide fit`: calibrates a GPU profile from measured runs."""
 
 from __future__ import annotations
 
@@ -18,27 +18,25 @@ if TYPE_CHECKING:
     from scheduler.solver.calibration.constant_fit import Calibration
 
 
-RunsArgument = Annotated[str, typer.Argument(metavar="RUNS.csv", help="Measured runs, a header and one a row.")]
-StartingGpuOption = Annotated[
-    str, typer.Option("--gpu", metavar="NAME|FILE", help="What they ran on; where the fit starts.")
-]
-RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Runs to fit to; the others judge the fit.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
+RunsArgument = Annotated[str, typer.Argument(metavar="RUNS.csv", help="Measured runs: a header and one run per row.")]
+StartingGpuOption = Annotated[str, typer.Option("--gpu", metavar="NAME|FILE", help="GPU profile to start from.")]
+RowsOption = Annotated[int, typer.Option("--rows", min=1, help="Runs to fit; the others validate the fit.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampling of runs.")]
 ConstantsOption = Annotated[
-    str | None, typer.Option("--constants", metavar="NAME[,NAME...]", help="What to fit; else the usual ones.")
+    str | None, typer.Option("--constants", metavar="NAME[,NAME...]", help="Constants to fit. Default: a standard set.")
 ]
 LeaveOneOutOption = Annotated[
-    bool, typer.Option("--leave-one-out", help="Also predict each drawn run from the others.")
+    bool, typer.Option("--leave-one-out", help="Also predict each sampled run from the others.")
 ]
 OutputFileOption = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE.json", help="Where to write the GPU's profile.")
+    Path | None, typer.Option("--out", metavar="FILE.json", help="Output file of the GPU profile.")
 ]
 
-_CONSTANT_HEADERS = ["constant", "unit", "before", "after", "+-", "told by runs"]
+_CONSTANT_HEADERS = ["constant", "unit", "before", "after", "std. dev.", "determined by runs"]
 _ERROR_LABELS = {
     "before": "all runs, before",
-    "on_drawn": "drawn runs",
-    "left_out": "drawn runs, each left out",
+    "on_drawn": "sampled runs",
+    "left_out": "sampled runs, leave-one-out",
     "on_others": "other runs",
     "memory": "memory, all runs",
 }
@@ -55,7 +53,7 @@ def fit(
     out: OutputFileOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Fit the constants of a GPU to measured runs, and say how far off the predictions are. Needs no service."""
+    """Calibrate a GPU profile from measured runs. Prints the prediction error before and after."""
     import numpy as np
 
     from scheduler.solver.calibration.constant_fit import calibrate, sample_runs
@@ -66,14 +64,14 @@ def fit(
         measured = parse_measured_runs(csv_text, hardware)
     drawn = sample_runs(measured, rows, np.random.default_rng(seed))
     if leave_one_out and len(drawn) < 2:
-        raise_input_error(f"--leave-one-out: {len(drawn)} run is drawn; at least 2 are needed")
+        raise_input_error(f"--leave-one-out: {len(drawn)} run is sampled. At least 2 are required.")
     names = tuple(name.strip() for name in constants.split(",")) if constants else ()
     with input_errors_from("--constants" if names else runs):
-        found = calibrate(measured, hardware, drawn, names=names, leave_one_out=leave_one_out)
+        result = calibrate(measured, hardware, drawn, names=names, leave_one_out=leave_one_out)
     source = f"fitted to {len(drawn)} of {len(measured)} runs of {Path(runs).name}, seed {seed}"
     if out is not None:
-        _write_profile(out, found, source, gpu)
-    print_document(_to_document(found, source), output, lambda: _render_calibration(found, source))
+        _write_profile(out, result, source, gpu)
+    print_document(_to_document(result, source), output, lambda: _render_calibration(result, source))
 
 
 def _write_profile(out: Path, calibration: Calibration, source: str, gpu: str) -> None:
@@ -83,8 +81,8 @@ def _write_profile(out: Path, calibration: Calibration, source: str, gpu: str) -
     text = format_gpu_document(calibration.fit.hardware, source=f"as in the profile {Path(gpu).name}", sources=sources)
     try:
         out.write_text(text, encoding="utf-8")
-    except OSError as wrong:
-        raise CommandError(f"--out: {out} cannot be written: {wrong.strerror or wrong}") from wrong
+    except OSError as error:
+        raise CommandError(f"--out: {out} cannot be written: {error.strerror or error}") from error
 
 
 def _to_document(calibration: Calibration, source: str) -> Mapping[str, Any]:

@@ -1,11 +1,4 @@
-"""Pools and nodes of a service.
-
-Loans, and the switches over lending.
-
-`top`: the whole cluster on one screen.
-
-Pools and nodes, as the service tells of them, drawn for people.
-"""
+"""Fleet commands (`pools`, `nodes`, `cordon`, `drain`, `uncordon`, `loans`, `lending`, `top`) and their tables."""
 
 from __future__ import annotations
 
@@ -18,7 +11,7 @@ import typer
 from cli.commands.jobs import render_jobs
 from cli.completion import complete_node_names, complete_pool_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import raise_input_error, read_yaml_object
+from cli.inputs import has_no_subcommand, read_yaml_object
 from cli.output import (
     IntervalOption,
     OutputFormat,
@@ -52,32 +45,19 @@ NodeArgument = Annotated[
 KindOption = Annotated[str, typer.Option("--kind", help="training or inference.")]
 LendingOption = Annotated[
     str | None,
-    typer.Option("--lending", metavar="LENDING.yaml", help="What an inference pool's owner allows; - is stdin."),
+    typer.Option("--lending", metavar="LENDING.yaml", help="Lending policy of an inference pool; - reads stdin."),
 ]
 HomePoolOption = Annotated[
-    str, typer.Option("--pool", autocompletion=complete_pool_names, help="Pool that it belongs to.")
+    str, typer.Option("--pool", autocompletion=complete_pool_names, help="Home pool of the node.")
 ]
 PoolFilterOption = Annotated[
-    str, typer.Option("--pool", autocompletion=complete_pool_names, help="Only nodes of this pool.")
+    str, typer.Option("--pool", autocompletion=complete_pool_names, help="Show only nodes of this pool.")
 ]
-GpuOption = Annotated[str, typer.Option("--gpu", help="Model of its GPUs.")]
-GpuCountOption = Annotated[int, typer.Option("--gpus", help="How many GPUs it has.")]
+GpuOption = Annotated[str, typer.Option("--gpu", help="GPU model.")]
+GpuCountOption = Annotated[int, typer.Option("--gpus", help="Number of GPUs.")]
 GpuMemoryOption = Annotated[
-    str | None, typer.Option("--memory", help="Of one GPU, such as 80GB; else the model says it.")
+    str | None, typer.Option("--memory", help="Memory per GPU, such as 80GB. Default: that of the model.")
 ]
-
-
-def has_no_subcommand(context: typer.Context) -> bool:
-    """A group alone lists. Its options would be lost on a verb after them, so that is refused."""
-    if context.invoked_subcommand is None:
-        return True
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise_input_error(
-                f"--{name}: give options after the verb: {context.command_path} {context.invoked_subcommand} ..."
-            )
-    return False
 
 
 @pools_app.callback(invoke_without_command=True)
@@ -88,10 +68,10 @@ def pools(context: typer.Context, url: UrlOption = DEFAULT_URL, output: OutputOp
 
 @pools_app.command("list")
 def list_pools(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """List the pools: nodes, GPUs, demand, loans."""
+    """List pools with their nodes, GPUs, demand and loans."""
     with service_client(url) as client:
-        found = client.pools()
-    print_document(found, output, lambda: render_pools(found))
+        result = client.pools()
+    print_document(result, output, lambda: render_pools(result))
 
 
 @pools_app.command("create")
@@ -102,21 +82,21 @@ def create_pool(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Create a pool of nodes of one purpose."""
+    """Create a training or an inference pool."""
     document: dict[str, Any] = {"name": name, "kind": kind}
     if lending:
         document["lending"] = read_yaml_object(lending)
     with service_client(url) as client:
-        answer = client.create_pool(document)
-    print_document(answer, output, lambda: render_facts({"pool": f"{name} is created"}))
+        response = client.create_pool(document)
+    print_document(response, output, lambda: render_facts({"pool": f"{name} created"}))
 
 
 @pools_app.command("delete")
 def delete_pool(name: PoolArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
     """Delete a pool that has no nodes."""
     with service_client(url) as client:
-        answer = client.delete_pool(name)
-    print_document(answer, output, lambda: render_facts({"pool": f"{name} is deleted"}))
+        response = client.delete_pool(name)
+    print_document(response, output, lambda: render_facts({"pool": f"{name} deleted"}))
 
 
 @nodes_app.callback(invoke_without_command=True)
@@ -134,10 +114,10 @@ def nodes(
 def list_nodes(
     pool: PoolFilterOption = "", url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """List the nodes: home pool, GPUs, who uses them, loan."""
+    """List nodes with their pool, GPUs, state and jobs."""
     with service_client(url) as client:
-        found = client.nodes(pool=pool)
-    print_document(found, output, lambda: render_nodes(found))
+        result = client.nodes(pool=pool)
+    print_document(result, output, lambda: render_nodes(result))
 
 
 @nodes_app.command("add")
@@ -151,53 +131,51 @@ def add_node(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Add a node to its home pool."""
+    """Add a node to a pool."""
     document: dict[str, Any] = {"name": name, "pool": pool, "gpu": gpu, "gpus": gpus}
     if memory is not None:
         document["memory"] = memory
     with service_client(url) as client:
-        answer = client.add_node(document)
-    print_document(answer, output, lambda: render_facts({"node": f"{name} is in pool {pool}"}))
+        response = client.add_node(document)
+    print_document(response, output, lambda: render_facts({"node": f"{name} added to pool {pool}"}))
 
 
 @nodes_app.command("delete")
 def delete_node(name: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Delete a node that nobody uses."""
+    """Delete a node that is not in use."""
     with service_client(url) as client:
-        answer = client.delete_node(name)
-    print_document(answer, output, lambda: render_facts({"node": f"{name} is deleted"}))
+        response = client.delete_node(name)
+    print_document(response, output, lambda: render_facts({"node": f"{name} deleted"}))
 
 
 def cordon(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Put nothing new on a node."""
+    """Mark a node as unschedulable. Its jobs keep running."""
     with service_client(url) as client:
-        answer = client.cordon(node)
-    print_document(answer, output, lambda: render_facts({"node": f"{node} takes nothing new"}))
+        response = client.cordon(node)
+    print_document(response, output, lambda: render_facts({"node": f"{node} cordoned"}))
 
 
 def drain(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Put nothing new on a node and move its jobs away."""
+    """Cordon a node and move its jobs to other nodes."""
     with service_client(url) as client:
-        answer = client.drain(node)
-    print_document(
-        answer, output, lambda: render_facts({"node": f"{node} takes nothing new and its jobs are moved away"})
-    )
+        response = client.drain(node)
+    print_document(response, output, lambda: render_facts({"node": f"{node} cordoned; moving its jobs to other nodes"}))
 
 
 def uncordon(node: NodeArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Let a node take work again."""
+    """Mark a node as schedulable."""
     with service_client(url) as client:
-        answer = client.uncordon(node)
-    print_document(answer, output, lambda: render_facts({"node": f"{node} takes work again"}))
+        response = client.uncordon(node)
+    print_document(response, output, lambda: render_facts({"node": f"{node} uncordoned"}))
 
 
 lending_app = typer.Typer(name="lending", help="Pause, resume or end the lending of inference nodes.")
 
-LoanStateOption = Annotated[str, typer.Option("--state", help="Only loans in this state.")]
+LoanStateOption = Annotated[str, typer.Option("--state", help="Show only loans in this state.")]
 
 
 def loans(state: LoanStateOption = "", url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """List the inference nodes that training has on loan, with their deadlines."""
+    """List lent inference nodes and their deadlines."""
     with service_client(url) as client:
         rows = client.loans(state=state)
     print_document(rows, output, lambda: render_loans(rows))
@@ -209,30 +187,30 @@ def render_loans(loans: Iterable[Mapping[str, Any]]) -> RenderableType:
             [loan["node"], loan["pool"], loan["state"], format_time(loan["offered_at_s"]), _format_deadline(loan)]
             for loan in loans
         ),
-        headers=["node on loan", "pool", "state", "offered (UTC)", "back by (UTC)"],
-        empty="No node is on loan.",
+        headers=["lent node", "pool", "state", "offered (UTC)", "return by (UTC)"],
+        empty="No node is lent.",
     )
 
 
 @lending_app.command()
 def pause(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Make no new loans; those that run go on."""
+    """Stop making new loans. Current loans continue."""
     with service_client(url) as client:
-        _print_lending(client.pause_lending(), output, "Lending is paused: no new loans, those that run go on.")
+        _print_lending(client.pause_lending(), output, "Lending is paused. Current loans continue.")
 
 
 @lending_app.command()
 def resume(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Lend again."""
+    """Resume lending."""
     with service_client(url) as client:
-        _print_lending(client.resume_lending(), output, "Lending goes on.")
+        _print_lending(client.resume_lending(), output, "Lending is resumed.")
 
 
 @lending_app.command("recall-all")
 def recall_all(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Call every lent node home and pause lending."""
+    """Recall every loan and pause lending."""
     with service_client(url) as client:
-        _print_lending(client.recall_all(), output, "Every loan is recalled and lending is paused.")
+        _print_lending(client.recall_all(), output, "All loans are recalled and lending is paused.")
 
 
 def _print_lending(document: Mapping[str, Any], output: OutputFormat, sentence: str) -> None:
@@ -247,7 +225,7 @@ def _format_deadline(loan: Mapping[str, Any]) -> str:
 WatchOrOnceOption = Annotated[
     bool | None,
     typer.Option(
-        "--watch/--once", "-w/-1", help="Refresh until Ctrl-C, or print once; default: as a terminal is there."
+        "--watch/--once", "-w/-1", help="Refresh until Ctrl-C, or print once. Default: refresh on a terminal."
     ),
 ]
 
@@ -258,13 +236,13 @@ def top(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show pools, loans and live jobs at once, again and again on a terminal."""
+    """Show pools, loans and live jobs on one screen. Refreshes on a terminal."""
     require_table(output, bool(watch))
-    stays = output is OutputFormat.TABLE and make_console().is_terminal if watch is None else watch
+    refreshes = output is OutputFormat.TABLE and make_console().is_terminal if watch is None else watch
     with service_client(url) as client:
-        if not stays:
-            seen = _fetch_overview(client)
-            print_document(seen, output, lambda: _render_overview(seen))
+        if not refreshes:
+            overview = _fetch_overview(client)
+            print_document(overview, output, lambda: _render_overview(overview))
             return
         refresh_view(lambda: _render_overview(_fetch_overview(client)), every)
 
@@ -328,13 +306,13 @@ def render_nodes(nodes: Iterable[FleetJson]) -> RenderableType:
             ]
             for node in nodes
         ),
-        headers=["node", "home", "GPUs", "state", "used by"],
+        headers=["node", "pool", "GPUs", "state", "used by"],
         empty="There are no nodes.",
     )
 
 
 def format_node_state(node: FleetJson) -> str:
-    """`up`, `up, cordoned`, `up, loan recalled` ..."""
+    """Format a node's state: `up`, `up, cordoned`, `up, loan recalled`."""
     words = [node["state"]]
     if node["draining"]:
         words.append("draining")
@@ -346,22 +324,22 @@ def format_node_state(node: FleetJson) -> str:
 
 
 def format_node_users(node: FleetJson) -> str:
-    """`inference 2, job-a 4`, in GPUs."""
+    """Format the GPUs in use: `inference 2, job-a 4`."""
     users = [f"inference {node['inference_gpus']}"] if node["inference_gpus"] else []
     users += [f"{job_id} {len(indices)}" for job_id, indices in node["jobs"].items()]
-    return ", ".join(users) or "nobody"
+    return ", ".join(users) or "-"
 
 
 def _format_capacity(pool: FleetJson) -> str:
-    up, of = pool["capacity_gpus"], pool["gpus"]
-    return str(of) if up == of else f"{up} of {of} up"
+    available, total = pool["capacity_gpus"], pool["gpus"]
+    return str(total) if available == total else f"{available} of {total} up"
 
 
 def _format_demand(demand: FleetJson | None) -> str:
     if demand is None:
         return "-"
     shown = format_number(demand["gpus"], 1)
-    return f"{shown} (asked {format_number(demand['asked_gpus'], 1)})" if demand["clamped"] else shown
+    return f"{shown} (reported {format_number(demand['asked_gpus'], 1)})" if demand["clamped"] else shown
 
 
 def _format_lending(lending: FleetJson | None) -> str:

@@ -1,6 +1,6 @@
-"""`login`, `whoami`, and the contexts that logging in makes.
+"""Identity commands: `login`, `whoami`, `context` and `token`.
 
-API tokens: made over the API or, the first one, straight in the database of a service that runs here.
+Tokens are managed through the API. The first token of a service is created directly in its database.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.fleet import has_no_subcommand
 from cli.commands.service import DatabaseOption, read_settings
 from cli.connection import (
     DEFAULT_URL,
@@ -29,7 +28,7 @@ from cli.connection import (
     service_client,
     target_client,
 )
-from cli.inputs import CommandError, InputError, input_errors_from, raise_input_error
+from cli.inputs import CommandError, InputError, has_no_subcommand, input_errors_from, raise_input_error
 from cli.output import (
     OutputFormat,
     OutputOption,
@@ -46,44 +45,48 @@ if TYPE_CHECKING:
     from scheduler.store.sql_store import SqlStore
 
 
-contexts_app = typer.Typer(name="context", help="List, use or delete the services that you have logged into.")
+contexts_app = typer.Typer(name="context", help="List, use or delete saved services.")
 
-ContextArgument = Annotated[str, typer.Argument(metavar="CONTEXT", help="As `ebbtide login --context` named it.")]
-ContextNameOption = Annotated[str, typer.Option("--context", help="What to call this service from now on.")]
+ContextArgument = Annotated[
+    str, typer.Argument(metavar="CONTEXT", help="Context name, set by `ebbtide login --context`.")
+]
+ContextNameOption = Annotated[str, typer.Option("--context", help="Name to save this service under.")]
 
 
 def login(
     url: UrlOption = DEFAULT_URL, context: ContextNameOption = "default", output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Keep a service's URL and your token for it, once the service has said who you are. The token is asked for
-    without being shown, or read from standard input."""
+    """Save a service's URL and your token for it. Prompts for the token without echo, or reads it from stdin.
+
+    The token is saved only if the service accepts it.
+    """
     contexts = load_contexts()
     if not url:
-        at_hand = contexts.targets.get(context) or resolve_target("")
-        url = typer.prompt("URL", default=at_hand.url, err=True) if sys.stdin.isatty() else at_hand.url
+        known = contexts.targets.get(context) or resolve_target("")
+        url = typer.prompt("URL", default=known.url, err=True) if sys.stdin.isatty() else known.url
     token = typer.prompt("Token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable():
-        raise InputError("token: got nothing that is one; allowed: ebk_... or a JWT, as an admin gave it to you")
+        raise InputError("token: the input is not a token. Enter the ebk_... token or JWT that you got from an admin.")
     with target_client(Target(url, token)) as client:
-        who = client.whoami()
+        caller = client.whoami()
     contexts.targets[context] = Target(url, token, context)
     contexts.current = context
     path = save_contexts(contexts)
-    print_message(f"Kept in {path} as context {context}, which is in use from now on.")
+    print_message(f"Saved context {context} in {path} and made it the current context.")
     print_document(
-        {**who, "url": url, "context": context},
+        {**caller, "url": url, "context": context},
         output,
-        lambda: render_facts(_format_caller(who["name"], who["grants"], url)),
+        lambda: render_facts(_format_caller(caller["name"], caller["grants"], url)),
     )
 
 
 def whoami(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Say who you are to the service, and what you may do there."""
+    """Show your name and roles on the service."""
     with service_client(url) as client:
-        who = client.whoami()
+        caller = client.whoami()
     print_document(
-        who, output, lambda: render_facts(_format_caller(who["name"], who["grants"], resolve_target(url).url))
+        caller, output, lambda: render_facts(_format_caller(caller["name"], caller["grants"], resolve_target(url).url))
     )
 
 
@@ -95,7 +98,7 @@ def context(context: typer.Context, output: OutputOption = OutputFormat.TABLE) -
 
 @contexts_app.command("list")
 def list_contexts(output: OutputOption = OutputFormat.TABLE) -> None:
-    """List the contexts, without their tokens."""
+    """List contexts without their tokens."""
     contexts = load_contexts()
     rows = [
         {"name": name, "url": each.url, "current": name == contexts.current}
@@ -105,49 +108,53 @@ def list_contexts(output: OutputOption = OutputFormat.TABLE) -> None:
         rows,
         output,
         lambda: render_table(
-            ([str(row["name"]), str(row["url"]), "in use" if row["current"] else ""] for row in rows),
+            ([str(row["name"]), str(row["url"]), "current" if row["current"] else ""] for row in rows),
             headers=["context", "url", ""],
-            empty="There are no contexts; `ebbtide login` makes one.",
+            empty="There are no contexts. `ebbtide login` creates one.",
         ),
     )
 
 
 @contexts_app.command("use")
 def use_context(name: ContextArgument, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Talk to this context's service from now on."""
+    """Make a context the current one."""
     contexts = load_contexts()
     target = get_context(contexts, name)
     contexts.current = name
     save_contexts(contexts)
     print_document(
-        {"context": name, "url": target.url}, output, lambda: render_facts({"in use": f"{name}, {target.url}"})
+        {"context": name, "url": target.url}, output, lambda: render_facts({"current context": f"{name}, {target.url}"})
     )
 
 
 @contexts_app.command("delete")
 def delete_context(name: ContextArgument, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Forget a context and its token. The token stays good: `ebbtide token revoke` ends it."""
+    """Delete a context and its saved token. The token stays valid; `ebbtide token revoke` revokes it."""
     contexts = load_contexts()
     get_context(contexts, name)
-    left = {each: target for each, target in contexts.targets.items() if each != name}
-    save_contexts(Contexts("" if contexts.current == name else contexts.current, left))
+    remaining = {each: target for each, target in contexts.targets.items() if each != name}
+    save_contexts(Contexts("" if contexts.current == name else contexts.current, remaining))
     print_document({"context": name}, output, lambda: render_facts({"deleted": name}))
 
 
 def _format_caller(name: str, grants: list[str], url: str) -> dict[str, str]:
-    return {"you are": name, "with": ", ".join(grants) or "no role", "at": url}
+    return {"name": name, "roles": ", ".join(grants) or "none", "service": url}
 
 
-tokens_app = typer.Typer(name="token", help="Make, list or revoke API tokens.")
+tokens_app = typer.Typer(name="token", help="Create, list or revoke API tokens.")
 
-TokenNameOption = Annotated[str, typer.Option("--name", help="Who asks with it; jobs are owned by this name.")]
+TokenNameOption = Annotated[
+    str, typer.Option("--name", help="Name of the caller; it owns the jobs submitted with the token.")
+]
 GrantOption = Annotated[
     list[str],
-    typer.Option("--grant", metavar="ROLE[:QUEUE]", help="viewer, submitter, queue-admin or admin; again for more."),
+    typer.Option("--grant", metavar="ROLE[:QUEUE]", help="viewer, submitter, queue-admin or admin. Repeatable."),
 ]
-ExpiresOption = Annotated[str, typer.Option("--expires", metavar="TIME", help="How long it is good, as 90d or 12h.")]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print the secret and nothing else.")]
-TokenArgument = Annotated[str, typer.Argument(metavar="TOKEN", help="Its id, as `ebbtide token list` shows it.")]
+ExpiresOption = Annotated[
+    str, typer.Option("--expires", metavar="TIME", help="Lifetime, such as 90d or 12h. Default: no expiry.")
+]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the token.")]
+TokenArgument = Annotated[str, typer.Argument(metavar="TOKEN", help="Token ID, as listed by `ebbtide token list`.")]
 _DURATION_UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -168,40 +175,47 @@ def create_token(
     quiet: QuietOption = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Make a token; its secret is shown once. Over the API where --url, EBBTIDE_URL or a context names a service; else,
-    or with --database-url, straight in the database of the service's settings."""
+    """Create a token and print it once.
+
+    Uses the API if --url, EBBTIDE_URL or a context names a service. Otherwise, or with --database-url, writes to the
+    service's database directly.
+    """
     document: dict[str, Any] = {"name": name, "grants": grant}
     if expires:
         document["expires_in_s"] = _parse_duration(expires)
     if _uses_database(url, database_url):
-        made = _create_in_database(document, database_url)
+        created = _create_in_database(document, database_url)
     else:
         with service_client(url) as client:
-            made = dict(client.create_token(name, grant, expires_in_s=document.get("expires_in_s")))
-    print_message("The secret is shown this once: keep it now.")
+            created = dict(client.create_token(name, grant, expires_in_s=document.get("expires_in_s")))
+    print_message("The token is shown only once. Save it now.")
     if quiet:
-        typer.echo(made["secret"])
+        typer.echo(created["secret"])
         return
-    shown = {"token": made["secret"], "id": made["id"], "name": name, "grants": ", ".join(made["grants"])}
-    print_document(
-        made, output, lambda: render_facts({**shown, "expires": _format_optional_time(made["expires_at_s"], "never")})
-    )
+    facts = {
+        "token": created["secret"],
+        "id": created["id"],
+        "name": name,
+        "grants": ", ".join(created["grants"]),
+        "expires": _format_optional_time(created["expires_at_s"], "never"),
+    }
+    print_document(created, output, lambda: render_facts(facts))
 
 
 @tokens_app.command("list")
 def list_tokens(
     url: UrlOption = DEFAULT_URL, *, database_url: DatabaseOption = None, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """List all tokens, without their secrets."""
+    """List all tokens without their secrets."""
     if _uses_database(url, database_url):
         from api.tokens import token_view
 
         with _open_store(database_url) as store:
-            found: list[Any] = [token_view(each) for each in store.tokens.list_tokens(after="", limit=1_000_000)]
+            result: list[Any] = [token_view(each) for each in store.tokens.list_tokens(after="", limit=1_000_000)]
     else:
         with service_client(url) as client:
-            found = list(client.tokens())
-    print_document(found, output, lambda: _render_tokens(found))
+            result = list(client.tokens())
+    print_document(result, output, lambda: _render_tokens(result))
 
 
 @tokens_app.command("revoke")
@@ -212,13 +226,13 @@ def revoke_token(
     database_url: DatabaseOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """End a token: the service refuses it within 5 s."""
+    """Revoke a token. The service rejects it within 5 s."""
     if _uses_database(url, database_url):
-        gone: Any = _revoke_in_database(token, database_url)
+        revoked: Any = _revoke_in_database(token, database_url)
     else:
         with service_client(url) as client:
-            gone = client.revoke_token(token)
-    print_document(gone, output, lambda: render_facts({"revoked": f"{gone['id']} of {gone['name']}"}))
+            revoked = client.revoke_token(token)
+    print_document(revoked, output, lambda: render_facts({"revoked": f"{revoked['id']} of {revoked['name']}"}))
 
 
 def _uses_database(url: str, database_url: str | None) -> bool:
@@ -234,15 +248,15 @@ def _create_in_database(document: Mapping[str, Any], database_url: str | None) -
 
     try:
         checked = TokenDocument.model_validate(document)
-    except ValidationError as wrong:
-        raise_input_error(str(InvalidDocumentError(*to_invalid_fields(wrong.errors()))))
-    now_s, by = time.time(), Principal("command line", ())
-    ends_s = None if checked.expires_in_s is None else now_s + checked.expires_in_s
+    except ValidationError as error:
+        raise_input_error(str(InvalidDocumentError(*to_invalid_fields(error.errors()))))
+    now_s, caller = time.time(), Principal("command line", ())
+    expires_at_s = None if checked.expires_in_s is None else now_s + checked.expires_in_s
     grants = map(Grant.parse, checked.grants)
-    made, secret = generate_token(checked.name, grants, created_by=by.name, now_s=now_s, expires_at_s=ends_s)
+    token, secret = generate_token(checked.name, grants, created_by=caller.name, now_s=now_s, expires_at_s=expires_at_s)
     with _open_store(database_url) as store:
-        store.tokens.add(made, token_audit_entry("CreateToken", made, by, now_s))
-    return {**token_view(made), "secret": secret}
+        store.tokens.add(token, token_audit_entry("CreateToken", token, caller, now_s))
+    return {**token_view(token), "secret": secret}
 
 
 def _revoke_in_database(token_id: str, database_url: str | None) -> Mapping[str, Any]:
@@ -250,11 +264,11 @@ def _revoke_in_database(token_id: str, database_url: str | None) -> Mapping[str,
     from api.tokens import token_audit_entry, token_view
 
     with _open_store(database_url) as store:
-        found, now_s = store.tokens.find_by_id(token_id), time.time()
-        if found is None:
-            raise CommandError(f"there is no token {token_id!r}; `ebbtide token list` shows all")
-        entry = token_audit_entry("RevokeToken", found, Principal("command line", ()), now_s)
-        return token_view(store.tokens.revoke(token_id, now_s, entry) or found)
+        token, now_s = store.tokens.find_by_id(token_id), time.time()
+        if token is None:
+            raise CommandError(f"there is no token {token_id!r}; `ebbtide token list` lists all tokens")
+        entry = token_audit_entry("RevokeToken", token, Principal("command line", ()), now_s)
+        return token_view(store.tokens.revoke(token_id, now_s, entry) or token)
 
 
 @contextmanager
@@ -268,25 +282,25 @@ def _open_store(url: str | None) -> Iterator[SqlStore]:
     settings = read_settings()
     with input_errors_from("EBBTIDE_DATABASE_URL"):
         store = SqlStore(settings.database_url)
-    print_message(f"Straight in the database {redact_database_url(settings.database_url)}, as no service is named.")
+    print_message(f"Using the database {redact_database_url(settings.database_url)} directly.")
     try:
         yield store
-    except UnavailableError as away:
-        raise CommandError(str(away)) from away
+    except UnavailableError as error:
+        raise CommandError(str(error)) from error
     finally:
         store.close()
 
 
 def _parse_duration(text: str) -> float:
-    found = re.fullmatch(r"(\d{1,6})([mhd])", text)
-    return (
-        int(found[1]) * _DURATION_UNITS_S[found[2]]
-        if found
-        else raise_input_error(f"--expires: got {text!r}; allowed: 30m, 12h, 90d ...")
-    )
+    match = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    if match is None:
+        raise_input_error(
+            f"--expires: {text!r} is not a duration. Use a number and m, h or d, such as 30m, 12h or 90d."
+        )
+    return int(match[1]) * _DURATION_UNITS_S[match[2]]
 
 
-def _render_tokens(found: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render_tokens(tokens: Sequence[Mapping[str, Any]]) -> RenderableType:
     return render_table(
         (
             [
@@ -297,9 +311,9 @@ def _render_tokens(found: Sequence[Mapping[str, Any]]) -> RenderableType:
                 _format_optional_time(each["last_used_at_s"], "never"),
                 "revoked" if each["revoked_at_s"] is not None else _format_optional_time(each["expires_at_s"], "never"),
             ]
-            for each in found
+            for each in tokens
         ),
-        headers=["token", "name", "begins", "grants", "last used", "expires"],
+        headers=["id", "name", "prefix", "grants", "last used", "expires"],
         empty="There are no tokens.",
     )
 

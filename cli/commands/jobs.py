@@ -1,11 +1,4 @@
-"""Jobs that a service has: list, describe, change.
-
-A checkpoint of a job, now.
-
-What the ranks of a job print.
-
-Jobs, as the service tells of them, drawn for people.
-"""
+"""Job commands (`ps`, `describe`, `scale`, `suspend`, `resume`, `cancel`, `checkpoint`, `logs`) and their tables."""
 
 from __future__ import annotations
 
@@ -44,11 +37,11 @@ if TYPE_CHECKING:
 
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", autocompletion=complete_job_ids, help="Id of a job, as `ebbtide ps` shows it.")
+    str, typer.Argument(metavar="JOB", autocompletion=complete_job_ids, help="Job ID, as listed by `ebbtide ps`.")
 ]
-JobStateOption = Annotated[str, typer.Option("--state", help="Only jobs in this state.")]
-MaxGpusOption = Annotated[int | None, typer.Option("--max", help="GPUs it can use at most.")]
-MinGpusOption = Annotated[int | None, typer.Option("--min", help="GPUs it needs at least.")]
+JobStateOption = Annotated[str, typer.Option("--state", help="Show only jobs in this state.")]
+MaxGpusOption = Annotated[int | None, typer.Option("--max", help="Maximum number of GPUs.")]
+MinGpusOption = Annotated[int | None, typer.Option("--min", help="Minimum number of GPUs.")]
 
 JOBS_PAGE_SIZE = 1000
 
@@ -60,7 +53,7 @@ def ps(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List the jobs: state, GPUs held of the range, plan, progress."""
+    """List jobs with their state, GPUs, plan and progress."""
     require_table(output, watch)
     with service_client(url) as client:
         if watch:
@@ -71,10 +64,10 @@ def ps(
 
 
 def describe(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show everything about one job, its plan included."""
+    """Show the details of one job."""
     with service_client(url) as client:
-        found = client.job(job)
-    print_document(found, output, lambda: render_job(found))
+        result = client.job(job)
+    print_document(result, output, lambda: render_job(result))
 
 
 def scale(
@@ -84,38 +77,38 @@ def scale(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Change a job's GPU range; what is not given stays."""
+    """Change the GPU range of a job. A bound that is not given stays as it is."""
     if max_gpus is None and min_gpus is None:
-        raise_input_error("scale: nothing to change; give --max, --min or both")
+        raise_input_error("scale: nothing to change. Set --min, --max or both.")
     with service_client(url) as client:
-        answer = client.scale(job, max_gpus=max_gpus, min_gpus=min_gpus)
-    print_document(answer, output, lambda: render_facts(summarize_job(answer)))
+        response = client.scale(job, max_gpus=max_gpus, min_gpus=min_gpus)
+    print_document(response, output, lambda: render_facts(summarize_job(response)))
 
 
 def suspend(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Save a job and take its GPUs until it is resumed."""
+    """Checkpoint a job and release its GPUs. `ebbtide resume` starts it again."""
     with service_client(url) as client:
-        answer = client.suspend(job)
-    print_document(answer, output, lambda: render_facts(summarize_job(answer)))
+        response = client.suspend(job)
+    print_document(response, output, lambda: render_facts(summarize_job(response)))
 
 
 def resume(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Let a suspended job run again."""
+    """Resume a suspended job."""
     with service_client(url) as client:
-        answer = client.resume(job)
-    print_document(answer, output, lambda: render_facts(summarize_job(answer)))
+        response = client.resume(job)
+    print_document(response, output, lambda: render_facts(summarize_job(response)))
 
 
 def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """End a job; its last checkpoint stays."""
+    """Cancel a job and keep its last checkpoint."""
     with service_client(url) as client:
-        answer = client.cancel(job)
-    print_document(answer, output, lambda: render_facts(summarize_job(answer)))
+        response = client.cancel(job)
+    print_document(response, output, lambda: render_facts(summarize_job(response)))
 
 
 POLL_INTERVAL_S = 0.5
 
-WaitForCheckpointOption = Annotated[bool, typer.Option("--wait", help="Stay until it is complete.")]
+WaitForCheckpointOption = Annotated[bool, typer.Option("--wait", help="Wait until the checkpoint is complete.")]
 
 
 def checkpoint(
@@ -124,34 +117,32 @@ def checkpoint(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Have a running job save its state at the next step, and go on."""
+    """Request a checkpoint of a running job. The job saves at its next step and continues."""
     with service_client(url) as client:
-        answer = client.checkpoint(job)
-        while wait and answer["awaited"] is not None:
+        response = client.checkpoint(job)
+        while wait and response["awaited"] is not None:
             time.sleep(POLL_INTERVAL_S)
-            answer = client.checkpoints(job)
+            response = client.checkpoints(job)
         state = client.job(job)["state"]
     if wait and state != "running":
-        raise CommandError(f"job {job} is {state}: it may have gone without this checkpoint")
+        raise CommandError(f"job {job} is {state}; this checkpoint may not have been written")
     if not wait:
-        print_message(f"{job} saves at its next step; --wait stays until that is done.")
-    print_document(answer, output, lambda: render_facts(_format_checkpoint(answer)))
+        print_message(f"{job} saves at its next step. Use --wait to wait for it.")
+    print_document(response, output, lambda: render_facts(_format_checkpoint(response)))
 
 
 def _format_checkpoint(checkpoints: Mapping[str, Any]) -> dict[str, str]:
     latest = checkpoints["latest"]
-    told = (
-        "none"
-        if latest is None
-        else f"of step {format_number(latest['step'])}, {format_time(latest['completed_at_s'])} UTC"
-    )
-    return {"job": checkpoints["job_id"], "checkpoint": told, "every": format_duration(checkpoints["interval_s"])}
+    text = "none"
+    if latest is not None:
+        text = f"step {format_number(latest['step'])}, {format_time(latest['completed_at_s'])} UTC"
+    return {"job": checkpoints["job_id"], "checkpoint": text, "interval": format_duration(checkpoints["interval_s"])}
 
 
-RankOption = Annotated[int, typer.Option("--rank", min=0, help="Whose lines.")]
-TailOption = Annotated[int | None, typer.Option("--tail", min=0, help="Only the last so many lines.")]
+RankOption = Annotated[int, typer.Option("--rank", min=0, help="Rank whose log to print.")]
+TailOption = Annotated[int | None, typer.Option("--tail", min=0, help="Print only this many lines, from the end.")]
 GenerationOption = Annotated[
-    int | None, typer.Option("--generation", min=1, help="Of these workers; default: the newest.", show_default=False)
+    int | None, typer.Option("--generation", min=1, help="Worker generation. Default: the latest.", show_default=False)
 ]
 
 
@@ -165,15 +156,15 @@ def logs(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Print what a rank of a job has printed; with -f go on until the job has ended."""
+    """Print the log of one rank of a job. With -f, keep printing until the job ends."""
     with service_client(url) as client:
         read = client.follow_logs if follow else client.logs
         lines = read(job, rank=rank, generation=generation, tail=tail)
         if output is OutputFormat.TABLE or follow:
             print_stream(lines, output, _format_log_line)
             return
-        found = list(lines)
-    print_document(found, output, lambda: render_facts({}))
+        result = list(lines)
+    print_document(result, output, lambda: render_facts({}))
 
 
 def _format_log_line(line: Mapping[str, Any]) -> str:
@@ -206,24 +197,24 @@ def render_jobs(jobs: Iterable[JobJson]) -> RenderableType:
 
 
 def summarize_job(job: JobJson) -> dict[str, str]:
-    """A job after a change, in one line."""
-    wanted = "" if job["intent"] == "run" else f", to {job['intent']}"
-    return {job["id"]: f"{job['state']}{wanted}, {format_gpu_range(job)} GPUs"}
+    """Return one line on a job for the output of a command that changed it."""
+    intent = "" if job["intent"] == "run" else f", to {job['intent']}"
+    return {job["id"]: f"{job['state']}{intent}, {format_gpu_range(job)} GPUs"}
 
 
 def render_job(job: JobJson) -> RenderableType:
     account, progress, now_s = job["account"], job["progress"], time.time()
     spec, state = job["spec"], f"{job['state']} for {format_duration(now_s - job['state_since_s'])}"
-    shown = {
+    facts = {
         "job": job["id"],
         "name": job["name"],
         "state": f"{state} ({job['message']})" if job["message"] else state,
-        "owner wants": job["intent"],
+        "intent": job["intent"],
         "queue, priority": f"{job['queue']}, {job['priority']}",
         "submitted": f"{format_time(job['submitted_at_s'])} UTC",
         "GPUs": format_gpu_range(job),
-        "on": format_nodes(job["nodes"]),
-        "leaving": _format_releasing(job),
+        "nodes": format_nodes(job["nodes"]),
+        "releasing": _format_releasing(job),
         "model": _format_model(spec),
         "plan": job["plan"] or "none",
         "progress": format_progress(job),
@@ -234,41 +225,43 @@ def render_job(job: JobJson) -> RenderableType:
         "throughput": _format_throughput(progress["samples_per_s"]),
         "memory": _format_memory(progress["peak_bytes"], job["memory"]),
         "frozen layers": format_number(progress["frozen_layers"]),
-        "has waited": format_duration(account["waited_s"]),
-        "has used": f"{format_number(account['gpu_s'] / 3600, 2)} GPU hours",
-        "has lost": f"{format_number(account['lost_gpu_s'] / 3600, 2)} GPU hours",
-        "so far": ", ".join(format_count(account[f"{what}s"], what) for what in ("resize", "preemption", "failure")),
+        "time pending": format_duration(account["waited_s"]),
+        "GPU time used": f"{format_number(account['gpu_s'] / 3600, 2)} GPU-hours",
+        "GPU time lost": f"{format_number(account['lost_gpu_s'] / 3600, 2)} GPU-hours",
+        "disruptions": ", ".join(
+            format_count(account[f"{kind}s"], kind) for kind in ("resize", "preemption", "failure")
+        ),
         "command": " ".join(spec.get("command") or []) or "-",
     }
-    return render_facts({name: value for name, value in shown.items() if value})
+    return render_facts({name: value for name, value in facts.items() if value})
 
 
-def render_dry_run(answer: JobJson) -> RenderableType:
-    """What would become of a job that is not submitted yet."""
-    job, explanation = answer["job"], answer["explanation"]
-    others = [f"{other['kind']} {other['subject']}: {other['reason']['detail']}" for other in answer["others"]]
-    shown = {
-        "it would be": answer["state"],
+def render_dry_run(response: JobJson) -> RenderableType:
+    """Return a table of what the scheduler would decide for a job that has not been submitted."""
+    job, explanation = response["job"], response["explanation"]
+    others = [f"{other['kind']} {other['subject']}: {other['reason']['detail']}" for other in response["others"]]
+    facts = {
+        "state": response["state"],
         "GPUs": format_gpu_range(job) if job else "",
-        "on": format_nodes(job["nodes"]) if job and job["nodes"] else "",
+        "nodes": format_nodes(job["nodes"]) if job and job["nodes"] else "",
         "plan": job["plan"] if job else "",
-        "because": answer["reason"]["detail"] if answer["reason"] else "",
+        "reason": response["reason"]["detail"] if response["reason"] else "",
         "unblocked by": explanation["unblocks"] if explanation else "",
-        "others": "; ".join(others),
+        "other decisions": "; ".join(others),
     }
-    return render_facts({name: value for name, value in shown.items() if value})
+    return render_facts({name: value for name, value in facts.items() if value})
 
 
 def format_gpu_range(job: JobJson) -> str:
-    """`3 of 1-4`, with what is still being left."""
-    has = job["gpus"]
-    span_ = f"{has['min']}-{has['max']}" if has["max"] > has["min"] else str(has["max"])
-    leaving = f" (leaving {has['releasing']})" if has["releasing"] else ""
-    return f"{has['target']} of {span_}{leaving}"
+    """Format held GPUs and the GPU range: `3 of 1-4`, or `3 of 1-4 (releasing 1)`."""
+    gpus = job["gpus"]
+    gpu_range = f"{gpus['min']}-{gpus['max']}" if gpus["max"] > gpus["min"] else str(gpus["max"])
+    releasing = f" (releasing {gpus['releasing']})" if gpus["releasing"] else ""
+    return f"{gpus['target']} of {gpu_range}{releasing}"
 
 
 def format_plan(job: JobJson) -> str:
-    """How the plan spreads the job, its micro-batches left out."""
+    """Format the plan's parallel degrees without its micro-batches."""
     return job["plan"].rpartition(" · ")[0] if job["plan"] else "-"
 
 
@@ -294,9 +287,9 @@ def _format_releasing(job: JobJson) -> str:
 
 
 def _format_model(spec: Mapping[str, Any]) -> str:
-    model = spec.get("model") or ("a profile of its own" if spec.get("profile") else "")
+    model = spec.get("model") or ("custom profile" if spec.get("profile") else "")
     if not model:
-        return "none: data parallel alone"
+        return "none (data parallel only)"
     at = f", {spec['sequenceLength']} tokens" if spec.get("sequenceLength") else ""
     return f"{model}, global batch {spec['globalBatch']}{at}"
 
@@ -306,9 +299,9 @@ def _format_throughput(samples_per_s: float | None) -> str:
 
 
 def _format_memory(peak_bytes: int | None, memory: Mapping[str, Any]) -> str:
-    """`peak 71.2 GB a GPU; taken to need 1.15 times what is predicted, died of memory once`."""
-    parts = [] if peak_bytes is None else [f"peak {format_bytes(peak_bytes)} a GPU"]
+    """Format memory use: `peak 71.2 GB per GPU, estimate raised by a factor of 1.15, 1 out-of-memory failure`."""
+    parts = [] if peak_bytes is None else [f"peak {format_bytes(peak_bytes)} per GPU"]
     if memory["deaths"]:
-        parts.append(f"taken to need {memory['factor']:.2f} times what is predicted")
-        parts.append(f"{format_count(len(memory['deaths']), 'death')} by memory")
+        parts.append(f"estimate raised by a factor of {memory['factor']:.2f}")
+        parts.append(format_count(len(memory["deaths"]), "out-of-memory failure"))
     return ", ".join(parts)

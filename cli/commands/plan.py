@@ -1,4 +1,4 @@
-"""`plan`: solve one plan, a curve of them, a dumped request or a Galvatron profile, in this process."""
+"""`ebbtide plan`: solves one plan, a scaling curve, a dumped request or a Galvatron profile."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plan(
     memory_reading: options.MemoryReadingOption = options.MemoryReading.KEPT_BACK,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Find the fastest way to spread a model over GPUs, within their memory. Needs no service."""
+    """Find the fastest parallel plan of a model. The plan fits into the memory of the given GPUs."""
     asked = {"model": model, "gpus": gpus, "gpu": gpu, "nodes": nodes, "shape": shape, "global-batch": global_batch}
     asked |= {"seq": seq, "frozen-layers": frozen_layers, "memory": memory, "plot": plot, "dump": dump}
     how = options.SolverOptions(solver, tolerance, inf if time_limit is None else time_limit, alternatives)
@@ -47,7 +47,7 @@ def plan(
         _reject_conflicting_options("--galvatron", {**asked, "load": load})
         _print_galvatron(galvatron, galvatron_plan, memory_reading, output)
     elif galvatron_plan is not None:
-        raise_input_error(f"--galvatron-plan: {galvatron_plan} needs --galvatron DIR, the profile that judges it")
+        raise_input_error(f"--galvatron-plan: {galvatron_plan} needs --galvatron DIR, the profile to evaluate it on")
     elif load is not None:
         _reject_conflicting_options("--load", asked)
         _print_instances(load, how, output)
@@ -58,7 +58,7 @@ def plan(
 def _reject_conflicting_options(option: str, others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if value is not None:
-            raise_input_error(f"--{name}: {value} does not go with {option}, which says all that is asked")
+            raise_input_error(f"--{name}: {value} cannot be combined with {option}")
 
 
 def _build_query(options_given: Mapping[str, Any]) -> PlanQuery:
@@ -79,10 +79,10 @@ def _print_request(
 ) -> None:
     if not query.is_curve:
         if plot is not None:
-            raise_input_error(f"--plot: {plot} needs a curve; allowed is a range --gpus A:B")
+            raise_input_error(f"--plot: {plot} needs a scaling curve. Use a range: --gpus A:B.")
         _print_plan(query, solver_options, dump, output)
     elif dump is not None or solver_options.solver is not options.Solver.EXACT:
-        raise_input_error("--gpus: a range goes with neither --dump nor --solver milp; give one number of GPUs")
+        raise_input_error("--gpus: a range cannot be combined with --dump or --solver milp. Use one number of GPUs.")
     else:
         _print_curve(query, solver_options, plot, output)
 
@@ -116,17 +116,19 @@ def _print_curve(
     from cli.planning.plan_tables import render_curve
     from cli.planning.solution import solve_curve
 
-    title = f"{query.model.name} on {query.hardware[0].gpu}, {query.global_batch} samples a step"
+    title = f"{query.model.name} on {query.hardware[0].gpu}, global batch {query.global_batch}"
     picture = None if plot is None else CurveChart(plot, title)
     points = solve_curve(query, tolerance=solver_options.tolerance)
     print_document(
         {"points": points}, output, lambda: render_curve(points, memory_limit_bytes=query.memory_limit_bytes)
     )
     if all("infeasible" in point for point in points):
-        raise CommandError(f"no plan on any of {len(points)} shapes; on the largest: {_format_infeasible(points[-1])}")
+        raise CommandError(
+            f"no plan is feasible on any of {len(points)} shapes. On the largest: {_format_infeasible(points[-1])}"
+        )
     if picture is not None:
         picture.draw(points)
-        print_message(f"the curve is drawn in {plot}")
+        print_message(f"Scaling curve saved to {plot}.")
 
 
 def _print_instances(file: str, solver_options: options.SolverOptions, output: OutputFormat) -> None:
@@ -149,7 +151,7 @@ def _print_galvatron(folder: str, plan_file: str | None, reading: options.Memory
 def _print_or_fail(
     answer: Mapping[str, Any], output: OutputFormat, failure: str, render: Callable[[], RenderableType]
 ) -> None:
-    """Prints the answer; where there is none, people get the reason alone, and programs get both."""
+    """Print the answer. If it is infeasible, fail with the reason; JSON and YAML output get the document as well."""
     if "infeasible" not in answer:
         print_document(answer, output, render)
         return
@@ -159,7 +161,7 @@ def _print_or_fail(
 
 
 def _format_infeasible(answer: Mapping[str, Any]) -> str:
-    """The reason on lines of its own: what binds, and the smallest change that would help."""
+    """Return the reason, the binding constraint and the smallest change that helps, one per line."""
     needs, _, change = answer["infeasible"].rpartition("; ")
     lines = [needs, f"  change: {change}"] if needs else [change]
     return "\n".join([lines[0], f"  binding: {answer['constraint']}", *lines[1:]])

@@ -1,4 +1,4 @@
-"""Queues of a service: who pays, and for how many GPUs."""
+"""`ebbtide queues`: lists and changes queues and their quotas."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.fleet import has_no_subcommand
 from cli.completion import complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import parse_count, raise_input_error
+from cli.inputs import has_no_subcommand, parse_count, raise_input_error
 from cli.output import OutputFormat, OutputOption, print_document, render_facts, render_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-app = typer.Typer(name="queues", help="List, create, set or delete queues: guaranteed GPUs, limits, weight.")
+app = typer.Typer(name="queues", help="List, create, change or delete queues.")
 
 QueueArgument = Annotated[
-    str, typer.Argument(metavar="QUEUE", autocompletion=complete_queue_names, help="Name of a queue, as jobs give it.")
+    str, typer.Argument(metavar="QUEUE", autocompletion=complete_queue_names, help="Name of the queue.")
 ]
-GuaranteedOption = Annotated[int | None, typer.Option("--guaranteed", help="GPUs that are its own; others borrow.")]
-LimitOption = Annotated[str | None, typer.Option("--limit", help="Most GPUs that its jobs use together, or none.")]
+GuaranteedOption = Annotated[
+    int | None, typer.Option("--guaranteed", help="Guaranteed GPUs. Other queues borrow them when idle.")
+]
+LimitOption = Annotated[str | None, typer.Option("--limit", help="Maximum GPUs of all its jobs, or none.")]
 UserLimitOption = Annotated[
-    str | None, typer.Option("--user-limit", help="Most GPUs that the jobs of one user hold together in it, or none.")
+    str | None, typer.Option("--user-limit", help="Maximum GPUs of one user's jobs in the queue, or none.")
 ]
-UserJobsOption = Annotated[
-    str | None, typer.Option("--user-jobs", help="Most waiting jobs of one user that it takes, or none.")
-]
-WeightOption = Annotated[float | None, typer.Option("--weight", help="Its share of what queues borrow.")]
+UserJobsOption = Annotated[str | None, typer.Option("--user-jobs", help="Maximum pending jobs of one user, or none.")]
+WeightOption = Annotated[float | None, typer.Option("--weight", help="Weight for sharing borrowed GPUs among queues.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -41,10 +40,10 @@ def queues(context: typer.Context, url: UrlOption = DEFAULT_URL, output: OutputO
 
 @app.command("list")
 def list_queues(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """List the queues: guarantee, limit, what they use, borrow and wait for."""
+    """List queues with their quotas, usage and pending jobs."""
     with service_client(url) as client:
-        found = client.queues()
-    print_document(found, output, lambda: render_queues(found))
+        result = client.queues()
+    print_document(result, output, lambda: render_queues(result))
 
 
 @app.command("create")
@@ -59,10 +58,11 @@ def create_queue(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Declare a queue. A queue that is not declared has no guarantee and no limit."""
+    """Create a queue. A queue that jobs name without creating it has no guarantee and no limits."""
+    quota = _collect_quota(guaranteed, limit, user_limit, weight, user_jobs)
     with service_client(url) as client:
-        answer = client.create_queue({"name": name, **_collect_quota(guaranteed, limit, user_limit, weight, user_jobs)})
-    print_document(answer, output, lambda: render_facts({"queue": f"{name} is created: {_format_quota(answer)}"}))
+        response = client.create_queue({"name": name, **quota})
+    print_document(response, output, lambda: render_facts({"queue": f"{name} created: {_format_quota(response)}"}))
 
 
 @app.command("set")
@@ -77,24 +77,24 @@ def set_queue(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Change what is given of a declared queue."""
+    """Change the given fields of a queue."""
     change = _collect_quota(guaranteed, limit, user_limit, weight, user_jobs)
     if not change:
-        raise_input_error("nothing to set: give --guaranteed, --limit, --user-limit, --user-jobs or --weight")
+        raise_input_error("nothing to change. Set --guaranteed, --limit, --user-limit, --user-jobs or --weight")
     with service_client(url) as client:
-        answer = client.change_queue(name, change)
-    print_document(answer, output, lambda: render_facts({"queue": f"{name} is set: {_format_quota(answer)}"}))
+        response = client.change_queue(name, change)
+    print_document(response, output, lambda: render_facts({"queue": f"{name} changed: {_format_quota(response)}"}))
 
 
 @app.command("delete")
 def delete_queue(name: QueueArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Take a queue's declaration back; its jobs stay, without guarantee and without limit."""
+    """Delete a queue. Its jobs remain, without guarantee and limits."""
     with service_client(url) as client:
-        answer = client.delete_queue(name)
-    print_document(answer, output, lambda: render_facts({"queue": f"{name} is deleted"}))
+        response = client.delete_queue(name)
+    print_document(response, output, lambda: render_facts({"queue": f"{name} deleted"}))
 
 
-def render_queues(found: Iterable[Mapping[str, Any]]) -> RenderableType:
+def render_queues(result: Iterable[Mapping[str, Any]]) -> RenderableType:
     return render_table(
         (
             [
@@ -106,13 +106,13 @@ def render_queues(found: Iterable[Mapping[str, Any]]) -> RenderableType:
                 str(queue["used_gpus"]),
                 str(queue["borrowed_gpus"]),
                 str(queue["running_jobs"]),
-                f"{queue['waiting_jobs']} for {queue['waiting_gpus']} GPUs" if queue["waiting_jobs"] else "nobody",
-                "" if queue["declared"] else "not declared",
+                f"{queue['waiting_jobs']} for {queue['waiting_gpus']} GPUs" if queue["waiting_jobs"] else "-",
+                "" if queue["declared"] else "not created",
             ]
-            for queue in found
+            for queue in result
         ),
-        headers=["queue", "guaranteed", "limit", "per user", "weight", "uses", "borrowed", "jobs", "waiting", ""],
-        right_aligned=["guaranteed", "limit", "per user", "weight", "uses", "borrowed", "jobs"],
+        headers=["queue", "guaranteed", "limit", "per user", "weight", "used", "borrowed", "running", "pending", ""],
+        right_aligned=["guaranteed", "limit", "per user", "weight", "used", "borrowed", "running"],
         empty="There are no queues.",
     )
 
@@ -120,7 +120,7 @@ def render_queues(found: Iterable[Mapping[str, Any]]) -> RenderableType:
 def _collect_quota(
     guaranteed: int | None, limit: str | None, user_limit: str | None, weight: float | None, user_jobs: str | None
 ) -> dict[str, Any]:
-    """The fields that were given; the service checks the rest."""
+    """Return the quota fields that were given. The service validates them."""
     given: dict[str, Any] = {}
     if guaranteed is not None:
         given["guaranteed_gpus"] = guaranteed
@@ -137,7 +137,7 @@ def _collect_quota(
 
 
 def _format_quota(queue: Mapping[str, Any]) -> str:
-    limits = f"limit {_format_limit(queue['limit_gpus'])}, for one user {_format_limit(queue['user_limit_gpus'])}"
+    limits = f"limit {_format_limit(queue['limit_gpus'])}, per user {_format_limit(queue['user_limit_gpus'])}"
     return f"{queue['guaranteed_gpus']} GPUs guaranteed, {limits}, weight {queue['weight']:g}"
 
 

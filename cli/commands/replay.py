@@ -1,4 +1,4 @@
-"""`replay`: decide again on a downloaded snapshot, here and with nobody affected."""
+"""`ebbtide replay`: runs one scheduling cycle on a saved snapshot and checks its decisions."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 SnapshotArgument = Annotated[
-    str, typer.Argument(metavar="SNAPSHOT.json", help="As `ebbtide snapshot` writes it; - is stdin.")
+    str, typer.Argument(metavar="SNAPSHOT.json", help="Snapshot from `ebbtide snapshot`; - reads stdin.")
 ]
-PolicyOption = Annotated[str, typer.Option("--policy", help="The policy set that decides.")]
+PolicyOption = Annotated[str, typer.Option("--policy", help="Policy set to use.")]
 
 
 def replay(
     snapshot_file: SnapshotArgument, policy: PolicyOption = "ebbtide", output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Decide again on a downloaded SNAPSHOT and show what would be done, and why. Needs no service."""
+    """Run one scheduling cycle on a saved snapshot. Shows the decisions with their reasons; changes nothing."""
     from scheduler.scheduling.policies.policy_set import load_policy_set
     from scheduler.scheduling.scheduler import decide
 
@@ -52,7 +52,7 @@ def replay(
 
 
 def read_snapshot(source: str) -> Snapshot:
-    """The snapshot in a file. Raises BadInput naming the field that is wrong."""
+    """Return the snapshot in a file. Raises InputError that names the invalid field."""
     from scheduler.domain.codec import decode
     from scheduler.domain.snapshot import Snapshot
 
@@ -63,7 +63,7 @@ def read_snapshot(source: str) -> Snapshot:
 
 
 def _check_references(snapshot: Snapshot) -> None:
-    """Every name in the snapshot has to stand for something in it. Raises ValueError."""
+    """Check that every node, pool and GPU that the snapshot refers to is in it. Raises ValueError."""
     for name, node in snapshot.nodes.items():
         _require_known(f"$.nodes.{name}.pool", node.pool, snapshot.pools, "pools")
     for name, loan in snapshot.loans.items():
@@ -74,11 +74,9 @@ def _check_references(snapshot: Snapshot) -> None:
             for node_name, indices in getattr(job.allocation, part).items():
                 path = f"$.jobs.{job_id}.allocation.{part}"
                 _require_known(path, node_name, snapshot.nodes, "nodes")
-                has = snapshot.nodes[node_name].gpus
-                if not all(0 <= index < has for index in indices):
-                    raise ValueError(
-                        f"{path}.{node_name}: {list(indices)} names a GPU that is not one of 0 to {has - 1}"
-                    )
+                gpu_count = snapshot.nodes[node_name].gpus
+                if not all(0 <= index < gpu_count for index in indices):
+                    raise ValueError(f"{path}.{node_name}: {list(indices)} names a GPU outside 0 to {gpu_count - 1}")
     for what in ("demand", "forecasts"):
         for pool in getattr(snapshot, what):
             _require_known(f"$.{what}", pool, snapshot.pools, "pools")
@@ -86,11 +84,11 @@ def _check_references(snapshot: Snapshot) -> None:
 
 def _require_known(path: str, name: str, known: Any, noun: str) -> None:
     if name not in known:
-        raise ValueError(f"{path}: {name!r} is not one of the snapshot's {noun}")
+        raise ValueError(f"{path}: {name!r} is not in the snapshot's {noun}")
 
 
 def find_violations(snapshot: Snapshot, result: TickResult) -> tuple[Violation, ...]:
-    """The decisions that the laws would drop, each judged after the legal ones before it."""
+    """Return the violations of decisions. Each decision is checked after the legal decisions before it."""
     from scheduler.scheduling.desired_state import apply_decision
     from scheduler.scheduling.legality import find_violation
     from scheduler.scheduling.mutable_snapshot import MutableSnapshot
@@ -135,7 +133,7 @@ def _render_replay(
         {
             "snapshot": f"generation {snapshot.generation} at {format_time(snapshot.now_s)} UTC",
             "policy": policy,
-            "next look": f"in {format_duration(result.next_wake_s - snapshot.now_s)}",
+            "next tick": f"in {format_duration(result.next_wake_s - snapshot.now_s)}",
         }
     )
     decided = render_table(
@@ -143,28 +141,29 @@ def _render_replay(
             [type(d).__name__, decision_subject(d), _describe_change(d), d.reason.code, d.reason.detail]
             for d in result.decisions
         ),
-        headers=["decision", "subject", "what", "reason", "because"],
-        empty="Nothing would be done.",
+        headers=["decision", "subject", "change", "reason", "detail"],
+        empty="No decisions.",
     )
     waiting = render_table(
         ([job_id, reason.code, reason.detail] for job_id, reason in result.waiting.items()),
-        headers=["waiting", "reason", "because"],
-        empty="Nobody waits.",
+        headers=["pending job", "reason", "detail"],
+        empty="No pending jobs.",
     )
     broken = render_table(
         ([violation.subject, violation.law, violation.detail] for violation in violations),
-        headers=["violation by", "law", "detail"],
-        empty="No law is broken.",
+        headers=["violation by", "rule", "detail"],
+        empty="No violations.",
     )
     return stack(head, Text(), decided, Text(), waiting, Text(), broken)
 
 
 def _describe_change(decision: Any) -> str:
-    """The GPUs and plan of a decision that has them, the deadline of one that has that."""
+    """Format a decision's GPUs and plan, or its deadline, or nothing."""
     from scheduler.domain import gpu_sets
 
     if hasattr(decision, "gpus"):
-        return f"{format_gpus(gpu_sets.count(decision.gpus))} {gpu_sets.format_gpus(decision.gpus)}, {decision.plan.summary()}"
+        count = format_gpus(gpu_sets.count(decision.gpus))
+        return f"{count} {gpu_sets.format_gpus(decision.gpus)}, {decision.plan.summary()}"
     for deadline in ("leave_by_s", "return_by_s"):
         if hasattr(decision, deadline):
             return f"by {format_time(getattr(decision, deadline))}"

@@ -1,7 +1,4 @@
-"""`serve` and `migrate`, and the processes that `serve` starts.
-
-`export-trace`: the history of a live service as files that `simulate` reads.
-"""
+"""Service commands: `serve`, its child processes, `operator`, `migrate` and `export-trace`."""
 
 from __future__ import annotations
 
@@ -21,29 +18,31 @@ if TYPE_CHECKING:
     from scheduler.settings import Settings
 
 
-HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on; EBBTIDE_HOST.")]
-PortOption = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on; EBBTIDE_PORT.")]
+HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on. Overrides EBBTIDE_HOST.")]
+PortOption = Annotated[
+    int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on. Overrides EBBTIDE_PORT.")
+]
 DatabaseOption = Annotated[
-    str | None, typer.Option("--database-url", help="Where all state is kept (SQLAlchemy URL); EBBTIDE_DATABASE_URL.")
+    str | None, typer.Option("--database-url", help="SQLAlchemy URL of the database. Overrides EBBTIDE_DATABASE_URL.")
 ]
 
 RestoredOption = Annotated[
-    bool, typer.Option("--restored", help="It was restored from a back-up: fence whoever led after that was made.")
+    bool, typer.Option("--restored", help="The database was restored from a backup: fence controllers that led later.")
 ]
 
 
 def serve(host: HostOption = None, port: PortOption = None, database_url: DatabaseOption = None) -> None:
-    """Run the service here: the API and the controller, as processes of their own on one database."""
+    """Run the API and the controller on this machine. They are separate processes that share one database."""
     from cli.supervisor import supervise
 
-    given = {"EBBTIDE_HOST": host, "EBBTIDE_PORT": port, "EBBTIDE_DATABASE_URL": database_url}
-    os.environ.update({name: str(value) for name, value in given.items() if value is not None})
+    overrides = {"EBBTIDE_HOST": host, "EBBTIDE_PORT": port, "EBBTIDE_DATABASE_URL": database_url}
+    os.environ.update({name: str(value) for name, value in overrides.items() if value is not None})
     settings = read_settings()
     if "EBBTIDE_AUTH" not in os.environ and settings.is_loopback:
         os.environ["EBBTIDE_AUTH"] = "off"
         settings = read_settings()
     _check_auth(settings)
-    # Chosen here where that is left to us, not by the API: the controller has to tell its workers the same port.
+    # Choose a free port here, not in the API process: the controller passes the same port to its workers.
     os.environ["EBBTIDE_PORT"] = str(_choose_port(settings))
     settings = read_settings()
     _check_policy(settings)
@@ -55,32 +54,30 @@ def serve(host: HostOption = None, port: PortOption = None, database_url: Databa
     print_message(_describe_authentication(settings))
     child = [sys.executable, "-m", "cli"]
     with tempfile.TemporaryDirectory(prefix="ebbtide-metrics-") as metrics:
-        # Both processes count into this folder, so that one scrape shows the counters of either.
+        # All processes write their metrics to this folder, so that one scrape returns the sums.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
         names = ["API"] if settings.api_processes == 1 else [f"API {at + 1}" for at in range(settings.api_processes)]
         apis = {name: [*child, "api"] for name in names}
-        code, why = supervise({"controller": [*child, "controller"], **apis})
-    if code:
-        raise CommandError(why)
-    print_message(f"Ebbtide {why}.")
+        exit_code, reason = supervise({"controller": [*child, "controller"], **apis})
+    if exit_code:
+        raise CommandError(reason)
+    print_message(f"Ebbtide {reason}.")
 
 
 def migrate(
     database_url: DatabaseOption = None, is_restored: RestoredOption = False, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Bring the database to the newest form. Does nothing where it has that already."""
+    """Upgrade the database schema. Does nothing if the schema is current."""
     if database_url is not None:
         os.environ["EBBTIDE_DATABASE_URL"] = database_url
     settings = read_settings()
     _migrate_database(settings, is_restored=is_restored)
     document = {"database_url": redact_database_url(settings.database_url), "revision": "head"}
-    print_document(
-        document, output, lambda: render_facts({"database": document["database_url"], "is at": "the newest revision"})
-    )
+    print_document(document, output, lambda: render_facts({"database": document["database_url"], "schema": "current"}))
 
 
 def controller() -> None:
-    """The process that decides (started by `serve`)."""
+    """Run the controller. `ebbtide serve` starts it."""
     from cli.composition.service import run_controller
     from cli.supervisor import exit_with_parent
 
@@ -90,7 +87,7 @@ def controller() -> None:
 
 
 def api() -> None:
-    """The process that answers HTTP (started by `serve`)."""
+    """Run the API server. `ebbtide serve` starts it."""
     from cli.composition.service import run_api
     from cli.supervisor import exit_with_parent
 
@@ -102,7 +99,7 @@ def api() -> None:
 
 
 def operator() -> None:
-    """Run jobs on Kubernetes: custom resources in and out, decisions from the same database as the API's."""
+    """Run the Kubernetes operator. It reconciles Ebbtide's custom resources and shares the API's database."""
     from cli.composition.kubernetes_operator import run_operator
     from scheduler.telemetry.probes import ProbeServer
 
@@ -116,22 +113,27 @@ def operator() -> None:
 
 
 def read_settings() -> Settings:
-    """The settings of the environment. Raises BadInput naming the variable that is wrong."""
+    """Read the settings from the environment. Raises InputError that names the invalid variable."""
     from pydantic import ValidationError
 
     from scheduler.settings import Settings
 
     try:
         return Settings()
-    except ValidationError as wrong:
-        first = wrong.errors()[0]
+    except ValidationError as error:
+        first = error.errors()[0]
         name = "EBBTIDE_" + "_".join(str(part) for part in first["loc"]).upper()
-        raise InputError(f"{name}: {first['input']!r} is wrong: {first['msg']}") from wrong
+        raise InputError(f"{name}: {first['input']!r} is invalid: {first['msg']}") from error
 
 
 def _choose_port(settings: Settings) -> int:
-    """The port asked for, or a free one. Raises BadInput where it cannot be had: processes that share a port would not
-    be told that somebody else has it."""
+    """Return the configured port, or a free one if it is 0.
+
+    API processes share the port, which hides a conflict with another program, so this checks before they start.
+
+    Raises:
+        InputError: the address or the port cannot be bound.
+    """
     import errno
     import socket
 
@@ -139,30 +141,31 @@ def _choose_port(settings: Settings) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as probe:
-            found: int = probe.getsockname()[1]
-            return found
-    except OSError as wrong:
-        why = os.strerror(wrong.errno) if wrong.errno else str(wrong)
-        if wrong.errno in (errno.EADDRINUSE, errno.EACCES):
+            result: int = probe.getsockname()[1]
+            return result
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
             raise InputError(
-                f"EBBTIDE_PORT: cannot listen on {host}, port {port}: {why}; 0 takes a free one"
-            ) from wrong
-        raise InputError(f"EBBTIDE_HOST: cannot listen on {host!r}: {why}") from wrong
+                f"EBBTIDE_PORT: cannot listen on {host}, port {port}: {why}. Use 0 for a free port."
+            ) from error
+        raise InputError(f"EBBTIDE_HOST: cannot listen on {host!r}: {why}") from error
 
 
 def _check_auth(settings: Settings) -> None:
     if settings.auth == "off" and not settings.is_loopback:
         raise InputError(
-            f"EBBTIDE_AUTH: got off with EBBTIDE_HOST {settings.host}, which others reach; allowed: on (make a token "
-            "with `ebbtide token create`), off with a loopback address, or off-everywhere"
+            f"EBBTIDE_AUTH is off, but EBBTIDE_HOST {settings.host} is not a loopback address. Set EBBTIDE_AUTH to on "
+            "and create a token with `ebbtide token create`, or listen on a loopback address, or accept "
+            "unauthenticated callers with off-everywhere."
         )
 
 
 def _describe_authentication(settings: Settings) -> str:
     if settings.auth == "on":
-        return "Who asks needs a token: `ebbtide token create --name NAME --grant admin` makes the first one here."
-    whom = "everybody on this machine" if settings.is_loopback else f"everybody who reaches {settings.host}"
-    return f"Authentication is off: {whom} may do everything; EBBTIDE_AUTH=on asks for tokens."
+        return "Authentication is on. Create the first token with `ebbtide token create --name NAME --grant admin`."
+    callers = "every user of this machine" if settings.is_loopback else f"every client that can reach {settings.host}"
+    return f"Authentication is off: {callers} has full access. Set EBBTIDE_AUTH=on to require tokens."
 
 
 def _check_policy(settings: Settings) -> None:
@@ -195,15 +198,15 @@ def _migrate_database(settings: Settings, *, is_restored: bool = False) -> None:
 
 
 def redact_database_url(database_url: str) -> str:
-    """A database's URL without the password that it may hold, wherever: read as who connects reads it."""
+    """Return the URL without passwords, in its user part and in its query."""
     from sqlalchemy import make_url
 
     return make_url(database_url).difference_update_query(("password", "sslpassword")).render_as_string()
 
 
-JobsFileOption = Annotated[Path, typer.Option("--jobs", metavar="JOBS.csv[.gz]", help="Where to write the jobs.")]
+JobsFileOption = Annotated[Path, typer.Option("--jobs", metavar="JOBS.csv[.gz]", help="Output file of the jobs.")]
 DemandFileOption = Annotated[
-    Path, typer.Option("--demand", metavar="DEMAND.csv[.gz]", help="Where to write the demand.")
+    Path, typer.Option("--demand", metavar="DEMAND.csv[.gz]", help="Output file of the demand.")
 ]
 _JOBS_MAX = 10**12
 
@@ -214,7 +217,7 @@ def export_trace(
     database_url: DatabaseOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Write the jobs and the demand that a service's database remembers, for `ebbtide simulate`."""
+    """Export job history and demand as a trace. `ebbtide simulate` reads the files."""
     from scheduler.documents.trace_files import export_trace as trace_of
     from scheduler.documents.trace_files import format_demand_csv, format_jobs_csv
     from scheduler.store.sql_store import SqlStore
@@ -229,21 +232,21 @@ def export_trace(
         store.close()
     trace = trace_of(known.values(), readings, snapshot.now_s)
     if not trace.jobs:
-        raise CommandError("jobs: there is nothing to export: no job has run or is known to run for some time")
+        raise CommandError("jobs: nothing to export. No job has a known duration yet.")
     _write_trace(jobs, format_jobs_csv(trace.jobs))
     document = {"jobs": len(trace.jobs), "demand": len(trace.demand), "skipped": list(trace.skipped)}
-    told = {"jobs": f"{format_count(len(trace.jobs), 'job')} in {jobs}"}
+    facts = {"jobs": f"{format_count(len(trace.jobs), 'job')} in {jobs}"}
     if trace.demand:
         _write_trace(demand, format_demand_csv(trace.demand))
-        told["demand"] = f"{format_count(len(trace.demand), 'reading')} in {demand}"
+        facts["demand"] = f"{format_count(len(trace.demand), 'reading')} in {demand}"
     if trace.skipped:
-        told["left out"] = f"{', '.join(trace.skipped)}: nothing is known of their length"
-    print_document(document, output, lambda: render_facts(told))
+        facts["skipped"] = f"{', '.join(trace.skipped)} (duration unknown)"
+    print_document(document, output, lambda: render_facts(facts))
 
 
 def _write_trace(path: Path, text: str) -> None:
     content = text.encode()
     try:
         path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    except OSError as wrong:
-        raise CommandError(f"{path}: cannot be written: {wrong.strerror or wrong}") from wrong
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""`simulate`: whole policy sets on recorded jobs and demand, on a virtual clock."""
+"""`ebbtide simulate`: compares policy sets on a trace of jobs and demand, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -35,51 +35,53 @@ if TYPE_CHECKING:
 LIST_POLICIES = "list"
 _SEEDS_MAX = 1_000
 
-JobsOption = Annotated[Path | None, typer.Option("--jobs", metavar="JOBS.csv[.gz]", help="The jobs' trace.")]
-DemandOption = Annotated[Path | None, typer.Option("--demand", metavar="DEMAND.csv[.gz]", help="Inference demand.")]
-ClusterOption = Annotated[Path | None, typer.Option("--cluster", metavar="CLUSTER.yaml", help="The cluster.")]
+JobsOption = Annotated[Path | None, typer.Option("--jobs", metavar="JOBS.csv[.gz]", help="Trace of the jobs.")]
+DemandOption = Annotated[
+    Path | None, typer.Option("--demand", metavar="DEMAND.csv[.gz]", help="Trace of inference demand.")
+]
+ClusterOption = Annotated[Path | None, typer.Option("--cluster", metavar="CLUSTER.yaml", help="Cluster definition.")]
 WorkloadOption = Annotated[
-    str, typer.Option("--workload", metavar="NAME", help="One workload of a jobs' trace that has several.")
+    str, typer.Option("--workload", metavar="NAME", help="Workload to use, for a trace with several.")
 ]
 ProfilesOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--profiles",
         metavar="FILE.csv[.gz]",
-        help="Measured throughput, which goes before the solver's: of ElasticFlow, Pollux or Rubick. May be repeated.",
+        help="Measured throughput (ElasticFlow, Pollux or Rubick), used instead of the solver's. Repeatable.",
     ),
 ]
 PolicyOption = Annotated[
-    str, typer.Option("--policy", metavar="NAME[,NAME...]", help="Policy sets; `list` shows them.")
+    str, typer.Option("--policy", metavar="NAME[,NAME...]", help="Policy sets; `list` lists them.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 SeedsOption = Annotated[
     str | None,
     typer.Option(
         "--seeds",
         metavar="COUNT|SEED,SEED,...",
-        help="A sweep: so many seeds from --seed on, or these; figures get 95% confidence intervals.",
+        help="Number of seeds, counted from --seed, or a list of seeds. Adds 95% confidence intervals.",
     ),
 ]
 ForecastOption = Annotated[
-    Literal["seasonal", "oracle"], typer.Option("--forecast", help="Of demand; `oracle` knows what is to come.")
+    Literal["seasonal", "oracle"], typer.Option("--forecast", help="Demand forecast; `oracle` knows the future.")
 ]
 TruthOption = Annotated[
     str,
     typer.Option(
         "--truth",
         metavar="models,error=0.15,duration=0.5",
-        help="What policies are not told: models by size, speeds off their curves, lengths off what was declared.",
+        help="Hide facts from policies: models by size, errors of speed curves, errors of declared durations.",
     ),
 ]
 ProcessesOption = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Simulations at once.", show_default="one a core")
+    int | None, typer.Option("--processes", min=1, help="Parallel simulations.", show_default="one per core")
 ]
 ReportOption = Annotated[
     str | None,
-    typer.Option("--report", metavar="FOLDER", help="Also write report.html, .md, .json and pictures there."),
+    typer.Option("--report", metavar="FOLDER", help="Also write report.html, .md, .json and charts to this folder."),
 ]
-LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many jobs.")]
+LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Use only this many jobs, from the first.")]
 
 
 def simulate(
@@ -99,13 +101,13 @@ def simulate(
     report: ReportOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Run policy sets on recorded jobs and demand, and compare what comes of it. Needs no service."""
+    """Compare scheduling policies on a trace. Runs each policy set on recorded jobs and demand."""
     if policy == LIST_POLICIES:
         _list_policies(output)
         return
     if jobs is None or cluster is None:
-        raise_input_error(f"{'--jobs' if jobs is None else '--cluster'}: a file is needed")
-    names, sown = parse_policies(policy), parse_seeds(seeds, seed)
+        raise_input_error(f"{'--jobs' if jobs is None else '--cluster'}: a file is required")
+    policy_names, seed_list = parse_policies(policy), parse_seeds(seeds, seed)
 
     from cli.simulation.report import ReportFolder
     from scheduler.documents.throughput import read_throughput
@@ -121,40 +123,42 @@ def simulate(
         inputs = load_inputs(jobs, demand, cluster, workload=workload, profiles=measured)
         inputs = replace(inputs, jobs=inputs.jobs[:limit])
         at_once = processes or os.cpu_count() or 1
-        with _progress_bar() as tell:
+        with _progress_bar() as report_progress:
             options = SimulationOptions(forecast=forecast, truth=hidden, profiles=measured)
             try:
-                runs = simulate_seeds(inputs, names, sown, options=options, processes=at_once, progress=tell)
-            except PolicyError as wrong:
-                raise CommandError(str(wrong)) from wrong
-            except BrokenProcessPool as died:
-                raise CommandError(
-                    "a simulating process was killed, perhaps for want of memory: --processes 1"
-                ) from died
-    for told in dict.fromkeys(f"{one.policy}: {told}" for run in runs for one in run.policies for told in one.violated):
-        print_message(f"illegal decisions of policy {told}")
+                runs = simulate_seeds(
+                    inputs, policy_names, seed_list, options=options, processes=at_once, progress=report_progress
+                )
+            except PolicyError as error:
+                raise CommandError(str(error)) from error
+            except BrokenProcessPool as error:
+                raise CommandError("a simulation process was killed. If memory ran out, use --processes 1.") from error
+    for violation in dict.fromkeys(
+        f"{one.policy}: {violation}" for run in runs for one in run.policies for violation in one.violated
+    ):
+        print_message(f"illegal decisions of policy {violation}")
     document = runs[0].to_json() if seeds is None else SweepReport(runs).to_json()
     if folder is not None:
-        asked = {"workload": workload, "forecast": forecast, "truth": truth}
+        options_given = {"workload": workload, "forecast": forecast, "truth": truth}
         files = [path.name for path in (jobs, demand, *(profiles or ())) if path is not None]
-        folder.write(to_plain_json(document), _describe_setting(inputs, files, asked), runs[0].series)
+        folder.write(to_plain_json(document), _describe_setting(inputs, files, options_given), runs[0].series)
     print_document(document, output, lambda: render_comparison(document))
 
 
 def _describe_setting(inputs: SimulationInputs, files: Sequence[str], options_given: Mapping[str, str]) -> str:
-    """What was simulated, in a line for the report."""
+    """Return one line on the simulation's inputs for the report."""
     from scheduler.simulator.demand import build_demand_traces
 
     pools = (f"{pool.name} {pool.nodes} × {pool.gpus_per_node} {pool.gpu}" for pool in inputs.cluster.pools)
     said = "".join(f"; {name} {value}" for name, value in options_given.items() if value)
     period_s = min((trace.period_s for trace in build_demand_traces(inputs.demand, inputs.cluster)), default=math.inf)
     if period_s < inputs.jobs[-1].submit_time_s:
-        said += f"; demand repeated every {format_duration(period_s)}, each time at another level"
+        said += f"; demand repeats every {format_duration(period_s)} at varying levels"
     return f"{format_count(len(inputs.jobs), 'job')} of {', '.join(files)} on {' + '.join(pools)}{said}"
 
 
 def parse_seeds(seeds: str | None, first_seed: int) -> tuple[int, ...]:
-    """The seeds of both options. Raises BadInput for a sweep that has not two different ones."""
+    """Return the seeds that both options describe. Raises InputError for a sweep without two different seeds."""
     if seeds is None:
         return (first_seed,)
     try:
@@ -164,16 +168,16 @@ def parse_seeds(seeds: str | None, first_seed: int) -> tuple[int, ...]:
     if len(listed) == 1:
         listed = tuple(range(first_seed, first_seed + min(listed[0], _SEEDS_MAX + 1)))
     elif first_seed:
-        raise_input_error(f"--seed: {first_seed} does not go with --seeds {seeds}, which names every seed")
+        raise_input_error(f"--seed: {first_seed} cannot be combined with the list --seeds {seeds}")
     if not 2 <= len(set(listed)) == len(listed) <= _SEEDS_MAX or min(listed) < 0:
         raise_input_error(
-            f"--seeds: got {seeds!r}; allowed: a count of 2 to {_SEEDS_MAX}, or so many different seeds: 1,2,3"
+            f"--seeds: {seeds!r} is invalid. Use a count from 2 to {_SEEDS_MAX} or a list of different seeds: 1,2,3."
         )
     return listed
 
 
 def parse_policies(text: str) -> tuple[str, ...]:
-    """The policy sets of an option. Raises BadInput for one that does not exist or stands there twice."""
+    """Return the names of the policy sets. Raises InputError for an unknown or repeated name."""
     from scheduler.scheduling.policies.policy_set import load_policy_set
 
     names = tuple(name.strip() for name in text.split(","))
@@ -181,13 +185,13 @@ def parse_policies(text: str) -> tuple[str, ...]:
         with input_errors_from("--policy"):
             load_policy_set(name)
         if names.count(name) > 1:
-            raise_input_error(f"--policy: {name!r} is named {names.count(name)} times; allowed is once")
+            raise_input_error(f"--policy: {name!r} is listed {names.count(name)} times. List it once.")
     return names
 
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, where that is a terminal, and gone when it is done; gives what moves it."""
+    """Show a progress bar if stderr is a terminal. Yields the function that updates it: (done, total)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     parts = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("jobs"), TimeRemainingColumn())
@@ -204,7 +208,7 @@ def _list_policies(output: OutputFormat) -> None:
         [p["name"], _format_yes_no(p["lends"]), _format_yes_no(p["scales"]), p["summary"], p["paper"]] for p in document
     ]
     print_document(
-        document, output, lambda: render_table(rows, headers=["policy", "lends", "scales", "what it does", "paper"])
+        document, output, lambda: render_table(rows, headers=["policy", "lends", "scales", "description", "paper"])
     )
 
 

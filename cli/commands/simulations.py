@@ -1,4 +1,4 @@
-"""Simulations that a service plays in the background."""
+"""`ebbtide simulations`: runs simulations on the service and prints their reports."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.commands.fleet import has_no_subcommand
 from cli.commands.simulate import ClusterOption, DemandOption, JobsOption, PolicyOption, SeedOption, parse_policies
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import CommandError, raise_input_error, read_text
+from cli.inputs import CommandError, has_no_subcommand, raise_input_error, read_text
 from cli.output import (
     OutputFormat,
     OutputOption,
@@ -35,12 +34,12 @@ if TYPE_CHECKING:
     from api.simulations import SimulationView
 
 
-app = typer.Typer(name="simulations", help="Have the service play traces in the background, and get the reports.")
+app = typer.Typer(name="simulations", help="Run simulations on the service.")
 
 POLL_INTERVAL_S = 1.0
-SimulationArgument = Annotated[str, typer.Argument(metavar="SIMULATION", help="Id of a simulation.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Most simulations to show, newest first.")]
-WatchOption = Annotated[bool, typer.Option("--watch", help="Stay until it has ended, and print the report.")]
+SimulationArgument = Annotated[str, typer.Argument(metavar="SIMULATION", help="Simulation ID.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Number of simulations, newest first.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Wait until it ends and print the report.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -57,8 +56,8 @@ def list_simulations(
 ) -> None:
     """List your simulations."""
     with service_client(url) as client:
-        found = list(islice(client.simulations(limit=min(limit, 100)), limit))
-    print_document(found, output, lambda: _render_simulations(found))
+        result = list(islice(client.simulations(limit=min(limit, 100)), limit))
+    print_document(result, output, lambda: _render_simulations(result))
 
 
 @app.command("submit")
@@ -73,38 +72,38 @@ def submit_simulation(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Hand in what `ebbtide simulate` takes; the service plays it."""
+    """Submit a simulation with the input files of `ebbtide simulate`."""
     if jobs is None or cluster is None:
-        raise_input_error(f"{'--jobs' if jobs is None else '--cluster'}: a file is needed")
+        raise_input_error(f"{'--jobs' if jobs is None else '--cluster'}: a file is required")
     texts = {
         "jobs": _read_trace(jobs),
         "cluster": _read_trace(cluster),
         "demand": _read_trace(demand) if demand else "",
     }
     with service_client(url) as client:
-        made = client.create_simulation(**texts, policies=parse_policies(policy), seed=seed)
+        created = client.create_simulation(**texts, policies=parse_policies(policy), seed=seed)
         if watch:
-            print_message(f"{made['id']} is handed in.")
-            _wait_and_print_report(client, made["id"], output)
+            print_message(f"{created['id']} submitted.")
+            _wait_and_print_report(client, created["id"], output)
             return
-    print_document(made, output, lambda: render_facts(_simulation_facts(made)))
+    print_document(created, output, lambda: render_facts(_simulation_facts(created)))
 
 
 @app.command("show")
 def show_simulation(
     simulation: SimulationArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """One simulation: its state, and how far it is."""
+    """Show the state and progress of a simulation."""
     with service_client(url) as client:
-        found = client.simulation(simulation)
-    print_document(found, output, lambda: render_facts(_simulation_facts(found)))
+        result = client.simulation(simulation)
+    print_document(result, output, lambda: render_facts(_simulation_facts(result)))
 
 
 @app.command("watch")
 def watch_simulation(
     simulation: SimulationArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Stay until it has ended, with a progress bar, and print the report; exit 1 unless it succeeded."""
+    """Wait until a simulation ends, show its progress, and print the report. Exit 1 unless it succeeded."""
     with service_client(url) as client:
         _wait_and_print_report(client, simulation, output)
 
@@ -113,7 +112,7 @@ def watch_simulation(
 def print_report(
     simulation: SimulationArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """The report of a simulation that succeeded, as `ebbtide simulate` prints it."""
+    """Print the report of a simulation that succeeded, in the format of `ebbtide simulate`."""
     with service_client(url) as client:
         document = client.simulation_report(simulation)
     print_document(document, output, lambda: render_comparison(document))
@@ -125,43 +124,45 @@ def cancel_simulation(
 ) -> None:
     """Cancel a simulation that has not ended."""
     with service_client(url) as client:
-        found = client.cancel_simulation(simulation)
-    print_document(found, output, lambda: render_facts({"simulation": f"{simulation} is cancelled"}))
+        result = client.cancel_simulation(simulation)
+    print_document(result, output, lambda: render_facts({"simulation": f"{simulation} cancelled"}))
 
 
 def _wait_and_print_report(client: Client, simulation: str, output: OutputFormat) -> None:
     ended = _wait_for_end(client, simulation)
     if ended["state"] != "succeeded":
-        told = f": {ended['reason']}" if ended["reason"] else ""
-        raise CommandError(f"simulation {simulation} {'was ' * (ended['state'] == 'cancelled')}{ended['state']}{told}")
+        reason = f": {ended['reason']}" if ended["reason"] else ""
+        raise CommandError(
+            f"simulation {simulation} {'was ' * (ended['state'] == 'cancelled')}{ended['state']}{reason}"
+        )
     document = client.simulation_report(simulation)
     print_document(document, output, lambda: render_comparison(document))
 
 
 def _wait_for_end(client: Client, simulation: str) -> SimulationView:
-    """The simulation once it has ended; a bar on stderr shows how far it is, where that is a terminal."""
+    """Return the simulation once it has ended. Shows a progress bar if stderr is a terminal."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     screen = make_console(stderr=True)
     with Progress(*parts, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("waiting", total=1.0)
-        while (found := retry_while_unavailable(partial(client.simulation, simulation)))["state"] in (
+        while (result := retry_while_unavailable(partial(client.simulation, simulation)))["state"] in (
             "queued",
             "running",
         ):
-            playing = found["progress"]["playing"]
+            playing = result["progress"]["playing"]
             bar.update(
                 task,
-                description=f"playing {playing}" if playing else found["state"],
-                completed=found["progress"]["fraction"],
+                description=f"playing {playing}" if playing else result["state"],
+                completed=result["progress"]["fraction"],
             )
             time.sleep(POLL_INTERVAL_S)
-        return found
+        return result
 
 
 def _read_trace(path: Path) -> str:
-    """The text of a file, gzipped or plain. Raises BadInput for what cannot be read."""
+    """Return the text of a plain or gzip-compressed file. Raises InputError if it cannot be read."""
     import gzip
     import zlib
 
@@ -169,26 +170,26 @@ def _read_trace(path: Path) -> str:
         return read_text(str(path))
     try:
         return gzip.decompress(path.read_bytes()).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as wrong:
-        raise_input_error(f"{path}: cannot be read: {getattr(wrong, 'strerror', None) or wrong}")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise_input_error(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def _simulation_facts(simulation: Mapping[str, Any]) -> dict[str, str]:
     progress = simulation["progress"]
-    told = {
+    facts = {
         "simulation": simulation["id"],
-        "is": simulation["state"] + (f": {simulation['reason']}" if simulation["reason"] else ""),
+        "state": simulation["state"] + (f": {simulation['reason']}" if simulation["reason"] else ""),
     }
     if simulation["state"] == "running":
-        told["plays"] = f"{progress['playing'] or 'nothing yet'}, {progress['fraction']:.0%} done"
-    return told | {
+        facts["running"] = f"{progress['playing'] or 'not started'}, {progress['fraction']:.0%} done"
+    return facts | {
         "policies": ", ".join(simulation["policies"]),
         "seed": str(simulation["seed"]),
         "owner": simulation["owner"],
     }
 
 
-def _render_simulations(found: Iterable[Mapping[str, Any]]) -> RenderableType:
+def _render_simulations(result: Iterable[Mapping[str, Any]]) -> RenderableType:
     rows = (
         [
             each["id"],
@@ -199,7 +200,7 @@ def _render_simulations(found: Iterable[Mapping[str, Any]]) -> RenderableType:
             format_time(each["created_at_s"]),
             each["owner"],
         ]
-        for each in found
+        for each in result
     )
-    heads = ["simulation", "state", "done", "policies", "seed", "handed in", "owner"]
+    heads = ["simulation", "state", "done", "policies", "seed", "submitted", "owner"]
     return render_table(rows, headers=heads, right_aligned=["done", "seed"], empty="There are no simulations.")

@@ -1,4 +1,4 @@
-"""`submit`: hand in a job, from a file, from options, or from a file with options on top."""
+"""`ebbtide submit`: submits a job from a file, from options, or from a file with options that override it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,31 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 1.0
 
 FileOption = Annotated[
-    str | None, typer.Option("-f", "--file", metavar="JOB.yaml", help="A job document, or an ElasticJob; - is stdin.")
+    str | None,
+    typer.Option("-f", "--file", metavar="JOB.yaml", help="Job document or ElasticJob manifest; - reads stdin."),
 ]
 NameOption = Annotated[str | None, typer.Option("--name", help="Name of the job.")]
-MinOption = Annotated[int | None, typer.Option("--min", help="GPUs it needs at least.")]
-MaxOption = Annotated[int | None, typer.Option("--max", help="GPUs it can use at most; --min where absent.")]
+MinOption = Annotated[int | None, typer.Option("--min", help="Minimum number of GPUs.")]
+MaxOption = Annotated[int | None, typer.Option("--max", help="Maximum number of GPUs. Default: --min.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Model preset that the solver plans for.")]
-BatchOption = Annotated[int | None, typer.Option("--global-batch", help="Samples a step.")]
-SeqOption = Annotated[int | None, typer.Option("--seq", help="Tokens a sample.")]
-StepsOption = Annotated[int | None, typer.Option("--steps", help="Optimizer steps to the end.")]
-GpuOption = Annotated[str | None, typer.Option("--gpu", help="The only GPU model it may run on.")]
-PriorityOption = Annotated[int | None, typer.Option("--priority", help="Higher goes first.")]
+BatchOption = Annotated[int | None, typer.Option("--global-batch", help="Samples per step.")]
+SeqOption = Annotated[int | None, typer.Option("--seq", help="Tokens per sample.")]
+StepsOption = Annotated[int | None, typer.Option("--steps", help="Number of optimizer steps.")]
+GpuOption = Annotated[str | None, typer.Option("--gpu", help="GPU model that the job requires.")]
+PriorityOption = Annotated[int | None, typer.Option("--priority", help="Priority; higher values are scheduled first.")]
 QueueOption = Annotated[
-    str | None, typer.Option("--queue", autocompletion=complete_queue_names, help="Queue that pays for its GPUs.")
+    str | None,
+    typer.Option("--queue", autocompletion=complete_queue_names, help="Queue that the job's GPUs are charged to."),
 ]
-CommandOption = Annotated[str | None, typer.Option("--command", help="What its workers run, as one shell-quoted text.")]
-EnvOption = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="May be repeated.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be decided.")]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print the job's id and nothing else.")]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Stay until it has ended; exit 1 unless it succeeded.")]
+CommandOption = Annotated[
+    str | None, typer.Option("--command", help="Command of the workers, as one shell-quoted string.")
+]
+EnvOption = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable. Repeatable.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what the scheduler would decide; do not submit.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the job ID.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the job ends; exit 1 unless it succeeded.")]
 
 
 def submit(
@@ -65,7 +71,7 @@ def submit(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Submit a job: a document with -f, options, or both (options win)."""
+    """Submit a job from a file, from options, or both. Options override the file."""
     given = {
         "name": name,
         "gpus": _build_gpu_range(min_gpus, max_gpus),
@@ -82,8 +88,8 @@ def submit(
     document = build_job_document(file, {field: value for field, value in given.items() if value is not None})
     with service_client(url) as client:
         if dry_run:
-            answer = client.dry_run(document)
-            print_document(answer, output, lambda: render_dry_run(answer))
+            response = client.dry_run(document)
+            print_document(response, output, lambda: render_dry_run(response))
             return
         job = client.submit(document)
         if quiet:
@@ -99,7 +105,11 @@ def submit(
 
 
 def build_job_document(file: str | None, options_given: dict[str, Any]) -> dict[str, Any]:
-    """The job document, or ElasticJob, of the file with `given` laid over it. Raises BadInput naming the mistake."""
+    """Return the job document in `file`, a job document or an ElasticJob manifest, overridden by `options_given`.
+
+    Raises:
+        InputError: the document is invalid.
+    """
     from scheduler.documents.custom_resource import is_manifest, manifest_to_job_document
     from scheduler.documents.job import parse_job
 
@@ -114,7 +124,7 @@ def build_job_document(file: str | None, options_given: dict[str, Any]) -> dict[
         document["gpus"] = {**(before if isinstance(before, dict) else {}), **gpus}
         document["gpus"].setdefault("max", document["gpus"].get("min"))
     if not document:
-        raise_input_error("job: nothing to submit; give a document with -f JOB.yaml, or at least --name and --min")
+        raise_input_error("job: nothing to submit. Use -f JOB.yaml, or at least --name and --min.")
     with input_errors_from(file or "job"):
         parse_job(document)
     return document
@@ -135,18 +145,18 @@ def _split_command(command: str | None) -> list[str] | None:
 def _parse_env(item: str) -> tuple[str, str]:
     name, sign, value = item.partition("=")
     if not sign or not name:
-        raise_input_error(f"--env: {item!r} is not of the form NAME=VALUE")
+        raise_input_error(f"--env: {item!r} must have the form NAME=VALUE")
     return name, value
 
 
 def _wait_for_end(client: Client, job: JobView) -> JobView:
-    """Follow the job to its end, telling each change on stderr."""
-    told = ""
+    """Return the job once it has ended. Reports each change on stderr."""
+    reported = ""
     while True:
         line = f"{job['state']}, {format_progress(job)}"
-        if line != told:
+        if line != reported:
             print_message(f"{job['id']}: {line}")
-            told = line
+            reported = line
         if job["state"] in TERMINAL_STATES:
             return job
         time.sleep(POLL_INTERVAL_S)

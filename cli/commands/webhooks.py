@@ -1,4 +1,4 @@
-"""Webhooks of a service: who is told of events, and what became of each message."""
+"""`ebbtide webhooks`: manages webhooks and their deliveries."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.commands.fleet import has_no_subcommand
 from cli.connection import DEFAULT_URL, UrlOption, service_client
+from cli.inputs import has_no_subcommand
 from cli.output import OutputFormat, OutputOption, format_time, print_document, render_facts, render_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-app = typer.Typer(name="webhooks", help="Have events sent to a URL; see what was delivered, and deliver again.")
+app = typer.Typer(name="webhooks", help="Manage webhooks and their deliveries.")
 
-WebhookArgument = Annotated[str, typer.Argument(metavar="WEBHOOK", help="Id of a webhook.")]
-CodesOption = Annotated[list[str] | None, typer.Option("--code", help="Only these events (JobStarted ...); repeat it.")]
-QueueOption = Annotated[str | None, typer.Option("--queue", help="Only events of this queue and its jobs.")]
-SubjectOption = Annotated[str | None, typer.Option("--subject", help="Only events of this job, node, pool or queue.")]
-DeliveryStateOption = Annotated[
-    Literal["", "pending", "delivered", "dead"], typer.Option("--state", help="Only these.")
+WebhookArgument = Annotated[str, typer.Argument(metavar="WEBHOOK", help="Webhook ID.")]
+CodesOption = Annotated[
+    list[str] | None, typer.Option("--code", help="Send only this event code, such as JobStarted. Repeatable.")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Most deliveries to show, newest first.")]
+QueueOption = Annotated[str | None, typer.Option("--queue", help="Send only events of this queue and its jobs.")]
+SubjectOption = Annotated[
+    str | None, typer.Option("--subject", help="Send only events of this job, node, pool or queue.")
+]
+DeliveryStateOption = Annotated[
+    Literal["", "pending", "delivered", "dead"], typer.Option("--state", help="Show only deliveries in this state.")
+]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Number of deliveries, newest first.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -36,15 +40,15 @@ def webhooks(context: typer.Context, url: UrlOption = DEFAULT_URL, output: Outpu
 
 @app.command("list")
 def list_webhooks(url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
-    """List the webhooks that you may see."""
+    """List the webhooks that you have access to."""
     with service_client(url) as client:
-        found = list(client.webhooks())
-    print_document(found, output, lambda: _render_webhooks(found))
+        result = list(client.webhooks())
+    print_document(result, output, lambda: _render_webhooks(result))
 
 
 @app.command("create")
 def create_webhook(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="URL that events are sent to.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="URL to send events to.")],
     codes: CodesOption = None,
     queue: QueueOption = None,
     subject: SubjectOption = None,
@@ -52,12 +56,14 @@ def create_webhook(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Have the events from now on sent to a URL. The secret for checking signatures is shown this once."""
+    """Create a webhook and print its signing secret once. It receives events from now on."""
     given = {"codes": codes, "queue": queue, "subject": subject}
     with service_client(url) as client:
-        made = client.create_webhook({"url": target, **{name: value for name, value in given.items() if value}})
+        created = client.create_webhook({"url": target, **{name: value for name, value in given.items() if value}})
     print_document(
-        made, output, lambda: render_facts(_webhook_facts(made) | {"secret": f"{made['secret']} (shown this once)"})
+        created,
+        output,
+        lambda: render_facts(_webhook_facts(created) | {"secret": f"{created['secret']} (shown only once)"}),
     )
 
 
@@ -65,21 +71,21 @@ def create_webhook(
 def show_webhook(
     webhook: WebhookArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """One webhook: where to, what of, and why it is disabled."""
+    """Show a webhook's URL, event filter and state."""
     with service_client(url) as client:
-        found = client.webhook(webhook)
-    print_document(found, output, lambda: render_facts(_webhook_facts(found)))
+        result = client.webhook(webhook)
+    print_document(result, output, lambda: render_facts(_webhook_facts(result)))
 
 
 @app.command("test")
 def send_test(
     webhook: WebhookArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Have a message of code Test sent."""
+    """Send a message with the code Test."""
     with service_client(url) as client:
-        asked = client.test_webhook(webhook)
-    said = f"{asked['id']} is to be delivered; `ebbtide webhooks deliveries {webhook}` shows whether it was"
-    print_document(asked, output, lambda: render_facts({"message": said}))
+        delivery = client.test_webhook(webhook)
+    message = f"{delivery['id']} queued; `ebbtide webhooks deliveries {webhook}` shows its state"
+    print_document(delivery, output, lambda: render_facts({"message": message}))
 
 
 @app.command("deliveries")
@@ -91,24 +97,24 @@ def list_deliveries(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """What was and is to be delivered, newest first."""
+    """List past and pending deliveries, newest first."""
     with service_client(url) as client:
-        found = list(islice(client.webhook_deliveries(webhook, state=state, limit=min(limit, 100)), limit))
-    print_document(found, output, lambda: _render_deliveries(found))
+        result = list(islice(client.webhook_deliveries(webhook, state=state, limit=min(limit, 100)), limit))
+    print_document(result, output, lambda: _render_deliveries(result))
 
 
 @app.command("redeliver")
 def redeliver(
     webhook: WebhookArgument,
-    delivery: Annotated[str, typer.Argument(metavar="DELIVERY", help="Id of a dead delivery.")],
+    delivery: Annotated[str, typer.Argument(metavar="DELIVERY", help="ID of a dead delivery.")],
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Try a dead delivery again."""
+    """Retry a dead delivery."""
     with service_client(url) as client:
-        asked = client.redeliver(webhook, delivery)
+        response = client.redeliver(webhook, delivery)
     print_document(
-        asked, output, lambda: render_facts({"message": f"{delivery} is tried again, before all that came later"})
+        response, output, lambda: render_facts({"message": f"{delivery} will be retried before later deliveries"})
     )
 
 
@@ -116,54 +122,52 @@ def redeliver(
 def rotate_secret(
     webhook: WebhookArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Make a new secret; for a day messages are signed with the old one as well."""
+    """Replace the signing secret. For one day messages carry signatures with the old and the new secret."""
     with service_client(url) as client:
-        made = client.rotate_webhook_secret(webhook)
-    print_document(made, output, lambda: render_facts({"secret": f"{made['secret']} (shown this once)"}))
+        created = client.rotate_webhook_secret(webhook)
+    print_document(created, output, lambda: render_facts({"secret": f"{created['secret']} (shown only once)"}))
 
 
 @app.command("enable")
 def enable_webhook(
     webhook: WebhookArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Deliver again, first what was missed meanwhile."""
+    """Enable a disabled webhook. Missed events are delivered first."""
     with service_client(url) as client:
-        found = client.change_webhook(webhook, {"enabled": True})
-    print_document(found, output, lambda: render_facts(_webhook_facts(found)))
+        result = client.change_webhook(webhook, {"enabled": True})
+    print_document(result, output, lambda: render_facts(_webhook_facts(result)))
 
 
 @app.command("delete")
 def delete_webhook(
     webhook: WebhookArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Send nothing more, and forget what was delivered."""
+    """Delete a webhook and its deliveries."""
     with service_client(url) as client:
         client.delete_webhook(webhook)
-    print_document({"id": webhook, "deleted": True}, output, lambda: render_facts({"webhook": f"{webhook} is deleted"}))
+    print_document({"id": webhook, "deleted": True}, output, lambda: render_facts({"webhook": f"{webhook} deleted"}))
 
 
 def _webhook_facts(webhook: Mapping[str, Any]) -> dict[str, str]:
-    told = "enabled" if webhook["enabled"] else f"disabled: {webhook['disabled_reason'] or 'by request'}"
-    return {"webhook": webhook["id"], "sends to": webhook["url"], "is told of": _format_filter(webhook), "is": told}
+    state = "enabled" if webhook["enabled"] else f"disabled: {webhook['disabled_reason'] or 'by its owner'}"
+    return {"webhook": webhook["id"], "url": webhook["url"], "events": _format_filter(webhook), "state": state}
 
 
 def _format_filter(webhook: Mapping[str, Any]) -> str:
-    said = ", ".join(webhook["codes"]) or "all events"
-    of = [f"{noun} {webhook[noun]}" for noun in ("queue", "subject") if webhook[noun]]
-    return f"{said} of {' and '.join(of)}" if of else said
+    codes = ", ".join(webhook["codes"]) or "all events"
+    subjects = [f"{noun} {webhook[noun]}" for noun in ("queue", "subject") if webhook[noun]]
+    return f"{codes} of {' and '.join(subjects)}" if subjects else codes
 
 
-def _render_webhooks(found: Iterable[Mapping[str, Any]]) -> RenderableType:
+def _render_webhooks(result: Iterable[Mapping[str, Any]]) -> RenderableType:
     rows = (
         [each["id"], each["url"], _format_filter(each), "yes" if each["enabled"] else "no", each["owner"]]
-        for each in found
+        for each in result
     )
-    return render_table(
-        rows, headers=["webhook", "sends to", "events", "enabled", "owner"], empty="There are no webhooks."
-    )
+    return render_table(rows, headers=["webhook", "url", "events", "enabled", "owner"], empty="There are no webhooks.")
 
 
-def _render_deliveries(found: Iterable[Mapping[str, Any]]) -> RenderableType:
+def _render_deliveries(result: Iterable[Mapping[str, Any]]) -> RenderableType:
     rows = (
         [
             each["id"],
@@ -174,11 +178,11 @@ def _render_deliveries(found: Iterable[Mapping[str, Any]]) -> RenderableType:
             _format_delivery_time(each),
             each["error"],
         ]
-        for each in found
+        for each in result
     )
-    heads = ["delivery", "event", "of", "state", "attempts", "ended or next", "last error"]
+    heads = ["delivery", "event", "subject", "state", "attempts", "ended or next attempt", "last error"]
     return render_table(
-        rows, headers=heads, right_aligned=["attempts"], empty="Nothing was delivered in the last week."
+        rows, headers=heads, right_aligned=["attempts"], empty="There are no deliveries in the last week."
     )
 
 

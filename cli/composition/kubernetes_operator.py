@@ -1,6 +1,4 @@
-"""The operator's part of the composition root: apart, because what speaks to Kubernetes takes as long to import as half
-of all else, and only an operator needs it.
-"""
+"""Composition root of the Kubernetes operator. Separate because the Kubernetes client is slow to import."""
 
 from __future__ import annotations
 
@@ -33,10 +31,10 @@ log = logging.getLogger(__name__)
 
 
 def build_operator(settings: Settings, store: SqlStore) -> Operator:
-    """An operator with its controller, mirrors and election, not yet running.
+    """Build an operator with its controller, resource caches and leader election, without starting it.
 
     Raises:
-        NoClusterError: no API server of Kubernetes is named anywhere.
+        NoClusterError: no Kubernetes API server is configured.
     """
     kubeconfig, clock = settings.kubeconfig or "", RealClock(store.load().snapshot.now_s)
     identity = make_holder_id()
@@ -99,16 +97,15 @@ def _record_round(done: LoopIteration) -> None:
 
 
 def run_operator(settings: Settings, probes: ProbeServer) -> None:
-    """Lead while elected, until SIGTERM or SIGINT. Jobs go on while nobody leads. A database that does not answer is
-    waited for.
+    """Run the operator until SIGTERM or SIGINT. Waits for an unavailable database; jobs run on without a leader.
 
     Raises:
-        NoClusterError: no API server of Kubernetes is named anywhere.
-        StoreError: the database cannot be used as it is.
+        NoClusterError: no Kubernetes API server is configured.
+        StoreError: the database is unusable, for example because its schema is newer.
     """
     configure_logging(settings.log_level, settings.log_format)
     stop = install_stop_signal()
-    log.info("probes are answered on %s:%d", settings.host, probes.port)
+    log.info("health probes listen on %s:%d", settings.host, probes.port)
     store = open_when_available(lambda: SqlStore(settings.database_url), stop, time.monotonic)
     if store is None:
         return

@@ -1,4 +1,4 @@
-"""The composition root: settings in, running parts out. The only place where everything meets."""
+"""Composition root of the service: builds controller, API and background workers from settings."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ def build_policies(settings: Settings) -> PolicySet:
 def build_local_controller(
     settings: Settings, store: SqlStore, *, clock: Clock | None = None, at: StageHook = ignore_stage
 ) -> Controller:
-    """A controller with its executor, curve builder and forecasters, not yet running. It lives by real time unless
-    another clock is given."""
+    """Build a controller with a local executor, without starting it. Uses the real clock unless `clock` is given."""
     clock = clock or RealClock(store.load().snapshot.now_s)
     secret = load_token_secret(settings.token_secret_path)
     patience = RunTimeouts(close_s=settings.leave_grace_s)
@@ -91,7 +90,7 @@ def assemble_controller(
     may_lead: Callable[[], bool] = lambda: True,
     at: StageHook = ignore_stage,
 ) -> Controller:
-    """A controller on this executor, not yet running."""
+    """Build a controller on an executor, without starting it."""
     forecaster, recorder = partial(SeasonalForecaster, season_s=settings.season_s), TickRecorder()
     return Controller(
         holder=holder,
@@ -125,7 +124,10 @@ def _notify_all(*listeners: Callable[[TickReport], None]) -> Callable[[TickRepor
 def build_retention(
     settings: Settings, store: SqlStore, *, epoch: Callable[[], int], root: RunRoot | None = None
 ) -> Retention:
-    """What removes old history while this process leads, not yet running; `root`: where logs of jobs lie."""
+    """Build the retention worker, which deletes old history while this process leads, without starting it.
+
+    `root` is the run directory that holds job logs, or None if logs are stored elsewhere.
+    """
     days = {
         HistoryLog.EVENTS: settings.events_kept_days,
         HistoryLog.DECISIONS: settings.events_kept_days,
@@ -141,12 +143,12 @@ def build_retention(
 
 
 def make_holder_id() -> str:
-    """A name for this process that none has had."""
+    """Return a unique name of this process."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def install_stop_signal() -> threading.Event:
-    """Set by SIGTERM and SIGINT from now on."""
+    """Return an event that SIGTERM and SIGINT set from now on."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -154,7 +156,7 @@ def install_stop_signal() -> threading.Event:
 
 
 def run_controller(settings: Settings) -> None:
-    """Decide until SIGTERM or SIGINT; every local worker has ended when this returns."""
+    """Run the controller until SIGTERM or SIGINT. All local workers have exited when it returns."""
     configure_logging(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url)
     try:
@@ -169,12 +171,12 @@ def run_controller(settings: Settings) -> None:
 def run_api(
     settings: Settings, *, build_deliverer: Callable[[Settings, SqlStore, Clock], WebhookDeliverer] | None = None
 ) -> None:
-    """Answer HTTP, and do beside it what is asked for over HTTP, until SIGTERM or SIGINT."""
+    """Serve HTTP and run the background work of the API until SIGTERM or SIGINT."""
     from api.app import create_app, serve
 
     configure_logging(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url)
-    clock, stop = RealClock(), install_stop_signal()  # uvicorn hands these signals on to us once it has stopped
+    clock, stop = RealClock(), install_stop_signal()  # uvicorn re-raises these signals once it has stopped
     try:
         app = create_app(
             store,
@@ -203,7 +205,7 @@ def build_webhook_deliverer(
     backoff: Backoff | None = None,
     rhythm: DeliveryTimings | None = None,
 ) -> WebhookDeliverer:
-    """What delivers to webhooks, not yet running."""
+    """Build the webhook deliverer, without starting it."""
     from api.webhooks.deliverer import WebhookDeliverer
     from api.webhooks.sender import WebhookSender, create_ssl_context, parse_allowed_hosts
 
@@ -221,7 +223,7 @@ def build_webhook_deliverer(
 
 
 def build_task_runner(settings: Settings, store: SqlStore, clock: Clock) -> SimulationRunner:
-    """What plays simulations that are handed in, not yet running."""
+    """Build the runner of submitted simulations, without starting it."""
     terms = RunnerLimits(
         concurrent_max=settings.simulations_at_once,
         memory_bytes=settings.simulation_memory_bytes,
@@ -233,7 +235,7 @@ def build_task_runner(settings: Settings, store: SqlStore, clock: Clock) -> Simu
 
 @contextmanager
 def _background_work(deliverer: WebhookDeliverer, runner: SimulationRunner, stop: threading.Event) -> Iterator[None]:
-    """Within it, webhooks are delivered to and simulations played; `stop` is set at its end."""
+    """Deliver webhooks and run simulations during the block. Sets `stop` and joins the threads at its end."""
     work = {"courier": lambda: asyncio.run(deliverer.run(stop)), "simulations": lambda: runner.run(stop)}
     threads = [threading.Thread(target=each, name=name) for name, each in work.items()]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The verdict: what the demo promises, each checked against what really happened."""
+"""Checks of the demo: compares its events, training losses and processes with what it promises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPECTED_EVENTS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One promise: kept or not, with what was seen."""
+    """One expectation, whether it was met, and what was observed."""
 
     expectation: str
     passed: bool
@@ -31,7 +31,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """One job's ledger (scheduler.trainer.training_state) beside that of an uninterrupted run of the same training."""
+    """The training ledger of one job and the ledger of an uninterrupted run of the same training."""
 
     name: str
     steps: int
@@ -41,13 +41,13 @@ class TrainingRun:
 
 
 def check_events(events: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
-    """Each turn of the story happened, and no recalled node came home late."""
+    """Check that each expected event occurred, no recalled node returned late, and no decision was illegal."""
     counts = Counter(event["code"] for event in events)
-    for turn, code in EXPECTED_EVENTS.items():
-        yield CheckResult(turn, counts[code] > 0, f"seen {counts[code]} times" if counts[code] != 1 else "seen once")
+    for expectation, code in EXPECTED_EVENTS.items():
+        yield CheckResult(expectation, counts[code] > 0, f"{counts[code]} times" if counts[code] != 1 else "once")
     late = [e for e in events if e["code"] == "Breach" and e["message"].startswith("recall-late")]
     early = [e["numbers"]["early_s"] for e in events if e["code"] == "NodeReturned" and "early_s" in e["numbers"]]
-    returns = "1 return," if len(early) == 1 else f"{len(early)} returns, the tightest"
+    returns = "1 return," if len(early) == 1 else f"{len(early)} returns, the latest"
     seen = f"{returns} {min(early, default=math.nan):.1f} s before its deadline"
     yield CheckResult("no return is late", not late and all(margin_s >= 0 for margin_s in early), seen)
     dropped = counts["DecisionDropped"]
@@ -55,22 +55,22 @@ def check_events(events: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
 
 
 def check_training(training: TrainingRun) -> Iterator[CheckResult]:
-    """Losses equal those of the uninterrupted run at each step, and each sample was seen exactly once."""
+    """Check that the losses equal those of the uninterrupted run and that each sample was used exactly once."""
     losses, reference = _read_losses(training.ledger), _read_losses(training.reference)
     steps = range(1, training.steps + 1)
     complete = all(step in losses and step in reference for step in steps)
     furthest = max((abs(losses[s] - reference[s]) for s in steps), default=math.inf) if complete else math.inf
-    seen = f"{len(losses)} of {training.steps} steps, the furthest apart {furthest:.1e}"
-    yield CheckResult(f"{training.name}: losses equal an uninterrupted run's", furthest <= LOSS_TOLERANCE, seen)
+    seen = f"{len(losses)} of {training.steps} steps, largest difference {furthest:.1e}"
+    yield CheckResult(f"{training.name}: losses equal those of an uninterrupted run", furthest <= LOSS_TOLERANCE, seen)
     yield _check_samples(training)
 
 
 def check_leftover_processes(left: Sequence[int]) -> CheckResult:
-    return CheckResult("no process is left", not left, f"{len(left)} left" + (f": {list(left)}" if left else ""))
+    return CheckResult("all processes have exited", not left, f"{len(left)} left" + (f": {list(left)}" if left else ""))
 
 
 def _check_samples(training: TrainingRun) -> CheckResult:
-    """Every step saw a whole global batch, no step was done twice, and the samples are those of the reference."""
+    """Check that each step used one full global batch, no step ran twice, and the samples equal the reference's."""
     ours, theirs = _read_samples(training.ledger), _read_samples(training.reference)
     steps = set(range(1, training.steps + 1))
     whole = all(len(samples) == training.global_batch for samples in ours.values())
@@ -78,7 +78,7 @@ def _check_samples(training: TrainingRun) -> CheckResult:
     total = sum(len(samples) for samples in ours.values())
     seen = f"{total} samples in {len(ours)} steps, {training.steps * training.global_batch} expected"
     return CheckResult(
-        f"{training.name}: every sample is seen exactly once", whole and same and set(ours) == steps, seen
+        f"{training.name}: every sample is used exactly once", whole and same and set(ours) == steps, seen
     )
 
 
@@ -87,7 +87,7 @@ def _read_losses(folder: Path) -> dict[int, float]:
 
 
 def _read_samples(folder: Path) -> dict[int, list[int]]:
-    """Samples by step over all ranks and generations; a step done twice has twice the samples."""
+    """Return the samples of each step over all ranks and generations. A repeated step has twice the samples."""
     seen: dict[int, list[int]] = {}
     for line in _read_lines(folder, "samples-*.jsonl"):
         seen.setdefault(line["step"], []).extend(line["samples"])

@@ -1,8 +1,6 @@
-"""The tide of the demo: eight real days of inference load, brought into minutes and onto a few GPUs.
+"""`ebbtide demo`: replays one real day of inference demand in minutes, with real training processes.
 
-The narrator: prints what the service's event log tells, as it happens.
-
-`ebbtide demo`: one real day of inference load in minutes, with real training processes riding on it.
+The scenario reports demand to a real service, submits two jobs, prints the events, and checks the result.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _TRACE_FILE = Path(__file__).parent / "data" / "servegen_m_small_8days.csv.gz"
 
 @dataclass(frozen=True, slots=True)
 class DemandSample:
-    """`at_s` counts from the beginning of the day that is replayed: history lies before 0."""
+    """Demand in GPUs at a time in seconds from the start of the replayed day. History has negative times."""
 
     at_s: float
     gpus: float
@@ -50,7 +48,7 @@ class DemandSample:
 
 @dataclass(frozen=True, slots=True)
 class DemandTrace:
-    """`history` are seven days, `today` the eighth, all in the demo's time: one day lasts `day_s` seconds."""
+    """Seven days of history and the day to replay, with time compressed so that one day lasts `day_s` seconds."""
 
     day_s: float
     history: tuple[DemandSample, ...]
@@ -58,7 +56,7 @@ class DemandTrace:
 
 
 def load_demand_trace(*, day_s: float, peak_gpus: float) -> DemandTrace:
-    """Eight days of ServeGen's m_small; `peak_gpus` is what its largest load of those days needs."""
+    """Return eight days of ServeGen's m_small, scaled so that the peak load needs `peak_gpus` GPUs."""
     rows = read_demand(_TRACE_FILE)
     load = fill_gaps(np.array([row.amount for row in rows], dtype=np.float64))
     gpus = peak_gpus * load / load.max()
@@ -101,7 +99,7 @@ _EVENT_LABELS = {
 
 
 class EventPrinter:
-    """Follows the event log by number, so that nothing is told twice."""
+    """Prints new events of the service. Remembers the last event number, so that no event is printed twice."""
 
     def __init__(self, console: Console, client: Client, *, started_at_s: float) -> None:
         self.events: list[EventView] = []
@@ -153,54 +151,54 @@ JOBS = {
 JOBS_TIMEOUT_S = 150.0
 HISTORY_LEAD_S = 15.0
 PICTURE_WIDTH = 165
-# A picture of ours loads nothing from elsewhere; any monospaced font will do.
+# rich references a web font in the SVG. Removing it keeps the picture free of external requests.
 _WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def run_demo(*, picture: Path | None = None) -> int:
-    """Play the demo. 0 when every promise was kept, 1 otherwise. `picture`: an SVG of all that it printed."""
+    """Run the demo. Return 0 if every check passed, else 1. `picture` is an SVG file to save the output in."""
     console = Console(highlight=False, record=picture is not None, width=PICTURE_WIDTH if picture else None)
     folder = Path(tempfile.mkdtemp(prefix="ebbtide-demo-"))
-    console.print(f"[bold]Ebbtide demo[/bold]: one real day of inference load in {DEMO_DAY_S:.0f} s. Files: {folder}")
-    # A demo that is told to end unwinds like any other, so that its service and workers end with it.
+    console.print(f"[bold]Ebbtide demo[/bold]: one real day of inference demand in {DEMO_DAY_S:.0f} s. Files: {folder}")
+    # Turn SIGTERM into SystemExit, so that `finally` stops the service and its workers.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     service = DemoService(folder, SETTINGS)
     try:
-        findings = _run_scenario(console, service)
+        results = _run_scenario(console, service)
         if os.environ.get("DEMO_KEEP") == "1":
-            console.print(_render_results(findings))
+            console.print(_render_results(results))
             _keep_service(console, service)
-    except DemoError as stopped:
-        console.print(f"[bold red]The demo stopped:[/bold red] {stopped}")
+    except DemoError as error:
+        console.print(f"[bold red]The demo failed:[/bold red] {error}")
         return 1
     finally:
         service.stop()
-    findings = [*findings, check_leftover_processes(service.find_leftover_processes())]
-    console.print(_render_results(findings))
+    results = [*results, check_leftover_processes(service.find_leftover_processes())]
+    console.print(_render_results(results))
     if picture is not None:
         svg = console.export_svg(title="make demo")
         picture.write_text(_WEB_FONTS.sub("", svg))
-    return 0 if all(finding.passed for finding in findings) else 1
+    return 0 if all(result.passed for result in results) else 1
 
 
 def _run_scenario(console: Console, service: DemoService) -> list[CheckResult]:
     client = service.wait_until_ready()
-    console.print(f"The API answers at {service.url}: 3 training slots, 2 inference nodes of 1 slot.")
+    console.print(f"The API listens on {service.url}. Fleet: 3 training GPUs, 2 inference nodes with 1 GPU each.")
     _create_fleet(client)
-    tide = load_demand_trace(day_s=DEMO_DAY_S, peak_gpus=PEAK_GPUS)
-    started_at_s = _report_history(client, tide)
-    console.print(f"{len(tide.history)} readings of the seven days before are known. The day begins.")
+    trace = load_demand_trace(day_s=DEMO_DAY_S, peak_gpus=PEAK_GPUS)
+    started_at_s = _report_history(client, trace)
+    console.print(f"{len(trace.history)} readings of the previous seven days reported. The day starts.")
     jobs = {name: _submit_job(client, service, name, job) for name, job in JOBS.items()}
-    narrator = EventPrinter(console, client, started_at_s=started_at_s)
-    _replay_demand(client, narrator, tide, started_at_s)
-    _wait_for_jobs(client, narrator, list(jobs.values()))
-    console.print("Both jobs are done. The same trainings run again, uninterrupted and alone, to compare.")
-    findings = list(check_events(narrator.events))
+    event_printer = EventPrinter(console, client, started_at_s=started_at_s)
+    _replay_demand(client, event_printer, trace, started_at_s)
+    _wait_for_jobs(client, event_printer, list(jobs.values()))
+    console.print("Both jobs have succeeded. Running the same trainings again without interruption for comparison.")
+    results = list(check_events(event_printer.events))
     with ThreadPoolExecutor(len(JOBS)) as side_by_side:
         for training in side_by_side.map(partial(_run_reference, service), JOBS):
-            findings.extend(check_training(training))
+            results.extend(check_training(training))
     console.print(_render_jobs(client, jobs))
-    return findings
+    return results
 
 
 def _create_fleet(client: Client) -> None:
@@ -211,9 +209,10 @@ def _create_fleet(client: Client) -> None:
 
 
 def _report_history(client: Client, trace: DemandTrace) -> float:
-    """Make the seven days before known, in order; gives the time at which today begins.
+    """Report the seven days of history and return the Unix time at which the replayed day starts.
 
-    Readings cannot lie in the future, so the last of them are told as they fall due. Nothing is lent meanwhile.
+    The service rejects readings from the future, so the last readings are reported when they are due. Lending is
+    paused until then.
     """
     client.pause_lending()
     started_at_s = time.time() + HISTORY_LEAD_S
@@ -268,7 +267,7 @@ def _wait_for_jobs(client: Client, event_printer: EventPrinter, jobs: list[str])
 
 
 def _run_reference(service: DemoService, name: str) -> TrainingRun:
-    """The same training on one rank that nobody disturbs, and without the pauses."""
+    """Run the same training uninterrupted on one rank and without delays."""
     job: Mapping[str, Any] = JOBS[name]
     folder = service.folder / "reference" / name
     environment = {key: value for key, value in os.environ.items() if not key.startswith("EBBTIDE_")}
@@ -282,17 +281,17 @@ def _run_reference(service: DemoService, name: str) -> TrainingRun:
 
 
 def _keep_service(console: Console, service: DemoService) -> None:
-    console.print(f"DEMO_KEEP=1: the API stays at {service.url} until Ctrl-C.")
+    console.print(f"DEMO_KEEP=1: the API keeps running on {service.url} until Ctrl-C.")
     try:
         while True:
             time.sleep(1.0)
     except KeyboardInterrupt:
-        console.print("Ending.")
+        console.print("Stopping.")
 
 
 def _render_jobs(client: Client, jobs: Mapping[str, str]) -> Table:
     table = Table(title="Jobs", title_justify="left")
-    for head in ("job", "state", "steps", "resizes", "preempted", "waited", "GPU-seconds", "lost GPU-seconds"):
+    for head in ("job", "state", "steps", "resizes", "preemptions", "time pending", "GPU-seconds", "lost GPU-seconds"):
         table.add_column(head)
     for name, job_id in jobs.items():
         job = client.job(job_id)
@@ -311,10 +310,10 @@ def _render_jobs(client: Client, jobs: Mapping[str, str]) -> Table:
 
 
 def _render_results(results: list[CheckResult]) -> Table:
-    table = Table(title="Verdict", title_justify="left")
-    for head in ("promise", "kept", "seen"):
+    table = Table(title="Checks", title_justify="left")
+    for head in ("check", "passed", "observed"):
         table.add_column(head)
-    for finding in results:
-        kept = "[green]yes[/green]" if finding.passed else "[bold red]NO[/bold red]"
-        table.add_row(finding.expectation, kept, finding.observed)
+    for result in results:
+        passed = "[green]yes[/green]" if result.passed else "[bold red]NO[/bold red]"
+        table.add_row(result.expectation, passed, result.observed)
     return table

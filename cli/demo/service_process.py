@@ -1,4 +1,4 @@
-"""The demo's service: `ebbtide serve` in a process of its own, on a folder and a port of its own."""
+"""The demo's service: `ebbtide serve` as a child process with its own folder and port."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STOP_TIMEOUT_S = 60.0
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why."""
+    """The demo cannot continue."""
 
 
 class DemoService:
-    """Everything it starts carries the demo's folder in its environment, so that what is left can be found."""
+    """The service process. All its descendants have the demo's folder in EBBTIDE_DEMO, so that leftovers are found."""
 
     def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
         self.folder = folder
@@ -58,14 +58,14 @@ class DemoService:
         give_up_at_s = time.monotonic() + READY_TIMEOUT_S
         while not client.is_ready():
             if self._process.poll() is not None:
-                raise DemoError(f"the service ended with code {self._process.returncode}; see {self._log.name}")
+                raise DemoError(f"the service exited with code {self._process.returncode}; see {self._log.name}")
             if time.monotonic() > give_up_at_s:
                 raise DemoError(f"the service was not ready within {READY_TIMEOUT_S:.0f} s; see {self._log.name}")
             time.sleep(0.2)
         return client
 
     def stop(self) -> None:
-        """End the service and wait for it; it ends its workers itself."""
+        """Stop the service and wait for it. It stops its workers."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -76,7 +76,7 @@ class DemoService:
         self._log.close()
 
     def find_leftover_processes(self) -> list[int]:
-        """Processes that still carry the demo's mark, other than the service itself."""
+        """Return the IDs of processes that still have the demo's folder in their environment."""
         return [process.pid for process in psutil.process_iter() if self._is_marked(process)]
 
     def _is_marked(self, process: psutil.Process) -> bool:

@@ -1,4 +1,4 @@
-"""The curve of plans over numbers of GPUs as a picture: samples/s, the linear ideal, wasted GPUs, and the plans."""
+"""Chart of a scaling curve: throughput, linear scaling, wasted GPUs and the plan of each point."""
 
 from __future__ import annotations
 
@@ -19,32 +19,30 @@ if TYPE_CHECKING:
 _FILE_SUFFIXES = (".png", ".svg", ".pdf")
 _TEXT_COLOR, _MUTED_COLOR, _LINE_COLOR, _WASTED_COLOR = "#1f2933", "#7b8794", "#1769aa", "#d64545"
 _LABEL_GAP_MIN = 0.031
-"""Least distance between two labels, as a share of the axis; nearer ones are left out."""
+"""Minimum distance between two labels, as a share of the axis. Labels that are closer are omitted."""
 
 
 class CurveChart:
-    """A picture to be drawn into `file`. That it can be is known before the curve is solved.
+    """A chart to save in `file`. Checks its preconditions on creation, before the curve is solved.
 
     Raises:
-        BadInput: the file's name says no form that can be drawn.
-        Failed: matplotlib is not installed.
+        InputError: the file's suffix is not supported.
+        CommandError: matplotlib is not installed.
     """
 
     def __init__(self, file: str, title: str) -> None:
         if Path(file).suffix.lower() not in _FILE_SUFFIXES:
-            raise_input_error(
-                f"--plot: {file} is no picture's name; allowed are names that end in {', '.join(_FILE_SUFFIXES)}"
-            )
+            raise_input_error(f"--plot: {file} must end in {', '.join(_FILE_SUFFIXES)}")
         if find_spec("matplotlib") is None:
             raise CommandError("--plot needs matplotlib; install it: pip install 'ebbtide[plot]'")
         self._file = file
         self._title = title
 
     def draw(self, points: Sequence[PlanJson]) -> None:
-        """Draws solved and infeasible `points`; at least one is solved.
+        """Draw the points, at least one of which has a plan, and save the chart.
 
         Raises:
-            BadInput: the file cannot be written.
+            InputError: the file cannot be written.
         """
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -56,12 +54,12 @@ class CurveChart:
             above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
             _draw_throughput(above, points)
             _draw_plan_labels(below, points)
-            figure.supxlabel("GPUs, and the best plan for each number of them", fontsize=10)
+            figure.supxlabel("GPUs, with the best plan for each number", fontsize=10)
             above.set_title(self._title, loc="left", fontsize=14, fontweight="bold", pad=14)
             try:
                 figure.savefig(self._file, dpi=160, metadata={"Date": None} if self._file.endswith(".svg") else None)
-            except OSError as wrong:
-                raise_input_error(f"--plot {self._file}: cannot be written: {wrong.strerror or wrong}")
+            except OSError as error:
+                raise_input_error(f"--plot {self._file}: cannot be written: {error.strerror or error}")
 
 
 def _draw_throughput(axes: Axes, points: Sequence[PlanJson]) -> None:
@@ -69,12 +67,12 @@ def _draw_throughput(axes: Axes, points: Sequence[PlanJson]) -> None:
     wasted = [point for point in solved if point["better_gpus"]]
     gpus, speed = _split_coordinates(solved)
     first = solved[0]["samples_per_s"] / solved[0]["gpus"]
-    axes.plot(gpus, [first * count for count in gpus], "--", color=_MUTED_COLOR, linewidth=1.2, label="linear ideal")
+    axes.plot(gpus, [first * count for count in gpus], "--", color=_MUTED_COLOR, linewidth=1.2, label="linear scaling")
     axes.plot(gpus, speed, "-o", color=_LINE_COLOR, linewidth=2.2, markersize=6, label="best plan", zorder=3)
     if wasted:
         axes.plot(
-            *_split_coordinates(wasted), "o", markersize=9, color="white", markeredgecolor=_WASTED_COLOR, markeredgewidth=2.2,
-            label="fewer GPUs are at least as fast", zorder=4,
+            *_split_coordinates(wasted), "o", markersize=9, color="white", markeredgecolor=_WASTED_COLOR,
+            markeredgewidth=2.2, label="fewer GPUs are at least as fast", zorder=4,
         )  # fmt: skip
     for point, above in ((solved[0], False), (solved[-1], True)):
         axes.annotate(
@@ -92,7 +90,7 @@ def _draw_throughput(axes: Axes, points: Sequence[PlanJson]) -> None:
 
 
 def _draw_plan_labels(axes: Axes, points: Sequence[PlanJson]) -> None:
-    """The plan of each point below it, and the points where none fits."""
+    """Write each point's plan below it, and mark the points without a feasible plan."""
     axes.set_yticks([])
     axes.set_ylim(0, 1)
     axes.spines[["left", "right", "bottom"]].set_visible(False)
@@ -100,8 +98,8 @@ def _draw_plan_labels(axes: Axes, points: Sequence[PlanJson]) -> None:
     labelled = _select_labelled_points(points)
     for point in labelled:
         axes.text(
-            point["gpus"], 0.96, _format_plan_label(point), rotation=90, ha="center", va="top", multialignment="right", fontsize=8,
-            linespacing=1.1,
+            point["gpus"], 0.96, _format_plan_label(point), rotation=90, ha="center", va="top", multialignment="right",
+            fontsize=8, linespacing=1.1,
             color=_WASTED_COLOR if point.get("better_gpus") else _MUTED_COLOR if "infeasible" in point else _TEXT_COLOR,
         )  # fmt: skip
     ticks = [point["gpus"] for point in labelled]
@@ -117,7 +115,7 @@ def _split_coordinates(points: Sequence[PlanJson]) -> tuple[list[int], list[floa
 
 
 def _select_labelled_points(points: Sequence[PlanJson]) -> list[PlanJson]:
-    """Points whose labels do not touch; the last, powers of two and wasted ones go first."""
+    """Select points whose labels do not overlap. Prefers the last point, then powers of two, then wasted points."""
     span = log2(points[-1]["gpus"] / points[0]["gpus"]) or 1.0
     kept: list[PlanJson] = []
     for point in sorted(points, key=lambda point: _label_priority(point, points[-1])):
@@ -132,7 +130,7 @@ def _label_priority(point: PlanJson, last: PlanJson) -> tuple[bool, bool, bool]:
 
 
 def _format_plan_label(point: PlanJson) -> str:
-    """A plan on two lines."""
+    """Format a plan on two lines."""
     if "infeasible" in point:
         return "does not fit" if point["constraint"] == "memory" else "cannot be split"
     *spread, batches = summarize_plan(point).split(" · ")

@@ -1,7 +1,4 @@
-"""A Galvatron profile, solved and judged under Galvatron's own cost model.
-
-Plans under Galvatron's cost model, ours and a given one, as people read them.
-"""
+"""Plans for a Galvatron profile under Galvatron's cost model: comparison with a given plan, and its tables."""
 
 from __future__ import annotations
 
@@ -25,13 +22,15 @@ Json = dict[str, Any]
 
 
 def solve_galvatron(folder: str, plan_file: str | None, reading: MemoryReading) -> Json:
-    """Our plan in the contract's form; beside it the profile's facts in `galvatron`, and the `given` plan.
+    """Return our plan as JSON, with the profile in `galvatron` and the evaluation of `plan_file` in `given`.
 
     Raises:
-        BadInput: the folder or the plan cannot be used.
+        InputError: the folder or the plan is invalid.
     """
     if not Path(folder).is_dir():
-        raise_input_error(f"--galvatron: {folder} is not a folder; it must hold a profile's JSON files and spec.json")
+        raise_input_error(
+            f"--galvatron: {folder} is not a directory. It must contain a profile's JSON files and spec.json."
+        )
     started_s = time.perf_counter()
     with input_errors_from(f"--galvatron {folder}"):
         answer = compare_with_galvatron(
@@ -46,30 +45,30 @@ AnswerJson = Mapping[str, Any]
 
 
 def render_galvatron_plans(answer: AnswerJson) -> RenderableType:
-    """The profile, one line a plan under the same yardstick, then how ours spreads the layers."""
+    """Return the profile, one line per plan under the same cost model, then our plan's stages."""
     from rich.text import Text
 
     case = answer["galvatron"]
-    kept_back = " (the rest is kept back, as Galvatron does)" if case["memory_reading"] == "kept-back" else ""
-    told = {
-        "profile": f"{case['model']} on {case['gpus']} GPUs, judged by Galvatron's cost model",
+    kept_back = " (Galvatron reserves the rest)" if case["memory_reading"] == "kept-back" else ""
+    facts = {
+        "profile": f"{case['model']} on {case['gpus']} GPUs, evaluated with Galvatron's cost model",
         "memory": f"{case['memory_mb_max']:,} MB of {format_number(case['memory_gb'])} GB a GPU may be used{kept_back}",
         "found": f"in {format_duration(answer['search_time_s'])}, {answer['candidates']:,} candidates",
     }
     if "infeasible" in answer:
-        return stack(render_facts(told))
-    told["proven"] = format_optimality(answer["optimality_gap"])
+        return stack(render_facts(facts))
+    facts["proven"] = format_optimality(answer["optimality_gap"])
     rows = [_format_galvatron_row("ours", answer)]
     if "given" in answer:
         rows.append(_format_galvatron_row("given", answer["given"]))
-        told["ours is"] = f"{100 * (answer['given']['speed_up'] - 1):.2f}% faster than the given plan"
+        facts["ours is"] = f"{100 * (answer['given']['speed_up'] - 1):.2f}% faster than the given plan"
     heads = ["", "step", "samples/s", "fullest GPU", "changes", "embedding", "plan"]
     plans = render_table(rows, headers=heads, right_aligned=heads[1:5])
-    return stack(render_facts(told), Text(), plans, Text(), Text(format_pipeline(answer)), render_stages(answer))
+    return stack(render_facts(facts), Text(), plans, Text(), Text(format_pipeline(answer)), render_stages(answer))
 
 
 def _format_galvatron_row(name: str, plan: AnswerJson) -> list[str]:
-    """`changes` is the time of changing layouts between layers, which Galvatron's step does not count."""
+    """Format one plan. `changes` is the time of layout changes between layers, which Galvatron's step time omits."""
     judged = plan["evaluation"]
     return [
         name,

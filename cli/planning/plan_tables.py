@@ -1,9 +1,4 @@
-"""A parallel plan, in the contract's JSON form with its inspection, as people read it.
-
-A curve of plans over numbers of GPUs, as people read it.
-
-The solution of a dumped request, which knows numbers and no names, as people read it.
-"""
+"""Tables of plans, scaling curves and instance solutions."""
 
 from __future__ import annotations
 
@@ -38,7 +33,7 @@ _RANGES_SHOWN_MAX = 4
 
 
 def render_plan(plan: PlanJson, *, shape: str) -> RenderableType:
-    """What the plan promises, how its layers are spread, where the step goes, and what other plans would cost."""
+    """Return a plan's predicted metrics, its stages, the diagram of its step, and the runner-up plans."""
     from rich.text import Text
 
     others = render_runners_up(plan)
@@ -54,7 +49,7 @@ def render_plan(plan: PlanJson, *, shape: str) -> RenderableType:
 
 
 def render_stages(plan: PlanJson) -> RenderableType:
-    """One line for each strategy of each device of the pipeline."""
+    """Return one line per strategy of each pipeline stage."""
     offloads = any(strategy.get("offload") for stage in plan["stages"] for strategy in stage["strategies"])
     return render_table(
         ([*row[:-1], *(row[-1:] if offloads else ())] for row in _format_stage_rows(plan)),
@@ -64,7 +59,7 @@ def render_stages(plan: PlanJson) -> RenderableType:
 
 
 def render_runners_up(plan: PlanJson) -> RenderableType | None:
-    """The next best plans with what they cost more; None where none were asked for."""
+    """Return the next best plans and how much slower they are, or None if there are none."""
     whole = [_format_runner_up_row(plan["whole"], " (all GPUs)")] if plan["whole"] else []
     rows = [*whole, *(_format_runner_up_row(other, "") for other in plan["runners_up"])]
     heads = ["runner-up", "step", "slower by", "memory"]
@@ -72,19 +67,19 @@ def render_runners_up(plan: PlanJson) -> RenderableType | None:
 
 
 def summarize_plan(plan: PlanJson) -> str:
-    """The plan in one short line."""
+    """Return the plan as one short line."""
     return plan_from_json({"optimality_gap": 0.0, **plan}).summarize()
 
 
 def format_optimality(gap: float) -> str:
-    """What `optimality_gap` says of a plan."""
+    """Format an optimality gap."""
     if gap <= 1e-9:
         return "optimal: no plan is faster"
-    return f"no plan is faster by more than {100 * gap:.2g}%"
+    return f"no plan is more than {100 * gap:.2g}% faster"
 
 
 def format_pipeline(plan: PlanJson) -> str:
-    """`4 stages, 1f1b, 8 micro-batches of 2 samples`."""
+    """Format the pipeline: `4 stages, 1f1b, 8 micro-batches of 2 samples`."""
     interleave = plan["schedule"].get("interleave", 1)
     stages = len(plan["stages"]) // interleave
     count = plan["micro_batches"]
@@ -96,7 +91,7 @@ def format_pipeline(plan: PlanJson) -> str:
 
 
 def format_degrees(strategy: Strategy) -> str:
-    """`tensor 2 x data 4`, or `1 GPU`."""
+    """Format parallel degrees: `tensor 2 x data 4`, or `1 GPU`."""
     used = [f"{name} {strategy[key]}" for key, name in _DEGREE_NAMES.items() if strategy.get(key, 1) > 1]
     if strategy.get("sequence_sharding"):
         used.append("sequence-sharded")
@@ -104,7 +99,7 @@ def format_degrees(strategy: Strategy) -> str:
 
 
 def format_layer_ranges(layers: Sequence[int]) -> str:
-    """`0-7`, `0-3, 8`; of many runs the first two and the last."""
+    """Format layer numbers as ranges: `0-7`, `0-3, 8`. Many ranges are shortened to the first two and the last."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][1] + 1:
@@ -124,7 +119,7 @@ def _format_plan_facts(plan: PlanJson, shape: str) -> dict[str, str]:
         "pipeline": format_pipeline(plan),
         "memory": _format_memory(inspection["devices"]),
         "bubble": f"{format_percent(bubble)} of the step" if bubble > 1e-9 else "none",
-        "utilisation": f"{format_percent(inspection['model_flops_utilization'])} of the GPUs' peak, by the FLOPs of the model",
+        "utilization": f"{format_percent(inspection['model_flops_utilization'])} of peak FLOPS (model FLOPS)",
         "proven": format_optimality(plan["optimality_gap"]),
         "found": f"in {format_duration(plan['search_time_s'])}, {plan['candidates']:,} candidates",
     }
@@ -137,11 +132,11 @@ def _format_plan_facts(plan: PlanJson, shape: str) -> dict[str, str]:
 
 
 def _format_memory(devices: Sequence[Mapping[str, Any]]) -> str:
-    """Of the GPU that is nearest to its limit."""
+    """Format the memory of the GPU that is nearest to its limit."""
     fullest = max(devices, key=lambda device: float(device["memory_bytes"]) / device["memory_bytes_max"])
     need, limit = fullest["memory_bytes"], fullest["memory_bytes_max"]
     where = f" ({fullest['gpu']})" if len({device["gpu"] for device in devices}) > 1 else ""
-    return f"{format_bytes(need)} of {format_bytes(limit)} a GPU{where} ({format_percent(need / limit)})"
+    return f"{format_bytes(need)} of {format_bytes(limit)} per GPU{where} ({format_percent(need / limit)})"
 
 
 def _format_stage_rows(plan: PlanJson) -> Iterator[list[str]]:
@@ -161,7 +156,7 @@ def _format_stage_rows(plan: PlanJson) -> Iterator[list[str]]:
 
 
 def _group_layers_by_strategy(stages: Sequence[Mapping[str, Any]]) -> list[tuple[Strategy, list[int]]]:
-    """The layers of one device under each of its strategies, in the order of their first layer."""
+    """Group the layers of one stage by strategy, in the order of the first layer of each group."""
     found: list[tuple[Strategy, list[int]]] = []
     for stage in stages:
         first = stage["first_layer"]
@@ -193,18 +188,18 @@ def _format_runner_up_row(other: PlanJson, note: str) -> list[str]:
 
 
 def render_curve(points: Sequence[PlanJson], *, memory_limit_bytes: int) -> RenderableType:
-    """One line a number of GPUs: what each is worth beside the fewest that work, and why the others do not.
+    """Return one line per feasible number of GPUs, with its speed-up over the smallest, and the infeasible numbers.
 
-    A mark stands where fewer GPUs are at least as fast, so that more of them are wasted.
+    A `!` marks a number of GPUs for which fewer GPUs are at least as fast.
     """
     from rich.text import Text
 
     solved = [point for point in points if "infeasible" not in point]
     table = render_table(
         (_format_curve_row(point, solved[0], memory_limit_bytes) for point in solved),
-        headers=["GPUs", "", "step", "samples/s", "speed-up", "a GPU", "memory", "plan"],
-        right_aligned=["GPUs", "step", "samples/s", "speed-up", "a GPU", "memory"],
-        empty="No plan fits.",
+        headers=["GPUs", "", "step", "samples/s", "speed-up", "per GPU", "memory", "plan"],
+        right_aligned=["GPUs", "step", "samples/s", "speed-up", "per GPU", "memory"],
+        empty="No plan is feasible.",
     )
     wasted = [point for point in solved if point["better_gpus"]]
     marks = [Text(f"! {format_wasted_gpus(wasted)}")] if wasted else []
@@ -214,9 +209,9 @@ def render_curve(points: Sequence[PlanJson], *, memory_limit_bytes: int) -> Rend
 
 
 def format_wasted_gpus(wasted: Sequence[PlanJson]) -> str:
-    """`fewer GPUs are at least as fast: 5 (4 do), 7 (6 do)`."""
-    each = ", ".join(f"{point['gpus']} ({point['better_gpus']} do)" for point in wasted)
-    return f"fewer GPUs are at least as fast: {each}"
+    """Format wasted GPUs: `fewer GPUs are at least as fast: 4 instead of 5, 6 instead of 7`."""
+    pairs = ", ".join(f"{point['better_gpus']} instead of {point['gpus']}" for point in wasted)
+    return f"fewer GPUs are at least as fast: {pairs}"
 
 
 def _format_curve_row(point: PlanJson, smallest: PlanJson, memory_limit_bytes: int) -> list[str]:
@@ -234,10 +229,10 @@ def _format_curve_row(point: PlanJson, smallest: PlanJson, memory_limit_bytes: i
 
 
 def render_solution(answer: Mapping[str, Any]) -> RenderableType:
-    """Objective and bound, then one line for each device of the pipeline."""
+    """Return objective and bound, then one line per device of the pipeline."""
     from rich.text import Text
 
-    told = {
+    facts = {
         "objective": f"{answer['objective_s']:.9g} s",
         "proven bound": f"{answer['bound_s']:.9g} s ({format_optimality(answer['optimality_gap'])})",
         "solver": f"{answer['solver']}: {answer['status']}, in {format_duration(answer['search_time_s'])}",
@@ -246,10 +241,10 @@ def render_solution(answer: Mapping[str, Any]) -> RenderableType:
     }
     rows = render_table(
         _format_device_rows(answer),
-        headers=["device", "group", "layers", "strategies", "a micro-batch", "memory", "of"],
-        right_aligned=["device", "group", "a micro-batch", "memory", "of"],
+        headers=["device", "group", "layers", "strategies", "per micro-batch", "memory", "limit"],
+        right_aligned=["device", "group", "per micro-batch", "memory", "limit"],
     )
-    return stack(render_facts(told), Text(), rows)
+    return stack(render_facts(facts), Text(), rows)
 
 
 def _format_device_rows(answer: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -1,7 +1,4 @@
-"""The options of `plan`, in the groups that its help shows.
-
-What `plan` is asked: a model, GPUs of one or two kinds, a batch; read from options and files.
-"""
+"""Options of `ebbtide plan`, and the query (model, GPU shapes, global batch) that they describe."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ if TYPE_CHECKING:
     from scheduler.solver.request import SolveRequest
 
 
-_plan_option = partial(typer.Option, rich_help_panel="What to plan")
-_file_option = partial(typer.Option, rich_help_panel="Dumped requests and other planners")
+_plan_option = partial(typer.Option, rich_help_panel="Request")
+_file_option = partial(typer.Option, rich_help_panel="Solver instances and baselines")
 
 
 class Solver(StrEnum):
@@ -40,7 +37,11 @@ class MemoryReading(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SolverOptions:
-    """Which solver, when it may end (the search at a proven ratio, the MILP at a time), and how many runners-up."""
+    """Options of the solver.
+
+    `tolerance` is the proven optimality gap at which the search stops, `time_limit_s` the time after which the MILP
+    stops, `alternatives` the number of runner-up plans.
+    """
 
     solver: Solver = Solver.EXACT
     tolerance: float = 0.0
@@ -49,50 +50,57 @@ class SolverOptions:
 
 
 ModelOption = Annotated[
-    str | None, _plan_option("--model", metavar="NAME|FILE", help="A shipped model, or a profile's JSON.")
+    str | None, _plan_option("--model", metavar="NAME|FILE", help="Model preset or profile file (JSON).")
 ]
-GpusOption = Annotated[str | None, _plan_option("--gpus", metavar="N|A:B", help="How many; A:B gives the whole curve.")]
+GpusOption = Annotated[
+    str | None, _plan_option("--gpus", metavar="N|A:B", help="Number of GPUs, or A:B for a scaling curve.")
+]
 GpuOption = Annotated[
-    str | None, _plan_option("--gpu", metavar="NAME|FILE", help="Their model, or a profile's JSON; else a100-80g.")
+    str | None, _plan_option("--gpu", metavar="NAME|FILE", help="GPU model or profile file (JSON). Default: a100-80g.")
 ]
-NodesOption = Annotated[
-    int | None, _plan_option("--nodes", min=1, help="Nodes to spread evenly over; else 8 GPUs a node.")
-]
+NodesOption = Annotated[int | None, _plan_option("--nodes", min=1, help="Number of nodes. Default: 8 GPUs per node.")]
 ShapeOption = Annotated[
-    str | None, _plan_option("--shape", metavar="FILE", help="Unlike nodes: a list of {gpu, nodes, gpus_per_node}.")
+    str | None,
+    _plan_option("--shape", metavar="FILE", help="Heterogeneous GPUs: a list of {gpu, nodes, gpus_per_node}."),
 ]
-GlobalBatchOption = Annotated[int | None, _plan_option("--global-batch", min=1, max=1_000_000, help="Samples a step.")]
+GlobalBatchOption = Annotated[
+    int | None, _plan_option("--global-batch", min=1, max=1_000_000, help="Samples per step.")
+]
 SequenceLengthOption = Annotated[
-    int | None, _plan_option("--seq", min=0, max=100_000_000, help="Tokens a sample; else the model's own.")
+    int | None, _plan_option("--seq", min=0, max=100_000_000, help="Tokens per sample. Default: that of the model.")
 ]
 FrozenLayersOption = Annotated[
-    int | None, _plan_option("--frozen-layers", metavar="K", min=0, help="So many of the first layers are not trained.")
+    int | None, _plan_option("--frozen-layers", metavar="K", min=0, help="Number of frozen layers, from the first.")
 ]
-MemoryOption = Annotated[str | None, _plan_option("--memory", metavar="24GB", help="What a plan may take of one GPU.")]
+MemoryOption = Annotated[str | None, _plan_option("--memory", metavar="24GB", help="Memory limit per GPU.")]
 ToleranceOption = Annotated[
-    float, typer.Option("--tolerance", min=0, max=0.999, help="End once no plan can be faster by this ratio.")
+    float, typer.Option("--tolerance", min=0, max=0.999, help="Stop at this proven optimality gap.")
 ]
-AlternativesOption = Annotated[int, typer.Option("--alternatives", min=0, max=10, help="How many runner-up plans.")]
+AlternativesOption = Annotated[
+    int, typer.Option("--alternatives", min=0, max=10, help="Number of runner-up plans to show.")
+]
 PlotOption = Annotated[
-    str | None, typer.Option("--plot", metavar="FILE.png|svg", help="Draw the curve; needs the extra 'plot'.")
+    str | None,
+    typer.Option("--plot", metavar="FILE.png|svg", help="Draw the scaling curve (requires the extra 'plot')."),
 ]
-DumpOption = Annotated[str | None, _file_option("--dump", metavar="FILE", help="Write the request as plain arrays.")]
-LoadOption = Annotated[str | None, _file_option("--load", metavar="FILE", help="Solve a dumped request again.")]
-SolverOption = Annotated[
-    Solver, _file_option("--solver", help="The search, or UniAP's MILP; this needs the extra 'milp'.")
+DumpOption = Annotated[
+    str | None, _file_option("--dump", metavar="FILE", help="Write the request as solver instances (JSON).")
 ]
+LoadOption = Annotated[str | None, _file_option("--load", metavar="FILE", help="Solve a request written by --dump.")]
+SolverOption = Annotated[Solver, _file_option("--solver", help="Exact search, or the UniAP MILP (extra 'milp').")]
 TimeLimitOption = Annotated[
-    float | None, _file_option("--time-limit", metavar="SECONDS", min=0, help="When milp gives up.")
+    float | None, _file_option("--time-limit", metavar="SECONDS", min=0, help="Time limit of the MILP.")
 ]
 GalvatronOption = Annotated[
-    str | None, _file_option("--galvatron", metavar="DIR", help="Plan a Galvatron profile under its own cost model.")
+    str | None,
+    _file_option("--galvatron", metavar="DIR", help="Plan a Galvatron profile under Galvatron's cost model."),
 ]
 GalvatronPlanOption = Annotated[
-    str | None, _file_option("--galvatron-plan", metavar="FILE", help="A plan of its to judge.")
+    str | None, _file_option("--galvatron-plan", metavar="FILE", help="Galvatron plan to evaluate.")
 ]
 MemoryReadingOption = Annotated[
     MemoryReading,
-    _file_option("--memory-reading", help="Galvatron's memory cap as given, or less the 20% that it keeps back."),
+    _file_option("--memory-reading", help="Galvatron's memory limit as given, or less the 20% that it reserves."),
 ]
 
 
@@ -102,7 +110,7 @@ DEFAULT_GPU = "a100-80g"
 
 @dataclass(frozen=True, slots=True)
 class PlanQuery:
-    """One model and batch on each of `shapes`. `memory_bytes` 0 is all that a GPU has."""
+    """One model and global batch, to plan on each of `shapes`. `memory_bytes` 0 means all of a GPU's memory."""
 
     model: ModelProfile
     hardware: tuple[HardwareProfile, ...]
@@ -113,7 +121,7 @@ class PlanQuery:
 
     @property
     def memory_limit_bytes(self) -> int:
-        """What a plan may take of the largest GPU."""
+        """The memory that a plan may use on the GPU with the most memory."""
         largest = max(profile.memory_bytes for profile in self.hardware)
         return min(self.memory_bytes or largest, largest)
 
@@ -126,7 +134,7 @@ class PlanQuery:
 
 @dataclass(frozen=True, slots=True)
 class GpuSelection:
-    """The options that say on which GPUs; None where they were not given."""
+    """The options that select GPUs; None if not given."""
 
     gpus: str | None
     gpu: str | None
@@ -135,10 +143,10 @@ class GpuSelection:
 
 
 def build_query(selection: GpuSelection, *, model: ModelProfile, global_batch: int, memory: str | None) -> PlanQuery:
-    """The question that the options ask.
+    """Return the query that the options describe.
 
     Raises:
-        BadInput: an option, or a file that it names, is not what it should be.
+        InputError: an option or a file that it names is invalid.
     """
     if selection.shape is not None:
         hardware, shapes = _select_from_file(selection, selection.shape)
@@ -150,7 +158,7 @@ def build_query(selection: GpuSelection, *, model: ModelProfile, global_batch: i
 
 
 def _select_from_file(selection: GpuSelection, file: str) -> tuple[tuple[HardwareProfile, ...], tuple[GpuShape, ...]]:
-    """Of a shape file; its GPUs are names or files of profiles, as those of --gpu."""
+    """Return the profiles and the shape in a shape file, whose GPUs are names or profile files as in --gpu."""
     from dataclasses import replace
 
     from scheduler.documents.plan_request import parse_gpu_shape
@@ -159,7 +167,7 @@ def _select_from_file(selection: GpuSelection, file: str) -> tuple[tuple[Hardwar
     for option in ("gpus", "gpu", "nodes"):
         if getattr(selection, option) is not None:
             raise_input_error(
-                f"--{option}: {getattr(selection, option)} does not go with --shape, which says it already"
+                f"--{option}: {getattr(selection, option)} cannot be combined with --shape, which defines it"
             )
     with input_errors_from(f"--shape {file}"):
         shape = parse_gpu_shape(read_yaml(file))
@@ -171,7 +179,7 @@ def _select_from_file(selection: GpuSelection, file: str) -> tuple[tuple[Hardwar
 def _select_from_options(selection: GpuSelection) -> tuple[tuple[HardwareProfile, ...], tuple[GpuShape, ...]]:
     hardware = load_hardware("--gpu", selection.gpu or DEFAULT_GPU)
     if selection.gpus is None:
-        raise_input_error("Missing option '--gpus': how many GPUs, as N or A:B (or --shape FILE)")
+        raise_input_error("Missing option '--gpus'. Use --gpus N, --gpus A:B or --shape FILE.")
     least, colon, most = selection.gpus.partition(":")
     if not colon:
         return (hardware,), (
@@ -179,27 +187,27 @@ def _select_from_options(selection: GpuSelection) -> tuple[tuple[HardwareProfile
         )
     if selection.nodes is not None:
         raise_input_error(
-            f"--nodes: {selection.nodes} does not go with the range --gpus {selection.gpus}; give one number of GPUs"
+            f"--nodes: {selection.nodes} needs one number of GPUs, but --gpus is the range {selection.gpus}."
         )
     return (hardware,), _select_curve_shapes(hardware.gpu, least, most)
 
 
 def load_trained_model(name: str, *, seq: int, frozen_layers: int) -> ModelProfile:
-    """The model that is asked about, with its first `frozen_layers` layers not trained.
+    """Return the model with its first `frozen_layers` layers frozen.
 
     Raises:
-        BadInput: there is no such model, or it cannot be of this sequence length or have so many frozen layers.
+        InputError: the model is unknown, or the sequence length or number of frozen layers is invalid for it.
     """
     model = _load_model(name, seq)
     if frozen_layers > model.layer_count:
         raise_input_error(
-            f"--frozen-layers: {frozen_layers}; allowed are 0 to {model.layer_count}, the layers of {model.name}"
+            f"--frozen-layers: {frozen_layers} is out of range. {model.name} has {model.layer_count} layers."
         )
     return model.with_frozen_layers(frozen_layers)
 
 
 def _load_model(name: str, seq: int) -> ModelProfile:
-    """A shipped model of this name, else the profile in this file."""
+    """Return the model preset of this name, else the profile in the file `name`."""
     from scheduler.solver.profiles.catalog import list_model_names, load_model, parse_model
 
     if name in list_model_names():
@@ -208,7 +216,7 @@ def _load_model(name: str, seq: int) -> ModelProfile:
     if not Path(name).is_file():
         known = list_model_names()
         raise_input_error(
-            f"--model: {name!r} is neither a file nor one of the models {', '.join(known)}{suggest(name, known)}"
+            f"--model: {name!r} is neither a file nor a known model ({', '.join(known)}){suggest(name, known)}"
         )
     with input_errors_from(f"--model {name}"):
         return parse_model(read_text(name), seq)
@@ -223,9 +231,7 @@ def _parse_memory(memory: str | None, hardware: tuple[HardwareProfile, ...]) -> 
         memory_bytes = parse_bytes(memory)
     largest = max(hardware, key=lambda profile: profile.memory_bytes)
     if memory_bytes > largest.memory_bytes:
-        raise_input_error(
-            f"--memory: {memory} is more than one {largest.gpu} has; allowed are up to {format_bytes(largest.memory_bytes)}"
-        )
+        raise_input_error(f"--memory: {memory} exceeds the {format_bytes(largest.memory_bytes)} of one {largest.gpu}")
     return memory_bytes
 
 
@@ -236,21 +242,21 @@ def _build_shape(gpu: str, gpus: int, nodes: int | None) -> GpuShape:
     if nodes is None:
         return GpuShape.packed(gpu, gpus, GPUS_PER_NODE)
     if gpus % nodes:
-        raise_input_error(f"--nodes: {nodes} nodes cannot hold {gpus} GPUs evenly; allowed are divisors of {gpus}")
+        raise_input_error(f"--nodes: {nodes} cannot hold {gpus} GPUs evenly. Use a divisor of {gpus}.")
     return GpuShape((GpuGroup(gpu, nodes, gpus // nodes),))
 
 
 def _select_curve_shapes(gpu: str, minimum: str, maximum: str) -> tuple[GpuShape, ...]:
-    """1 to 8 GPUs in a node, then whole nodes, of those from `least` to `most`."""
+    """Return the canonical shapes (1 to 8 GPUs in a node, then whole nodes) in the range of GPUs."""
     from scheduler.documents.plan_request import GPUS_PER_NODE
     from scheduler.solver.curve import list_canonical_shapes
 
     low, high = (parse_count("--gpus", bound, maximum=GPUS_MAX) for bound in (minimum, maximum))
     if high < low:
-        raise_input_error(f"--gpus: {low}:{high} is empty; allowed is A:B with A at most B")
+        raise_input_error(f"--gpus: {low}:{high} is empty. Use A:B with A not above B.")
     shapes = list_canonical_shapes(gpu, gpus_per_node=GPUS_PER_NODE, gpus_max=high)
     found = tuple(shape for shape in shapes if shape.gpus >= low)
     if not found:
         allowed = f"1 to {GPUS_PER_NODE} and multiples of {GPUS_PER_NODE}"
-        raise_input_error(f"--gpus: no curve point lies in {low}:{high}; allowed are {allowed}")
+        raise_input_error(f"--gpus: no point of the scaling curve lies in {low}:{high}. Points are {allowed}.")
     return found

@@ -1,6 +1,6 @@
-"""Solving what `plan` was asked: the answers as plain JSON values, with the time that they took.
+"""Solves plan queries and instance files, and returns the solutions as JSON.
 
-Requests as instances of plain arrays: written to a file, read from one, and solved by either solver.
+Only instance files and the MILP use `baselines.milp`, so it is imported on demand.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from baselines.milp import solver
-from baselines.milp.instance_document import format_instances, parse_instances
 from cli.inputs import CommandError, input_errors_from, raise_input_error, read_text
 from cli.planning.request import PlanQuery, Solver, SolverOptions
 from scheduler.domain.gpu_sets import GpuShape
@@ -32,26 +30,31 @@ Json = dict[str, Any]
 
 
 def solve_plan(request: SolveRequest, *, tolerance: float, alternatives: int) -> Json:
-    """The plan in the contract's form with its inspection, or `infeasible` and `constraint`.
+    """Return the best plan as JSON with its inspection, or `infeasible` and `constraint`.
 
-    `search_time_s` is that of the search for the plan alone, without the one for its runners-up.
+    `search_time_s` covers the search for the best plan, not the search for its runners-up.
     """
-    bench = OracleCache()
-    outcome, took = _run_timed_search(request, tolerance, bench)
+    oracle_cache = OracleCache()
+    outcome, took = _run_timed_search(request, tolerance, oracle_cache)
     plan = outcome.result
     if isinstance(plan, Infeasibility):
         return {**infeasible_to_json(plan), **took}
     if alternatives:
-        runners_up = search_plan(request, tolerance=tolerance, runners_up=alternatives, oracle_cache=bench).runners_up
+        runners_up = search_plan(
+            request, tolerance=tolerance, runners_up=alternatives, oracle_cache=oracle_cache
+        ).runners_up
         outcome = replace(outcome, runners_up=runners_up)
     return {**search_outcome_to_json(outcome, plan, request), **took}
 
 
 def solve_curve(query: PlanQuery, *, tolerance: float) -> list[Json]:
-    """A point a shape: its plan, or why there is none; `better_gpus` where fewer GPUs are at least as fast."""
-    bench, plans, points = OracleCache(), dict[GpuShape, ParallelPlan](), dict[GpuShape, Json]()
+    """Return one point per shape: its plan or the reason why none is feasible.
+
+    `better_gpus` is a smaller number of GPUs that is at least as fast, or None.
+    """
+    oracle_cache, plans, points = OracleCache(), dict[GpuShape, ParallelPlan](), dict[GpuShape, Json]()
     for shape in query.shapes:
-        outcome, took = _run_timed_search(query.build_request(shape), tolerance, bench)
+        outcome, took = _run_timed_search(query.build_request(shape), tolerance, oracle_cache)
         head = {"gpus": shape.gpus, "shape": str(shape)}
         if isinstance(outcome.result, Infeasibility):
             points[shape] = {**head, **infeasible_to_json(outcome.result), **took}
@@ -69,18 +72,15 @@ def infeasible_to_json(infeasible: Infeasibility) -> Json:
     return {"infeasible": infeasible.reason, "constraint": infeasible.constraint}
 
 
-def _run_timed_search(request: SolveRequest, tolerance: float, bench: OracleCache) -> tuple[SearchOutcome, Json]:
+def _run_timed_search(request: SolveRequest, tolerance: float, oracle_cache: OracleCache) -> tuple[SearchOutcome, Json]:
     started_s = time.perf_counter()
-    outcome = search_plan(request, tolerance=tolerance, oracle_cache=bench)
+    outcome = search_plan(request, tolerance=tolerance, oracle_cache=oracle_cache)
     return outcome, {"search_time_s": time.perf_counter() - started_s, "candidates": outcome.stats.candidates}
-
-
-InstanceJson = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _InstanceResult:
-    """`number` is the instance that the solution belongs to; no solution of any instance takes less than `bound_s`."""
+    """The best solution over all instances. No solution of any instance is faster than `bound_s` seconds."""
 
     solution: Solution | None
     instance_index: int
@@ -95,31 +95,38 @@ class _InstanceResult:
 
 
 def write_instances(request: SolveRequest, file: str) -> int:
-    """Writes all instances of the request; how many. Raises InputError if it cannot."""
+    """Write all instances of the request to `file` and return their number. Raises InputError if it cannot."""
     instances = [pipeline.search.instance for _, pipeline in _enumerate_pipelines(request)]
     try:
+        from baselines.milp.instance_document import format_instances
+
         Path(file).write_text(format_instances(instances), encoding="utf-8")
     except OSError as error:
         raise_input_error(f"--dump {file}: cannot be written: {error.strerror or error}")
     return len(instances)
 
 
-def solve_instances_file(file: str, solver_options: SolverOptions) -> InstanceJson:
-    """The best solution of all instances of a file, with its objective, the proven bound and its integers."""
+def solve_instances_file(file: str, solver_options: SolverOptions) -> Json:
+    """Return the best solution of all instances in a file: objective, proven bound and decision variables."""
+    from baselines.milp.instance_document import parse_instances
+
     with input_errors_from(f"--load {file}"):
         instances = parse_instances(read_text(file), Path(file).name)
     if not instances:
-        raise_input_error(f"--load {file}: instances is []; it must have at least one")
+        raise_input_error(f"--load {file}: `instances` is empty. It must contain at least one instance.")
     started_s = time.perf_counter()
     answer = _solve_instances(instances, solver_options)
-    told = {**_result_to_json(answer, solver_options, len(instances)), "search_time_s": time.perf_counter() - started_s}
+    details = {
+        **_result_to_json(answer, solver_options, len(instances)),
+        "search_time_s": time.perf_counter() - started_s,
+    }
     if answer.solution is None:
-        return {**infeasible_to_json(_explain_no_solution(answer, solver_options)), **told}
+        return {**infeasible_to_json(_explain_no_solution(answer, solver_options)), **details}
     instance, solution = instances[answer.instance_index], answer.solution
     priced = evaluate_solution(instance, solution)
     assert priced.fits, "a solver returned a solution beyond the memory limit"
     return {
-        **told,
+        **details,
         "micro_batches": instance.micro_batches,
         "interleave": instance.interleave,
         "order": list(solution.order),
@@ -132,8 +139,8 @@ def solve_instances_file(file: str, solver_options: SolverOptions) -> InstanceJs
     }
 
 
-def solve_with_milp(request: SolveRequest, solver_options: SolverOptions) -> InstanceJson:
-    """As `solved`, by the referee, with its objective and bound (both without the fixed overhead of a step)."""
+def solve_with_milp(request: SolveRequest, solver_options: SolverOptions) -> Json:
+    """Return the plan found by the MILP, like `solve_plan`. Objective and bound omit the fixed overhead of a step."""
     started_s = time.perf_counter()
     every = _enumerate_pipelines(request)
     report = SearchStats(sum(pipeline.candidates for _, pipeline in every), 0)
@@ -142,21 +149,21 @@ def solve_with_milp(request: SolveRequest, solver_options: SolverOptions) -> Ins
         return {**infeasible_to_json(nothing), "search_time_s": 0.0, "candidates": 0}
     answer = _solve_instances([pipeline.search.instance for _, pipeline in every], solver_options)
     took = {"search_time_s": time.perf_counter() - started_s, "candidates": report.candidates}
-    told = {**_result_to_json(answer, solver_options, len(every)), **took}
+    details = {**_result_to_json(answer, solver_options, len(every)), **took}
     if answer.solution is None:
         whole = [pipeline for asked, pipeline in every if asked is request]
         nothing = (
             explain_infeasible_memory(request, whole) if answer.proven else _explain_no_solution(answer, solver_options)
         )
-        return {**infeasible_to_json(nothing), **told}
+        return {**infeasible_to_json(nothing), **details}
     asked, pipeline = every[answer.instance_index]
     plan = build_evaluated_plan(asked, pipeline, answer.solution, answer.objective_s, answer.optimality_gap)
     remark = "" if asked is request else f"{asked.shape} alone is faster"
-    return {**search_outcome_to_json(SearchOutcome(plan, report, remark=remark), plan, asked), **told}
+    return {**search_outcome_to_json(SearchOutcome(plan, report, remark=remark), plan, asked), **details}
 
 
 def _enumerate_pipelines(request: SolveRequest) -> list[tuple[SolveRequest, Pipeline]]:
-    """Of two GPU models also those of each model alone, which may be faster."""
+    """Return all pipelines of the request. With two GPU models, also those on either model alone."""
     if len(request.groups) > 2:
         return []
     alone = (
@@ -175,13 +182,15 @@ def _solve_instances(instances: Sequence[Instance], solver_options: SolverOption
         number = next(number for number, pair in enumerate(pairs) if pair is found.best)
         return _InstanceResult(found.best.solution, number, found.best.cost_s, found.bound_s, not found.gap, status)
     try:
+        from baselines.milp import solver
+
         ended = solver.solve_instances(instances, time_limit_s=solver_options.time_limit_s)
     except ModuleNotFoundError as missing:
         raise CommandError(str(missing)) from missing
     return _InstanceResult(ended.solution, ended.number, ended.objective_s, ended.bound_s, ended.proven, ended.status)
 
 
-def _result_to_json(result: _InstanceResult, solver_options: SolverOptions, instances: int) -> InstanceJson:
+def _result_to_json(result: _InstanceResult, solver_options: SolverOptions, instances: int) -> Json:
     return {
         "solver": solver_options.solver.value,
         "status": result.status,
@@ -196,9 +205,10 @@ def _result_to_json(result: _InstanceResult, solver_options: SolverOptions, inst
 
 def _explain_no_solution(result: _InstanceResult, solver_options: SolverOptions) -> Infeasibility:
     if result.proven:
-        return Infeasibility("no solution of any instance fits into its memory", "memory")
+        return Infeasibility("no solution fits into memory", "memory")
     if solver_options.time_limit_s < inf:
         return Infeasibility(
-            f"none was found within {solver_options.time_limit_s:g} s; a longer --time-limit may find one", "time"
+            f"no solution was found within {solver_options.time_limit_s:g} s; a longer --time-limit may find one",
+            "time",
         )
-    return Infeasibility("none was found within the budget of work", "budget")
+    return Infeasibility("no solution was found within the search budget", "budget")

@@ -1,4 +1,4 @@
-"""The devices of a pipeline as bars: where each one's step goes, and how full its memory is."""
+"""Bar diagram of a pipeline: time components of each stage's step and its memory use."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TIME_COMPONENTS = {
 _GLYPHS = {"compute": "█", "communication": "▓", "optimizer, host": "▒", "waiting (bubble)": "·"}
 _STYLES = {"compute": "blue", "communication": "yellow", "optimizer, host": "magenta", "waiting (bubble)": "dim"}
 _FIGURES_WIDTH = 50
-"""Columns that the figures beside the bars and the gaps take."""
+"""Terminal columns of the figures and gaps beside the bars."""
 _LEGEND_SHARE_MIN = 0.01
-"""Share of the step below which a part may have no cell in any bar, and then needs no legend."""
+"""Share of the step below which a component gets no legend: it may have no cell in any bar."""
 
 
 class StageDiagram:
-    """Draws as wide as it may. `inspection` is that of a plan whose step takes `step_s`."""
+    """Rich renderable as wide as the console. `inspection` belongs to a plan with a step time of `step_s` seconds."""
 
     def __init__(self, inspection: Mapping[str, Any], step_s: float) -> None:
         self.devices: Sequence[Device] = inspection["devices"]
@@ -70,7 +70,7 @@ class StageDiagram:
         return bar
 
     def _format_bottleneck(self, device: Device) -> str:
-        """What binds, with its share of the step, and memory where it is near the limit."""
+        """Format the bottleneck with its share of the step, and `memory` if the stage is near its memory limit."""
         bound = device["bound"]
         if bound in ("bubble", "hand-over"):
             taken_s = device["idle_s"]
@@ -92,7 +92,7 @@ class StageDiagram:
 
 
 def apportion_cells(parts: Sequence[float], cells: int) -> list[int]:
-    """`cells` split in proportion to `parts`, by largest remainders."""
+    """Split `cells` in proportion to `parts` with the largest-remainder method."""
     total = sum(parts) or 1.0
     exact = [part * cells / total for part in parts]
     widths = [int(width) for width in exact]

@@ -1,4 +1,4 @@
-"""What happened over time under each policy set, as pictures. The colour of a policy set is the same in all of them."""
+"""Charts of a simulation over time. A policy set has the same colour in every chart."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 _TEXT_COLOR, _MUTED_COLOR, _GRID_COLOR, _AREA_COLOR = "#1f2933", "#616e7c", "#e4e7eb", "#e4e7eb"
 _PALETTE = ("#52606d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's palette, which people who see colours differently can tell apart, with a grey for the baseline."""
+"""The Okabe-Ito palette, which is safe for colour-blind readers, with a grey for the baseline."""
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))
 _FIXED_STYLE_POLICIES = ("fifo", "ebbtide", "lyra", "afs", "opportunistic")
 _RC_PARAMS: Any = {
-    "font.size": 10, "svg.hashsalt": "ebbtide", "text.color": _TEXT_COLOR, "axes.edgecolor": _MUTED_COLOR, "axes.labelcolor": _TEXT_COLOR,
-    "xtick.color": _MUTED_COLOR, "ytick.color": _MUTED_COLOR, "axes.spines.top": False, "axes.spines.right": False,
+    "font.size": 10, "svg.hashsalt": "ebbtide", "text.color": _TEXT_COLOR, "axes.edgecolor": _MUTED_COLOR,
+    "axes.labelcolor": _TEXT_COLOR, "xtick.color": _MUTED_COLOR, "ytick.color": _MUTED_COLOR,
+    "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
 _WIDTH, _WEEK_S = 10.0, 7 * DAY_S
 _TIME_UNITS = (("days", DAY_S), ("hours", HOUR_S), ("minutes", MINUTE_S), ("seconds", 1))
@@ -41,7 +42,7 @@ _TIME_TICKS = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`name` is its files', without the ending; `caption` says how to read it."""
+    """A chart. `name` is its file name without suffix; `caption` explains how to read it."""
 
     name: str
     title: str
@@ -49,7 +50,7 @@ class Chart:
     draw: Callable[[Figure, Series, Looks], None]
 
     def render(self, series: Series) -> Mapping[str, bytes]:
-        """The picture as `svg`, and as `png` with its title in it."""
+        """Return the chart as `svg`, and as `png` with its title."""
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
@@ -65,7 +66,7 @@ class Chart:
 
 
 def select_charts(series: Series) -> Iterator[Chart]:
-    """Those for which there is something to draw."""
+    """Yield the charts that have data."""
     yield QUEUE_CHART
     yield USAGE_CHART
     if any(any(one.lent_nodes) for one in series):
@@ -75,7 +76,7 @@ def select_charts(series: Series) -> Iterator[Chart]:
 
 
 def assign_line_styles(policies: Sequence[str]) -> Looks:
-    """Colour and dashes by policy set: always the same for those compared most, the others get what is left."""
+    """Return colour and dashes per policy set. The most common policy sets always have the same style."""
     known = [*_FIXED_STYLE_POLICIES, *(policy for policy in policies if policy not in _FIXED_STYLE_POLICIES)]
     looks = [{"color": colour, "linestyle": dash} for dash, colour in product(_DASHES, _PALETTE)]
     return {policy: looks[at % len(looks)] | {"label": policy} for at, policy in enumerate(known)}
@@ -124,10 +125,10 @@ def _draw_lending(figure: Figure, series: Series, looks: Looks) -> None:
     figure.set_figheight(1.0 + 2.9 * len(looked_at))
     every = figure.subplots(len(looked_at), squeeze=False).flat
     for axes, (window, step_s) in zip(every, looked_at, strict=True):
-        _plot_stairs(axes, longest, idle, step_s, fill=True, color=_AREA_COLOR, label="left idle by demand")
-        _plot_stairs(axes, longest, foreseen, step_s, color=_TEXT_COLOR, linewidth=0.7, label="and by the forecast")
+        _plot_stairs(axes, longest, idle, step_s, fill=True, color=_AREA_COLOR, label="idle by demand")
+        _plot_stairs(axes, longest, foreseen, step_s, color=_TEXT_COLOR, linewidth=0.7, label="idle by forecast")
         for behind, one in enumerate(reversed(lenders)):
-            # Equal lines are common here: those behind are wider, so that they are seen.
+            # Lines often coincide here: lines further back are wider, so that they stay visible.
             width = 1.4 + 1.1 * min(behind, 4)
             _plot_stairs(
                 axes, one, one.lent_nodes, step_s, linewidth=width, zorder=3 - behind / 100, **looks[one.policy]
@@ -156,7 +157,7 @@ def _draw_completion(figure: Figure, series: Series, looks: Looks) -> None:
 def _format_time_axis(
     axes: Axes, series: Series, y_label: str, *, step_s: float, window: Window | None = None, last: bool = True
 ) -> None:
-    """Axes of time: units, grid, and where submissions end."""
+    """Format a time axis: units, grid and the time of the last submission."""
     begin_s, end_s = window or (0.0, _time_axis_end_s(series))
     unit, unit_s = next(each for each in _TIME_UNITS if end_s - begin_s >= 3 * each[1] or each is _TIME_UNITS[-1])
     axes.set_xlim(begin_s, end_s)
@@ -172,7 +173,7 @@ def _format_time_axis(
     axes.grid(True, color=_GRID_COLOR, linewidth=0.8)
     axes.set_axisbelow(True)
     if last:
-        axes.set_xlabel(f"{unit} since the first submission; means over {_format_step_length(step_s)}")
+        axes.set_xlabel(f"{unit} since the first submission; mean over {_format_step_length(step_s)}")
 
 
 def _plot_line(axes: Axes, policy_series: PolicySeries, values: Sequence[float], step_s: float, looks: Looks) -> None:
@@ -188,7 +189,7 @@ def _plot_stairs(axes: Axes, policy_series: PolicySeries, values: Sequence[float
 def _resample_means(
     policy_series: PolicySeries, values: Sequence[float], step_s: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Begin and mean of each step of `step_s`, a multiple of the series' own."""
+    """Return start and mean of each step of `step_s` seconds, a multiple of the series' own step."""
     together = round(step_s / policy_series.step_s)
     begins = np.arange(0, len(values), together)
     means = np.add.reduceat(np.array(values), begins) / np.diff([*begins, len(values)])
@@ -196,14 +197,14 @@ def _resample_means(
 
 
 def _choose_step_s(series: Series, points: int) -> float:
-    """A round step that gives at most so many points: more cannot be told apart on paper."""
+    """Return a round step with at most `points` points: more are not distinguishable in print."""
     from scheduler.simulator.report import round_up_length
 
     return max(round_up_length(_time_axis_end_s(series) / points), *(one.step_s for one in series))
 
 
 def _choose_daily_step_s(series: Series) -> float:
-    """The step of what swings every day: whole days where single ones could not be seen."""
+    """Return the step for daily patterns: whole days if the trace is too long to show single days."""
     return float(DAY_S) if _time_axis_end_s(series) > 3 * _WEEK_S else _choose_step_s(series, 240)
 
 
@@ -215,8 +216,10 @@ def _format_step_length(length_s: float) -> str:
 
 
 def _time_axis_end_s(series: Series) -> float:
-    """How far the time axis reaches: a little beyond the last submission, or to when nobody waits any more. After that
-    the last long jobs run out, which says little and may take as long again."""
+    """Return the end of the time axis in seconds: just after the last submission, or when the queue is empty.
+
+    The tail after that, in which the last long jobs finish, is omitted: it can double the length of the axis.
+    """
     longest_s, submitting_s = max(map(_series_length_s, series)), series[0].submitting_s
     waits_s = [one.step_s * (1 + at) for one in series for at, jobs in enumerate(one.queued_jobs) if jobs]
     return min(longest_s, max(1.03 * submitting_s, *waits_s, 0.0)) if submitting_s else longest_s
@@ -227,7 +230,7 @@ def _series_length_s(policy_series: PolicySeries) -> float:
 
 
 def _find_peak_lending_week(policy_series: PolicySeries, length_s: float) -> Window:
-    """The week, counted from the beginning, in which most was lent."""
+    """Return the week, counted from the start, with the most lent nodes."""
     weeks = range(int(length_s // _WEEK_S))
     lent, at_s = np.array(policy_series.lent_nodes), policy_series.step_s * np.arange(len(policy_series.lent_nodes))
     fullest = max(weeks, key=lambda week: float(lent[at_s // _WEEK_S == week].sum()))
@@ -242,31 +245,31 @@ def _save_figure(figure: Figure, file_format: str) -> bytes:
 
 QUEUE_CHART = Chart(
     "queue",
-    "Jobs that wait",
-    "Submitted jobs without GPUs, preempted ones too. A scale beyond 50 jobs is logarithmic from 10 on, so that "
-    "a queue of three and one of a thousand can both be seen. The dotted line is the last submission.",
+    "Pending jobs",
+    "Submitted jobs without GPUs, including preempted jobs. Above 50 jobs the scale is logarithmic from 10 on. "
+    "The dotted line is the last submission.",
     _draw_queue,
 )
 USAGE_CHART = Chart(
     "usage",
     "GPUs doing useful work",
-    "Share of the pools' GPUs, by the home of the node: steps that were kept, and in inference pools their own demand "
-    "too. Starting, saving and work that was lost again do not count.",
+    "Share of the pools' GPUs, by home pool, that did work which was not lost; inference demand counts in inference "
+    "pools. Start-up, checkpointing and lost work do not count.",
     _draw_usage,
 )
 LENDING_CHART = Chart(
     "lending",
     "Lent nodes against demand and forecast",
-    "The grey area is what demand left idle: where a line rises above it, inference is short of nodes. The thin black "
-    "line is what the forecast, at the lending quantile, left idle over the time that it takes to get a node back. "
-    "Below, where the trace is long, the week with most lending in detail.",
+    "The grey area shows nodes idle by demand: a line above it means that inference is short of nodes. The thin black "
+    "line shows nodes idle by the forecast at the lending quantile, over the time that a return takes. "
+    "For long traces, the lower chart shows the week with the most lending.",
     _draw_lending,
 )
 COMPLETION_CHART = Chart(
     "completion",
     "Completion times",
-    "Share of the completed jobs that were done within so long; further left is better. Jobs that never completed are "
-    "missing here: compare the numbers of completed jobs first.",
+    "Cumulative share of completed jobs by completion time; further left is better. Jobs that did not complete are "
+    "missing: compare the numbers of completed jobs first.",
     _draw_completion,
 )
 ALL_CHARTS = frozenset((QUEUE_CHART, USAGE_CHART, LENDING_CHART, COMPLETION_CHART))

@@ -1,4 +1,4 @@
-"""The report of a simulation: one column a policy set, one line a figure; for people, and as Markdown."""
+"""Table of a simulation report: one column per policy set, one row per metric; for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Formats = Mapping[str, Callable[[float | None], str]]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`path` leads to the number in a policy's report. `better`: 1 where more is better, -1 where less is, else 0."""
+    """A row of the table. `path` locates the value in a policy's report; `direction` is 1 if higher values are better,
+    -1 if lower values are better, 0 otherwise."""
 
     path: str
     unit: str
@@ -28,49 +29,49 @@ class Metric:
 METRIC_GROUPS: Mapping[str, Mapping[str, Metric]] = {
     "Jobs": {
         "jobs completed": Metric("completed", "count", 1),
-        "jobs turned away": Metric("rejected", "count", -1),
+        "jobs rejected": Metric("rejected", "count", -1),
         "deadlines met": Metric("deadlines_met_ratio", "ratio", 1),
-        "waiting, mean": Metric("queueing_s.mean", "s", -1),
-        "waiting, median": Metric("queueing_s.p50", "s", -1),
-        "waiting, p95": Metric("queueing_s.p95", "s", -1),
-        "waiting, p99": Metric("queueing_s.p99", "s", -1),
+        "queueing time, mean": Metric("queueing_s.mean", "s", -1),
+        "queueing time, median": Metric("queueing_s.p50", "s", -1),
+        "queueing time, p95": Metric("queueing_s.p95", "s", -1),
+        "queueing time, p99": Metric("queueing_s.p99", "s", -1),
         "completion time, mean": Metric("jct_s.mean", "s", -1),
         "completion time, median": Metric("jct_s.p50", "s", -1),
         "completion time, p95": Metric("jct_s.p95", "s", -1),
         "completion time, p99": Metric("jct_s.p99", "s", -1),
-        "completion, 2 GPUs and more, mean": Metric("jct_elastic_s.mean", "s", -1),
-        "bound: no waiting, all GPUs, mean": Metric("jct_bound_s", "s"),
+        "completion time, 2+ GPUs, mean": Metric("jct_elastic_s.mean", "s", -1),
+        "lower bound (no queueing, all GPUs), mean": Metric("jct_bound_s", "s"),
         "makespan": Metric("makespan_s", "s", -1),
     },
-    "Use of the GPUs": {
+    "GPU utilization": {
         "useful work, training pools": Metric("usage_ratio.training", "ratio", 1),
         "useful work, inference pools": Metric("usage_ratio.inference", "ratio", 1),
         "useful work, overall": Metric("usage_ratio.overall", "ratio", 1),
-        "idle GPU hours while jobs waited": Metric("idle_while_waiting_gpu_hours", "count", -1),
-        "lost GPU hours": Metric("lost_gpu_hours", "count", -1),
-        "lost of all computed": Metric("lost_ratio", "ratio", -1),
+        "idle GPU-hours while jobs were pending": Metric("idle_while_waiting_gpu_hours", "count", -1),
+        "lost GPU-hours": Metric("lost_gpu_hours", "count", -1),
+        "share of work lost": Metric("lost_ratio", "ratio", -1),
     },
     "Lending": {
-        "loaned GPU hours": Metric("loaned_gpu_hours", "count"),
+        "lent GPU-hours": Metric("loaned_gpu_hours", "count"),
         "loans": Metric("loans", "count"),
         "recalls": Metric("recalls", "count"),
-        "recalls that came late": Metric("recalls_late", "count", -1),
+        "late returns": Metric("recalls_late", "count", -1),
         "collateral GPUs of recalls": Metric("collateral_gpus", "count", -1),
-        "inference short, first pass": Metric("inference_short_intervals_ratio.first_pass", "ratio", -1),
-        "inference short, all": Metric("inference_short_intervals_ratio.all", "ratio", -1),
+        "inference shortage, first pass": Metric("inference_short_intervals_ratio.first_pass", "ratio", -1),
+        "inference shortage, overall": Metric("inference_short_intervals_ratio.all", "ratio", -1),
     },
-    "Disturbance": {
+    "Disruption": {
         "preemptions": Metric("preemptions", "count", -1),
         "jobs preempted": Metric("preemption_ratio", "ratio", -1),
         "resizes": Metric("resizes", "count", -1),
         "illegal decisions, dropped": Metric("violations", "count", -1),
     },
-    "The simulation itself": {
+    "Simulation": {
         "ticks": Metric("ticks", "count"),
         "tick, median": Metric("tick_s.p50", "s"),
         "tick, p99": Metric("tick_s.p99", "s"),
         "tick, longest": Metric("tick_s.max", "s"),
-        "simulated in": Metric("wall_s", "s"),
+        "wall-clock time": Metric("wall_s", "s"),
     },
 }
 METRICS: Mapping[str, Metric] = {name: figure for group in METRIC_GROUPS.values() for name, figure in group.items()}
@@ -79,9 +80,9 @@ TERMINAL_FORMATS: Formats = {
     "ratio": format_percent,
     "count": lambda value: format_number(value, 0 if value and value >= 100 else 1),
 }
-"""For the terminal."""
-_HIDDEN_WHEN_ZERO = ("jobs turned away", "illegal decisions, dropped")
-"""Told on the terminal only where it happened."""
+"""Formats for the terminal."""
+_HIDDEN_WHEN_ZERO = ("jobs rejected", "illegal decisions, dropped")
+"""Metrics that the terminal shows only if they are not 0."""
 _COLUMN_GAP = 2
 
 
@@ -103,12 +104,14 @@ REPORT_FORMATS: Formats = {
     "s": format_seconds,
     "ratio": lambda value: "-" if value is None else f"{100 * value:.2f}%",
 }
-"""For reports, in which figures are compared and quoted."""
+"""Formats for reports, in which values are compared and quoted."""
 
 
 def render_comparison(document: Document) -> RenderableType:
-    """The table of one seed's report or of a sweep; several, one below the other, where the policies are too many for
-    the terminal. What no policy set has a figure of is left out."""
+    """Return the table of a report or a sweep, split into several if the terminal is too narrow for all policy sets.
+
+    Metrics without a value for any policy set are omitted.
+    """
     rows = [[name, *format_cells(document, figure, TERMINAL_FORMATS)] for name, figure in METRICS.items()]
     rows = [
         row for row in rows if {*row[1:]} - {"-"} and not (row[0] in _HIDDEN_WHEN_ZERO and {*row[1:]} <= {"0", "0 ± 0"})
@@ -127,7 +130,7 @@ def _render_blocks(table: list[list[str]], blocks: Iterable[Sequence[int]]) -> I
 
 
 def _split_columns(widths: Sequence[int], available_width: int) -> list[list[int]]:
-    """The columns after the first in as few groups as fit beside it, at least one in each."""
+    """Split the columns after the first into groups that fit beside it, with at least one column each."""
     blocks: list[list[int]] = []
     left = 0
     for at, width in enumerate(widths[1:], 1):
@@ -155,7 +158,7 @@ def format_seeds(document: Document) -> str:
 
 
 def format_cells(document: Document, metric: Metric, formats: Formats) -> Iterator[str]:
-    """The figure under each policy set; of a sweep with half the width of its interval."""
+    """Return the metric of each policy set; for a sweep, the mean and the half-width of its confidence interval."""
     form = formats[metric.unit]
     for report in document["policies"]:
         value = get_metric_value(report, metric)
@@ -166,7 +169,7 @@ def format_cells(document: Document, metric: Metric, formats: Formats) -> Iterat
 
 
 def get_metric_value(report: Document, metric: Metric) -> float | None:
-    """The number in one policy's report; of a sweep its mean."""
+    """Return the metric's value in one policy's report; for a sweep, its mean."""
     if "figures" in report:
         entry = report["figures"].get(metric.path)
         return None if entry is None else float(entry["mean"])

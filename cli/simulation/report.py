@@ -1,4 +1,4 @@
-"""The report of a simulation as files: JSON, Markdown, one HTML page with everything in it, and its pictures."""
+"""Report files of a simulation: JSON, Markdown, a self-contained HTML page, and charts."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ if TYPE_CHECKING:
 
 
 _SUMMARY_METRICS = (
-    "jobs completed", "waiting, mean", "completion time, mean", "completion time, p95", "useful work, overall",
-    "preemptions", "resizes", "recalls that came late", "inference short, all",
+    "jobs completed", "queueing time, mean", "completion time, mean", "completion time, p95", "useful work, overall",
+    "preemptions", "resizes", "late returns", "inference shortage, overall",
 )  # fmt: skip
 
 
 class ReportFolder:
-    """Where a report goes. That it can be written is known before the simulation begins.
+    """The folder of a report. Checks that it can be written on creation, before the simulation starts.
 
     Raises:
-        BadInput: the folder is none, or cannot be made.
-        Failed: matplotlib is not installed.
+        InputError: the folder cannot be created or written.
+        CommandError: matplotlib is not installed.
     """
 
     def __init__(self, folder: str) -> None:
         if find_spec("matplotlib") is None:
             raise CommandError("--report needs matplotlib; install it: pip install 'ebbtide[plot]'")
         self._folder = Path(folder)
-        there = next(path for path in (self._folder, *self._folder.absolute().parents) if path.exists())
-        if not (there.is_dir() and os.access(there, os.W_OK)):
-            raise_input_error(f"--report: {folder} cannot be made: {there} is no folder that can be written into")
+        existing = next(path for path in (self._folder, *self._folder.absolute().parents) if path.exists())
+        if not (existing.is_dir() and os.access(existing, os.W_OK)):
+            raise_input_error(f"--report: {folder} cannot be created: {existing} is not a writable directory")
 
     def write(self, document: Document, setting: str, series: Sequence[PolicySeries]) -> None:
-        """`setting` says what was simulated; `series` are those of the first seed."""
+        """Write all files. `setting` is one line on the inputs; `series` holds the time series of the first seed."""
         drawn = {picture: picture.render(series) for picture in select_charts(series)}
         texts = {"report.json": json.dumps(document, indent=2), "report.md": render_markdown(document)}
         texts["report.html"] = render_page(
@@ -71,14 +71,14 @@ class ReportFolder:
                 (self._folder / name).write_text(text, encoding="utf-8")
             for picture, forms in drawn.items():
                 (self._folder / f"{picture.name}.png").write_bytes(forms["png"])
-            for picture in ALL_CHARTS - drawn.keys():  # an earlier report's, which would be taken for this one's
+            for picture in ALL_CHARTS - drawn.keys():  # remove charts of an earlier report
                 (self._folder / f"{picture.name}.png").unlink(missing_ok=True)
-        except OSError as wrong:
-            raise_input_error(f"--report: {wrong.filename} cannot be written: {wrong.strerror or wrong}")
+        except OSError as error:
+            raise_input_error(f"--report: {error.filename} cannot be written: {error.strerror or error}")
 
 
 def render_page(document: Document, setting: str, charts: Mapping[Chart, bytes]) -> str:
-    """The HTML page; it needs nothing but itself. The pictures are SVG."""
+    """Return the HTML page with the SVG charts embedded."""
     template = Template(files("cli.simulation").joinpath("data/simulation.html").read_text(encoding="utf-8"))
     swept = "seeds" in document
     return template.substitute(
@@ -94,58 +94,58 @@ def render_page(document: Document, setting: str, charts: Mapping[Chart, bytes])
 
 
 _SINGLE_SEED_NOTE = (
-    "This is one seed of it: nothing here says how far the figures would move under another. "
-    "<code>--seeds 5</code> does."
+    "This report covers one seed. Use <code>--seeds 5</code> to see how much the values vary between seeds."
 )
 _SWEEP_NOTE = (
-    "The half widths (±) are 95% confidence intervals of the mean over these seeds (Student's t): they cover what the "
-    "seed changes, not what another trace would. Pictures show the first seed."
+    "Half-widths (±) are 95% confidence intervals of the mean over these seeds (Student's t). They cover variation "
+    "between seeds, not between traces. Charts show the first seed."
 )
 
 
 def find_warnings(document: Document) -> Iterator[str]:
-    """What a reader has to know before any figure is compared."""
+    """Yield caveats that a reader must know before comparing values."""
     total = count_jobs(document)
     for report in document["policies"]:
         completed = get_metric_value(report, METRICS["jobs completed"]) or 0.0
-        late = get_metric_value(report, METRICS["recalls that came late"])
+        late = get_metric_value(report, METRICS["late returns"])
         if completed < total:
             missing = format_count(total - completed, "job")
-            yield f"Under {report['policy']} {missing} of {format_number(total)} did not complete; times are of the others."
+            policy = report["policy"]
+            yield f"{policy}: {missing} of {format_number(total)} did not complete. Times cover the others only."
         if illegal := get_metric_value(report, METRICS["illegal decisions, dropped"]):
             laws = dict.fromkeys(
-                told for run in _iter_policy_reports(document, report["policy"]) for told in run["violated"]
+                law for run in _iter_policy_reports(document, report["policy"]) for law in run["violated"]
             )
-            yield f"Policy {report['policy']}: {format_count(illegal, 'illegal decision')}. {'; '.join(laws)}."
+            yield f"{report['policy']}: {format_count(illegal, 'illegal decision')}. {'; '.join(laws)}."
         if late:
-            yield f"Under {report['policy']} {format_count(late, 'recalled node')} came home late."
+            yield f"{report['policy']}: {format_count(late, 'recalled node')} returned late."
     swept = [report["figures"] for report in document["policies"] if "figures" in report]
-    told = [entry for figures in swept for name, entry in figures.items() if not name.startswith(("tick", "wall"))]
-    if swept and all(entry["low"] == entry["high"] for entry in told):
-        yield "Every seed gave the same figures: no demand was repeated and nothing hidden, which seeds could change."
+    entries = [entry for figures in swept for name, entry in figures.items() if not name.startswith(("tick", "wall"))]
+    if swept and all(entry["low"] == entry["high"] for entry in entries):
+        yield "All seeds gave the same values. Seeds matter only if demand repeats or facts are hidden from policies."
 
 
 def _iter_policy_reports(document: Document, policy: str) -> Iterator[Document]:
-    """The reports of one policy set under every seed."""
+    """Yield the reports of one policy set, one per seed."""
     for run in document.get("runs", (document,)):
         yield from (report for report in run["policies"] if report["policy"] == policy)
 
 
 def describe_comparisons(document: Document) -> Iterator[str]:
-    """Each policy set's mean completion time against that of the first."""
+    """Yield a sentence per policy set that compares its mean completion time with the first policy set's."""
     first, *others = document["policies"]
     base = get_metric_value(first, METRICS["completion time, mean"]) or 0.0
-    bound = get_metric_value(first, METRICS["bound: no waiting, all GPUs, mean"]) or 0.0
+    bound = get_metric_value(first, METRICS["lower bound (no queueing, all GPUs), mean"]) or 0.0
     for other in others:
         own = get_metric_value(other, METRICS["completion time, mean"]) or 0.0
         if own and base:
             times = f"{base / own:.2f} times shorter" if own <= base else f"{own / base:.2f} times longer"
             yield (
-                f"Under {other['policy']} jobs complete in {format_seconds(own)} on average, against {format_seconds(base)} under "
-                f"{first['policy']}: {times}."
+                f"{other['policy']}: mean completion time {format_seconds(own)}, {times} than with {first['policy']} "
+                f"({format_seconds(base)})."
             )
     if others and base and bound:
-        yield f"The bound of this trace, with no waiting and all GPUs, is {base / bound:.2f} times shorter."
+        yield f"The lower bound of this trace (no queueing, all GPUs) is {base / bound:.2f} times shorter."
 
 
 def _render_table(document: Document, groups: Mapping[str, Mapping[str, Metric]]) -> str:
@@ -165,7 +165,7 @@ def _render_table(document: Document, groups: Mapping[str, Mapping[str, Metric]]
 
 
 def _render_row(document: Document, name: str, metric: Metric) -> Iterator[str]:
-    """The row of a figure, unless no policy set has it. The best of one seed's are marked, where they differ."""
+    """Yield a metric's row unless no policy set has a value. Marks the best value of a single-seed report."""
     values = [get_metric_value(report, metric) for report in document["policies"]]
     if all(value is None for value in values):
         return
@@ -174,8 +174,8 @@ def _render_row(document: Document, name: str, metric: Metric) -> Iterator[str]:
     best = texts[ranks.index(max(ranks))]
     marked = metric.direction and len(set(texts)) > 1 and "seeds" not in document
     marks = (' class="best"' if marked and text == best else "" for text in texts)
-    told = "".join(f"<td{mark}>{escape(text)}</td>" for mark, text in zip(marks, texts, strict=True))
-    yield f'<tr><th scope="row">{escape(name)}</th>{told}</tr>'
+    row_cells = "".join(f"<td{mark}>{escape(text)}</td>" for mark, text in zip(marks, texts, strict=True))
+    yield f'<tr><th scope="row">{escape(name)}</th>{row_cells}</tr>'
 
 
 def _render_figure(chart: Chart, svg: bytes) -> str:
