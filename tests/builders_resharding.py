@@ -18,13 +18,13 @@ class Transition:
     """A job's plan and seats before and after; `new_seats` are in the order in which a launcher would fill them."""
 
     old_plan: ParallelPlan
-    old_seats: tuple[GpuSlot, ...]
+    old_slots: tuple[GpuSlot, ...]
     new_plan: ParallelPlan
-    new_seats: tuple[GpuSlot, ...]
+    new_slots: tuple[GpuSlot, ...]
 
     @property
     def shrinks(self) -> bool:
-        return len(self.new_seats) < len(self.old_seats)
+        return len(self.new_slots) < len(self.old_slots)
 
 
 def a_plan(stages: Sequence[Sequence[LayerStrategy]], *, interleave: int = 1) -> ParallelPlan:
@@ -74,7 +74,7 @@ def a_random_plan(seeded: random.Random, gpus: int, layers: int, *, experts: int
     return a_plan(stages, interleave=interleave)
 
 
-def seats_on(counts: dict[int, int]) -> tuple[GpuSlot, ...]:
+def slots_on(counts: dict[int, int]) -> tuple[GpuSlot, ...]:
     """The first GPUs of numbered nodes, node after node."""
     return tuple(GpuSlot(f"n{node:02d}", gpu) for node, gpus in sorted(counts.items()) for gpu in range(gpus))
 
@@ -91,16 +91,16 @@ def a_transition(seeded: random.Random, layers: int, *, gpus_max: int = 64, expe
 
 def a_move(seeded: random.Random, old_plan: ParallelPlan, new_plan: ParallelPlan) -> Transition:
     """From one plan to another: on some of the GPUs that the job has, and fresh ones."""
-    old_seats = _on_nodes(range(-(-old_plan.world_size // NODE_GPUS)), old_plan.world_size)
-    return Transition(old_plan, old_seats, new_plan, _after(seeded, old_seats, new_plan.world_size))
+    old_slots = _on_nodes(range(-(-old_plan.world_size // NODE_GPUS)), old_plan.world_size)
+    return Transition(old_plan, old_slots, new_plan, _after(seeded, old_slots, new_plan.world_size))
 
 
 def _after(seeded: random.Random, old: tuple[GpuSlot, ...], gpus: int) -> tuple[GpuSlot, ...]:
     """Seats that the job keeps by choice of somebody who knows nothing of its state, and fresh ones on other nodes."""
-    old_nodes, nodes = len({seat.node for seat in old}), -(-gpus // NODE_GPUS)
+    old_nodes, nodes = len({slot.node for slot in old}), -(-gpus // NODE_GPUS)
     if gpus < NODE_GPUS:
         home = seeded.randrange(old_nodes)
-        here = [seat for seat in old if seat.node == f"n{home:02d}"]
+        here = [slot for slot in old if slot.node == f"n{home:02d}"]
         free = [GpuSlot(f"n{home:02d}", gpu) for gpu in range(len(here), NODE_GPUS)]
         kept = seeded.sample(here, min(gpus, len(here)))
         return tuple(sorted([*kept, *free[: gpus - len(kept)]]))
@@ -111,4 +111,4 @@ def _after(seeded: random.Random, old: tuple[GpuSlot, ...], gpus: int) -> tuple[
 
 
 def _on_nodes(nodes: Sequence[int], gpus: int) -> tuple[GpuSlot, ...]:
-    return seats_on({node: min(NODE_GPUS, gpus - NODE_GPUS * number) for number, node in enumerate(nodes)})
+    return slots_on({node: min(NODE_GPUS, gpus - NODE_GPUS * number) for number, node in enumerate(nodes)})

@@ -1,4 +1,4 @@
-"""The answer to `plan --galvatron`: our plan under Galvatron's model, and a plan given as JSON judged beside it."""
+"""Comparison with Galvatron: our plan under its cost model, and a plan given as JSON evaluated beside it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from scheduler.solver.profiles.profile_document import ProfileError
 
 _LABEL = re.compile(r"([1-9]\d{0,8})-([1-9]\d{0,8})\*?-([1-9]\d{0,8})(f?)(-c)?(-sp)?", re.ASCII)
 _TENSOR_ONLY, _ULYSSES_ONLY, _BOTH = "tp_only", "sp_only", "tp_with_sp"
-_PRICED = (
+_SUPPORTED = (
     "1F1B of one chunk a stage; tp with its sequence sharded, or ulysses; dp; zero 0, 2 or 3; recompute none or full"
 )
 
 
 def compare_with_galvatron(folder: Path, reading: MemoryLimitReading, plan_file: Path | None = None) -> dict[str, Any]:
-    """Plain JSON values: `ours`, or why it is `infeasible` and by which `constraint`; and `given` where a plan is.
+    """Return JSON values: `ours`, or why it is `infeasible` and by which `constraint`; and `given` if a plan is given.
 
     A plan has the form of `plan_to_json`, with `embedding` (its strategy's label), `buffer_degree`, `fits` and the
     `evaluation` under Galvatron's model. `given` also has `speed_up`: its judged time over ours.
 
     Raises:
-        ProfileError: the profile folder or the given plan cannot be used.
+        ProfileError: the profile folder or the given plan is invalid.
     """
     case = read_case(folder)
     cap = compute_memory_limit_mb(case.memory_gb, reading)
@@ -51,10 +51,10 @@ def compare_with_galvatron(folder: Path, reading: MemoryLimitReading, plan_file:
     if found.plan is not None:
         answer["ours"] = _evaluated_plan_to_json(found.plan, case, cap, found.optimality_gap)
     elif isfinite(found.least_mb):
-        answer["infeasible"] = f"the leanest plan takes {found.least_mb:.0f} MB of each GPU; {cap} MB may be used"
+        answer["infeasible"] = f"the leanest plan takes {found.least_mb:.0f} MB per GPU; the limit is {cap} MB"
         answer["constraint"] = "memory"
     else:
-        answer["infeasible"] = f"no degrees share the micro-batches of a batch of {case.global_batch} evenly"
+        answer["infeasible"] = f"a batch of {case.global_batch} cannot be split evenly by any degrees"
         answer["constraint"] = "batch"
     if given is not None:
         answer["given"] = _evaluated_plan_to_json(given, case, cap)
@@ -66,8 +66,8 @@ def compare_with_galvatron(folder: Path, reading: MemoryLimitReading, plan_file:
 def _evaluated_plan_to_json(
     plan: GalvatronPlan, case: GalvatronCase, memory_limit_mb: int, gap: float | None = None
 ) -> dict[str, Any]:
-    """A `gap` of None: nothing is proven of a given plan. The profile does not name its GPU."""
-    judged, count = evaluate_plan(plan, case), len(plan.stages)
+    """Evaluate a plan as JSON. A `gap` of None means that nothing is proven. The profile does not name its GPU."""
+    evaluation, count = evaluate_plan(plan, case), len(plan.stages)
     stages = tuple(
         domain.Stage(first, end - 1, "profiled", case.cluster.gpus // count, runs)
         for (first, end), layers in zip(pairwise([0, *accumulate(plan.sizes)]), plan.stages, strict=True)
@@ -77,9 +77,9 @@ def _evaluated_plan_to_json(
         schedule=domain.Schedule(),
         micro_batches=plan.micro_batches,
         micro_batch_size=case.global_batch // plan.micro_batches,
-        iteration_time_s=judged.judged_s,
-        samples_per_s=case.global_batch / judged.judged_s,
-        peak_bytes_per_gpu=max(judged.memory_mb) * 2**20,
+        iteration_time_s=evaluation.judged_s,
+        samples_per_s=case.global_batch / evaluation.judged_s,
+        peak_bytes_per_gpu=max(evaluation.memory_mb) * 2**20,
         stages=stages,
     )
     return {
@@ -87,19 +87,19 @@ def _evaluated_plan_to_json(
         "optimality_gap": gap,
         "embedding": plan.embedding.label(count),
         "buffer_degree": plan.buffer_degree,
-        "fits": max(judged.memory_mb) <= memory_limit_mb,
-        "evaluation": asdict(judged),
+        "fits": max(evaluation.memory_mb) <= memory_limit_mb,
+        "evaluation": asdict(evaluation),
     }
 
 
 def parse_plan(document: JsonField, case: GalvatronCase, memory_limit_mb: int) -> GalvatronPlan:
-    """A plan for `case`: Galvatron's `result.json` (or its `best` alone), or a plan of ours as `plan_to_json` gives it.
+    """Parse a plan for `case`: Galvatron's `result.json` (or only its `best`), or a plan of ours from `plan_to_json`.
 
     Neither form has a place for the strategy of embedding and head; a member `embedding` with its label may name it.
-    Else the one of least judged time is taken, of those that fit into `cap_mb` if any does.
+    Otherwise the strategy of least judged time is taken, of those within `memory_limit_mb` if there are any.
 
     Raises:
-        ProfileError: a field is missing or wrong, or the plan uses what Galvatron's model has no price for.
+        ProfileError: a field is missing or invalid, or the plan uses what Galvatron's model cannot cost.
     """
     best = document.get("best", document.value)
     if "layer_runs" in best.members():
@@ -109,11 +109,11 @@ def parse_plan(document: JsonField, case: GalvatronCase, memory_limit_mb: int) -
     if "embedding" in best.members():
         return replace(plan, embedding=parse_label(best["embedding"], len(plan.stages)))
     found = [
-        (max(judged.memory_mb) > memory_limit_mb, judged.judged_s, number, tried)
+        (max(evaluation.memory_mb) > memory_limit_mb, evaluation.judged_s, number, tried)
         for number, tried in enumerate(_enumerate_embeddings(plan, case))
         if (mode != _TENSOR_ONLY or tried.embedding.ulysses == 1)
         and (mode != _ULYSSES_ONLY or tried.embedding.tensor == 1)
-        for judged in [evaluate_plan(tried, case)]
+        for evaluation in [evaluate_plan(tried, case)]
     ]
     if not found:
         best.reject(f"a plan whose buffer degree ({plan.buffer_degree}) some strategy of the embedding shares")
@@ -121,10 +121,10 @@ def parse_plan(document: JsonField, case: GalvatronCase, memory_limit_mb: int) -
 
 
 def parse_label(entry: JsonField, stages: int) -> Strategy:
-    """The strategy of a label such as `2-4*-2f-c`; data parallelism without `f` is ZeRO-2.
+    """Parse the strategy of a label such as `2-4*-2f-c`; data parallelism without `f` is ZeRO-2.
 
     Raises:
-        ProfileError: not a label, or not of that many stages.
+        ProfileError: it is not a label, or has another number of stages.
     """
     found = _LABEL.fullmatch(entry.read_text())
     if found is None or int(found[1]) != stages:
@@ -135,7 +135,8 @@ def parse_label(entry: JsonField, stages: int) -> Strategy:
 
 
 def to_layer_strategy(strategy: Strategy, layers: int) -> domain.LayerStrategy:
-    """In the form that all planners share. Galvatron's tensor parallelism shards the sequence between its messages."""
+    """Return the strategy in the form that all planners share. Galvatron's tensor parallelism shards the sequence
+    between its messages."""
     return domain.LayerStrategy(
         layers=layers,
         tp=strategy.tensor,
@@ -149,7 +150,7 @@ def to_layer_strategy(strategy: Strategy, layers: int) -> domain.LayerStrategy:
 
 
 def _enumerate_embeddings(plan: GalvatronPlan, case: GalvatronCase) -> Iterator[GalvatronPlan]:
-    """The plan with each embedding strategy that its buffer serves."""
+    """Yield the plan with each embedding strategy that its buffer serves."""
     setting = PipelineSetting(case, len(plan.stages), plan.micro_batches)
     for degree, strategies in enumerate_strategy_sets(setting, restricted=False):
         if (degree or 1) == (plan.buffer_degree or 1):
@@ -157,7 +158,7 @@ def _enumerate_embeddings(plan: GalvatronPlan, case: GalvatronCase) -> Iterator[
 
 
 def _parse_galvatron_plan(best: JsonField, case: GalvatronCase) -> GalvatronPlan:
-    """Runs of layers under Galvatron's labels; stages are even."""
+    """Parse runs of layers under Galvatron's labels; stages are even."""
     stages, mode = best["pp"].read_int(), best["tp_sp_mode"].read_choice(_TENSOR_ONLY, _ULYSSES_ONLY, _BOTH)
     layers: list[Strategy] = []
     for run in best["layer_runs"].items():
@@ -173,7 +174,7 @@ def _parse_galvatron_plan(best: JsonField, case: GalvatronCase) -> GalvatronPlan
 
 
 def _parse_own_plan(document: JsonField, case: GalvatronCase) -> GalvatronPlan:
-    """What does not come back the same from Galvatron's terms has no price in its model."""
+    """Parse a plan of ours. A strategy that differs after conversion to Galvatron's terms has no price in its model."""
     document.members()
     try:
         plan = domain.plan_from_json(document.value)
@@ -182,7 +183,7 @@ def _parse_own_plan(document: JsonField, case: GalvatronCase) -> GalvatronPlan:
         raise ProfileError(f"{document.name}: {error}") from error
     known = all(to_layer_strategy(strategy, run.layers) == run for stage in runs for strategy, run in stage)
     if not known or plan.schedule != domain.Schedule():
-        raise ProfileError(f"{document.name} is {plan.summarize()}; Galvatron's model has prices for {_PRICED}")
+        raise ProfileError(f"{document.name} is {plan.summarize()}; Galvatron's model supports {_SUPPORTED}")
     micro_batches, samples = document["micro_batches"].read_int(), document["micro_batch_size"].read_int()
     if micro_batches * samples != case.global_batch:
         document["micro_batch_size"].reject(f"{case.global_batch} / {micro_batches}, the batch over the micro-batches")

@@ -1,9 +1,7 @@
-"""Galvatron's cost model of one layer, and of the embedding and head. Seconds per micro-batch, memory in MB.
+"""Galvatron's cost model, and the evaluation of a given plan under it.
 
 Source: Galvatron-BMW (Wang et al., TKDE 2024) as Hetu-Galvatron computes it, with its own factors; checked against its
-recorded tables and plans.
-
-Judges a given plan under Galvatron's cost model: the one yardstick for its plans and ours.
+recorded tables and plans. Times are seconds per micro-batch, memory is in MB.
 """
 
 from __future__ import annotations
@@ -29,19 +27,19 @@ _CONTEXT_MB = 1024
 
 
 class TimeCost(NamedTuple):
-    """Seconds of one micro-batch: without gradient reduction, and with it (the last micro-batch only)."""
+    """Seconds of one micro-batch: without gradient reduction, and with it (only the last micro-batch)."""
 
     compute_s: float
     synced_s: float
 
 
 def compute_layer_time(strategy: Strategy, setting: PipelineSetting) -> TimeCost:
-    """Forward, backward and communication of one layer.
+    """Return the time of forward, backward and communication of one layer.
 
-    The parts that nothing hides: forward, tensor or Ulysses messages (half as many again with recompute), ZeRO-3's
-    gathering and the layer's share of the hand-overs between stages. Only the reduction of gradients overlaps, with
-    the backward pass: both slow down by the overlap coefficient while they share the GPU, and what is left of the
-    longer one runs at full speed.
+    Nothing hides the forward pass, tensor or Ulysses messages (half as many again with recompute), ZeRO-3's gathering,
+    and the layer's share of the hand-overs between stages. Only the reduction of gradients overlaps, with the backward
+    pass: both slow down by the overlap coefficient while they share the GPU, and the rest of the longer one runs at
+    full speed.
     """
     model, cluster, samples = setting.case.model, setting.case.cluster, setting.local_batch(strategy)
     forward = model.layer_forward_ms.evaluate(samples / strategy.split)
@@ -56,14 +54,15 @@ def compute_layer_time(strategy: Strategy, setting: PipelineSetting) -> TimeCost
     reduction = reduced_mb * cluster.all_reduce_ms_per_mb(strategy.replicas, strided=strategy.tensor > 1)
     if strategy.zero == 3:
         alone += reduction / 2
-    # Without a data-parallel group the reduction goes uncharged, even where Ulysses replicates the parameters.
+    # Without a data-parallel group the reduction is free, even if Ulysses replicates the parameters.
     charged = reduction if strategy.data > 1 else 0.0
     together = max(backward, charged) + (cluster.overlap - 1) * min(backward, charged)
     return TimeCost((alone + backward) / 1000, (alone + together) / 1000)
 
 
 def compute_layer_mb(strategy: Strategy, setting: PipelineSetting, stage: int) -> int:
-    """Model states and activations of one layer in `stage` (from 0), at the peak of 1F1B, rounded up as Galvatron's."""
+    """Return the model states and activations of one layer in `stage` (from 0) at the peak of 1F1B, rounded up as in
+    Galvatron."""
     model = setting.case.model
     samples = setting.local_batch(strategy) * setting.in_flight(stage)
     states = _STATES_PER_PARAMETER * (model.parameter_mb / strategy.tensor) * _compute_states_share(strategy, setting)
@@ -73,9 +72,10 @@ def compute_layer_mb(strategy: Strategy, setting: PipelineSetting, stage: int) -
 
 
 def compute_embedding_time(strategy: Strategy, setting: PipelineSetting, stage: int) -> TimeCost:
-    """Embedding and head in `stage` (from 0): both in the only stage, else half the work in the first and the last.
+    """Return the time of embedding and head in `stage` (from 0): all in a single stage, else half in the first and half
+    in the last.
 
-    Computation slows down by the overlap coefficient while communication lasts; the latter never slows down.
+    Computation slows down by the overlap coefficient while communication lasts; communication never slows down.
     """
     model, cluster, memory = setting.case.model, setting.case.cluster, _get_embedding_memory(setting, stage)
     if memory is None:
@@ -83,7 +83,7 @@ def compute_embedding_time(strategy: Strategy, setting: PipelineSetting, stage: 
     replicas, samples = strategy.replicas, setting.local_batch(strategy)
     forward = model.embedding_forward_ms.evaluate(samples / strategy.split) / min(setting.stages, 2)
     latency = cluster.all_reduce_ms_per_mb(replicas, strided=strategy.tensor > 1)
-    # Half an all-reduce of the bf16 gradients: what Galvatron charges for reducing, and for gathering, them.
+    # Galvatron charges half an all-reduce of the bf16 gradients for reducing, and the same for gathering.
     reduction = memory.states_mb[strategy.tensor] / 4 / 2 * (latency * (replicas - 1) / replicas) / 2
     gather = reduction if strategy.zero == 3 else 0.0
 
@@ -98,8 +98,11 @@ def compute_embedding_time(strategy: Strategy, setting: PipelineSetting, stage: 
 
 
 def compute_embedding_mb(strategy: Strategy, setting: PipelineSetting, stage: int, buffer_degree: int | None) -> int:
-    """All but the layers in `stage`: embedding and head, the CUDA context, and the gathering buffer that all
-    tensor-parallel layers share, for groups up to `buffer_degree` (None: no buffer), rounded down as Galvatron's."""
+    """Return all memory of `stage` except its layers, with the buffer rounded down as in Galvatron.
+
+    This is embedding and head, the CUDA context, and the gathering buffer that all tensor-parallel layers share, for
+    groups up to `buffer_degree` (None: no buffer).
+    """
     memory, total, gathered = _get_embedding_memory(setting, stage), float(_CONTEXT_MB), 0.0
     if memory is not None:
         samples = setting.local_batch(strategy) * setting.in_flight(stage)
@@ -111,9 +114,10 @@ def compute_embedding_mb(strategy: Strategy, setting: PipelineSetting, stage: in
 
 
 def compute_transition_s(former: Strategy, latter: Strategy, setting: PipelineSetting) -> float:
-    """From one split of a sample to another: an all-gather over the greater one; no other difference costs anything.
+    """Return the time from one split of a sample to another: an all-gather over the larger one. No other change costs
+    anything.
 
-    In Galvatron's own units. Its dynamic programme charges a hundred times this, its final time nothing.
+    The unit is Galvatron's own. Its dynamic programme charges a hundred times this, its final time nothing.
     """
     if former.split == latter.split:
         return 0.0
@@ -124,7 +128,8 @@ def compute_transition_s(former: Strategy, latter: Strategy, setting: PipelineSe
 
 
 def _compute_states_share(strategy: Strategy, setting: PipelineSetting) -> float:
-    """Share of bf16 model states on one GPU, out of 4 x parameters; above 1 where ZeRO-2 keeps fp32 gradients."""
+    """Return the share of bf16 model states on one GPU, out of 4 x parameters; above 1 if ZeRO-2 keeps fp32
+    gradients."""
     if strategy.zero == 0:
         return 1.0
     share = 1 / strategy.replicas + _EXTRA_SHARE
@@ -136,7 +141,7 @@ def _compute_states_share(strategy: Strategy, setting: PipelineSetting) -> float
 
 
 def _compute_message_ms(strategy: Strategy, message_mb: float, cluster: ClusterProfile) -> float:
-    """One all-gather (tensor) or all-to-all (Ulysses) among the GPUs that share a sample."""
+    """Return the time of one all-gather (tensor) or all-to-all (Ulysses) among the GPUs that share a sample."""
     table = cluster.all_gather if strategy.tensor > 1 else cluster.all_to_all
     return table[strategy.split].get_latency_ms(message_mb)
 
@@ -152,7 +157,7 @@ def _get_embedding_memory(setting: PipelineSetting, stage: int) -> EmbeddingMemo
 class GalvatronPlan:
     """A strategy for each layer of each stage, one for embedding and head, and the shared gathering buffer.
 
-    Stages may be uneven. `buffer_degree` is the largest tensor degree that the buffer serves, None without one.
+    Stages may be uneven. `buffer_degree` is the largest tensor degree that the buffer serves, or None without a buffer.
     """
 
     stages: tuple[tuple[Strategy, ...], ...]
@@ -169,12 +174,15 @@ class GalvatronPlan:
 class GalvatronEvaluation:
     """Time and memory of a plan.
 
-    `iteration_s` is Galvatron's final time, `bottleneck_s` the same with the slowest stage setting the pace, and never
-    less. `judged_s` is the former for Galvatron's own even cut and the latter for any other: its final time counts
-    middle stages once only, however slow, and says far too little of uneven ones.
-
-    `unhidden_reduction_s` is part of both. `transition_s`, per micro-batch, is part of neither: Galvatron's final time
-    lets layers change their split for nothing. `stages_s` is each stage's micro-batch, `memory_mb` on each of its GPUs.
+    Attributes:
+        iteration_s: Galvatron's final time.
+        bottleneck_s: the same with the slowest stage setting the pace; never less.
+        judged_s: `iteration_s` for Galvatron's own even cut, `bottleneck_s` for any other. Galvatron's final time
+            counts middle stages only once, however slow they are, and is far too low for uneven cuts.
+        unhidden_reduction_s: part of both times.
+        transition_s: per micro-batch; part of neither, because Galvatron's final time lets layers change their split
+            for free.
+        stages_s: time of each stage's micro-batch. `memory_mb`: on each of its GPUs.
     """
 
     iteration_s: float
@@ -187,7 +195,7 @@ class GalvatronEvaluation:
 
 
 def evaluate_plan(plan: GalvatronPlan, case: GalvatronCase) -> GalvatronEvaluation:
-    """Time and memory of `plan`.
+    """Return time and memory of `plan`.
 
     Raises:
         ProfileError: the plan does not cover the model's layers, does not fill the cluster, or needs a degree that was
@@ -201,7 +209,7 @@ def evaluate_plan(plan: GalvatronPlan, case: GalvatronCase) -> GalvatronEvaluati
         embedding = compute_embedding_time(plan.embedding, setting, number)
         stages_s.append(sum(times[strategy].compute_s for strategy in stage) + embedding.compute_s)
         reductions_s.append(sum(times[strategy].synced_s for strategy in stage))
-    # The reduction of the embedding and head is never counted.
+    # Galvatron never counts the reduction of embedding and head.
     over_s = (synced_s - so_far for synced_s, so_far in zip(reductions_s, accumulate(stages_s), strict=True))
     unhidden_s = max(0.0, *over_s)
     iteration_s = compute_pipeline_s(stages_s, plan.micro_batches) + unhidden_s
@@ -219,10 +227,11 @@ def evaluate_plan(plan: GalvatronPlan, case: GalvatronCase) -> GalvatronEvaluati
 
 
 def compute_pipeline_s(stages_s: Sequence[float], micro_batches: int) -> float:
-    """Galvatron's time of `micro_batches` through stages of times A, before the unhidden reduction; S is their sum.
+    """Return Galvatron's time of `micro_batches` through stages of times A, before the unhidden reduction; S is their
+    sum.
 
-    The larger of two pipelines, led by the last and by the first stage: S + (c - 1) A_last, and
-    max(w A_first, S - A_first) + A_first max(0, c + 1 - p) with w = min(p, c) - 1. It falls with none of the times.
+    It is the longer of two pipelines, led by the last and by the first stage: S + (c - 1) A_last, and max(w A_first, S
+    - A_first) + A_first max(0, c + 1 - p) with w = min(p, c) - 1. It never falls as a time grows.
     """
     count, total_s, first_s = len(stages_s), sum(stages_s), stages_s[0]
     led_by_last_s = total_s + (micro_batches - 1) * stages_s[-1]

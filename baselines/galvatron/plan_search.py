@@ -1,7 +1,4 @@
-"""A stage of identical layers as the exact search takes it.
-
-The best plan under Galvatron's cost model: pipelines in order of their bound, until it passes the best plan.
-"""
+"""The best plan under Galvatron's cost model: pipelines are searched in order of their bound."""
 
 from __future__ import annotations
 
@@ -44,9 +41,9 @@ _ROUNDING = 1e-12
 
 
 class StrategyTable:
-    """Times and memory of a layer by strategy; solves stages of such layers, each question once.
+    """Times and memory of a layer by strategy. Solves stages of such layers, each question once.
 
-    Reduction counts `weight` times: a stage of n layers then takes sum(compute + weight * reduction).
+    Reduction counts `weight` times: a stage of n layers takes sum(compute + weight * reduction).
     """
 
     def __init__(self, setting: PipelineSetting, strategies: list[Strategy]) -> None:
@@ -61,7 +58,7 @@ class StrategyTable:
         self._solved: dict[tuple[int, int, int, float], StageSolution] = {}
 
     def compute_bounds_s(self, stage: int, capacity_mb: int, weight: float) -> Floats:
-        """[L+1] a time that no stage of n layers can beat, by weak duality; infinite where none fits."""
+        """Return [L+1]: a time that no stage of n layers can beat, by weak duality; infinite if none fits."""
         memory, step_s = self.memory_mb[stage], self.compute_s + weight * self.reduction_s
         prices = compute_candidate_prices(step_s[None], memory[None])
         priced_s = (step_s + prices[:, None] * memory).min(axis=1)
@@ -79,8 +76,10 @@ class StrategyTable:
     def solve_single_stage(
         self, capacity_mb: int, *, weight: float, hidden_s: float, limit_s: float
     ) -> tuple[float, tuple[int, ...]] | None:
-        """(time, choice) of all layers in the only stage, per micro-batch; no choice: none below `limit_s`; None: too
-        many to try. The reduction beyond `hidden_s` counts, once in all micro-batches.
+        """Return (time, choice) of all layers in the only stage, per micro-batch.
+
+        No choice means that none is below `limit_s`; None means that there are too many to try. Only the reduction
+        beyond `hidden_s` counts, once for all micro-batches.
 
         Against the bound at a price of memory and a `weight` of reduction, each layer adds its regret. So only choices
         whose regrets sum to less than limit - bound are tried: counts of strategies, those of most regret first.
@@ -114,7 +113,7 @@ class StrategyTable:
 def build_identical_layers_problem(
     time_s: Floats, memory_mb: Ints, layers: int, capacity_mb: int, transition_s: Floats | None = None
 ) -> StageProblem:
-    """`layers` equal layers with time_s [S], memory_mb [S] and transition_s [S, S] (None: free) in `room_mb`.
+    """Return the problem of `layers` equal layers with time_s [S], memory_mb [S] and transition_s [S, S] (None: free).
 
     Strategies with equal transitions from and to all others share a layout.
     """
@@ -138,10 +137,10 @@ _Choice = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class GalvatronOutcome:
-    """The plan and its evaluation, both None where nothing fits: `least_mb` is then the smallest cap that would do.
+    """The plan and its evaluation. Both are None if nothing fits; `least_mb` is then the smallest limit with a plan.
 
-    No plan of the space has a judged time below (1 - `optimality_gap`) times that of `plan`. `candidates` are triples
-    (pipeline, embedding's strategy, layer's strategy).
+    No plan has a judged time below (1 - `optimality_gap`) times that of `plan`. `candidates` are triples (pipeline,
+    embedding's strategy, layer's strategy).
     """
 
     plan: GalvatronPlan | None
@@ -152,10 +151,10 @@ class GalvatronOutcome:
 
 
 def search_plan(case: GalvatronCase, memory_limit_mb: int, *, restricted: bool = False) -> GalvatronOutcome:
-    """The least judged time (see GalvatronEvaluation) in `cap_mb` of memory on each GPU.
+    """Search the least judged time (see GalvatronEvaluation) within `memory_limit_mb` of memory on each GPU.
 
     Args:
-        restricted: Galvatron's own space alone: even stages, powers of two up to 8.
+        restricted: search only Galvatron's own space: even stages, powers of two up to 8.
 
     Raises:
         ProfileError: a degree that Galvatron itself would use is not profiled.
@@ -172,9 +171,9 @@ def search_plan(case: GalvatronCase, memory_limit_mb: int, *, restricted: bool =
             heapq.heappush(queue, (pipeline.bound_s, number, pipeline))
             continue
         floor_s = min(floor_s, pipeline.bound_s)
-        judged = evaluate_plan(plan, case)
-        if judged.judged_s < best_s:
-            best, best_s = replace(best, plan=plan, evaluation=judged), judged.judged_s
+        evaluation = evaluate_plan(plan, case)
+        if evaluation.judged_s < best_s:
+            best, best_s = replace(best, plan=plan, evaluation=evaluation), evaluation.judged_s
     if best.plan is None:
         return replace(
             best, least_mb=memory_limit_mb + min((pipeline.shortfall_mb for pipeline in pipelines), default=inf)
@@ -193,12 +192,13 @@ def _enumerate_pipelines(case: GalvatronCase, cap_mb: int, *, restricted: bool) 
 
 
 class PipelineSearch:
-    """Everything but cut and layers' strategies is fixed. `bound_s` never exceeds the judged time of any plan of it.
+    """Search of one pipeline: only the cut and the layers' strategies are open. `bound_s` never exceeds the judged time
+    of its plans.
 
-    `even`: Galvatron's own cut, judged by its final time; else the best of all cuts, judged by the bottleneck form.
-    With one stage of compute A and reduction E, the embedding's compute being o, the time is c A + max(0, E - o), that
-    is the largest of c A + w (E - o) over 0 <= w <= 1, and each w gives a bound. With more stages the reduction that
-    nothing hides is left out of the bound.
+    If `even`, the cut is Galvatron's own, judged by its final time; otherwise it is the best of all cuts, judged by the
+    bottleneck form. With one stage of compute A and reduction E, and o the embedding's compute, the time is c A +
+    max(0, E - o). This is the largest of c A + w (E - o) over 0 <= w <= 1, and each w gives a bound. With more stages,
+    the reduction that nothing hides is left out of the bound.
     """
 
     def __init__(
@@ -213,9 +213,10 @@ class PipelineSearch:
         self._update_cut()
 
     def refine(self) -> GalvatronPlan | None:
-        """The plan of the best cut if its stages are proven, else None and a sharper bound.
+        """Return the plan of the best cut if its stages are proven; otherwise raise the bound and return None.
 
-        Layers are identical and changes of split are free in Galvatron's final time: equal strategies come together.
+        Layers are identical and changes of split are free in Galvatron's final time, so layers of equal strategy are
+        put together.
         """
         open_stages = [key for key in enumerate(self._cut) if key not in self._choices]
         for key in open_stages:
@@ -234,12 +235,12 @@ class PipelineSearch:
 
     @property
     def shortfall_mb(self) -> float:
-        """By how much the memory cap must grow for some cut to fit (negative: it may shrink)."""
+        """By how much the memory limit must grow for some cut to fit; negative if it can shrink."""
         need_mb = self._table.counts * self._table.memory_mb.min(axis=1)[:, None] - np.array(self._rooms_mb)[:, None]
         return compute_smallest_bottleneck_s(_build_stage_times(need_mb.astype(np.float64)))
 
     def _update_cut(self) -> None:
-        """The best cut, as far as the stages' times are known."""
+        """Find the best cut, as far as the stages' times are known."""
         setting, objective = self._table.setting, Objective(self._table.setting.micro_batches)
         self._cut = split_evenly(setting.case.model.layers, setting.stages)
         if self._even:
@@ -251,7 +252,7 @@ class PipelineSearch:
                 self._cut = tuple(end - first for first, end in pairwise(found.borders))
 
     def _compute_bounds_s(self, stage: int) -> Floats:
-        """[L+1] by number of layers, embedding and head included."""
+        """Return [L+1] by number of layers, embedding and head included."""
         room_mb, other_s = self._rooms_mb[stage], self._other_s[stage]
         bounds_s = self._table.compute_bounds_s(stage, room_mb, 0.0)
         if len(self._rooms_mb) == 1:
@@ -264,10 +265,10 @@ class PipelineSearch:
         return found.bound_s + self._other_s[stage], found.choice
 
     def _solve_single_stage(self) -> tuple[float, _Choice]:
-        """(bound, choice) of the only stage, as time per micro-batch.
+        """Return (bound, choice) of the only stage, as time per micro-batch.
 
-        The weights 1 and 0 settle it where reduction outlasts the embedding, or hides behind it, in the best choice
-        under that weight. Else the dual's optimum is near the weight at which these two choices tie.
+        Weight 1 is exact if the reduction outlasts the embedding in the best choice under it; weight 0 is exact if the
+        embedding hides it. Otherwise the optimum of the dual is near the weight at which these two choices tie.
         """
         table, other_s, share = self._table, self._other_s[0], 1 / self._table.setting.micro_batches
         tried: list[tuple[float, float, float, _Choice]] = []  # (compute, excess, bound) and choice.
@@ -287,7 +288,7 @@ class PipelineSearch:
 
 
 def _build_stage_times(by_count: Floats) -> StageTimes:
-    """Times (or sizes) [P, L+1] by number of layers as those of every candidate stage."""
+    """Return times (or sizes) [P, L+1] by number of layers as those of every candidate stage."""
     depth = by_count.shape[1] - len(by_count)
     lengths = np.arange(depth)[None, :] - np.arange(depth)[:, None] + 1
     stages = np.where(lengths > 0, by_count[:, np.maximum(lengths, 0)], inf)

@@ -1,6 +1,7 @@
-"""Reads a profile folder: `spec.json` names the model's files, the shape of the cluster names the others.
+"""Reads a Galvatron profile folder. `spec.json` names the model's files; the shape of the cluster names the others.
 
-The files are Galvatron's (github.com/PKU-DAIR/Hetu-Galvatron), in its three ways of profiling time and two of memory.
+The files are those of Galvatron (github.com/PKU-DAIR/Hetu-Galvatron), with its three ways of profiling time and two of
+memory.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _Points = Sequence[tuple[float, float]]
 
 
 def read_case(folder: Path) -> profiles.GalvatronCase:
-    """The profile in `folder` and the question its `spec.json` asks.
+    """Read the profile in `folder` and the question in its `spec.json`.
 
     Raises:
-        ProfileError: a file or field is missing or has a value that no profile can have.
+        ProfileError: a file or field is missing, or has an invalid value.
     """
     spec = JsonField.from_file(folder / "spec.json")
     chunk, reduced = spec.get("chunk"), spec["async_grad_reduce"]
@@ -57,7 +58,7 @@ def _read_cluster(folder: Path, nodes: int, gpus_per_node: int) -> profiles.Clus
 
 
 def _match_fields(document: JsonField, form: str) -> Iterator[tuple[list[int], float]]:
-    """The members whose names have the `form`, each {} being a count: the counts and the number."""
+    """Yield counts and number of each member whose name matches `form`, in which each {} stands for a count."""
     pattern = re.compile(form.replace("{}", _COUNT), re.ASCII)
     for key, entry in document.members().items():
         if found := pattern.fullmatch(key):
@@ -65,7 +66,7 @@ def _match_fields(document: JsonField, form: str) -> Iterator[tuple[list[int], f
 
 
 def _read_ms_per_mb(document: JsonField, form: str) -> ByDegree[float]:
-    """By group size; 1 GB/s is 1 MB/ms to the profile."""
+    """Return times by group size; 1 GB/s in the profile is 1 MB/ms."""
     name = f"{document.name} ({form.format('N')})"
     return ByDegree(name, [(degree, 1.0 / speed) for (degree,), speed in _match_fields(document, form)])
 
@@ -80,8 +81,11 @@ def _read_latencies(document: JsonField, operation: str, factor: float) -> ByDeg
 
 
 def _read_model(folder: Path, spec: JsonField) -> profiles.ModelProfile:
-    """`static` memory has entries of the model's own sequence length. `sequence` takes parameters from the shortest
-    profiled length, all else from the longest, with activations in proportion to the sequence."""
+    """Read the model's profile.
+
+    `static` memory has entries of the model's own sequence length. `sequence` takes parameters from the shortest
+    profiled length and all else from the longest, with activations in proportion to the sequence.
+    """
     sequence = spec["seq"].read_int()
     times = JsonField.from_file(folder / spec["time_file"].read_text())
     memory = JsonField.from_file(folder / spec["memory_file"].read_text())
@@ -116,7 +120,7 @@ def _read_model(folder: Path, spec: JsonField) -> profiles.ModelProfile:
 
 
 def _read_forward_time(times: JsonField, part: str, spec: JsonField) -> profiles.LinearFit:
-    """Forward time (ms) of `part` by samples per GPU; the file gives it per sample."""
+    """Return the forward time (ms) of `part` by samples per GPU; the file gives it per sample."""
     sequence = spec["seq"].read_int()
     mode = spec["time_mode"].read_choice("static", "batch", "sequence")
     field = f"{times.name}.layertype_{part}"
@@ -141,7 +145,8 @@ def _fit_line(points: _Points, field: str) -> profiles.LinearFit:
 
 
 def _fit_polynomial(points: _Points, power: int, field: str) -> Floats:
-    """Least-squares coefficients, highest power first. Scaled to 1, to keep the normal matrix well conditioned."""
+    """Return least-squares coefficients, highest power first. Points are scaled to 1 for a well-conditioned normal
+    matrix."""
     distinct = {x for x, _ in points}
     if len(distinct) <= power:
         raise ProfileError(f"{field} is profiled at {sorted(distinct)}; it must be at {power + 1} or more points")

@@ -1,6 +1,6 @@
-"""Entry: a value of a JSON document that knows its name, so that a complaint names field, value and what is allowed.
+"""What Galvatron measured of a model and of a cluster, and the reading of its JSON fields.
 
-What Galvatron measured of a model and of a cluster. Times in ms, memory and messages in MB (2^20 bytes).
+Times are in ms, memory and messages in MB (2^20 bytes).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DEGREE = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 
 
 class ByDegree(dict[int, _T]):
-    """A profiled table by group size, which says what was profiled when it is asked for something else."""
+    """A profiled table by group size. A missing size raises an error that names the profiled ones."""
 
     def __init__(self, name: str, members: Iterable[tuple[int, _T]]) -> None:
         super().__init__(members)
@@ -34,7 +34,7 @@ class ByDegree(dict[int, _T]):
 
 @dataclass(frozen=True, slots=True)
 class JsonField:
-    """`name` is dotted and begins with the file. Every reading method raises ProfileError."""
+    """A value of a JSON document with its dotted name, which begins with the file. All readers raise ProfileError."""
 
     name: str
     value: Any
@@ -71,7 +71,7 @@ class JsonField:
         return self.members().get(key, JsonField(f"{self.name}.{key}", default))
 
     def read_number(self, minimum: float = 1 / _LARGEST) -> float:
-        """A number that stays finite in every formula of the cost model."""
+        """Return a number that stays finite in every formula of the cost model."""
         is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
         if not (is_number and minimum <= self.value <= _LARGEST):
             self.reject(f"a number from {minimum:g} to {_LARGEST:g}")
@@ -96,7 +96,7 @@ class JsonField:
         return [int(key) for key in self.members() if _DEGREE.fullmatch(key)]
 
     def read_by_degree(self) -> ByDegree[float]:
-        """The members named 1, 2, 4, ..., as positive numbers."""
+        """Return the members named 1, 2, 4, ..., as positive numbers."""
         return ByDegree(self.name, [(degree, self[str(degree)].read_number()) for degree in self.list_degrees()])
 
 
@@ -113,7 +113,7 @@ class LinearFit:
 
 @dataclass(frozen=True, slots=True)
 class LatencyTable:
-    """Measured latencies (ms) by message size (MB), with the line through them for sizes in between and beyond."""
+    """Measured latencies (ms) by message size (MB), with the line through them for all other sizes."""
 
     measured_ms: Mapping[float, float]
     line: LinearFit
@@ -125,7 +125,7 @@ class LatencyTable:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingMemory:
-    """Embedding and head on one GPU: states by tensor degree, activation per sample by tensor or Ulysses degree."""
+    """Embedding and head on one GPU: states by tensor degree, activations per sample by tensor or Ulysses degree."""
 
     states_mb: ByDegree[float]
     activation_mb: ByDegree[float]
@@ -133,11 +133,13 @@ class EmbeddingMemory:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """One kind of layer repeated `layers` times, between an embedding and a head.
+    """One kind of layer, repeated `layers` times between an embedding and a head.
 
-    `layer_forward_ms` and `embedding_forward_ms` (embedding and head together) take the samples of one GPU.
-    `activation_mb` and `recompute_mb` (what recompute keeps) are per sample. Embedding and head are measured `alone`
-    in one stage, and as the `first` and the `last` of several.
+    Attributes:
+        layer_forward_ms, embedding_forward_ms: as functions of the samples of one GPU; the latter is for embedding and
+            head together.
+        activation_mb, recompute_mb: per sample; `recompute_mb` is what full recompute keeps.
+        alone: memory of embedding and head in one stage; `first` and `last` are for several stages.
     """
 
     name: str
@@ -155,7 +157,7 @@ class ModelProfile:
 
     @property
     def boundary_mb(self) -> float:
-        """One sample's hidden states in bf16."""
+        """Size of one sample's hidden states in bf16."""
         return self.sequence * self.hidden * 2 / 2**20
 
 
@@ -163,8 +165,8 @@ class ModelProfile:
 class ClusterProfile:
     """Group communication on `gpus` GPUs, by group size.
 
-    `neighbour_ms_per_mb` is all-reduce among consecutive ranks, `strided_ms_per_mb` among equally spaced ones;
-    `overlap` (1 or more) is how much longer computation and communication take while they share a GPU.
+    `neighbour_ms_per_mb` is for an all-reduce among consecutive ranks, `strided_ms_per_mb` among equally spaced ones.
+    `overlap` (at least 1) is how much longer computation and communication take while they share a GPU.
     """
 
     gpus: int
@@ -186,9 +188,9 @@ class ClusterProfile:
 
 @dataclass(frozen=True, slots=True)
 class GalvatronCase:
-    """A profile with the question asked of it; `micro_batches` is None where it is free.
+    """A profile with the question asked of it; `micro_batches` is None if it is free.
 
-    `async_reduce`: gradients are reduced after each micro-batch, in bf16, instead of kept in fp32.
+    `async_reduce`: gradients are reduced after each micro-batch, in bf16, instead of being kept in fp32.
     """
 
     model: ModelProfile
@@ -200,7 +202,8 @@ class GalvatronCase:
 
 
 def _get_nearest_measured(table: ByDegree[float], degree: int) -> float:
-    """Cost at `degree`; between powers of two (seldom profiled) the dearer of the two neighbours."""
+    """Return the cost at `degree`; between powers of two, which are seldom profiled, the higher cost of the two
+    neighbours."""
     if degree == 1:
         return 0.0
     if degree in table or degree & (degree - 1) == 0:

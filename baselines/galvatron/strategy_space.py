@@ -1,4 +1,4 @@
-"""The strategies of layers, and the pipelines and strategies that a case allows."""
+"""Galvatron's strategies of layers, and the pipelines and strategies that a case allows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _RESERVED_SHARE = 0.2
 
 
 class MemoryLimitReading(StrEnum):
-    """How `memory_gb` is read: as given, or less the fifth that Galvatron keeps back above 20 GB without saying so."""
+    """Interpretation of `memory_gb`: as given, or less the fifth that Galvatron silently reserves above 20 GB."""
 
     NOMINAL = "nominal"
     KEPT_BACK = "kept-back"
 
 
 def compute_memory_limit_mb(memory_gb: float, reading: MemoryLimitReading) -> int:
-    """Memory of each GPU (MB) that plans may use."""
+    """Return the memory of each GPU (MB) that plans may use."""
     whole = int(memory_gb * 1024)
     kept_back = reading is MemoryLimitReading.KEPT_BACK and whole // 1024 > _RESERVE_ABOVE_GB
     return whole - int(memory_gb * 1024 * _RESERVED_SHARE) if kept_back else whole
@@ -32,10 +32,10 @@ def compute_memory_limit_mb(memory_gb: float, reading: MemoryLimitReading) -> in
 
 @dataclass(frozen=True, slots=True, order=True)
 class Strategy:
-    """How one layer, or the embedding and head, is spread: degrees of tensor, Ulysses sequence and data parallelism.
+    """Parallelism of one layer, or of embedding and head: degrees of tensor, Ulysses sequence and data parallelism.
 
-    Tensor and Ulysses exclude each other. `zero` 0, 2 or 3: which model states the replicas split (none; optimizer and
-    gradients; all). The embedding and head take the same form, never with `recompute`. Order is Galvatron's own.
+    Tensor and Ulysses exclude each other. `zero` is 0, 2 or 3: the replicas split no model states, optimizer and
+    gradients, or all. Embedding and head never use `recompute`. Strategies sort in Galvatron's order.
     """
 
     tensor: int = 1
@@ -51,16 +51,16 @@ class Strategy:
 
     @property
     def split(self) -> int:
-        """By how many GPUs one sample is divided."""
+        """Number of GPUs that share one sample."""
         return max(self.tensor, self.ulysses)
 
     @property
     def replicas(self) -> int:
-        """GPUs that hold the same parameters: data and Ulysses parallelism."""
+        """Number of GPUs that hold the same parameters: data and Ulysses parallelism."""
         return self.data * self.ulysses
 
     def label(self, stages: int) -> str:
-        """Galvatron's short form `pp-tp-dp` with its marks."""
+        """Return Galvatron's short form `pp-tp-dp` with its marks."""
         star, zero3 = "*" if self.split > 1 else "", "f" if self.zero == 3 else ""
         tail = ("-c" if self.recompute else "") + ("-sp" if self.ulysses > 1 else "")
         return f"{stages}-{self.split}{star}-{self.data}{zero3}{tail}"
@@ -68,7 +68,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSetting:
-    """`stages` pipeline stages of equally many GPUs, 1F1B, `micro_batches` micro-batches an iteration."""
+    """`stages` pipeline stages with equally many GPUs under 1F1B, and `micro_batches` micro-batches per iteration."""
 
     case: GalvatronCase
     stages: int
@@ -92,7 +92,7 @@ class PipelineSetting:
         return self.case.global_batch // self.micro_batches
 
     def local_batch(self, strategy: Strategy) -> int:
-        """Whole samples of a micro-batch on each replica; what does not divide is dropped, as Galvatron does."""
+        """Return the whole samples of a micro-batch on each replica; a remainder is dropped, as in Galvatron."""
         gpus, samples = strategy.split * strategy.data, self.micro_batch_size // strategy.data
         if gpus != self.stage_gpus or samples == 0:
             allowed = f"it must spread {self.micro_batch_size} samples over {self.stage_gpus} GPUs"
@@ -100,15 +100,17 @@ class PipelineSetting:
         return samples
 
     def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations stage `stage` (from 0) holds at its peak under 1F1B."""
+        """Return the micro-batches whose activations stage `stage` (from 0) holds at its peak under 1F1B."""
         return min(self.micro_batches, self.stages - stage)
 
 
 def enumerate_settings(case: GalvatronCase, *, restricted: bool) -> Iterator[PipelineSetting]:
-    """Every pipeline degree that divides the GPUs, with the case's micro-batches or any that divide the batch.
+    """Yield every pipeline degree that divides the GPUs, with the case's micro-batches or any that divide the batch.
 
-    Powers of two up to 8 are Galvatron's own, and must be profiled; others are tried where they are. `restricted`
-    leaves only its own, of at most as many stages as micro-batches.
+    Galvatron itself uses powers of two up to 8, which must be profiled; other degrees are tried if they are profiled.
+
+    Args:
+        restricted: yield only Galvatron's degrees, with at most as many stages as micro-batches.
     """
     for micro_batches in [case.micro_batches] if case.micro_batches else list_divisors(case.global_batch):
         most = min(case.model.layers, micro_batches) if restricted else case.model.layers
@@ -122,7 +124,7 @@ def enumerate_settings(case: GalvatronCase, *, restricted: bool) -> Iterator[Pip
 def enumerate_strategy_sets(
     setting: PipelineSetting, *, restricted: bool
 ) -> Iterator[tuple[int | None, list[Strategy]]]:
-    """Each degree of the shared gathering buffer, with the strategies it serves: tensor degrees up to that.
+    """Yield each degree of the shared gathering buffer with the strategies that it serves: tensor degrees up to that.
 
     None is no buffer and no tensor parallelism (Galvatron's sp_only). Its tp_only has the buffer of tp_with_sp and
     fewer strategies, so the latter stands for both; `restricted` then limits Ulysses to the buffer's degree too.
@@ -140,10 +142,10 @@ def enumerate_strategy_sets(
 
 
 def _enumerate_strategies(setting: PipelineSetting, split: int) -> Iterator[Strategy]:
-    """Strategies on all GPUs of a stage whose replicas share a micro-batch evenly.
+    """Yield strategies on all GPUs of a stage whose replicas share a micro-batch evenly.
 
-    Plain data parallelism takes the time of ZeRO-2 and never less memory. Without a data-parallel group Galvatron
-    replicates what Ulysses shares, and charges no reduction: sharding there would come for free, and is left out.
+    Plain data parallelism takes the time of ZeRO-2 and never less memory. Without a data-parallel group, Galvatron
+    replicates what Ulysses shares and charges no reduction: sharding would be free there, and is left out.
     """
     data = setting.stage_gpus // split
     if setting.micro_batch_size % data == 0:
@@ -153,7 +155,7 @@ def _enumerate_strategies(setting: PipelineSetting, split: int) -> Iterator[Stra
 
 
 def split_evenly(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each stage in Galvatron's own cut; what does not divide goes to the last."""
+    """Return the layers of each stage in Galvatron's own cut; the last stage takes the remainder."""
     each = layers // stages
     return (each,) * (stages - 1) + (layers - each * (stages - 1),)
 

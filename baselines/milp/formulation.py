@@ -1,13 +1,12 @@
-"""Programme: a mixed integer programme in sparse form, solved by HiGHS.
+"""UniAP's mixed integer programme (CVPR'25, section 3) for one instance, linearised as a flow along the chain of
+layers, for HiGHS.
 
-UniAP's programme (CVPR'25, section 3) for one instance, linearised as a flow along the chain of layers.
-
-One unit of flow runs from the first layer to the last. Its nodes are (chunk, group, layer, strategy), so that a whole
-node says which stage and which strategy a layer has. The flow stays in its chunk by an arc from class to class, which
-pays for resharding, or leaves it and enters the next one through a cut, which pays for the hand-over. Conservation of
-flow stands for UniAP's contiguity rows and for its products of two variables: whole nodes settle everything else.
-Strategies with equal layouts and equal border gathering are one class, because no arc can tell them apart. A buffer is
-the sum of the steps between the distinct sizes.
+One unit of flow runs from the first layer to the last. Its nodes are (chunk, group, layer, strategy), so that a node
+variable of 1 determines the stage and the strategy of a layer. The flow stays in its chunk by an arc from class to
+class, which pays for resharding, or leaves it and enters the next one through a cut, which pays for the hand-over.
+Conservation of flow replaces UniAP's contiguity rows and its products of two variables: integer nodes determine
+everything else. Strategies with equal layouts and equal border gathering are one class, because no arc can distinguish
+them. A buffer is the sum of the steps between the distinct sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from scheduler.solver.instance import Floats, Instance, Ints, Solution, StageCos
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HighsResult:
-    """What HiGHS returned: `values` of all columns, empty without a solution; a proven bound; its own clock."""
+    """Result of HiGHS: `values` of all columns (empty without a solution), a proven bound, and the time by its own
+    clock."""
 
     values: Floats
     bound: float
@@ -36,7 +36,8 @@ class HighsResult:
 
 
 class MilpModel:
-    """Minimise cost x under lower <= A x <= upper, 0 <= x <= most, some x whole. Grows column by column, row by row."""
+    """A mixed integer programme in sparse form: minimise cost x under lower <= A x <= upper, 0 <= x <= upper, some x
+    integer."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -46,7 +47,7 @@ class MilpModel:
         self._rows: list[tuple[float, float, Ints, Floats]] = []
 
     def add_columns(self, cost_s: ArrayLike, *, upper: float = 1.0, integer: bool = False) -> Ints:
-        """Numbers of new columns, in the shape of their costs; an infinite cost bars the column (it stays 0)."""
+        """Add columns and return their numbers, in the shape of their costs; an infinite cost fixes the column at 0."""
         costs = np.asarray(cost_s, dtype=np.float64)
         barred = np.isinf(costs)
         self._costs.append(np.where(barred, 0.0, costs).ravel())
@@ -56,7 +57,7 @@ class MilpModel:
         return np.arange(self.size - costs.size, self.size).reshape(costs.shape)
 
     def add_row(self, *terms: tuple[ArrayLike, ArrayLike], lower: float = -inf, upper: float = inf) -> None:
-        """A row over (columns, factors) pairs; infinite factors, those of barred columns, count as 0."""
+        """Add a row over (columns, factors) pairs; infinite factors, those of fixed columns, count as 0."""
         indices = [np.asarray(columns, dtype=np.int64).ravel() for columns, _ in terms]
         shaped = [np.broadcast_to(np.asarray(factors, float), np.shape(columns)).ravel() for columns, factors in terms]
         factors = np.concatenate(shaped)
@@ -64,11 +65,11 @@ class MilpModel:
         self._rows.append((lower, upper, np.concatenate(indices)[kept], factors[kept]))
 
     def add_equality(self, left: Ints, right: Ints) -> None:
-        """The sums of two sets of columns agree."""
+        """Require that the sums of two sets of columns are equal."""
         self.add_row((left, 1.0), (right, -1.0), lower=0.0, upper=0.0)
 
     def solve(self, *, time_limit_s: float, cutoff: float) -> HighsResult:
-        """Runs HiGHS on one thread, to a gap of 0; solutions at or above `cutoff` are not looked for.
+        """Run HiGHS on one thread, to a gap of 0; solutions at or above `cutoff` are not searched.
 
         Raises:
             ModuleNotFoundError: highspy is not installed.
@@ -145,7 +146,7 @@ class _Chunk:
 
 
 class MilpFormulation:
-    """The programme of `instance`; times are counted in `unit_s`, memory in shares of the capacity.
+    """The programme of `instance`. Times have the unit `unit_s`, memory is in shares of the capacity.
 
     Only solutions whose largest load is at most `longest_s` are wanted.
     """
@@ -166,9 +167,9 @@ class MilpFormulation:
             self.model.add_row((self._longest, 1.0), *((columns, -cost_s) for columns, cost_s in terms), lower=0.0)
 
     def forbid(self, solution: Solution, device: int) -> None:
-        """Forbids that `device` has as many layers of each (type, strategy) as in `solution`, wherever they lie.
+        """Forbid that `device` has as many layers of each (type, strategy) as in `solution`, wherever they are.
 
-        For each such pair a switch must be on to reach the number, and not all the switches may be.
+        For each such pair a switch must be on to reach the number, and not all switches may be on.
         """
         mine = [one for one in self._chunks if (one.device, one.group) == (device, solution.order[device])]
         held = [u for one in mine for u in range(*solution.borders[one.number : one.number + 2])]
@@ -181,7 +182,7 @@ class MilpFormulation:
             self.model.add_row(*((nodes, 1.0) for nodes in alike), (switch, count - 1.0 - most), upper=count - 1.0)
 
     def read_solution(self, values: Floats) -> Solution:
-        """The solution that whole columns stand for."""
+        """Return the solution for the values of the integer columns."""
         order, borders, choice = [], [], []
         for chunk in self._chunks:
             layers, strategies = np.nonzero(values[chunk.node] > 0.5)
@@ -195,7 +196,7 @@ class MilpFormulation:
         return self.instance.types[chunk.first :][: len(chunk.node)]
 
     def _add_load_columns(self, load: int, cost_s: Floats, *, whole: bool = False) -> Ints:
-        """New columns that add `cost_s` to a device's load, or beyond the devices to a link's."""
+        """Add columns that add `cost_s` to a device's load or, for numbers beyond the devices, to a link's."""
         units = cost_s / self._unit_s
         columns = self.model.add_columns(self.instance.objective.compute_time_s(1.0, 0.0) * units, integer=whole)
         self._loads[load].append((columns, units))
@@ -228,14 +229,14 @@ class MilpFormulation:
         return chunk
 
     def _add_flow_conservation(self, chunk: _Chunk, classes: Ints) -> None:
-        """What comes into the nodes of a class goes out of them."""
+        """Require that the flow into the nodes of a class equals the flow out of them."""
         for u, kind in np.ndindex(chunk.enter.shape):
             nodes = chunk.node[u, classes == kind]
             self.model.add_equality(nodes, np.append(chunk.enter[u, kind], chunk.stay[max(u - 1, 0) : u, :, kind]))
             self.model.add_equality(nodes, np.append(chunk.leave[u, kind], chunk.stay[u : u + 1, kind]))
 
     def _add_cuts(self) -> None:
-        """Leaving a chunk after a layer is entering the next chunk at the next layer."""
+        """Require that leaving a chunk after a layer is entering the next chunk at the next layer."""
         instance = self.instance
         cuts = {
             (before, after): self._add_load_columns(
@@ -251,13 +252,14 @@ class MilpFormulation:
             self._link_cuts([cut for (_, after), cut in cuts.items() if after is chunk], chunk.enter, chunk.first)
 
     def _link_cuts(self, cuts: list[Ints], arcs: Ints, start: int) -> None:
-        """What goes through `arcs[u]` goes through the cuts before layer start + u."""
+        """Require that the flow through `arcs[u]` goes through the cuts before layer start + u."""
         for at in range(1, self.instance.layers) if cuts else ():
             arc = at - start
             self.model.add_equality(np.array([cut[at] for cut in cuts]), arcs[max(arc, 0) : max(arc + 1, 0)])
 
     def _add_device_assignment(self) -> None:
-        """A device is of one group, a group gives as many devices as it has, and their memory suffices."""
+        """Require that each device is of one group, that each group gives all its devices, and that their memory
+        suffices."""
         used: list[list[Ints]] = [[] for _ in self.instance.counts]
         starts = [(chunk.enter, 1.0) for chunk in self._chunks if chunk.number == 0]
         self.model.add_row(*starts, lower=1.0, upper=1.0)
@@ -273,7 +275,7 @@ class MilpFormulation:
             self.model.add_row((np.array(columns), 1.0), lower=count, upper=count)
 
     def _add_memory_limit(self, chunks: list[_Chunk], use: Ints) -> None:
-        """The chunks of one device fit into it, if it is of their group (`use`)."""
+        """Require that the chunks of one device fit into its memory if it is of their group (`use`)."""
         instance, group, device = self.instance, chunks[0].group, chunks[0].device
         costs, limit = instance.costs[group], max(instance.capacity_bytes[group], 1) / 100
         sizes = np.unique(costs.working_bytes)
@@ -292,7 +294,7 @@ class MilpFormulation:
 
 
 def _list_groups(instance: Instance, number: int) -> tuple[int, ...]:
-    """Groups that the device of a chunk may be of."""
+    """Return the groups that the device of a chunk may be of."""
     groups = tuple(range(len(instance.counts)))
     if not instance.borders:
         return groups
@@ -300,7 +302,7 @@ def _list_groups(instance: Instance, number: int) -> tuple[int, ...]:
 
 
 def _layer_range(instance: Instance, number: int) -> tuple[int, int]:
-    """First and end of the layers that a chunk may hold: every other chunk needs one."""
+    """Return first and end of the layers that a chunk may hold: every other chunk needs one layer."""
     if instance.borders:
         return instance.borders[number], instance.borders[number + 1]
     after = instance.devices * instance.interleave - 1 - number
@@ -308,7 +310,7 @@ def _layer_range(instance: Instance, number: int) -> tuple[int, int]:
 
 
 def _classify_strategies(costs: StageCosts) -> tuple[Ints, Ints, Floats]:
-    """Class of each strategy [S]; layout [K] and border gathering [T, K] of each class."""
+    """Return the class of each strategy [S], and layout [K] and border gathering [T, K] of each class."""
     features = np.vstack([costs.layouts, costs.border_s])
     kinds, classes = np.unique(features, axis=1, return_inverse=True)
     return classes.ravel(), kinds[0].astype(np.int64), kinds[1:]

@@ -1,8 +1,8 @@
-"""Instances as JSON: every number comes back as it was, so that a solve can be repeated elsewhere.
+"""Instances as JSON, without loss of precision, so that a solve can be repeated elsewhere.
 
     {"version": 1, "instances": [{"types": [0, 0, 1], ..., "costs": [{"layouts": [0, 1], "time_s": [[...]], ...}]}]}
 
-Arrays are nested lists in the shapes that `Instance` and `StageCosts` state. Infinity is the text "inf".
+Arrays are nested lists in the shapes that `Instance` and `StageCosts` define. Infinity is the text "inf".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INSTANCE_FIELDS = tuple(field.name for field in fields(Instance) if field.name 
 
 
 def format_instances(instances: Sequence[Instance]) -> str:
-    """The JSON text of `instances`, one array a line."""
+    """Return the JSON text of `instances`, with one array per line."""
     listed = [
         {name: _to_plain_json(getattr(one, name)) for name in _INSTANCE_FIELDS}
         | {"costs": [{name: _to_plain_json(getattr(costs, name)) for name in _COST_FIELDS} for costs in one.costs]}
@@ -39,11 +39,14 @@ def format_instances(instances: Sequence[Instance]) -> str:
 
 
 def parse_instances(json_text: str, owner: str = "instances") -> list[Instance]:
-    """The instances in a text that `dump_instances` wrote; `owner` names its origin in errors.
+    """Parse a text that `format_instances` wrote.
+
+    Args:
+        owner: name of the text in error messages.
 
     Raises:
-        ProfileError: no such JSON, a field that is missing or unknown, a shape that does not fit the others, or a
-            number outside of what the field allows.
+        ProfileError: the text is not JSON, a field is missing or unknown, a shape does not match the others, or a
+            number is out of range.
     """
     document = parse_object(json_text, owner)
     require_fields(document, owner, ("version", "instances"))
@@ -118,7 +121,8 @@ class _ArrayReader:
     def read_array(
         self, field: str, *shape: int | None, minimum: float = -inf, maximum: float = inf
     ) -> np.ndarray[Any, Any]:
-        """The field as an array of that shape (None: any length above 0), every number within [least, most]."""
+        """Return the field as an array of that shape (None: any length above 0), with every number within [minimum,
+        maximum]."""
         whole = field in _INTEGER_FIELDS
         value = self._numbers(self.document[field], field, whole)
         try:
@@ -126,7 +130,7 @@ class _ArrayReader:
         except (ValueError, OverflowError):
             raise ProfileError(f"{self.owner}: {field} is ragged or too large; it must be an array") from None
         if 0 in shape and not array.size:
-            return array.reshape([length or 0 for length in shape])  # [] does not tell the lengths inside it.
+            return array.reshape([length or 0 for length in shape])  # An empty list has no inner lengths.
         wanted = [length or "any" for length in shape]
         known = len(shape) == array.ndim and array.size > 0
         if not known or any(want not in ("any", has) for want, has in zip(wanted, array.shape, strict=True)):
@@ -154,7 +158,7 @@ def _require_list(value: Any, owner: str, field: str) -> list[Any]:
 
 
 def _to_plain_json(value: Any) -> Any:
-    """Numbers and nested lists of them, infinity as text."""
+    """Return numbers and nested lists of them, with infinity as text."""
     if isinstance(value, np.ndarray):
         return _to_plain_json(value.tolist())
     if isinstance(value, list | tuple):
@@ -163,7 +167,7 @@ def _to_plain_json(value: Any) -> Any:
 
 
 def _format_json(value: Any, margin: str) -> str:
-    """JSON with one field a line."""
+    """Return JSON with one field per line."""
     inner = margin + "  "
     if isinstance(value, dict):
         lines = [f"{inner}{json.dumps(name)}: {_format_json(each, inner)}" for name, each in value.items()]

@@ -1,4 +1,5 @@
-"""The referee: UniAP's mixed integer programme on HiGHS. It shares the instance and its price with the search alone."""
+"""UniAP's mixed integer programme as an independent reference solver. It shares only the instance and its costs with
+the search."""
 
 from __future__ import annotations
 
@@ -12,22 +13,23 @@ from baselines.milp.formulation import MilpFormulation
 from scheduler.solver.instance import Floats, Instance, Solution, evaluate_solution
 
 OBJECTIVE_TOLERANCE = 1e-6
-"""Relative tolerance of HiGHS: of two solutions closer than this it may call either one the optimum."""
+"""Relative tolerance of HiGHS: it may call either of two solutions closer than this the optimum."""
 
 
 @dataclass(frozen=True, slots=True)
 class MilpOutcome:
-    """What HiGHS made of one instance, or of several.
+    """Result of HiGHS on one instance, or on several.
 
     Attributes:
-        solution: the best one found, whole and fitting by `price`; None if there is none (below the cutoff).
-        objective_s: its price; infinite without one.
-        bound_s: no solution takes less (up to `CLOSENESS`); infinite if none exists.
-        proven: the search ended by itself: the solution is optimal, or there is none, to HiGHS's arithmetic. It closes
-            a node whose best point misses a memory limit by 1e-8 to 1e-7 of it, so that a better solution in the same
-            node can be lost; one that fits by `price` is then the evidence.
+        solution: the best one found, integer and within memory by `evaluate_solution`; None if there is none below the
+            cutoff.
+        objective_s: its objective; infinite without a solution.
+        bound_s: no solution takes less, up to `OBJECTIVE_TOLERANCE`; infinite if none exists.
+        proven: HiGHS finished: the solution is optimal, or there is none, in its arithmetic. HiGHS closes a node whose
+            best point misses a memory limit by 1e-8 to 1e-7 of it, so a better solution in the same node can be lost.
+            One that fits by `evaluate_solution` is then the proof.
         status: in HiGHS's words.
-        time_s: what HiGHS took by its own clock, without the building of the programme.
+        time_s: by HiGHS's own clock, without building the programme.
         number: index of the instance that the solution belongs to.
     """
 
@@ -41,10 +43,10 @@ class MilpOutcome:
 
 
 def solve_instance(instance: Instance, *, time_limit_s: float = inf, cutoff_s: float = inf) -> MilpOutcome:
-    """The best solution of `instance` that takes less than `cutoff_s`; any number of groups, in any order.
+    """Return the best solution of `instance` that takes less than `cutoff_s`; any number of groups, in any order.
 
-    HiGHS keeps memory limits within a tolerance. What exceeds one by so little is forbidden, and HiGHS starts
-    again, so that what comes back fits to the byte.
+    HiGHS keeps memory limits within a tolerance. A solution that exceeds a limit by that little is forbidden and HiGHS
+    starts again, so that the result fits to the byte.
 
     Raises:
         ModuleNotFoundError: highspy is not installed.
@@ -70,7 +72,7 @@ def solve_instance(instance: Instance, *, time_limit_s: float = inf, cutoff_s: f
         found = evaluate_solution(instance, solution)
         if found.fits:
             whole = replace(none, solution=solution, objective_s=found.time_s)
-            # The heuristics of HiGHS return solutions beyond the cutoff too; the tree search has then found no other.
+            # HiGHS's heuristics can return solutions beyond the cutoff; the tree search has then found no other.
             return whole if found.time_s < cutoff_s else none
         for device, group in enumerate(solution.order):
             if found.memory_bytes[device] > instance.capacity_bytes[group]:
@@ -78,11 +80,13 @@ def solve_instance(instance: Instance, *, time_limit_s: float = inf, cutoff_s: f
 
 
 def solve_instances(instances: Sequence[Instance], *, time_limit_s: float = inf, shared: bool = True) -> MilpOutcome:
-    """The best solution over all `instances`: UniAP's outer loop over pipeline degrees and micro-batches.
+    """Return the best solution over all `instances`: UniAP's outer loop over pipeline degrees and micro-batches.
 
-    They are taken in order of `floor_s`. Once that reaches the best objective so far, all that are left are slower;
-    until then, the best objective is the cutoff of the next. Without `shared`, each is solved to its own optimum, as
-    UniAP's loop does.
+    Instances are solved in order of `compute_lower_bound_s`. Once that bound reaches the best objective so far, all
+    remaining ones are slower; until then, the best objective is the cutoff of the next.
+
+    Args:
+        shared: if false, each instance is solved to its own optimum, as in UniAP's loop.
 
     Raises:
         ModuleNotFoundError: highspy is not installed.
@@ -105,7 +109,7 @@ def solve_instances(instances: Sequence[Instance], *, time_limit_s: float = inf,
 
 
 def compute_lower_bound_s(instance: Instance) -> float:
-    """A time that no solution beats: every layer at its fastest, and the largest load the mean or one layer."""
+    """Return a time that no solution beats: every layer at its fastest, and the largest load the mean or one layer."""
     if instance.devices * instance.interleave > instance.layers:
         return inf
     fastest_s = _compute_fastest_s(instance)
@@ -114,5 +118,5 @@ def compute_lower_bound_s(instance: Instance) -> float:
 
 
 def _compute_fastest_s(instance: Instance) -> Floats:
-    """[L]: the least time of each layer on any group."""
+    """Return [L]: the least time of each layer on any group."""
     return np.asarray(np.min([costs.time_s.min(axis=1) for costs in instance.costs], axis=0)[instance.types])

@@ -1,7 +1,4 @@
-"""DemandHistory: what a pool's inference has needed so far, as a step function of time.
-
-RollingArray: the newest numbers of an endless series, each with its place in the whole.
-"""
+"""The demand of a pool's inference over time, and a rolling array for its newest values."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ MISSING_BELOW = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DemandHistory:
-    """Demand `gpus[i]` was in force from `times_s[i]` until the next time; the last one still is.
+    """A step function: demand `gpus[i]` applies from `times_s[i]` until the next time; the last one still applies.
 
-    Both are float64 arrays of shape (n,), copied and made read-only. Times ascend strictly and may be irregular.
+    Both are float64 arrays of shape (n,), copied and read-only. Times ascend strictly and may be irregular.
 
     Raises:
         ValueError: lengths differ, a value is not finite, times do not ascend, or a demand is negative.
@@ -43,16 +40,17 @@ class DemandHistory:
 
     @classmethod
     def from_sequences(cls, times_s: Sequence[float] | FloatArray, gpus: Sequence[float] | FloatArray) -> DemandHistory:
-        """The history of any two sequences of numbers; raises ValueError as the class does."""
+        """Create a history from two sequences of numbers; raises ValueError as the class does."""
         return cls(np.asarray(times_s, dtype=np.float64), np.asarray(gpus, dtype=np.float64))
 
     def __len__(self) -> int:
         return len(self.times_s)
 
     def append(self, time_s: float, gpus: float, *, retention_s: float | None = None) -> DemandHistory:
-        """The history with one more reading.
+        """Return the history with one more reading.
 
-        `keep_s` bounds it: readings that went out of force more than `keep_s` before `time_s` are dropped.
+        Args:
+            retention_s: drop readings that ceased to apply more than this before `time_s`.
 
         Raises:
             ValueError: the reading is not later than the last one, negative or not finite.
@@ -63,7 +61,7 @@ class DemandHistory:
         return DemandHistory(np.append(self.times_s[first:], time_s), np.append(self.gpus[first:], gpus))
 
     def resample(self, step_s: float) -> DemandHistory:
-        """The demand in force at every multiple of `step_s` from the first reading's own to the last one.
+        """Return the demand at every multiple of `step_s`, from that of the first reading to the last one.
 
         The first point lies at or before the first reading and takes its value.
 
@@ -81,10 +79,10 @@ class DemandHistory:
 
 
 def fill_gaps(load: ArrayLike, *, missing_below: float = MISSING_BELOW) -> FloatArray:
-    """Demand of shape (n,) with its missing values replaced by the last value before them.
+    """Return demand of shape (n,) with each missing value replaced by the last value before it.
 
-    A value below `missing_below` times the median, or NaN, is a hole in the recording and not a quiet hour. Where
-    the median is zero, zero is normal and only NaN is missing. Leading holes take the first value there is.
+    NaN, or a value below `missing_below` times the median, is a gap in the recording and not a quiet hour. If the
+    median is zero, zero is normal and only NaN is missing. Leading gaps take the first known value.
 
     Raises:
         ValueError: `missing_below` is not in [0, 1), a value is negative or infinite, or every value is missing.
@@ -94,11 +92,11 @@ def fill_gaps(load: ArrayLike, *, missing_below: float = MISSING_BELOW) -> Float
     values = np.array(load, dtype=np.float64)
     known = ~np.isnan(values)
     if np.isinf(values).any() or (values[known] < 0).any():
-        raise ValueError("load must hold numbers of at least 0, got a negative or infinite one")
+        raise ValueError("load must hold finite numbers of at least 0, got a negative or infinite one")
     if not len(values):
         return values
     if not known.any():
-        raise ValueError(f"load has no value that is not missing, of {len(values)}")
+        raise ValueError(f"load must have a known value, but all {len(values)} are missing")
     known[known] = values[known] >= missing_below * np.median(values[known])
     source = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
     return np.asarray(values[np.where(source < 0, known.argmax(), source)])
@@ -116,9 +114,9 @@ def _copy_readonly(field: str, values: FloatArray) -> FloatArray:
 
 
 class RollingArray:
-    """At least the last `capacity` numbers of a series, as one contiguous array; appending is amortised O(1).
+    """At least the last `capacity` numbers of a series, as one contiguous array. Appending is amortised O(1).
 
-    `first` is the place of `values[0]` in the whole series; it grows as old numbers are dropped.
+    `start_index` is the position of `values[0]` in the whole series; it grows as old numbers are dropped.
     """
 
     def __init__(self, capacity: int, *, start_index: int = 0) -> None:
@@ -135,12 +133,12 @@ class RollingArray:
 
     @property
     def end_index(self) -> int:
-        """The place that the next number will take."""
+        """The position of the next number in the whole series."""
         return self._first + self._end - self._start
 
     @property
     def values(self) -> FloatArray:
-        """A view, shape (at most 2 x capacity,); valid until the next change."""
+        """A view, shape (at most 2 x capacity,), valid until the next change."""
         return self._buffer[self._start : self._end]
 
     def extend(self, numbers: FloatArray) -> None:
@@ -151,7 +149,7 @@ class RollingArray:
             self._end += len(part)
 
     def append_repeated(self, number: float, count: int) -> None:
-        """Append `number` `count` times, in time that does not grow with a count above the capacity."""
+        """Append `number` `count` times, in time that does not grow with counts above the capacity."""
         kept = min(count, self.capacity)
         if count > kept:
             self._first = self.end_index + count - kept
@@ -161,11 +159,11 @@ class RollingArray:
         self._end += kept
 
     def raise_last(self, number: float) -> None:
-        """Replace the last number by `number` where that is larger."""
+        """Raise the last number to `number` if that is larger."""
         self._buffer[self._end - 1] = max(self._buffer[self._end - 1], number)
 
     def latest(self) -> FloatArray:
-        """A view of the last `capacity` numbers, fewer while there are fewer."""
+        """Return a view of the last `capacity` numbers, or of all if there are fewer."""
         return self._buffer[max(self._start, self._end - self.capacity) : self._end]
 
     def _reserve(self, count: int) -> None:

@@ -1,7 +1,4 @@
-"""SeasonalForecaster: demand readings in, quantile forecasts of the largest demand ahead out.
-
-Walk-forward backtest: forecasts made with the past alone, held against what then happened.
-"""
+"""SeasonalForecaster: quantile forecasts of a pool's largest demand ahead, and their walk-forward backtest."""
 
 from __future__ import annotations
 
@@ -30,11 +27,11 @@ ORIGINS_PER_BATCH = 512
 
 
 class SeasonalForecaster:
-    """One pool's forecaster. It keeps a bounded window, so that a forecast costs the same after a day or a year.
+    """Forecaster of one pool. It keeps a bounded window, so a forecast costs the same after a day and after a year.
 
-    Deterministic: equal readings and calls give equal forecasts. The residuals that calibrate a horizon are those of
-    the forecasts that this method would have made for it at each bin's beginning, so a new horizon is calibrated
-    from the whole window at once, and later calls only add the bins that have closed since.
+    Equal readings and calls give equal forecasts. A horizon is calibrated by the residuals of the forecasts that this
+    method would have made for it at the beginning of each bin. A new horizon is therefore calibrated from the whole
+    window at once, and later calls add only the bins that have closed since.
     """
 
     def __init__(self, *, season_s: float = DAY_S, step_s: float | None = None) -> None:
@@ -47,10 +44,11 @@ class SeasonalForecaster:
         self._gpus = 0.0
 
     def observe(self, time_s: float, gpus: float) -> None:
-        """Demand was `gpus` from `time_s` on. A reading from before the last forecast's bin counts from that bin on.
+        """Record that demand is `gpus` from `time_s` on. A reading from before the last forecast's bin counts from that
+        bin on.
 
         Raises:
-            ValueError: a figure is not finite, `gpus` is negative, or `time_s` is before the last reading.
+            ValueError: a value is not finite, `gpus` is negative, or `time_s` is before the last reading.
         """
         if not isfinite(time_s):
             raise ValueError(f"time_s must be finite, got {time_s}")
@@ -61,7 +59,7 @@ class SeasonalForecaster:
         self._observed_at_s = time_s
         number = self.season.bin_index(time_s)
         if self._opens is None or self._peaks is None:
-            # Each bin in the window has seven seasons before it and its horizon after it.
+            # Each bin of the window needs seven seasons before it and its horizon after it.
             capacity = (RESIDUAL_SEASONS + 2 * SEASONS + 1) * self.season.bins
             self._opens, self._peaks = (
                 RollingArray(capacity, start_index=number),
@@ -78,13 +76,13 @@ class SeasonalForecaster:
         self._gpus = gpus
 
     def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...] = QUANTILES) -> Forecast:
-        """Quantiles of the largest demand from now to `horizon_s` later; none lies below the demand now.
+        """Return quantiles of the largest demand from now until `horizon_s` later; none is below the demand now.
 
-        Until `WARM_RESIDUALS` forecasts have met their outcome, levels above 0.5 allow for demand to rise by at least
-        its own size; `method` says so.
+        Until `CALIBRATION_MIN_RESIDUALS` forecasts have met their outcome, levels above 0.5 allow for demand to rise by
+        at least its own size, and `method` says so.
 
         Raises:
-            ValueError: nothing was observed yet, `now_s` is before the last reading, the horizon is not positive or
+            ValueError: there is no reading yet, `now_s` is before the last reading, the horizon is not positive or
                 longer than 7 seasons, or a quantile is not in (0, 1).
         """
         if self._opens is None or self._peaks is None:
@@ -110,12 +108,12 @@ class SeasonalForecaster:
         return Forecast(now_s, horizon_s, quantiles, gpus, self._describe_method(horizon_bins, len(ordered)))
 
     def count_residuals(self, horizon_s: float) -> int:
-        """How many outcomes calibrate a horizon; 0 for one that no forecast was asked for yet."""
+        """Return the number of outcomes that calibrate a horizon; 0 if it has not been forecast yet."""
         kept = self._residuals.get(self.season.count_horizon_bins(horizon_s))
         return 0 if kept is None else len(kept.latest())
 
     def _extend_bins(self, end: int) -> None:
-        """Open the bins before number `end`, with the last demand still in force."""
+        """Open all bins before number `end`, with the last demand still in force."""
         assert self._opens is not None
         assert self._peaks is not None
         missing = end - self._opens.end_index
@@ -124,7 +122,7 @@ class SeasonalForecaster:
             self._peaks.append_repeated(self._gpus, missing)
 
     def _update_residuals(self, horizon_bins: int) -> FloatArray:
-        """Residuals of the horizon with every outcome that is known by now; the newest bin is still open."""
+        """Return the residuals of the horizon for all outcomes known by now; the newest bin is still open."""
         assert self._opens is not None
         assert self._peaks is not None
         first = self._opens.start_index
@@ -164,7 +162,7 @@ def forecast_from_history(
     season_s: float = DAY_S,
     step_s: float | None = None,
 ) -> Forecast:
-    """The forecast from a whole history at once; a caller that forecasts again and again keeps a SeasonalForecaster.
+    """Return the forecast from a whole history. To forecast repeatedly, keep a SeasonalForecaster instead.
 
     Raises:
         ValueError: the history is empty or reaches beyond `now_s`, or as SeasonalForecaster raises it.
@@ -177,12 +175,12 @@ def forecast_from_history(
 
 @dataclass(frozen=True, slots=True)
 class BacktestReport:
-    """What `forecasts` forecasts of one horizon were worth; tuples have one entry a quantile.
+    """Quality of `forecasts` forecasts of one horizon; tuples have one entry per quantile.
 
     * `weighted_quantile_loss`: 2 x pinball loss / mean outcome, averaged over forecasts and quantiles.
     * `coverage`: share of forecasts that the largest demand within the horizon did not exceed.
-    * `intervals_short`: share of steps whose demand exceeded the oldest forecast that covers them, which is the
-      one that a recall would have had to act on.
+    * `underforecast_share`: share of steps whose demand exceeded the oldest forecast that covers them, which is the one
+      that a recall would have had to act on.
     * `surplus`: mean forecast above the mean outcome, relative to the mean outcome.
     """
 
@@ -206,7 +204,7 @@ def run_backtest(
 ) -> BacktestReport:
     """Forecast at every step after `warm_up_s` (default: one season) whose outcome the history holds.
 
-    Demand is read at each step's beginning, as a scheduler that polls would read it.
+    Demand is read at the beginning of each step, as a polling scheduler reads it.
 
     Raises:
         ValueError: the history is too short for one forecast, or as SeasonalForecaster raises it.
@@ -221,19 +219,21 @@ def run_backtest(
         raise ValueError(
             f"history must be longer than warm-up and horizon, {first + horizon_bins} steps, got {len(demand)}"
         )
-    made = np.empty((count, len(quantiles)))
+    forecasts = np.empty((count, len(quantiles)))
     for index in range(first + count):
         now_s = float(demand.times_s[index])
         forecaster.observe(now_s, float(demand.gpus[index]))
         if index >= first:
-            made[index - first] = forecaster.forecast(now_s, horizon_s, quantiles=quantiles).gpus
-    return _build_report(demand.gpus[first:], made, horizon_s=horizon_s, horizon_bins=horizon_bins, quantiles=quantiles)
+            forecasts[index - first] = forecaster.forecast(now_s, horizon_s, quantiles=quantiles).gpus
+    return _build_report(
+        demand.gpus[first:], forecasts, horizon_s=horizon_s, horizon_bins=horizon_bins, quantiles=quantiles
+    )
 
 
 def _build_report(
     demand: FloatArray, forecasts: FloatArray, *, horizon_s: float, horizon_bins: int, quantiles: tuple[float, ...]
 ) -> BacktestReport:
-    """`demand` has shape (m + horizon_bins,) for the m rows of `made`, shape (m, quantiles)."""
+    """Build the report from `demand`, shape (m + horizon_bins,), and `forecasts`, shape (m, quantiles)."""
     outcome = np.lib.stride_tricks.sliding_window_view(demand, horizon_bins + 1).max(axis=1)[:, None]
     mean = max(float(outcome.mean()), np.finfo(np.float64).tiny)
     levels = np.array(quantiles)

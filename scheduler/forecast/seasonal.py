@@ -1,10 +1,8 @@
-"""The level-adjusted seasonal point forecast of the largest demand within a horizon.
+"""Level-adjusted seasonal forecast of the largest demand within a horizon, and quantiles of its errors.
 
-Demand is cut into bins of equal length; `SEASONS` earlier days say by how much the demand usually rises from this
-time of day, and the current level says from where. The rise is added rather than multiplied: a ratio explodes
-where the night's level is close to zero.
-
-Quantiles of what the point forecast has missed lately: the rolling-window conformal correction.
+Demand is divided into bins of equal length. `SEASONS` earlier days show by how much demand usually rises from this time
+of day, and the current level shows from where. The rise is added, not multiplied: a ratio explodes if the level at
+night is close to zero.
 """
 
 from __future__ import annotations
@@ -18,17 +16,17 @@ from scheduler.forecast.demand_history import FloatArray, IntArray
 
 SEASONS = 7
 STEPS_PER_SEASON = 288
-# The level is the mean of 1/72 of a season (20 minutes of a day): long enough to level a noisy reading, short
+# The level is the mean of 1/72 of a season (20 minutes of a day): long enough to smooth a noisy reading, short
 # enough to follow a ramp.
 LEVELS_PER_SEASON = 72
-# Residuals are measured in units of (point forecast + this share of the last season's mean): errors grow with the
-# demand, but do not vanish with it.
+# Residuals have the unit (point forecast + this share of the last season's mean): errors grow with demand, but do not
+# vanish with it.
 SCALE_FLOOR = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Season:
-    """How time is cut: `bins` bins of `step_s` make a season.
+    """A season of `bins` bins of `step_s` seconds.
 
     Raises:
         ValueError: `season_s` is not a whole number, at least 2, of `step_s`.
@@ -52,17 +50,17 @@ class Season:
         return max(1, self.bins // LEVELS_PER_SEASON)
 
     def required_bins(self, horizon_bins: int) -> int:
-        """Bins that must be known, the current one counted, before one earlier season can be looked back at."""
+        """Return the bins, including the current one, that must be known before one earlier season can be used."""
         return -(-horizon_bins // self.bins) * self.bins + self.level_bins
 
     def bin_index(self, time_s: float) -> int:
         return int(np.floor(time_s / self.step_s))
 
     def count_horizon_bins(self, horizon_s: float) -> int:
-        """Bins after the current one that a horizon touches.
+        """Return the bins after the current one that a horizon touches.
 
         Raises:
-            ValueError: the horizon is not positive or is longer than the seasons that are looked back at.
+            ValueError: the horizon is not positive, or is longer than the seasons that are used.
         """
         if not 0 < horizon_s <= SEASONS * self.season_s:
             raise ValueError(f"horizon_s must be positive and at most {SEASONS * self.season_s}, got {horizon_s}")
@@ -70,7 +68,8 @@ class Season:
 
 
 def max_demand_ahead(peaks: FloatArray, origins: IntArray, horizon_bins: int) -> FloatArray:
-    """Largest demand of the bins `origin` to `origin + horizon_bins`, both counted; the shape of `origins`."""
+    """Return the largest demand of the bins `origin` to `origin + horizon_bins`, both included; the shape of
+    `origins`."""
     ahead = peaks[origins[..., None] + np.arange(horizon_bins + 1)]
     return np.asarray(ahead.max(axis=-1))
 
@@ -78,12 +77,15 @@ def max_demand_ahead(peaks: FloatArray, origins: IntArray, horizon_bins: int) ->
 def compute_point_forecasts(
     peaks: FloatArray, current: FloatArray, origins: IntArray, *, season: Season, horizon_bins: int
 ) -> FloatArray:
-    """Point forecasts, shape (m,), of the largest demand from each of the m origins to `horizon_bins` bins on.
+    """Return point forecasts, shape (m,), of the largest demand from each of m origins to `horizon_bins` bins later.
 
-    `peaks` (n,) is the largest demand of each bin; `current` (n,) the demand in force when each bin began (for the
-    newest bin: the demand now). A forecast for origin k reads `peaks[:k]` and `current[:k + 1]` alone. The usual
-    rise is the median over up to `SEASONS` seasons, which one strange day does not move; with less than one full
-    season before it, an origin gets persistence: its current demand. No point lies below the current demand.
+    A forecast for origin k reads only `peaks[:k]` and `current[:k + 1]`. The usual rise is the median over up to
+    `SEASONS` seasons, so that one unusual day does not move it. An origin with less than one full season before it gets
+    persistence: its current demand. No forecast is below the current demand.
+
+    Args:
+        peaks: (n,), the largest demand of each bin.
+        current: (n,), the demand when each bin began; for the newest bin, the demand now.
     """
     back = season.bins * np.arange(1, SEASONS + 1)
     past = origins[:, None] - back
@@ -99,7 +101,8 @@ def compute_point_forecasts(
 
 
 def compute_residual_scales(peaks: FloatArray, points: FloatArray, origins: IntArray, *, season: Season) -> FloatArray:
-    """The unit, in GPUs, shape (m,), of the residuals at consecutive `origins`; one GPU where demand has been zero."""
+    """Return the unit, in GPUs, shape (m,), of the residuals at consecutive `origins`; one GPU if demand has been
+    zero."""
     first = max(0, int(origins[0]) - season.bins)
     sums = np.concatenate([[0.0], np.cumsum(peaks[first : int(origins[-1])])])
     begins = np.maximum(origins - season.bins, 0)
@@ -114,7 +117,7 @@ def _compute_levels(peaks: FloatArray, current: FloatArray, origins: IntArray, l
 
 
 def _compute_masked_median(values: FloatArray, usable: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> FloatArray:
-    """Median of the usable values of each row; rows without one give a number of no meaning."""
+    """Return the median of the usable values of each row; the result for a row without any has no meaning."""
     ordered = np.sort(np.where(usable, values, np.inf), axis=1)
     count = np.maximum(usable.sum(axis=1), 1)
     rows = np.arange(len(values))
@@ -122,7 +125,7 @@ def _compute_masked_median(values: FloatArray, usable: np.ndarray[tuple[int, ...
     return np.asarray(np.where(np.isfinite(middle), middle / 2, 0.0))
 
 
-# With fewer residuals than this, demand is allowed to rise by COLD_RESIDUAL scales whatever the residuals say.
+# With fewer residuals than this, a forecast allows for a rise by UNCALIBRATED_RESIDUAL scales.
 CALIBRATION_MIN_RESIDUALS = 20
 UNCALIBRATED_RESIDUAL = 1.0
 TAIL_SHARE = 0.05
@@ -130,14 +133,18 @@ TAIL_RESIDUALS_MIN = 5
 
 
 def compute_residual_quantile(sorted_residuals: FloatArray, level: float, *, overlap: int = 1) -> float:
-    """The residual that the next one stays below with probability `level`; `ordered` is ascending, shape (m,).
+    """Return the residual that the next one stays below with probability `level`. It never decreases in `level`.
 
-    The rank is that of split conformal prediction, ceil((m + 1) x level) (Vovk et al., Algorithmic Learning in a
-    Random World, 2005, chapter 2), over a window that rolls because demand drifts. `overlap` neighbouring residuals
-    share outcomes, so the m stand for m / overlap independent ones. Where those are too few for the level, the
-    answer is the larger of the empirical quantile (the largest residual, where the rank exceeds m) and an
+    The rank is that of split conformal prediction, ceil((m + 1) x level) (Vovk et al., Algorithmic Learning in a Random
+    World, 2005, chapter 2), over a rolling window because demand drifts. If there are too few independent residuals for
+    the level, the result is the larger of the empirical quantile (the largest residual if the rank exceeds m) and an
     exponential tail fitted to the top residuals (peaks over threshold with shape 0: Pickands 1975; Coles, An
-    Introduction to Statistical Modeling of Extreme Values, 2001, chapter 4). Never decreases in `level`.
+    Introduction to Statistical Modeling of Extreme Values, 2001, chapter 4).
+
+    Args:
+        sorted_residuals: ascending, shape (m,).
+        overlap: number of neighbouring residuals that share outcomes, so that m residuals count as m / overlap
+            independent ones.
     """
     count = len(sorted_residuals)
     rank = max(1, ceil((count + 1) * level - 1e-9))

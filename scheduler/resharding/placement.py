@@ -1,7 +1,4 @@
-"""What the state of a model consists of: tensors, how parallelism may cut them, and what an element weighs.
-
-Where the ranks of a plan sit, and which ranks hold each of its layers.
-"""
+"""The tensors of a model, and where the ranks of a plan and the layers that they hold are placed."""
 
 from __future__ import annotations
 
@@ -14,16 +11,19 @@ from math import isfinite
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 
 _TYPICAL_LAYER_BYTES = 5040.0 * 2**18
-"""Near a real layer's, so that rounding to whole bytes tells nothing apart; all usual degrees divide it."""
+"""Close to a real layer's size, so that rounding to whole bytes makes no difference. All usual degrees divide it."""
 
 _COARSE_SIDE = 2**12 * 3**2 * 5 * 7
-"""Rows and columns of tensors whose shape is not known: all usual degrees divide it, so that cuts are equal."""
+"""Rows and columns of tensors of unknown shape. All usual degrees divide it, so that shards are equal."""
 
 
 class TensorSplit(StrEnum):
-    """Which axis of a weight [rows, columns] = [outputs, inputs] tensor parallelism cuts (Megatron-LM, arXiv
-    1909.08053, section 3): rows of a column-parallel linear, columns of a row-parallel one, none of what every tensor
-    rank holds whole."""
+    """The axis of a weight [rows, columns] = [outputs, inputs] that tensor parallelism splits (Megatron-LM, arXiv
+    1909.08053, section 3).
+
+    Rows of a column-parallel linear layer, columns of a row-parallel one, or none if every tensor rank holds the whole
+    tensor.
+    """
 
     ROWS = "rows"
     COLUMNS = "columns"
@@ -32,7 +32,7 @@ class TensorSplit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorExtent:
-    """Shape and split of a tensor: tensors of equal extent are cut alike. `experts` is 0 for a dense tensor."""
+    """Shape and split of a tensor: tensors of equal extent have equal shards. `experts` is 0 for a dense tensor."""
 
     rows: int
     columns: int
@@ -44,9 +44,12 @@ class TensorExtent:
 class TensorSpec:
     """One parameter with its optimizer state.
 
-    `layer` counts as the plan counts. `shape` is (rows, columns); a vector has one column. With `experts` above 0 the
-    tensor is a stack of as many such matrices, and expert parallelism cuts the stack. `element_bytes` is what one
-    element weighs with its optimizer state: 12 under AdamW in fp32, 14 with bf16 weights and an fp32 master.
+    Attributes:
+        layer: number of the layer, as in the plan.
+        shape: (rows, columns); a vector has one column.
+        element_bytes: size of one element with its optimizer state: 12 under AdamW in fp32, 14 with bf16 weights and an
+            fp32 master.
+        experts: if above 0, the tensor is a stack of this many matrices, and expert parallelism splits the stack.
     """
 
     name: str
@@ -77,9 +80,10 @@ class TensorSpec:
 
 
 def build_layer_tensors(layer_bytes: Sequence[float]) -> tuple[TensorSpec, ...]:
-    """Coarse tensors for who knows only the bytes of state of each layer: one half column-parallel, one row-parallel.
+    """Return coarse tensors for layers of which only the bytes of state are known: one half column-parallel, one
+    row-parallel.
 
-    In a transformer layer that is nearly so: norms and biases are small. Experts count as dense.
+    This is nearly exact for a transformer layer, whose norms and biases are small. Experts count as dense.
     """
     elements = _COARSE_SIDE**2
     return tuple(
@@ -91,13 +95,13 @@ def build_layer_tensors(layer_bytes: Sequence[float]) -> tuple[TensorSpec, ...]:
 
 @lru_cache(maxsize=256)
 def build_equal_layer_tensors(layers: int) -> tuple[TensorSpec, ...]:
-    """Coarse tensors of layers of one size, for who needs ratios alone."""
+    """Return coarse tensors of layers of equal size, for callers that need only ratios."""
     return build_layer_tensors([_TYPICAL_LAYER_BYTES] * layers)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GpuSlot:
-    """One GPU: `gpu` is its index on `node`."""
+    """One GPU: its node, and its index on the node."""
 
     node: str
     gpu: int
@@ -105,10 +109,10 @@ class GpuSlot:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A plan on exact GPUs: rank r sits on `seats[r]`.
+    """A plan on specific GPUs: rank r runs on `slots[r]`.
 
     Raises:
-        ValueError: there are not as many seats as ranks, or two ranks share one.
+        ValueError: the number of slots differs from the number of ranks, or two ranks share a slot.
     """
 
     plan: ParallelPlan
@@ -120,9 +124,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class LayerSharding:
-    """How a layer's state lies on the GPUs of its stage: all of a LayerStrategy that matters for it.
+    """How a layer's state is distributed over the GPUs of its stage.
 
-    `replicas` = dp x ring x ulysses; `shard_group` consecutive ones share a copy, 1 where each has its own.
+    `replicas` = dp x ring x ulysses. Each group of `shard_group` consecutive replicas shares one copy; 1 means that
+    each replica has its own copy.
     """
 
     tp: int
@@ -137,7 +142,7 @@ class LayerSharding:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """A layer lies on ranks `first_rank` to `first_rank + spread.gpus`, the last not counted."""
+    """A layer on ranks `first_rank` to `first_rank + sharding.gpus`, the end excluded."""
 
     first_rank: int
     sharding: LayerSharding
@@ -148,21 +153,24 @@ class LayerPlacement:
 
 
 def check_slots(plan: ParallelPlan, slots: tuple[GpuSlot, ...]) -> None:
-    """
+    """Check that there is one distinct slot per rank of the plan.
+
     Raises:
-        ValueError: there are not as many seats as the plan has ranks, or two ranks share one.
+        ValueError: there is not.
     """
     if len(slots) != plan.world_size:
-        raise ValueError(f"seats: there are {len(slots)}; the plan needs {plan.world_size}, one for each rank")
+        raise ValueError(f"slots has {len(slots)} GPUs; it must have {plan.world_size}, one per rank")
     if len(set(slots)) != len(slots):
-        twice = next(seat for number, seat in enumerate(slots) if seat in slots[:number])
-        raise ValueError(f"seats: GPU {twice.gpu} of {twice.node} occurs twice; each rank needs its own")
+        duplicate = next(slot for number, slot in enumerate(slots) if slot in slots[:number])
+        raise ValueError(f"slots has GPU {duplicate.gpu} of {duplicate.node} twice; each rank must have its own GPU")
 
 
 def compute_sharding(strategy: LayerStrategy) -> LayerSharding:
-    """Zero 1, 2 and 3 count alike. They differ within a step; the worker runs 2 as FSDP2 that keeps gathered weights
-    until the step ends, so that at a step's boundary, when plans change, each holds its shard alone. A shard group of 1
-    beside zero is the field left at its default and means all replicas.
+    """Return the sharding of a strategy. ZeRO-1, 2 and 3 count alike.
+
+    They differ only within a step. The worker runs ZeRO-2 as FSDP2 that keeps gathered weights until the step ends, so
+    each rank holds only its shard at a step boundary, when plans change. With ZeRO, a shard group of 1 is the default
+    and means all replicas.
 
     Raises:
         ValueError: shard group and expert degree do not divide the replicas, or neither divides the other.
@@ -181,11 +189,11 @@ def compute_sharding(strategy: LayerStrategy) -> LayerSharding:
 
 
 def compute_layer_placements(plan: ParallelPlan) -> tuple[LayerPlacement, ...]:
-    """The place of each layer of the plan, in order: stage k lies on group k mod `plan.devices`.
+    """Return the placement of each layer of the plan, in order: stage k is on group k mod `plan.pipeline_devices`.
 
     Raises:
-        ValueError: stages do not follow one another, their strategies count other layers, two stages of one group
-            differ in GPUs, or a strategy contradicts itself.
+        ValueError: stages are not contiguous, their strategies cover other layers, two stages of one group differ in
+            GPUs, or a strategy is inconsistent.
     """
     places = list[LayerPlacement]()
     widths = [stage.gpus for stage in plan.stages[: plan.pipeline_devices]]
@@ -204,14 +212,13 @@ def compute_layer_placements(plan: ParallelPlan) -> tuple[LayerPlacement, ...]:
 
 
 def check_tensor_layers(placements: tuple[LayerPlacement, ...], tensors: Iterable[TensorSpec]) -> None:
-    """
+    """Check that the tensors belong to exactly the layers of the plan.
+
     Raises:
-        ValueError: the tensors belong to other layers than the plan has.
+        ValueError: they do not.
     """
     present = {tensor.layer for tensor in tensors}
     if present != set(range(len(placements))):
         wrong = min(present.symmetric_difference(range(len(placements))))
-        told = "has none" if wrong < len(placements) else "is not one of them"
-        raise ValueError(
-            f"tensors: each of the plan's layers 0 to {len(placements) - 1} needs one; layer {wrong} {told}"
-        )
+        problem = "has no tensor" if wrong < len(placements) else "has a tensor"
+        raise ValueError(f"layer {wrong} {problem}; the plan's layers 0 to {len(placements) - 1} must have tensors")

@@ -1,11 +1,5 @@
-"""The best assignment under several objectives, one after the other.
-
-Which ranks of a plan may exchange their GPUs without making the plan slower than the solver thought it.
-
-Which new rank goes to which GPU, so that the fewest bytes of state move when a job's allocation changes.
-
-Which GPUs a job keeps when it gets fewer, so that the fewest bytes of its state move.
-"""
+"""Assignment of the ranks of a new plan to GPUs, so that the fewest bytes of state move when a job's allocation
+changes."""
 
 from __future__ import annotations
 
@@ -27,9 +21,9 @@ GainMatrix = NDArray[np.float64]
 
 
 def find_best_assignment(gains: Sequence[GainMatrix]) -> list[int]:
-    """The column of each row, each column once. Of all assignments with the most of `gains[0]` [n, n] those with the
-    most of `gains[1]`, and so on.
+    """Return the column of each row, each column once, under several objectives in order of priority.
 
+    Of all assignments with the most of `gains[0]` [n, n], those with the most of `gains[1]` are chosen, and so on.
     Gains are whole numbers whose sums stay below 2^53, so that nothing is rounded. An assignment is optimal under one
     objective if and only if all its edges are tight under that objective's dual (complementary slackness), so each
     later objective chooses among the tight edges of those before it.
@@ -43,16 +37,18 @@ def find_best_assignment(gains: Sequence[GainMatrix]) -> list[int]:
 
 
 def _solve_assignment(cost: GainMatrix) -> list[int]:
-    # Imported once a job is resized: it takes as long as a quarter of all else that a process has to import.
+    # Imported on the first resize: this import takes a quarter as long as all others of a process together.
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]  # scipy ships no types
 
     return list(map(int, linear_sum_assignment(cost)[1]))
 
 
 def _find_tight_edges(cost: GainMatrix, columns: Sequence[int]) -> NDArray[np.bool_]:
-    """[n, n]: edges without reduced cost. Row i taking the column of row k instead of its own, and k being paid back
-    what it loses, costs detour[i, k]; at an optimum no round trip of detours gains, so shortest paths over them exist
-    and are a dual (Bellman-Ford)."""
+    """Return [n, n]: the edges without reduced cost.
+
+    Let row i take the column of row k instead of its own, and compensate k for its loss: this costs detour[i, k]. At an
+    optimum no round trip of detours gains, so shortest paths over them exist and form a dual (Bellman-Ford).
+    """
     taken = cost[:, columns]
     detour = taken - np.diagonal(taken)
     price = detour.min(axis=1)
@@ -71,27 +67,32 @@ def _find_tight_edges(cost: GainMatrix, columns: Sequence[int]) -> NDArray[np.bo
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 RankBlock = tuple[int, ...]
-"""Ranks that go to the GPUs of another block together."""
+"""Ranks that move to the GPUs of another block together."""
 
 
 def group_equivalent_nodes(plan: ParallelPlan, slots: Sequence[GpuSlot], order: Sequence[int]) -> list[list[RankBlock]]:
-    """The ranks of each node, `order` being the seat of each rank. Nodes are alike with as many ranks, for stages of
-    the same GPU models: exchanging them as a whole leaves together who was together."""
+    """Return groups of equivalent nodes, each as the block of its ranks; `order` is the slot of each rank.
+
+    Nodes are equivalent if they have the same number of ranks for stages of the same GPU models. Exchanging whole nodes
+    keeps ranks together that share a node.
+    """
     models = _gpu_models_by_rank(plan)
-    by_node = map(tuple, _group_by_key((slots[seat].node, rank) for rank, seat in enumerate(order)))
+    by_node = map(tuple, _group_by_key((slots[slot].node, rank) for rank, slot in enumerate(order)))
     return _group_by_key((tuple(sorted(models[rank] for rank in block)), block) for block in by_node)
 
 
 def group_equivalent_units(plan: ParallelPlan, slots: Sequence[GpuSlot], order: Sequence[int]) -> list[list[RankBlock]]:
-    """Runs of ranks of one stage that share a node and have all their quick communication among themselves: tensor,
-    Ulysses and ring groups, and those expert and hybrid shard groups that fit into a node. What else they send goes to
-    all of the stage, or of a wider such group, alike, and each node keeps as many of those, so they may change places.
+    """Return groups of equivalent units: runs of ranks of one stage that share a node and communicate intensively.
+
+    A unit contains whole tensor, Ulysses and ring groups, and those expert and hybrid shard groups that fit into a
+    node. Everything else is sent alike to all of the stage, or of a wider such group, and each node keeps as many units
+    of it. So units can be exchanged.
     """
     found, first = list[tuple[tuple[int, ...], RankBlock]](), 0
     for group in range(plan.pipeline_devices):
         stages = plan.stages[group :: plan.pipeline_devices]
         strategies = [strategy for stage in stages for strategy in stage.strategies]
-        nodes = [slots[seat].node for seat in order[first : first + stages[0].gpus]]
+        nodes = [slots[slot].node for slot in order[first : first + stages[0].gpus]]
         together = {size for strategy in strategies for size in _compute_group_sizes(strategy)}
         wide = sorted(size for size in together if not _fits_into_nodes(nodes, size))
         inner = (strategy.tp * strategy.ulysses * strategy.ring for strategy in strategies)
@@ -106,7 +107,7 @@ def group_equivalent_units(plan: ParallelPlan, slots: Sequence[GpuSlot], order: 
 
 
 def group_equivalent_ranks(plan: ParallelPlan) -> list[list[RankBlock]]:
-    """Each rank by itself; alike are those whose stages want the same GPU model."""
+    """Return single ranks, grouped by the GPU model of their stage."""
     return _group_by_key((model, (rank,)) for rank, model in enumerate(_gpu_models_by_rank(plan)))
 
 
@@ -115,7 +116,8 @@ def _gpu_models_by_rank(plan: ParallelPlan) -> list[str]:
 
 
 def _compute_group_sizes(strategy: LayerStrategy) -> tuple[int, int]:
-    """Consecutive ranks that share a stack of experts, and that share a copy of the layer while others have another."""
+    """Return the numbers of consecutive ranks that share a stack of experts, and that share one of several copies of
+    the layer."""
     spread = compute_sharding(strategy)
     hybrid = spread.shard_group if spread.shard_group < spread.replicas else 1
     return strategy.tp * strategy.ep, strategy.tp * hybrid
@@ -138,12 +140,15 @@ _MAX_ENUMERATED_SIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class RankMapping:
-    """New rank r goes to `seats[r]`; a rank on a GPU that the job had keeps what it needs of that GPU's old shards.
+    """New rank r runs on `slots[r]`. A rank on a GPU that the job already had keeps what it needs of that GPU's old
+    shards.
 
-    `moved_bytes` is what all ranks together need beside that, and `network_bytes` the part of it that no GPU of the
-    same node had. `moved_bytes_in_order` is what would move in the order in which the seats were given. `floor_bytes`
-    is a bound that no order of the seats can beat, whatever it does to speed: everything needed, less the smaller of
-    two sums, of what each rank could keep at most and of what each seat could.
+    Attributes:
+        moved_bytes: what all ranks together need apart from what they keep.
+        network_bytes: the part of `moved_bytes` that no GPU of the same node held.
+        moved_bytes_in_order: what would move in the order in which the slots were given.
+        floor_bytes: a bound that no order of the slots can beat: everything needed, less the smaller of two sums, of
+            what each rank could keep at most and of what each slot could.
     """
 
     slots: tuple[GpuSlot, ...]
@@ -161,17 +166,20 @@ def map_ranks(
     *,
     any_order: bool = False,
 ) -> RankMapping:
-    """The order of `new_seats` under which the fewest bytes move, as assignment problems.
+    """Return the order of `new_slots` under which the fewest bytes move.
 
-    A plan's speed rests on which ranks share a node, so the order keeps what is fast about the given one: whole nodes
-    are exchanged, then within a stage the ranks that talk most (`exchanges`), then GPUs within their node. Each step
-    is optimal by itself, all of them together need not be. `any_order` solves one assignment problem over all orders
-    of GPUs for stages of one GPU model: the true optimum, for comparison, and for who has one kind of link only.
-    Of equally good exchanges the one that gets least over the network is taken, then the closest to the given order.
+    A plan's speed depends on which ranks share a node, so the order preserves what makes the given one fast. Whole
+    nodes are exchanged first, then the ranks of a stage that communicate intensively, then GPUs within their node. Each
+    step is an assignment problem that is solved optimally; all of them together need not be optimal. Of equally good
+    exchanges, the one with the least network traffic is chosen, then the closest to the given order.
+
+    Args:
+        any_order: solve one assignment problem over all orders of GPUs for stages of one GPU model. This is the true
+            optimum, for comparison and for clusters with one kind of link.
 
     Raises:
-        ValueError: a plan contradicts itself, the plans have unlike numbers of layers, the tensors belong to other
-            layers, or `new_seats` are not one for each rank of `new_plan`, all different.
+        ValueError: a plan is inconsistent, the plans have different numbers of layers, the tensors belong to other
+            layers, or `new_slots` does not have one distinct slot per rank of `new_plan`.
     """
     return find_best_order(compute_overlap(old, new_plan, tensors), old, new_plan, new_slots, any_order=any_order)
 
@@ -184,7 +192,7 @@ def find_best_order(
     *,
     any_order: bool = False,
 ) -> RankMapping:
-    """`rank_mapping` where the overlap of both plans is known already: it is the same for all choices of seats."""
+    """Do the same as `map_ranks` with a known overlap of both plans, which is the same for all choices of slots."""
     given = tuple(new_slots)
     check_slots(new_plan, given)
     kept, near = compute_bytes_by_slot(state_overlap, old, given)
@@ -198,7 +206,7 @@ def find_best_order(
     ranks, needed = np.arange(len(given)), float(state_overlap.needed.sum())
     most_kept = min(kept.max(axis=1).sum(), kept.max(axis=0).sum())
     return RankMapping(
-        slots=tuple(given[seat] for seat in order),
+        slots=tuple(given[slot] for slot in order),
         moved_bytes=needed - float(kept[ranks, order].sum()),
         network_bytes=needed - float(near[ranks, order].sum()),
         moved_bytes_in_order=needed - float(np.trace(kept)),
@@ -209,31 +217,34 @@ def find_best_order(
 def compute_bytes_by_slot(
     state_overlap: StateOverlap, old: Placement, slots: Sequence[GpuSlot]
 ) -> tuple[Floats, Floats]:
-    """[ranks, seats] twice: what the GPU of that seat held of what the rank needs, and what its node held."""
+    """Return [ranks, slots] twice: what the GPU of that slot, and what its node, held of what the rank needs."""
     none = np.zeros((len(state_overlap.needed), 1))
-    ranks = {seat: rank for rank, seat in enumerate(old.slots)}
+    ranks = {slot: rank for rank, slot in enumerate(old.slots)}
     nodes = {node: number for number, node in enumerate(state_overlap.nodes)}
-    kept = np.hstack([state_overlap.by_rank, none])[:, [ranks.get(seat, -1) for seat in slots]]
-    near = np.hstack([state_overlap.by_node, none])[:, [nodes.get(seat.node, -1) for seat in slots]]
+    kept = np.hstack([state_overlap.by_rank, none])[:, [ranks.get(slot, -1) for slot in slots]]
+    near = np.hstack([state_overlap.by_node, none])[:, [nodes.get(slot.node, -1) for slot in slots]]
     return kept, near
 
 
 def _exchange_blocks(
     equivalent_blocks: Sequence[Sequence[RankBlock]], order: list[int], kept: Floats, near: Floats
 ) -> None:
-    """Deal the seats of alike blocks out among them anew, then those of each block among its ranks. `order` is the
-    seat of each rank; no step makes it worse, because it may leave all as it is."""
+    """Exchange the slots of equivalent blocks, then those within each block. `order`, the slot of each rank, is updated
+    in place.
+
+    No step makes the order worse, because leaving everything as it is remains possible.
+    """
     for blocks in equivalent_blocks:
-        seats = [[order[rank] for rank in block] for block in blocks]
-        for block, other in zip(blocks, _assign_blocks(blocks, seats, kept, near), strict=True):
-            for rank, seat in zip(block, _assign_within_block(block, seats[other], kept), strict=True):
-                order[rank] = seat
+        slots = [[order[rank] for rank in block] for block in blocks]
+        for block, other in zip(blocks, _assign_blocks(blocks, slots, kept, near), strict=True):
+            for rank, slot in zip(block, _assign_within_block(block, slots[other], kept), strict=True):
+                order[rank] = slot
 
 
 def _assign_blocks(
     blocks: Sequence[RankBlock], slots: Sequence[Sequence[int]], kept: Floats, near: Floats
 ) -> list[int]:
-    """For each block of ranks the block whose seats it gets. Seats of one block are on one node."""
+    """Return, for each block of ranks, the block whose slots it gets. The slots of one block are on one node."""
     if len(blocks) == 1:
         return [0]
     ranks, columns = np.array(blocks), np.array(slots)
@@ -243,7 +254,8 @@ def _assign_blocks(
 
 
 def _compute_max_kept(kept: Floats) -> Floats:
-    """[blocks, blocks] of [blocks, blocks, size, size]: the most that a block can keep on the seats of another."""
+    """Return [blocks, blocks] from [blocks, blocks, size, size]: the most that a block can keep on the slots of
+    another."""
     size = kept.shape[-1]
     rows = np.arange(size)
     if size <= _MAX_ENUMERATED_SIZE:
@@ -257,7 +269,7 @@ def _compute_max_kept(kept: Floats) -> Floats:
 
 
 def _assign_within_block(block: RankBlock, slots: Sequence[int], kept: Floats) -> list[int]:
-    """The seats in the order of the ranks of `block`."""
+    """Return the slots in the order of the ranks of `block`."""
     if len(block) == 1:
         return list(slots)
     gains = [kept[np.ix_(block, slots)], _compute_closeness(np.array(block), np.array(slots))]
@@ -265,13 +277,14 @@ def _assign_within_block(block: RankBlock, slots: Sequence[int], kept: Floats) -
 
 
 def _compute_closeness(ranks: Floats, slots: Floats) -> Floats:
-    """[ranks, seats]: squares, so that of two ranks that could swap their seats the lower gets the earlier."""
+    """Return [ranks, slots]: negative squared distances, so that of two ranks that could swap slots the lower gets
+    the earlier."""
     apart: Floats = np.subtract.outer(ranks, slots).astype(np.float64)
     return -(apart**2)
 
 
 NodeSlots = tuple[GpuSlot, ...]
-"""GPUs of one node out of which some are kept."""
+"""GPUs of one node, some of which are kept."""
 
 
 def select_slots_to_keep(
@@ -281,55 +294,59 @@ def select_slots_to_keep(
     given: Sequence[GpuSlot],
     equivalent_sites: Sequence[Sequence[NodeSlots]],
 ) -> tuple[GpuSlot, ...]:
-    """Another choice than `given`, the seats of `new_plan` node by node, under which at least as much of the old state
-    stays where it is, and first of all as much as possible; what no choice improves stays as it is given.
+    """Return the slots for `new_plan` under which the most of the old state stays in place, starting from the choice
+    `given`.
 
-    `alike` are groups of sites of which each may stand in for any other of its group. The ranks on each node of `given`
-    go to one site as a whole, and there to the GPUs that hold most of what they need. Both are assignment problems and
-    solved together: the gain of a pair of nodes is that of its best pairs of GPUs. Of equal choices the one that
-    gets least over the network is taken, then the one nearest to `given`. What ranks could keep by changing places
-    across nodes is not looked for.
+    The result keeps at least as much state as `given`. Of equal choices, the one with the least network traffic is
+    taken, then the one nearest to `given`. The ranks on each node of `given` move to one site as a whole, and there to
+    the GPUs that hold most of what they need. Both are assignment problems and solved together: the gain of a pair of
+    nodes is that of its best pairs of GPUs. Exchanges of ranks across nodes are not considered.
+
+    Args:
+        given: slots of `new_plan`, node by node.
+        equivalent_sites: groups of sites, each of which can replace any other of its group.
 
     Raises:
-        ValueError: `given` are not one for each rank of `new_plan`, all different.
+        ValueError: `given` does not have one distinct slot per rank of `new_plan`.
     """
     check_slots(new_plan, tuple(given))
-    pool = [seat for sites in equivalent_sites for site in sites for seat in site]
-    numbers, taken = {seat: number for number, seat in enumerate(pool)}, frozenset(given)
+    pool = [slot for sites in equivalent_sites for site in sites for slot in site]
+    numbers, taken = {slot: number for number, slot in enumerate(pool)}, frozenset(given)
     kept, near = compute_bytes_by_slot(state_overlap, old, pool)
-    usual = np.array([seat in taken for seat in pool], dtype=np.float64)
-    seats = list(given)
+    usual = np.array([slot in taken for slot in pool], dtype=np.float64)
+    slots = list(given)
     blocks = {node: [rank for rank, _ in ranks] for node, ranks in groupby(enumerate(given), lambda at: at[1].node)}
     for sites in equivalent_sites:
         here = [blocks[site[0].node] for site in sites if site[0].node in blocks]
-        columns = [[numbers[seat] for seat in site] for site in sites]
+        columns = [[numbers[slot] for slot in site] for site in sites]
         homes = [site[0].node for site in sites]
         at_home = [[float(homes[number] == given[ranks[0]].node) for number in range(len(sites))] for ranks in here]
         for ranks, site in zip(here, _assign_sites(here, columns, kept, near, np.array(at_home)), strict=True):
             gains = [part[np.ix_(ranks, columns[site])] for part in (kept, np.broadcast_to(usual, kept.shape))]
             for rank, column in zip(ranks, _assign_rows(gains), strict=True):
-                seats[rank] = sites[site][column]
-    return tuple(seats)
+                slots[rank] = sites[site][column]
+    return tuple(slots)
 
 
 def _assign_sites(
     blocks: Sequence[Sequence[int]], columns: Sequence[Sequence[int]], kept: Floats, near: Floats, at_home: Floats
 ) -> list[int]:
-    """The site of each block of ranks."""
+    """Return the site of each block of ranks."""
     if len(columns) == 1 or not blocks:
         return [0] * len(blocks)
     most, over_there = np.zeros((2, len(blocks), len(columns)))
     for block, ranks in enumerate(blocks):
-        for site, seats in enumerate(columns):
-            gain = kept[np.ix_(ranks, seats)]
+        for site, slots in enumerate(columns):
+            gain = kept[np.ix_(ranks, slots)]
             if gain.any():
                 most[block, site] = gain[range(len(ranks)), _assign_rows([gain])].sum()
-            over_there[block, site] = near[ranks, seats[0]].sum()
+            over_there[block, site] = near[ranks, slots[0]].sum()
     return _assign_rows([most, over_there, at_home])
 
 
 def _assign_rows(gains: Sequence[Floats]) -> list[int]:
-    """The column of each row, where there may be more columns than rows: rows without gain make it a square."""
+    """Return the column of each row if there are at least as many columns as rows; rows without gain make the matrix
+    square."""
     rows, columns = gains[0].shape
     more = np.zeros((columns - rows, columns))
     return find_best_assignment([np.vstack([gain, more]) for gain in gains])[:rows]

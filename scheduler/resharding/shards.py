@@ -1,14 +1,10 @@
-"""Which rectangle of each tensor each rank of a plan holds at the end of a step, as the worker cuts them.
+"""Shards of the tensors that each rank of a plan holds, and the overlap of the shards of two plans.
 
-Ranks of a pipeline group count tensor parallelism fastest, then Ulysses, then ring, then data parallelism. Tensor
-parallelism cuts first; FSDP2 then cuts axis 0 of what is left into chunks (torch.chunk: all but the last are equal), so
-that a tensor cut twice on its rows has its rows in the order tensor rank, shard rank. Expert parallelism gives
-consecutive replicas consecutive experts; FSDP cuts the rows of the experts that a rank has, over the replicas of the
-shard group that have the same ones.
-
-How much of what each new rank needs every old rank and every old node already holds.
-
-Which GPUs of a job are cheapest to give back: those that hold least that nobody else of the job holds.
+Shards are those at the end of a step, as the worker splits tensors. Ranks of a pipeline group count tensor parallelism
+fastest, then Ulysses, ring and data parallelism. Tensor parallelism splits first. FSDP2 then splits axis 0 of the rest
+into chunks (torch.chunk: all but the last are equal), so a tensor whose rows are split twice has its rows in the order
+tensor rank, shard rank. Expert parallelism gives consecutive replicas consecutive experts; FSDP splits the rows of a
+rank's experts over the replicas of the shard group with the same experts.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of `tensors[tensor]`. Intervals are (first, end), the end not counted; a dense tensor is expert 0."""
+    """A part of `tensors[tensor]`. Intervals are (first, end), the end excluded; a dense tensor is expert 0."""
 
     tensor: int
     experts: Interval
@@ -55,9 +51,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class TensorCut:
-    """A tensor over the GPUs of a stage. Its distinct boxes are a partition of it; GPUs with the same one have copies.
+    """The distribution of a tensor over the GPUs of a stage. Its distinct boxes partition it; GPUs with the same box
+    hold copies.
 
-    `boxes` [distinct, 3, 2] are intervals of experts, rows and columns, `holds` [GPUs] the box of each GPU.
+    `boxes` [distinct, 3, 2] are intervals of experts, rows and columns; `box_of_gpu` [GPUs] is the box of each GPU.
     """
 
     boxes: Ints
@@ -65,15 +62,15 @@ class TensorCut:
 
     @property
     def elements(self) -> Ints:
-        """[distinct]"""
+        """[distinct]: elements of each box."""
         return np.asarray((self.boxes[:, :, 1] - self.boxes[:, :, 0]).prod(axis=1))
 
 
 def compute_shards(plan: ParallelPlan, tensors: Sequence[TensorSpec]) -> tuple[tuple[Shard, ...], ...]:
-    """The shards of each rank, in the order of `tensors`; empty ones are left out.
+    """Return the shards of each rank, in the order of `tensors`, without empty ones.
 
     Raises:
-        ValueError: the plan contradicts itself, or the tensors belong to other layers than it has.
+        ValueError: the plan is inconsistent, or the tensors belong to other layers than it has.
     """
     places, cut_once = (
         compute_layer_placements(plan),
@@ -91,14 +88,14 @@ def compute_shards(plan: ParallelPlan, tensors: Sequence[TensorSpec]) -> tuple[t
 
 
 def cut_tensor(sharding: LayerSharding, extent: TensorExtent) -> TensorCut:
-    """How the GPUs of a stage share a tensor."""
+    """Return how the GPUs of a stage share a tensor."""
     boxes = compute_rank_boxes(sharding, extent)
     distinct, holds = np.unique(boxes.reshape(sharding.gpus, 6), axis=0, return_inverse=True)
     return TensorCut(distinct.reshape(-1, 3, 2), holds.reshape(-1))
 
 
 def compute_rank_boxes(sharding: LayerSharding, extent: TensorExtent) -> Ints:
-    """[GPUs, 3, 2]: intervals of experts, rows and columns that each GPU of a stage holds."""
+    """Return [GPUs, 3, 2]: the intervals of experts, rows and columns that each GPU of a stage holds."""
     replica, tensor_rank = np.divmod(np.arange(sharding.gpus), sharding.tp)
     ep = sharding.ep if extent.experts else 1
     whole = np.zeros(sharding.gpus, dtype=np.int64)
@@ -114,7 +111,7 @@ def compute_rank_boxes(sharding: LayerSharding, extent: TensorExtent) -> Ints:
 
 
 def _take_chunk(interval: tuple[Ints, Ints], parts: int, number: Ints) -> tuple[Ints, Ints]:
-    """Part `number` of an interval cut as torch.chunk cuts: by the length rounded up, so that late parts may be
+    """Return part `number` of an interval split like torch.chunk: by the length rounded up, so late parts may be
     short or empty."""
     first, end = interval
     size = -(-(end - first) // parts)
@@ -127,10 +124,11 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class StateOverlap:
-    """Bytes of model and optimizer state, as whole numbers, so that sums and comparisons are exact.
+    """Bytes of model and optimizer state that old ranks and nodes hold of what each new rank needs.
 
-    `needed` [new ranks]; `by_rank` [new ranks, old ranks] is what of it that old rank holds; `by_node` [new ranks,
-    nodes] what any rank on that node holds, copies counted once.
+    Bytes are whole numbers, so that sums and comparisons are exact. `needed` [new ranks]; `by_rank` [new ranks, old
+    ranks] is what that old rank holds of it; `by_node` [new ranks, nodes] is what any rank on that node holds, copies
+    counted once.
     """
 
     needed: Floats
@@ -140,13 +138,13 @@ class StateOverlap:
 
 
 def compute_overlap(old: Placement, new_plan: ParallelPlan, tensors: Sequence[TensorSpec]) -> StateOverlap:
-    """Intersects the rectangles of both plans. Layers that change in the same way are intersected once.
+    """Intersect the shards of both plans. Layers that change in the same way are intersected once.
 
     Raises:
-        ValueError: a plan contradicts itself, or the tensors belong to other layers than a plan has.
+        ValueError: a plan is inconsistent, or the tensors belong to other layers than a plan has.
     """
-    nodes = tuple(dict.fromkeys(seat.node for seat in old.slots))
-    on_node = np.array([[seat.node == node for node in nodes] for seat in old.slots])
+    nodes = tuple(dict.fromkeys(slot.node for slot in old.slots))
+    on_node = np.array([[slot.node == node for node in nodes] for slot in old.slots])
     needed = np.zeros(new_plan.world_size)
     by_rank = np.zeros((new_plan.world_size, old.plan.world_size))
     by_node = np.zeros((new_plan.world_size, len(nodes)))
@@ -163,7 +161,7 @@ def compute_overlap(old: Placement, new_plan: ParallelPlan, tensors: Sequence[Te
 
 
 def find_held_boxes(cut: TensorCut, members: Flags) -> Flags:
-    """[distinct boxes, sets]: whether a GPU of the set holds the box, for `chosen` [GPUs, sets]."""
+    """Return [distinct boxes, sets]: whether a GPU of the set holds the box, for `members` [GPUs, sets]."""
     present = np.zeros((len(cut.boxes), members.shape[1]), dtype=np.bool_)
     np.logical_or.at(present, cut.box_of_gpu, members)
     return present
@@ -172,10 +170,12 @@ def find_held_boxes(cut: TensorCut, members: Flags) -> Flags:
 def _group_layer_changes(
     old: ParallelPlan, new: ParallelPlan, tensors: Sequence[TensorSpec]
 ) -> dict[tuple[LayerPlacement, LayerPlacement, TensorExtent], float]:
-    """Equal tensors of layers that lie alike before and alike after, with the sum of their `element_bytes`."""
+    """Return the total `element_bytes` of equal tensors of layers with the same placement before and the same after."""
     was, now = compute_layer_placements(old), compute_layer_placements(new)
     if len(was) != len(now):
-        raise ValueError(f"the old plan has {len(was)} layers, the new one {len(now)}; both must plan the same model")
+        raise ValueError(
+            f"the old plan has {len(was)} layers and the new one {len(now)}; both must be for the same model"
+        )
     check_tensor_layers(was, tensors)
     changes: defaultdict[tuple[LayerPlacement, LayerPlacement, TensorExtent], float] = defaultdict(float)
     for tensor in tensors:
@@ -184,7 +184,7 @@ def _group_layer_changes(
 
 
 def _count_common_elements(old: TensorCut, new: TensorCut) -> Floats:
-    """[new boxes, old boxes]: elements that both have."""
+    """Return [new boxes, old boxes]: elements that both contain."""
     first = np.maximum(new.boxes[:, None, :, 0], old.boxes[None, :, :, 0])
     end = np.minimum(new.boxes[:, None, :, 1], old.boxes[None, :, :, 1])
     elements: Floats = np.maximum(end - first, 0).astype(np.float64).prod(axis=2)
@@ -194,12 +194,13 @@ def _count_common_elements(old: TensorCut, new: TensorCut) -> Floats:
 def compute_release_costs(
     placement: Placement, tensors: Sequence[TensorSpec], candidates: Sequence[Collection[GpuSlot]]
 ) -> tuple[float, ...]:
-    """For each set of GPUs, for example those of one node, the bytes of model and optimizer state that only GPUs of the
-    set hold: what has to leave them, under whatever plan the job then continues.
+    """Return, for each set of GPUs (such as those of one node), the bytes of state that only GPUs of this set hold.
+
+    These bytes must leave the set before it is released, whatever plan the job continues with.
 
     Raises:
-        ValueError: a candidate has a GPU on which no rank sits, the plan contradicts itself, or the tensors belong to
-            other layers than it has.
+        ValueError: a candidate has a GPU without a rank, the plan is inconsistent, or the tensors belong to other
+            layers than it has.
     """
     places = compute_layer_placements(placement.plan)
     check_tensor_layers(places, tensors)
@@ -213,10 +214,10 @@ def compute_release_costs(
 
 
 def compute_held_bytes(plan: ParallelPlan, tensors: Sequence[TensorSpec]) -> tuple[float, ...]:
-    """Of each rank, the bytes of model and optimizer state on its GPU.
+    """Return the bytes of model and optimizer state on the GPU of each rank.
 
     Raises:
-        ValueError: the plan contradicts itself, or the tensors belong to other layers than it has.
+        ValueError: the plan is inconsistent, or the tensors belong to other layers than it has.
     """
     places, held = compute_layer_placements(plan), np.zeros(plan.world_size)
     check_tensor_layers(places, tensors)
@@ -229,7 +230,7 @@ def compute_held_bytes(plan: ParallelPlan, tensors: Sequence[TensorSpec]) -> tup
 def _group_equal_tensors(
     places: Sequence[LayerPlacement], tensors: Sequence[TensorSpec]
 ) -> Mapping[tuple[LayerPlacement, TensorExtent], float]:
-    """Equal tensors of layers that lie alike, with the sum of their `element_bytes`."""
+    """Return the total `element_bytes` of equal tensors of layers with the same placement."""
     alike: defaultdict[tuple[LayerPlacement, TensorExtent], float] = defaultdict(float)
     for tensor in tensors:
         alike[places[tensor.layer], tensor.extent] += tensor.element_bytes
@@ -237,12 +238,12 @@ def _group_equal_tensors(
 
 
 def _mark_remaining_ranks(placement: Placement, candidates: Sequence[Collection[GpuSlot]]) -> Flags:
-    """[ranks, candidates]: whether the rank's GPU is not in the set."""
-    ranks = {seat: rank for rank, seat in enumerate(placement.slots)}
+    """Return [ranks, candidates]: whether the rank's GPU is not in the set."""
+    ranks = {slot: rank for rank, slot in enumerate(placement.slots)}
     stays = np.ones((len(ranks), len(candidates)), dtype=np.bool_)
     for number, candidate in enumerate(candidates):
-        for seat in candidate:
-            if seat not in ranks:
-                raise ValueError(f"candidates: no rank sits on GPU {seat.gpu} of {seat.node}")
-            stays[ranks[seat], number] = False
+        for slot in candidate:
+            if slot not in ranks:
+                raise ValueError(f"candidates has GPU {slot.gpu} of {slot.node}; it must be a GPU of the job")
+            stays[ranks[slot], number] = False
     return stays

@@ -121,11 +121,11 @@ def _rescaled(seed: int) -> Case:
 
 
 def _case(transition: Transition, tensors: tuple[TensorSpec, ...]) -> Case:
-    old = Placement(transition.old_plan, transition.old_seats)
+    old = Placement(transition.old_plan, transition.old_slots)
     begin_s = perf_counter()
-    mapping = map_ranks(old, transition.new_plan, transition.new_seats, tensors)
+    mapping = map_ranks(old, transition.new_plan, transition.new_slots, tensors)
     taken_s = perf_counter() - begin_s
-    loose = map_ranks(old, transition.new_plan, transition.new_seats, tensors, any_order=True)
+    loose = map_ranks(old, transition.new_plan, transition.new_slots, tensors, any_order=True)
     return Case(transition, mapping, loose, _optimum_bytes(old, transition, tensors), taken_s)
 
 
@@ -146,9 +146,9 @@ def _optimum_bytes(old: Placement, transition: Transition, tensors: tuple[Tensor
         compute_overlap(old, transition.new_plan, tensors),
         {seat: rank for rank, seat in enumerate(old.slots)},
     )
-    size = len(transition.new_seats)
+    size = len(transition.new_slots)
     kept = np.zeros((size, size))
-    for column, seat in enumerate(transition.new_seats):
+    for column, seat in enumerate(transition.new_slots):
         if seat in ranks:
             kept[:, column] = both.by_rank[:, ranks[seat]]
     one, all_ones = eye_array(size), np.ones((1, size))

@@ -1,11 +1,10 @@
-"""Constants of a GPU from measured runs: the most likely ones, given the runs and a first guess.
+"""Fit of a GPU's constants to measured runs, and the errors of the predictions before and after.
 
-The errors of the prediction's logarithm count by a pseudo-Huber loss, which grows like a square near 0 and in
-proportion beyond, so that a few odd runs do not set the constants. Against them stands a normal prior on the logarithm
-of each constant, centred on the given profile: what the runs do not tell stays as it was. Minimised by the
-Levenberg-Marquardt method with reweighting, from the prior's centre; no chance is involved.
-
-What a fit is worth: constants from a drawn part of the runs, errors on that part and on the rest.
+The fit finds the most probable constants, given the runs and a first guess. Errors of the prediction's logarithm enter
+with a pseudo-Huber loss, which is quadratic near 0 and linear beyond, so that a few odd runs do not determine the
+constants. A normal prior on the logarithm of each constant, centred on the given profile, keeps what the runs do not
+determine. The Levenberg-Marquardt method with reweighting minimises the sum, starting at the prior's centre. It is
+deterministic.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from scheduler.solver.instance import Floats
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 PREDICTION_NOISE = 0.05
-"""How far a good prediction is off: the model's own error and the measurement's, as standard deviation of a log."""
+"""Standard deviation of the logarithm of a good prediction: the errors of model and measurement together."""
 
 _HUBER_WIDTH = 0.03
 _MAX_STEPS = 40
 _MAX_LOG_STEP = 0.7
-"""Of the logarithm of a constant, in one step: a factor of two."""
+"""Largest change of a constant's logarithm in one step: a factor of two."""
 _DIFFERENCE_STEP = 0.02
 _MAX_DAMPING_TRIES = 8
 _RELATIVE_TOLERANCE = 1e-4
@@ -37,8 +36,11 @@ _RELATIVE_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class FittedConstant:
-    """`sd`: standard deviation of the logarithm of `after`. `told` is the share of the prior variance that the runs
-    took away: near 0 the value is the given one, near 1 the runs have set it."""
+    """A constant before and after the fit. `sd` is the standard deviation of the logarithm of `after`.
+
+    `told` is the share of the prior variance that the runs removed. Near 0 the value is the given one; near 1 the runs
+    have determined it.
+    """
 
     name: str
     before: float
@@ -54,7 +56,7 @@ class ConstantFit:
 
 
 def fit_constants(runs: Sequence[MeasuredRun], hardware: HardwareProfile, names: tuple[str, ...] = ()) -> ConstantFit:
-    """`hardware` with the constants `names` (or the usual ones) as `runs` and it tell them together.
+    """Return `hardware` with the constants `names` (or the default ones) fitted to `runs`.
 
     Raises:
         ProfileError: a name is unknown, or its value is 0, which has no logarithm.
@@ -71,11 +73,11 @@ def fit_constants(runs: Sequence[MeasuredRun], hardware: HardwareProfile, names:
     point = _minimize(problem)
     sd = np.sqrt(np.diag(np.linalg.inv(problem.compute_curvature(point)[0])))
     told = 1 - np.minimum(sd / problem.space.prior_sd, 1) ** 2
-    found = problem.space.apply(hardware, point)
+    fitted = problem.space.apply(hardware, point)
     return ConstantFit(
-        found,
+        fitted,
         tuple(
-            FittedConstant(name, getattr(hardware, name), getattr(found, name), float(sd[at]), float(told[at]))
+            FittedConstant(name, getattr(hardware, name), getattr(fitted, name), float(sd[at]), float(told[at]))
             for at, name in enumerate(problem.space.names)
         ),
     )
@@ -83,7 +85,7 @@ def fit_constants(runs: Sequence[MeasuredRun], hardware: HardwareProfile, names:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PosteriorProblem:
-    """Minus the logarithm of the posterior density, at a point [C] of the logarithms of the constants."""
+    """Negative logarithm of the posterior density, at a point [C] of the logarithms of the constants."""
 
     space: ConstantSpace
     times: RunTimePredictor
@@ -91,7 +93,7 @@ class _PosteriorProblem:
     hardware: HardwareProfile
 
     def compute_errors(self, point: Floats) -> Floats:
-        """[R], of the logarithm of each run's time."""
+        """Return [R]: the error of the logarithm of each run's time."""
         return np.log(self.times.predict_s(self.space.apply(self.hardware, point))) - self.measured_log_s
 
     def compute_cost(self, point: Floats) -> float:
@@ -100,9 +102,10 @@ class _PosteriorProblem:
         return float(losses.sum() / PREDICTION_NOISE**2 + (away**2).sum() / 2)
 
     def compute_curvature(self, point: Floats) -> tuple[Floats, Floats]:
-        """[C, C] and the slope [C], the loss taken for a square with each run's present weight.
+        """Return [C, C] and the gradient [C], with the loss as a square at each run's present weight.
 
-        The slopes of the errors are differences over a few per cent of each constant, as a prediction has kinks.
+        The derivatives of the errors are differences over a few percent of each constant, because a prediction has
+        kinks.
         """
         errors = self.compute_errors(point)
         weights = 1 / np.hypot(1, errors / _HUBER_WIDTH) / PREDICTION_NOISE**2
@@ -140,7 +143,7 @@ def _minimize(problem: _PosteriorProblem) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class ErrorSummary:
-    """Of |predicted / measured - 1| over `runs` runs; all 0 over none."""
+    """Summary of |predicted / measured - 1| over `runs` runs; all 0 if there are none."""
 
     runs: int
     mean: float
@@ -150,7 +153,7 @@ class ErrorSummary:
 
     @classmethod
     def from_ratios(cls, ratios: Floats) -> ErrorSummary:
-        """From predicted / measured - 1."""
+        """Summarise predicted / measured - 1."""
         if not len(ratios):
             return cls(0, 0.0, 0.0, 0.0, 0.0)
         size = np.abs(ratios)
@@ -159,8 +162,12 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """`drawn` are the numbers of the runs that were fitted to. `before` is of all runs under the given profile,
-    `left_out` of each drawn run under constants from the other drawn ones. `memory` is of the runs that tell it."""
+    """A fit with its errors.
+
+    `drawn` are the indices of the runs that were fitted to. `before` covers all runs under the given profile,
+    `left_out` each drawn run under constants fitted to the other drawn runs, and `memory` the runs with a measured
+    peak.
+    """
 
     fit: ConstantFit
     drawn: tuple[int, ...]
@@ -172,9 +179,10 @@ class Calibration:
 
 
 def sample_runs(runs: Sequence[MeasuredRun], count: int, generator: np.random.Generator) -> tuple[int, ...]:
-    """Numbers of `count` of the runs (or of all), ascending: from each kind of plan in turn one at random.
+    """Return the indices of `count` of the runs (or of all), ascending, taking one at random from each kind of plan in
+    turn.
 
-    Kinds differ in the constants that they tell, so that a small draw should not miss one. Large kinds come first.
+    Kinds determine different constants, so a small sample should not miss one. Large kinds come first.
     """
     kinds: dict[tuple[object, ...], list[int]] = {}
     for number in generator.permutation(len(runs)).tolist():
@@ -198,13 +206,13 @@ def calibrate(
     names: tuple[str, ...] = (),
     leave_one_out: bool = False,
 ) -> Calibration:
-    """Fits to the runs of these numbers; raises as `fit` does."""
+    """Fit to the runs with these indices; raises as `fit_constants`."""
     chosen = [runs[number] for number in drawn]
-    found = fit_constants(chosen, hardware, names)
-    errors = compute_time_errors(runs, found.hardware)
+    fitted = fit_constants(chosen, hardware, names)
+    errors = compute_time_errors(runs, fitted.hardware)
     others = np.setdiff1d(np.arange(len(runs)), drawn)
     return Calibration(
-        fit=found,
+        fit=fitted,
         drawn=tuple(drawn),
         before=ErrorSummary.from_ratios(compute_time_errors(runs, hardware)),
         on_drawn=ErrorSummary.from_ratios(errors[list(drawn)]),
@@ -212,12 +220,12 @@ def calibrate(
         left_out=ErrorSummary.from_ratios(compute_leave_one_out_errors(chosen, hardware, names))
         if leave_one_out
         else None,
-        memory=ErrorSummary.from_ratios(compute_memory_errors(runs, found.hardware)),
+        memory=ErrorSummary.from_ratios(compute_memory_errors(runs, fitted.hardware)),
     )
 
 
 def compute_time_errors(runs: Sequence[MeasuredRun], hardware: HardwareProfile) -> Floats:
-    """[R]: predicted / measured - 1."""
+    """Return [R]: predicted / measured - 1."""
     measured_s = np.array([run.iteration_time_s for run in runs])
     return np.asarray(RunTimePredictor.from_runs(runs, hardware).predict_s(hardware) / measured_s - 1)
 
@@ -225,7 +233,7 @@ def compute_time_errors(runs: Sequence[MeasuredRun], hardware: HardwareProfile) 
 def compute_leave_one_out_errors(
     runs: Sequence[MeasuredRun], hardware: HardwareProfile, names: tuple[str, ...] = ()
 ) -> Floats:
-    """[R]: as `time_errors`, each run under constants that were fitted to the other ones."""
+    """Return [R]: as `compute_time_errors`, each run under constants fitted to the other runs."""
     return np.concatenate(
         [
             compute_time_errors([run], fit_constants([*runs[:number], *runs[number + 1 :]], hardware, names).hardware)
@@ -235,7 +243,7 @@ def compute_leave_one_out_errors(
 
 
 def compute_memory_errors(runs: Sequence[MeasuredRun], hardware: HardwareProfile) -> Floats:
-    """The same of memory, over the runs that tell it: what the plan needs, without the reserve."""
+    """Return the same for memory without the reserve, over the runs with a measured peak."""
     return np.array(
         [
             hardware.plannable_bytes(evaluate(run.plan, run.build_request(hardware)).peak_bytes_per_gpu)

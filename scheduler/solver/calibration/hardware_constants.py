@@ -1,7 +1,4 @@
-"""The constants of a HardwareProfile that measured runs can tell, and how far a first guess of each may be off.
-
-The JSON form of a hardware profile, written: what `parse_gpu` reads, every figure with unit and source.
-"""
+"""The constants of a HardwareProfile that measured runs can determine, and the JSON text of a fitted profile."""
 
 from __future__ import annotations
 
@@ -19,10 +16,11 @@ from scheduler.solver.profiles.profile_document import ProfileError
 
 @dataclass(frozen=True, slots=True)
 class FittableConstant:
-    """`prior_sd`: standard deviation of the logarithm of the true value around that of the given profile.
+    """A constant with its prior and its limits.
 
-    The widths are judgement: rates of compute and of links inside a node are known to about a third, a network's and
-    what unaligned columns cost to a half, and start-up times depend on the software most of all.
+    `prior_sd` is the standard deviation of the logarithm of the true value around that of the given profile. The widths
+    are judgement: rates of computation and of links within a node are known to about a third, network rates and the
+    cost of unaligned columns to a half, and start-up times depend most on the software.
     """
 
     name: str
@@ -51,7 +49,7 @@ CONSTANTS = {
     )
 }
 DEFAULT_CONSTANTS = tuple(CONSTANTS)[:9]
-"""What is fitted unless the caller names others: what every training run depends on."""
+"""The constants that every training run depends on; they are fitted unless the caller names others."""
 
 _UNITS = {
     "_flops_per_s": "flop/s",
@@ -63,13 +61,13 @@ _UNITS = {
 
 
 def get_unit(name: str) -> str:
-    """The unit of a profile's figure, which its name ends with."""
+    """Return the unit of a profile's figure, which follows from the end of its name."""
     return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "ratio")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConstantSpace:
-    """The logarithms of some constants around those of a profile: arrays [C], in the order of `names`."""
+    """Logarithms of some constants around those of a profile: arrays [C], in the order of `names`."""
 
     names: tuple[str, ...]
     center: Floats
@@ -79,16 +77,16 @@ class ConstantSpace:
 
     @classmethod
     def from_profile(cls, hardware: HardwareProfile, names: tuple[str, ...] = ()) -> ConstantSpace:
-        """The constants `names`, or the usual ones; of those, the ones that are 0 in `hardware` stay 0.
+        """Return the space of the constants `names`, or of the default ones that are not 0 in `hardware`.
 
         Raises:
-            ProfileError: a name is unknown, stands there twice, or is 0 in `hardware`.
+            ProfileError: a name is unknown or given twice, or its value is 0 in `hardware`.
         """
         for name in names:
             if name not in CONSTANTS:
                 raise ProfileError(f"constant {name!r} is unknown; allowed are {', '.join(CONSTANTS)}")
             if names.count(name) > 1:
-                raise ProfileError(f"constant {name} is named {names.count(name)} times; allowed is once")
+                raise ProfileError(f"constant {name} is given {names.count(name)} times; give it once")
             if not getattr(hardware, name):
                 raise ProfileError(f"{name} is 0 in the profile of {hardware.gpu}; it must be above 0 to be fitted")
         chosen = [CONSTANTS[name] for name in names or DEFAULT_CONSTANTS if getattr(hardware, name)]
@@ -103,7 +101,7 @@ class ConstantSpace:
         )
 
     def apply(self, hardware: HardwareProfile, point: Floats) -> HardwareProfile:
-        """`hardware` with the constants at `point`, none beyond its limit by rounding."""
+        """Return `hardware` with the constants at `point`, limited against rounding errors."""
         limited: dict[str, Any] = {}
         for name, value in zip(self.names, np.exp(point).tolist(), strict=True):
             limited[name] = min(max(value, CONSTANTS[name].lower), CONSTANTS[name].upper)
@@ -114,7 +112,12 @@ _SPECIAL_UNITS = {"precision": "number format", "dimensions": "names", "expert_p
 
 
 def format_gpu_document(hardware: HardwareProfile, *, source: str, sources: Mapping[str, str]) -> str:
-    """`hardware` as JSON text; `sources` names that of a figure by field, `source` that of all others."""
+    """Return `hardware` as JSON text that `parse_gpu` reads, with unit and source of every figure.
+
+    Args:
+        source: of all figures that are not in `sources`.
+        sources: source by field name.
+    """
     document: dict[str, Any] = {"gpu": hardware.gpu}
     for field in (each.name for each in fields(HardwareProfile) if each.name not in ("gpu", "collectives")):
         value = getattr(hardware, field)

@@ -1,19 +1,19 @@
-"""MeasuredRun: a training job that somebody timed, in the terms that the solver plans in.
+"""Measured training runs in the solver's terms, and their CSV form.
 
-The CSV form of measured runs: a header, then one run a row. An empty cell counts as an absent column.
+The CSV has a header and one run per row. An empty cell counts as an absent column.
 
-model                   a shipped model's name, at `sequence_length` tokens if that is given; or else an architecture:
-layers, hidden, ...     its sizes, and family and flags, as in a model's JSON; `ffn` is 4 x hidden unless given
-tensor, data, pipeline, ulysses, ring, expert       parallel degrees; 1 unless given
-interleave              chunks of layers on each device of an interleaved 1F1B pipeline; 1 unless given
-zero                    0 (unless given) to 3, over all replicas
-recompute               none (unless given), selective or full
-sequence_sharding, offload                          true or false (unless given)
-micro_batch             samples of a replica in one micro-batch; `global_batch` of an optimizer step over all GPUs
-nodes                   that share the GPUs evenly; unless given, nodes of `gpus_per_node` (8), full but for the last
-gpus                    checked against the degrees where it is given
-iteration_time_s        measured seconds of an optimizer step; `peak_bytes` of one GPU's memory, where it was measured
-name, source, notes     not looked at
+    model                   name of a model profile, at `sequence_length` tokens if given; or an architecture:
+    layers, hidden, ...     its sizes, family and flags, as in a model's JSON; `ffn` defaults to 4 x hidden
+    tensor, data, pipeline, ulysses, ring, expert       parallel degrees, default 1
+    interleave              chunks of layers per device of an interleaved 1F1B pipeline, default 1
+    zero                    0 (default) to 3, over all replicas
+    recompute               none (default), selective or full
+    sequence_sharding, offload                          true or false (default)
+    micro_batch             samples of a replica in one micro-batch; `global_batch`: samples of an optimizer step
+    nodes                   nodes that share the GPUs evenly; by default, full nodes of `gpus_per_node` (8)
+    gpus                    if given, must match the degrees
+    iteration_time_s        measured; `peak_bytes` of one GPU, if measured
+    name, source, notes     ignored
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from scheduler.solver.request import SolveRequest
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One run on GPUs of one model. `plan` predicts nothing; `peak_bytes` of one GPU is 0 where nobody measured it."""
+    """One timed run on GPUs of one model. `plan` predicts nothing; `peak_bytes` of one GPU is 0 if it was not
+    measured."""
 
     model: ModelProfile
     shape: GpuShape
@@ -47,7 +48,7 @@ class MeasuredRun:
     peak_bytes: int = 0
 
     def build_request(self, hardware: HardwareProfile) -> SolveRequest:
-        """The question that `plan` answers, for `evaluate`."""
+        """Return the request that `plan` answers, for `evaluate`."""
         return SolveRequest(self.model, (hardware,), self.shape, self.plan.global_batch)
 
 
@@ -61,9 +62,12 @@ def build_even_plan(
     micro_batches: int,
     samples_per_replica: int,
 ) -> ParallelPlan:
-    """All `layers` under `strategy`, in `pipeline` x `interleave` stages as even as they go.
+    """Return a plan of all `layers` under `strategy`, in `pipeline` x `interleave` stages as even as possible.
 
-    `samples` is the micro-batch of one data-parallel replica. Its predictions are zero.
+    Its predictions are zero.
+
+    Args:
+        samples_per_replica: micro-batch of one data-parallel replica.
     """
     stages = pipeline * interleave
     borders = [number * layers // stages for number in range(stages + 1)]
@@ -100,14 +104,15 @@ GPUS_PER_NODE = 8
 
 
 class MeasuredRunError(ValueError):
-    """A file of measured runs that cannot be used; the message names row, column, value and what is allowed."""
+    """An invalid file of measured runs. The message names row, column, value and what is accepted."""
 
 
 def parse_measured_runs(csv_text: str, hardware: HardwareProfile) -> tuple[MeasuredRun, ...]:
-    """The runs of a CSV, all on GPUs like `hardware`.
+    """Parse the runs of a CSV text, all on GPUs like `hardware`.
 
     Raises:
-        RunError: a column is missing or unknown, a value cannot be, or a row's plan is none for its model or GPUs.
+        MeasuredRunError: a column is missing or unknown, a value is invalid, or a row's plan does not fit its model or
+            GPUs.
     """
     reader = csv.DictReader(csv_text.splitlines())
     for column in ("micro_batch", "global_batch", "iteration_time_s"):
@@ -120,8 +125,8 @@ def parse_measured_runs(csv_text: str, hardware: HardwareProfile) -> tuple[Measu
         given = {column: cell.strip() for column, cell in cells.items() if cell and cell.strip()}
         try:
             runs.append(_parse_run(given, hardware))
-        except ValueError as wrong:
-            raise MeasuredRunError(f"row {reader.line_num}: {wrong}") from None
+        except ValueError as error:
+            raise MeasuredRunError(f"row {reader.line_num}: {error}") from None
     if not runs:
         raise MeasuredRunError("there are no runs; at least one row is needed below the header")
     return tuple(runs)
@@ -173,7 +178,7 @@ def _parse_model(cells: Mapping[str, str]) -> ModelProfile:
 
 
 def _parse_cell(cell: str) -> Any:
-    """A number, true or false, or else a word."""
+    """Return a number, a boolean, or else the text itself."""
     try:
         return _BOOLEANS[cell] if cell in _BOOLEANS else float(cell)
     except ValueError:
@@ -232,7 +237,7 @@ def _parse_seconds(cells: Mapping[str, str]) -> float:
 
 
 def _parse_choice(cells: Mapping[str, str], column: str, allowed: Mapping[str, Any]) -> Any:
-    """What the cell's word stands for; an empty one is the first of `allowed`."""
+    """Return the value of the cell's word; an empty cell means the first of `allowed`."""
     text = cells.get(column, next(iter(allowed)))
     if text not in allowed:
         raise ValueError(f"{column} is {text!r}; allowed are {', '.join(allowed)}")

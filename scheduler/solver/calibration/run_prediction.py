@@ -1,7 +1,7 @@
-"""RunTimes: what the cost model predicts for many measured runs at once, as the constants of the GPU change.
+"""Predictions for many measured runs at once, as functions of the GPU's constants.
 
-The same result as `evaluate` gives for each run (a test holds them together), some hundred times as fast: what does not
-depend on the constants is worked out once, and the layers of many runs are costed in one call.
+The results equal those of `evaluate` for each run (a test compares them) and take about a hundredth of the time:
+everything that does not depend on the constants is computed once, and the layers of many runs are costed in one call.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from scheduler.solver.plan_rules import as_single_layer
 from scheduler.solver.profiles.hardware_profile import HardwareProfile
 
 _RUNS_PER_BATCH = 32
-"""Runs in a joint call. It costs the layers of every run under the strategy of every run, and keeps the diagonal."""
+"""Runs per call. A call costs the layers of every run under the strategy of every run, and keeps the diagonal."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTimePredictor:
-    """Predicts runs whose layers all follow one strategy each, on GPUs of one model; `batches` are of their numbers."""
+    """Predicts runs on GPUs of one model whose layers all follow one strategy; `batches` hold indices of runs."""
 
     runs: tuple[_PreparedRun, ...]
     batches: tuple[tuple[int, ...], ...]
 
     @classmethod
     def from_runs(cls, runs: Sequence[MeasuredRun], hardware: HardwareProfile) -> RunTimePredictor:
-        """Works out what does not depend on the constants of `hardware`.
+        """Compute everything that does not depend on the constants of `hardware`.
 
-        Plans are not checked: a run was possible where it was made, even if the solver would not plan it so.
+        Plans are not checked: a run was possible where it was made, even if the solver would not plan it.
 
         Raises:
             ValueError: a run's layers follow several strategies.
         """
         parts = tuple(_PreparedRun.from_run(run, hardware) for run in runs)
-        # The costs of a layer look at the GPUs of a stage that share a node, and at nothing else of its setting.
+        # Of a stage's setting, the costs of a layer depend only on the GPUs that share a node.
         alike: dict[tuple[int, int], list[int]] = {}
         for number, part in enumerate(parts):
             alike.setdefault((part.setting.node_gpus, part.setting.node_gpus_min), []).append(number)
@@ -57,7 +57,8 @@ class RunTimePredictor:
         return cls(parts, tuple(batches))
 
     def predict_s(self, hardware: HardwareProfile) -> Floats:
-        """[R]: iteration times under the constants of `hardware`; precision and worker are those given to `of`."""
+        """Return [R]: iteration times under the constants of `hardware`, which must have the precision and worker
+        given before."""
         times_s = np.empty(len(self.runs))
         for numbers in self.batches:
             times_s[list(numbers)] = _predict_batch_s([self.runs[number] for number in numbers], hardware)
@@ -66,12 +67,12 @@ class RunTimePredictor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PreparedRun:
-    """Loads of a run's pipeline as sums of K times by layer type: of a layer, of gathering at a border, of a hand-over
-    in the node and of one across nodes.
+    """Loads of a run's pipeline as sums of K times by layer type, for four causes: a layer, gathering at a border, a
+    hand-over within a node, and one across nodes.
 
     Attributes:
-        loads: [D, 4 x K], one row a device or link; equal ones stand there once, `times` [D] as often as they occur.
-        share: samples of a micro-batch for each GPU of a stage.
+        loads: [D, 4 x K], one row per distinct device or link; `times` [D] is how often each occurs.
+        share: samples of a micro-batch per GPU of a stage.
     """
 
     setting: StageSetting
@@ -108,14 +109,14 @@ class _PreparedRun:
         )
 
     def compute_iteration_s(self, by_cause_s: Floats) -> float:
-        """From the times [4, K], by the formula that `evaluate` explains."""
+        """Return the iteration time from the times [4, K], by the formula of `evaluate`."""
         loads_s = self.loads @ by_cause_s.ravel()
         waves = self.micro_batches - 1 / self.interleave
         return float(self.times @ loads_s / self.interleave + waves * loads_s.max())
 
 
 def _build_load_matrix(plan: ParallelPlan, types: Sequence[int], side: StageGroup) -> Floats:
-    """[devices + links, 4 x K] from the layer types of the chain in order, as `evaluate` sums them up."""
+    """Return [devices + links, 4 x K] from the layer types of the chain in order, summed as `evaluate` does."""
     devices, kinds = plan.pipeline_devices, max(types) + 1
     loads = np.zeros((2 * devices, 4, kinds))
     for number, stage in enumerate(plan.stages):
@@ -153,7 +154,7 @@ def _predict_batch_s(runs: Sequence[_PreparedRun], hardware: HardwareProfile) ->
 
 
 def _concatenate_candidates(candidates: Sequence[StrategyCandidates]) -> StrategyCandidates:
-    """One after the other, one strategy each."""
+    """Return all candidates one after the other; each must hold a single strategy."""
     degrees = [one.degrees for one in candidates]
     joint = ParallelDegrees(
         *(np.concatenate([getattr(one, each.name) for one in degrees]) for each in fields(ParallelDegrees))

@@ -79,7 +79,7 @@ def test_zero_is_no_hole_where_demand_is_mostly_zero() -> None:
 
 
 def test_filling_refuses_what_it_cannot_mend() -> None:
-    with pytest.raises(ValueError, match="no value that is not missing"):
+    with pytest.raises(ValueError, match="must have a known value"):
         fill_gaps([float("nan")])
     with pytest.raises(ValueError, match="negative or infinite"):
         fill_gaps([1.0, -1.0])

@@ -14,7 +14,7 @@ from scheduler.domain.parallel_plan import LayerStrategy
 from scheduler.resharding.placement import GpuSlot, Placement, build_layer_tensors
 from scheduler.resharding.rank_mapping import select_slots_to_keep
 from scheduler.resharding.shards import StateOverlap, compute_overlap
-from tests.builders_resharding import a_plan, a_random_plan, seats_on
+from tests.builders_resharding import a_plan, a_random_plan, slots_on
 
 DRAWN = settings(max_examples=100, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 10**6)
@@ -22,17 +22,17 @@ LAYERS = 8
 TENSORS = build_layer_tensors([1e9 + 1e8 * layer for layer in range(LAYERS)])
 
 
-def kept_bytes(both: StateOverlap, old: Placement, seats: Sequence[GpuSlot]) -> float:
-    ranks = {seat: rank for rank, seat in enumerate(old.slots)}
-    return sum(float(both.by_rank[rank, ranks[seat]]) for rank, seat in enumerate(seats) if seat in ranks)
+def kept_bytes(both: StateOverlap, old: Placement, slots: Sequence[GpuSlot]) -> float:
+    ranks = {slot: rank for rank, slot in enumerate(old.slots)}
+    return sum(float(both.by_rank[rank, ranks[slot]]) for rank, slot in enumerate(slots) if slot in ranks)
 
 
 def arrangements(given: Sequence[GpuSlot], sites: Sequence[Sequence[GpuSlot]]) -> Iterator[tuple[GpuSlot, ...]]:
     """Every way in which the ranks of each node of `given` can go to one site, and there to any GPUs."""
-    widths = [sum(seat.node == node for seat in given) for node in dict.fromkeys(seat.node for seat in given)]
+    widths = [sum(slot.node == node for slot in given) for node in dict.fromkeys(slot.node for slot in given)]
     for chosen in permutations(sites, len(widths)):
         for parts in product(*(permutations(site, width) for site, width in zip(chosen, widths, strict=True))):
-            yield tuple(seat for part in parts for seat in part)
+            yield tuple(slot for part in parts for slot in part)
 
 
 @DRAWN
@@ -45,7 +45,7 @@ def test_on_one_node_no_other_gpus_in_any_order_keep_more(seed: int) -> None:
     usual = old.slots[: plan.world_size]
     both = compute_overlap(old, plan, TENSORS)
     found = select_slots_to_keep(both, old, plan, usual, [[old.slots]])
-    best = max(kept_bytes(both, old, seats) for seats in arrangements(usual, [old.slots]))
+    best = max(kept_bytes(both, old, slots) for slots in arrangements(usual, [old.slots]))
     assert kept_bytes(both, old, found) == best
 
 
@@ -54,11 +54,11 @@ def test_on_one_node_no_other_gpus_in_any_order_keep_more(seed: int) -> None:
 def test_of_several_nodes_no_others_keep_more_while_the_ranks_of_a_node_stay_together(seed: int) -> None:
     seeded = random.Random(seed)
     nodes = seeded.randint(2, 4)
-    seats = [GpuSlot(f"n{at // 2}", at % 2) for at in range(2 * nodes)]
-    old = Placement(a_random_plan(seeded, 2 * nodes, LAYERS), tuple(seeded.sample(seats, len(seats))))
-    sites = [tuple(seats[at : at + 2]) for at in range(0, len(seats), 2)]
+    slots = [GpuSlot(f"n{at // 2}", at % 2) for at in range(2 * nodes)]
+    old = Placement(a_random_plan(seeded, 2 * nodes, LAYERS), tuple(seeded.sample(slots, len(slots))))
+    sites = [tuple(slots[at : at + 2]) for at in range(0, len(slots), 2)]
     width = seeded.choice([1, 2]) if nodes > 1 else 1
-    usual = [seat for site in sites[: seeded.randint(1, nodes)] for seat in site[:width]]
+    usual = [slot for site in sites[: seeded.randint(1, nodes)] for slot in site[:width]]
     both = compute_overlap(old, plan := a_random_plan(seeded, len(usual), LAYERS), TENSORS)
     found = select_slots_to_keep(both, old, plan, usual, [sites])
     assert kept_bytes(both, old, found) == max(kept_bytes(both, old, other) for other in arrangements(usual, sites))
@@ -68,7 +68,7 @@ def test_of_several_nodes_no_others_keep_more_while_the_ranks_of_a_node_stay_tog
 @given(SEEDS)
 def test_nothing_is_chosen_that_keeps_less_than_rank_order_or_that_another_node_may_not_stand_in_for(seed: int) -> None:
     seeded = random.Random(seed)
-    old = Placement(a_random_plan(seeded, 32, LAYERS, experts=4), seats_on(dict.fromkeys(range(4), 8)))
+    old = Placement(a_random_plan(seeded, 32, LAYERS, experts=4), slots_on(dict.fromkeys(range(4), 8)))
     gpus = seeded.choice([1, 2, 4, 6, 8, 16, 24])
     plan, usual = a_random_plan(seeded, gpus, LAYERS, experts=4), old.slots[:gpus]
     by_node = [old.slots[at : at + 8] for at in range(0, 32, 8)]
@@ -78,19 +78,19 @@ def test_nothing_is_chosen_that_keeps_less_than_rank_order_or_that_another_node_
     assert len(set(found)) == gpus
     assert kept_bytes(both, old, found) >= kept_bytes(both, old, usual)
     for sites in together:
-        here = {seat for site in sites for seat in site}
-        assert sum(seat in here for seat in found) == sum(seat in here for seat in usual)
+        here = {slot for site in sites for slot in site}
+        assert sum(slot in here for slot in found) == sum(slot in here for slot in usual)
 
 
 def test_a_replica_of_each_stage_stays_and_not_all_of_the_first() -> None:
-    old = Placement(a_plan([[LayerStrategy(1, dp=2)], [LayerStrategy(1, dp=2)]]), seats_on({0: 4}))
+    old = Placement(a_plan([[LayerStrategy(1, dp=2)], [LayerStrategy(1, dp=2)]]), slots_on({0: 4}))
     plan, tensors = a_plan([[LayerStrategy(1)], [LayerStrategy(1)]]), build_layer_tensors([1e6, 1e6])
     found = select_slots_to_keep(compute_overlap(old, plan, tensors), old, plan, old.slots[:2], [[old.slots]])
     assert found == (GpuSlot("n00", 0), GpuSlot("n00", 2))
 
 
 def test_where_all_gpus_hold_the_same_the_given_ones_stay() -> None:
-    old = Placement(a_plan([[LayerStrategy(2, dp=16)]]), seats_on({0: 8, 1: 8}))
+    old = Placement(a_plan([[LayerStrategy(2, dp=16)]]), slots_on({0: 8, 1: 8}))
     plan, tensors = a_plan([[LayerStrategy(2, dp=4)]]), build_layer_tensors([1e6, 1e6])
     both, sites = compute_overlap(old, plan, tensors), [old.slots[:8], old.slots[8:]]
     for usual in (old.slots[:4], old.slots[11:15]):
@@ -98,7 +98,7 @@ def test_where_all_gpus_hold_the_same_the_given_ones_stay() -> None:
 
 
 def test_the_given_seats_must_be_one_for_each_rank() -> None:
-    old = Placement(a_plan([[LayerStrategy(2, dp=2)]]), seats_on({0: 2}))
+    old = Placement(a_plan([[LayerStrategy(2, dp=2)]]), slots_on({0: 2}))
     both = compute_overlap(old, old.plan, build_layer_tensors([1e6, 1e6]))
-    with pytest.raises(ValueError, match="there are 1; the plan needs 2"):
+    with pytest.raises(ValueError, match="slots has 1 GPUs; it must have 2"):
         select_slots_to_keep(both, old, old.plan, old.slots[:1], [[old.slots]])

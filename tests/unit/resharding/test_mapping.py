@@ -16,7 +16,7 @@ from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.resharding.placement import GpuSlot, Placement, TensorSpec, TensorSplit, build_layer_tensors
 from scheduler.resharding.rank_mapping import find_best_assignment, map_ranks
 from scheduler.resharding.shards import compute_held_bytes, compute_overlap, compute_release_costs, compute_shards
-from tests.builders_resharding import Transition, a_plan, a_random_plan, a_transition, seats_on
+from tests.builders_resharding import Transition, a_plan, a_random_plan, a_transition, slots_on
 
 DRAWN = settings(max_examples=100, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 10**6)
@@ -52,13 +52,13 @@ def _bytes(atoms: Iterable[Atom]) -> float:
     return sum(TENSORS[atom[0]].element_bytes for atom in atoms)
 
 
-def _moved(change: Transition, seats: Sequence[GpuSlot]) -> tuple[float, float]:
+def _moved(change: Transition, slots: Sequence[GpuSlot]) -> tuple[float, float]:
     """Bytes moved, and those of them that no GPU of the node had, element by element."""
-    held = dict(zip(change.old_seats, _atoms(change.old_plan), strict=True))
+    held = dict(zip(change.old_slots, _atoms(change.old_plan), strict=True))
     moved = network = 0.0
-    for seat, needed in zip(seats, _atoms(change.new_plan), strict=True):
-        near = set[Atom]().union(*(atoms for other, atoms in held.items() if other.node == seat.node))
-        moved += _bytes(needed - held.get(seat, set()))
+    for slot, needed in zip(slots, _atoms(change.new_plan), strict=True):
+        near = set[Atom]().union(*(atoms for other, atoms in held.items() if other.node == slot.node))
+        moved += _bytes(needed - held.get(slot, set()))
         network += _bytes(needed - near)
     return moved, network
 
@@ -71,20 +71,20 @@ def _small(seed: int, gpus_max: int) -> Transition:
 @given(SEEDS, st.booleans())
 def test_the_bytes_told_are_those_of_the_elements_that_move(seed: int, any_order: bool) -> None:
     change = _small(seed, 16)
-    old = Placement(change.old_plan, change.old_seats)
-    found = map_ranks(old, change.new_plan, change.new_seats, TENSORS, any_order=any_order)
+    old = Placement(change.old_plan, change.old_slots)
+    found = map_ranks(old, change.new_plan, change.new_slots, TENSORS, any_order=any_order)
     assert (found.moved_bytes, found.network_bytes) == _moved(change, found.slots)
-    assert found.moved_bytes_in_order == _moved(change, change.new_seats)[0]
+    assert found.moved_bytes_in_order == _moved(change, change.new_slots)[0]
 
 
 @DRAWN
 @given(SEEDS, st.booleans())
 def test_no_order_is_worse_than_the_given_one_nor_better_than_the_floor(seed: int, any_order: bool) -> None:
     change = a_transition(random.Random(seed), LAYERS)
-    old = Placement(change.old_plan, change.old_seats)
-    found = map_ranks(old, change.new_plan, change.new_seats, build_layer_tensors([1e9] * LAYERS), any_order=any_order)
+    old = Placement(change.old_plan, change.old_slots)
+    found = map_ranks(old, change.new_plan, change.new_slots, build_layer_tensors([1e9] * LAYERS), any_order=any_order)
     assert found.floor_bytes <= found.moved_bytes <= found.moved_bytes_in_order
-    assert sorted(found.slots) == sorted(change.new_seats)
+    assert sorted(found.slots) == sorted(change.new_slots)
 
 
 @DRAWN
@@ -99,8 +99,8 @@ def test_up_to_five_ranks_the_order_is_the_best_of_all_and_then_the_kindest_to_t
         a_random_plan(seeded, new_gpus, LAYERS, experts=4),
         tuple(seeded.sample(pool, new_gpus)),
     )
-    old = Placement(change.old_plan, change.old_seats)
-    found = map_ranks(old, change.new_plan, change.new_seats, TENSORS, any_order=True)
+    old = Placement(change.old_plan, change.old_slots)
+    found = map_ranks(old, change.new_plan, change.new_slots, TENSORS, any_order=True)
     assert _costs(change)[0] == (found.moved_bytes, found.network_bytes)
 
 
@@ -115,24 +115,24 @@ def test_within_one_node_the_order_is_the_best_of_all(seed: int) -> None:
         a_random_plan(seeded, new_gpus, LAYERS),
         tuple(GpuSlot("n", gpu) for gpu in seeded.sample(range(8), new_gpus)),
     )
-    old = Placement(change.old_plan, change.old_seats)
-    assert map_ranks(old, change.new_plan, change.new_seats, TENSORS).moved_bytes == _costs(change)[0][0]
+    old = Placement(change.old_plan, change.old_slots)
+    assert map_ranks(old, change.new_plan, change.new_slots, TENSORS).moved_bytes == _costs(change)[0][0]
 
 
 def _costs(change: Transition) -> list[tuple[float, float]]:
     """Of every order, the cheapest first: from a table of single pairs, so that hundreds of orders are quick."""
-    held = dict(zip(change.old_seats, _atoms(change.old_plan), strict=True))
+    held = dict(zip(change.old_slots, _atoms(change.old_plan), strict=True))
     needed = _atoms(change.new_plan)
     near = {
-        seat: set[Atom]().union(*(atoms for other, atoms in held.items() if other.node == seat.node))
-        for seat in change.new_seats
+        slot: set[Atom]().union(*(atoms for other, atoms in held.items() if other.node == slot.node))
+        for slot in change.new_slots
     }
     moved = {
-        (rank, seat): (_bytes(atoms - held.get(seat, set())), _bytes(atoms - near[seat]))
+        (rank, slot): (_bytes(atoms - held.get(slot, set())), _bytes(atoms - near[slot]))
         for rank, atoms in enumerate(needed)
-        for seat in change.new_seats
+        for slot in change.new_slots
     }
-    orders = (list(enumerate(order)) for order in permutations(change.new_seats))
+    orders = (list(enumerate(order)) for order in permutations(change.new_slots))
     return sorted((sum(moved[pair][0] for pair in order), sum(moved[pair][1] for pair in order)) for order in orders)
 
 
@@ -141,22 +141,22 @@ def _costs(change: Transition) -> list[tuple[float, float]]:
 def test_where_nothing_changes_nothing_moves_and_nobody_changes_place(seed: int, any_order: bool) -> None:
     seeded = random.Random(seed)
     gpus = seeded.choice([1, 2, 6, 8, 16, 24])
-    plan, seats = a_random_plan(seeded, gpus, LAYERS, experts=4), seats_on({0: min(8, gpus), 1: gpus - min(8, gpus)})
+    plan, slots = a_random_plan(seeded, gpus, LAYERS, experts=4), slots_on({0: min(8, gpus), 1: gpus - min(8, gpus)})
     if gpus == 24:
-        seats = seats_on({0: 8, 1: 8, 2: 8})
-    found = map_ranks(Placement(plan, seats), plan, seats, TENSORS, any_order=any_order)
-    assert (found.moved_bytes, found.slots) == (0.0, seats)
+        slots = slots_on({0: 8, 1: 8, 2: 8})
+    found = map_ranks(Placement(plan, slots), plan, slots, TENSORS, any_order=any_order)
+    assert (found.moved_bytes, found.slots) == (0.0, slots)
 
 
 @DRAWN
 @given(SEEDS)
 def test_seats_given_in_another_order_are_put_back_where_they_were(seed: int) -> None:
     seeded = random.Random(seed)
-    seats = seats_on({0: 8, 1: 8, 2: 8})
+    slots = slots_on({0: 8, 1: 8, 2: 8})
     plan = a_random_plan(seeded, 24, LAYERS)
-    nodes = [seats[at : at + 8] for at in (0, 8, 16)]
-    shuffled = [seat for node in seeded.sample(nodes, 3) for seat in seeded.sample(node, 8)]
-    assert map_ranks(Placement(plan, seats), plan, shuffled, TENSORS).moved_bytes == 0
+    nodes = [slots[at : at + 8] for at in (0, 8, 16)]
+    shuffled = [slot for node in seeded.sample(nodes, 3) for slot in seeded.sample(node, 8)]
+    assert map_ranks(Placement(plan, slots), plan, shuffled, TENSORS).moved_bytes == 0
 
 
 @DRAWN
@@ -164,17 +164,17 @@ def test_seats_given_in_another_order_are_put_back_where_they_were(seed: int) ->
 def test_ranks_that_talk_most_stay_on_one_node_and_stages_on_as_many_nodes(seed: int) -> None:
     seeded = random.Random(seed)
     change = a_transition(seeded, LAYERS, experts=seeded.choice([0, 8]))
-    old, plan = Placement(change.old_plan, change.old_seats), change.new_plan
-    found = map_ranks(old, plan, change.new_seats, build_layer_tensors([1e9] * LAYERS))
-    assert _neighbours(plan, found.slots) == _neighbours(plan, change.new_seats)
+    old, plan = Placement(change.old_plan, change.old_slots), change.new_plan
+    found = map_ranks(old, plan, change.new_slots, build_layer_tensors([1e9] * LAYERS))
+    assert _neighbours(plan, found.slots) == _neighbours(plan, change.new_slots)
 
 
-def _neighbours(plan: ParallelPlan, seats: Sequence[GpuSlot]) -> list[Counter[tuple[int, ...]]]:
+def _neighbours(plan: ParallelPlan, slots: Sequence[GpuSlot]) -> list[Counter[tuple[int, ...]]]:
     """For each stage position and each of its kinds of groups of consecutive ranks, how many of a group's ranks are on
     each of its nodes; the whole stage is one such group."""
     found, first = list[Counter[tuple[int, ...]]](), 0
     for group, stage in enumerate(plan.stages[: plan.pipeline_devices]):
-        own = [seat.node for seat in seats[first : first + stage.gpus]]
+        own = [slot.node for slot in slots[first : first + stage.gpus]]
         strategies = [one for other in plan.stages[group :: plan.pipeline_devices] for one in other.strategies]
         for one in strategies:
             for size in (one.tp * one.ulysses * one.ring, one.tp * one.ep, one.tp * one.shard_group, stage.gpus):
@@ -188,8 +188,8 @@ def test_ranks_of_one_stage_change_places_across_its_nodes() -> None:
     """Each shard of sixteen is half of a shard of eight that both stages had: one half stays on either node. Whole
     nodes alone could keep no more than half of that."""
     halves = a_plan([[LayerStrategy(1, dp=8, zero=3)], [LayerStrategy(1, dp=8, zero=3)]])
-    whole, seats = a_plan([[LayerStrategy(2, dp=16, zero=3)]]), seats_on({0: 8, 1: 8})
-    found = map_ranks(Placement(halves, seats), whole, seats, build_layer_tensors([16e6, 16e6]))
+    whole, slots = a_plan([[LayerStrategy(2, dp=16, zero=3)]]), slots_on({0: 8, 1: 8})
+    found = map_ranks(Placement(halves, slots), whole, slots, build_layer_tensors([16e6, 16e6]))
     assert found.moved_bytes == found.floor_bytes == 16e6
     assert found.moved_bytes_in_order > 16e6
 
@@ -217,16 +217,16 @@ def test_ranks_of_another_gpu_model_do_not_exchange_seats() -> None:
 
 def test_seats_must_be_one_for_each_rank_and_all_different() -> None:
     plan, tensors = a_plan([[LayerStrategy(1, dp=2)]]), build_layer_tensors([1.0])
-    with pytest.raises(ValueError, match="there are 1; the plan needs 2"):
+    with pytest.raises(ValueError, match="slots has 1 GPUs; it must have 2"):
         Placement(plan, (GpuSlot("a", 0),))
     old = Placement(plan, (GpuSlot("a", 0), GpuSlot("a", 1)))
-    with pytest.raises(ValueError, match="GPU 0 of a occurs twice"):
+    with pytest.raises(ValueError, match="GPU 0 of a twice"):
         map_ranks(old, plan, [GpuSlot("a", 0), GpuSlot("a", 0)], tensors)
 
 
 def test_plans_of_another_number_of_layers_are_refused() -> None:
     old = Placement(a_plan([[LayerStrategy(2)]]), (GpuSlot("a", 0),))
-    with pytest.raises(ValueError, match="the old plan has 2 layers, the new one 3"):
+    with pytest.raises(ValueError, match="the old plan has 2 layers and the new one 3"):
         compute_overlap(old, a_plan([[LayerStrategy(3)]]), build_layer_tensors([1.0, 1.0]))
 
 
@@ -248,13 +248,13 @@ def test_an_assignment_is_the_best_of_all_under_one_objective_after_the_other(ro
 def test_what_a_set_of_gpus_takes_with_it_is_what_nobody_else_holds(seed: int) -> None:
     seeded = random.Random(seed)
     gpus = seeded.choice([1, 2, 4, 6, 8, 16])
-    placement = Placement(a_random_plan(seeded, gpus, LAYERS, experts=4), seats_on({0: gpus // 2, 1: gpus - gpus // 2}))
+    placement = Placement(a_random_plan(seeded, gpus, LAYERS, experts=4), slots_on({0: gpus // 2, 1: gpus - gpus // 2}))
     held = dict(zip(placement.slots, _atoms(placement.plan), strict=True))
     candidates = [seeded.sample(placement.slots, seeded.randint(0, gpus)) for _ in range(3)]
     costs = compute_release_costs(placement, TENSORS, candidates)
     for candidate, cost in zip(candidates, costs, strict=True):
-        inside = set[Atom]().union(*(held[seat] for seat in candidate))
-        outside = set[Atom]().union(*(atoms for seat, atoms in held.items() if seat not in candidate))
+        inside = set[Atom]().union(*(held[slot] for slot in candidate))
+        outside = set[Atom]().union(*(atoms for slot, atoms in held.items() if slot not in candidate))
         assert cost == _bytes(inside - outside)
 
 
@@ -263,13 +263,13 @@ def test_what_a_set_of_gpus_takes_with_it_is_what_nobody_else_holds(seed: int) -
 def test_giving_back_is_free_just_where_others_hold_everything_and_dearest_together(seed: int) -> None:
     seeded = random.Random(seed)
     gpus = seeded.choice([2, 4, 6, 8, 16])
-    placement = Placement(a_random_plan(seeded, gpus, LAYERS, experts=4), seats_on({0: gpus}))
+    placement = Placement(a_random_plan(seeded, gpus, LAYERS, experts=4), slots_on({0: gpus}))
     held = dict(zip(placement.slots, _atoms(placement.plan), strict=True))
     one = seeded.sample(placement.slots, seeded.randint(1, gpus))
-    other = [seat for seat in seeded.sample(placement.slots, seeded.randint(1, gpus)) if seat not in one]
+    other = [slot for slot in seeded.sample(placement.slots, seeded.randint(1, gpus)) if slot not in one]
     alone, beside, together = compute_release_costs(placement, TENSORS, [one, other, [*one, *other]])
-    elsewhere = set[Atom]().union(*(atoms for seat, atoms in held.items() if seat not in one))
-    assert (alone == 0) == all(held[seat] <= elsewhere for seat in one)
+    elsewhere = set[Atom]().union(*(atoms for slot, atoms in held.items() if slot not in one))
+    assert (alone == 0) == all(held[slot] <= elsewhere for slot in one)
     assert together >= alone + beside
     assert compute_held_bytes(placement.plan, TENSORS) == tuple(map(_bytes, held.values()))
 
@@ -278,5 +278,5 @@ def test_a_copy_costs_nothing_to_give_back_and_the_last_one_all() -> None:
     placement = Placement(a_plan([[LayerStrategy(1, dp=2)]]), (GpuSlot("a", 0), GpuSlot("b", 0)))
     candidates = [[GpuSlot("a", 0)], [GpuSlot("a", 0), GpuSlot("b", 0)]]
     assert compute_release_costs(placement, build_layer_tensors([1e6]), candidates) == (0.0, 1e6)
-    with pytest.raises(ValueError, match="no rank sits on GPU 1 of a"):
+    with pytest.raises(ValueError, match="candidates has GPU 1 of a"):
         compute_release_costs(placement, build_layer_tensors([1e6]), [[GpuSlot("a", 1)]])

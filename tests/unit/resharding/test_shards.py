@@ -123,35 +123,35 @@ def test_coarse_tensors_weigh_what_the_layers_weigh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "told"),
+    ("strategy", "message"),
     [
         (LayerStrategy(1, dp=6, zero=3, shard_group=4), "shard_group is 4; it must divide the 6 replicas"),
         (LayerStrategy(1, dp=6, ep=4), "ep is 4; it must divide the 6 replicas"),
         (LayerStrategy(1, dp=12, zero=3, shard_group=6, ep=4), "ep is 4; it must divide the shard group of 6"),
     ],
 )
-def test_a_strategy_that_contradicts_itself_is_refused(strategy: LayerStrategy, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_strategy_that_contradicts_itself_is_refused(strategy: LayerStrategy, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         compute_shards(a_plan([[strategy]]), build_layer_tensors([1.0]))
 
 
-@pytest.mark.parametrize(("count", "told"), [(1, "layer 1 has none"), (3, "layer 2 is not one of them")])
-def test_tensors_of_other_layers_than_the_plans_are_refused(count: int, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+@pytest.mark.parametrize(("count", "message"), [(1, "layer 1 has no tensor"), (3, "layer 2 has a tensor")])
+def test_tensors_of_other_layers_than_the_plans_are_refused(count: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         compute_shards(a_plan([[LayerStrategy(2)]]), build_layer_tensors([1.0] * count))
 
 
 @pytest.mark.parametrize(
-    ("tensor", "told"),
+    ("tensor", "message"),
     [
         ({"layer": -1}, "layer is -1; it must be 0 or more"),
         ({"shape": (0, 3)}, "shape is 0; it must be 1 or more"),
         ({"element_bytes": float("nan")}, "element_bytes is nan"),
     ],
 )
-def test_a_tensor_that_cannot_be_is_refused(tensor: dict[str, object], told: str) -> None:
+def test_a_tensor_that_cannot_be_is_refused(tensor: dict[str, object], message: str) -> None:
     fields: dict[str, object] = {"name": "w", "layer": 0, "shape": (1, 1), "element_bytes": 1.0} | tensor
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         TensorSpec(**fields)  # type: ignore[arg-type]  # any field
 
 

@@ -139,15 +139,15 @@ def test_seats_are_the_target_and_never_move_more_than_the_default_order(seed: i
 def world_of(seeded: random.Random, change: Transition) -> tuple[Snapshot, ResizeJob]:
     """The job as it runs, in any order of its ranks, on nodes of which some are lent."""
     pools, _ = a_fleet(training=0, inference=0)
-    names = sorted({seat.node for seat in (*change.old_seats, *change.new_seats)})
+    names = sorted({seat.node for seat in (*change.old_slots, *change.new_slots)})
     lent = {name for name in names if seeded.random() < 0.4}
     nodes = {name: a_node(name, "inference" if name in lent else "training", gpu="gpu") for name in names}
-    seats = [(seat.node, seat.gpu) for seat in change.old_seats]
+    seats = [(seat.node, seat.gpu) for seat in change.old_slots]
     if seeded.random() < 0.5:
         seeded.shuffle(seats)
-    job: Job = a_job("j", 1, 64, state=JobState.RUNNING, on=by_node(change.old_seats))
+    job: Job = a_job("j", 1, 64, state=JobState.RUNNING, on=by_node(change.old_slots))
     job = replace(job, allocation=replace(job.allocation, plan=change.old_plan, seats=tuple(seats)))
-    resize = ResizeJob("j", by_node(change.new_seats), change.new_plan, 60.0, WHY)
+    resize = ResizeJob("j", by_node(change.new_slots), change.new_plan, 60.0, WHY)
     return a_snapshot((pools, nodes), [job], [a_loan(name) for name in sorted(lent)]), resize
 
 

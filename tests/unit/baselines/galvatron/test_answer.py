@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_an_uneven_plan_is_judged_by_its_slowest_stage() -> None:
 
 def test_an_infeasible_case_says_how_much_memory_would_do() -> None:
     answer = compare_with_galvatron(INFEASIBLE, MemoryLimitReading.NOMINAL)
-    assert answer["infeasible"] == "the leanest plan takes 15972 MB of each GPU; 12288 MB may be used"
+    assert re.findall(r"\d+", answer["infeasible"]) == ["15972", "12288"]
     assert "ours" not in answer
 
 
@@ -114,11 +115,11 @@ BEST = recorded(FOLDER)["best"]
         ({**PLAN, "micro_batches": 4}, "micro_batch_size is 8; it must be 64 / 4"),
         ({**PLAN, "micro_batches": "8"}, "micro_batches is '8'; it must be a whole number"),
         ({**PLAN, "stages": [stage([{**RUN, "zero": 1}])]}, "zero one of (0, 2, 3)"),
-        ({**PLAN, "stages": [stage([{**RUN, "recompute": "selective"}])]}, "Galvatron's model has prices for"),
-        ({**PLAN, "stages": [stage([{**RUN, "offload": True}])]}, "Galvatron's model has prices for"),
+        ({**PLAN, "stages": [stage([{**RUN, "recompute": "selective"}])]}, "Galvatron's model supports"),
+        ({**PLAN, "stages": [stage([{**RUN, "offload": True}])]}, "Galvatron's model supports"),
         ({**PLAN, "stages": [stage([{**RUN, "layers": 0}])]}, "layers is 0; it must be a whole number from 1"),
         ({**PLAN, "stages": [stage([])]}, "layers by stage is [0]"),
-        ({**PLAN, "schedule": {"name": "gpipe", "interleave": 1}}, "Galvatron's model has prices for 1F1B"),
+        ({**PLAN, "schedule": {"name": "gpipe", "interleave": 1}}, "Galvatron's model supports 1F1B"),
         ({**PLAN, "stages": 3}, "plan: "),
         ({"pp": 1}, "plan: field 'stages' is missing"),
     ],

@@ -143,7 +143,7 @@ def test_no_constant_leaves_its_range() -> None:
     ("names", "told"),
     [
         (("speed",), "constant 'speed' is unknown; allowed are efficiency"),
-        (("efficiency", "efficiency"), "constant efficiency is named 2 times"),
+        (("efficiency", "efficiency"), "constant efficiency is given 2 times"),
         (("gradient_overlap",), "gradient_overlap is 0 in the profile of a100-80g; it must be above 0"),
     ],
 )
