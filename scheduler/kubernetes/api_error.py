@@ -33,7 +33,7 @@ class ApiError(Exception):
         causes: frozenset[str] = frozenset(),
         was_sent: bool = True,
     ) -> None:
-        super().__init__(f"{status or 'no answer'} {reason}: {message}")
+        super().__init__(f"{status or 'no response'} {reason}: {message}")
         self.status = status
         self.reason = reason
         self.message = message
@@ -107,13 +107,13 @@ class ApiError(Exception):
 def parse_error_response(status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     """Return the error for a response. The body is a Status object or plain text from a proxy."""
     try:
-        said: Any = json.loads(body)
+        document: Any = json.loads(body)
     except ValueError:
-        said = None
-    if not isinstance(said, dict):
+        document = None
+    if not isinstance(document, dict):
         text = body.decode(errors="replace").strip()
         return ApiError(status, text.partition("\n")[0][:80], text[:500], retry_after_s=_parse_retry_after(headers))
-    return parse_status_error(said, status=status, retry_after_s=_parse_retry_after(headers))
+    return parse_status_error(document, status=status, retry_after_s=_parse_retry_after(headers))
 
 
 def parse_status_error(
@@ -133,5 +133,5 @@ def parse_status_error(
 
 def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
     """Return Retry-After in seconds. Dates, which only proxies send, are ignored."""
-    said = headers.get("Retry-After", "")
-    return float(said) if said.isdecimal() else None
+    seconds = headers.get("Retry-After", "")
+    return float(seconds) if seconds.isdecimal() else None

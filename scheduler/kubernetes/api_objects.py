@@ -123,8 +123,8 @@ def parse_count(text: object, *, default: int = 0) -> int:
 
     The length is limited because anyone can write labels and int() raises for thousands of digits.
     """
-    said = str(text)
-    return int(said) if said.isascii() and said.isdigit() and len(said) <= _DIGITS_MAX else default
+    digits = str(text)
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX else default
 
 
 def truncate_name(name: str, max_length: int) -> str:
@@ -141,8 +141,8 @@ def strip_managed_fields(item: Object) -> Object:
     Interned keys are shared between objects. Otherwise every parsed document holds its own copies.
     """
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
-    kept: Object = _intern_keys({**item, "metadata": metadata})
-    return kept
+    stripped: Object = _intern_keys({**item, "metadata": metadata})
+    return stripped
 
 
 def _intern_keys(value: Any) -> Any:

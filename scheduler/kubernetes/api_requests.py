@@ -58,7 +58,7 @@ def build_path(kind: ResourceKind, namespace: str = "", name: str = "", subresou
     """Return the URL path. Names are DNS names, so no quoting is needed."""
     root = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
     scope = f"/namespaces/{namespace}" if kind.is_namespaced and namespace else ""
-    assert namespace or not (kind.is_namespaced and name), f"a {kind.name} has a namespace"
+    assert namespace or not (kind.is_namespaced and name), f"{kind.name} is namespaced: a namespace is required"
     return root + scope + "".join(f"/{part}" for part in (kind.plural, name, subresource) if part)
 
 

@@ -54,12 +54,14 @@ class WatchStream:
 def _parse_events(lines: Iterable[bytes]) -> Iterator[WatchEvent]:
     for line in lines:
         try:
-            said = json.loads(line)
+            event = json.loads(line)
         except ValueError as error:
-            raise ApiError(NO_RESPONSE, type(error).__name__, f"not a line of a watch: {line[:80]!r}") from error
-        if said["type"] == "ERROR":
-            raise parse_status_error(said["object"])
-        yield WatchEvent(said["type"], said["object"])
+            raise ApiError(
+                NO_RESPONSE, type(error).__name__, f"watch returned an invalid line: {line[:80]!r}"
+            ) from error
+        if event["type"] == "ERROR":
+            raise parse_status_error(event["object"])
+        yield WatchEvent(event["type"], event["object"])
 
 
 PAGE_SIZE = 500
@@ -84,15 +86,15 @@ class KubernetesClient:
     """Client of one API server. Thread-safe. Every method raises ApiError unless its docstring says otherwise."""
 
     def __init__(self, sender: RequestSender, *, host: str) -> None:
-        self._asker = sender
+        self._sender = sender
         self.host = host
 
     def close(self) -> None:
         """Cancel retries that are waiting, and close all connections."""
-        self._asker.close()
+        self._sender.close()
 
     def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Object:
-        found: Object = self._asker.send(api_requests.build_get(kind, name, namespace))
+        found: Object = self._sender.send(api_requests.build_get(kind, name, namespace))
         return found
 
     def get_or_none(self, kind: ResourceKind, name: str, namespace: str = "") -> Object | None:
@@ -155,12 +157,12 @@ class KubernetesClient:
             resource_version=resource_version,
             timeout_s=timeout_s,
         )
-        return WatchStream(self._asker.stream(call, idle_timeout_s=idle_timeout_s))
+        return WatchStream(self._sender.stream(call, idle_timeout_s=idle_timeout_s))
 
     def create(self, kind: ResourceKind, item: Object) -> Object:
         """Create the object and return it. Raises ApiError with `is_already_exists` if the name is taken."""
         try:
-            made: Object = self._asker.send(api_requests.build_create(kind, item))
+            created: Object = self._sender.send(api_requests.build_create(kind, item))
         except ApiError as error:
             if not (error.is_already_exists and error.had_ambiguous_attempt):
                 raise
@@ -168,7 +170,7 @@ class KubernetesClient:
             if found is None or not api_requests.was_created_from(item, found):
                 raise
             return found
-        return made
+        return created
 
     def post_subresource(
         self, kind: ResourceKind, name: str, namespace: str = "", *, subresource: str, body: Object
@@ -176,15 +178,17 @@ class KubernetesClient:
         """Post to a subresource that creates no object, such as a ServiceAccount's `token`. Not retried after ambiguous
         failures.
         """
-        answer: Object = self._asker.send(api_requests.build_subresource_post(kind, name, namespace, subresource, body))
-        return answer
+        response: Object = self._sender.send(
+            api_requests.build_subresource_post(kind, name, namespace, subresource, body)
+        )
+        return response
 
     def apply(self, kind: ResourceKind, item: Object, *, force: bool = True, subresource: str = "") -> Object:
         """Create or update the object by server-side apply.
 
         A metadata.resourceVersion is a precondition. Without `force`, fields owned by another manager are a conflict.
         """
-        applied: Object = self._asker.send(api_requests.build_apply(kind, item, force=force, subresource=subresource))
+        applied: Object = self._sender.send(api_requests.build_apply(kind, item, force=force, subresource=subresource))
         return applied
 
     def patch(
@@ -206,7 +210,7 @@ class KubernetesClient:
             call = api_requests.build_merge_patch(kind, path, change, resource_version)
         else:
             call = api_requests.build_json_patch(kind, path, change, resource_version)
-        patched: Object = self._asker.send(call)
+        patched: Object = self._sender.send(call)
         return patched
 
     def patch_status(
@@ -219,7 +223,7 @@ class KubernetesClient:
     ) -> Object:
         """Replace the object. Raises a conflict if its resourceVersion is not the newest."""
         call = api_requests.build_replace(kind, item, subresource=subresource)
-        replaced: Object = self._asker.send(call, retry_timeout_s=retry_timeout_s)
+        replaced: Object = self._sender.send(call, retry_timeout_s=retry_timeout_s)
         return replaced
 
     def delete(
@@ -239,7 +243,7 @@ class KubernetesClient:
         """
         path = api_requests.build_path(kind, namespace, name)
         try:
-            left: Object = self._asker.send(
+            deleted: Object = self._sender.send(
                 api_requests.build_delete(
                     kind, path, uid=uid, resource_version=resource_version, grace_period_s=grace_period_s
                 )
@@ -250,14 +254,14 @@ class KubernetesClient:
             ):
                 return None
             raise
-        return left if api_requests.is_still_terminating(left) else None
+        return deleted if api_requests.is_still_terminating(deleted) else None
 
     def bind(self, pod: Object, node: str) -> None:
         """Bind the pod with this uid to the node. Succeeds if it is already bound there; raises a conflict if bound
         elsewhere.
         """
         try:
-            self._asker.send(api_requests.build_bind(pod, node))
+            self._sender.send(api_requests.build_bind(pod, node))
         except ApiError as error:
             if not error.is_conflict:
                 raise
@@ -271,12 +275,12 @@ class KubernetesClient:
         If another pod has its name, the API server responds only after 10 s.
         """
         try:
-            self._asker.send(api_requests.build_evict(pod, grace_period_s=grace_period_s))
+            self._sender.send(api_requests.build_evict(pod, grace_period_s=grace_period_s))
         except ApiError as error:
             if error.is_blocked_by_budget:
                 return EvictionResult.BLOCKED
-            named = name_of(pod), namespace_of(pod)
-            if error.is_not_found or (error.is_conflict and self._is_absent_or_replaced(POD, *named, uid_of(pod))):
+            key = name_of(pod), namespace_of(pod)
+            if error.is_not_found or (error.is_conflict and self._is_absent_or_replaced(POD, *key, uid_of(pod))):
                 return EvictionResult.NOT_FOUND
             raise
         return EvictionResult.EVICTED
@@ -285,12 +289,12 @@ class KubernetesClient:
         items: list[Object] = []
         call = first
         while True:
-            page = self._asker.send(call, retry_timeout_s=retry_timeout_s)
+            page = self._sender.send(call, retry_timeout_s=retry_timeout_s)
             items.extend(api_requests.with_type_meta(kind, item) for item in page.get("items") or ())
-            following = page["metadata"].get("continue", "")
-            if not following:
+            continue_token = page["metadata"].get("continue", "")
+            if not continue_token:
                 return ObjectList(tuple(items), str(page["metadata"]["resourceVersion"]))
-            call = api_requests.build_next_page(first, following)
+            call = api_requests.build_next_page(first, continue_token)
 
     def _is_absent_or_replaced(self, kind: ResourceKind, name: str, namespace: str, uid: str) -> bool:
         found = self.get_or_none(kind, name, namespace)
@@ -301,7 +305,7 @@ def connect(
     kubeconfig: str | Path = "",
     *,
     limits: ClientLimits | None = None,
-    on_request: Callable[[RequestRecord], None] = lambda asked: None,
+    on_request: Callable[[RequestRecord], None] = lambda record: None,
     may_write: Callable[[], bool] = lambda: True,
     rng: Random | None = None,
 ) -> KubernetesClient:

@@ -102,29 +102,29 @@ class ClusterCache:
         self.pools = ObjectCache(POOL)
         self.queues = ObjectCache(QUEUE)
         self.loans = ObjectCache(LOAN)
-        self._by_kind = {mirror.kind: mirror for mirror in self._caches()}
-        self._watchers = [Reflector(cluster, mirror) for mirror in self._caches()]
+        self._by_kind = {cache.kind: cache for cache in self._caches()}
+        self._reflectors = [Reflector(cluster, cache) for cache in self._caches()]
         self._lock = threading.Lock()
         self._bound: dict[str, str] = {}
-        self._seen: tuple[object, ...] = ()
+        self._view_change_counts: tuple[object, ...] = ()
         self._view = ClusterView()
-        self._news_at = 0
+        self._last_change_count = 0
 
     def start(self) -> None:
-        for watcher in self._watchers:
-            watcher.start()
+        for reflector in self._reflectors:
+            reflector.start()
 
     def stop(self) -> None:
-        for watcher in self._watchers:
-            watcher.stop()
+        for reflector in self._reflectors:
+            reflector.stop()
 
     def wait_for_sync(self, timeout_s: float) -> bool:
-        return all(mirror.wait_for_sync(timeout_s) for mirror in self._caches())
+        return all(cache.wait_for_sync(timeout_s) for cache in self._caches())
 
     @property
     def stale_kinds(self) -> tuple[ResourceKind, ...]:
         """Kinds whose watch had no contact for too long."""
-        return tuple(watcher.cache.kind for watcher in self._watchers if watcher.is_stale)
+        return tuple(reflector.cache.kind for reflector in self._reflectors if reflector.is_stale)
 
     @property
     def has_synced(self) -> bool:
@@ -134,28 +134,28 @@ class ClusterCache:
     @property
     def unlisted_kinds(self) -> tuple[ResourceKind, ...]:
         """Kinds without a complete list yet."""
-        return tuple(mirror.kind for mirror in self._caches() if not mirror.has_synced)
+        return tuple(cache.kind for cache in self._caches() if not cache.has_synced)
 
     @property
     def seconds_since_contact(self) -> Mapping[str, float]:
         """Seconds since the last contact with the API server, by resource."""
-        return {watcher.cache.kind.plural: watcher.seconds_since_contact for watcher in self._watchers}
+        return {reflector.cache.kind.plural: reflector.seconds_since_contact for reflector in self._reflectors}
 
     @property
     def kinds_with_dead_watch(self) -> tuple[ResourceKind, ...]:
         """Resource kinds whose watch thread has died."""
-        return tuple(watcher.cache.kind for watcher in self._watchers if watcher.has_died)
+        return tuple(reflector.cache.kind for reflector in self._reflectors if reflector.has_died)
 
     @property
     def change_count(self) -> int:
         """A counter that grows with every change in any cache."""
-        return sum(mirror.change_count for mirror in self._caches())
+        return sum(cache.change_count for cache in self._caches())
 
     def has_pending_changes(self) -> bool:
         """Return whether a pod or node changed since the last call. Cheap."""
         changes = self.pods.change_count + self.nodes.change_count
-        had, self._news_at = self._news_at, changes
-        return changes != had
+        before, self._last_change_count = self._last_change_count, changes
+        return changes != before
 
     @property
     def jobs_with_pods(self) -> frozenset[tuple[str, str]]:
@@ -166,14 +166,14 @@ class ClusterCache:
 
     def list_resources(self) -> ClusterResources:
         """Return all custom resources and nodes."""
-        every = (self.jobs, self.pools, self.queues, self.loans, self.nodes)
-        return ClusterResources(*(tuple(mirror.snapshot().values()) for mirror in every))
+        caches = (self.jobs, self.pools, self.queues, self.loans, self.nodes)
+        return ClusterResources(*(tuple(cache.snapshot().values()) for cache in caches))
 
     def assume(self, kind: ResourceKind, item: Object) -> None:
         """Store the API server's response to our own write ahead of the watch, if the kind is cached."""
-        mirror = self._by_kind.get(kind)
-        if mirror is not None:
-            mirror.assume(item)
+        cache = self._by_kind.get(kind)
+        if cache is not None:
+            cache.assume(item)
 
     def assume_bound(self, pod: PodView) -> None:
         """Record an acknowledged binding until the watch confirms it: the response to a binding does not contain the
@@ -181,19 +181,19 @@ class ClusterCache:
         """
         with self._lock:
             self._bound[pod.uid] = pod.target_node
-            self._seen = ()
+            self._view_change_counts = ()
 
     def assume_deleted(self, pod: PodView) -> None:
         self.pods.assume_deleted({"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}})
 
     def get_view(self) -> ClusterView:
         """Return the current view. Rebuilt only after a change."""
-        mirrors = (self.pods, self.nodes, self.services, self.plans, self.jobs, self.pools)
-        seen = tuple(mirror.change_count for mirror in mirrors)
+        caches = (self.pods, self.nodes, self.services, self.plans, self.jobs, self.pools)
+        change_counts = tuple(cache.change_count for cache in caches)
         with self._lock:
-            if seen != self._seen:
+            if change_counts != self._view_change_counts:
                 self._view = self._build_view()
-                self._seen = seen
+                self._view_change_counts = change_counts
             return self._view
 
     def _build_view(self) -> ClusterView:

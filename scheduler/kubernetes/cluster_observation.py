@@ -52,18 +52,18 @@ def merge_pod_runs(
     generation = job.allocation.generation
     changes = plan_pod_changes(job, pods, now_s)
     staying = set(changes.gang or ())
-    kept = find_held_gpus(job, (pod for pod in pods if pod.target_node not in staying))
-    newest_older = max((run.generation for run in runs if run.generation < generation), default=None)
-    seen = tuple(_with_gpus(run, kept) if run.generation == newest_older else run for run in runs)
-    if kept and newest_older is None:
+    held = find_held_gpus(job, (pod for pod in pods if pod.target_node not in staying))
+    latest_older = max((run.generation for run in runs if run.generation < generation), default=None)
+    seen = tuple(_with_gpus(run, held) if run.generation == latest_older else run for run in runs)
+    if held and latest_older is None:
         oldest = min((pod.generation for pod in pods if pod.holds_gpus), default=0)
-        seen = (Run(job.id, min(oldest, generation - 1), RunPhase.LEAVING, kept), *seen)
+        seen = (Run(job.id, min(oldest, generation - 1), RunPhase.LEAVING, held), *seen)
     if job.allocation.target and all(run.generation != generation for run in runs):
         refused = None if failure is None else _build_failed_run(job, failure, now_s)
-        coming = refused or _build_pending_run(job, (changes.gang or {}).values(), now_s, overcommitted)
+        pending = refused or _build_pending_run(job, (changes.gang or {}).values(), now_s, overcommitted)
         for run in seen:  # pods outlive generations: GPUs of ranks that still run belong to the older run
-            coming = replace(coming, gpus=gpu_sets.difference(coming.gpus, run.gpus))
-        seen = (*seen, coming)
+            pending = replace(pending, gpus=gpu_sets.difference(pending.gpus, run.gpus))
+        seen = (*seen, pending)
     return seen
 
 
@@ -74,31 +74,31 @@ def find_held_gpus(job: Job, pods: Iterable[PodView]) -> Gpus:
     return {node: indices for node, indices in held.items() if node in nodes}
 
 
-def _with_gpus(run: Run, kept: Gpus) -> Run:
-    return replace(run, gpus=gpu_sets.union(run.gpus, kept)) if kept else run
+def _with_gpus(run: Run, held: Gpus) -> Run:
+    return replace(run, gpus=gpu_sets.union(run.gpus, held)) if held else run
 
 
 def find_overcommitted_nodes(desired: Snapshot, view: ClusterView) -> frozenset[str]:
     """Return nodes where foreign pods and the decided jobs need more GPUs than there are. The next decision accounts
     for it.
     """
-    wanted = Counter[str]()
+    needed = Counter[str]()
     for pod in view.pods:
         if pod.holds_gpus and not pod.is_ours:
-            wanted[pod.node] += pod.gpus
-    if not wanted:
+            needed[pod.node] += pod.gpus
+    if not needed:
         return frozenset()
     for job in desired.jobs.values():
         for node, indices in job.allocation.target.items():
-            wanted[node] += len(indices)
-    return frozenset(name for name, gpus in wanted.items() if name in view.nodes and gpus > view.nodes[name].gpus)
+            needed[node] += len(indices)
+    return frozenset(name for name, gpus in needed.items() if name in view.nodes and gpus > view.nodes[name].gpus)
 
 
 def _build_pending_run(job: Job, pods: Iterable[PodView], now_s: float, overcommitted: Collection[str]) -> Run:
     """Return the current generation's run while its pods start, or the reason why they cannot."""
     generation, found = job.allocation.generation, list(pods)
     if taken := sorted(pod.target_node for pod in found if not pod.node and pod.target_node in overcommitted):
-        return Run(job.id, generation, RunPhase.LOST, reason=f"pods of others took GPUs of {', '.join(taken)} first")
+        return Run(job.id, generation, RunPhase.LOST, reason=f"foreign pods took the GPUs of {', '.join(taken)}")
     for pod in found:
         if pod.has_ended or _has_container_error(pod, now_s - job.state_since_s):
             phase = RunPhase.LOST if pod.has_ended and _ended_externally(pod) else RunPhase.FAILED
@@ -119,9 +119,9 @@ def _has_container_error(pod: PodView, since_s: float) -> bool:
 
 
 def _describe_end(pod: PodView) -> str:
-    said = pod.error or pod.reason or f"it ended in phase {pod.phase}"
+    description = pod.error or pod.reason or f"it ended in phase {pod.phase}"
     code = "" if pod.exit_code is None else f", exit code {pod.exit_code}"
-    return f"pod {pod.namespace}/{pod.name} on {pod.target_node} could not work: {said}{code}"
+    return f"pod {pod.namespace}/{pod.name} on {pod.target_node} failed: {description}{code}"
 
 
 def find_live_agents(pods: Iterable[PodView]) -> dict[AgentKey, str]:
@@ -156,13 +156,13 @@ def observe_nodes(desired: Snapshot, view: ClusterView) -> dict[str, NodeFacts]:
     GPUs of foreign pods count as inference on inference pools, else as other use. An offered node counts as used until
     it is closed to inference, because inference pods can still be scheduled there.
     """
-    taken: dict[str, int] = {}
+    foreign_gpus: dict[str, int] = {}
     for pod in view.pods:
         if pod.holds_gpus and not pod.is_ours:
-            taken[pod.node] = taken.get(pod.node, 0) + pod.gpus
+            foreign_gpus[pod.node] = foreign_gpus.get(pod.node, 0) + pod.gpus
     facts = {}
     for name, node in desired.nodes.items():
-        seen, used, loan = view.nodes.get(name), taken.get(name, 0), desired.loans.get(name)
+        seen, used, loan = view.nodes.get(name), foreign_gpus.get(name, 0), desired.loans.get(name)
         serves = desired.pools[node.pool].kind is PoolKind.INFERENCE
         if seen is not None and loan is not None and loan.state is LoanState.OFFERED:
             used = used if is_closed_to_inference(loan, seen) else max(used, 1)

@@ -69,9 +69,9 @@ class Connection:
         # Retries happen in flow_control, which knows the deadline and which requests are idempotent.
         configuration.retries = False
         self._configuration = configuration
-        self._connect_s = connect_timeout_s
-        self._read_s = read_timeout_s
-        self._rest: Any = ApiClient(configuration).rest_client
+        self._connect_timeout_s = connect_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._rest_client: Any = ApiClient(configuration).rest_client
         self._auth_lock = threading.Lock()
 
     @property
@@ -81,12 +81,12 @@ class Connection:
     def send(self, request: ApiRequest) -> Any:
         """Return the response's JSON. Raises ApiError."""
         try:
-            answer = self._request(request, read_timeout_s=self._read_s)
-            body = answer.read()
+            response = self._request(request, read_timeout_s=self._read_timeout_s)
+            body = response.read()
         except (urllib3.exceptions.HTTPError, ApiException) as error:
             raise _no_response_error(error) from error
-        if not 200 <= answer.status < 300:
-            raise parse_error_response(answer.status, answer.headers, body)
+        if not 200 <= response.status < 300:
+            raise parse_error_response(response.status, response.headers, body)
         try:
             return json.loads(body)
         except ValueError as error:
@@ -95,28 +95,28 @@ class Connection:
     def stream(self, request: ApiRequest, *, idle_timeout_s: float) -> ResponseLines:
         """Return the lines of a streaming response; `idle_timeout_s` without data is an error. Raises ApiError."""
         try:
-            answer = self._request(request, read_timeout_s=idle_timeout_s)
-            if 200 <= answer.status < 300:
-                return ResponseLines(answer.response)
-            body = answer.read()
+            response = self._request(request, read_timeout_s=idle_timeout_s)
+            if 200 <= response.status < 300:
+                return ResponseLines(response.response)
+            body = response.read()
         except (urllib3.exceptions.HTTPError, ApiException) as error:
             raise _no_response_error(error) from error
-        raise parse_error_response(answer.status, answer.headers, body)
+        raise parse_error_response(response.status, response.headers, body)
 
     def close(self) -> None:
-        self._rest.close()
+        self._rest_client.close()
 
     def _request(self, request: ApiRequest, *, read_timeout_s: float) -> Any:
         headers = {"Accept": "application/json", "User-Agent": "ebbtide", **self._authorization()}
         if request.body is not None:
             headers["Content-Type"] = request.content_type
         target = f"{request.path}?{urlencode(request.query)}" if request.query else request.path
-        return self._rest.request(
+        return self._rest_client.request(
             request.method,
             self.host + target,
             headers=headers,
             body=request.body,
-            _request_timeout=(self._connect_s, read_timeout_s),
+            _request_timeout=(self._connect_timeout_s, read_timeout_s),
         )
 
     def _authorization(self) -> dict[str, str]:
@@ -129,20 +129,20 @@ class Connection:
 def load_configuration(kubeconfig: str | Path = "") -> Configuration:
     """Load the configuration from the given file, else from KUBECONFIG, else from the pod's service account."""
     configuration = Configuration()
-    named = str(kubeconfig) or os.environ.get("KUBECONFIG", "")
+    path = str(kubeconfig) or os.environ.get("KUBECONFIG", "")
     try:
-        if named:
-            load_kube_config(  # type: ignore[no-untyped-call]  # left untyped there
-                named, client_configuration=configuration, persist_config=False
+        if path:
+            load_kube_config(  # type: ignore[no-untyped-call]  # untyped in kubernetes
+                path, client_configuration=configuration, persist_config=False
             )
         else:
             # untyped, as above
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        if named:
-            raise NoClusterError(f"kubeconfig {named!r} cannot be used: {error}") from error
+        if path:
+            raise NoClusterError(f"kubeconfig {path!r} is invalid: {error}") from error
         raise NoClusterError(
-            f"no Kubernetes cluster: name a kubeconfig, set KUBECONFIG, or run in a pod with a service account: {error}"
+            f"no Kubernetes cluster is configured: set KUBECONFIG or run in a pod with a service account: {error}"
         ) from error
     return configuration
 

@@ -28,7 +28,7 @@ REPORT_INTERVAL_S = 60.0
 """Interval at which unchanged demand is reported. Shorter if the reading would become stale sooner."""
 
 _NO_PROMETHEUS_URL = UnknownDemand(
-    UnknownDemandReason.UNREACHABLE, "EBBTIDE_PROMETHEUS_URL: got nothing; allowed: the URL of a Prometheus"
+    UnknownDemandReason.UNREACHABLE, "EBBTIDE_PROMETHEUS_URL is not set. Set it to the URL of a Prometheus server."
 )
 
 
@@ -52,22 +52,22 @@ def compute_readings(
     pools: Iterable[PoolResource], demand_by_uid: Mapping[str, PoolDemand], previous: PoolReadings
 ) -> PoolReadings:
     """Return the readings after `previous`, given what is known now."""
-    readings, claims = dict[str, Command](), dict[str, tuple[Condition, ...]]()
+    readings, conditions = dict[str, Command](), dict[str, tuple[Condition, ...]]()
     for pool in pools:
-        found = demand_by_uid[pool.uid]
-        claims[pool.uid] = _demand_conditions(pool, found)
-        if isinstance(found, KnownDemand):
-            readings[pool.uid] = _next_reading(pool, found, previous.readings.get(pool.uid))
-    return PoolReadings(readings, claims)
+        demand = demand_by_uid[pool.uid]
+        conditions[pool.uid] = _demand_conditions(pool, demand)
+        if isinstance(demand, KnownDemand):
+            readings[pool.uid] = _next_reading(pool, demand, previous.readings.get(pool.uid))
+    return PoolReadings(readings, conditions)
 
 
 def with_demand(spec_commands: SpecCommands, readings: PoolReadings, snapshot: Snapshot) -> SpecCommands:
     """Return the commands with new readings, and the conditions with those about demand."""
     new = tuple(command for command in readings.commands if not _is_applied(command, snapshot))
-    every = {**readings.conditions, **dict(_pushed_conditions(spec_commands.fleet.pools, snapshot))}
-    claims = {uid: (*spec_commands.conditions.get(uid, ()), *more) for uid, more in every.items()}
+    additions = {**readings.conditions, **dict(_pushed_conditions(spec_commands.fleet.pools, snapshot))}
+    conditions = {uid: (*spec_commands.conditions.get(uid, ()), *added) for uid, added in additions.items()}
     return replace(
-        spec_commands, commands=(*spec_commands.commands, *new), conditions={**spec_commands.conditions, **claims}
+        spec_commands, commands=(*spec_commands.commands, *new), conditions={**spec_commands.conditions, **conditions}
     )
 
 
@@ -82,7 +82,7 @@ class DemandSources:
     ) -> None:
         self._deployments = DeploymentWatch(cluster, on_change=on_change)
         self._prometheus = PrometheusPoller(prometheus_url, on_change=on_change) if prometheus_url else None
-        self._told = PoolReadings()
+        self._readings = PoolReadings()
 
     def start(self) -> None:
         if self._prometheus is not None:
@@ -97,10 +97,10 @@ class DemandSources:
         """Return the current demand of these Pools, and stop watching all others."""
         pools = [pool for pool in pools if pool.demand.kind is not DemandSourceKind.PUSH]
         self._update_watches(pools)
-        self._told = compute_readings(
-            pools, {pool.uid: self._current_demand(pool, now_s) for pool in pools}, self._told
+        self._readings = compute_readings(
+            pools, {pool.uid: self._current_demand(pool, now_s) for pool in pools}, self._readings
         )
-        return self._told
+        return self._readings
 
     def _update_watches(self, pools: Iterable[PoolResource]) -> None:
         kinds = {pool.demand.kind for pool in pools}
@@ -143,15 +143,15 @@ def _pushed_conditions(
         if pool.demand.kind is not DemandSourceKind.PUSH or stale_s is None:
             continue
         if reading is None:
-            claim = Condition(
-                DEMAND_KNOWN, False, UnknownDemandReason.NOT_PUSHED_YET.value, "nobody has pushed its demand yet"
+            condition = Condition(
+                DEMAND_KNOWN, False, UnknownDemandReason.NOT_PUSHED_YET.value, "no demand was pushed yet"
             )
         elif snapshot.now_s - reading.at_s > stale_s:
-            said = f"demand was last pushed at {format_time(reading.at_s)}; allowed: at most {stale_s:g} s ago"
-            claim = Condition(DEMAND_KNOWN, False, UnknownDemandReason.STALE.value, said)
+            message = f"demand was last pushed at {format_time(reading.at_s)}; push it at least every {stale_s:g} s"
+            condition = Condition(DEMAND_KNOWN, False, UnknownDemandReason.STALE.value, message)
         else:
-            claim = Condition(DEMAND_KNOWN, True, "Pushed")
-        yield pool.uid, (claim,)
+            condition = Condition(DEMAND_KNOWN, True, "Pushed")
+        yield pool.uid, (condition,)
 
 
 def _demand_conditions(pool: PoolResource, demand: PoolDemand) -> tuple[Condition, ...]:

@@ -75,16 +75,16 @@ def compute_demand_gpus(
     matching = [each for each in deployments if each.gpus and not each.is_terminating and each.matches(selector)]
     if not matching:
         return None
-    wanted: dict[ObjectKey, int] = {}
+    autoscaled: dict[ObjectKey, int] = {}
     for scaler in autoscalers:
         if scaler is not None:
-            wanted[scaler.target] = max(wanted.get(scaler.target, 0), scaler.replicas)
-    return sum(each.gpus * max(wanted.get(each.key, 0), each.replicas) for each in matching)
+            autoscaled[scaler.target] = max(autoscaled.get(scaler.target, 0), scaler.replicas)
+    return sum(each.gpus * max(autoscaled.get(each.key, 0), each.replicas) for each in matching)
 
 
 def describe_no_match(selector: Mapping[str, str]) -> str:
     labels = ",".join(f"{name}={value}" for name, value in sorted(selector.items()))
-    return f"no Deployment labelled {labels} has pods that ask for {GPU_RESOURCE}"
+    return f"no Deployment with labels {labels} has pods that request {GPU_RESOURCE}"
 
 
 _PARSED_KEY = "facts"
@@ -97,38 +97,38 @@ class DeploymentWatch:
     def __init__(self, cluster: KubernetesClient, *, on_change: Callable[[], None]) -> None:
         self._cluster = cluster
         self._on_change = on_change
-        self._watchers: tuple[Reflector, ...] = ()
+        self._reflectors: tuple[Reflector, ...] = ()
 
     def start(self) -> None:
-        if self._watchers:
+        if self._reflectors:
             return
 
-        def told(_key: ObjectKey) -> None:
+        def notify(_key: ObjectKey) -> None:
             self._on_change()
 
-        mirrors = (
-            ObjectCache(DEPLOYMENT, transform=_trim_deployment, on_change=told),
-            ObjectCache(AUTOSCALER, transform=_trim_autoscaler, on_change=told),
+        caches = (
+            ObjectCache(DEPLOYMENT, transform=_trim_deployment, on_change=notify),
+            ObjectCache(AUTOSCALER, transform=_trim_autoscaler, on_change=notify),
         )
-        self._watchers = tuple(Reflector(self._cluster, mirror) for mirror in mirrors)
-        for watcher in self._watchers:
-            watcher.start()
+        self._reflectors = tuple(Reflector(self._cluster, cache) for cache in caches)
+        for reflector in self._reflectors:
+            reflector.start()
 
     def stop(self, *, join_s: float = JOIN_TIMEOUT_S) -> None:
-        for watcher in self._watchers:
-            watcher.stop(join_s=join_s)
-        self._watchers = ()
+        for reflector in self._reflectors:
+            reflector.stop(join_s=join_s)
+        self._reflectors = ()
 
     def get_demand(self, selector: Mapping[str, str], now_s: float) -> PoolDemand:
         """Return the demand of the Deployments with these labels, in all namespaces."""
-        stale = [watcher.cache.kind.plural for watcher in self._watchers if watcher.is_stale]
+        stale = [reflector.cache.kind.plural for reflector in self._reflectors if reflector.is_stale]
         if stale:
-            return UnknownDemand(
-                UnknownDemandReason.STALE, f"the API server has not been heard of {' and '.join(stale)} for too long"
-            )
-        if not all(watcher.cache.has_synced for watcher in self._watchers):
+            return UnknownDemand(UnknownDemandReason.STALE, f"the watch of {' and '.join(stale)} is stale")
+        if not all(reflector.cache.has_synced for reflector in self._reflectors):
             return UnknownDemand(UnknownDemandReason.NOT_ASKED_YET, "Deployments are being listed")
-        servings, scalings = ([item[_PARSED_KEY] for item in each.cache.snapshot().values()] for each in self._watchers)
+        servings, scalings = (
+            [item[_PARSED_KEY] for item in each.cache.snapshot().values()] for each in self._reflectors
+        )
         gpus = compute_demand_gpus(selector, servings, scalings)
         if gpus is None:
             return UnknownDemand(UnknownDemandReason.NO_DEPLOYMENT_MATCHES, describe_no_match(selector))

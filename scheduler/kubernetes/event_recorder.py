@@ -1,4 +1,4 @@
-"""EventRecorder: the store's events as Kubernetes Events. A repeated event becomes one Event with a count (a series)."""
+"""EventRecorder: the store's events as Kubernetes Events. Repeated events become one Event with a count (a series)."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def build_event_writes(
     An Event is named by the number of the first store event of its series, so that writing it again after a crash is a
     no-op.
     """
-    series, written = dict(log.series), dict[str, Writes]()
+    series, writes = dict(log.series), dict[str, Writes]()
     for stored in events:
         event, about = stored.event, objects.get(stored.event.subject)
         if about is None:
@@ -107,14 +107,17 @@ def build_event_writes(
         key = _series_key(about.uid or about.name, event.code, event.message)
         before = series.get(key)
         if before is not None and event.at_s - before.last_at_s <= SERIES_WINDOW_S:
-            series[key] = again = replace(before, last_at_s=event.at_s, count=before.count + 1)
-            counted = Patch(EVENT, again.namespace, again.name, {"series": _series_fields(again)})
-            written[again.name] = (*(step for step in written.get(again.name, ()) if isinstance(step, Create)), counted)
+            series[key] = series_now = replace(before, last_at_s=event.at_s, count=before.count + 1)
+            patch = Patch(EVENT, series_now.namespace, series_now.name, {"series": _series_fields(series_now)})
+            writes[series_now.name] = (
+                *(step for step in writes.get(series_now.name, ()) if isinstance(step, Create)),
+                patch,
+            )
             continue
         body = _build_event(stored, about, reporting_instance)
         series[key] = EventSeries(body["metadata"]["namespace"], body["metadata"]["name"], event.at_s)
-        written[body["metadata"]["name"]] = (Create(EVENT, body),)
-    return EventSeriesLog(_drop_expired_series(series)), tuple(written.values())
+        writes[body["metadata"]["name"]] = (Create(EVENT, body),)
+    return EventSeriesLog(_drop_expired_series(series)), tuple(writes.values())
 
 
 def _object_reference(kind: ResourceKind, meta: Metadata) -> ObjectReference:
@@ -175,24 +178,24 @@ class EventRecorder:
 
     def __init__(self, store: Store, *, reporting_instance: str) -> None:
         self._store = store
-        self._reporter = reporting_instance
+        self._reporting_instance = reporting_instance
         self._log = EventSeriesLog()
-        self._told: int | None = None
+        self._last_number: int | None = None
 
     def build_writes(self, state: PublishState) -> tuple[Writes, ...]:
         """Return the writes for all events since the last call."""
         events = self._read_new_events(state.now_s)
         if not events:
             return ()
-        known = index_event_objects(state.resources, state.snapshot, job_namespace=state.job_namespace)
-        self._log, steps = build_event_writes(self._log, events, known, reporting_instance=self._reporter)
-        return steps
+        objects = index_event_objects(state.resources, state.snapshot, job_namespace=state.job_namespace)
+        self._log, writes = build_event_writes(self._log, events, objects, reporting_instance=self._reporting_instance)
+        return writes
 
     def _read_new_events(self, now_s: float) -> list[StoredEvent]:
-        since_s = now_s - SERIES_WINDOW_S if self._told is None else float("-inf")
-        begin = self._find_start(since_s) if self._told is None else self._told
-        found = self._read_after(begin)
-        self._told = found[-1].number if found else begin
+        since_s = now_s - SERIES_WINDOW_S if self._last_number is None else float("-inf")
+        start = self._find_start(since_s) if self._last_number is None else self._last_number
+        found = self._read_after(start)
+        self._last_number = found[-1].number if found else start
         return [stored for stored in found if stored.event.at_s >= since_s]
 
     def _find_start(self, at_s: float) -> int:

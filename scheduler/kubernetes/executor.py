@@ -64,7 +64,7 @@ class KubernetesExecutor:
         self._run_log = run_log
         self._now = now
         self._epoch = epoch
-        self._effects = actions
+        self._actions = actions
         self._desired = Snapshot()
         self._converged_generation = 0
         self._reported: Mapping[str, int] = {}
@@ -86,23 +86,27 @@ class KubernetesExecutor:
             FencedError: a newer leader has written; the remaining steps were not taken.
         """
         if desired.generation < self._converged_generation:
-            logger.warning("state %d is older than state %d", desired.generation, self._converged_generation)
+            logger.warning(
+                "ignoring snapshot generation %d: generation %d is already applied",
+                desired.generation,
+                self._converged_generation,
+            )
             return
         self._desired = desired
         now_s = self._now()
-        doubts = sum(
-            self._effects.run_all(list(steps(desired, self._verified_view(), now_s)))
+        ambiguous = sum(
+            self._actions.run_all(list(steps(desired, self._verified_view(), now_s)))
             for steps in (self._plan_lending, self._plan_deletions, self._plan_creations, self._plan_bindings)
         )
         begun = self._run_log.list_begun_runs()
         self._begin_generations(desired, begun, now_s)
         self._prune_run_log(desired, begun)
-        if not doubts:
+        if not ambiguous:
             self._converged_generation = desired.generation
 
     def close(self) -> None:
         """Stop the executor. Pods keep running, so that training continues without a leader."""
-        self._effects.close()
+        self._actions.close()
 
     def _verified_view(self) -> ClusterView:
         """Return the view in which a pod belongs to a job only in the job's namespace."""
@@ -114,27 +118,27 @@ class KubernetesExecutor:
         """Return begun runs by job, as reported by agents. Records new kill orders and ends."""
         agents, ends = find_live_agents(view.pods), find_agent_ends(view.pods)
         log, jobs = self._run_log, self._desired.jobs
-        told: dict[str, list[Run]] = {}
+        runs_by_job: dict[str, list[Run]] = {}
         reports = log.list_reports()
         oldest_first = sorted(reports, key=lambda report: report.generation)
         self._reported = {report.job_id: report.generation for report in oldest_first}
-        for seen in compute_reported_runs(log.list_begun_runs(), reports, agents, jobs, now_s, ends=ends):
-            run = seen.run
-            if seen.kill_order is not None and seen.kill_order != seen.begun.doom:
-                log.record_kill_order(run.job_id, run.generation, seen.kill_order, epoch=self._epoch())
-            if seen.has_just_ended:
+        for reported in compute_reported_runs(log.list_begun_runs(), reports, agents, jobs, now_s, ends=ends):
+            run = reported.run
+            if reported.kill_order is not None and reported.kill_order != reported.begun.doom:
+                log.record_kill_order(run.job_id, run.generation, reported.kill_order, epoch=self._epoch())
+            if reported.has_just_ended:
                 log.record_end(run, epoch=self._epoch())
-            told.setdefault(run.job_id, []).append(run)
-        return told
+            runs_by_job.setdefault(run.job_id, []).append(run)
+        return runs_by_job
 
     def _all_runs(self, view: ClusterView, runs_by_job: Mapping[str, Sequence[Run]], now_s: float) -> Iterator[Run]:
         """Yield the runs of all desired jobs, from agent reports and pods."""
-        pods, crowded = view.pods_by_job(), find_overcommitted_nodes(self._desired, view)
+        pods, overcommitted = view.pods_by_job(), find_overcommitted_nodes(self._desired, view)
         for job in self._desired.jobs.values():
             runs, own = runs_by_job.get(job.id, ()), pods.get(job.id, ())
             if runs or own or job.allocation.target:
-                refusal = self._objects.failures.get(job)
-                yield from merge_pod_runs(job, runs, own, now_s, overcommitted=crowded, failure=refusal)
+                failure = self._objects.failures.get(job)
+                yield from merge_pod_runs(job, runs, own, now_s, overcommitted=overcommitted, failure=failure)
 
     def _plan_lending(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
         return self._nodes.build_actions(plan_lending_steps(desired, view.nodes, view.pods))
@@ -171,7 +175,7 @@ class KubernetesExecutor:
             if can_begin(job, begun, reports, agents):
                 run = build_begun_run(job, desired.rank_placement(job.allocation), agents, now_s)
                 if self._run_log.begin_run(run, epoch=self._epoch()):
-                    logger.info("%s generation %d may start its ranks", job.id, run.generation)
+                    logger.info("%s: generation %d may start its ranks", job.id, run.generation)
 
     def _prune_run_log(self, desired: Snapshot, begun: Sequence[BegunRun]) -> None:
         """Drop run log entries of jobs that are gone, begun or not, and of generations before a running one."""

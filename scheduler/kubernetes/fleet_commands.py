@@ -61,47 +61,52 @@ def compute_fleet_commands(
     """Return the required commands, except those already in the inbox."""
     snapshot = loaded.snapshot
     pools = tuple(pools)
-    read, queue_claims = _parse_pools(pools, snapshot), dict[str, tuple[Condition, ...]]()
+    parsed, queue_conditions = _parse_pools(pools, snapshot), dict[str, tuple[Condition, ...]]()
     machines = {host.name: host for host in map(parse_cluster_node, nodes)}
-    homes = assign_nodes(read.pools, machines.values(), snapshot, rejected=read.rejected)
-    managed = frozenset(pool.pool.name for pool in read.pools) | read.deleting
+    membership = assign_nodes(parsed.pools, machines.values(), snapshot, rejected=parsed.rejected)
+    managed = frozenset(pool.pool.name for pool in parsed.pools) | parsed.deleting
     memory = frozenset(name for resource in pools for name in _previously_cordoned(resource))
-    changes = compute_node_commands(homes, machines, snapshot, managed=managed, previously_cordoned=memory)
+    changes = compute_node_commands(membership, machines, snapshot, managed=managed, previously_cordoned=memory)
     bodies: dict[str, CommandBody] = {}
-    for pool in read.pools:
+    for pool in parsed.pools:
         bodies |= _pool_commands(pool, snapshot)
     bodies |= changes.bodies
-    for name in sorted(read.deleting):
+    for name in sorted(parsed.deleting):
         if name in snapshot.pools and not any(node.pool == name for node in snapshot.nodes.values()):
             bodies[f"delete-pool-{name}"] = DeletePool(name)
     for queue in queues:
-        bodies |= _queue_commands(queue, snapshot, queue_claims)
+        bodies |= _queue_commands(queue, snapshot, queue_conditions)
     waiting = [command.body for command in loaded.inbox]
-    claims = {**read.conditions, **_pool_conditions(read.pools, homes), **queue_claims}
+    conditions = {**parsed.conditions, **_pool_conditions(parsed.pools, membership), **queue_conditions}
     new = {name: body for name, body in bodies.items() if body not in waiting}
-    return FleetCommands(new, claims, read.pools, changes.cordoned_nodes)
+    return FleetCommands(new, conditions, parsed.pools, changes.cordoned_nodes)
 
 
 def _parse_pools(resources: Iterable[Resource], snapshot: Snapshot) -> _ParsedPools:
-    pools, frozen, leaving, claims = list[PoolResource](), set[str](), set[str](), dict[str, tuple[Condition, ...]]()
+    pools, rejected, deleting, conditions = (
+        list[PoolResource](),
+        set[str](),
+        set[str](),
+        dict[str, tuple[Condition, ...]](),
+    )
     for resource in sorted(resources, key=_age_key):
         meta = parse_metadata(resource)
         if meta.is_deleting:
-            leaving.add(meta.name)
-            claims[meta.uid] = (_deletion_condition(meta.name, snapshot),)
+            deleting.add(meta.name)
+            conditions[meta.uid] = (_deletion_condition(meta.name, snapshot),)
             continue
         try:
             pool = parse_pool(resource)
             _check_kind(pool, snapshot)
         except InvalidDocumentError as refused:
-            frozen.add(meta.name)
-            claims[meta.uid] = (Condition(ACCEPTED, False, "Refused", str(refused)),)
+            rejected.add(meta.name)
+            conditions[meta.uid] = (Condition(ACCEPTED, False, "Refused", str(refused)),)
         except _KindChangedError as changed:
-            frozen.add(meta.name)
-            claims[meta.uid] = (Condition(ACCEPTED, False, "KindChanged", str(changed)),)
+            rejected.add(meta.name)
+            conditions[meta.uid] = (Condition(ACCEPTED, False, "KindChanged", str(changed)),)
         else:
             pools.append(pool)
-    return _ParsedPools(tuple(pools), frozenset(frozen), frozenset(leaving), claims)
+    return _ParsedPools(tuple(pools), frozenset(rejected), frozenset(deleting), conditions)
 
 
 class _KindChangedError(ValueError):
@@ -109,9 +114,9 @@ class _KindChangedError(ValueError):
 
 
 def _check_kind(pool: PoolResource, snapshot: Snapshot) -> None:
-    present = snapshot.pools.get(pool.pool.name)
-    if present is not None and present.kind is not pool.pool.kind:
-        raise _KindChangedError(f'kind: got "{pool.pool.kind}"; allowed: {present.kind}, as it was created')
+    existing = snapshot.pools.get(pool.pool.name)
+    if existing is not None and existing.kind is not pool.pool.kind:
+        raise _KindChangedError(f'kind: got "{pool.pool.kind}"; allowed: {existing.kind}, as it was created')
 
 
 def _age_key(resource: Resource) -> tuple[str, str]:
@@ -122,9 +127,9 @@ def _age_key(resource: Resource) -> tuple[str, str]:
 def _deletion_condition(name: str, snapshot: Snapshot) -> Condition:
     nodes = sorted(node.name for node in snapshot.nodes.values() if node.pool == name)
     if not nodes:
-        return Condition(ACCEPTED, False, "Deleting", "its nodes have left")
+        return Condition(ACCEPTED, False, "Deleting", "all nodes are removed")
     return Condition(
-        ACCEPTED, False, "Deleting", f"{len(nodes)} nodes have to be left by their jobs first: {format_names(nodes)}"
+        ACCEPTED, False, "Deleting", f"waiting for jobs to leave {len(nodes)} nodes: {format_names(nodes)}"
     )
 
 
@@ -135,12 +140,12 @@ def _previously_cordoned(resource: Resource) -> Iterable[str]:
 
 
 def _pool_commands(pool: PoolResource, snapshot: Snapshot) -> dict[str, CommandBody]:
-    wanted, name = pool.pool, pool.pool.name
-    present = snapshot.pools.get(name)
-    if present is None:
-        return {f"create-pool-{name}": CreatePool(wanted)}
-    if wanted.kind is PoolKind.INFERENCE and present.lending != wanted.lending:
-        return {f"set-lending-{name}": SetLendingPolicy(name, wanted.lending)}
+    pool_spec, name = pool.pool, pool.pool.name
+    existing = snapshot.pools.get(name)
+    if existing is None:
+        return {f"create-pool-{name}": CreatePool(pool_spec)}
+    if pool_spec.kind is PoolKind.INFERENCE and existing.lending != pool_spec.lending:
+        return {f"set-lending-{name}": SetLendingPolicy(name, pool_spec.lending)}
     return {}
 
 
@@ -152,18 +157,18 @@ def _queue_commands(
     resource: Resource, snapshot: Snapshot, conditions: dict[str, tuple[Condition, ...]]
 ) -> dict[str, CommandBody]:
     meta = parse_metadata(resource)
-    present = snapshot.queues.get(meta.name)
+    existing = snapshot.queues.get(meta.name)
     if meta.is_deleting:
-        return {f"delete-queue-{meta.name}": DeleteQueue(meta.name)} if present is not None else {}
+        return {f"delete-queue-{meta.name}": DeleteQueue(meta.name)} if existing is not None else {}
     try:
         queue = parse_queue(resource)
     except InvalidDocumentError as refused:
         conditions[meta.uid] = (Condition(ACCEPTED, False, "Refused", str(refused)),)
         return {}
     conditions[meta.uid] = (build_accepted_condition(),)
-    if present is None:
+    if existing is None:
         return {f"create-queue-{meta.name}": CreateQueue(queue)}
-    return {f"change-queue-{meta.name}": ChangeQueue(queue)} if present != queue else {}
+    return {f"change-queue-{meta.name}": ChangeQueue(queue)} if existing != queue else {}
 
 
 def format_names(names: Collection[str]) -> str:

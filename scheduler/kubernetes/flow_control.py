@@ -39,7 +39,9 @@ class TokenBucket:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         if rate_per_s <= 0 or burst < 1:
-            raise ValueError(f"rate_per_s must be above 0 and burst at least 1, got {rate_per_s} and {burst}")
+            raise ValueError(
+                f"rate_per_s is {rate_per_s} and burst is {burst}; rate_per_s must be above 0 and burst at least 1"
+            )
         self._rate_per_s = rate_per_s
         self._burst = burst
         self._monotonic_s = monotonic_s
@@ -76,32 +78,32 @@ class KeyedBackoff:
         self._rng = rng
         self._monotonic_s = monotonic_s
         self._lock = threading.Lock()
-        self._known: dict[Hashable, _BackoffEntry] = {}
+        self._entries: dict[Hashable, _BackoffEntry] = {}
 
     def record_failure(self, key: Hashable) -> None:
         with self._lock:
-            times = self._known[key].failures + 1 if key in self._known else 1
-            pause_s = compute_backoff_s(times, base_s=self._base_s, cap_s=self._cap_s, rng=self._rng)
+            failures = self._entries[key].failures + 1 if key in self._entries else 1
+            pause_s = compute_backoff_s(failures, base_s=self._base_s, cap_s=self._cap_s, rng=self._rng)
             now_s = self._monotonic_s()
-            self._known[key] = _BackoffEntry(times, now_s + pause_s, now_s)
+            self._entries[key] = _BackoffEntry(failures, now_s + pause_s, now_s)
 
     def record_success(self, key: Hashable) -> None:
         with self._lock:
-            self._known.pop(key, None)
+            self._entries.pop(key, None)
 
     def get_retry_at_s(self, key: Hashable) -> float | None:
         """Return when the key may be retried, on the monotonic clock, or None if it has no recorded failure."""
         with self._lock:
-            if key not in self._known:
+            if key not in self._entries:
                 return None
-            self._known[key] = known = replace(self._known[key], last_checked_at_s=self._monotonic_s())
-            return known.retry_at_s
+            self._entries[key] = entry = replace(self._entries[key], last_checked_at_s=self._monotonic_s())
+            return entry.retry_at_s
 
     def prune(self) -> None:
         """Drop keys that were not queried for `cap_s`."""
         oldest_s = self._monotonic_s() - self._cap_s
         with self._lock:
-            self._known = {key: known for key, known in self._known.items() if known.last_checked_at_s >= oldest_s}
+            self._entries = {key: entry for key, entry in self._entries.items() if entry.last_checked_at_s >= oldest_s}
 
 
 BACKOFF_BASE_S = 0.2
@@ -149,8 +151,8 @@ class RequestSender:
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
-        self._patience_s = limits.retry_timeout_s
-        self._on_asked = on_request
+        self._retry_timeout_s = limits.retry_timeout_s
+        self._on_request = on_request
         self._may_write = may_write
         self._rng = rng
         self._monotonic_s = monotonic_s
@@ -170,23 +172,23 @@ class RequestSender:
         Raises:
             FencedError: the request is a write, and this process is no longer the leader.
         """
-        limit_s = self._monotonic_s() + (self._patience_s if retry_timeout_s is None else retry_timeout_s)
-        failures, in_doubt = 0, False
+        deadline_s = self._monotonic_s() + (self._retry_timeout_s if retry_timeout_s is None else retry_timeout_s)
+        failures, ambiguous = 0, False
         while True:
             self._bucket.acquire()
             if request.method != "GET" and not self._may_write():
-                raise FencedError(f"no {request.verb} of {request.resource}: this process does not lead")
+                raise FencedError(f"{request.verb} of {request.resource} was not sent: this process is not the leader")
             try:
                 return self._send_recorded(request, lambda: self._connection.send(request))
             except ApiError as error:
                 failures += 1
-                own_s = compute_backoff_s(failures, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S, rng=self._rng)
-                wait_s = own_s + (error.retry_after_s or 0.0)
-                error.had_ambiguous_attempt = in_doubt
-                may_repeat = error.is_transient and (request.is_idempotent or not error.is_ambiguous)
-                if not may_repeat or self._monotonic_s() + wait_s > limit_s or self._closing.wait(wait_s):
+                backoff_s = compute_backoff_s(failures, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S, rng=self._rng)
+                wait_s = backoff_s + (error.retry_after_s or 0.0)
+                error.had_ambiguous_attempt = ambiguous
+                may_retry = error.is_transient and (request.is_idempotent or not error.is_ambiguous)
+                if not may_retry or self._monotonic_s() + wait_s > deadline_s or self._closing.wait(wait_s):
                     raise
-                in_doubt = in_doubt or error.is_ambiguous
+                ambiguous = ambiguous or error.is_ambiguous
 
     def stream(self, request: ApiRequest, *, idle_timeout_s: float) -> ResponseLines:
         """Open a stream without retries: its reader knows how to resume."""
@@ -194,7 +196,7 @@ class RequestSender:
         return self._send_recorded(request, lambda: self._connection.stream(request, idle_timeout_s=idle_timeout_s))
 
     def _send_recorded(self, request: ApiRequest, send: Callable[[], T]) -> T:
-        began_s = self._monotonic_s()
+        started_at_s = self._monotonic_s()
         status = 200
         try:
             return send()
@@ -202,4 +204,4 @@ class RequestSender:
             status = error.status
             raise
         finally:
-            self._on_asked(RequestRecord(request.verb, request.resource, status, self._monotonic_s() - began_s))
+            self._on_request(RequestRecord(request.verb, request.resource, status, self._monotonic_s() - started_at_s))

@@ -66,8 +66,8 @@ class JobObjectActions:
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._mirrors = cache
-        self._rules = defaults
+        self._cache = cache
+        self._defaults = defaults
         self._epoch = epoch
         self._agent_token = agent_token
         self.failures = ProvisioningFailures(monotonic_s)
@@ -76,40 +76,42 @@ class JobObjectActions:
         self, job: Job, missing: Sequence[PodToCreate], view: ClusterView, nodes: Mapping[str, Node]
     ) -> Iterator[ApiAction]:
         """Yield an action that creates what a placed job lacks: plan of this generation, service, token and pods."""
-        tolerations = {new.node: view.tolerations.get(nodes[new.node].pool, ()) for new in missing if new.node in nodes}
-        site = replace(self._manifest_context(job, view), tolerations=tolerations)
-        key = (site.namespace, job_object_name(job.id))
+        tolerations = {pod.node: view.tolerations.get(nodes[pod.node].pool, ()) for pod in missing if pod.node in nodes}
+        context = replace(self._manifest_context(job, view), tolerations=tolerations)
+        key = (context.namespace, job_object_name(job.id))
         generation = job.allocation.generation
         if self.failures.is_backing_off(job):
             return
         if missing or key not in view.services or not _has_plan(view, key, generation):
-            what = f"provide for {job.id} generation {generation}"
-            yield ApiAction(what, partial(self._create_or_record_failure, job, missing, site, view))
+            description = f"create the objects of {job.id} generation {generation}"
+            yield ApiAction(description, partial(self._create_or_record_failure, job, missing, context, view))
 
     def bind_gang(self, gang: Gang) -> ApiAction:
         return ApiAction(f"bind the pods of {gang.job_id}", partial(self._bind_gang, gang))
 
-    def delete_pod(self, old: PodToDelete) -> ApiAction:
-        pod = old.pod
-        assert pod.is_ours, f"pod {pod.namespace}/{pod.name} is somebody else's"
-        return ApiAction(f"delete pod {pod.namespace}/{pod.name}", partial(self._delete_pod, pod, old.grace_period_s))
+    def delete_pod(self, surplus: PodToDelete) -> ApiAction:
+        pod = surplus.pod
+        assert pod.is_ours, f"pod {pod.namespace}/{pod.name} does not belong to Ebbtide"
+        return ApiAction(
+            f"delete pod {pod.namespace}/{pod.name}", partial(self._delete_pod, pod, surplus.grace_period_s)
+        )
 
     def delete_leftovers(self, desired: Snapshot, view: ClusterView) -> Iterator[ApiAction]:
         """Yield actions that delete services, plans and tokens of ended jobs without pods.
 
         The plan is created first and the service is deleted last, so one of them exists while anything is left.
         """
-        busy = {pod.job_id for pod in view.pods if pod.is_ours}
+        job_ids_with_pods = {pod.job_id for pod in view.pods if pod.is_ours}
         self.failures.prune(desired.jobs)
-        left = {**{key: plan.job_id for key, plan in view.plans.items()}, **view.services}
-        for (namespace, name), job_id in left.items():
+        leftovers = {**{key: plan.job_id for key, plan in view.plans.items()}, **view.services}
+        for (namespace, name), job_id in leftovers.items():
             job = desired.jobs.get(job_id)
-            is_over = job_id not in busy and (job is None or job.is_ended)
+            is_over = job_id not in job_ids_with_pods and (job is None or job.is_ended)
             if is_over and name == job_object_name(job_id):
                 yield ApiAction(f"delete the objects of {job_id}", partial(self._delete_objects, namespace, name))
 
     def namespace_for(self, job: Job) -> str:
-        return job.spec.namespace or self._rules.namespace
+        return job.spec.namespace or self._defaults.namespace
 
     def _manifest_context(self, job: Job, view: ClusterView) -> ManifestContext:
         """Return the manifest context, owned by the job's ElasticJob.
@@ -118,13 +120,13 @@ class JobObjectActions:
         it.
         """
         resource = view.elastic_jobs.get((self.namespace_for(job), job.id))
-        if resource is not None and find_job(parse_metadata(resource), {job.id: job}, self._rules.namespace) is None:
+        if resource is not None and find_job(parse_metadata(resource), {job.id: job}, self._defaults.namespace) is None:
             resource = None
         return ManifestContext(
             namespace=self.namespace_for(job),
             epoch=self._epoch(),
-            url=self._rules.url,
-            image=self._rules.image,
+            url=self._defaults.url,
+            image=self._defaults.image,
             resource_name=name_of(resource) if resource else "",
             owner_uid=uid_of(resource) if resource else "",
         )
@@ -134,16 +136,19 @@ class JobObjectActions:
     ) -> None:
         generation = job.allocation.generation
         try:
-            fault = self._describe_claim_error(job, context) if missing else ""
-            if not fault:
+            claim_error = self._describe_claim_error(job, context) if missing else ""
+            if not claim_error:
                 self._create_objects(job, missing, context, view)
         except ApiError as error:
             self.failures.record(job, classify_api_error(generation, error))
             raise
-        if fault:
-            logger.warning("%s generation %d: %s", job.id, generation, fault)
+        if claim_error:
+            logger.warning("%s generation %d: %s", job.id, generation, claim_error)
         self.failures.record(
-            job, ProvisioningFailure(generation, fault, is_permanent=False, is_job_error=True) if fault else None
+            job,
+            ProvisioningFailure(generation, claim_error, is_permanent=False, is_job_error=True)
+            if claim_error
+            else None,
         )
 
     def _describe_claim_error(self, job: Job, context: ManifestContext) -> str:
@@ -161,19 +166,19 @@ class JobObjectActions:
         """
         key = (context.namespace, job_object_name(job.id))
         if not _has_plan(view, key, job.allocation.generation):
-            self._mirrors.assume(CONFIG_MAP, self._cluster.apply(CONFIG_MAP, build_plan_config_map(job, context)))
+            self._cache.assume(CONFIG_MAP, self._cluster.apply(CONFIG_MAP, build_plan_config_map(job, context)))
         if missing or key not in view.services:
             self._cluster.apply(SECRET, build_token_secret(job, context, self._agent_token(job.id)))
         if key not in view.services:
-            self._mirrors.assume(SERVICE, self._cluster.apply(SERVICE, build_service(job, context)))
-        for new in missing:
-            self._create_pod(build_agent_pod(job, new, context))
+            self._cache.assume(SERVICE, self._cluster.apply(SERVICE, build_service(job, context)))
+        for pod in missing:
+            self._create_pod(build_agent_pod(job, pod, context))
 
     def _create_pod(self, manifest: Object) -> None:
         try:
-            self._mirrors.assume(POD, self._cluster.create(POD, manifest))
-        except ApiError as refused:
-            if not refused.is_already_exists:
+            self._cache.assume(POD, self._cluster.create(POD, manifest))
+        except ApiError as error:
+            if not error.is_already_exists:
                 raise
             # Already created, perhaps by the previous leader. The watch will deliver it before a later converge.
 
@@ -194,14 +199,16 @@ class JobObjectActions:
 
     def _bind(self, pod: PodView) -> None:
         self._cluster.bind(pod.to_object_reference(), pod.target_node)
-        self._mirrors.assume_bound(pod)
+        self._cache.assume_bound(pod)
 
     def _delete_pod(self, pod: PodView, grace_period_s: float) -> None:
-        left = self._cluster.delete(POD, pod.name, pod.namespace, uid=pod.uid, grace_period_s=math.ceil(grace_period_s))
-        if left is None:
-            self._mirrors.assume_deleted(pod)
+        leftovers = self._cluster.delete(
+            POD, pod.name, pod.namespace, uid=pod.uid, grace_period_s=math.ceil(grace_period_s)
+        )
+        if leftovers is None:
+            self._cache.assume_deleted(pod)
         else:
-            self._mirrors.assume(POD, left)
+            self._cache.assume(POD, leftovers)
 
     def _delete_objects(self, namespace: str, name: str) -> None:
         """Delete the service last: `delete_leftovers` finds the others by it."""

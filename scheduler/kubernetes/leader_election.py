@@ -44,7 +44,10 @@ class LeaseTimings:
 
     def __post_init__(self) -> None:
         if not self.lease_duration_s > self.renew_deadline_s > self.margin_s + self.retry_period_s * (1 + JITTER):
-            raise ValueError(f"terms need lease_s > renew_s > margin_s + {1 + JITTER} x retry_s, got {self}")
+            raise ValueError(
+                f"{self} is invalid: lease_duration_s must be above renew_deadline_s, "
+                f"which must be above margin_s + {1 + JITTER} x retry_period_s"
+            )
 
 
 class LeaderElector:
@@ -69,15 +72,15 @@ class LeaderElector:
         self._cluster = cluster
         self._name = name
         self._namespace = namespace
-        self._terms = timings or LeaseTimings()
+        self._timings = timings or LeaseTimings()
         self._rng = rng or Random()
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._lock = threading.Lock()
         self._leading_until_s = float("-inf")
         self._released = False
-        self._told = False
-        self._stands_back_until_s = float("-inf")
+        self._was_leading = False
+        self._paused_until_s = float("-inf")
         self._observed: Object | None = None
         self._observed_at_s = float("-inf")
 
@@ -94,7 +97,7 @@ class LeaderElector:
         """Renew or acquire periodically until `stop`. Call `release` afterwards, when the leader's work has ended."""
         while not stop.is_set():
             self.try_acquire_or_renew()
-            stop.wait(self._terms.retry_period_s * (1 + JITTER * self._rng.random()))
+            stop.wait(self._timings.retry_period_s * (1 + JITTER * self._rng.random()))
 
     def try_acquire_or_renew(self) -> bool:
         """Renew the Lease, or acquire it if it is free, and return `is_leading`.
@@ -102,11 +105,11 @@ class LeaderElector:
         Never raises ApiError: an unreachable server ends leadership at the deadline, not before.
         """
         with self._lock:
-            if not self._released and self._monotonic_s() >= self._stands_back_until_s:
+            if not self._released and self._monotonic_s() >= self._paused_until_s:
                 try:
                     self._acquire_or_renew()
                 except ApiError as error:
-                    log.warning("the Lease %s/%s was not written: %s", self._namespace, self._name, error)
+                    log.warning("cannot update Lease %s/%s: %s", self._namespace, self._name, error)
             self._log_transition()
             return self.is_leading
 
@@ -121,23 +124,23 @@ class LeaderElector:
         work.
         """
         with self._lock:
-            self._stands_back_until_s = self._monotonic_s() + duration_s
+            self._paused_until_s = self._monotonic_s() + duration_s
             if self.is_leading:
-                log.info("%s stands back for %.0f s", self.identity, duration_s)
+                log.info("%s steps down for %.0f s", self.identity, duration_s)
                 self._release_lease()
             self._log_transition()
 
     def resume_candidacy(self) -> None:
         """Seek the Lease again from the next attempt on."""
         with self._lock:
-            self._stands_back_until_s = float("-inf")
+            self._paused_until_s = float("-inf")
 
     def _log_transition(self) -> None:
         """Log a change of leadership since the last call. A deadline can pass between attempts."""
         is_leading = self.is_leading
-        if is_leading != self._told:
-            log.info("%s %s", self.identity, "leads" if is_leading else "no longer leads")
-        self._told = is_leading
+        if is_leading != self._was_leading:
+            log.info("%s %s", self.identity, "is the leader" if is_leading else "is no longer the leader")
+        self._was_leading = is_leading
 
     def _release_lease(self) -> None:
         self._leading_until_s = float("-inf")
@@ -146,10 +149,10 @@ class LeaderElector:
             if lease is not None and _holder_identity(lease) == self.identity:
                 self._cluster.replace(LEASE, self._build_lease(lease, holder=""))
         except ApiError as error:
-            log.warning("the Lease %s/%s was not released: %s", self._namespace, self._name, error)
+            log.warning("cannot release Lease %s/%s: %s", self._namespace, self._name, error)
 
     def _acquire_or_renew(self) -> None:
-        asked_at_s = self._monotonic_s()
+        sent_at_s = self._monotonic_s()
         lease = self._cluster.get_or_none(LEASE, self._name, self._namespace)
         if lease is None:
             self._record_observed(self._cluster.create(LEASE, self._build_lease(None, holder=self.identity)))
@@ -159,7 +162,7 @@ class LeaderElector:
                 self._leading_until_s = float("-inf")
                 return
             self._record_observed(self._cluster.replace(LEASE, self._build_lease(lease, holder=self.identity)))
-        self._leading_until_s = asked_at_s + self._terms.renew_deadline_s - self._terms.margin_s
+        self._leading_until_s = sent_at_s + self._timings.renew_deadline_s - self._timings.margin_s
 
     def _record_observed(self, lease: Object) -> None:
         if self._observed is None or _lease_spec(self._observed) != _lease_spec(lease):
@@ -169,22 +172,22 @@ class LeaderElector:
     def _can_acquire(self, lease: Object) -> bool:
         if _holder_identity(lease) in ("", self.identity):
             return True
-        lasts_s = _lease_spec(lease).get("leaseDurationSeconds") or self._terms.lease_duration_s
-        return self._monotonic_s() >= self._observed_at_s + lasts_s
+        duration_s = _lease_spec(lease).get("leaseDurationSeconds") or self._timings.lease_duration_s
+        return self._monotonic_s() >= self._observed_at_s + duration_s
 
     def _build_lease(self, lease: Object | None, *, holder: str) -> Object:
         """Return the Lease to write. Its timestamps are informational only."""
         now = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        before = _lease_spec(lease) if lease else {}
+        previous = _lease_spec(lease) if lease else {}
         spec = {
-            **before,
+            **previous,
             "holderIdentity": holder,
-            "leaseDurationSeconds": self._terms.lease_duration_s if holder else 1,
+            "leaseDurationSeconds": self._timings.lease_duration_s if holder else 1,
             "renewTime": now,
         }
         if lease is None or _holder_identity(lease) != holder:
             spec["acquireTime"] = now
-            spec["leaseTransitions"] = int(before.get("leaseTransitions") or 0) + (1 if before and holder else 0)
+            spec["leaseTransitions"] = int(previous.get("leaseTransitions") or 0) + (1 if previous and holder else 0)
         metadata = lease["metadata"] if lease else {"name": self._name, "namespace": self._namespace}
         return {"metadata": metadata, "spec": spec}
 

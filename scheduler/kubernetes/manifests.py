@@ -75,8 +75,10 @@ def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) ->
     template = json.loads(job.spec.template_json) if job.spec.template_json else {"spec": {"containers": [{}]}}
     spec = template["spec"]
     mounts_shm = _has_shm_mount(spec["containers"][0])
-    named_s = spec.get("terminationGracePeriodSeconds")
-    spec["terminationGracePeriodSeconds"] = grace_s = DEFAULT_GRACE_PERIOD_S if named_s is None else named_s
+    template_grace_s = spec.get("terminationGracePeriodSeconds")
+    spec["terminationGracePeriodSeconds"] = grace_s = (
+        DEFAULT_GRACE_PERIOD_S if template_grace_s is None else template_grace_s
+    )
     spec["containers"][0] = _build_agent_container(spec["containers"][0], job, new_pod, context, grace_s)
     spec["volumes"] = [*spec.get("volumes", ()), *_build_volumes(job, needs_shm=not mounts_shm)]
     spec["tolerations"] = [*spec.get("tolerations", ()), *_build_tolerations(context.tolerations.get(new_pod.node, ()))]
@@ -88,7 +90,7 @@ def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) ->
     spec.setdefault("enableServiceLinks", False)
     spec.setdefault("automountServiceAccountToken", False)
     meta = template.get("metadata") or {}
-    ours = {
+    metadata = {
         "name": new_pod.name,
         "labels": {
             **(meta.get("labels") or {}),
@@ -102,7 +104,7 @@ def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) ->
             GPUS_ANNOTATION: str(new_pod.gpus),
         },
     }
-    return _build_manifest(POD, context, ours, spec=spec)
+    return _build_manifest(POD, context, metadata, spec=spec)
 
 
 def build_service(job: Job, context: ManifestContext) -> Manifest:
@@ -115,11 +117,11 @@ def build_service(job: Job, context: ManifestContext) -> Manifest:
 
 def build_plan_config_map(job: Job, context: ManifestContext) -> Manifest:
     """Return the ConfigMap with the plan, for people and for scripts other than Ebbtide's trainer."""
-    assert job.allocation.plan is not None, "a target comes with its plan"
+    assert job.allocation.plan is not None, "a job with a target has a plan"
     data = {"plan.json": json.dumps(plan_to_json(job.allocation.plan), sort_keys=True)}
-    named = _job_metadata(job.id)
-    named["labels"][GENERATION_LABEL] = str(job.allocation.generation)
-    return _build_manifest(CONFIG_MAP, context, named, data=data)
+    metadata = _job_metadata(job.id)
+    metadata["labels"][GENERATION_LABEL] = str(job.allocation.generation)
+    return _build_manifest(CONFIG_MAP, context, metadata, data=data)
 
 
 def build_token_secret(job: Job, context: ManifestContext, token: str) -> Manifest:
@@ -157,10 +159,10 @@ def _build_agent_container(
     container: Mapping[str, Any], job: Job, new_pod: PodToCreate, context: ManifestContext, grace_period_s: int
 ) -> Manifest:
     """Return the template's first container with the agent as its command. The agent starts the job's own command."""
-    made = {"name": _CONTAINER_NAME, **container}
-    made["image"] = job.spec.image or made.get("image") or context.image
-    made["command"], made["args"] = list(AGENT_COMMAND), []
-    ours = {
+    agent = {"name": _CONTAINER_NAME, **container}
+    agent["image"] = job.spec.image or agent.get("image") or context.image
+    agent["command"], agent["args"] = list(AGENT_COMMAND), []
+    metadata = {
         "EBBTIDE_JOB_ID": job.id,
         "EBBTIDE_NODE": new_pod.node,
         "EBBTIDE_URL": context.url,
@@ -169,17 +171,21 @@ def _build_agent_container(
         "EBBTIDE_CHECKPOINT_DIR": job.spec.checkpoint.dir or CHECKPOINT_DIR,
         "EBBTIDE_GRACE_S": str(grace_period_s),
     }
-    env = {**dict(job.spec.env), **ours}
-    own = [each for each in made.get("env", ()) if each.get("name") not in env]
-    if "TMPDIR" not in env and all(each.get("name") != "TMPDIR" for each in own):
+    env = {**dict(job.spec.env), **metadata}
+    template_env = [each for each in agent.get("env", ()) if each.get("name") not in env]
+    if "TMPDIR" not in env and all(each.get("name") != "TMPDIR" for each in template_env):
         env["TMPDIR"] = RUN_ROOT  # torch fails to import without one, and the root file system is read-only
-    made["env"] = [*own, *({"name": name, "value": value} for name, value in env.items()), _pod_uid_variable()]
-    made["volumeMounts"] = [*made.get("volumeMounts", ()), *_build_volume_mounts(made, job)]
-    resources = copy.deepcopy(made.get("resources") or {})
+    agent["env"] = [
+        *template_env,
+        *({"name": name, "value": value} for name, value in env.items()),
+        _pod_uid_variable(),
+    ]
+    agent["volumeMounts"] = [*agent.get("volumeMounts", ()), *_build_volume_mounts(agent, job)]
+    resources = copy.deepcopy(agent.get("resources") or {})
     for kind in ("requests", "limits"):
         resources[kind] = {**(resources.get(kind) or {}), GPU_RESOURCE: str(new_pod.gpus)}
-    made["resources"] = resources
-    return made
+    agent["resources"] = resources
+    return agent
 
 
 def _pod_uid_variable() -> Manifest:
@@ -194,8 +200,8 @@ def _build_volume_mounts(container: Mapping[str, Any], job: Job) -> list[Manifes
     ]
     if job.spec.checkpoint.volume is not None:
         folder = job.spec.checkpoint.volume.sub_path or job.id
-        place = job.spec.checkpoint.dir or CHECKPOINT_DIR
-        mounts.append({"name": "ebbtide-checkpoints", "mountPath": place, "subPath": folder})
+        mount_path = job.spec.checkpoint.dir or CHECKPOINT_DIR
+        mounts.append({"name": "ebbtide-checkpoints", "mountPath": mount_path, "subPath": folder})
     return mounts if _has_shm_mount(container) else [*mounts, {"name": "ebbtide-shm", "mountPath": SHM_DIR}]
 
 
@@ -221,7 +227,7 @@ def _build_volumes(job: Job, *, needs_shm: bool) -> list[Manifest]:
 
 
 def _build_tolerations(pool_tolerations: Sequence[Toleration]) -> list[Manifest]:
-    """Return the tolerations. The scheduler is bypassed, but kubelet evicts pods that do not tolerate NoExecute taints."""
+    """Return the tolerations. Kubelet evicts pods that do not tolerate NoExecute taints."""
     return [
         {**LOANED_TAINT, "operator": "Equal"},
         *(each.to_manifest() for each in (GPU_TOLERATION, *pool_tolerations)),
@@ -234,11 +240,11 @@ def _node_requirement(node: str) -> Manifest:
 
 def _require_node(affinity: Mapping[str, Any], node: str) -> Manifest:
     """Return the affinity with the node in each term. Terms are alternatives, so each needs it."""
-    own = affinity.get("nodeAffinity") or {}
-    required = own.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    template_env = affinity.get("nodeAffinity") or {}
+    required = template_env.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = [
         {**term, "matchFields": [*term.get("matchFields", ()), _node_requirement(node)]}
         for term in required.get("nodeSelectorTerms") or [{}]
     ]
-    node_affinity = {**own, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    node_affinity = {**template_env, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {**affinity, "nodeAffinity": node_affinity}

@@ -60,16 +60,16 @@ def plan_lending_steps(
         if pod.holds_gpus:
             on_node.setdefault(pod.node, []).append(pod)
     steps: list[LendingStep] = []
-    room = {
+    free_gpus = {
         pool: _count_free_gpus(pool, desired, nodes, on_node) for pool in {loan.pool for loan in desired.loans.values()}
     }
-    _reserve_for_evicted_pods(desired, nodes, on_node, room)
+    _reserve_for_evicted_pods(desired, nodes, on_node, free_gpus)
     for name, loan in sorted(desired.loans.items()):
         if loan.is_live and name in nodes:
-            steps.extend(_steps_for_loan(loan, nodes[name], on_node.get(name, []), room[loan.pool], nodes))
+            steps.extend(_steps_for_loan(loan, nodes[name], on_node.get(name, []), free_gpus[loan.pool], nodes))
     for name, node in sorted(nodes.items()):
-        known = desired.loans.get(name)
-        is_on_loan = known is not None and known.is_live
+        loan = desired.loans.get(name)
+        is_on_loan = loan is not None and loan.is_live
         if _is_lent(node) and not is_on_loan and not _has_own_pods(on_node.get(name, [])):
             steps.append(UntaintNode(node))
     return tuple(steps)
@@ -121,13 +121,13 @@ def _count_free_gpus(
     pool: str, desired: Snapshot, nodes: Mapping[str, NodeView], on_node: Mapping[str, Sequence[PodView]]
 ) -> dict[str, int]:
     """Return the GPUs that are free for inference, on nodes of the pool that are neither lent nor cordoned."""
-    room = {}
+    free_gpus = {}
     for name, node in desired.nodes.items():
         view, loan = nodes.get(name), desired.loans.get(name)
         on_loan = loan is not None and loan.is_live
         if node.pool == pool and view is not None and view.is_ready and not (view.is_cordoned or view.loan or on_loan):
-            room[name] = view.gpus - sum(pod.gpus for pod in on_node.get(name, ()))
-    return room
+            free_gpus[name] = view.gpus - sum(pod.gpus for pod in on_node.get(name, ()))
+    return free_gpus
 
 
 def _fit_elsewhere(
@@ -137,14 +137,16 @@ def _fit_elsewhere(
 
     Pods are assumed to tolerate the taints of `home` and no others.
     """
-    borne = find_repelling_taints(home.taints) - find_repelling_taints([LOANED_TAINT])
-    left = {name: gpus for name, gpus in free_gpus.items() if find_repelling_taints(nodes[name].taints) <= borne}
+    tolerated = find_repelling_taints(home.taints) - find_repelling_taints([LOANED_TAINT])
+    remaining = {
+        name: gpus for name, gpus in free_gpus.items() if find_repelling_taints(nodes[name].taints) <= tolerated
+    }
     for pod in sorted(pods, key=lambda pod: (-pod.gpus, pod.namespace, pod.name)):
-        fitting = [(gpus, name) for name, gpus in left.items() if gpus >= pod.gpus]
-        if not fitting:
+        candidates = [(gpus, name) for name, gpus in remaining.items() if gpus >= pod.gpus]
+        if not candidates:
             return False
-        left[min(fitting)[1]] -= pod.gpus
-    free_gpus.update(left)
+        remaining[min(candidates)[1]] -= pod.gpus
+    free_gpus.update(remaining)
     return True
 
 
@@ -165,7 +167,7 @@ class NodeLending:
 
     def __init__(self, cluster: KubernetesClient, cache: ClusterCache, *, epoch: Callable[[], int]) -> None:
         self._cluster = cluster
-        self._mirrors = cache
+        self._cache = cache
         self._epoch = epoch
 
     def build_actions(self, steps: Iterable[LendingStep]) -> Iterator[ApiAction]:
@@ -174,15 +176,17 @@ class NodeLending:
                 case TaintNode(node=node, loan=loan):
                     yield ApiAction(f"lend node {node.name}", partial(self._taint, node, loan))
                 case UntaintNode(node=node):
-                    yield ApiAction(f"give node {node.name} back", partial(self._untaint, node))
+                    yield ApiAction(f"return node {node.name}", partial(self._untaint, node))
                 case EvictPod(pod=pod):
                     yield ApiAction(f"evict pod {pod.namespace}/{pod.name}", partial(self._evict, pod))
                 case UnplaceableNode(node=node, gpus=gpus):
-                    logger.info("node %s is not lent yet: its pods, of %d GPUs, fit nowhere else", node, gpus)
+                    logger.info(
+                        "node %s is not lent yet: its inference pods (%d GPUs) do not fit on other nodes", node, gpus
+                    )
 
     def _taint(self, node: NodeView, loan: Loan) -> None:
-        others = [dict(taint) for taint in node.taints if taint.get("key") != LOANED_TAINT_KEY]
-        self._patch_node(node, [*others, LOANED_TAINT], loan=loan.id)
+        foreign_taints = [dict(taint) for taint in node.taints if taint.get("key") != LOANED_TAINT_KEY]
+        self._patch_node(node, [*foreign_taints, LOANED_TAINT], loan=loan.id)
 
     def _untaint(self, node: NodeView) -> None:
         self._patch_node(node, [dict(taint) for taint in node.taints if taint.get("key") != LOANED_TAINT_KEY])
@@ -192,13 +196,15 @@ class NodeLending:
         others.
         """
         if node.epoch > self._epoch():
-            raise FencedError(f"node {node.name} bears epoch {node.epoch}, this leader has {self._epoch()}")
+            raise FencedError(
+                f"node {node.name} was written in epoch {node.epoch}; this leader has epoch {self._epoch()}"
+            )
         metadata = {"labels": {LOAN_LABEL: loan}, "annotations": {EPOCH_ANNOTATION: str(self._epoch())}}
         change = {"metadata": metadata, "spec": {"taints": taints or None}}
         changed = self._cluster.patch(NODE, node.name, change=change, resource_version=node.resource_version)
-        self._mirrors.assume(NODE, changed)
-        logger.info("node %s %s", node.name, f"is lent, loan {loan}" if loan else "is given back")
+        self._cache.assume(NODE, changed)
+        logger.info("node %s %s", node.name, f"is lent (loan {loan})" if loan else "is returned")
 
     def _evict(self, pod: PodView) -> None:
         if self._cluster.evict(pod.to_object_reference()) is EvictionResult.BLOCKED:
-            logger.info("pod %s/%s may not be disrupted now: it is asked again", pod.namespace, pod.name)
+            logger.info("eviction of pod %s/%s is blocked by a PodDisruptionBudget; retrying", pod.namespace, pod.name)

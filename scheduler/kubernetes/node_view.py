@@ -45,9 +45,9 @@ class Toleration:
         )
 
     def to_manifest(self) -> dict[str, str]:
-        matched = {"operator": "Exists"} if self.value is None else {"operator": "Equal", "value": self.value}
-        named = {"key": self.key, **matched, "effect": self.effect}
-        return {name: text for name, text in named.items() if text or name == "value"}
+        operator = {"operator": "Exists"} if self.value is None else {"operator": "Equal", "value": self.value}
+        parsed = {"key": self.key, **operator, "effect": self.effect}
+        return {name: text for name, text in parsed.items() if text or name == "value"}
 
 
 GPU_TOLERATION = Toleration(GPU_RESOURCE)
@@ -58,8 +58,8 @@ adds it to every pod that requests GPUs.
 
 def find_repelling_taints(taints: Iterable[Mapping[str, Any]]) -> frozenset[Taint]:
     """Return the taints that keep pods off. PreferNoSchedule only advises."""
-    named = (Taint(*(str(taint.get(name) or "") for name in ("key", "value", "effect"))) for taint in taints)
-    return frozenset(taint for taint in named if taint.effect != "PreferNoSchedule")
+    parsed = (Taint(*(str(taint.get(name) or "") for name in ("key", "value", "effect"))) for taint in taints)
+    return frozenset(taint for taint in parsed if taint.effect != "PreferNoSchedule")
 
 
 def find_untolerated_taints(
@@ -67,14 +67,14 @@ def find_untolerated_taints(
 ) -> tuple[Taint, ...]:
     """Return the taints, our own excepted, that keep our pods off a node of a pool with these tolerations."""
     tolerated = (GPU_TOLERATION, *tolerations)
-    left = (
+    remaining = (
         taint
         for taint in find_repelling_taints(taints)
         if taint.key != LOANED_TAINT_KEY
         and taint.key not in _CONDITION_TAINT_KEYS
         and not any(toleration.tolerates(taint) for toleration in tolerated)
     )
-    return tuple(sorted(left, key=str))
+    return tuple(sorted(remaining, key=str))
 
 
 @dataclass(frozen=True, slots=True)

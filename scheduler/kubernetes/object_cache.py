@@ -51,7 +51,7 @@ class ObjectCache:
         self.namespace = namespace
         self.label_selector = label_selector
         self.field_selector = field_selector
-        self._slim = transform
+        self._transform = transform
         self._on_change = on_change
         self._lock = threading.Lock()
         self._synced = threading.Event()
@@ -164,7 +164,7 @@ class ObjectCache:
             return False
         if held is not None:
             self._remove(key)
-        self._objects[key] = self._slim(item)
+        self._objects[key] = self._transform(item)
         for label, keys_by_value in self._index.items():
             value = labels_of(item).get(label)
             if value is not None:

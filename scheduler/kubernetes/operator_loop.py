@@ -44,7 +44,7 @@ class OperatorState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoopIteration:
-    """One loop iteration: the operator's state, and the seconds since the last contact with the API server by resource."""
+    """One loop iteration: the operator's state, and the seconds since the last contact, by resource."""
 
     state: OperatorState
     seconds_since_contact: Mapping[str, float]
@@ -56,23 +56,23 @@ class Heartbeat:
     def __init__(
         self, find_dead_threads: Callable[[], tuple[str, ...]], *, monotonic_s: Callable[[], float] = time.monotonic
     ) -> None:
-        self._depends_on = find_dead_threads
+        self._find_dead_threads = find_dead_threads
         self._monotonic_s = monotonic_s
         self._lock = threading.Lock()
-        self._beat_at_s = monotonic_s()
+        self._recorded_at_s = monotonic_s()
 
     def record(self) -> None:
         with self._lock:
-            self._beat_at_s = self._monotonic_s()
+            self._recorded_at_s = self._monotonic_s()
 
     def liveness_error(self) -> str:
         """Return why the process must be restarted, or an empty string."""
         with self._lock:
-            since_s = self._monotonic_s() - self._beat_at_s
+            since_s = self._monotonic_s() - self._recorded_at_s
         if since_s > LIVENESS_TIMEOUT_S:
-            return f"the loop has not gone round for {since_s:.0f} s"
-        died = self._depends_on()
-        return f"has died: {', '.join(died)}" if died else ""
+            return f"the loop has not completed an iteration for {since_s:.0f} s"
+        dead = self._find_dead_threads()
+        return f"dead threads: {', '.join(dead)}" if dead else ""
 
 
 log = logging.getLogger(__name__)
@@ -112,34 +112,34 @@ class Operator:
         event_recorder: EventRecorder,
         actions: ActionPool,
         job_namespace: str,
-        on_iteration: Callable[[LoopIteration], None] = lambda done: None,
+        on_iteration: Callable[[LoopIteration], None] = lambda iteration: None,
         intervals: LoopIntervals | None = None,
     ) -> None:
-        self._mirrors = cache
+        self._cache = cache
         self._election = election
         self._controller = controller
         self._store = store
         self._clock = clock
         self._demand = demand
         self._writer = writer
-        self._story = event_recorder
-        self._effects = actions
+        self._event_recorder = event_recorder
+        self._actions = actions
         self._job_namespace = job_namespace
-        self._on_round = on_iteration
-        self._pace = intervals or LoopIntervals()
+        self._on_iteration = on_iteration
+        self._intervals = intervals or LoopIntervals()
         self._outage = DatabaseOutage(time.monotonic)
-        self._voting: threading.Thread | None = None
-        self._pulse = Heartbeat(self._find_dead_threads)
-        self._waiting: Mapping[str, Reason] = {}
-        self._seen = -1
-        self._rounded_at_s = float("-inf")
+        self._election_thread: threading.Thread | None = None
+        self._heartbeat = Heartbeat(self._find_dead_threads)
+        self._waiting_reasons: Mapping[str, Reason] = {}
+        self._synced_change_count = -1
+        self._synced_at_s = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop`: lead while elected, stand by otherwise. Releases the Lease on exit."""
-        self._mirrors.start()
+        self._cache.start()
         self._demand.start()
-        self._voting = threading.Thread(target=self._election.run, args=(stop,), name="election", daemon=True)
-        self._voting.start()
+        self._election_thread = threading.Thread(target=self._election.run, args=(stop,), name="election", daemon=True)
+        self._election_thread.start()
         try:
             while not stop.is_set():
                 stop.wait(self._run_iteration())
@@ -147,13 +147,13 @@ class Operator:
             self._controller.close()
             self._election.release()
             self._demand.stop()
-            self._mirrors.stop()
-            self._effects.close()
+            self._cache.stop()
+            self._actions.close()
 
     @property
     def may_lead(self) -> bool:
         """Whether it is elected and its caches are complete and fresh."""
-        return self._election.is_leading and self._mirrors.has_synced and not self._mirrors.stale_kinds
+        return self._election.is_leading and self._cache.has_synced and not self._cache.stale_kinds
 
     @property
     def epoch(self) -> int:
@@ -165,25 +165,25 @@ class Operator:
 
         An unreachable API server or database is no reason: a new process could not reach it either.
         """
-        return self._pulse.liveness_error()
+        return self._heartbeat.liveness_error()
 
     def readiness_error(self) -> str:
         """Return what keeps the replica from leading, or an empty string."""
-        unlisted = self._mirrors.unlisted_kinds
+        unlisted = self._cache.unlisted_kinds
         return f"not listed yet: {', '.join(kind.plural for kind in unlisted)}" if unlisted else ""
 
     def _run_iteration(self) -> float:
         """Run one iteration, with or without a database. Return the seconds to wait before the next one."""
-        pause_s = self._pace.poll_s
+        pause_s = self._intervals.poll_s
         try:
             self.step()
             self._check_database()
         except UnavailableError as error:
             pause_s = self._outage.record_failure(error)
-            if self._outage.duration_s > self._pace.step_down_s:
-                self._election.step_down_for(self._pace.step_down_s)
-        self._pulse.record()
-        self._on_round(LoopIteration(self._current_state(), self._mirrors.seconds_since_contact))
+            if self._outage.duration_s > self._intervals.step_down_s:
+                self._election.step_down_for(self._intervals.step_down_s)
+        self._heartbeat.record()
+        self._on_iteration(LoopIteration(self._current_state(), self._cache.seconds_since_contact))
         return pause_s
 
     def _check_database(self) -> None:
@@ -205,58 +205,62 @@ class Operator:
 
     def _find_dead_threads(self) -> tuple[str, ...]:
         """Return the threads whose death keeps this replica from ever leading again."""
-        watches = tuple(f"the watch of {kind.plural}" for kind in self._mirrors.kinds_with_dead_watch)
-        has_voted = self._voting is not None and not self._voting.is_alive()
-        return (*watches, "the election") if has_voted else watches
+        watches = tuple(f"watch of {kind.plural}" for kind in self._cache.kinds_with_dead_watch)
+        is_election_dead = self._election_thread is not None and not self._election_thread.is_alive()
+        return (*watches, "election") if is_election_dead else watches
 
     def step(self) -> TickReport | None:
-        """Run one iteration: send commands, tick, write resources. Each part runs only if something may have changed."""
+        """Run one iteration: send commands, tick, write resources. Each part runs only when needed."""
         if not self.may_lead:
             return self._controller.step()  # gives up leadership if it was held
-        changes, since_s = self._mirrors.change_count, time.monotonic() - self._rounded_at_s
-        is_due = since_s >= (self._pace.max_round_s if changes == self._seen else self._pace.min_round_s)
-        taken, settled = self._send_spec_commands() if is_due else (None, frozenset[str]())
+        changes, since_s = self._cache.change_count, time.monotonic() - self._synced_at_s
+        is_due = since_s >= (
+            self._intervals.max_round_s if changes == self._synced_change_count else self._intervals.min_round_s
+        )
+        spec_commands, applied_ids = self._send_spec_commands() if is_due else (None, frozenset[str]())
         report = self._controller.step()
         if report is not None:
-            self._waiting = report.waiting
+            self._waiting_reasons = report.waiting
         has_changed = report is not None and report.committed
-        if not self._controller.is_leader or (taken is None and not has_changed):
+        if not self._controller.is_leader or (spec_commands is None and not has_changed):
             return report
-        if taken is None:
-            taken, settled = self._send_spec_commands()
-        self._seen, self._rounded_at_s = changes, time.monotonic()
-        self._write_resources(taken, settled)
+        if spec_commands is None:
+            spec_commands, applied_ids = self._send_spec_commands()
+        self._synced_change_count, self._synced_at_s = changes, time.monotonic()
+        self._write_resources(spec_commands, applied_ids)
         return report
 
     def _send_spec_commands(self) -> tuple[SpecCommands, frozenset[str]]:
         """Send commands for all differences. Return also the ids that are already applied to the snapshot."""
         loaded, now_s = self._store.load(), self._clock.now_s()
-        taken = compute_spec_commands(self._mirrors.list_resources(), loaded, now_s, job_namespace=self._job_namespace)
-        taken = with_demand(taken, self._demand.read(taken.fleet.pools, now_s), loaded.snapshot)
-        waiting = {command.id for command in loaded.inbox}
-        repeated = [command.id for command in taken.commands if not self._store.send(command)]
-        return taken, frozenset(repeated) - waiting
+        spec_commands = compute_spec_commands(
+            self._cache.list_resources(), loaded, now_s, job_namespace=self._job_namespace
+        )
+        spec_commands = with_demand(spec_commands, self._demand.read(spec_commands.fleet.pools, now_s), loaded.snapshot)
+        pending_ids = {command.id for command in loaded.inbox}
+        known_ids = [command.id for command in spec_commands.commands if not self._store.send(command)]
+        return spec_commands, frozenset(known_ids) - pending_ids
 
     def _write_resources(self, spec_commands: SpecCommands, applied_command_ids: frozenset[str]) -> None:
         """Write resources and Events for the current snapshot."""
         loaded, resources = self._store.load(), spec_commands.resources
-        world = PublishState(
+        state = PublishState(
             snapshot=loaded.snapshot,
             spec_commands=spec_commands,
             now_s=self._clock.now_s(),
             epoch=self._controller.epoch,
             job_namespace=self._job_namespace,
-            waiting_reasons=self._waiting,
+            waiting_reasons=self._waiting_reasons,
             ended_jobs=self._find_ended_jobs(resources, loaded),
             ended_loans=self._find_ended_loans(resources, loaded),
             applied_command_ids=applied_command_ids,
-            jobs_with_pods=self._mirrors.jobs_with_pods,
+            jobs_with_pods=self._cache.jobs_with_pods,
         )
         try:
-            self._effects.run_all(self._writer.build_actions(compute_resource_writes(world)))
-            self._effects.run_all(self._writer.build_actions(self._story.build_writes(world)))
-        except FencedError as later:
-            log.warning("a later leader has written already: %s", later)
+            self._actions.run_all(self._writer.build_actions(compute_resource_writes(state)))
+            self._actions.run_all(self._writer.build_actions(self._event_recorder.build_writes(state)))
+        except FencedError as error:
+            log.warning("stepping down: %s", error)
             self._controller.step_down()
 
     def _find_ended_jobs(self, resources: ClusterResources, loaded: LoadedState) -> dict[str, Job]:

@@ -60,30 +60,30 @@ def compute_wanted_gpus(job: Job) -> dict[str, int]:
 
 def plan_pod_changes(job: Job, pods: Iterable[PodView], now_s: float) -> PodChanges:
     """Return the pods of this job to create and to delete. `pods` are its current pods."""
-    wanted, pods = compute_wanted_gpus(job), tuple(pods)
+    wanted_gpus, pods = compute_wanted_gpus(job), tuple(pods)
     gang: dict[str, PodView] = {}
     delete = []
     for pod in sorted(pods, key=_retention_key):
-        if _matches_target(pod, job, wanted) and pod.target_node not in gang:
+        if _matches_target(pod, job, wanted_gpus) and pod.target_node not in gang:
             gang[pod.target_node] = pod
         elif not pod.is_deleting:
             delete.append(PodToDelete(pod, _compute_grace_period_s(job, pod, now_s)))
     leaving = {pod.name for pod in pods if pod.is_deleting}
-    make = tuple(
+    create = tuple(
         PodToCreate(job.id, _choose_pod_name(job, number, leaving), node, gpus)
-        for number, (node, gpus) in enumerate(wanted.items())
+        for number, (node, gpus) in enumerate(wanted_gpus.items())
         if node not in gang
     )
-    is_whole = bool(wanted) and not make and not _blocks_binding(pods, gang)
+    is_complete = bool(wanted_gpus) and not create and not _blocks_binding(pods, gang)
     staying = {pod.name for pod in pods} - leaving
-    make = tuple(new for new in make if new.name not in staying)
-    return PodChanges(make, tuple(delete), gang if wanted else None, is_whole)
+    create = tuple(new for new in create if new.name not in staying)
+    return PodChanges(create, tuple(delete), gang if wanted_gpus else None, is_complete)
 
 
 def find_orphans(pods: Iterable[PodView], jobs: Mapping[str, Job]) -> tuple[PodToDelete, ...]:
     """Return pods of unknown jobs."""
-    left = (pod for pod in pods if pod.is_ours and pod.job_id not in jobs and not pod.is_deleting)
-    return tuple(PodToDelete(pod, MIN_GRACE_PERIOD_S) for pod in left)
+    orphans = (pod for pod in pods if pod.is_ours and pod.job_id not in jobs and not pod.is_deleting)
+    return tuple(PodToDelete(pod, MIN_GRACE_PERIOD_S) for pod in orphans)
 
 
 def find_stranded_pods(pods: Iterable[PodView], nodes: Container[str]) -> tuple[PodToDelete, ...]:
@@ -108,8 +108,8 @@ def _choose_pod_name(job: Job, number: int, leaving: Container[str]) -> str:
     A terminating pod keeps its name for as long as it has finalizers.
     """
     first = f"-g{job.allocation.generation}-{number}"
-    ends = (f"{first}-{again}" if again else first for again in count())
-    names = (truncate_name(job.id, LABEL_MAX_LENGTH - len(end)) + end for end in ends)
+    suffixes = (f"{first}-{retry}" if retry else first for retry in count())
+    names = (truncate_name(job.id, LABEL_MAX_LENGTH - len(suffix)) + suffix for suffix in suffixes)
     return next(name for name in names if name not in leaving)
 
 
@@ -119,12 +119,12 @@ def _blocks_binding(pods: Iterable[PodView], gang: Mapping[str, PodView]) -> boo
     return any(pod.holds_gpus and pod.node in to_bind for pod in pods)
 
 
-def _matches_target(pod: PodView, job: Job, wanted: Mapping[str, int]) -> bool:
+def _matches_target(pod: PodView, job: Job, wanted_gpus: Mapping[str, int]) -> bool:
     """Return whether the pod can serve the target.
 
     An ended pod of the current generation can, because it shows how the generation ended until the next decision.
     """
-    if pod.is_deleting or wanted.get(pod.target_node) != pod.gpus:
+    if pod.is_deleting or wanted_gpus.get(pod.target_node) != pod.gpus:
         return False
     if pod.node not in ("", pod.target_node):
         return False
@@ -167,14 +167,14 @@ class FreeGpus:
     """Free GPUs by node, for one round of bindings."""
 
     def __init__(self, nodes: Mapping[str, NodeView], held: Mapping[str, int]) -> None:
-        self._left = {name: node.gpus - held.get(name, 0) for name, node in nodes.items() if node.is_ready}
+        self._free_gpus = {name: node.gpus - held.get(name, 0) for name, node in nodes.items() if node.is_ready}
 
     def reserve(self, pods: tuple[PodView, ...]) -> bool:
         """Reserve room for all pods, or for none if a node lacks it."""
-        if any(self._left.get(pod.target_node, -1) < pod.gpus for pod in pods):
+        if any(self._free_gpus.get(pod.target_node, -1) < pod.gpus for pod in pods):
             return False
         for pod in pods:
-            self._left[pod.target_node] -= pod.gpus
+            self._free_gpus[pod.target_node] -= pod.gpus
         return True
 
 

@@ -63,8 +63,8 @@ class PodView:
 def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
     """Parse a pod. Pods with our labels belong to Ebbtide only if they also name our scheduler."""
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
-    ours = labels.get(MANAGED_BY_LABEL) == SCHEDULER_NAME and spec.get("schedulerName") == SCHEDULER_NAME
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    is_ours = labels.get(MANAGED_BY_LABEL) == SCHEDULER_NAME and spec.get("schedulerName") == SCHEDULER_NAME
     first = _first_container(status)
     ended = (first.get("state") or {}).get("terminated") or {}
     return PodView(
@@ -75,9 +75,9 @@ def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
         gpus=count_requested_gpus(spec),
         phase=status.get("phase") or "Pending",
         is_deleting="deletionTimestamp" in meta,
-        job_id=labels.get(JOB_LABEL, "") if ours else "",
-        target_node=notes.get(NODE_LABEL, "") if ours else "",
-        generation=parse_count(labels.get(GENERATION_LABEL)) if ours else 0,
+        job_id=labels.get(JOB_LABEL, "") if is_ours else "",
+        target_node=annotations.get(NODE_LABEL, "") if is_ours else "",
+        generation=parse_count(labels.get(GENERATION_LABEL)) if is_ours else 0,
         error=_describe_error(first, status),
         exit_code=ended.get("exitCode"),
         reason=status.get("reason") or "",
@@ -92,18 +92,18 @@ def count_requested_gpus(spec: Mapping[str, Any]) -> int:
     steady = sum(_count_container_gpus(container) for container in spec.get("containers") or ())
     peak = 0
     for container in spec.get("initContainers") or ():
-        asked = _count_container_gpus(container)
+        requested = _count_container_gpus(container)
         if container.get("restartPolicy") == "Always":
-            steady += asked
+            steady += requested
         else:
-            peak = max(peak, asked)
+            peak = max(peak, requested)
     return max(steady, peak)
 
 
 def _count_container_gpus(container: Mapping[str, Any]) -> int:
     resources = container.get("resources") or {}
-    asked = (resources.get("limits") or {}).get(GPU_RESOURCE, (resources.get("requests") or {}).get(GPU_RESOURCE))
-    return parse_count(asked)
+    requested = (resources.get("limits") or {}).get(GPU_RESOURCE, (resources.get("requests") or {}).get(GPU_RESOURCE))
+    return parse_count(requested)
 
 
 def _first_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -118,9 +118,9 @@ def _describe_error(first: Mapping[str, Any], status: Mapping[str, Any]) -> str:
 def _error_parts(first: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
     """Yield reason and message of a container that waits or has ended, else those of the pod."""
     state = first.get("state") or {}
-    for said in (state.get("waiting") or {}, state.get("terminated") or {}, status):
-        if said.get("reason") and said["reason"] not in ("ContainerCreating", "PodInitializing", "Completed"):
-            yield str(said["reason"])
-            if said.get("message"):
-                yield str(said["message"])[:300]
+    for source in (state.get("waiting") or {}, state.get("terminated") or {}, status):
+        if source.get("reason") and source["reason"] not in ("ContainerCreating", "PodInitializing", "Completed"):
+            yield str(source["reason"])
+            if source.get("message"):
+                yield str(source["message"])[:300]
             return

@@ -33,11 +33,11 @@ class PoolMembership:
 
     def build_conditions(self, pool: PoolResource) -> Iterator[Condition]:
         name = pool.pool.name
-        taken, unusable = self.conflicts.get(name, {}), self._unusable_condition(name)
-        if taken:
-            shown = _format_list(f"{node} (of Pool {other})" for node, other in sorted(taken.items()))
+        conflicts, unusable = self.conflicts.get(name, {}), self._unusable_condition(name)
+        if conflicts:
+            listed = _format_list(f"{node} (of Pool {other})" for node, other in sorted(conflicts.items()))
             yield Condition(
-                CONFLICT, True, "SelectorsOverlap", f"nodeSelector: selects nodes that older Pools keep: {shown}"
+                CONFLICT, True, "SelectorsOverlap", f"nodeSelector selects nodes that belong to older Pools: {listed}"
             )
         else:
             yield Condition(CONFLICT, False, "NodesAreItsOwn")
@@ -45,27 +45,35 @@ class PoolMembership:
         if self.match_counts.get(name):
             yield Condition(MATCHED, True, "NodesFound")
         else:
-            yield Condition(MATCHED, False, "NoNodeMatches", f"nodeSelector: no node bears the labels {labels}")
+            yield Condition(
+                MATCHED, False, "NoNodeMatches", f"nodeSelector matches no node: no node has the labels {labels}"
+            )
         yield unusable or Condition(NODES_USABLE, True, "GpusKnown")
 
     def _unusable_condition(self, name: str) -> Condition | None:
-        bare, unknown, closed = (
+        without_gpus, unknown_gpu_models, untolerated = (
             self.without_gpus.get(name, ()),
             self.unknown_gpu_models.get(name, {}),
             self.untolerated_taints.get(name, {}),
         )
         parts = []
-        if unknown:
-            shown = _format_list(f'{node} ("{product}")' for node, product in sorted(unknown.items()))
-            parts.append(f"GPU models that no profile is of: {shown}; set gpu, or the label ebbtide.dev/gpu")
-        if bare:
-            parts.append(f"nodes without allocatable nvidia.com/gpu: {_format_list(sorted(bare))}")
-        if closed:
-            shown = _format_list(f"{node} ({taints})" for node, taints in sorted(closed.items()))
-            parts.append(f"nodes with taints on which nothing new starts: {shown}; set tolerations if it is to")
+        if unknown_gpu_models:
+            listed = _format_list(f'{node} ("{product}")' for node, product in sorted(unknown_gpu_models.items()))
+            parts.append(
+                f"nodes with unknown GPU models: {listed}; set gpu or the label ebbtide.dev/gpu to a profile name"
+            )
+        if without_gpus:
+            parts.append(f"nodes without allocatable nvidia.com/gpu: {_format_list(sorted(without_gpus))}")
+        if untolerated:
+            listed = _format_list(f"{node} ({taints})" for node, taints in sorted(untolerated.items()))
+            parts.append(
+                f"nodes with taints that the pool does not tolerate: {listed}; add them to tolerations"
+            )
         if not parts:
             return None
-        reason = "UnknownGpuModel" if unknown else "NodesWithoutGpus" if bare else "TaintsNotTolerated"
+        reason = (
+            "UnknownGpuModel" if unknown_gpu_models else "NodesWithoutGpus" if without_gpus else "TaintsNotTolerated"
+        )
         return Condition(NODES_USABLE, False, reason, "; ".join(parts))
 
 
@@ -84,33 +92,37 @@ def assign_nodes(
 
     Nodes of `rejected` pools stay there.
     """
-    nodes, matched = dict[str, Node](), dict[str, int]()
-    taken, bare, unknown = dict[str, dict[str, str]](), dict[str, set[str]](), dict[str, dict[str, str]]()
-    closed: dict[str, dict[str, str]] = {}
+    nodes, match_counts = dict[str, Node](), dict[str, int]()
+    conflicts, without_gpus, unknown_gpu_models = (
+        dict[str, dict[str, str]](),
+        dict[str, set[str]](),
+        dict[str, dict[str, str]](),
+    )
+    untolerated: dict[str, dict[str, str]] = {}
     pools = tuple(pools)
-    for host in machines:
-        known = snapshot.nodes.get(host.name)
-        owner = known.pool if known is not None and known.pool in rejected else ""
+    for cluster_node in machines:
+        registered = snapshot.nodes.get(cluster_node.name)
+        owner = registered.pool if registered is not None and registered.pool in rejected else ""
         for pool in pools:
-            if not pool.matches(host.labels):
+            if not pool.matches(cluster_node.labels):
                 continue
             name = pool.pool.name
-            matched[name] = matched.get(name, 0) + 1
+            match_counts[name] = match_counts.get(name, 0) + 1
             if owner:
-                taken.setdefault(name, {})[host.name] = owner
+                conflicts.setdefault(name, {})[cluster_node.name] = owner
                 continue
             owner = name
-            node = to_fleet_node(host, pool)
-            taints = find_untolerated_taints(host.taints, pool.tolerations)
+            node = to_fleet_node(cluster_node, pool)
+            taints = find_untolerated_taints(cluster_node.taints, pool.tolerations)
             if taints:
-                closed.setdefault(name, {})[host.name] = ", ".join(map(str, taints))
+                untolerated.setdefault(name, {})[cluster_node.name] = ", ".join(map(str, taints))
             if node is not None:
-                nodes[host.name] = node
-            elif host.gpus < 1:
-                bare.setdefault(name, set()).add(host.name)
-            elif find_gpu_model(host, pool) is None:
-                unknown.setdefault(name, {})[host.name] = pool.gpu or host.product
-    return PoolMembership(nodes, matched, taken, bare, unknown, closed)
+                nodes[cluster_node.name] = node
+            elif cluster_node.gpus < 1:
+                without_gpus.setdefault(name, set()).add(cluster_node.name)
+            elif find_gpu_model(cluster_node, pool) is None:
+                unknown_gpu_models.setdefault(name, {})[cluster_node.name] = pool.gpu or cluster_node.product
+    return PoolMembership(nodes, match_counts, conflicts, without_gpus, unknown_gpu_models, untolerated)
 
 
 def compute_node_commands(
@@ -127,26 +139,26 @@ def compute_node_commands(
     A node without GPUs, for example during a driver update, stays and is cordoned. Only nodes in `previously_cordoned`,
     which were cordoned because of the cluster, are uncordoned with it.
     """
-    bare = {name for hosts in membership.without_gpus.values() for name in hosts}
+    without_gpus = {name for hosts in membership.without_gpus.values() for name in hosts}
     bodies, cordoned = dict[str, CommandBody](), set[str]()
     for name, node in snapshot.nodes.items():
         if node.pool not in managed:
             continue
-        wanted = membership.nodes.get(name)
-        stays = name in bare or (wanted is not None and _hardware_key(wanted) == _hardware_key(node))
+        member = membership.nodes.get(name)
+        stays = name in without_gpus or (member is not None and _hardware_key(member) == _hardware_key(node))
         if not stays:
             cordoned.add(name)
             bodies |= _removal_commands(node, snapshot, exists=name in machines)
-        elif wanted is None or wanted.cordoned:
+        elif member is None or member.cordoned:
             cordoned.add(name)
             if not node.cordoned:
                 bodies[f"cordon-{name}"] = CordonNode(name)
         elif node.cordoned and name in previously_cordoned:
             bodies[f"uncordon-{name}"] = UncordonNode(name)
-    for name, wanted in membership.nodes.items():
+    for name, member in membership.nodes.items():
         if name not in snapshot.nodes:
-            bodies[f"add-{name}"] = AddNode(wanted)
-            if wanted.cordoned:
+            bodies[f"add-{name}"] = AddNode(member)
+            if member.cordoned:
                 cordoned.add(name)
     return NodeCommands(bodies, frozenset(cordoned))
 
@@ -168,5 +180,5 @@ def _hardware_key(node: Node) -> tuple[str, str, int]:
 
 
 def _format_list(texts: Iterable[str]) -> str:
-    every = list(texts)
-    return ", ".join(every[:LISTED_MAX]) + (f" and {len(every) - LISTED_MAX} more" if len(every) > LISTED_MAX else "")
+    names = list(texts)
+    return ", ".join(names[:LISTED_MAX]) + (f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else "")

@@ -37,7 +37,7 @@ def parse_query_response(status: int, body: bytes) -> QueryValue | UnknownDemand
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"answers with HTTP status {status} and no JSON")
+        return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"HTTP status {status} without JSON")
     match document:
         case {"status": "success", "data": {"resultType": "scalar", "result": [int() | float() as at_s, str(text)]}}:
             return _parse_value(text, at_s, is_scalar=True)
@@ -45,24 +45,25 @@ def parse_query_response(status: int, body: bytes) -> QueryValue | UnknownDemand
             return _parse_vector(series)
         case {"status": "success", "data": {"resultType": str(kind)}}:
             return UnknownDemand(
-                UnknownDemandReason.BAD_QUERY, f"the query gives a {kind[:40]}; allowed: one series or a scalar"
+                UnknownDemandReason.BAD_QUERY, f"the query returns a {kind[:40]}; it must return one series or a scalar"
             )
-        case {"status": "error", "errorType": str(kind), "error": str(said)}:
+        case {"status": "error", "errorType": str(kind), "error": str(message)}:
             gap = UnknownDemandReason.BAD_QUERY if kind in _QUERY_ERROR_TYPES else UnknownDemandReason.UNREACHABLE
-            return UnknownDemand(gap, f"{kind[:40]}: {said[:_MESSAGE_MAX_LENGTH]}")
-    return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"answers with HTTP status {status}, not as Prometheus does")
+            return UnknownDemand(gap, f"{kind[:40]}: {message[:_MESSAGE_MAX_LENGTH]}")
+    return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"HTTP status {status} and no Prometheus response")
 
 
 def to_demand(value: QueryValue, sampled_at_s: float) -> PoolDemand:
     """Return the value as GPUs. Values that are negative, not finite or above `GPUS_MAX` are errors."""
     if not 0.0 <= value.value <= GPUS_MAX:
         return UnknownDemand(
-            UnknownDemandReason.NOT_A_NUMBER, f"the query gives {value.value:g}; allowed: 0 to {GPUS_MAX:.0f} GPUs"
+            UnknownDemandReason.NOT_A_NUMBER,
+            f"the query returns {value.value:g}; it must return 0 to {GPUS_MAX:.0f} GPUs",
         )
     if not 0.0 <= sampled_at_s <= TIME_S_MAX:
         return UnknownDemand(
             UnknownDemandReason.NOT_A_NUMBER,
-            f"a sample of {sampled_at_s:g} s since 1970; allowed: 0 to {TIME_S_MAX:g} s",
+            f"the sample is from {sampled_at_s:g} s since 1970; it must be from 0 to {TIME_S_MAX:g} s",
         )
     return KnownDemand(value.value, sampled_at_s)
 
@@ -71,16 +72,17 @@ def _parse_vector(series: list[object]) -> QueryValue | UnknownDemand:
     match series:
         case []:
             return UnknownDemand(
-                UnknownDemandReason.NO_SERIES, "the query gives no series; allowed: one series or a scalar"
+                UnknownDemandReason.NO_SERIES, "the query returns no series; it must return one series or a scalar"
             )
         case [{"value": [int() | float() as at_s, str(text)]}]:
             return _parse_value(text, at_s, is_scalar=False)
         case [_]:
             return UnknownDemand(
-                UnknownDemandReason.NOT_A_NUMBER, "the query gives a histogram; allowed: a number of GPUs"
+                UnknownDemandReason.NOT_A_NUMBER, "the query returns a histogram; it must return a number of GPUs"
             )
     return UnknownDemand(
-        UnknownDemandReason.MANY_SERIES, f"the query gives {len(series)} series; allowed: one series or a scalar"
+        UnknownDemandReason.MANY_SERIES,
+        f"the query returns {len(series)} series; it must return one series or a scalar",
     )
 
 
@@ -89,7 +91,7 @@ def _parse_value(text: str, at_s: float, *, is_scalar: bool) -> QueryValue | Unk
         return QueryValue(float(text), float(at_s), is_scalar)
     except ValueError:
         return UnknownDemand(
-            UnknownDemandReason.NOT_A_NUMBER, f"the query gives {text[:40]!r}; allowed: a number of GPUs"
+            UnknownDemandReason.NOT_A_NUMBER, f"the query returns {text[:40]!r}; it must return a number of GPUs"
         )
 
 
@@ -125,13 +127,13 @@ class PrometheusPoller:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._url = f"{url.rstrip('/')}/api/v1/query"
-        self._place = _strip_credentials(url)
+        self._display_url = _strip_credentials(url)
         self._timeout_s = timeout_s
-        self._period_s = interval_s
+        self._interval_s = interval_s
         self._on_change = on_change
         self._lock = threading.Lock()
         self._queries: frozenset[PrometheusQuery] = frozenset()
-        self._answers: dict[PrometheusQuery, PoolDemand] = {}
+        self._results: dict[PrometheusQuery, PoolDemand] = {}
         self._last: dict[str, KnownDemand] = {}
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -150,26 +152,26 @@ class PrometheusPoller:
     def set_queries(self, queries: Iterable[PrometheusQuery]) -> None:
         """Poll these queries and no others. New ones run at once."""
         with self._lock:
-            wanted = frozenset(queries)
-            is_news = bool(wanted - self._queries)
-            self._queries = wanted
-            if is_news:
+            new_queries = frozenset(queries)
+            has_changes = bool(new_queries - self._queries)
+            self._queries = new_queries
+            if has_changes:
                 self._wake.set()
 
     def get_demand(self, query: PrometheusQuery, now_s: float) -> PoolDemand:
         """Return the last result, if it is not stale."""
         with self._lock:
-            answer = self._answers.get(
-                query, UnknownDemand(UnknownDemandReason.NOT_ASKED_YET, f"{self._place} is being asked")
+            result = self._results.get(
+                query, UnknownDemand(UnknownDemandReason.NOT_ASKED_YET, f"{self._display_url} has not responded yet")
             )
-        if isinstance(answer, UnknownDemand):
-            return answer
-        if now_s - answer.at_s > query.stale_after_s:
-            allowed = f"at most {query.stale_after_s:g} s ago"
+        if isinstance(result, UnknownDemand):
+            return result
+        if now_s - result.at_s > query.stale_after_s:
             return UnknownDemand(
-                UnknownDemandReason.STALE, f"the newest sample is of {format_time(answer.at_s)}; allowed: {allowed}"
+                UnknownDemandReason.STALE,
+                f"the newest sample is from {format_time(result.at_s)}, more than {query.stale_after_s:g} s ago",
             )
-        return KnownDemand(answer.gpus, min(answer.at_s, now_s))
+        return KnownDemand(result.gpus, min(result.at_s, now_s))
 
     def _run(self) -> None:
         with httpx.Client(timeout=self._timeout_s) as client:
@@ -179,27 +181,27 @@ class PrometheusPoller:
                     self._wake.clear()
                 if self._stop.is_set():
                     return
-                answers = {
+                results = {
                     query: self._evaluate(client, query) for query in sorted(queries, key=lambda each: each.promql)
                 }
                 with self._lock:
-                    is_news = answers != self._answers
-                    self._answers = answers
+                    has_changes = results != self._results
+                    self._results = results
                 texts = {query.promql for query in queries}
                 self._last = {text: last for text, last in self._last.items() if text in texts}
-                if is_news:
+                if has_changes:
                     self._on_change()
-                hurry_s = (query.stale_after_s / QUERIES_PER_STALE_PERIOD for query in queries)
-                self._wake.wait(min((self._period_s, *hurry_s)))
+                staleness_s = (query.stale_after_s / QUERIES_PER_STALE_PERIOD for query in queries)
+                self._wake.wait(min((self._interval_s, *staleness_s)))
 
     def _evaluate(self, client: httpx.Client, query: PrometheusQuery) -> PoolDemand:
-        answer = self._query_with_sample_time(client, query)
-        if isinstance(answer, KnownDemand):
-            self._last[query.promql] = answer
-        elif answer.reason is UnknownDemandReason.NO_SERIES and query.promql in self._last:
+        result = self._query_with_sample_time(client, query)
+        if isinstance(result, KnownDemand):
+            self._last[query.promql] = result
+        elif result.reason is UnknownDemandReason.NO_SERIES and query.promql in self._last:
             last = format_time(self._last[query.promql].at_s)
-            return UnknownDemand(UnknownDemandReason.STALE, f"the query gives no series since that of {last}")
-        return answer
+            return UnknownDemand(UnknownDemandReason.STALE, f"the query has returned no series since {last}")
+        return result
 
     def _query_with_sample_time(self, client: httpx.Client, query: PrometheusQuery) -> PoolDemand:
         """Return the value with the time of its sample.
@@ -208,14 +210,14 @@ class PrometheusPoller:
         knows the sample time of plain selectors only; computed series get the evaluation time. `lookback_delta`
         excludes samples older than `stale_after_s` from them. Prometheus 2.42 ignores it and looks back 5 minutes.
         """
-        figure = self._run_query(client, query.promql, query.stale_after_s)
-        if isinstance(figure, UnknownDemand):
-            return figure
-        if figure.is_scalar:
-            return to_demand(figure, figure.at_s)
+        value = self._run_query(client, query.promql, query.stale_after_s)
+        if isinstance(value, UnknownDemand):
+            return value
+        if value.is_scalar:
+            return to_demand(value, value.at_s)
         # The line breaks end a comment at the end of the query.
-        sampled = self._run_query(client, f"timestamp(\n{query.promql}\n)", query.stale_after_s, at_s=figure.at_s)
-        return sampled if isinstance(sampled, UnknownDemand) else to_demand(figure, sampled.value)
+        sampled = self._run_query(client, f"timestamp(\n{query.promql}\n)", query.stale_after_s, at_s=value.at_s)
+        return sampled if isinstance(sampled, UnknownDemand) else to_demand(value, sampled.value)
 
     def _run_query(
         self, client: httpx.Client, text: str, lookback_s: float, *, at_s: float | None = None
@@ -224,21 +226,21 @@ class PrometheusPoller:
         if at_s is not None:
             form["time"] = f"{at_s:.3f}"
         try:
-            with client.stream("POST", self._url, data=form) as answer:
+            with client.stream("POST", self._url, data=form) as result:
                 body = bytearray()
-                for chunk in answer.iter_bytes():
+                for chunk in result.iter_bytes():
                     body += chunk
                     if len(body) > RESPONSE_BYTES_MAX:
                         return UnknownDemand(
-                            UnknownDemandReason.MANY_SERIES, f"the answer has more than {RESPONSE_BYTES_MAX} bytes"
+                            UnknownDemandReason.MANY_SERIES, f"the response is larger than {RESPONSE_BYTES_MAX} bytes"
                         )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            said = str(error) or type(error).__name__
-            return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"{self._place}: {said}")
-        figure = parse_query_response(answer.status_code, bytes(body))
-        if isinstance(figure, UnknownDemand) and figure.reason is UnknownDemandReason.UNREACHABLE:
-            return UnknownDemand(figure.reason, f"{self._place}: {figure.message}")
-        return figure
+            message = str(error) or type(error).__name__
+            return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"{self._display_url}: {message}")
+        value = parse_query_response(result.status_code, bytes(body))
+        if isinstance(value, UnknownDemand) and value.reason is UnknownDemandReason.UNREACHABLE:
+            return UnknownDemand(value.reason, f"{self._display_url}: {value.message}")
+        return value
 
 
 def _strip_credentials(url: str) -> str:

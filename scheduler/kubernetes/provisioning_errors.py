@@ -23,18 +23,18 @@ def describe_claim_error(claim: Object | None, claim_name: str, *, max_gpus: int
     Ebbtide binds pods itself, without the Kubernetes scheduler, which would wait for the claim. A bound pod that cannot
     mount its claim would hold its GPUs forever.
     """
-    got = f"checkpoint.volume: claim {claim_name}"
+    prefix = f"checkpoint.volume: claim {claim_name}"
     if claim is None:
-        return f"{got} does not exist"
+        return f"{prefix} does not exist"
     if is_terminating(claim):
-        return f"{got} is being deleted"
+        return f"{prefix} is being deleted"
     phase = (claim.get("status") or {}).get("phase", "Pending")
     if phase != "Bound":
-        return f"{got} is {phase}; allowed: Bound (a storage class that waits for a first consumer never binds it)"
+        return f"{prefix} is {phase}; it must be Bound (WaitForFirstConsumer storage classes never bind it)"
     modes = tuple(claim["spec"].get("accessModes") or ())
     if _READ_WRITE_MANY in modes or (max_gpus == 1 and any(mode in modes for mode in _SINGLE_NODE_MODES)):
         return ""
-    return f"{got} has {', '.join(modes)}; allowed for up to {max_gpus} GPUs, on several nodes: {_READ_WRITE_MANY}"
+    return f"{prefix} has access mode {', '.join(modes)}; a job of up to {max_gpus} GPUs needs {_READ_WRITE_MANY}"
 
 
 _NAMESPACE_ERRORS = ("exceeded quota", "cannot create resource", "cannot get resource", "cannot patch resource")
@@ -67,7 +67,7 @@ def classify_api_error(generation: int, error: ApiError) -> ProvisioningFailure 
         return None
     is_fault = not (error.is_webhook_unavailable or any(words in error.message for words in _NAMESPACE_ERRORS))
     return ProvisioningFailure(
-        generation, f"the API server refuses what it needs: {error.message}", error.is_invalid, is_fault
+        generation, f"the API server rejected an object of the job: {error.message}", error.is_invalid, is_fault
     )
 
 
@@ -81,26 +81,26 @@ class ProvisioningFailures:
         self._monotonic_s = monotonic_s
         self._rng = Random()
         self._lock = threading.Lock()
-        self._known: dict[str, ProvisioningFailure] = {}
+        self._by_job: dict[str, ProvisioningFailure] = {}
 
     def record(self, job: Job, failure: ProvisioningFailure | None) -> None:
         """Record the result of an attempt, None for a success or a transient error."""
         before = self.get(job)
         with self._lock:
             if failure is None:
-                self._known.pop(job.id, None)
+                self._by_job.pop(job.id, None)
                 return
-            times = 1 if before is None else before.attempts + 1
-            until_s = self._monotonic_s() + compute_backoff_s(
-                times, base_s=PAUSE_BASE_S, cap_s=PAUSE_CAP_S, rng=self._rng
+            attempts = 1 if before is None else before.attempts + 1
+            retry_at_s = self._monotonic_s() + compute_backoff_s(
+                attempts, base_s=PAUSE_BASE_S, cap_s=PAUSE_CAP_S, rng=self._rng
             )
-            self._known[job.id] = replace(failure, attempts=times, retry_at_s=until_s)
+            self._by_job[job.id] = replace(failure, attempts=attempts, retry_at_s=retry_at_s)
 
     def get(self, job: Job) -> ProvisioningFailure | None:
         """Return the failure of the current generation."""
         with self._lock:
-            known = self._known.get(job.id)
-        return known if known is not None and known.generation == job.allocation.generation else None
+            failure = self._by_job.get(job.id)
+        return failure if failure is not None and failure.generation == job.allocation.generation else None
 
     def is_backing_off(self, job: Job) -> bool:
         refusal = self.get(job)
@@ -109,4 +109,4 @@ class ProvisioningFailures:
     def prune(self, jobs: Container[str]) -> None:
         """Drop the failures of all other jobs."""
         with self._lock:
-            self._known = {job_id: known for job_id, known in self._known.items() if job_id in jobs}
+            self._by_job = {job_id: failure for job_id, failure in self._by_job.items() if job_id in jobs}

@@ -42,10 +42,10 @@ class Reflector:
         """Number of lists: 1 without failures."""
         self.watch_count = 0
         self._cluster = cluster
-        self._silence_s = idle_timeout_s
+        self._idle_timeout_s = idle_timeout_s
         self._rng = rng or Random()
         self._monotonic_s = monotonic_s
-        self._contact_at_s = monotonic_s()
+        self._last_contact_s = monotonic_s()
         self._failures = 0
         self._since = ""
         self._stop = threading.Event()
@@ -55,12 +55,12 @@ class Reflector:
 
     @property
     def is_stale(self) -> bool:
-        return self.seconds_since_contact > 2 * self._silence_s
+        return self.seconds_since_contact > 2 * self._idle_timeout_s
 
     @property
     def seconds_since_contact(self) -> float:
         """Seconds since the server last responded."""
-        return self._monotonic_s() - self._contact_at_s
+        return self._monotonic_s() - self._last_contact_s
 
     @property
     def has_died(self) -> bool:
@@ -94,17 +94,17 @@ class Reflector:
                 self._stop.wait(pause_s)
 
     def _list_objects(self) -> None:
-        mirror = self.cache
+        cache = self.cache
         self.list_count += 1
         # No retries here: `_run` has its own, and they end with `stop`.
         listed = self._cluster.list(
-            mirror.kind,
-            namespace=mirror.namespace,
-            label_selector=mirror.label_selector,
-            field_selector=mirror.field_selector,
+            cache.kind,
+            namespace=cache.namespace,
+            label_selector=cache.label_selector,
+            field_selector=cache.field_selector,
             retry_timeout_s=0.0,
         )
-        mirror.replace(listed)
+        cache.replace(listed)
         self._since = listed.resource_version
         self._record_contact()
 
@@ -112,39 +112,39 @@ class Reflector:
         """Watch until the server ends the watch. A watch that ends early and without events counts as a failure, so
         that a server that closes every watch is not polled in a tight loop.
         """
-        began_s, heard = self._monotonic_s(), 0
+        started_at_s, event_count = self._monotonic_s(), 0
         watch = self._open_watch()
         try:
             for event in watch:
                 self.cache.handle_event(event)
                 self._since = event.object["metadata"]["resourceVersion"]
                 self._record_contact()
-                heard += 1
+                event_count += 1
         except ApiError:
-            if self.seconds_since_contact >= self._silence_s:
+            if self.seconds_since_contact >= self._idle_timeout_s:
                 self._since = ""
             raise
         finally:
             with self._lock:
                 self._watch = None
-        if heard or self._monotonic_s() - began_s > self._silence_s / 2:
+        if event_count or self._monotonic_s() - started_at_s > self._idle_timeout_s / 2:
             self._record_contact()
         else:
             self._failures += 1
 
     def _open_watch(self) -> WatchStream:
-        mirror = self.cache
+        cache = self.cache
         self.watch_count += 1
         watch = self._cluster.watch(
-            mirror.kind,
+            cache.kind,
             resource_version=self._since,
-            namespace=mirror.namespace,
-            label_selector=mirror.label_selector,
-            field_selector=mirror.field_selector,
-            timeout_s=0.8 * self._silence_s,
-            idle_timeout_s=self._silence_s,
+            namespace=cache.namespace,
+            label_selector=cache.label_selector,
+            field_selector=cache.field_selector,
+            timeout_s=0.8 * self._idle_timeout_s,
+            idle_timeout_s=self._idle_timeout_s,
         )
-        self._contact_at_s = self._monotonic_s()
+        self._last_contact_s = self._monotonic_s()
         with self._lock:
             self._watch = watch
             if self._stop.is_set():
@@ -152,15 +152,15 @@ class Reflector:
         return watch
 
     def _record_contact(self) -> None:
-        self._contact_at_s = self._monotonic_s()
+        self._last_contact_s = self._monotonic_s()
         self._failures = 0
 
     def _record_failure(self, error: ApiError) -> None:
         # The first 410 is not a failure: the version has expired and a list follows immediately.
-        was_following = bool(self._since)
+        was_watching = bool(self._since)
         if error.is_gone:
             self._since = ""
-        if not (error.is_gone and was_following and not self._failures):
+        if not (error.is_gone and was_watching and not self._failures):
             self._failures += 1
         if not self._stop.is_set():
-            log.warning("the watch of %s broke off: %s", self.cache.kind.plural, error)
+            log.warning("watch of %s failed: %s", self.cache.kind.plural, error)

@@ -101,10 +101,10 @@ class _JobResource:
 
     @property
     def is_rejected(self) -> bool:
-        claims = self.conditions or find_previous_condition(
+        conditions = self.conditions or find_previous_condition(
             get_mapping(self.resource, "status").get("conditions"), ACCEPTED
         )
-        return any(not claim.holds for claim in claims)
+        return any(not condition.holds for condition in conditions)
 
 
 def _build_job_writes(resource: Resource, state: PublishState) -> Writes:
@@ -114,37 +114,39 @@ def _build_job_writes(resource: Resource, state: PublishState) -> Writes:
     """
     meta = parse_metadata(resource)
     job_id = derive_job_id(meta)
-    lives = find_job(meta, state.snapshot.jobs, state.job_namespace)
-    job = lives or find_job(meta, state.ended_jobs, state.job_namespace)
+    live_job = find_job(meta, state.snapshot.jobs, state.job_namespace)
+    job = live_job or find_job(meta, state.ended_jobs, state.job_namespace)
     subject = _JobResource(resource, meta, job, state.spec_commands.conditions.get(meta.uid, ()))
     if meta.is_deleting and _has_released_resources(job, (meta.namespace, job_id), state):
         return remove_finalizer(ELASTIC_JOB, meta, JOB_FINALIZER)
     if job is None:
         return _build_writes_without_job(subject, state)
-    kept = add_finalizer(ELASTIC_JOB, meta, JOB_FINALIZER, state.epoch_annotations, labels={JOB_LABEL: job.id})
+    finalizer_writes = add_finalizer(
+        ELASTIC_JOB, meta, JOB_FINALIZER, state.epoch_annotations, labels={JOB_LABEL: job.id}
+    )
     if job.is_ended and _is_expired(subject, state):
         return _build_delete(meta)
-    if kept:
-        return kept
-    observed, following = _follow_job(subject, job, state)
+    if finalizer_writes:
+        return finalizer_writes
+    observed, spec_writes = _follow_job(subject, job, state)
     status = _build_status(job, get_mapping(resource, "status"), subject, observed, state)
-    return (*following, *build_status_writes(ELASTIC_JOB, resource, status, state))
+    return (*spec_writes, *build_status_writes(ELASTIC_JOB, resource, status, state))
 
 
 def _build_writes_without_job(subject: _JobResource, state: PublishState) -> Writes:
     """Return the writes for an ElasticJob that is rejected, not submitted yet, or ended long ago."""
     resource, meta = subject.resource, subject.meta
-    before = get_mapping(resource, "status")
+    current = get_mapping(resource, "status")
     if _is_expired(subject, state):
         return _build_delete(meta)
-    claims = (
-        (_no_such_job_condition(meta),) if is_from_api(meta) and not has_ended_phase(before) else subject.conditions
+    conditions = (
+        (_no_such_job_condition(meta),) if is_from_api(meta) and not has_ended_phase(current) else subject.conditions
     )
-    if any(not claim.holds for claim in claims):
-        refused = build_refused_status(claims)
-        status = complete_status(refused, meta, before=before, observed_generation=meta.generation, now_s=state.now_s)
+    if any(not condition.holds for condition in conditions):
+        refused = build_refused_status(conditions)
+        status = complete_status(refused, meta, before=current, observed_generation=meta.generation, now_s=state.now_s)
         return build_status_writes(ELASTIC_JOB, resource, status, state)
-    if not claims:
+    if not conditions:
         return ()
     return add_finalizer(
         ELASTIC_JOB, meta, JOB_FINALIZER, state.epoch_annotations, labels={JOB_LABEL: derive_job_id(meta)}
@@ -152,8 +154,8 @@ def _build_writes_without_job(subject: _JobResource, state: PublishState) -> Wri
 
 
 def _no_such_job_condition(meta: Metadata) -> Condition:
-    why = f"Ebbtide made this for its job {meta.name}, which does not exist here; create one without the annotations"
-    return Condition(ACCEPTED, False, "NoSuchJob", why)
+    message = f"job {meta.name} does not exist; create an ElasticJob without Ebbtide's annotations"
+    return Condition(ACCEPTED, False, "NoSuchJob", message)
 
 
 def _follow_job(subject: _JobResource, job: Job, state: PublishState) -> tuple[int, Writes]:
@@ -162,26 +164,28 @@ def _follow_job(subject: _JobResource, job: Job, state: PublishState) -> tuple[i
     The server increments the generation for our own change. It counts as applied, so that it is not taken for a user's
     change.
     """
-    meta, asked = subject.meta, state.spec_commands.command_ids.get(subject.meta.uid, ())
+    meta, command_ids = subject.meta, state.spec_commands.command_ids.get(subject.meta.uid, ())
     observed = get_applied_generation(subject.resource, meta)
-    if subject.conditions and (subject.is_rejected or all(command in state.applied_command_ids for command in asked)):
+    if subject.conditions and (
+        subject.is_rejected or all(command in state.applied_command_ids for command in command_ids)
+    ):
         observed = meta.generation
-    spec, wanted = get_mapping(subject.resource, "spec"), build_elastic_job_spec(job)
-    is_same = spec.get("gpus") == wanted["gpus"] and spec.get("suspend", False) == wanted["suspend"]
+    spec, job_spec = get_mapping(subject.resource, "spec"), build_elastic_job_spec(job)
+    is_same = spec.get("gpus") == job_spec["gpus"] and spec.get("suspend", False) == job_spec["suspend"]
     is_settled = job.is_ended or job.intent is Intent.CANCEL or meta.is_deleting or subject.is_rejected
     if is_same or is_settled or observed != meta.generation:
         return observed, ()
     body = {
         "metadata": {"annotations": state.epoch_annotations},
-        "spec": {"gpus": wanted["gpus"], "suspend": wanted["suspend"]},
+        "spec": {"gpus": job_spec["gpus"], "suspend": job_spec["suspend"]},
     }
     return meta.generation + 1, (build_patch(ELASTIC_JOB, meta, body),)
 
 
-def _build_status(job: Job, before: Any, subject: _JobResource, observed: int, state: PublishState) -> dict[str, Any]:
+def _build_status(job: Job, current: Any, subject: _JobResource, observed: int, state: PublishState) -> dict[str, Any]:
     waiting = state.waiting_reasons.get(job.id)
-    status = build_job_status(job, waiting, state.snapshot, before=before, accepted=subject.conditions)
-    return complete_status(status, subject.meta, before=before, observed_generation=observed, now_s=state.now_s)
+    status = build_job_status(job, waiting, state.snapshot, before=current, accepted=subject.conditions)
+    return complete_status(status, subject.meta, before=current, observed_generation=observed, now_s=state.now_s)
 
 
 def _has_released_resources(job: Job | None, key: tuple[str, str], state: PublishState) -> bool:
@@ -190,7 +194,7 @@ def _has_released_resources(job: Job | None, key: tuple[str, str], state: Publis
 
 
 def _is_expired(subject: _JobResource, state: PublishState) -> bool:
-    """Return whether a job submitted over HTTP ended longer ago than its retention. Users delete their own resources."""
+    """Return whether a job submitted over HTTP ended longer ago than its retention. Users delete theirs."""
     status = get_mapping(subject.resource, "status")
     ended = has_ended_phase(status) and state.is_older_than(status.get("endedAt"), state.retention.jobs_s)
     return ended and is_from_api(subject.meta) and not subject.meta.is_deleting
@@ -238,11 +242,15 @@ _ENDED_LOAN_STATES = (LoanState.RETURNED.value, LoanState.LOST.value)
 
 def compute_pool_writes(state: PublishState) -> Iterator[Writes]:
     for resource in state.resources.pools:
-        claims = state.spec_commands.conditions[parse_metadata(resource).uid]
-        before = get_mapping(resource, "status").get("cordonedNodes")
-        names = frozenset(name for name in before if isinstance(name, str)) if isinstance(before, list) else frozenset()
+        conditions = state.spec_commands.conditions[parse_metadata(resource).uid]
+        current = get_mapping(resource, "status").get("cordonedNodes")
+        names = (
+            frozenset(name for name in current if isinstance(name, str)) if isinstance(current, list) else frozenset()
+        )
         cordoned = state.spec_commands.fleet.cordoned_nodes | names
-        status = build_pool_status(parse_metadata(resource).name, state.snapshot, conditions=claims, cordoned=cordoned)
+        status = build_pool_status(
+            parse_metadata(resource).name, state.snapshot, conditions=conditions, cordoned=cordoned
+        )
         yield _build_finalized_writes(
             POOL, resource, status, state, known=state.snapshot.pools, finalizer=POOL_FINALIZER
         )
@@ -277,12 +285,12 @@ def compute_loan_writes(state: PublishState) -> Iterator[Writes]:
 def find_unreported_loans(resources: ClusterResources, snapshot: Snapshot) -> tuple[str, ...]:
     """Return ids of loans that have left the snapshot and whose resources do not report an outcome yet."""
     live = {loan.id for loan in snapshot.loans.values()}
-    told = {
+    reported = {
         parse_metadata(each).name
         for each in resources.loans
         if get_mapping(each, "status").get("state") in _ENDED_LOAN_STATES
     }
-    return tuple(name for each in resources.loans if (name := parse_metadata(each).name) not in live | told)
+    return tuple(name for each in resources.loans if (name := parse_metadata(each).name) not in live | reported)
 
 
 def _build_loan_writes(resource: Resource, loan: Loan | None, state: PublishState) -> Writes:
@@ -310,8 +318,8 @@ def _build_finalized_writes(
     meta = state.read_metadata(resource)
     if meta.is_deleting and meta.name not in known:
         return remove_finalizer(kind, meta, finalizer)
-    before = get_mapping(resource, "status")
-    written = complete_status(status, meta, before=before, observed_generation=meta.generation, now_s=state.now_s)
+    current = get_mapping(resource, "status")
+    written = complete_status(status, meta, before=current, observed_generation=meta.generation, now_s=state.now_s)
     return (
         *add_finalizer(kind, meta, finalizer, state.epoch_annotations),
         *build_status_writes(kind, resource, written, state),

@@ -53,18 +53,18 @@ class ActionPool:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count_ambiguous(self, actions: Sequence[ApiAction], running: Sequence[Future[None]]) -> int:
-        doubts, fenced = 0, None
+        ambiguous, fencing_error = 0, None
         for step, future in zip(actions, running, strict=True):
             try:
                 future.result()
-            except FencedError as later:
-                fenced = fenced or later
+            except FencedError as error:
+                fencing_error = fencing_error or error
             except ApiError as failure:
-                doubts += failure.had_ambiguous_attempt or failure.is_ambiguous
+                ambiguous += failure.had_ambiguous_attempt or failure.is_ambiguous
                 logger.warning("%s: %s", step.description, failure)
-        if fenced is not None:
-            raise fenced
-        return doubts
+        if fencing_error is not None:
+            raise fencing_error
+        return ambiguous
 
 
 PAUSE_BASE_S, PAUSE_CAP_S = 2.0, 60.0
@@ -82,20 +82,20 @@ class ResourceWriter:
         self, cluster: KubernetesClient, cache: ClusterCache, *, monotonic_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._cluster = cluster
-        self._mirrors = cache
+        self._cache = cache
         self._monotonic_s = monotonic_s
-        self._refused = KeyedBackoff(base_s=PAUSE_BASE_S, cap_s=PAUSE_CAP_S, rng=Random(), monotonic_s=monotonic_s)
+        self._backoff = KeyedBackoff(base_s=PAUSE_BASE_S, cap_s=PAUSE_CAP_S, rng=Random(), monotonic_s=monotonic_s)
 
     def build_actions(self, writes_by_object: Iterable[Writes]) -> Iterator[ApiAction]:
         """Yield one action per object. After a failed write, the remaining writes of that object are skipped."""
-        self._refused.prune()
-        now_s, again = self._monotonic_s(), 0
+        self._backoff.prune()
+        now_s, retries = self._monotonic_s(), 0
         for steps in writes_by_object:
-            until_s = self._refused.get_retry_at_s(_creation_key(steps[0]))
-            if until_s is not None:
-                if now_s < until_s or again == RETRIES_PER_ROUND_MAX:
+            retry_at_s = self._backoff.get_retry_at_s(_creation_key(steps[0]))
+            if retry_at_s is not None:
+                if now_s < retry_at_s or retries == RETRIES_PER_ROUND_MAX:
                     continue
-                again += 1
+                retries += 1
             yield ApiAction(_describe_write(steps[0]), partial(self._apply, steps))
 
     def _apply(self, writes: Writes) -> None:
@@ -104,7 +104,7 @@ class ResourceWriter:
                 case Create():
                     self._create(step)
                 case Patch(kind=kind):
-                    answer = self._cluster.patch(
+                    response = self._cluster.patch(
                         kind,
                         step.name,
                         step.namespace,
@@ -112,24 +112,24 @@ class ResourceWriter:
                         resource_version=step.resource_version,
                         subresource="status" if step.status else "",
                     )
-                    self._mirrors.assume(kind, answer)
+                    self._cache.assume(kind, response)
                 case Delete(kind=kind, namespace=namespace, name=name, uid=uid):
-                    left = self._cluster.delete(kind, name, namespace, uid=uid)
-                    if left is not None:
-                        self._mirrors.assume(kind, left)
+                    deleted = self._cluster.delete(kind, name, namespace, uid=uid)
+                    if deleted is not None:
+                        self._cache.assume(kind, deleted)
 
     def _create(self, write: Create) -> None:
         try:
-            self._mirrors.assume(write.kind, self._cluster.create(write.kind, write.body))
-        except ApiError as refused:
+            self._cache.assume(write.kind, self._cluster.create(write.kind, write.body))
+        except ApiError as error:
             # Events are named by their number in the store. An existing one was written before, perhaps by the previous
             # leader.
-            if write.kind is EVENT and refused.is_already_exists:
+            if write.kind is EVENT and error.is_already_exists:
                 return
-            if refused.is_permanent:
-                self._refused.record_failure(_creation_key(write))
+            if error.is_permanent:
+                self._backoff.record_failure(_creation_key(write))
             raise
-        self._refused.record_success(_creation_key(write))
+        self._backoff.record_success(_creation_key(write))
 
 
 def _creation_key(write: Write) -> tuple[str, str, str] | None:

@@ -26,7 +26,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A JSON merge patch (RFC 7386) of an object or its status. With `resource_version`, a newer object is a conflict."""
+    """A JSON merge patch (RFC 7386) of an object or its status. `resource_version` is a precondition."""
 
     kind: ResourceKind
     namespace: str
@@ -58,15 +58,15 @@ def build_status_patch(kind: ResourceKind, meta: Metadata, status: dict[str, Any
     return Patch(kind, meta.namespace, meta.name, {"status": status}, status=True)
 
 
-def compute_merge_patch(before: object, after: dict[str, Any]) -> dict[str, Any]:
+def compute_merge_patch(current: object, after: dict[str, Any]) -> dict[str, Any]:
     """Return the smallest merge patch from `before` to `after`. `after` contains no null and no empty object as a
     value.
     """
-    if not isinstance(before, dict):
+    if not isinstance(current, dict):
         return after
-    patch: dict[str, Any] = {name: None for name in before if name not in after and before[name] is not None}
+    patch: dict[str, Any] = {name: None for name in current if name not in after and current[name] is not None}
     for name, value in after.items():
-        old = before.get(name)
+        old = current.get(name)
         if isinstance(value, dict) and isinstance(old, dict):
             if inner := compute_merge_patch(old, value):
                 patch[name] = inner
@@ -122,7 +122,7 @@ class PublishState:
         """
         meta = parse_metadata(resource)
         if meta.epoch > self.epoch:
-            raise FencedError(f"{meta.name} was written in epoch {meta.epoch}, this leader's is {self.epoch}")
+            raise FencedError(f"{meta.name} was written in epoch {meta.epoch}; this leader has epoch {self.epoch}")
         return meta
 
     @property
@@ -146,8 +146,8 @@ def add_finalizer(
 
 
 def remove_finalizer(kind: ResourceKind, meta: Metadata, finalizer: str) -> Writes:
-    rest = [name for name in meta.finalizers if name != finalizer]
-    return () if len(rest) == len(meta.finalizers) else _patch_finalizers(kind, meta, rest, {})
+    stable = [name for name in meta.finalizers if name != finalizer]
+    return () if len(stable) == len(meta.finalizers) else _patch_finalizers(kind, meta, stable, {})
 
 
 def _patch_finalizers(kind: ResourceKind, meta: Metadata, finalizers: list[str], more: Mapping[str, Any]) -> Writes:
@@ -156,15 +156,15 @@ def _patch_finalizers(kind: ResourceKind, meta: Metadata, finalizers: list[str],
 
 def build_status_writes(kind: ResourceKind, resource: Resource, status: dict[str, Any], state: PublishState) -> Writes:
     """Return the status update, if something changed. Updates of volatile fields alone are delayed."""
-    before = get_mapping(resource, "status")
-    change = compute_merge_patch(before, status)
+    current = get_mapping(resource, "status")
+    change = compute_merge_patch(current, status)
     if change.keys() <= {"asOf"}:
         return ()
-    is_urgent = compute_merge_patch(_without_volatile_fields(before), _without_volatile_fields(status)) != {}
+    is_urgent = compute_merge_patch(_without_volatile_fields(current), _without_volatile_fields(status)) != {}
     if (
         not is_urgent
-        and parse_time_s(before.get("asOf")) is not None
-        and not state.is_older_than(before.get("asOf"), STATUS_REFRESH_S)
+        and parse_time_s(current.get("asOf")) is not None
+        and not state.is_older_than(current.get("asOf"), STATUS_REFRESH_S)
     ):
         return ()
     return (build_status_patch(kind, parse_metadata(resource), change),)
@@ -172,9 +172,9 @@ def build_status_writes(kind: ResourceKind, resource: Resource, status: dict[str
 
 def _without_volatile_fields(status: Mapping[str, Any]) -> dict[str, Any]:
     """Return the status without volatile fields and without condition messages."""
-    rest = {name: value for name, value in status.items() if name not in _VOLATILE_FIELDS}
-    found = rest.get("conditions")
-    if isinstance(found, list):
+    stable = {name: value for name, value in status.items() if name not in _VOLATILE_FIELDS}
+    conditions = stable.get("conditions")
+    if isinstance(conditions, list):
         keys = ("type", "status", "reason", "observedGeneration")
-        rest["conditions"] = [[each.get(key) for key in keys] for each in found if isinstance(each, Mapping)]
-    return rest
+        stable["conditions"] = [[each.get(key) for key in keys] for each in conditions if isinstance(each, Mapping)]
+    return stable

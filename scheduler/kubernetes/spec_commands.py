@@ -79,24 +79,24 @@ def compute_spec_commands(
     snapshot = loaded.snapshot
     fleet = compute_fleet_commands(resources.pools, resources.queues, resources.nodes, loaded)
     bodies = {f"{name}-{snapshot.generation}": body for name, body in fleet.bodies.items()}
-    claims, asked = dict(fleet.conditions), dict[str, tuple[str, ...]]()
+    conditions, command_ids = dict(fleet.conditions), dict[str, tuple[str, ...]]()
     submitted_at_s, owners = dict[str, float](), dict[str, str]()
     for resource in resources.elastic_jobs:
         if not is_managed_by_us(resource):
             continue
         meta = parse_metadata(resource)
-        wishes, verdict = _job_commands(resource, meta, find_job(meta, snapshot.jobs, job_namespace))
-        bodies |= wishes
-        asked[meta.uid] = tuple(wishes)
-        if verdict is not None:
-            claims[meta.uid] = (verdict,)
+        job_bodies, condition = _job_commands(resource, meta, find_job(meta, snapshot.jobs, job_namespace))
+        bodies |= job_bodies
+        command_ids[meta.uid] = tuple(job_bodies)
+        if condition is not None:
+            conditions[meta.uid] = (condition,)
         submitted_at_s[f"submit-{meta.uid}"] = min(now_s, parse_time_s(meta.created_at) or now_s)
         owners[f"submit-{meta.uid}"] = f"namespace/{meta.namespace}"
     bodies |= _cancel_missing(resources, snapshot)
     commands = (
         Command(name, submitted_at_s.get(name, now_s), body, owners.get(name, ACTOR)) for name, body in bodies.items()
     )
-    return SpecCommands(tuple(commands), claims, asked, fleet, resources)
+    return SpecCommands(tuple(commands), conditions, command_ids, fleet, resources)
 
 
 def _job_commands(
@@ -115,49 +115,47 @@ def _job_commands(
     if job is not None and is_accepted and get_applied_generation(resource, meta) == meta.generation:
         return {}, None
     try:
-        wanted = parse_elastic_job(resource)
-    except InvalidDocumentError as refused:
-        return {}, Condition(ACCEPTED, False, "Refused", str(refused))
+        parsed = parse_elastic_job(resource)
+    except InvalidDocumentError as error:
+        return {}, Condition(ACCEPTED, False, "Refused", str(error))
     if job is None:
-        return _submission(wanted, meta)
-    if changed := find_immutable_changes(wanted.spec, job):
+        return _submission(parsed, meta)
+    if changed := find_immutable_changes(parsed.spec, job):
         return {}, _immutable_field_condition(changed)
-    return dict(_job_changes(wanted, job, meta)), Condition(ACCEPTED, True, "Accepted")
+    return dict(_job_changes(parsed, job, meta)), Condition(ACCEPTED, True, "Accepted")
 
 
-def _submission(wanted: ElasticJob, meta: Metadata) -> tuple[dict[str, CommandBody], Condition]:
+def _submission(parsed: ElasticJob, meta: Metadata) -> tuple[dict[str, CommandBody], Condition]:
     """Return the submission. Its id has no generation, so that a job is submitted once."""
     job_id = derive_job_id(meta)
-    bodies: dict[str, CommandBody] = {f"submit-{meta.uid}": SubmitJob(job_id, wanted.spec)}
-    if wanted.suspend:
+    bodies: dict[str, CommandBody] = {f"submit-{meta.uid}": SubmitJob(job_id, parsed.spec)}
+    if parsed.suspend:
         bodies[f"suspend-{meta.uid}-{meta.generation}"] = SuspendJob(job_id)
     return bodies, Condition(ACCEPTED, True, "Accepted")
 
 
-def _job_changes(wanted: ElasticJob, job: Job, meta: Metadata) -> Iterator[tuple[str, CommandBody]]:
+def _job_changes(parsed: ElasticJob, job: Job, meta: Metadata) -> Iterator[tuple[str, CommandBody]]:
     if not _is_wanted(job):
         return
-    asked, version = wanted.spec, f"{meta.uid}-{meta.generation}"
-    if (asked.min_gpus, asked.max_gpus) != (job.spec.min_gpus, job.spec.max_gpus):
-        yield f"scale-{version}", ScaleJob(job.id, asked.min_gpus, asked.max_gpus)
-    if wanted.suspend and job.intent is Intent.RUN:
+    command_ids, version = parsed.spec, f"{meta.uid}-{meta.generation}"
+    if (command_ids.min_gpus, command_ids.max_gpus) != (job.spec.min_gpus, job.spec.max_gpus):
+        yield f"scale-{version}", ScaleJob(job.id, command_ids.min_gpus, command_ids.max_gpus)
+    if parsed.suspend and job.intent is Intent.RUN:
         yield f"suspend-{version}", SuspendJob(job.id)
-    if not wanted.suspend and job.intent is Intent.SUSPEND:
+    if not parsed.suspend and job.intent is Intent.SUSPEND:
         yield f"resume-{version}", ResumeJob(job.id)
 
 
 def _immutable_field_condition(names: tuple[str, ...]) -> Condition:
-    why = f"{', '.join(names)}: fixed once the job is submitted; it runs on as it was"
-    return Condition(ACCEPTED, False, "FixedFieldChanged", why)
+    message = f"{', '.join(names)}: immutable after submission; the job keeps its values"
+    return Condition(ACCEPTED, False, "FixedFieldChanged", message)
 
 
 def _cancel_missing(resources: ClusterResources, snapshot: Snapshot) -> dict[str, CommandBody]:
     """Cancel jobs whose resource disappeared despite its finalizer."""
-    present = {parse_metadata(resource).uid for resource in resources.elastic_jobs}
+    uids = {parse_metadata(resource).uid for resource in resources.elastic_jobs}
     jobs = (job for job in snapshot.jobs.values() if job.spec.resource_uid and _is_wanted(job))
-    return {
-        f"cancel-{job.spec.resource_uid}": CancelJob(job.id) for job in jobs if job.spec.resource_uid not in present
-    }
+    return {f"cancel-{job.spec.resource_uid}": CancelJob(job.id) for job in jobs if job.spec.resource_uid not in uids}
 
 
 def _is_wanted(job: Job) -> bool:

@@ -14,7 +14,7 @@ from scheduler.domain.job import CheckpointSpec, CheckpointVolume, Progress
 from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, POOL, QUEUE, ResourceKind
 from tests.builders import a_job, a_loan
-from tests.unit.kubernetes.operating import NAMESPACE, NOW_S, Operating
+from tests.unit.kubernetes.operator_rig import NAMESPACE, NOW_S, OperatorRig
 
 FOLDER = Path(__file__).parent / "custom_resources"
 TOLD = {
@@ -26,16 +26,16 @@ TOLD = {
 
 
 @pytest.fixture
-def rig() -> Operating:
+def rig() -> OperatorRig:
     """A job from HTTP on a node of training's and one that `serving` lends, beside a node without a known GPU."""
-    rig = Operating()
+    rig = OperatorRig()
     rig.server.add(POOL, "training", {"kind": "training", "nodeSelector": {"role": "train"}})
     rig.server.add(POOL, "serving", {"kind": "inference", "nodeSelector": {"role": "serve"}})
     rig.server.add(QUEUE, "research", {"guaranteed": 4, "limit": 16, "userLimit": 8})
     for name, role in (("t0", "train"), ("s0", "serve")):
         rig.add_node(name, {"role": role})
     rig.add_node("s1", {"role": "serve"}, product="NVIDIA-GH200-480GB")
-    rig.settle()
+    rig.run_until_stable()
     job = a_job(
         "llama-abc123",
         2,
@@ -53,13 +53,13 @@ def rig() -> Operating:
     loan = replace(a_loan("s0"), pool="serving", offered_at_s=NOW_S - 60.0, state_since_s=NOW_S - 30.0)
     demand = {"serving": DemandReading(NOW_S, 3.5, 3.5)}
     rig.snapshot = replace(rig.snapshot, jobs={job.id: job}, loans={"s0": loan}, demand=demand)
-    rig.wait(60.0)
-    rig.settle()
+    rig.advance(60.0)
+    rig.run_until_stable()
     return rig
 
 
 @pytest.mark.parametrize("name", list(TOLD))
-def test_what_the_cluster_is_told(rig: Operating, name: str) -> None:
+def test_what_the_cluster_is_told(rig: OperatorRig, name: str) -> None:
     kind, *place = TOLD[name]
     assert isinstance(kind, ResourceKind)
     resource = rig.server.get(kind, *place)

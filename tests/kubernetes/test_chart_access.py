@@ -54,7 +54,7 @@ from tests.kubernetes.site import Site
 from tests.kubernetes.test_told_story import RealServer
 from tests.kubernetes.waiting import eventually
 from tests.unit.kubernetes import operating
-from tests.unit.kubernetes.operating import Operating
+from tests.unit.kubernetes.operator_rig import OperatorRig
 
 RBAC = "rbac.authorization.k8s.io"
 ROLE = ResourceKind(RBAC, "v1", "Role", "roles")
@@ -144,7 +144,7 @@ class ByOperator(RealServer):
         jobs = self._operator.list(ELASTIC_JOB, namespace=self.namespace).items
         return ClusterResources(jobs, *(self._operator.list(kind).items for kind in (POOL, QUEUE, LOAN, NODE)))
 
-    def do(self, every: Iterable[Writes]) -> None:
+    def execute(self, every: Iterable[Writes]) -> None:
         carry_out(self._operator, every)
 
 
@@ -158,12 +158,12 @@ def test_resources_are_read_told_and_let_go(
     server.add(QUEUE, "research", {"guaranteed": 8})
     server.add_node("access-t0", role="train")
     server.add_node("access-i0", role="serve")
-    rig = Operating(server=server)  # type: ignore[arg-type]  # it does what Operating asks of a server
-    rig.settle()
+    rig = OperatorRig(server=server)  # type: ignore[arg-type]  # it does what OperatorRig asks of a server
+    rig.run_until_stable()
     job = a_job("llama-abc123", 2, 8, state=JobState.RUNNING, on={"access-t0": (0, 1)}, now_s=rig.snapshot.now_s)
     loan = a_loan("access-i0")
     rig.snapshot = replace(rig.snapshot, jobs={job.id: job}, loans={"access-i0": loan})
-    rig.settle()
+    rig.run_until_stable()
     assert operator.get(ELASTIC_JOB, job.id, namespace)["status"]["phase"] == "Running"
     assert operator.get(LOAN, loan.id)["status"]["state"] == "active"
     assert all(pool["status"]["conditions"] for pool in operator.list(POOL).items)
@@ -173,8 +173,8 @@ def test_resources_are_read_told_and_let_go(
         StoredEvent(at, 1, Event(rig.snapshot.now_s + at, EventCode.JOB_GROWN, job.id, "to 6 GPUs")) for at in (0, 1)
     ]
     log, steps = build_event_writes(EventSeriesLog(), events[:1], known, reporting_instance="operator-0")
-    server.do(steps)
-    server.do(build_event_writes(log, events[1:], known, reporting_instance="operator-0")[1])
+    server.execute(steps)
+    server.execute(build_event_writes(log, events[1:], known, reporting_instance="operator-0")[1])
     (told,) = cluster.list(EVENT, namespace=namespace).items
     assert told["series"]["count"] == 2
 
@@ -182,11 +182,11 @@ def test_resources_are_read_told_and_let_go(
     cluster.delete(POOL, "training")
     pools = {name: pool for name, pool in rig.snapshot.pools.items() if name != "training"}
     rig.snapshot = replace(rig.snapshot, jobs={}, loans={}, nodes={}, pools=pools)
-    rig.publish(ended_loans={loan.id: replace(loan, state=LoanState.RETURNED)})
+    rig.write(ended_loans={loan.id: replace(loan, state=LoanState.RETURNED)})
     assert server.resources().elastic_jobs == ()
     assert operator.get(LOAN, loan.id)["status"]["state"] == "returned"
     rig.snapshot = replace(rig.snapshot, now_s=rig.snapshot.now_s + 86_400.0)
-    rig.publish()
+    rig.write()
     assert operator.list(LOAN).items == ()
 
 

@@ -92,8 +92,8 @@ def test_each_query_that_gives_no_one_number_is_told_on_its_pool(operated: Opera
     queries = {
         "none": ("no_such_gpus", "NoSeries", "no series"),
         "many": ("served_gpus", "ManySeries", "2 series"),
-        "nan": ("scalar(no_such_gpus)", "NotANumber", "nan; allowed: 0 to 1000000 GPUs"),
-        "negative": ("-sum(served_gpus)", "NotANumber", "-3; allowed: 0 to 1000000 GPUs"),
+        "nan": ("scalar(no_such_gpus)", "NotANumber", "nan"),
+        "negative": ("-sum(served_gpus)", "NotANumber", "-3"),
         "broken": ("sum(", "BadQuery", "parse error"),
     }
     operated.add_nodes(1)

@@ -34,7 +34,7 @@ from tests.builders import a_job, a_loan
 from tests.kubernetes.control_plane import ASSETS, ControlPlane
 from tests.kubernetes.custom_resources import carry_out, install
 from tests.unit.kubernetes import operating
-from tests.unit.kubernetes.operating import Operating
+from tests.unit.kubernetes.operator_rig import OperatorRig
 
 PRODUCT = "NVIDIA-A100-SXM4-80GB"
 
@@ -62,12 +62,12 @@ class RealServer:
         jobs = self.cluster.list(ELASTIC_JOB, namespace=self.namespace).items
         return ClusterResources(jobs, *(self.cluster.list(kind).items for kind in (POOL, QUEUE, LOAN, NODE)))
 
-    def do(self, every: Iterable[Writes]) -> None:
+    def execute(self, every: Iterable[Writes]) -> None:
         carry_out(self.cluster, every)
 
 
 @pytest.fixture
-def rig(cluster: KubernetesClient, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Operating:
+def rig(cluster: KubernetesClient, namespace: str, monkeypatch: pytest.MonkeyPatch) -> OperatorRig:
     """Two Pools of a node each, taken in."""
     install(cluster)
     monkeypatch.setattr(operating, "NAMESPACE", namespace)
@@ -76,8 +76,8 @@ def rig(cluster: KubernetesClient, namespace: str, monkeypatch: pytest.MonkeyPat
     server.add(POOL, "inference", {"kind": "inference", "nodeSelector": {"role": "serve"}})
     server.add_node("t0", role="train")
     server.add_node("i0", role="serve")
-    made = Operating(server=server)  # type: ignore[arg-type]  # it does what Operating asks of a server
-    made.settle()
+    made = OperatorRig(server=server)  # type: ignore[arg-type]  # it does what OperatorRig asks of a server
+    made.run_until_stable()
     return made
 
 
@@ -96,22 +96,22 @@ def get(control_plane: ControlPlane, namespace: str) -> Any:
     return run
 
 
-def with_a_running_job(rig: Operating) -> None:
+def with_a_running_job(rig: OperatorRig) -> None:
     """Job `llama-abc123`, from HTTP, on a node of its own and a lent one."""
     now_s = rig.snapshot.now_s
     job = a_job("llama-abc123", 2, 8, state=JobState.RUNNING, on={"t0": (0, 1), "i0": (0, 1, 2, 3)}, now_s=now_s)
     job = replace(job, progress=Progress(at_s=now_s, steps=900.0, loss=2.5))
     rig.snapshot = replace(rig.snapshot, jobs={job.id: job}, loans={"i0": a_loan("i0")})
-    rig.settle()
+    rig.run_until_stable()
 
 
-def test_nodes_join_their_pools_and_what_we_wrote_is_quiet(rig: Operating) -> None:
+def test_nodes_join_their_pools_and_what_we_wrote_is_quiet(rig: OperatorRig) -> None:
     assert {node.name: node.pool for node in rig.snapshot.nodes.values()} == {"t0": "training", "i0": "inference"}
-    assert rig.take().commands == ()
-    assert rig.steps() == ()
+    assert rig.compute_commands().commands == ()
+    assert rig.compute_writes() == ()
 
 
-def test_a_job_from_http_and_its_loan_are_seen_in_columns(rig: Operating, get: Any) -> None:
+def test_a_job_from_http_and_its_loan_are_seen_in_columns(rig: OperatorRig, get: Any) -> None:
     with_a_running_job(rig)
     head, job = get("ej")
     assert head == ["NAME", "STATE", "GPUS", "QUEUE", "PRIORITY", "PROGRESS %", "REASON", "AGE"]
@@ -122,45 +122,45 @@ def test_a_job_from_http_and_its_loan_are_seen_in_columns(rig: Operating, get: A
     assert get("pools")[1][:5] == ["inference", "inference", "1", "8", "1"]
 
 
-def test_jobs_of_kubectl_and_of_http_are_told_alike(rig: Operating, get: Any) -> None:
+def test_jobs_of_kubectl_and_of_http_are_told_alike(rig: OperatorRig, get: Any) -> None:
     with_a_running_job(rig)
     rig.server.add(ELASTIC_JOB, "mine", {"gpus": {"min": 4, "max": 4}, "command": ["x"]})
-    rig.settle()
+    rig.run_until_stable()
     (mine,) = (job for job in rig.snapshot.jobs.values() if job.spec.name == "mine")
     assert mine.spec.namespace == operating.NAMESPACE
     waits = Reason(ReasonCode.INSUFFICIENT_GPUS, "needs 4 GPUs, 2 are free")
-    rig.publish(waiting={mine.id: waits})
+    rig.write(waiting={mine.id: waits})
     assert [row[0] for row in get("ej")] == ["NAME", "llama-abc123", "mine"]
     assert get("ej")[2][1:6] == ["Submitted", "0/4", "default", "0", "InsufficientGpus"]
 
 
-def test_a_change_over_http_reaches_the_resource_and_one_by_kubectl_the_job(rig: Operating) -> None:
+def test_a_change_over_http_reaches_the_resource_and_one_by_kubectl_the_job(rig: OperatorRig) -> None:
     with_a_running_job(rig)
     job = rig.snapshot.jobs["llama-abc123"]
     scaled = replace(job, spec=replace(job.spec, max_gpus=16))
     rig.snapshot = replace(rig.snapshot, jobs={job.id: scaled})
-    rig.settle()
+    rig.run_until_stable()
     assert isinstance(rig.server, RealServer)
     resource = rig.server.cluster.get(ELASTIC_JOB, job.id, rig.server.namespace)
     assert (resource["spec"]["gpus"]["max"], resource["status"]["observedGeneration"]) == (16, 2)
     change = {"spec": {"gpus": {"max": 6}}}
     rig.server.cluster.patch(ELASTIC_JOB, job.id, rig.server.namespace, change=change)
-    rig.settle()
+    rig.run_until_stable()
     assert rig.snapshot.jobs[job.id].spec.max_gpus == 6
 
 
-def test_a_deleted_resource_goes_once_its_job_has_ended(rig: Operating) -> None:
+def test_a_deleted_resource_goes_once_its_job_has_ended(rig: OperatorRig) -> None:
     with_a_running_job(rig)
     assert isinstance(rig.server, RealServer)
     rig.server.cluster.delete(ELASTIC_JOB, "llama-abc123", rig.server.namespace)
-    assert rig.round() == ["CancelJob"]
+    assert rig.run_round() == ["CancelJob"]
     assert rig.server.resources().elastic_jobs
     rig.snapshot = replace(rig.snapshot, jobs={})
-    rig.publish()
+    rig.write()
     assert rig.server.resources().elastic_jobs == ()
 
 
-def test_events_are_taken_and_counted(rig: Operating, get: Any) -> None:
+def test_events_are_taken_and_counted(rig: OperatorRig, get: Any) -> None:
     with_a_running_job(rig)
     assert isinstance(rig.server, RealServer)
     known = index_event_objects(rig.server.resources(), rig.snapshot, job_namespace=rig.server.namespace)
@@ -168,8 +168,8 @@ def test_events_are_taken_and_counted(rig: Operating, get: Any) -> None:
     told = [StoredEvent(at, 1, Event(now_s + at, EventCode.JOB_GROWN, "llama-abc123", "to 6 GPUs")) for at in range(3)]
     lent = StoredEvent(9, 1, Event(now_s, EventCode.NODE_LENT, "i0", "idle"))
     log, steps = build_event_writes(EventSeriesLog(), [told[0], lent], known, reporting_instance="operator-0")
-    rig.server.do(steps)
+    rig.server.execute(steps)
     _, steps = build_event_writes(log, told[1:], known, reporting_instance="operator-0")
-    rig.server.do(steps)
+    rig.server.execute(steps)
     (event,) = rig.server.cluster.list(EVENT, namespace=rig.server.namespace).items
     assert (event["reason"], event["series"]["count"]) == ("JobGrown", 3)

@@ -14,7 +14,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, NODE, POOL, QUEUE
 from scheduler.kubernetes.resources.elastic_job import build_elastic_job_spec, find_immutable_changes, parse_elastic_job
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
-from tests.unit.kubernetes.operating import NOW_S, Operating
+from tests.unit.kubernetes.operator_rig import NOW_S, OperatorRig
 
 _S = st.one_of(st.integers(1, 10**9).map(float), st.floats(1e-6, 1e9, allow_nan=False))
 _WORD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -72,15 +72,15 @@ def test_a_job_reads_back_from_its_resource_as_it_was(job: Job) -> None:
 @settings(max_examples=50, deadline=None)
 def test_what_we_wrote_asks_for_nothing_and_needs_no_more_writing(first: Job, second: Job, lent: bool) -> None:
     loans = [a_loan("i0")] if lent else []
-    rig = Operating(snapshot=a_snapshot(a_fleet(training=1, inference=1), [first, second], loans, now_s=NOW_S))
-    rig.publish()
-    assert rig.take().commands == ()
-    assert rig.steps() == ()
+    rig = OperatorRig(snapshot=a_snapshot(a_fleet(training=1, inference=1), [first, second], loans, now_s=NOW_S))
+    rig.write()
+    assert rig.compute_commands().commands == ()
+    assert rig.compute_writes() == ()
     grown = replace(second, spec=replace(second.spec, max_gpus=second.spec.max_gpus + 1))
     rig.snapshot = replace(rig.snapshot, jobs={first.id: first, second.id: grown})
-    rig.publish()
-    assert rig.take().commands == ()
-    assert rig.steps() == ()
+    rig.write()
+    assert rig.compute_commands().commands == ()
+    assert rig.compute_writes() == ()
 
 
 _JSON: SearchStrategy[Any] = st.recursive(
@@ -103,8 +103,8 @@ _PART = _JSON | st.dictionaries(st.sampled_from(_FIELDS), _JSON | _HALF_RIGHT, m
 @given(st.data())
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
 def test_no_json_in_a_spec_or_a_status_stops_us(data: st.DataObject) -> None:
-    rig = Operating(snapshot=a_snapshot(a_fleet(training=1, inference=1), [a_job("a-1", 2)], now_s=NOW_S))
-    rig.publish()
+    rig = OperatorRig(snapshot=a_snapshot(a_fleet(training=1, inference=1), [a_job("a-1", 2)], now_s=NOW_S))
+    rig.write()
     for kind in (ELASTIC_JOB, POOL, QUEUE, LOAN, NODE):
         for name in ("x", "training"):
             made = rig.server.add(kind, name, data.draw(_PART), namespace="jobs" if kind.is_namespaced else "")
@@ -112,4 +112,4 @@ def test_no_json_in_a_spec_or_a_status_stops_us(data: st.DataObject) -> None:
             made["metadata"]["labels"] = {"role": "x"}
     ours = rig.server.get(ELASTIC_JOB, "a-1", "jobs")
     ours["spec"], ours["status"] = data.draw(_PART), data.draw(_PART)
-    rig.settle()
+    rig.run_until_stable()

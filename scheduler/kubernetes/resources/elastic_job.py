@@ -56,10 +56,10 @@ def find_job(meta: Metadata, jobs: Mapping[str, Job], job_namespace: str) -> Job
     if job is None:
         return None
     if is_from_api(meta):
-        is_its = not job.spec.resource_uid and (job.spec.namespace or job_namespace) == meta.namespace
+        is_owner = not job.spec.resource_uid and (job.spec.namespace or job_namespace) == meta.namespace
     else:
-        is_its = job.spec.resource_uid == meta.uid
-    return job if is_its else None
+        is_owner = job.spec.resource_uid == meta.uid
+    return job if is_owner else None
 
 
 def get_applied_generation(resource: Resource, meta: Metadata) -> int:
@@ -83,12 +83,12 @@ def parse_elastic_job(resource: Resource) -> ElasticJob:
         raise InvalidDocumentError(InvalidField("suspend", to_printable(suspend), "true or false"))
     if "namespace" in spec:
         raise InvalidDocumentError(
-            InvalidField("namespace", to_printable(spec["namespace"]), "nothing: metadata.namespace says it")
+            InvalidField("namespace", to_printable(spec["namespace"]), "nothing: set metadata.namespace instead")
         )
     document = {name: value for name, value in spec.items() if name not in ("suspend", "managedBy")}
     job = parse_job({"name": meta.name, **document})
     if not job.command and not job.template_json and not is_from_api(meta):
-        raise InvalidDocumentError(InvalidField("command", None, "at least one word, or a template: what the job runs"))
+        raise InvalidDocumentError(InvalidField("command", None, "at least one word, or a template"))
     _check_profile_names(job)
     return ElasticJob(replace(job, namespace=meta.namespace, resource_uid=meta.uid), suspend)
 
@@ -106,11 +106,11 @@ def build_elastic_job_spec(job: Job) -> dict[str, Any]:
     return {**document, "suspend": job.intent is Intent.SUSPEND}
 
 
-def find_immutable_changes(wanted: JobSpec, job: Job) -> tuple[str, ...]:
+def find_immutable_changes(new_spec: JobSpec, job: Job) -> tuple[str, ...]:
     """Return the immutable fields in which the resource differs from its job."""
-    asked, present = (build_elastic_job_spec(replace(job, spec=spec)) for spec in (wanted, job.spec))
-    names = [name for name in (*asked, *present) if name not in _MUTABLE_FIELDS]
-    return tuple(name for name in dict.fromkeys(names) if asked.get(name) != present.get(name))
+    new, current = (build_elastic_job_spec(replace(job, spec=spec)) for spec in (new_spec, job.spec))
+    names = [name for name in (*new, *current) if name not in _MUTABLE_FIELDS]
+    return tuple(name for name in dict.fromkeys(names) if new.get(name) != current.get(name))
 
 
 def _format_duration(seconds: float) -> int | str:
@@ -128,5 +128,5 @@ def _check_profile_names(spec: JobSpec) -> None:
     if spec.profile_json:
         try:
             parse_model(spec.profile_json, spec.sequence_length)
-        except ProfileError as wrong:
-            raise InvalidDocumentError(InvalidField("profile", None, str(wrong))) from None
+        except ProfileError as error:
+            raise InvalidDocumentError(InvalidField("profile", None, str(error))) from None

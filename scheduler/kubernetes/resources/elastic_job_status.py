@@ -33,7 +33,7 @@ from scheduler.kubernetes.resources.meta import (
 
 _POD_LOCAL_KINDS = ("configMap", "downwardAPI", "emptyDir", "ephemeral", "image", "projected", "secret")
 _NODE_DEPENDENT_KINDS = ("csi", "flexVolume", "hostPath")
-_REMEDY = "give checkpoint.volume a persistentVolumeClaim that all nodes can mount"
+_REMEDY = "set checkpoint.volume to a persistentVolumeClaim with access mode ReadWriteMany"
 
 
 def build_checkpoints_condition(spec: JobSpec) -> Condition:
@@ -43,27 +43,33 @@ def build_checkpoints_condition(spec: JobSpec) -> Condition:
 
 @lru_cache(maxsize=4096)
 def _cached_condition(checkpoint: CheckpointSpec, template_json: str) -> Condition:
-    place, volume = checkpoint.dir or CHECKPOINT_DIR, checkpoint.volume
+    directory, volume = checkpoint.dir or CHECKPOINT_DIR, checkpoint.volume
     if volume is not None:
-        folder = volume.sub_path or "a folder of the job's own"
-        return Condition(CHECKPOINTS_SHARED, True, "ClaimMounted", f"{place} is {folder} in claim {volume.claim}")
-    name, kind = _find_template_volume(place, template_json)
+        subdirectory = volume.sub_path or "the job's own directory"
+        return Condition(
+            CHECKPOINTS_SHARED, True, "ClaimMounted", f"{directory} is {subdirectory} in claim {volume.claim}"
+        )
+    name, kind = _find_template_volume(directory, template_json)
     if kind in _NODE_DEPENDENT_KINDS:
-        why = f"{place} is in {name} of the template ({kind}): shared if all nodes find the same files there"
-        return Condition(CHECKPOINTS_SHARED, None, "NodesDecide", why)
+        message = (
+            f"{directory} is in {name} of the template ({kind}): shared only if all nodes see the same files there"
+        )
+        return Condition(CHECKPOINTS_SHARED, None, "NodesDecide", message)
     if kind and kind not in _POD_LOCAL_KINDS:
-        return Condition(CHECKPOINTS_SHARED, True, "TemplateMounts", f"{place} is in {name} of the template ({kind})")
-    got = f"{place} is in {name} of the template ({kind})" if kind else f"nothing is mounted at {place}"
-    lost = "checkpoints are lost with the pod that wrote them, and its work with them"
-    return Condition(CHECKPOINTS_SHARED, False, "InPodsOnly", f"{got}: {lost}; {_REMEDY}")
+        return Condition(
+            CHECKPOINTS_SHARED, True, "TemplateMounts", f"{directory} is in {name} of the template ({kind})"
+        )
+    location = f"{directory} is in {name} of the template ({kind})" if kind else f"nothing is mounted at {directory}"
+    consequence = "checkpoints are lost with the pod that wrote them"
+    return Condition(CHECKPOINTS_SHARED, False, "InPodsOnly", f"{location}: {consequence}; {_REMEDY}")
 
 
-def _find_template_volume(place: str, template_json: str) -> tuple[str, str]:
+def _find_template_volume(directory: str, template_json: str) -> tuple[str, str]:
     """Return name and kind of the template volume that contains the directory, empty without one."""
     if not template_json:
         return "", ""
     template = json.loads(template_json)
-    mounts, path = first_container_mounts(template), posixpath.normpath(place)
+    mounts, path = first_container_mounts(template), posixpath.normpath(directory)
     while path not in mounts and path != posixpath.dirname(path):
         path = posixpath.dirname(path)
     name = mounts.get(path, "")
@@ -90,8 +96,10 @@ def build_job_status(
     read.
     """
     allocation, account = job.allocation, job.account
-    claims = tuple(accepted) or find_previous_condition(before.get("conditions"), ACCEPTED) or (_ACCEPTED_CONDITION,)
-    refusal = next((claim for claim in claims if not claim.holds), None)
+    spec_conditions = (
+        tuple(accepted) or find_previous_condition(before.get("conditions"), ACCEPTED) or (_ACCEPTED_CONDITION,)
+    )
+    refusal = next((condition for condition in spec_conditions if not condition.holds), None)
     reason, message = (refusal.reason, refusal.message) if refusal else _choose_reason(job, waiting)
     status = {
         "jobId": job.id,
@@ -107,7 +115,7 @@ def build_job_status(
         "allocation": _format_allocation(job, snapshot),
         "plan": json.loads(json.dumps(plan_to_json(allocation.plan))) if allocation.plan else None,
         "progress": _format_progress(job, snapshot.now_s),
-        "conditions": (*claims, *_build_job_conditions(job, waiting)),
+        "conditions": (*spec_conditions, *_build_job_conditions(job, waiting)),
     }
     return {name: value for name, value in status.items() if value not in (None, "")}
 
@@ -115,20 +123,20 @@ def build_job_status(
 def build_refused_status(conditions: Iterable[Condition]) -> dict[str, Any]:
     """Return the status of a resource with an invalid spec."""
     conditions = tuple(conditions)
-    wrong = next(claim for claim in conditions if not claim.holds)
-    return {"phase": REFUSED, "reason": wrong.reason, "message": wrong.message, "conditions": conditions}
+    invalid = next(condition for condition in conditions if not condition.holds)
+    return {"phase": REFUSED, "reason": invalid.reason, "message": invalid.message, "conditions": conditions}
 
 
 def complete_status(
     status: dict[str, Any], meta: Metadata, *, before: Mapping[str, Any], observed_generation: int, now_s: float
 ) -> dict[str, Any]:
     """Return the status with full conditions, the observed generation and the time."""
-    claims = status["conditions"]
-    dated = build_status_conditions(
-        claims, before.get("conditions"), now_s=now_s, generation=max(observed_generation, 0)
+    spec_conditions = status["conditions"]
+    conditions_with_times = build_status_conditions(
+        spec_conditions, before.get("conditions"), now_s=now_s, generation=max(observed_generation, 0)
     )
-    seen = {"observedGeneration": observed_generation} if observed_generation >= 0 else {}
-    return {**status, **seen, "conditions": dated, "asOf": format_time(now_s)}
+    observed = {"observedGeneration": observed_generation} if observed_generation >= 0 else {}
+    return {**status, **observed, "conditions": conditions_with_times, "asOf": format_time(now_s)}
 
 
 def _format_allocation(job: Job, snapshot: Snapshot) -> dict[str, Any]:

@@ -134,14 +134,14 @@ def parse_pool(resource: Resource) -> PoolResource:
 
 def parse_pool_tolerations(resources: Iterable[Resource]) -> dict[str, tuple[Toleration, ...]]:
     """Return the tolerations by Pool. Invalid Pools are left out."""
-    found = {}
+    tolerations_by_pool = {}
     for resource in resources:
         try:
             pool = parse_pool(resource)
         except InvalidDocumentError:
             continue
-        found[pool.pool.name] = pool.tolerations
-    return found
+        tolerations_by_pool[pool.pool.name] = pool.tolerations
+    return tolerations_by_pool
 
 
 def build_pool_status(
@@ -156,7 +156,9 @@ def build_pool_status(
         "gpus": sum(node.gpus for node in nodes),
         "lentNodes": sum(snapshot.is_lent(node) for node in nodes),
         "demandGpus": None if reading is None else f"{reading.asked_gpus:g}",
-        "problem": next((claim.reason for claim in conditions if claim.holds is (claim.type == CONFLICT)), None),
+        "problem": next(
+            (condition.reason for condition in conditions if condition.holds is (condition.type == CONFLICT)), None
+        ),
         "cordonedNodes": sorted(node.name for node in nodes if node.cordoned and node.name in cordoned),
         "conditions": conditions,
     }
@@ -228,13 +230,13 @@ def parse_cluster_node(node: Resource) -> ClusterNode:
 
 
 def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource) -> Node | None:
-    """Return the node as a member of the pool, cordoned if nothing may start there. None without GPUs or a known model."""
+    """Return the node as a fleet node, cordoned if nothing may start there. None without GPUs or a known model."""
     gpu = find_gpu_model(cluster_node, pool)
     if cluster_node.gpus < 1 or gpu is None:
         return None
     memory_bytes = pool.gpu_memory_bytes or load_gpu(gpu).memory_bytes
-    is_closed = cluster_node.is_cordoned or bool(find_untolerated_taints(cluster_node.taints, pool.tolerations))
-    return Node(cluster_node.name, pool.pool.name, gpu, cluster_node.gpus, memory_bytes, cordoned=is_closed)
+    is_cordoned = cluster_node.is_cordoned or bool(find_untolerated_taints(cluster_node.taints, pool.tolerations))
+    return Node(cluster_node.name, pool.pool.name, gpu, cluster_node.gpus, memory_bytes, cordoned=is_cordoned)
 
 
 def find_gpu_model(cluster_node: ClusterNode, pool: PoolResource) -> str | None:

@@ -38,25 +38,25 @@ class Metadata:
 
 
 def parse_metadata(resource: Resource) -> Metadata:
-    given = resource["metadata"]
+    fields = resource["metadata"]
     return Metadata(
-        name=given["name"],
-        namespace=given.get("namespace", ""),
-        uid=given.get("uid", ""),
-        generation=given.get("generation", 0),
-        resource_version=given.get("resourceVersion", ""),
-        created_at=given.get("creationTimestamp") or "",
-        is_deleting=bool(given.get("deletionTimestamp")),
-        labels=given.get("labels") or {},
-        annotations=given.get("annotations") or {},
-        finalizers=tuple(given.get("finalizers") or ()),
+        name=fields["name"],
+        namespace=fields.get("namespace", ""),
+        uid=fields.get("uid", ""),
+        generation=fields.get("generation", 0),
+        resource_version=fields.get("resourceVersion", ""),
+        created_at=fields.get("creationTimestamp") or "",
+        is_deleting=bool(fields.get("deletionTimestamp")),
+        labels=fields.get("labels") or {},
+        annotations=fields.get("annotations") or {},
+        finalizers=tuple(fields.get("finalizers") or ()),
     )
 
 
 def get_mapping(document: object, name: str) -> Mapping[str, Any]:
     """Return the object at `name`, or an empty one if there is anything else."""
-    found = document.get(name) if isinstance(document, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    value = document.get(name) if isinstance(document, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
 
 
 def get_observed_generation(resource: Resource) -> int:
@@ -108,37 +108,40 @@ def build_status_conditions(
 
     `previous` is the current `status.conditions`, which may hold anything.
     """
-    before = index_by_type(previous)
-    made = []
-    for claim in conditions:
-        status, old = "Unknown" if claim.holds is None else str(claim.holds), before.get(claim.type, {})
-        since = old.get("lastTransitionTime")
-        stays = old.get("status") == status and parse_time_s(since) is not None
-        made.append(
+    previous_by_type = index_by_type(previous)
+    result = []
+    for condition in conditions:
+        status, previous_condition = (
+            "Unknown" if condition.holds is None else str(condition.holds),
+            previous_by_type.get(condition.type, {}),
+        )
+        since = previous_condition.get("lastTransitionTime")
+        is_unchanged = previous_condition.get("status") == status and parse_time_s(since) is not None
+        result.append(
             {
-                "type": claim.type,
+                "type": condition.type,
                 "status": status,
-                "reason": claim.reason,
-                "message": claim.message[:MESSAGE_MAX_LENGTH],
+                "reason": condition.reason,
+                "message": condition.message[:MESSAGE_MAX_LENGTH],
                 "observedGeneration": generation,
-                "lastTransitionTime": since if stays else format_time(now_s),
+                "lastTransitionTime": since if is_unchanged else format_time(now_s),
             }
         )
-    return made
+    return result
 
 
 def index_by_type(conditions: object) -> dict[str, Mapping[str, Any]]:
     """Return the conditions by type. Invalid entries are left out."""
-    found = conditions if isinstance(conditions, list) else []
-    return {each["type"]: each for each in found if isinstance(each, Mapping) and isinstance(each.get("type"), str)}
+    value = conditions if isinstance(conditions, list) else []
+    return {each["type"]: each for each in value if isinstance(each, Mapping) and isinstance(each.get("type"), str)}
 
 
 def find_previous_condition(previous: object, condition_type: str) -> tuple[Condition, ...]:
     """Return the condition of this type from the last status, as a tuple of one, or empty without one."""
-    old = index_by_type(previous).get(condition_type)
-    if old is None or old.get("status") not in ("True", "False"):
+    previous_condition = index_by_type(previous).get(condition_type)
+    if previous_condition is None or previous_condition.get("status") not in ("True", "False"):
         return ()
-    reason, message = old.get("reason"), old.get("message")
+    reason, message = previous_condition.get("reason"), previous_condition.get("message")
     if not isinstance(reason, str) or not isinstance(message, str):
         return ()
-    return (Condition(condition_type, old["status"] == "True", reason, message),)
+    return (Condition(condition_type, previous_condition["status"] == "True", reason, message),)

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that answers as scripted: for what a healthy API server does not do."""
+"""An HTTP server on loopback with scripted responses, for failures that a healthy API server never shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definitions of the custom resources agree with the documents and with what is written."""
+"""The custom resource definitions match the documents and the objects that Ebbtide writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nulls(value: object, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", [ELASTIC_JOB, POOL, QUEUE, LOAN])
-def test_a_definition_serves_the_kind_that_is_asked_for(kind: ResourceKind) -> None:
+def test_definitions_match_the_resource_kinds(kind: ResourceKind) -> None:
     spec = EVERY[kind.name]["spec"]
     assert (spec["group"], spec["names"]["plural"], spec["scope"] == "Namespaced") == (
         kind.group,
@@ -48,12 +48,12 @@ def test_a_definition_serves_the_kind_that_is_asked_for(kind: ResourceKind) -> N
     assert list(nulls(EVERY[kind.name])) == []
 
 
-def test_an_elastic_job_has_the_fields_of_the_job_document_and_two_more() -> None:
+def test_elastic_job_has_the_fields_of_the_job_document() -> None:
     given = set(schema("ElasticJob")["spec"]["properties"])
     assert given == (fields(JobDocument) - {"namespace"}) | {"suspend", "managedBy"}
 
 
-def test_each_field_of_a_job_but_range_and_suspend_is_fixed() -> None:
+def test_only_gpus_and_suspend_are_mutable() -> None:
     rules = schema("ElasticJob")["spec"]["x-kubernetes-validations"]
     fixed = {rule["fieldPath"].removeprefix(".") for rule in rules if "oldSelf" in rule["rule"]}
     assert fixed == set(schema("ElasticJob")["spec"]["properties"]) - {"gpus", "suspend"}
@@ -67,5 +67,5 @@ def test_pools_and_queues_have_the_fields_of_their_documents() -> None:
     assert set(schema("Queue")["spec"]["properties"]) == fields(QueueSpec)
 
 
-def test_each_product_is_a_gpu_model_that_there_is_a_profile_of() -> None:
+def test_every_product_label_maps_to_a_gpu_profile() -> None:
     assert set(GPU_MODEL_BY_PRODUCT.values()) <= set(list_gpu_names())

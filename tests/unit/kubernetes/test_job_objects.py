@@ -1,4 +1,4 @@
-"""The objects of jobs: what is refused is not asked for in a hurry, and what nobody needs is found."""
+"""Creation backoff and cleanup of job objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.provisioning_errors import PAUSE_CAP_S
 from tests.builders import a_job
 from tests.unit.kubernetes.scripted_server import Answer, ScriptedServer
-from tests.unit.kubernetes.test_asking import QUICK, kubeconfig
+from tests.unit.kubernetes.test_flow_control import QUICK, kubeconfig
 
 QUOTA = Answer(403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "exceeded quota"})
 
@@ -39,7 +39,7 @@ def objects(folder: Path, url: str, clock: Clock) -> JobObjectActions:
     )
 
 
-def a_starting_job(generation: int = 1) -> Job:
+def build_starting_job(generation: int = 1) -> Job:
     job = a_job("a", 1, 2, state=JobState.STARTING, on={"t0": (0,)})
     return replace(job, allocation=replace(job.allocation, generation=generation))
 
@@ -56,17 +56,19 @@ def attempts(made: JobObjectActions, job: Job, clock: Clock, *, seconds: int) ->
     return count
 
 
-def test_a_job_whose_objects_are_refused_is_tried_more_and_more_rarely(tmp_path: Path) -> None:
+def test_rejected_objects_are_retried_with_backoff(tmp_path: Path) -> None:
     clock = Clock()
     with ScriptedServer(*[QUOTA] * 1000).running() as server:
         made = objects(tmp_path, server.url, clock)
-        assert 2 <= attempts(made, a_starting_job(), clock, seconds=30) <= 10
-        assert attempts(made, a_starting_job(), clock, seconds=10 * int(PAUSE_CAP_S)) <= 22
-        assert attempts(made, a_starting_job(generation=2), clock, seconds=1) == 1, "another place is another matter"
+        assert 2 <= attempts(made, build_starting_job(), clock, seconds=30) <= 10
+        assert attempts(made, build_starting_job(), clock, seconds=10 * int(PAUSE_CAP_S)) <= 22
+        assert attempts(made, build_starting_job(generation=2), clock, seconds=1) == 1, (
+            "another place is another matter"
+        )
 
 
-def test_a_plan_that_was_made_before_its_job_ended_is_swept_up(tmp_path: Path) -> None:
+def test_leftover_plan_is_deleted(tmp_path: Path) -> None:
     made = objects(tmp_path, "http://127.0.0.1:1", Clock())
     view = ClusterView(plans={("jobs", "ebbtide-a"): PlanConfigMap("a", 1), ("jobs", "other"): PlanConfigMap("a", 1)})
     assert [effect.description for effect in made.delete_leftovers(Snapshot(), view)] == ["delete the objects of a"]
-    assert list(made.delete_leftovers(Snapshot(jobs={"a": a_starting_job()}), view)) == []
+    assert list(made.delete_leftovers(Snapshot(jobs={"a": build_starting_job()}), view)) == []

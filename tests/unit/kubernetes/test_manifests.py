@@ -1,4 +1,4 @@
-"""What every agent pod needs, whatever its job is called and whatever its template says."""
+"""Manifests of agent pods for any job name and template."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SITE = ManifestContext("harbour", 1, "http://ebbtide:8787", "ebbtide/worker")
 LONGEST = f"a{'-' * (NAME_MAX_LENGTH - 2)}b-k3f9q1"
 
 
-def test_a_service_and_a_hostname_of_the_longest_name_are_labels() -> None:
+def test_longest_names_are_valid_labels() -> None:
     parse_job({"name": LONGEST[:NAME_MAX_LENGTH], "gpus": {"min": 1, "max": 1}})
     job = replace(a_job(LONGEST, 1, 8), allocation=Allocation(generation=1000, target={"t0": (0,)}))
     (new,) = plan_pod_changes(job, [], 0.0).create
@@ -33,15 +33,15 @@ def test_a_service_and_a_hostname_of_the_longest_name_are_labels() -> None:
     assert pod["spec"]["subdomain"] == build_service(job, SITE)["metadata"]["name"]
 
 
-def test_names_that_begin_alike_stay_apart() -> None:
+def test_truncated_names_are_distinct() -> None:
     assert job_object_name(LONGEST) != job_object_name(LONGEST.replace("k3f9q1", "k3f9q2"))
 
 
-def test_a_name_that_is_short_enough_stays_as_it_is() -> None:
+def test_short_name_is_unchanged() -> None:
     assert job_object_name("llama-k3f9q1") == "ebbtide-llama-k3f9q1"
 
 
-def test_a_node_may_have_a_longer_name_than_a_label_takes() -> None:
+def test_long_node_name_is_truncated_in_the_label() -> None:
     node = f"gpu-{'x' * 60}.cluster.internal"
     job = a_job("llama-k3f9q1", 1, 8)
     pod = build_agent_pod(job, PodToCreate(job.id, f"{job.id}-g1-0", node, 8), SITE)
@@ -62,22 +62,22 @@ def values_of(container: dict[str, Any], name: str) -> list[str]:
     return [each["value"] for each in container["env"] if each["name"] == name]
 
 
-def a_template(*, env: list[dict[str, str]] | None = None, **spec: Any) -> str:
+def build_template(*, env: list[dict[str, str]] | None = None, **spec: Any) -> str:
     return json.dumps({"spec": {**spec, "containers": [{"image": "x", "env": env or []}]}})
 
 
-def test_there_is_a_folder_for_temporary_files_where_the_root_cannot_be_written() -> None:
+def test_tmpdir_is_set() -> None:
     container = container_of()
     (folder,) = values_of(container, "TMPDIR")
     assert folder in {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
 
 
-def test_a_folder_for_temporary_files_that_somebody_names_stays() -> None:
-    template = a_template(env=[{"name": "TMPDIR", "value": "/fast"}])
+def test_given_tmpdir_is_kept() -> None:
+    template = build_template(env=[{"name": "TMPDIR", "value": "/fast"}])
     assert values_of(container_of(template_json=template), "TMPDIR") == ["/fast"]
     assert values_of(container_of(env=(("TMPDIR", "/fast"),)), "TMPDIR") == ["/fast"]
 
 
 @pytest.mark.parametrize(("spec", "grace_s"), [({}, "60"), ({"terminationGracePeriodSeconds": 600}, "600")])
-def test_an_agent_knows_how_long_its_pod_may_take_to_end(spec: dict[str, Any], grace_s: str) -> None:
-    assert values_of(container_of(template_json=a_template(**spec)), "EBBTIDE_GRACE_S") == [grace_s]
+def test_agent_gets_its_grace_period(spec: dict[str, Any], grace_s: str) -> None:
+    assert values_of(container_of(template_json=build_template(**spec)), "EBBTIDE_GRACE_S") == [grace_s]

@@ -1,4 +1,4 @@
-"""Which agent pods a job keeps, loses and gets."""
+"""Agent pods to create, delete and bind."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def nodes(**gpus: int) -> dict[str, NodeView]:
     return {name: NodeView(name, "1", True, False, count) for name, count in gpus.items()}
 
 
-def test_a_new_job_gets_a_pod_for_each_node_with_that_nodes_gpus() -> None:
+def test_new_job_gets_one_pod_per_node() -> None:
     changes = plan_pod_changes(on({"t1": (0, 1), "t0": (4,)}), [], NOW_S)
     assert [(new.name, new.node, new.gpus) for new in changes.create] == [("a-g1-0", "t0", 1), ("a-g1-1", "t1", 2)]
     assert changes.delete == ()
     assert not changes.is_gang_complete
 
 
-def test_a_resize_changes_the_pods_of_nodes_that_change_and_keeps_the_others_warm() -> None:
+def test_resize_replaces_only_pods_of_changed_nodes() -> None:
     before = [pod("t0", 2), pod("t1", 2), pod("t2", 2)]
     job = on({"t0": (0, 1), "t1": (0, 1, 2), "t3": (0,)}, generation=2, leave_by_s=NOW_S + 40)
     changes = plan_pod_changes(job, before, NOW_S)
@@ -59,24 +59,24 @@ def test_a_resize_changes_the_pods_of_nodes_that_change_and_keeps_the_others_war
     assert changes.gang == {"t0": before[0]}
 
 
-def test_other_gpus_of_the_same_number_on_the_same_node_need_no_other_pod() -> None:
+def test_other_gpus_on_the_same_node_keep_the_pod() -> None:
     changes = plan_pod_changes(on({"t0": (4, 5)}, generation=2), [pod("t0", 2)], NOW_S)
     assert (changes.create, changes.delete) == ((), ())
 
 
-def test_a_job_without_a_place_leaves_by_its_deadline_and_late_ones_at_once() -> None:
+def test_grace_period_ends_at_the_deadline() -> None:
     job = replace(on({}, generation=2, leave_by_s=NOW_S - 5), state=JobState.PREEMPTED)
     (old,) = plan_pod_changes(job, [pod("t0", 2)], NOW_S).delete
     assert old.grace_period_s == MIN_GRACE_PERIOD_S
 
 
-def test_what_is_being_deleted_already_is_left_to_it() -> None:
+def test_terminating_pod_is_not_deleted_again() -> None:
     leaving = pod("t0", 2, is_deleting=True)
     changes = plan_pod_changes(on({}, state=JobState.PREEMPTED), [leaving], NOW_S)
     assert (changes.create, changes.delete, changes.gang) == ((), (), None)
 
 
-def test_a_pod_that_ended_stands_until_a_decision_has_moved_on() -> None:
+def test_ended_pod_stays_until_the_next_generation() -> None:
     ended = pod("t0", 2, phase="Failed")
     assert plan_pod_changes(on({"t0": (0, 1)}), [ended], NOW_S).delete == ()
     later = plan_pod_changes(on({"t0": (0, 1)}, generation=2), [ended], NOW_S)
@@ -84,18 +84,18 @@ def test_a_pod_that_ended_stands_until_a_decision_has_moved_on() -> None:
     assert [new.name for new in later.create] == ["a-g2-0"]
 
 
-def test_of_two_pods_for_one_node_the_bound_one_stays() -> None:
+def test_bound_pod_is_preferred() -> None:
     twin = pod("t0", 2, generation=0, bound=False)
     changes = plan_pod_changes(on({"t0": (0, 1)}), [twin, pod("t0", 2)], NOW_S)
     assert [old.pod for old in changes.delete] == [twin]
 
 
-def test_a_pod_of_a_job_that_nobody_knows_is_an_orphan() -> None:
+def test_pod_of_unknown_job_is_an_orphan() -> None:
     assert [old.pod.job_id for old in find_orphans([pod("t0", 1)], {})] == ["a"]
     assert find_orphans([pod("t0", 1)], {"a": on({})}) == ()
 
 
-def test_a_pod_on_a_node_that_is_no_more_goes_without_grace() -> None:
+def test_pod_on_a_removed_node_is_deleted_without_grace_period() -> None:
     gone, unbound = pod("t0", 2), pod("t1", 2, bound=False)
     foreign = replace(gone, job_id="")
     assert [(old.pod, old.grace_period_s) for old in find_stranded_pods([gone, unbound, foreign], {"t9": ()})] == [
@@ -104,11 +104,11 @@ def test_a_pod_on_a_node_that_is_no_more_goes_without_grace() -> None:
     assert find_stranded_pods([gone], {"t0": ()}) == ()
 
 
-def test_pods_of_others_are_nobodys_orphans() -> None:
+def test_foreign_pods_are_never_orphans() -> None:
     assert find_orphans([replace(pod("t0", 1), job_id="")], {}) == ()
 
 
-def test_a_gang_is_bound_whole_or_not_at_all() -> None:
+def test_gang_is_bound_as_a_whole() -> None:
     pods = [pod("t0", 2, bound=False), pod("t1", 2, bound=False)]
     changes = plan_pod_changes(on({"t0": (0, 1), "t1": (0, 1)}), pods, NOW_S)
     assert select_gang_to_bind("a", changes, FreeGpus(nodes(t0=2, t1=1), {})) is None
@@ -120,14 +120,14 @@ def test_a_gang_is_bound_whole_or_not_at_all() -> None:
     assert select_gang_to_bind("a", changes, room) is None, "their room is taken"
 
 
-def test_a_node_has_room_again_only_when_the_pods_before_are_gone() -> None:
+def test_terminating_pods_occupy_their_node() -> None:
     leaving = replace(pod("t0", 2, is_deleting=True), job_id="b")
     changes = plan_pod_changes(on({"t0": (0, 1)}), [pod("t0", 2, bound=False)], NOW_S)
     assert select_gang_to_bind("a", changes, FreeGpus(nodes(t0=2), count_held_gpus([leaving]))) is None
     assert select_gang_to_bind("a", changes, FreeGpus(nodes(t0=2), count_held_gpus([]))) is not None
 
 
-def test_a_pod_waits_until_the_one_before_it_has_left_the_node_though_there_is_room_for_both() -> None:
+def test_pod_waits_for_its_predecessor_on_the_node() -> None:
     """An agent is known by its job and its node. Of two, one would be taken for the other, and its ranks for dead."""
     before, after = pod("t0", 2, is_deleting=True), pod("t0", 4, generation=2, bound=False)
     job = on({"t0": (0, 1, 2, 3)}, generation=2)
@@ -137,7 +137,7 @@ def test_a_pod_waits_until_the_one_before_it_has_left_the_node_though_there_is_r
     assert select_gang_to_bind("a", alone, FreeGpus(nodes(t0=8), {})) is not None
 
 
-def test_a_pod_that_cannot_go_keeps_nobody_from_taking_its_place_under_another_name() -> None:
+def test_stuck_pod_does_not_block_a_new_name() -> None:
     """Somebody deleted it, and a finalizer of somebody else holds it back, for ever perhaps."""
     job, others = on({"t0": (0,), "t1": (0,)}), [pod("t0", 1, bound=False)]
     kept = replace(pod("t1", 1, is_deleting=True, phase="Failed"), name="a-g1-1")
@@ -150,12 +150,12 @@ def test_a_pod_that_cannot_go_keeps_nobody_from_taking_its_place_under_another_n
     assert plan_pod_changes(job, [*others, kept, made], NOW_S).is_gang_complete
 
 
-def test_a_part_of_a_gang_is_not_bound() -> None:
+def test_incomplete_gang_is_not_bound() -> None:
     changes = plan_pod_changes(on({"t0": (0,), "t1": (0,)}), [pod("t0", 1, bound=False)], NOW_S)
     assert select_gang_to_bind("a", changes, FreeGpus(nodes(t0=8, t1=8), {})) is None
 
 
-def test_the_pods_that_stay_bound_are_not_bound_again() -> None:
+def test_bound_pods_are_not_bound_again() -> None:
     pods = [pod("t0", 1), pod("t1", 1, generation=2, bound=False)]
     changes = plan_pod_changes(on({"t0": (0,), "t1": (0,)}, generation=2), pods, NOW_S)
     gang = select_gang_to_bind("a", changes, FreeGpus(nodes(t0=1, t1=1), count_held_gpus(pods)))

@@ -1,4 +1,4 @@
-"""Any JSON for a pod template: it is refused with a reason, or pods can be written of it."""
+"""Arbitrary JSON as a pod template is rejected, or yields valid pods."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ TEMPLATE = st.fixed_dictionaries({"spec": mostly(SPEC)}, optional={"metadata": m
 
 
 @given(TEMPLATE, st.booleans())
-def test_a_template_is_refused_or_pods_are_made_of_it(template: dict[str, Any], has_volume: bool) -> None:
+def test_template_is_rejected_or_yields_pods(template: dict[str, Any], has_volume: bool) -> None:
     volume = {"volume": {"persistentVolumeClaim": {"claimName": "shared"}}} if has_volume else {}
     document = {"name": "a", "gpus": {"min": 1, "max": 1}, "template": template, "checkpoint": volume}
     try:
@@ -79,7 +79,7 @@ def test_a_template_is_refused_or_pods_are_made_of_it(template: dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", ["volumes", "tolerations", "initContainers"])
-def test_what_pods_are_made_of_has_its_form(name: str) -> None:
+def test_accepted_template_is_well_formed(name: str) -> None:
     document = {"name": "a", "gpus": {"min": 1, "max": 1}, "template": {"spec": {"containers": [{}], name: 7}}}
     with pytest.raises(InvalidDocumentError, match=rf"template\.spec\.{name}: got 7; allowed: a list"):
         parse_job(document)

@@ -1,4 +1,4 @@
-"""What the API server refuses of a job: when that is the end, and whose fault it is."""
+"""Classification of rejected job objects and volume claims."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOWHERE = ApiError(404, "NotFound", 'namespaces "nowhere" not found')
 
 
 @pytest.mark.parametrize("error", [ApiError(500, "InternalError", "etcd"), ApiError(409, "Conflict", "x")])
-def test_what_may_as_well_succeed_the_next_time_is_no_refusal(error: ApiError) -> None:
+def test_transient_errors_are_not_failures(error: ApiError) -> None:
     assert classify_api_error(1, error) is None
 
 
@@ -39,9 +39,7 @@ def test_what_may_as_well_succeed_the_next_time_is_no_refusal(error: ApiError) -
     ],
     ids=["invalid", "insecure", "nowhere", "quota", "no right", "unadmitted"],
 )
-def test_a_wrong_job_fails_and_one_whose_surroundings_are_wrong_waits(
-    error: ApiError, at_once: RunPhase, later: RunPhase
-) -> None:
+def test_job_errors_and_namespace_errors_are_distinct(error: ApiError, at_once: RunPhase, later: RunPhase) -> None:
     job = a_job("a", 1, state=JobState.STARTING, on={"t0": (0,)})
     refusal = classify_api_error(job.allocation.generation, error)
     assert refusal is not None
@@ -51,7 +49,7 @@ def test_a_wrong_job_fails_and_one_whose_surroundings_are_wrong_waits(
     assert error.message in then.reason
 
 
-def test_a_refusal_is_of_one_generation_until_the_job_is_gone() -> None:
+def test_failure_belongs_to_one_generation() -> None:
     known, job = ProvisioningFailures(lambda: 0.0), a_job("a", 1, state=JobState.STARTING, on={"t0": (0,)})
     later = replace(job, allocation=replace(job.allocation, generation=job.allocation.generation + 1))
     known.record(job, classify_api_error(job.allocation.generation, INVALID))
@@ -65,27 +63,27 @@ def test_a_refusal_is_of_one_generation_until_the_job_is_gone() -> None:
     assert known.get(job) is None
 
 
-def a_claim(phase: str = "Bound", *modes: str, **meta: str) -> dict[str, Any]:
+def build_claim(phase: str = "Bound", *modes: str, **meta: str) -> dict[str, Any]:
     return {"metadata": meta, "spec": {"accessModes": list(modes)}, "status": {"phase": phase}}
 
 
 @pytest.mark.parametrize(
     ("claim", "max_gpus", "words"),
     [
-        (a_claim("Bound", "ReadWriteMany"), 2, ""),
-        (a_claim("Bound", "ReadWriteOnce"), 1, ""),
+        (build_claim("Bound", "ReadWriteMany"), 2, ""),
+        (build_claim("Bound", "ReadWriteOnce"), 1, ""),
         (None, 1, "checkpoint.volume: claim team/shared does not exist"),
-        (a_claim("Pending", "ReadWriteMany"), 1, "is Pending; allowed: Bound"),
-        (a_claim("Bound", "ReadWriteMany", deletionTimestamp="now"), 1, "is being deleted"),
+        (build_claim("Pending", "ReadWriteMany"), 1, "is Pending"),
+        (build_claim("Bound", "ReadWriteMany", deletionTimestamp="now"), 1, "is being deleted"),
         (
-            a_claim("Bound", "ReadWriteOnce"),
+            build_claim("Bound", "ReadWriteOnce"),
             2,
-            "has ReadWriteOnce; allowed for up to 2 GPUs",
+            "ReadWriteOnce",
         ),
-        (a_claim("Bound", "ReadOnlyMany"), 1, "has ReadOnlyMany; allowed"),
+        (build_claim("Bound", "ReadOnlyMany"), 1, "ReadOnlyMany"),
     ],
 )
-def test_a_claim_that_not_all_nodes_can_mount_is_named(claim: dict[str, Any] | None, max_gpus: int, words: str) -> None:
+def test_unusable_claim_is_described(claim: dict[str, Any] | None, max_gpus: int, words: str) -> None:
     found = describe_claim_error(claim, "team/shared", max_gpus=max_gpus)
     assert bool(found) == bool(words)
     assert words in found

@@ -1,7 +1,4 @@
-"""An API server's bookkeeping in a dictionary, enough for steps: uids, generations, finalizers, the status apart.
-
-What a real one does with the same steps is tested in tests/kubernetes.
-"""
+"""An in-memory API server for writes: uids, generations, finalizers and the status subresource."""
 
 from __future__ import annotations
 
@@ -20,19 +17,19 @@ from scheduler.scheduling.commands import apply_command
 from scheduler.scheduling.mutable_snapshot import SnapshotBuilder
 
 Key = tuple[str, str, str]
-BORN = "2026-11-22T06:00:00Z"
-BORN_S = 1795327200.0
+CREATED = "2026-11-22T06:00:00Z"
+CREATED_S = 1795327200.0
 
 
 @dataclass
-class PretendServer:
+class FakeServer:
     objects: dict[Key, dict[str, Any]] = field(default_factory=dict)
-    writes: int = 0
+    write_count: int = 0
 
     def add(
         self, kind: ResourceKind, name: str, spec: object, *, namespace: str = "", **metadata: Any
     ) -> dict[str, Any]:
-        """As a user would; `status` and the like are the caller's to set."""
+        """Create an object as a user would. Callers set `status` themselves."""
         body = {
             "apiVersion": kind.api_version,
             "kind": kind.name,
@@ -45,16 +42,16 @@ class PretendServer:
         return self.objects[kind.name, namespace, name]
 
     def change(self, kind: ResourceKind, name: str, namespace: str = "", /, **spec: Any) -> None:
-        """As a user would, whatever the schema says."""
-        self.do([(Patch(kind, namespace, name, {"spec": spec}),)])
+        """Patch the spec as a user would, without validation."""
+        self.execute([(Patch(kind, namespace, name, {"spec": spec}),)])
 
-    def ask_delete(self, kind: ResourceKind, name: str, namespace: str = "") -> None:
+    def delete(self, kind: ResourceKind, name: str, namespace: str = "") -> None:
         self._delete((kind.name, namespace, name))
 
-    def do(self, every: Iterable[Writes]) -> None:
-        for steps in every:
+    def execute(self, writes: Iterable[Writes]) -> None:
+        for steps in writes:
             for step in steps:
-                self.writes += 1
+                self.write_count += 1
                 match step:
                     case Create(kind=kind, body=body):
                         self._create(kind, body)
@@ -71,13 +68,13 @@ class PretendServer:
         return ClusterResources(of(ELASTIC_JOB), of(POOL), of(QUEUE), of(LOAN), of(NODE))
 
     def _create(self, kind: ResourceKind, body: dict[str, Any]) -> dict[str, Any]:
-        metadata = {"creationTimestamp": BORN, **body["metadata"]}
+        metadata = {"creationTimestamp": CREATED, **body["metadata"]}
         key = (kind.name, metadata.get("namespace", ""), metadata["name"])
         assert key not in self.objects
         made: dict[str, Any] = json.loads(json.dumps({**body, "metadata": metadata}, allow_nan=False))
         made.pop("status", None)
         made["metadata"] |= {"uid": f"uid-{len(self.objects)}-{metadata['name']}", "generation": 1}
-        made["metadata"]["resourceVersion"] = str(self.writes)
+        made["metadata"]["resourceVersion"] = str(self.write_count)
         self.objects[key] = made
         return made
 
@@ -87,14 +84,14 @@ class PretendServer:
         assert step.resource_version in ("", before["metadata"]["resourceVersion"]), "a conflict"
         change = json.loads(json.dumps(step.change, allow_nan=False))
         assert step.status is ("status" in change)
-        after = _merged(before, change)
+        after = _merge(before, change)
         after["metadata"]["generation"] += after.get("spec") != before.get("spec")
         after["metadata"]["resourceVersion"] = str(int(before["metadata"]["resourceVersion"]) + 1)
         self.objects[key] = after
         self._reap(key)
 
     def _delete(self, key: Key) -> None:
-        self.objects[key]["metadata"]["deletionTimestamp"] = BORN
+        self.objects[key]["metadata"]["deletionTimestamp"] = CREATED
         self._reap(key)
 
     def _reap(self, key: Key) -> None:
@@ -103,8 +100,8 @@ class PretendServer:
             del self.objects[key]
 
 
-def obeyed(snapshot: Snapshot, commands: Iterable[Command]) -> Snapshot:
-    """The snapshot once a tick has taken these commands in; none of them may be refused."""
+def apply_commands(snapshot: Snapshot, commands: Iterable[Command]) -> Snapshot:
+    """Return the snapshot after a tick applied these commands. None may be refused."""
     intake = SnapshotBuilder(snapshot)
     for command in commands:
         apply_command(intake, command)
@@ -113,11 +110,11 @@ def obeyed(snapshot: Snapshot, commands: Iterable[Command]) -> Snapshot:
     return intake.view()
 
 
-def _merged(before: Any, change: dict[str, Any]) -> Any:
+def _merge(before: Any, change: dict[str, Any]) -> Any:
     after = dict(before) if isinstance(before, dict) else {}
     for name, value in change.items():
         if value is None:
             after.pop(name, None)
         else:
-            after[name] = _merged(after.get(name), value) if isinstance(value, dict) else value
+            after[name] = _merge(after.get(name), value) if isinstance(value, dict) else value
     return after

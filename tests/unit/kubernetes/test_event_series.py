@@ -1,4 +1,4 @@
-"""Events of the store in the cluster."""
+"""Kubernetes Events for the store's events."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from scheduler.kubernetes.event_recorder import EventSeriesLog, build_event_writ
 from scheduler.kubernetes.resource_writes import Create, Patch, Writes
 from scheduler.store.protocol import StoredEvent
 from tests.builders import a_fleet, a_job, a_snapshot
-from tests.unit.kubernetes.pretend_server import PretendServer
+from tests.unit.kubernetes.fake_server import FakeServer
 
 SPEC = {"gpus": {"min": 1, "max": 1}, "command": ["x"]}
 
 
-def a_cluster() -> tuple[PretendServer, Snapshot]:
-    server = PretendServer()
+def build_resources() -> tuple[FakeServer, Snapshot]:
+    server = FakeServer()
     annotations = {"ebbtide.dev/origin": "api"}
     server.add(ELASTIC_JOB, "llama-1", SPEC, namespace="team-a", annotations=annotations)
     server.add(NODE, "i0", {})
@@ -30,7 +30,7 @@ def told(number: int, at_s: float, subject: str, message: str = "m", code: str =
 
 
 def recorded(log: EventSeriesLog, *events: StoredEvent) -> tuple[EventSeriesLog, tuple[Writes, ...]]:
-    server, snapshot = a_cluster()
+    server, snapshot = build_resources()
     return build_event_writes(
         log,
         events,
@@ -44,7 +44,7 @@ def body_of(steps: Writes) -> dict[str, Any]:
     return steps[0].body
 
 
-def test_an_event_stands_beside_what_it_is_about() -> None:
+def test_event_regards_its_object() -> None:
     _, (job, node) = recorded(
         EventSeriesLog(),
         told(1, 10.0, "llama-1"),
@@ -70,7 +70,7 @@ def test_an_event_stands_beside_what_it_is_about() -> None:
     )
 
 
-def test_a_note_that_is_repeated_is_counted() -> None:
+def test_repeated_event_is_counted() -> None:
     log, steps = recorded(EventSeriesLog(), told(1, 10.0, "llama-1"), told(2, 11.0, "llama-1", "other"))
     assert len(steps) == 2
     _, ((again,),) = recorded(log, told(3, 500.0, "llama-1"), told(4, 609.0, "llama-1"))
@@ -79,19 +79,19 @@ def test_a_note_that_is_repeated_is_counted() -> None:
     assert again.change == {"series": {"count": 3, "lastObservedTime": "1970-01-01T00:10:09.000000Z"}}
 
 
-def test_a_note_and_its_repetition_come_in_this_order() -> None:
+def test_event_is_created_before_it_is_counted() -> None:
     _, ((first, again),) = recorded(EventSeriesLog(), told(1, 10.0, "llama-1"), told(2, 11.0, "llama-1"))
     assert isinstance(first, Create)
     assert isinstance(again, Patch)
 
 
-def test_a_note_that_comes_back_much_later_begins_anew() -> None:
+def test_late_repetition_starts_a_new_series() -> None:
     log, _ = recorded(EventSeriesLog(), told(1, 10.0, "llama-1"))
     log, ((new,),) = recorded(log, told(2, 611.0, "llama-1"))
     assert isinstance(new, Create)
     assert len(log.series) == 1
 
 
-def test_a_long_note_is_cut_to_what_the_api_server_takes() -> None:
+def test_long_note_is_truncated() -> None:
     _, (steps,) = recorded(EventSeriesLog(), told(1, 10.0, "inference", "x" * 5000, EventCode.POOL_CHANGED))
     assert len(body_of(steps)["note"]) <= 1024

@@ -1,4 +1,4 @@
-"""One round of what the operator does with custom resources, without ticks: commands in, steps out."""
+"""A rig for one reconcile round without ticks: specs in, writes out."""
 
 from __future__ import annotations
 
@@ -12,68 +12,68 @@ from scheduler.kubernetes.resource_sync import compute_resource_writes
 from scheduler.kubernetes.resource_writes import PublishState, Writes
 from scheduler.kubernetes.spec_commands import SpecCommands, compute_spec_commands
 from scheduler.store.protocol import LoadedState
-from tests.unit.kubernetes.pretend_server import BORN_S, PretendServer, obeyed
+from tests.unit.kubernetes.fake_server import CREATED_S, FakeServer, apply_commands
 
-NOW_S = BORN_S + 600.0
+NOW_S = CREATED_S + 600.0
 NAMESPACE = "jobs"
 
 
 @dataclass
-class Operating:
-    """A cluster, and the state beside it. Commands wait in `inbox` until `absorb`; an id is taken once."""
+class OperatorRig:
+    """A cluster and its store. Commands wait in `inbox` until `apply_inbox`; each id is accepted once."""
 
-    server: PretendServer = field(default_factory=PretendServer)
+    server: FakeServer = field(default_factory=FakeServer)
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(now_s=NOW_S))
     inbox: tuple[Command, ...] = ()
     sent: set[str] = field(default_factory=set)
     more: dict[str, Any] = field(default_factory=dict)
 
-    def take(self) -> SpecCommands:
+    def compute_commands(self) -> SpecCommands:
         loaded = LoadedState(self.snapshot, self.inbox)
         return compute_spec_commands(self.server.resources(), loaded, self.snapshot.now_s, job_namespace=NAMESPACE)
 
     def send(self, *commands: Command) -> list[str]:
-        """The kinds of those that were new."""
+        """Add new commands to the inbox and return their kinds."""
         new = [command for command in commands if command.id not in self.sent]
         self.sent |= {command.id for command in new}
         self.inbox += tuple(new)
         return [type(command.body).__name__ for command in new]
 
-    def absorb(self) -> None:
-        taken = obeyed(self.snapshot, self.inbox)
+    def apply_inbox(self) -> None:
+        applied = apply_commands(self.snapshot, self.inbox)
         self.inbox = ()
-        self.snapshot = replace(taken, generation=self.snapshot.generation + 1)
+        self.snapshot = replace(applied, generation=self.snapshot.generation + 1)
 
-    def steps(self, **more: Any) -> tuple[Writes, ...]:
-        """What has to be written; commands that were sent before and do not wait any more count as settled."""
-        settled = self.sent - {command.id for command in self.inbox}
-        world = PublishState(
+    def compute_writes(self, **more: Any) -> tuple[Writes, ...]:
+        """Return the writes. Commands that were sent and have left the inbox count as applied."""
+        applied = self.sent - {command.id for command in self.inbox}
+        state = PublishState(
             snapshot=self.snapshot,
             now_s=self.snapshot.now_s,
             epoch=3,
             job_namespace=NAMESPACE,
-            **{"taken": self.take(), "settled": settled, **self.more, **more},
+            **{"spec_commands": self.compute_commands(), "applied_command_ids": applied, **self.more, **more},
         )
-        return compute_resource_writes(world)
+        return compute_resource_writes(state)
 
-    def publish(self, **more: Any) -> None:
-        self.server.do(self.steps(**more))
+    def write(self, **more: Any) -> None:
+        self.server.execute(self.compute_writes(**more))
 
-    def round(self) -> list[str]:
-        """Intake, tick, publish; the kinds of the commands that were new."""
-        new = self.send(*self.take().commands)
-        self.absorb()
-        self.publish()
+    def run_round(self) -> list[str]:
+        """Send commands, apply them, write resources. Return the kinds of new commands."""
+        new = self.send(*self.compute_commands().commands)
+        self.apply_inbox()
+        self.write()
         return new
 
-    def settle(self) -> None:
-        """Rounds until nothing is new and nothing is written."""
+    def run_until_stable(self) -> None:
+        """Run rounds until there are no new commands and no writes."""
         for _ in range(10):
-            if not self.round() and not self.steps():
+            if not self.run_round() and not self.compute_writes():
                 return
-        raise AssertionError(f"never quiet: {self.take().commands} {self.steps()}")
+        raise AssertionError(f"not stable after 10 rounds: {self.compute_commands().commands} {self.compute_writes()}")
 
-    def wait(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.snapshot = replace(self.snapshot, now_s=self.snapshot.now_s + seconds)
 
     def add_node(

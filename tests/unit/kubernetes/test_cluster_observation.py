@@ -1,4 +1,4 @@
-"""What pods show of runs that no agent tells of yet, and of GPUs that are still kept."""
+"""Runs observed from pods."""
 
 from __future__ import annotations
 
@@ -36,27 +36,28 @@ def pod(node: str, gpus: int, *, bound: bool = True, generation: int = 1, phase:
     return replace(made, job_id="a", target_node=node, generation=generation)
 
 
-def test_a_generation_starts_while_its_pods_come_up() -> None:
+def test_generation_is_starting_while_its_pods_start() -> None:
     job = starting({"t0": (0, 1), "t1": (0,)})
     pods = [pod("t0", 2), pod("t1", 1, bound=False)]
     assert merge_pod_runs(job, (), pods, NOW_S) == (Run("a", 1, RunPhase.STARTING, {"t0": (0, 1)}),)
 
 
-def test_a_pod_that_the_node_refused_is_nobodys_fault() -> None:
+def test_pod_rejected_by_its_node_is_lost() -> None:
     refused = replace(pod("t0", 2, phase="Failed"), reason="OutOfnvidia.com/gpu")
     (run,) = merge_pod_runs(starting({"t0": (0, 1)}), (), [refused], NOW_S)
     assert run.phase is RunPhase.LOST
     assert "OutOfnvidia.com/gpu" in run.reason
 
 
-def test_a_pod_that_ended_by_itself_is_the_jobs_fault() -> None:
+def test_pod_that_exited_has_failed() -> None:
     ended = replace(pod("t0", 2, phase="Failed"), error="Error: no module named train", exit_code=1)
     (run,) = merge_pod_runs(starting({"t0": (0, 1)}), (), [ended], NOW_S)
     assert run.phase is RunPhase.FAILED
-    assert run.reason == "pod jobs/a-g1-t0 on t0 could not work: Error: no module named train, exit code 1"
+    assert run.reason.startswith("pod jobs/a-g1-t0 on t0 ")
+    assert run.reason.endswith(": Error: no module named train, exit code 1")
 
 
-def test_an_image_that_cannot_be_pulled_is_given_some_time() -> None:
+def test_image_pull_error_fails_after_a_timeout() -> None:
     waiting = replace(pod("t0", 2), error="ImagePullBackOff: no such image")
     job = starting({"t0": (0, 1)})
     assert [run.phase for run in merge_pod_runs(job, (), [waiting], NOW_S + CONTAINER_ERROR_TIMEOUT_S - 1)] == [
@@ -67,7 +68,7 @@ def test_an_image_that_cannot_be_pulled_is_given_some_time() -> None:
     ]
 
 
-def test_a_pod_that_has_to_go_keeps_its_gpus_until_it_is_gone() -> None:
+def test_leaving_pod_holds_its_gpus_until_it_is_gone() -> None:
     job = starting({"t1": (0, 1)}, generation=2, releasing={"t0": (0, 1)})
     left = Run("a", 1, RunPhase.LEFT)
     leaving, coming = pod("t0", 2, phase="Running"), pod("t1", 2, generation=2, bound=False)
@@ -76,7 +77,7 @@ def test_a_pod_that_has_to_go_keeps_its_gpus_until_it_is_gone() -> None:
     assert merge_pod_runs(job, (left,), [coming], NOW_S)[0] == left
 
 
-def test_one_generation_alone_keeps_the_gpus_of_a_pod_that_has_to_go() -> None:
+def test_gpus_of_a_leaving_pod_count_for_one_generation() -> None:
     job = starting({"t0": (0,)}, generation=3, releasing={"t1": (0,)})
     left, leaves = Run("a", 1, RunPhase.LEFT), Run("a", 2, RunPhase.LEAVING, {"t0": (0,), "t1": (0,)})
     pods = [pod("t0", 1, phase="Running"), pod("t1", 1, generation=2, phase="Running")]
@@ -84,13 +85,13 @@ def test_one_generation_alone_keeps_the_gpus_of_a_pod_that_has_to_go() -> None:
     assert told == (left, leaves, Run("a", 3, RunPhase.STARTING))
 
 
-def test_gpus_of_a_generation_that_never_began_are_kept_by_its_pods_too() -> None:
+def test_pods_of_an_unstarted_generation_hold_their_gpus() -> None:
     job = replace(starting({}, generation=2, releasing={"t0": (0, 1)}), state=JobState.PREEMPTED)
     (run,) = merge_pod_runs(job, (), [pod("t0", 2)], NOW_S)
     assert (run.generation, run.gpus) == (1, {"t0": (0, 1)})
 
 
-def test_a_generation_to_come_claims_no_gpu_on_which_the_one_before_still_works() -> None:
+def test_pending_generation_excludes_gpus_of_the_running_one() -> None:
     job = starting({"t0": (0,), "t1": (0,)}, generation=2)
     works = Run("a", 1, RunPhase.RUNNING, {"t0": (0,)})
     stays, comes = pod("t0", 1, phase="Running"), pod("t1", 1, generation=2)
@@ -98,30 +99,31 @@ def test_a_generation_to_come_claims_no_gpu_on_which_the_one_before_still_works(
     assert told == (works, Run("a", 2, RunPhase.STARTING, {"t1": (0,)}))
 
 
-def test_a_warm_pod_keeps_nothing_from_its_own_job() -> None:
+def test_reused_pod_holds_no_extra_gpus() -> None:
     job = starting({"t0": (4, 5)}, generation=2, releasing={"t0": (0, 1)})
     left = Run("a", 1, RunPhase.LEFT)
     assert merge_pod_runs(job, (left,), [pod("t0", 2, phase="Running")], NOW_S)[0] == left
 
 
-def test_others_were_faster() -> None:
+def test_overcommitted_node_loses_the_run() -> None:
     job = starting({"t0": (0, 1, 2, 3)})
     foreign = PodView("other", "kueue", "uid", "t0", 6, "Running", False)
     view = ClusterView(pods=(foreign,), nodes={name: NodeView(name, "1", True, False, 8) for name in NODES})
     crowded = find_overcommitted_nodes(Snapshot(pools=POOLS, nodes=NODES, jobs={"a": job}), view)
     assert crowded == {"t0"}
     (run,) = merge_pod_runs(job, (), [pod("t0", 4, bound=False)], NOW_S, overcommitted=crowded)
-    assert (run.phase, run.reason) == (RunPhase.LOST, "pods of others took GPUs of t0 first")
+    assert run.phase is RunPhase.LOST
+    assert "t0" in run.reason
     (run,) = merge_pod_runs(job, (), [pod("t0", 4)], NOW_S, overcommitted=crowded)
     assert run.phase is RunPhase.STARTING, "what is bound has its GPUs"
 
 
-def test_agents_live_in_pods_that_hold_gpus() -> None:
+def test_live_agents_are_in_pods_that_hold_gpus() -> None:
     pods = [pod("t0", 2), pod("t1", 2, phase="Failed")]
     assert find_live_agents(pods) == {("a", "t0"): "uid-a-g1-t0"}
 
 
-def test_how_an_agent_ended_is_told_with_its_cause() -> None:
+def test_agent_end_has_its_cause() -> None:
     killed = replace(pod("t0", 2, phase="Failed"), error="OOMKilled", exit_code=137)
     evicted = replace(pod("t1", 2, phase="Failed"), reason="Evicted")
     deleted = replace(pod("t2", 2, phase="Succeeded"), is_deleting=True, exit_code=0)

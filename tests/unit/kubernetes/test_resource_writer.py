@@ -1,4 +1,4 @@
-"""Steps at the API server: which failures leave a doubt."""
+"""ActionPool counts ambiguous failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.resource_writer import ActionPool, ApiAction
 
 REFUSED = ApiError(403, "Forbidden", "exceeded quota")
-UNHEARD = ApiError(0, "ReadTimeoutError", "no answer")
+NO_RESPONSE_ERROR = ApiError(0, "ReadTimeoutError", "no answer")
 
 
 def failing(error: Exception) -> Callable[[], None]:
@@ -18,12 +18,12 @@ def failing(error: Exception) -> Callable[[], None]:
     return run
 
 
-def test_what_was_refused_is_not_done_and_what_was_not_answered_may_be() -> None:
+def test_only_missing_responses_are_ambiguous() -> None:
     effects = ActionPool()
     done: list[str] = []
     fine = ApiAction("fine", lambda: done.append("fine"))
     assert effects.run_all([ApiAction("make a pod", failing(REFUSED)), fine]) == 0
-    assert effects.run_all([ApiAction("bind a pod", failing(UNHEARD)), fine]) == 1
+    assert effects.run_all([ApiAction("bind a pod", failing(NO_RESPONSE_ERROR)), fine]) == 1
     again = ApiError(409, "Conflict", "it is bound")
     again.had_ambiguous_attempt = True
     assert effects.run_all([ApiAction("bind a pod", failing(again))]) == 1

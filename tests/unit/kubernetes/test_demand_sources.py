@@ -1,4 +1,4 @@
-"""What is told of demand: when, with which time, and what a Pool says of it."""
+"""Demand readings, and the conditions that Pools get from them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from scheduler.kubernetes.resources.fleet import (
 )
 from scheduler.kubernetes.resources.meta import Condition
 from scheduler.kubernetes.spec_commands import SpecCommands
-from tests.unit.kubernetes.operating import NOW_S, Operating
+from tests.unit.kubernetes.operator_rig import NOW_S, OperatorRig
 
 NONE_YET = PoolReadings()
 NO_SERIES = UnknownDemand(UnknownDemandReason.NO_SERIES, "the query gives no series")
 
 
-def a_pool(**more: Any) -> PoolResource:
+def build_pool(**more: Any) -> PoolResource:
     demand = DemandSource(DemandSourceKind.PROMETHEUS, query="gpus")
     return PoolResource(Pool("serving", PoolKind.INFERENCE), "uid-1", {"role": "serve"}, demand=demand, **more)
 
 
 def told(known: PoolDemand, before: PoolReadings = NONE_YET, **more: Any) -> PoolReadings:
-    return compute_readings([a_pool(**more)], {"uid-1": known}, before)
+    return compute_readings([build_pool(**more)], {"uid-1": known}, before)
 
 
 def readings(found: PoolReadings) -> list[tuple[float, float]]:
@@ -45,15 +45,15 @@ def readings(found: PoolReadings) -> list[tuple[float, float]]:
     return [(each.at_s, each.body.gpus) for each in found.commands if isinstance(each.body, ReportDemand)]
 
 
-def test_a_reading_bears_the_time_of_its_sample() -> None:
+def test_reading_has_the_time_of_its_sample() -> None:
     assert readings(told(KnownDemand(5.0, NOW_S - 20.0))) == [(NOW_S - 20.0, 5.0)]
 
 
-def test_the_same_reading_is_the_same_command_whoever_tells_it() -> None:
+def test_equal_readings_have_equal_command_ids() -> None:
     assert told(KnownDemand(5.0, NOW_S)).commands == told(KnownDemand(5.0, NOW_S)).commands
 
 
-def test_a_demand_that_stays_is_told_again_after_a_minute_and_one_that_changes_at_once() -> None:
+def test_unchanged_demand_is_reported_every_minute_and_changes_at_once() -> None:
     first = told(KnownDemand(5.0, NOW_S))
     soon = told(KnownDemand(5.0, NOW_S + REPORT_INTERVAL_S - 1.0), first)
     assert soon.commands == first.commands
@@ -65,26 +65,26 @@ def test_a_demand_that_stays_is_told_again_after_a_minute_and_one_that_changes_a
 
 
 @pytest.mark.parametrize("stale_after_s", [15.0, 60.0, 300.0, 86_400.0])
-def test_a_demand_that_stays_never_counts_as_stale(stale_after_s: float) -> None:
+def test_unchanged_demand_never_becomes_stale(stale_after_s: float) -> None:
     source = DemandSource(DemandSourceKind.PROMETHEUS, query="gpus", stale_after_s=stale_after_s)
-    pool, found = replace(a_pool(), demand=source), NONE_YET
+    pool, found = replace(build_pool(), demand=source), NONE_YET
     for second in range(200):
         found = compute_readings([pool], {"uid-1": KnownDemand(5.0, NOW_S + second)}, found)
         ((at_s, _),) = readings(found)
         assert NOW_S + second - at_s < stale_after_s / 3
 
 
-def test_while_nothing_is_known_nothing_is_told_and_the_pool_says_why() -> None:
+def test_unknown_demand_is_not_reported_and_sets_the_condition() -> None:
     found = told(NO_SERIES, told(KnownDemand(5.0, NOW_S)))
     assert found.commands == ()
     assert found.conditions == {"uid-1": (Condition("DemandKnown", False, "NoSeries", "the query gives no series"),)}
     assert readings(told(KnownDemand(5.0, NOW_S + 1.0), found)) == [(NOW_S + 1.0, 5.0)]
 
 
-def test_a_new_leader_lets_the_pools_condition_stand_until_it_has_asked() -> None:
+def test_new_leader_keeps_the_condition_until_its_first_reading() -> None:
     unasked = UnknownDemand(UnknownDemandReason.NOT_ASKED_YET, "being asked")
     known = (Condition("DemandKnown", True, "Read"),)
-    assert told(unasked, demand_claims=known).conditions == {"uid-1": known}
+    assert told(unasked, demand_conditions=known).conditions == {"uid-1": known}
     assert told(unasked).conditions == {"uid-1": (Condition("DemandKnown", False, "NotAskedYet", "being asked"),)}
 
 
@@ -99,20 +99,20 @@ def test_a_new_leader_lets_the_pools_condition_stand_until_it_has_asked() -> Non
     ],
     ids=["first", "newer", "other number", "clamped", "overtaken"],
 )
-def test_a_reading_is_sent_until_the_snapshot_has_it_or_a_later_one(reading: DemandReading, is_sent: bool) -> None:
+def test_reading_is_sent_until_the_snapshot_contains_it(reading: DemandReading, is_sent: bool) -> None:
     snapshot = Snapshot(now_s=NOW_S, demand={} if reading is None else {"serving": reading})
     assert len(with_demand(SpecCommands(), told(KnownDemand(5.0, NOW_S)), snapshot).commands) == is_sent
 
 
 @dataclass
-class Demanding(Operating):
+class Demanding(OperatorRig):
     """With the demand of the Pool `serving` as it is known."""
 
     known: PoolDemand = NO_SERIES
     told: PoolReadings = field(default_factory=PoolReadings)
 
-    def take(self) -> SpecCommands:
-        taken = super().take()
+    def compute_commands(self) -> SpecCommands:
+        taken = super().compute_commands()
         pools = [pool for pool in taken.fleet.pools if pool.demand.kind is not DemandSourceKind.PUSH]
         self.told = compute_readings(pools, {pool.uid: self.known for pool in pools}, self.told)
         return with_demand(taken, self.told, self.snapshot)
@@ -123,38 +123,38 @@ class Demanding(Operating):
         return found["status"], found["reason"], status.get("demandGpus", "")
 
 
-def test_a_pools_demand_is_seen_in_its_status_next_to_what_else_is_said_of_it() -> None:
+def test_pool_status_contains_demand_and_all_conditions() -> None:
     rig = Demanding()
     demand = {"source": "prometheus", "query": "gpus", "staleAfter": "2m"}
     rig.server.add(POOL, "serving", {"kind": "inference", "nodeSelector": {"role": "serve"}, "demand": demand})
     rig.add_node("s0", {"role": "serve"})
-    rig.settle()
+    rig.run_until_stable()
     assert rig.condition() == ("False", "NoSeries", "")
     assert rig.server.get(POOL, "serving")["status"]["problem"] == "NoSeries"
     rig.known = KnownDemand(5.0, NOW_S)
-    rig.settle()
+    rig.run_until_stable()
     assert rig.condition() == ("True", "Read", "5")
     status = rig.server.get(POOL, "serving")["status"]
     assert "problem" not in status
     assert {"Accepted", "DemandKnown"} <= {each["type"] for each in status["conditions"]}
     rig.known = replace(NO_SERIES, reason=UnknownDemandReason.STALE)
-    rig.settle()
+    rig.run_until_stable()
     assert rig.condition() == ("False", "Stale", "5")
     assert rig.snapshot.demand["serving"] == DemandReading(NOW_S, 5.0, 5.0)
 
 
-def test_a_pool_of_which_demand_is_pushed_says_when_nobody_has_for_too_long() -> None:
+def test_missing_or_stale_push_sets_the_condition() -> None:
     rig = Demanding()
     demand = {"source": "push", "staleAfter": "2m"}
     rig.server.add(POOL, "serving", {"kind": "inference", "nodeSelector": {"role": "serve"}, "demand": demand})
     rig.add_node("s0", {"role": "serve"})
-    rig.settle()
+    rig.run_until_stable()
     assert rig.condition() == ("False", "NotPushedYet", "")
     rig.send(Command("pushed", rig.snapshot.now_s, ReportDemand("serving", 5.0)))
-    rig.settle()
+    rig.run_until_stable()
     assert rig.condition() == ("True", "Pushed", "5")
-    rig.wait(121.0)
-    rig.settle()
+    rig.advance(121.0)
+    rig.run_until_stable()
     assert rig.condition() == ("False", "Stale", "5")
 
 
@@ -168,14 +168,12 @@ def test_a_pool_of_which_demand_is_pushed_says_when_nobody_has_for_too_long() ->
         ({"source": "deployments", "selector": {"app": "chat"}, "staleAfter": "1h"}, 3600.0),
     ],
 )
-def test_what_a_pool_calls_stale_is_what_freezes_its_lending(
-    demand: dict[str, object] | None, stale_s: float | None
-) -> None:
+def test_stale_after_applies_to_the_lending_policy(demand: dict[str, object] | None, stale_s: float | None) -> None:
     spec = {"kind": "inference", "nodeSelector": {"role": "serve"}, **({"demand": demand} if demand else {})}
     assert parse_pool({"metadata": {"name": "serving"}, "spec": spec}).pool.lending.demand_stale_s == stale_s
 
 
-def test_a_staleness_shorter_than_the_time_between_two_readings_is_refused() -> None:
+def test_stale_after_below_the_query_interval_is_rejected() -> None:
     spec = {"kind": "inference", "nodeSelector": {"a": "b"}, "demand": {"source": "push", "staleAfter": "14s"}}
     with pytest.raises(InvalidDocumentError, match=r"demand\.staleAfter: got 14\.0; allowed: at least 15 s"):
         parse_pool({"metadata": {"name": "serving"}, "spec": spec})

@@ -1,4 +1,4 @@
-"""Conditions of the usual form."""
+"""Status conditions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.kubernetes.resources.meta import Condition, build_status_conditio
 EARLY, LATE = "1970-01-01T00:00:10Z", "1970-01-01T00:00:20Z"
 
 
-def test_the_time_of_the_last_transition_changes_with_the_status_alone() -> None:
+def test_transition_time_changes_only_with_the_status() -> None:
     first = build_status_conditions(
         [Condition("Scheduled", False, "InsufficientGpus", "2 missing")], None, now_s=10.0, generation=1
     )
@@ -38,13 +38,13 @@ def test_the_time_of_the_last_transition_changes_with_the_status_alone() -> None
 @pytest.mark.parametrize(
     "nonsense", [None, 1, "x", {}, [None, 1, {"type": 3}, {"type": "A"}], [{"type": "A", "status": "True"}]]
 )
-def test_what_stood_there_before_may_be_nonsense(nonsense: object) -> None:
+def test_invalid_previous_conditions_are_ignored(nonsense: object) -> None:
     made = build_status_conditions([Condition("A", True, "R")], nonsense, now_s=10.0, generation=1)
     assert made[0]["lastTransitionTime"] == EARLY
     assert find_previous_condition(nonsense, "A") == ()
 
 
-def test_a_claim_can_be_read_back() -> None:
+def test_find_previous_condition() -> None:
     claim = Condition("Accepted", False, "Refused", "gpus: got nothing")
     assert find_previous_condition(build_status_conditions([claim], None, now_s=1.0, generation=1), "Accepted") == (
         claim,

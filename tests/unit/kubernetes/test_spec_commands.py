@@ -1,4 +1,4 @@
-"""ElasticJobs in the cluster, commands in the inbox."""
+"""Commands for ElasticJobs."""
 
 from __future__ import annotations
 
@@ -13,166 +13,168 @@ from scheduler.kubernetes.api_objects import ELASTIC_JOB
 from scheduler.kubernetes.resources.elastic_job import derive_job_id
 from scheduler.kubernetes.resources.meta import parse_metadata
 from tests.builders import a_fleet, a_job, a_snapshot
-from tests.unit.kubernetes.operating import NOW_S, Operating
-from tests.unit.kubernetes.pretend_server import BORN_S
+from tests.unit.kubernetes.fake_server import CREATED_S
+from tests.unit.kubernetes.operator_rig import NOW_S, OperatorRig
 
 SPEC = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
 
 
-def with_job(**spec: object) -> tuple[Operating, str]:
+def with_job(**spec: object) -> tuple[OperatorRig, str]:
     """One ElasticJob `llama`, taken in, and the id of its job."""
-    rig = Operating()
+    rig = OperatorRig()
     made = rig.server.add(ELASTIC_JOB, "llama", {**SPEC, **spec}, namespace="team-a")
-    rig.settle()
+    rig.run_until_stable()
     return rig, derive_job_id(parse_metadata(made))
 
 
-def accepted(rig: Operating, name: str = "llama") -> tuple[str, str, str]:
+def accepted(rig: OperatorRig, name: str = "llama") -> tuple[str, str, str]:
     resource = rig.server.get(ELASTIC_JOB, name, "team-a")
     (claim,) = [each for each in resource["status"]["conditions"] if each["type"] == "Accepted"]
     return claim["status"], claim["reason"], claim["message"]
 
 
-def test_a_new_resource_is_submitted_once_under_its_uid_as_of_its_birth() -> None:
-    rig = Operating()
+def test_new_resource_is_submitted_once_with_its_creation_time() -> None:
+    rig = OperatorRig()
     made = rig.server.add(ELASTIC_JOB, "llama", SPEC, namespace="team-a")
-    (command,) = rig.take().commands
-    assert (command.id, command.at_s) == (f"submit-{made['metadata']['uid']}", BORN_S)
+    (command,) = rig.compute_commands().commands
+    assert (command.id, command.at_s) == (f"submit-{made['metadata']['uid']}", CREATED_S)
     assert isinstance(command.body, SubmitJob)
     assert command.actor == "namespace/team-a", "the job's owner, for limits of users and for usage"
     assert (command.body.spec.namespace, command.body.spec.resource_uid) == ("team-a", made["metadata"]["uid"])
-    assert rig.round() == ["SubmitJob"]
-    rig.settle()
-    assert rig.take().commands == ()
+    assert rig.run_round() == ["SubmitJob"]
+    rig.run_until_stable()
+    assert rig.compute_commands().commands == ()
 
 
-def test_one_that_is_born_suspended_is_suspended_in_the_same_tick() -> None:
+def test_resource_created_suspended_is_suspended_in_the_same_tick() -> None:
     rig, job_id = with_job(suspend=True)
     assert rig.snapshot.jobs[job_id].intent is Intent.SUSPEND
 
 
-def test_a_change_of_range_and_suspend_is_passed_on_once() -> None:
+def test_changes_of_range_and_suspend_are_sent_once() -> None:
     rig, job_id = with_job()
     rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus={"min": 2, "max": 16}, suspend=True)
-    bodies = [command.body for command in rig.take().commands]
+    bodies = [command.body for command in rig.compute_commands().commands]
     assert bodies == [ScaleJob(job_id, 2, 16), SuspendJob(job_id)]
-    assert rig.round() == ["ScaleJob", "SuspendJob"]
-    rig.settle()
+    assert rig.run_round() == ["ScaleJob", "SuspendJob"]
+    rig.run_until_stable()
     rig.server.change(ELASTIC_JOB, "llama", "team-a", suspend=False)
-    assert rig.round() == ["ResumeJob"]
+    assert rig.run_round() == ["ResumeJob"]
 
 
-def test_a_change_over_http_right_behind_one_of_the_resource_wins_and_is_not_undone() -> None:
+def test_later_http_change_wins() -> None:
     rig, job_id = with_job()
     rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus={"min": 2, "max": 16})
-    assert rig.send(*rig.take().commands) == ["ScaleJob"]
-    rig.absorb()
+    assert rig.send(*rig.compute_commands().commands) == ["ScaleJob"]
+    rig.apply_inbox()
     job = rig.snapshot.jobs[job_id]
     rig.snapshot = replace(rig.snapshot, jobs={job_id: replace(job, spec=replace(job.spec, max_gpus=4))})
-    rig.settle()
+    rig.run_until_stable()
     assert rig.snapshot.jobs[job_id].spec.max_gpus == 4
     assert rig.server.get(ELASTIC_JOB, "llama", "team-a")["spec"]["gpus"] == {"min": 2, "max": 4}
 
 
-def test_a_change_that_comes_while_a_tick_runs_is_not_taken_for_one_that_was_read() -> None:
+def test_change_during_a_tick_is_not_marked_as_applied() -> None:
     """It would count as taken in, and the resource would be made to follow the job: the wish would be lost."""
     rig, job_id = with_job()
     rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus={"min": 2, "max": 16})
-    rig.send(*rig.take().commands)
-    rig.absorb()
-    taken = rig.take()
+    rig.send(*rig.compute_commands().commands)
+    rig.apply_inbox()
+    taken = rig.compute_commands()
     rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus={"min": 2, "max": 4})
-    rig.server.do(rig.steps(taken=taken))
+    rig.server.execute(rig.compute_writes(spec_commands=taken))
     assert rig.server.get(ELASTIC_JOB, "llama", "team-a")["spec"]["gpus"] == {"min": 2, "max": 4}
-    rig.settle()
+    rig.run_until_stable()
     assert rig.snapshot.jobs[job_id].spec.max_gpus == 4
 
 
-def test_a_deleted_resource_cancels_its_job_and_stays_until_that_has_left() -> None:
+def test_deleted_resource_cancels_its_job_and_waits_for_its_pods() -> None:
     rig, job_id = with_job()
-    rig.server.ask_delete(ELASTIC_JOB, "llama", "team-a")
-    assert [command.body for command in rig.take().commands] == [CancelJob(job_id)]
-    rig.round()
+    rig.server.delete(ELASTIC_JOB, "llama", "team-a")
+    assert [command.body for command in rig.compute_commands().commands] == [CancelJob(job_id)]
+    rig.run_round()
     ended = replace(rig.snapshot.jobs[job_id], state=JobState.CANCELLED)
     rig.snapshot = replace(rig.snapshot, jobs={job_id: ended})
-    rig.publish(podded={("team-a", job_id), ("team-b", job_id)})
+    rig.write(jobs_with_pods={("team-a", job_id), ("team-b", job_id)})
     assert rig.server.resources().elastic_jobs
-    rig.publish(podded={("team-b", job_id)})
+    rig.write(jobs_with_pods={("team-b", job_id)})
     assert rig.server.resources().elastic_jobs == (), "what a pod of another namespace says of itself keeps nothing"
 
 
-def test_a_resource_that_was_torn_away_cancels_its_job_too() -> None:
+def test_resource_removed_despite_finalizer_cancels_its_job() -> None:
     rig, job_id = with_job()
     rig.server.objects.clear()
-    assert [command.body for command in rig.take().commands] == [CancelJob(job_id)]
-    rig.round()
-    assert rig.take().commands == ()
+    assert [command.body for command in rig.compute_commands().commands] == [CancelJob(job_id)]
+    rig.run_round()
+    assert rig.compute_commands().commands == ()
 
 
-def test_a_refused_resource_says_why_and_is_read_again_when_it_changes() -> None:
-    rig = Operating()
+def test_rejected_resource_is_validated_again_after_a_change() -> None:
+    rig = OperatorRig()
     rig.server.add(ELASTIC_JOB, "llama", {**SPEC, "model": "abacus", "globalBatch": 8}, namespace="team-a")
-    rig.settle()
+    rig.run_until_stable()
     assert accepted(rig)[:2] == ("False", "Refused")
     assert 'model: got "abacus"; allowed: one of ' in accepted(rig)[2]
     assert rig.server.get(ELASTIC_JOB, "llama", "team-a")["status"]["phase"] == "Refused"
     rig.server.change(ELASTIC_JOB, "llama", "team-a", model="gpt2")
-    assert rig.round() == ["SubmitJob"]
-    rig.settle()
+    assert rig.run_round() == ["SubmitJob"]
+    rig.run_until_stable()
     assert accepted(rig)[0] == "True"
 
 
-def test_nonsense_in_a_job_that_runs_is_told_and_the_job_runs_on() -> None:
+def test_invalid_change_is_reported_and_the_job_keeps_running() -> None:
     rig, job_id = with_job()
     before = rig.snapshot.jobs[job_id]
     rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus="all")
-    rig.settle()
+    rig.run_until_stable()
     assert accepted(rig)[:2] == ("False", "Refused")
     rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus={"min": 2, "max": 8}, queue="rich")
-    rig.settle()
-    assert accepted(rig)[1:] == ("FixedFieldChanged", "queue: fixed once the job is submitted; it runs on as it was")
+    rig.run_until_stable()
+    _, reason, message = accepted(rig)
+    assert reason == "FixedFieldChanged"
+    assert message.startswith("queue:")
     assert rig.snapshot.jobs[job_id] == before
     rig.server.change(ELASTIC_JOB, "llama", "team-a", queue="default")
-    rig.settle()
+    rig.run_until_stable()
     assert accepted(rig)[0] == "True"
 
 
-def test_a_resource_of_another_manager_is_never_touched() -> None:
-    rig = Operating()
+def test_resource_of_another_manager_is_ignored() -> None:
+    rig = OperatorRig()
     rig.server.add(ELASTIC_JOB, "llama", {**SPEC, "managedBy": "kueue.x-k8s.io/multikueue"}, namespace="team-a")
-    rig.settle()
-    assert (rig.server.writes, rig.snapshot.jobs) == (0, {})
+    rig.run_until_stable()
+    assert (rig.server.write_count, rig.snapshot.jobs) == (0, {})
 
 
-def test_a_job_that_has_ended_is_not_submitted_again() -> None:
+def test_ended_job_is_not_submitted_again() -> None:
     rig, job_id = with_job()
     ended = replace(rig.snapshot.jobs[job_id], state=JobState.SUCCEEDED, state_since_s=NOW_S)
     rig.snapshot = replace(rig.snapshot, jobs={})
-    rig.publish(ended_jobs={job_id: ended})
+    rig.write(ended_jobs={job_id: ended})
     assert rig.server.get(ELASTIC_JOB, "llama", "team-a")["status"]["phase"] == "Succeeded"
     rig.server.change(ELASTIC_JOB, "llama", "team-a", gpus={"min": 1, "max": 1})
     rig.sent.clear()
-    assert rig.take().commands == ()
+    assert rig.compute_commands().commands == ()
 
 
-def test_a_copy_of_what_we_made_for_a_job_over_http_is_no_job() -> None:
-    rig = Operating()
+def test_copy_of_an_api_resource_is_rejected() -> None:
+    rig = OperatorRig()
     annotations = {"ebbtide.dev/origin": "api"}
     rig.server.add(ELASTIC_JOB, "llama", SPEC, namespace="team-a", annotations=annotations)
-    rig.settle()
+    rig.run_until_stable()
     assert accepted(rig)[:2] == ("False", "NoSuchJob")
     assert rig.snapshot.jobs == {}
 
 
 @pytest.mark.parametrize("origin", ["api", ""])
-def test_a_resource_that_claims_a_job_of_another_namespace_has_no_say_in_it(origin: str) -> None:
-    rig = Operating(snapshot=a_snapshot(a_fleet(training=1, inference=0), [a_job("llama-abc123", 2)], now_s=NOW_S))
-    rig.publish()
+def test_resource_cannot_control_a_job_of_another_namespace(origin: str) -> None:
+    rig = OperatorRig(snapshot=a_snapshot(a_fleet(training=1, inference=0), [a_job("llama-abc123", 2)], now_s=NOW_S))
+    rig.write()
     annotations = {"ebbtide.dev/origin": origin}
     forged = {"gpus": {"min": 1, "max": 1}, "command": ["x"]}
     rig.server.add(ELASTIC_JOB, "llama-abc123", forged, namespace="thieves", annotations=annotations)
-    rig.settle()
+    rig.run_until_stable()
     assert rig.snapshot.jobs["llama-abc123"].spec.max_gpus == 2
-    rig.server.ask_delete(ELASTIC_JOB, "llama-abc123", "thieves")
-    rig.settle()
+    rig.server.delete(ELASTIC_JOB, "llama-abc123", "thieves")
+    rig.run_until_stable()
     assert rig.snapshot.jobs["llama-abc123"].intent is Intent.RUN

@@ -1,4 +1,4 @@
-"""What is sent, and what may be sent twice."""
+"""Construction of API requests, and which of them are idempotent."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def as_found(**changes: object) -> Object:
         (api_requests.build_path(ELASTIC_JOB, "ns", "j"), "/apis/ebbtide.dev/v1alpha1/namespaces/ns/elasticjobs/j"),
     ],
 )
-def test_paths(path: str, expected: str) -> None:
+def test_build_path(path: str, expected: str) -> None:
     assert path == expected
 
 
-def test_a_version_guards_a_merge_patch_without_losing_its_metadata() -> None:
+def test_merge_patch_with_version_keeps_its_metadata() -> None:
     change = {"metadata": {"labels": {"a": None}}, "spec": {"x": 1}}
     call = api_requests.build_merge_patch(NODE, "/api/v1/nodes/n", change, "7")
     assert call.body == {"metadata": {"labels": {"a": None}, "resourceVersion": "7"}, "spec": {"x": 1}}
     assert change["metadata"] == {"labels": {"a": None}}
 
 
-def test_only_a_guarded_json_patch_may_be_repeated() -> None:
+def test_only_a_guarded_json_patch_is_idempotent() -> None:
     steps = [{"op": "add", "path": "/spec/taints/-", "value": {}}]
     assert not api_requests.build_json_patch(NODE, "/n", steps, "").is_idempotent
     guarded = api_requests.build_json_patch(NODE, "/n", steps, "7")
@@ -53,12 +53,12 @@ def test_only_a_guarded_json_patch_may_be_repeated() -> None:
     assert guarded.body[0] == {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
 
 
-def test_a_name_that_the_server_makes_up_is_asked_for_once() -> None:
+def test_create_with_generated_name_is_not_idempotent() -> None:
     assert api_requests.build_create(POD, SENT).is_idempotent
     assert not api_requests.build_create(POD, {"metadata": {"generateName": "p-", "namespace": "ns"}}).is_idempotent
 
 
-def test_a_deletion_names_only_the_preconditions_given() -> None:
+def test_delete_sends_only_given_preconditions() -> None:
     bare = api_requests.build_delete(POD, "/p", uid=None, resource_version=None, grace_period_s=None).body
     assert bare["preconditions"] == {}
     assert "gracePeriodSeconds" not in bare
@@ -77,7 +77,7 @@ def test_a_deletion_names_only_the_preconditions_given() -> None:
         (as_found(deletionTimestamp="2026-01-01T00:00:00Z"), False),
     ],
 )
-def test_what_exists_is_ours_if_it_bears_all_that_we_sent(found: Object, is_ours: bool) -> None:
+def test_was_created_from_compares_labels_annotations_and_manager(found: Object, is_ours: bool) -> None:
     assert api_requests.was_created_from(SENT, found) is is_ours
 
 
@@ -90,11 +90,11 @@ def test_what_exists_is_ours_if_it_bears_all_that_we_sent(found: Object, is_ours
         ({"metadata": {"deletionGracePeriodSeconds": 0, "finalizers": ["x"]}}, True),
     ],
 )
-def test_a_deletions_answer_tells_whether_the_object_is_still_there(left: Object, is_ending: bool) -> None:
+def test_is_still_terminating(left: Object, is_ending: bool) -> None:
     assert api_requests.is_still_terminating(left) is is_ending
 
 
-def test_a_budgets_refusal_is_an_answer_and_overload_is_not() -> None:
+def test_budget_block_is_not_transient() -> None:
     refused = parse_status_error(
         {"code": 429, "reason": "TooManyRequests", "details": {"causes": [{"reason": "DisruptionBudget"}]}}
     )
@@ -107,7 +107,7 @@ def test_a_budgets_refusal_is_an_answer_and_overload_is_not() -> None:
     assert overload.message == "Too many requests, please try again later."
 
 
-def test_what_is_turned_away_with_500_before_anything_is_done_leaves_no_doubt() -> None:
+def test_rejection_with_500_is_not_ambiguous() -> None:
     crowded = parse_status_error({"code": 500, "message": "This pod has more than one PodDisruptionBudget, which ..."})
     assert crowded.is_blocked_by_budget
     down = parse_status_error({"code": 500, "message": 'Internal error occurred: failed calling webhook "x": timeout'})
@@ -117,7 +117,7 @@ def test_what_is_turned_away_with_500_before_anything_is_done_leaves_no_doubt() 
     assert [each.is_transient for each in (crowded, down, other)] == [False, False, True]
 
 
-def test_a_conflict_is_told_from_an_object_that_exists_already() -> None:
+def test_conflict_and_already_exists_are_distinct() -> None:
     exists = parse_status_error({"code": 409, "reason": "AlreadyExists", "message": "pods p already exists"})
     conflict = parse_status_error({"code": 409, "reason": "Conflict"})
     assert (exists.is_already_exists, exists.is_conflict) == (True, False)

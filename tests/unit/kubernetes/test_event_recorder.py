@@ -1,4 +1,4 @@
-"""Which of the store's events a leader tells, and how many it reads for that."""
+"""EventRecorder: which store events it writes and how many it reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.kubernetes.event_recorder import SERIES_WINDOW_S, EventRecorder
 from scheduler.kubernetes.resource_writes import Create, Patch, PublishState
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit, Page, StoredEvent
-from tests.unit.kubernetes.operating import NAMESPACE, NOW_S, Operating
+from tests.unit.kubernetes.operator_rig import NAMESPACE, NOW_S, OperatorRig
 
 MANY = 20_000
 SPEC = {"gpus": {"min": 1, "max": 2}, "command": ["x"]}
@@ -25,17 +25,17 @@ class CountingStore(MemoryStore):
         return found
 
 
-def tell(store: MemoryStore, *events: Event) -> None:
+def record_events(store: MemoryStore, *events: Event) -> None:
     previous = store.load().snapshot
     store.commit(Commit(previous, replace(previous, generation=previous.generation + 1), epoch=0, events=events))
 
 
-def a_world() -> tuple[PublishState, str]:
-    rig = Operating()
+def build_state() -> tuple[PublishState, str]:
+    rig = OperatorRig()
     rig.server.add(ELASTIC_JOB, "llama", SPEC, namespace=NAMESPACE)
-    rig.settle()
+    rig.run_until_stable()
     (job_id,) = rig.snapshot.jobs
-    world = PublishState(rig.snapshot, rig.take(), NOW_S, 3, NAMESPACE)
+    world = PublishState(rig.snapshot, rig.compute_commands(), NOW_S, 3, NAMESPACE)
     return world, job_id
 
 
@@ -46,22 +46,22 @@ def notes(story: EventRecorder, world: PublishState) -> list[str]:
     ]
 
 
-def test_a_new_leader_tells_what_is_new_enough_and_reads_little_more() -> None:
-    world, job_id = a_world()
+def test_new_leader_writes_recent_events_and_reads_few_others() -> None:
+    world, job_id = build_state()
     store = CountingStore()
-    tell(store, *(Event(1.0, EventCode.JOB_STARTED, job_id, f"old {number}") for number in range(MANY)))
-    tell(store, Event(NOW_S - SERIES_WINDOW_S + 1, EventCode.JOB_STARTED, job_id, "new"))
+    record_events(store, *(Event(1.0, EventCode.JOB_STARTED, job_id, f"old {number}") for number in range(MANY)))
+    record_events(store, Event(NOW_S - SERIES_WINDOW_S + 1, EventCode.JOB_STARTED, job_id, "new"))
     story = EventRecorder(store, reporting_instance="a")
     assert notes(story, world) == ["new"]
     assert store.read < MANY / 10
-    tell(store, Event(NOW_S, EventCode.JOB_STARTED, job_id, "newer"))
+    record_events(store, Event(NOW_S, EventCode.JOB_STARTED, job_id, "newer"))
     assert notes(story, world) == ["newer"]
 
 
-def test_an_empty_store_has_nothing_to_tell_and_what_comes_then_is_told() -> None:
-    world, job_id = a_world()
+def test_events_after_an_empty_store_are_written() -> None:
+    world, job_id = build_state()
     store = MemoryStore()
     story = EventRecorder(store, reporting_instance="a")
     assert notes(story, world) == []
-    tell(store, Event(NOW_S, EventCode.JOB_STARTED, job_id, "first"))
+    record_events(store, Event(NOW_S, EventCode.JOB_STARTED, job_id, "first"))
     assert notes(story, world) == ["first"]

@@ -1,4 +1,4 @@
-"""Asking a Prometheus that does not behave; what a real one says is tested in tests/contract."""
+"""PrometheusPoller against a misbehaving server. tests/contract uses a real one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def a_vector(value: float) -> Answer:
     [Answer(503, "down"), Answer(cut=True), Answer(after_s=3.0), Answer(307, headers={"Location": "/elsewhere"})],
     ids=["503", "cut", "slow", "redirect"],
 )
-def test_whatever_keeps_it_from_answering_it_counts_as_unreachable(answer: Answer) -> None:
+def test_failures_count_as_unreachable(answer: Answer) -> None:
     with ScriptedServer(answer).running() as server:
         found = first_answer(server.url)
     assert isinstance(found, UnknownDemand)
@@ -56,14 +56,14 @@ def test_whatever_keeps_it_from_answering_it_counts_as_unreachable(answer: Answe
     assert server.url in found.message
 
 
-def test_an_answer_without_end_is_not_read_to_its_end() -> None:
+def test_endless_response_is_cut_off() -> None:
     with ScriptedServer(Answer(body=" " * (RESPONSE_BYTES_MAX + 1))).running() as server:
         found = first_answer(server.url)
     assert isinstance(found, UnknownDemand)
     assert found.reason is UnknownDemandReason.MANY_SERIES
 
 
-def test_nobody_reads_a_password_in_a_condition() -> None:
+def test_password_is_not_in_the_message() -> None:
     with ScriptedServer(Answer(503, "down")).running() as server:
         found = first_answer(server.url.replace("http://", "http://reader:secret@"))
     assert isinstance(found, UnknownDemand)
@@ -71,7 +71,7 @@ def test_nobody_reads_a_password_in_a_condition() -> None:
     assert server.tokens[0] is not None
 
 
-def test_a_new_query_is_asked_at_once_and_who_waits_for_it_is_called() -> None:
+def test_new_query_runs_at_once_and_notifies() -> None:
     called: list[bool] = []
     sampled_at_s = time.time()
     with (

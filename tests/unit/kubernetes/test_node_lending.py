@@ -1,4 +1,4 @@
-"""Lending by taint and eviction: the next step from where the nodes stand."""
+"""Lending steps by taint and eviction."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def pod(name: str, node: str, gpus: int, *, job: str = "", deleting: bool = Fals
     return PodView("default", name, name, node, gpus, "Running", deleting, job_id=job, target_node=node if job else "")
 
 
-def test_an_offered_node_is_tainted_once_its_pods_fit_elsewhere() -> None:
+def test_offered_node_is_tainted_once_its_pods_fit_elsewhere() -> None:
     (step,) = plan_lending_steps(world(("i0", LoanState.OFFERED)), PLAIN, [pod("llm", "i0", 6), pod("asr", "i1", 4)])
     assert step == TaintNode(PLAIN["i0"], a_loan("i0", LoanState.OFFERED))
 
 
-def test_an_offered_node_whose_pods_fit_nowhere_is_left_alone() -> None:
+def test_offered_node_is_untouched_if_its_pods_do_not_fit() -> None:
     pods = [pod("llm", "i0", 6), pod("asr", "i1", 4), pod("tts", "i2", 3)]
     assert plan_lending_steps(world(("i0", LoanState.OFFERED)), PLAIN, pods) == (UnplaceableNode("i0", 6),)
 
@@ -52,7 +52,7 @@ def test_an_offered_node_whose_pods_fit_nowhere_is_left_alone() -> None:
     ],
     ids=["maintenance", "NoExecute", "a wish", "as where they are"],
 )
-def test_a_node_whose_taint_keeps_its_pods_off_has_no_room_for_them(taint: Mapping[str, Any], fits: bool) -> None:
+def test_tainted_node_offers_no_room(taint: Mapping[str, Any], fits: bool) -> None:
     gpu = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     nodes = {**PLAIN, "i0": replace(PLAIN["i0"], taints=(gpu,)), "i1": replace(PLAIN["i1"], taints=(taint,))}
     pods = [pod("llm", "i0", 6), pod("asr", "i2", 8)]
@@ -60,14 +60,14 @@ def test_a_node_whose_taint_keeps_its_pods_off_has_no_room_for_them(taint: Mappi
     assert isinstance(step, TaintNode) is fits
 
 
-def test_two_offered_nodes_are_not_promised_the_same_room() -> None:
+def test_room_is_not_reserved_twice() -> None:
     offered = world(("i0", LoanState.OFFERED), ("i1", LoanState.OFFERED))
     steps = plan_lending_steps(offered, PLAIN, [pod("llm", "i0", 6), pod("asr", "i1", 6)])
     assert [type(step) for step in steps] == [TaintNode, UnplaceableNode]
 
 
 @pytest.mark.parametrize("deleting", [False, True], ids=["still there", "on their way"])
-def test_room_that_is_promised_stays_promised_while_pods_are_leaving_for_it(deleting: bool) -> None:
+def test_room_stays_reserved_while_pods_terminate(deleting: bool) -> None:
     offered = world(("i0", LoanState.OFFERED), ("i1", LoanState.OFFERED))
     for first, second in (("i0", "i1"), ("i1", "i0")):
         nodes = {**PLAIN, first: lent(first, f"{first}-1")}
@@ -77,53 +77,53 @@ def test_room_that_is_promised_stays_promised_while_pods_are_leaving_for_it(dele
         assert [step for step in steps if isinstance(step, TaintNode)] == []
 
 
-def test_pods_that_must_leave_and_no_longer_fit_keep_all_room_from_others() -> None:
+def test_evicted_pods_without_room_block_other_loans() -> None:
     offered = world(("i0", LoanState.OFFERED), ("i1", LoanState.OFFERED))
     pods = [pod("llm", "i0", 6), pod("asr", "i1", 4), pod("tts", "i2", 4)]
     steps = plan_lending_steps(offered, {**PLAIN, "i0": lent("i0")}, pods)
     assert steps == (EvictPod(pods[0]), UnplaceableNode("i1", 4))
 
 
-def test_its_pods_are_evicted_after_the_taint_and_each_once() -> None:
+def test_pods_are_evicted_once_after_the_taint() -> None:
     nodes = {**PLAIN, "i0": lent("i0")}
     pods = [pod("llm", "i0", 6), pod("asr", "i0", 2, deleting=True), pod("logs", "i0", 0)]
     assert plan_lending_steps(world(("i0", LoanState.OFFERED)), nodes, pods) == (EvictPod(pods[0]),)
 
 
-def test_a_node_that_serves_training_needs_nothing_more() -> None:
+def test_active_loan_needs_no_steps() -> None:
     nodes = {**PLAIN, "i0": lent("i0")}
     assert plan_lending_steps(world(("i0", LoanState.ACTIVE)), nodes, [pod("a-g1-0", "i0", 8, job="a")]) == ()
 
 
 @pytest.mark.parametrize("state", [LoanState.ACTIVE, LoanState.RECALLED])
-def test_a_taint_that_somebody_took_away_comes_back(state: LoanState) -> None:
+def test_removed_taint_is_restored(state: LoanState) -> None:
     (step,) = plan_lending_steps(world(("i0", state)), PLAIN, [])
     assert isinstance(step, TaintNode)
 
 
-def test_a_returned_node_keeps_its_taint_until_our_pods_have_left() -> None:
+def test_returned_node_keeps_its_taint_until_our_pods_are_gone() -> None:
     nodes = {**PLAIN, "i0": lent("i0")}
     assert plan_lending_steps(world(), nodes, [pod("a-g1-0", "i0", 8, job="a", deleting=True)]) == ()
     assert plan_lending_steps(world(), nodes, []) == (UntaintNode(nodes["i0"]),)
 
 
-def test_a_loan_that_was_lost_is_cleared_when_the_node_is_back() -> None:
+def test_lost_loan_is_cleared_when_the_node_recovers() -> None:
     nodes = {**PLAIN, "i0": lent("i0")}
     assert plan_lending_steps(world(("i0", LoanState.LOST)), nodes, []) == (UntaintNode(nodes["i0"]),)
 
 
-def test_a_node_with_the_label_of_another_loan_is_labelled_anew() -> None:
+def test_label_of_another_loan_is_replaced() -> None:
     nodes = {**PLAIN, "i0": lent("i0", "i0-older")}
     (step,) = plan_lending_steps(world(("i0", LoanState.ACTIVE)), nodes, [])
     assert isinstance(step, TaintNode)
 
 
-def test_a_node_that_we_did_not_lend_is_never_touched() -> None:
+def test_foreign_taints_and_labels_are_untouched() -> None:
     foreign = {**PLAIN, "i1": replace(PLAIN["i1"], is_tainted=True, taints=(LOANED_TAINT,))}
     assert plan_lending_steps(world(), foreign, [pod("llm", "i1", 8)]) == ()
 
 
-def test_a_node_whose_label_somebody_took_comes_home_by_the_epoch_that_we_wrote() -> None:
+def test_node_without_label_is_returned_by_its_epoch() -> None:
     torn = replace(lent("i0", loan=""), epoch=3)
     assert plan_lending_steps(world(), {**PLAIN, "i0": torn}, []) == (UntaintNode(torn),)
     assert plan_lending_steps(world(), {**PLAIN, "i0": replace(torn, epoch=0)}, []) == (), (
