@@ -1,15 +1,23 @@
-# `make demo` and `make test` are all a newcomer needs; each installs what is missing first.
+# `make demo` and `make test` are all that a newcomer needs. Each target installs what is missing first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo test lint pytest test-full serve bench helm console clean
+.PHONY: demo check test test-full lint serve bench docs helm console clean
 
 demo: $(VENV)/installed
 	$(BIN)/ebbtide demo
 
-test: lint pytest
+check: lint
+	$(PYTEST) -m 'not slow' tests/unit tests/golden tests/docs tests/test_tidy.py
+
+test: lint
+	$(PYTEST)
+
+test-full: lint
+	$(PYTEST) --full
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -17,20 +25,17 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-pytest: $(VENV)/installed
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
-
-test-full: $(VENV)/installed
-	$(BIN)/pytest -n $(JOBS) --dist worksteal --full
-
 serve: $(VENV)/installed
 	$(BIN)/ebbtide serve
 
 bench: $(VENV)/installed
 	$(BIN)/python -m tests.benchmarks
 
-# Helm as a library, for the tests of the chart, which are skipped without it. Its wheel asks for a newer Python than it
-# needs, so that it cannot stand among the dependencies.
+docs: $(VENV)/installed
+	$(BIN)/python -m tools.reference_pages
+	$(BIN)/zensical build --strict --clean --config-file mkdocs.yml
+
+# The Helm library for the chart's tests. Its wheel declares a newer Python than it needs, so it cannot be a dependency.
 helm: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet cffi==2.1.1
 	$(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python helm-sdkpy==0.1.32
@@ -41,9 +46,9 @@ $(VENV)/installed: pyproject.toml api/console/package-lock.json
 	$(MAKE) console
 	touch $@
 
-# The library that the console draws its charts with. Where npm is missing the console says so in their place.
+# The chart library of the console. Without npm, the console shows its figures as tables.
 console:
 	npm ci --prefix api/console --no-fund --no-audit --loglevel=error || echo 'npm failed: the console draws no charts' >&2
 
 clean:
-	rm -rf $(VENV) api/console/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build api/console/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
