@@ -9,6 +9,8 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY scheduler scheduler
 COPY api api
+COPY baselines baselines
+COPY cli cli
 RUN pip install --no-cache-dir .
 WORKDIR /tmp
 # This user has no entry in /etc/passwd: torch.compile finds its name in USER.

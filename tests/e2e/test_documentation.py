@@ -1,0 +1,128 @@
+"""Shell blocks of README and the tutorials run as they are written, on a service that requires authentication."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from api.client import Client
+from tests.docs.shell_blocks import ShellBlock, read_blocks
+from tests.loopback import find_free_port
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTED_URL = "http://127.0.0.1:8787"
+FOLLOWED_PAGES = (
+    "docs/how-to/authenticate.md",  # first: it creates the tokens that the other pages use
+    "docs/tutorials/first-job.md",
+    "docs/tutorials/lending.md",
+    "docs/tutorials/your-own-script.md",
+    "docs/tutorials/what-if.md",
+)
+NOT_RUN_MAX = 18
+"""Blocks of all pages that carry a reason not to run. A page that adds one raises this number knowingly."""
+FOLLOW_S = 5
+TIMEOUT_S = 120.0
+
+
+class NewUser:
+    """A shell of someone who follows the pages, beside a service that was started in an empty directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"http://127.0.0.1:{find_free_port()}"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
+        programs = folder / "bin"
+        programs.mkdir()
+        for name, words in (("ebbtide", "-m cli"), ("python", "")):
+            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+            (programs / name).chmod(0o755)
+        self.env = {
+            **inherited,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "EBBTIDE_AUTH": "on",
+            "EBBTIDE_PORT": self.url.rpartition(":")[2],
+        }
+        self._folder = folder
+        with (folder / "serve.log").open("wb") as log:
+            self._service = subprocess.Popen(
+                [sys.executable, "-m", "cli", "serve"], cwd=folder, env=self.env, stdout=log, stderr=log
+            )
+
+    def wait_ready(self) -> None:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        with Client(self.url) as client:
+            while not client.is_ready():
+                assert self._service.poll() is None, (self._folder / "serve.log").read_text()
+                assert time.monotonic() < deadline_s, "the service does not become ready"
+                time.sleep(0.2)
+
+    def run(self, script: str) -> None:
+        """Run a script with bash. Every command must succeed."""
+        script = script.replace(DOCUMENTED_URL, self.url)
+        outcome = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=self._folder, env=self.env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert outcome.returncode == 0, f"{script}\n{outcome.stdout}\n{outcome.stderr}"
+
+    def close(self) -> None:
+        self._service.send_signal(signal.SIGTERM)
+        self._service.wait(TIMEOUT_S)
+
+
+@pytest.fixture
+def new_user(tmp_path: Path) -> Iterator[NewUser]:
+    user = NewUser(tmp_path)
+    try:
+        user.wait_ready()
+        yield user
+    finally:
+        user.close()
+
+
+def interrupt_followers(script: str) -> str:
+    """Press Ctrl-C after a while where the page says `# until Ctrl-C`."""
+    return re.sub(
+        r"^(.*?)\s+# until Ctrl-C$",
+        rf"timeout --preserve-status --signal INT {FOLLOW_S} \1 || [ $? = 130 ] || [ $? = 0 ]",
+        script.replace("\\\n", " "),
+        flags=re.MULTILINE,
+    )
+
+
+def script_of(blocks: list[ShellBlock]) -> str:
+    return "\n".join(interrupt_followers(block.script) for block in blocks if not block.reason)
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(shutil.which("jq") is None or shutil.which("curl") is None, reason="no curl or no jq on PATH")
+def test_the_tutorials_run_as_written(new_user: NewUser) -> None:
+    new_user.run("\n".join(script_of(read_blocks(ROOT / page)) for page in FOLLOWED_PAGES))
+
+
+@pytest.mark.e2e
+def test_the_readme_runs_as_written(new_user: NewUser) -> None:
+    token = "ebbtide token create -q --name root --grant admin | ebbtide login --url " + DOCUMENTED_URL
+    new_user.run("\n".join([token, script_of(read_blocks(ROOT / "README.md"))]))
+
+
+def test_blocks_that_do_not_run_are_few_and_have_reasons() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    blocks = [block for page in pages for block in read_blocks(page)]
+    fences = sum(page.read_text(encoding="utf-8").count("```bash") for page in pages)
+    assert len(blocks) == fences
+    reasons = [block.reason for block in blocks if block.reason]
+    assert all(len(reason.split()) >= 4 for reason in reasons)
+    assert len(reasons) <= NOT_RUN_MAX
+    unfollowed = {block.page for block in blocks if not block.reason} - {ROOT / page for page in FOLLOWED_PAGES}
+    assert unfollowed == {ROOT / "README.md"}
