@@ -1,59 +1,70 @@
-"""Logs: one line a record on standard error, for people or as JSON."""
+"""Logging setup: one line per record on standard error, as text or as JSON."""
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
 from contextvars import ContextVar
 from typing import TextIO
 
+from pythonjsonlogger.json import JsonFormatter
+
 _TEXT_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s"
 _DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
+_JSON_FIELDS = {
+    "asctime": "at",
+    "levelname": "level",
+    "name": "logger",
+    "message": "message",
+    "request_id": "request_id",
+    "exc_info": "traceback",
+}
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
-"""Of the HTTP request that is being answered; empty outside of one."""
+"""Id of the HTTP request that is being handled; empty outside of requests."""
 
 
-class TextFormatter(logging.Formatter):
-    """A line for people; a request's ends with its id."""
+class UtcTextFormatter(logging.Formatter):
+    """Text lines with UTC times. The id of the request, if any, is appended in brackets."""
+
+    converter = time.gmtime
 
     def format(self, record: logging.LogRecord) -> str:
         line, request_id = super().format(record), REQUEST_ID.get()
         return f"{line} [{request_id}]" if request_id else line
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line: at, level, logger, message and, where there is one, request_id and traceback."""
+class UtcJsonFormatter(JsonFormatter):
+    """JSON objects with the keys at, level, logger, message and, where they apply, request_id and traceback."""
+
+    converter = time.gmtime
+    default_msec_format = "%s.%03dZ"
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "at": f"{self.formatTime(record, _DATE_FORMAT)}.{int(record.msecs):03d}Z",
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
         if request_id := REQUEST_ID.get():
-            line["request_id"] = request_id
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+            record.request_id = request_id
+        return super().format(record)
 
 
 def configure_logging(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
-    """Sends every logger of the process to `stream` (standard error), from `level` on.
+    """Send all loggers of the process to one stream, replacing any earlier setup.
 
-    `form` is "text" or "json". Calling it again replaces the earlier set-up.
+    Args:
+        level: the lowest level that is logged.
+        log_format: "text" or "json".
+        stream: standard error by default.
     """
     if log_format == "json":
-        formatter: logging.Formatter = JsonFormatter()
+        formatter: logging.Formatter = UtcJsonFormatter(
+            ["asctime", "levelname", "name", "message"], rename_fields=_JSON_FIELDS
+        )
+        formatter.default_time_format = _DATE_FORMAT
     elif log_format == "text":
-        formatter = TextFormatter(_TEXT_FORMAT, _DATE_FORMAT)
+        formatter = UtcTextFormatter(_TEXT_FORMAT, _DATE_FORMAT)
     else:
-        raise ValueError(f"log format: got {log_format!r}; allowed: text, json")
-    formatter.converter = time.gmtime
+        raise ValueError(f"log format is {log_format!r}. Set it to text or json")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # It tells each request with its whole URL: passwords of Prometheus and the secret paths of webhooks among them.
+    # At INFO, httpx logs each URL, and URLs contain passwords of Prometheus and secret paths of webhooks.
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
-from scheduler.telemetry.metrics import drop_stale_gauges, render_metrics
+from scheduler.telemetry.metrics import render_metrics
+from scheduler.telemetry.multiprocess_files import MetricFilesCollector, drop_stale_gauges
 
 PROGRAM = """
 from scheduler.telemetry.metrics import *
@@ -56,6 +59,15 @@ def test_scrape_sums_the_processes(folder: Path) -> None:
     assert "ebbtide_streams 8.0" in lines
     assert 'ebbtide_resize_total{direction="grow",reason="because 2"} 4.0' in lines
     assert 'ebbtide_jct_seconds_bucket{le="+Inf"} 8.0' in lines
+
+
+def test_collector_returns_the_same_samples_as_the_library(tmp_path: Path) -> None:
+    own, library = CollectorRegistry(), CollectorRegistry()
+    own.register(MetricFilesCollector(str(tmp_path)))
+    MultiProcessCollector(library, str(tmp_path))  # type: ignore[no-untyped-call]  # untyped in the library
+    with recording_process(tmp_path, 5), recording_process(tmp_path, 3):
+        lines, expected = (generate_latest(each).decode().splitlines() for each in (own, library))
+    assert {line for line in lines if line[0] != "#"} == {line for line in expected if line[0] != "#"}
 
 
 def test_new_process_drops_gauges_of_exited_processes_and_keeps_their_counters(folder: Path) -> None:
