@@ -23,11 +23,11 @@ from tests.postgres_server import PostgresServer
 COMMAND = Command("c", 1.0, RecallAll())
 
 
-def test_a_store_goes_on_when_its_server_is_back(mortal_postgres: PostgresServer) -> None:
-    url = mortal_postgres.new_database()
+def test_a_store_goes_on_when_its_server_is_back(disposable_postgres: PostgresServer) -> None:
+    url = disposable_postgres.new_database()
     store, refused = SqlStore(url), []
     assert store.send(COMMAND)
-    mortal_postgres.kill()
+    disposable_postgres.kill()
     for ask in (
         store.load,
         store.count_pending_commands,
@@ -39,7 +39,7 @@ def test_a_store_goes_on_when_its_server_is_back(mortal_postgres: PostgresServer
             ask()
         refused.append(str(caught.value))
     assert all("connection" in each for each in refused), refused
-    mortal_postgres.start()
+    disposable_postgres.start()
     assert store.load().inbox == (COMMAND,)
     assert not store.send(COMMAND), "it had been taken"
     store.close()
@@ -59,15 +59,15 @@ def test_commands_are_taken_beyond_the_2_31st(postgres: PostgresServer) -> None:
     store.close()
 
 
-def test_a_server_that_is_not_there_is_named(mortal_postgres: PostgresServer) -> None:
-    url = mortal_postgres.new_database()
-    mortal_postgres.kill()
+def test_a_server_that_is_not_there_is_named(disposable_postgres: PostgresServer) -> None:
+    url = disposable_postgres.new_database()
+    disposable_postgres.kill()
     with pytest.raises(StoreError, match=r"database postgresql\+psycopg://postgres@/test_.* cannot be opened: "):
         SqlStore(url)
 
 
-def test_the_api_says_that_its_database_is_away(mortal_postgres: PostgresServer) -> None:
-    store = SqlStore(mortal_postgres.new_database())
+def test_the_api_says_that_its_database_is_away(disposable_postgres: PostgresServer) -> None:
+    store = SqlStore(disposable_postgres.new_database())
     settings = Settings(auth="off", allowed_hosts="service")
     app = create_app(
         store,
@@ -80,12 +80,12 @@ def test_the_api_says_that_its_database_is_away(mortal_postgres: PostgresServer)
     )
     http = httpx.Client(transport=AppTransport(app), base_url="http://service")
     assert http.get("/v1/jobs").status_code == 200
-    mortal_postgres.kill()
+    disposable_postgres.kill()
     for path in ("/v1/jobs", "/readyz", "/metrics"):
         answer = http.get(path)
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
         assert answer.json()["type"] == "urn:ebbtide:problem:store-unavailable"
     assert http.get("/healthz").status_code == 200, "it would not help to start this process anew"
-    mortal_postgres.start()
+    disposable_postgres.start()
     assert http.get("/v1/jobs").status_code == 200
     store.close()

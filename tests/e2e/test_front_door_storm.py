@@ -101,8 +101,8 @@ class Site:
 
 
 @pytest.fixture
-def site(mortal_postgres: PostgresServer, tmp_path: Path) -> Iterator[Site]:
-    made = Site(mortal_postgres, tmp_path)
+def site(disposable_postgres: PostgresServer, tmp_path: Path) -> Iterator[Site]:
+    made = Site(disposable_postgres, tmp_path)
     yield made
     made.close()
 

@@ -27,25 +27,25 @@ def operated(
     kubelet: FakeKubelet,
     namespace: str,
     tmp_path: Path,
-    mortal_postgres: PostgresServer,
+    disposable_postgres: PostgresServer,
 ) -> Iterator[Operated]:
-    made = Operated(control_plane, cluster, kubelet, namespace, tmp_path, url=mortal_postgres.new_database())
+    made = Operated(control_plane, cluster, kubelet, namespace, tmp_path, url=disposable_postgres.new_database())
     yield made
     made.close()
     assert all(gpus <= 8 for gpus in made.most_held.values()), f"booked twice: {made.most_held}"
 
 
-def test_jobs_outlive_their_database_and_their_leader(operated: Operated, mortal_postgres: PostgresServer) -> None:
+def test_jobs_outlive_their_database_and_their_leader(operated: Operated, disposable_postgres: PostgresServer) -> None:
     operated.add_nodes(2)
     both = [operated.start_operator(), operated.start_operator()]
     operated.submit("llama", 8, 8)
     operated.until_phase("llama", "Running")
     (before,) = operated.pods()
 
-    mortal_postgres.kill()
+    disposable_postgres.kill()
     operated.submit("later", 8, 8)
     eventually(lambda: any(GONE in operated.log_of(each) for each in both), what="who leads says so")
-    mortal_postgres.start()
+    disposable_postgres.start()
     operated.until_phase("later", "Running")
     assert [each.poll() for each in both] == [None, None]
 
