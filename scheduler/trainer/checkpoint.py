@@ -1,8 +1,8 @@
-"""Checkpoints that any number of ranks can load, whichever number saved them.
+"""Save and load checkpoints that any number of ranks can load, regardless of how many ranks saved them.
 
-torch.distributed.checkpoint stores each tensor once, by its name in the plain model, so a layout is nothing but a way
-to read it. A checkpoint is a directory `step-NNNNNNNN` under a root; its manifest, written last, makes it count.
-All functions need a process group; a lone process has a group of one.
+torch.distributed.checkpoint stores each tensor once, under its name in the unsharded model, so a layout only decides
+how it is read. A checkpoint is a directory `step-NNNNNNNN` under a root directory. It is complete once its manifest
+is written, after all other files. All functions need a process group; a lone process has a group of one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +54,7 @@ T = TypeVar("T")
 
 
 def require_writable(root: Path) -> None:
-    """Creates the root where it is missing; better told before the first step than at the first save.
+    """Create the root directory if it is missing, so that a problem shows before the first step, not at the first save.
 
     Raises:
         CheckpointError: it cannot be created, or no file can be written there.
@@ -63,27 +64,29 @@ def require_writable(root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
-    except OSError as failure:
-        raise CheckpointError(f"checkpoint directory {root} cannot be written: {failure.strerror}") from None
+    except OSError as error:
+        raise CheckpointError(f"Cannot write to the checkpoint directory {root}: {error.strerror}.") from None
 
 
 def reject_lost_checkpoint(root: Path, *, step: int) -> None:
-    """No complete checkpoint was found: well for a job that has told of none (`step` 0), not for another one.
+    """Raise an error if the job has saved a checkpoint (`step` above 0). Call it when no complete checkpoint was found.
 
     Raises:
-        CheckpointError: what the job has saved is gone; a new start would overwrite all that is known of it.
+        CheckpointError: the job's checkpoints are gone. A new start would overwrite what is left of them.
     """
     if step:
-        state = "holds no complete checkpoint" if root.is_dir() else "does not exist"
+        problem = "contains no complete checkpoint" if root.is_dir() else "does not exist"
         raise CheckpointError(
-            f"checkpoint directory {root} {state}, but this job has saved step {step} there; "
-            "bring it back, or submit a new job to begin again"
+            f"The checkpoint directory {root} {problem}, but the job has saved step {step} there. "
+            "Restore it, or submit a new job to start from step 0."
         )
 
 
 def remove_unfinished(root: Path) -> None:
-    """What killed saves have left, so that it does not take the room of the next one: it would stay until a later one
-    is complete. One that was finished stays, whatever it has lost since. No save may be under way."""
+    """Delete what interrupted saves have left, to free its space for the next save.
+
+    A checkpoint with a manifest is kept even if files are missing. No save may be running.
+    """
     if dist.get_rank() == 0:
         for step in list_checkpoint_steps(root):
             directory = checkpoint_path(root, step)
@@ -92,10 +95,13 @@ def remove_unfinished(root: Path) -> None:
 
 
 class BackgroundSaveResources:
-    """What the saves in the background of one training share, so that each holds it up less: a group that nobody else
-    uses, so that a save never comes between two messages of the training, and the host memory that the state is copied
-    into, for memory that is new takes twice the time of the copy itself; and the thread that completes them, for to
-    remove an old checkpoint takes as long as to copy a new one. Collective."""
+    """Resources shared by the background saves of one training. Creating them is collective.
+
+    Attributes:
+        group: a process group of its own, so that messages of a save never interleave with those of the training.
+        executor: the thread that completes saves; deleting an old checkpoint takes as long as copying a new one.
+        stager: holds the host memory for copies of the state. Allocating it again takes twice as long as the copy.
+    """
 
     def __init__(self) -> None:
         self.group = dist.new_group(backend="gloo")
@@ -108,10 +114,10 @@ class BackgroundSaveResources:
 
 
 class BackgroundSave:
-    """A checkpoint that is being written in the background. On rank 0 it counts, and old ones go, as soon as all files
-    are there; `finish` waits for that.
+    """A checkpoint that is being written in the background.
 
-    One that is complete already is left as it is: the same step of the same training holds the same state.
+    Once all files are written, rank 0 completes it and deletes old checkpoints. A checkpoint that is already
+    complete is not written again, because the same step of the same training has the same state.
     """
 
     def __init__(
@@ -124,11 +130,10 @@ class BackgroundSave:
         keep: int,
         resources: BackgroundSaveResources,
     ) -> None:
-        """Copies the state and goes on. Collective. `node` is the one that this rank is on. What was saved before with
-        this `background` must be finished.
+        """Copy the state and return. Collective. The previous save with these `resources` must have finished.
 
         Raises:
-            CheckpointError: the directory cannot be made, or no step was made yet.
+            CheckpointError: the directory cannot be created, or the step is 0.
         """
         self._manifest = manifest
         self._directory = _prepare_directory(root, manifest)
@@ -141,7 +146,7 @@ class BackgroundSave:
                 process_group=resources.group,
                 async_stager=resources.stager,
             )
-            assert isinstance(written, Future), "this is what it returns where the stager copies at once"
+            assert isinstance(written, Future), "a synchronous stager makes async_save return a plain future"
             self._completion = resources.executor.submit(
                 _finalize, root, self._directory, manifest, keep, write_files=written.result, group=resources.group
             )
@@ -155,10 +160,10 @@ class BackgroundSave:
         return self._completion is None or self._completion.done()
 
     def wait(self) -> None:
-        """Waits until the checkpoint is complete and all but the newest complete ones are removed.
+        """Wait until the checkpoint is complete and old checkpoints are deleted.
 
         Raises:
-            CheckpointError: a file could not be written; what was complete before stays so, nothing stays of this one.
+            CheckpointError: a file could not be written. Nothing of this checkpoint is left; earlier ones remain.
         """
         if self._completion is None or self._directory is None:
             return
@@ -167,10 +172,10 @@ class BackgroundSave:
 
 
 def save(root: Path, parts: Sequence[TrainablePart], manifest: Manifest, *, node: str, keep: int = 2) -> None:
-    """As `Saving`, at once: when it returns the checkpoint is complete. Collective.
+    """Save a checkpoint and return when it is complete. Collective.
 
     Raises:
-        CheckpointError: a file cannot be written, what was complete before stays so; or no step was made yet.
+        CheckpointError: a file cannot be written (earlier checkpoints remain), or the step is 0.
     """
     directory = _prepare_directory(root, manifest)
     if directory is None:
@@ -187,10 +192,10 @@ def save(root: Path, parts: Sequence[TrainablePart], manifest: Manifest, *, node
 
 
 def find_latest(root: Path) -> Manifest | None:
-    """The newest complete checkpoint, the same answer on all ranks. Collective.
+    """Return the manifest of the newest complete checkpoint, the same on all ranks. Collective.
 
     Raises:
-        CheckpointError: a manifest is there that this version does not read.
+        CheckpointError: a manifest has a format that this version does not read.
     """
     return _broadcast_from_rank_0(lambda: find_latest_manifest(root))
 
@@ -203,12 +208,13 @@ def load(
     settings: Mapping[str, str | int | float],
     node: str,
 ) -> LoadTraffic:
-    """Fills model, optimizers and random state from a complete checkpoint, on any number of ranks, and says what this
-    one read, which is on `node`. Collective.
+    """Fill model, optimizers and random state from a complete checkpoint, on any number of ranks. Collective.
+
+    Returns:
+        What this rank, which runs on `node`, has read.
 
     Raises:
-        CheckpointError: it is of another training or another model, nothing was changed then; or a file of it
-            cannot be read.
+        CheckpointError: the checkpoint is of another training or model (nothing was changed), or a file is unreadable.
     """
     directory = checkpoint_path(root, manifest.position.step)
     _check_settings(directory, manifest.settings, settings)
@@ -216,19 +222,19 @@ def load(
     try:
         _check_tensors(directory, reader.read_metadata(), values["model"])
         load_state(values, storage_reader=reader)
-    except (OSError, CheckpointException) as failure:
-        raise CheckpointError(f"checkpoint {directory} could not be loaded: {_describe_failure(failure)}") from failure
-    # The tensors are those of the model and its optimizers themselves: they are filled in place.
+    except (OSError, CheckpointException) as error:
+        raise CheckpointError(f"Cannot load the checkpoint {directory}: {_describe_failure(error)}.") from error
+    # Tensors of model and optimizers were filled in place; only the random state has to be set.
     set_random_state(values["random"])
-    logger.info("loaded %s, saved by %d ranks: %s", directory, manifest.world_size, reader.traffic)
+    logger.info("Loaded %s, saved by %d ranks: %s", directory, manifest.world_size, reader.traffic)
     return reader.traffic
 
 
 def _prepare_directory(root: Path, manifest: Manifest) -> Path | None:
-    """An empty directory for the checkpoint, None where it is complete already. Collective."""
+    """Return an empty directory for the checkpoint, or None if the checkpoint is already complete. Collective."""
     if manifest.position.step == 0:
-        # To have something to store torch would make an empty first step, and Adam counts its steps.
-        raise CheckpointError("step 0 is not saved: it holds nothing that a new start does not give")
+        # torch would make an empty step to have an optimizer state to store, and Adam counts its steps.
+        raise CheckpointError("Step 0 cannot be saved: it equals a new start.")
     directory = checkpoint_path(root, manifest.position.step)
     with _convert_save_errors(directory):
         is_needed = _broadcast_from_rank_0(lambda: _make_empty_unless_complete(directory))
@@ -244,48 +250,48 @@ def _finalize(
     write_files: Callable[[], object],
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """As soon as all files are there it counts, or fails on all ranks. Collective over the group."""
-    is_first = dist.get_rank() == 0
+    """Complete the checkpoint once all files are written, or fail on all ranks. Collective over the group."""
+    is_rank_0 = dist.get_rank() == 0
     try:
         write_files()
         _broadcast_from_rank_0(
             lambda: write_manifest(directory, replace(manifest, files=list_stored_files(directory))), group
         )
     except (OSError, CheckpointException):
-        if is_first:
-            # On a full disk no later save would find room beside what is left of this one.
+        if is_rank_0:
+            # On a full disk the next save needs the space of this one.
             _try_remove(directory)
         raise
-    if is_first:
+    if is_rank_0:
         _prune(root, keep)
-        logger.info("saved %s", directory)
+        logger.info("Saved %s", directory)
 
 
 @contextmanager
 def _convert_save_errors(directory: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, CheckpointException) as failure:
-        raise CheckpointError(f"checkpoint {directory} could not be saved: {_describe_failure(failure)}") from failure
+    except (OSError, CheckpointException) as error:
+        raise CheckpointError(f"Cannot save the checkpoint {directory}: {_describe_failure(error)}.") from error
 
 
 def _broadcast_from_rank_0(compute: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """What rank 0 finds, or the error that it met, on all ranks: on a shared disk each might see something else."""
-    found: list[Any] = [None]
+    """Return rank 0's result, or raise its error, on all ranks. Ranks might see a shared disk in different states."""
+    outcome: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
-            found = [compute()]
-        except (OSError, CheckpointError) as failure:
-            found = [failure]
-    dist.broadcast_object_list(found, group=group)
-    if isinstance(found[0], Exception):
-        raise found[0]
-    answer: T = found[0]
-    return answer
+            outcome = [compute()]
+        except (OSError, CheckpointError) as error:
+            outcome = [error]
+    dist.broadcast_object_list(outcome, group=group)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    result: T = outcome[0]
+    return result
 
 
 def _describe_failure(failure: OSError | CheckpointException) -> str:
-    """Of a failure on several ranks the first, without the traces that torch puts into its message."""
+    """Describe the first failed rank, without the stack traces in torch's message."""
     if isinstance(failure, CheckpointException):
         rank, (error, _) = min(failure.failures.items())
         return f"rank {rank}: {_describe_error(error)}"
@@ -293,14 +299,14 @@ def _describe_failure(failure: OSError | CheckpointException) -> str:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Without the number of a system's error, which only programmers know."""
+    """Describe the error without its errno."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
 
 
 def _make_empty_unless_complete(directory: Path) -> bool:
-    """Whether it was not complete and is empty now."""
+    """Return False if the checkpoint is complete. Otherwise create an empty directory for it."""
     if read_manifest(directory) is not None:
         return False
     _remove(directory)
@@ -309,41 +315,42 @@ def _make_empty_unless_complete(directory: Path) -> bool:
 
 
 def _check_settings(
-    directory: Path, stored: Mapping[str, str | int | float], wanted: Mapping[str, str | int | float]
+    directory: Path, stored: Mapping[str, str | int | float], expected: Mapping[str, str | int | float]
 ) -> None:
-    for name in sorted({*stored, *wanted}):
-        if stored.get(name) != wanted.get(name):
+    for name in sorted({*stored, *expected}):
+        if stored.get(name) != expected.get(name):
             raise CheckpointError(
-                f"checkpoint {directory} is of another training: {name} is {stored.get(name)!r} there "
-                f"and {wanted.get(name)!r} here"
+                f"The checkpoint {directory} is of another training: its `{name}` is {stored.get(name)!r}, "
+                f"but this training has {expected.get(name)!r}."
             )
 
 
 def _check_tensors(directory: Path, stored: Metadata, model: Mapping[str, Tensor]) -> None:
-    """By name, shape and precision: by itself a load converts precisions and overlooks what it has no use for."""
+    """Compare names, shapes and dtypes, because a load silently converts dtypes and ignores tensors that it does not
+    need.
+    """
     prefix = "model."
-    there = {
+    stored_tensors = {
         name.removeprefix(prefix): _describe_stored_tensor(entry)
         for name, entry in stored.state_dict_metadata.items()
         if name.startswith(prefix)
     }
-    held: list[dict[str, str]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(held, {name: _describe_tensor(tensor.shape, tensor.dtype) for name, tensor in model.items()})
-    here = {name: form for rank in held for name, form in rank.items()}
-    for name in sorted({*there, *here}):
-        if there.get(name) != here.get(name):
+    by_rank: list[dict[str, str]] = [{}] * dist.get_world_size()
+    own = {name: _describe_tensor(tensor.shape, tensor.dtype) for name, tensor in model.items()}
+    dist.all_gather_object(by_rank, own)
+    model_tensors = {name: tensor for tensors in by_rank for name, tensor in tensors.items()}
+    for name in sorted({*stored_tensors, *model_tensors}):
+        if stored_tensors.get(name) != model_tensors.get(name):
             raise CheckpointError(
-                f"checkpoint {directory} is of another model: {name} is {there.get(name, 'absent')} there "
-                f"and {here.get(name, 'absent')} here"
+                f"The checkpoint {directory} is of another model: its {name} is {stored_tensors.get(name, 'absent')}, "
+                f"but this model's is {model_tensors.get(name, 'absent')}."
             )
 
 
 def _describe_stored_tensor(entry: TensorStorageMetadata | BytesStorageMetadata) -> str:
-    return (
-        _describe_tensor(entry.size, entry.properties.dtype)
-        if isinstance(entry, TensorStorageMetadata)
-        else "no tensor"
-    )
+    if isinstance(entry, TensorStorageMetadata):
+        return _describe_tensor(entry.size, entry.properties.dtype)
+    return "no tensor"
 
 
 def _describe_tensor(shape: torch.Size, dtype: torch.dtype) -> str:
@@ -351,29 +358,29 @@ def _describe_tensor(shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def _prune(root: Path, keep: int) -> None:
-    """Keeps the newest complete checkpoints; older ones and unfinished ones before the newest go. That one of them
-    cannot be read or removed is no failure of the save that just succeeded."""
+    """Delete all but the newest `keep` complete checkpoints, and unfinished ones older than the newest.
+
+    A failure to read or delete one of them is not a failure of the save that just succeeded.
+    """
     try:
-        kept = [
-            manifest.position.step for _, manifest in zip(range(keep), iterate_complete_checkpoints(root), strict=False)
-        ]
-        gone = [step for step in list_checkpoint_steps(root) if step not in kept and step < kept[0]]
-    except (OSError, CheckpointError) as failure:
-        logger.warning("old checkpoints stay: %s", failure)
+        kept = [manifest.position.step for manifest in islice(iterate_complete_checkpoints(root), keep)]
+        obsolete = [step for step in list_checkpoint_steps(root) if step not in kept and step < kept[0]]
+    except (OSError, CheckpointError) as error:
+        logger.warning("Cannot delete old checkpoints: %s", error)
         return
-    for step in gone:
+    for step in obsolete:
         _try_remove(checkpoint_path(root, step))
 
 
 def _try_remove(directory: Path) -> None:
     try:
         _remove(directory)
-    except OSError as failure:
-        logger.warning("a checkpoint that is not needed stays: %s", failure)
+    except OSError as error:
+        logger.warning("Cannot delete an obsolete checkpoint: %s", error)
 
 
 def _remove(directory: Path) -> None:
     if directory.exists():
-        # First what makes it count, so that a half-removed checkpoint is never taken for a whole one.
+        # The manifest goes first, so that a partly deleted checkpoint never counts as complete.
         (directory / MANIFEST_NAME).unlink(missing_ok=True)
         shutil.rmtree(directory)

@@ -1,4 +1,4 @@
-"""Manifest: the file of a checkpoint that is written last. A directory without one was never finished."""
+"""The manifest of a checkpoint. It is written last, so a directory without one is an unfinished checkpoint."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ _DIRECTORY_PATTERN = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written, read, or belongs to another training."""
+    """A checkpoint cannot be written or read, or belongs to another training."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPosition:
-    """How far the training is: finished steps, samples seen, which is the number of the next sample, and how many
-    blocks at the front no longer learn."""
+    """Progress of a training.
+
+    Attributes:
+        step: number of completed steps.
+        samples: number of samples seen, which is also the number of the next sample.
+        frozen: number of frozen blocks.
+    """
 
     step: int
     samples: int
@@ -32,7 +37,7 @@ class TrainingPosition:
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """From `step` on another global batch, and the learning rate times `factor` by the rule that was named."""
+    """A change of the global batch from `before` to `after` after `step`. It scales the learning rate by `factor`."""
 
     step: int
     before: int
@@ -49,7 +54,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`settings` are what must be equal for the training to go on as it began (model, seed, precision ...)."""
+    """What a checkpoint contains. `settings` must be equal for the training to continue (model, seed, dtype ...)."""
 
     position: TrainingPosition
     world_size: int
@@ -63,7 +68,7 @@ def checkpoint_path(root: Path, step: int) -> Path:
 
 
 def list_checkpoint_steps(root: Path) -> list[int]:
-    """Steps that have a directory, complete or not, newest first."""
+    """Return the steps that have a directory, complete or not, newest first."""
     if not root.is_dir():
         return []
     matches = (_DIRECTORY_PATTERN.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir())
@@ -71,7 +76,7 @@ def list_checkpoint_steps(root: Path) -> list[int]:
 
 
 def iterate_complete_checkpoints(root: Path) -> Iterator[Manifest]:
-    """Newest first."""
+    """Yield the manifests of complete checkpoints, newest first."""
     for step in list_checkpoint_steps(root):
         manifest = read_manifest(checkpoint_path(root, step))
         if manifest is not None:
@@ -79,15 +84,16 @@ def iterate_complete_checkpoints(root: Path) -> Iterator[Manifest]:
 
 
 def find_latest_manifest(root: Path) -> Manifest | None:
-    """The newest complete checkpoint, or None where there is none."""
+    """Return the manifest of the newest complete checkpoint, or None."""
     return next(iterate_complete_checkpoints(root), None)
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """None where the checkpoint is not complete: no manifest, or a file that is not there in its full size.
+    """Return the manifest, or None if the checkpoint is incomplete: no manifest, or a file of another size than
+    recorded.
 
     Raises:
-        CheckpointError: the manifest is there and not in a form that this version reads.
+        CheckpointError: the manifest has a format that this version does not read.
     """
     path = directory / MANIFEST_NAME
     try:
@@ -95,12 +101,12 @@ def read_manifest(directory: Path) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     manifest = _parse_manifest(path, text)
-    whole = all(_file_size_bytes(directory / file.name) == file.size_bytes for file in manifest.files)
-    return manifest if whole else None
+    is_complete = all(_file_size_bytes(directory / file.name) == file.size_bytes for file in manifest.files)
+    return manifest if is_complete else None
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Completes a checkpoint: after this it is the one to load."""
+    """Complete the checkpoint, which makes it the one to load."""
     write_json_atomically(directory / MANIFEST_NAME, {"format": _FORMAT, **asdict(manifest)}, durable=True)
 
 
@@ -113,7 +119,7 @@ def _parse_manifest(path: Path, text: str) -> Manifest:
     try:
         document: dict[str, Any] = json.loads(text)
         if document["format"] != _FORMAT:
-            raise CheckpointError(f"{path}: format is {document['format']!r}, this version reads {_FORMAT}")
+            raise CheckpointError(f"{path}: `format` is {document['format']!r}, but this version reads {_FORMAT}.")
         return Manifest(
             position=TrainingPosition(**document["position"]),
             world_size=document["world_size"],
@@ -121,10 +127,10 @@ def _parse_manifest(path: Path, text: str) -> Manifest:
             files=tuple(StoredFile(**file) for file in document["files"]),
             batch_changes=tuple(BatchChange(**change) for change in document["batch_changes"]),
         )
-    except KeyError as missing:
-        raise CheckpointError(f"{path}: field {missing} is missing") from None
-    except (TypeError, json.JSONDecodeError) as wrong:
-        raise CheckpointError(f"{path}: {wrong}") from None
+    except KeyError as error:
+        raise CheckpointError(f"{path}: field {error} is missing.") from None
+    except (TypeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def _file_size_bytes(path: Path) -> int:

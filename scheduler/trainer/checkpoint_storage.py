@@ -1,11 +1,9 @@
-"""Pieces: how a checkpoint holds its tensors, so that any part of one can be read alone.
+"""How a checkpoint stores tensors, so that a rank reads only the bytes it needs.
 
-A piece is what one rank saved of one tensor, or of one value that is none: its mark, which names it, padded to a
-multiple of 64 bytes, then its bytes, row after row for a tensor, padded likewise. Each rank writes its pieces one after
-the other into a file of its own. `.metadata` says which pieces there are, in the form of torch.distributed.checkpoint,
-whose planners decide who saves what.
-
-SliceReader: fills the tensors of a rank from a checkpoint, and reads no more of each stored piece than it needs.
+A piece is what one rank saved of one tensor or other value. It is stored as a header that names it, padded to a
+multiple of 64 bytes, followed by its bytes (row-major for a tensor), padded likewise. Each rank writes its pieces to
+a file of its own. `.metadata` lists all pieces in the format of torch.distributed.checkpoint, whose planners decide
+which rank saves what.
 """
 
 from __future__ import annotations
@@ -42,11 +40,22 @@ from scheduler.trainer.checkpoint_manifest import CheckpointError
 
 METADATA_NAME = ".metadata"
 _ALIGNMENT_BYTES = 64
+# Gaps smaller than this are read together with their runs (data sieving: Thakur, Gropp and Lusk, Frontiers 1999),
+# because a system call per run takes longer than reading the gap.
+_MAX_SIEVED_GAP_BYTES = 64
+# Checkpoints are pickled with the module name of `StoredPiece`. Older ones have this name.
+_FORMER_MODULE = "scheduler.worker.pieces"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
-    """`offset` is where its bytes begin in `file`, behind its mark; `node` is the one on which it was written."""
+    """Location of a piece.
+
+    Attributes:
+        offset: position in `file` of its first byte, behind the header.
+        length: in bytes, without padding.
+        node: the node on which it was written.
+    """
 
     file: str
     offset: int
@@ -55,8 +64,7 @@ class StoredPiece:
 
 
 def build_piece_header(index: MetadataIndex, shape: Sequence[int] = (), dtype: torch.dtype | None = None) -> bytes:
-    """What stands before a piece: its name, where in the whole tensor it begins, its shape and type of element; of what
-    is no tensor the name alone."""
+    """Return the header of a piece: its name and, for a tensor, its offset in the whole tensor, shape and dtype."""
     if dtype is None:
         text = f"piece {index.fqn}\n"
     else:
@@ -65,12 +73,12 @@ def build_piece_header(index: MetadataIndex, shape: Sequence[int] = (), dtype: t
 
 
 def view_tensor_bytes(tensor: Tensor) -> memoryview:
-    """Of a contiguous tensor on the host, the memory itself, whatever its type of element."""
+    """Return the memory of a contiguous tensor on the host as bytes."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 class PieceWriter(StorageWriter):
-    """Writes the pieces of one rank, whose `node` they will bear; of rank 0 also the metadata of all."""
+    """Writes the pieces of one rank, and on rank 0 the metadata of all ranks."""
 
     def __init__(self, directory: Path, *, rank: int, node: str) -> None:
         self._directory = directory
@@ -78,10 +86,10 @@ class PieceWriter(StorageWriter):
         self._node = node
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """One writer is for one checkpoint, so there is nothing to forget."""
+        """Nothing to reset: a writer is used for one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Ranks and coordinator write alike."""
+        """Nothing to set up: all ranks write alike."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -112,11 +120,11 @@ class PieceWriter(StorageWriter):
     def _write_piece(self, stream: BinaryIO, item: WriteItem, planner: SavePlanner) -> WriteResult:
         data = planner.resolve_data(item)
         if isinstance(data, io.BytesIO):
-            head, body = build_piece_header(item.index), data.getbuffer()
+            header, body = build_piece_header(item.index), data.getbuffer()
         else:
-            whole = data.detach().cpu().contiguous()
-            head, body = build_piece_header(item.index, whole.shape, whole.dtype), view_tensor_bytes(whole)
-        stream.write(head)
+            tensor = data.detach().cpu().contiguous()
+            header, body = build_piece_header(item.index, tensor.shape, tensor.dtype), view_tensor_bytes(tensor)
+        stream.write(header)
         piece = StoredPiece(self._file_name, stream.tell(), body.nbytes, self._node)
         stream.write(body)
         stream.write(bytes(-body.nbytes % _ALIGNMENT_BYTES))
@@ -127,14 +135,9 @@ def _pad(text: bytes) -> bytes:
     return text.ljust(-(-len(text) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
 
 
-_MAX_SIEVED_GAP_BYTES = 64
-"""Smaller gaps between two runs are read with them (data sieving: Thakur, Gropp and Lusk, Frontiers 1999): a call of
-its own for each run would take longer than the gap."""
-
-
 @dataclass(frozen=True, slots=True)
 class ByteRuns:
-    """`count` runs of `length` bytes each, their beginnings `stride` apart, the first at byte `begin` of a piece."""
+    """Equally spaced runs of bytes in a piece: `count` runs of `length` bytes, `stride` apart, the first at `begin`."""
 
     begin: int
     count: int
@@ -147,19 +150,25 @@ class ByteRuns:
 
     @property
     def span(self) -> int:
-        """From the first byte to the last, gaps included."""
+        """Number of bytes from the first to the last, including gaps."""
         return (self.count - 1) * self.stride + self.length
 
 
 def compute_byte_runs(
     shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], item_bytes: int
 ) -> Iterator[ByteRuns]:
-    """Where the rectangle of `lengths` at `offsets` lies in a tensor of `shape` that is stored row after row, in the
-    order of its elements."""
+    """Yield where a part of a tensor lies in its row-major bytes, in the order of the part's elements.
+
+    Args:
+        shape: shape of the stored tensor.
+        offsets: where the part begins in each dimension.
+        lengths: shape of the part.
+        item_bytes: bytes per element.
+    """
     if prod(lengths) == 0:
         return
     strides = [item_bytes * prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    # What lies behind the last axis that is cut is contiguous; the axis before that one counts the runs.
+    # Everything behind the last axis that is cut is contiguous. The axis before it counts the runs.
     cut = max((axis for axis, length in enumerate(lengths) if length < shape[axis]), default=0)
     counted = max(cut - 1, 0)
     run_bytes = item_bytes * prod(lengths[cut:])
@@ -172,10 +181,10 @@ def compute_byte_runs(
 
 
 class PieceReader(FileSystemReader):
-    """Reads a checkpoint of `pieces` for one load of a rank on `node`; `traffic` grows with it.
+    """Reads what one rank on `node` needs of a checkpoint, and counts it in `traffic`.
 
-    Tensors on the host that lie in one run of memory are filled in place; for others, what is needed of one piece is
-    read into a buffer of that size first.
+    Contiguous tensors on the host are filled in place. Other tensors are read into a buffer of the needed size
+    first.
     """
 
     def __init__(self, directory: Path, *, node: str) -> None:
@@ -187,18 +196,22 @@ class PieceReader(FileSystemReader):
         self.traffic = LoadTraffic()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read once, however often it is asked for.
+        """Return the metadata, which is read once.
 
         Raises:
-            CheckpointError: the file is there and holds something else.
+            CheckpointError: the file is not valid metadata.
         """
         if self._cached_metadata is None:
+            path = self._directory / METADATA_NAME
             try:
-                self._cached_metadata = super().read_metadata()
+                with path.open("rb") as stream:
+                    self._cached_metadata = _MetadataUnpickler(stream).load()
             except OSError:
                 raise
-            except Exception as wrong:  # whatever a pickle that is none may raise
-                raise CheckpointError(f"{self._directory / METADATA_NAME} is not readable: {wrong}") from wrong
+            except Exception as error:  # an invalid pickle may raise any exception
+                raise CheckpointError(f"{path} is not readable: {error}") from error
+            if not isinstance(self._cached_metadata, Metadata):
+                raise CheckpointError(f"{path} is not readable: it contains no metadata")
         return self._cached_metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -211,17 +224,18 @@ class PieceReader(FileSystemReader):
         }
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """
+        """Fill the tensors of the plan.
+
         Raises:
-            CheckpointError: a file is missing or too short, or holds something else than the metadata says.
+            CheckpointError: a file is missing, too short, or does not match the metadata.
         """
         by_file = defaultdict[str, list[tuple[StoredPiece, ReadItem]]](list)
         for item in plan.items:
             piece = self.storage_data[item.storage_index]
             by_file[piece.file].append((piece, item))
-        for name, wanted in sorted(by_file.items()):
+        for name, reads in sorted(by_file.items()):
             with _PieceFile(self._directory / name) as file:
-                for piece, item in sorted(wanted, key=lambda pair: pair[0].offset):
+                for piece, item in sorted(reads, key=lambda pair: pair[0].offset):
                     read_before = file.read_bytes
                     needed = self._read_piece(file, piece, item, planner)
                     self._add_traffic(piece, needed=needed, read=file.read_bytes - read_before)
@@ -230,7 +244,7 @@ class PieceReader(FileSystemReader):
         return done
 
     def _read_piece(self, file: _PieceFile, piece: StoredPiece, item: ReadItem, planner: LoadPlanner) -> int:
-        """The bytes that were needed of this piece."""
+        """Read what is needed of one piece and return the number of bytes needed."""
         if item.type == LoadItemType.BYTE_IO:
             file.verify_header(piece, build_piece_header(item.storage_index))
             value = bytearray(piece.length)
@@ -241,24 +255,31 @@ class PieceReader(FileSystemReader):
         shape = self._piece_shapes[item.storage_index]
         file.verify_header(piece, build_piece_header(item.storage_index, shape, target.dtype))
         is_in_place = target.device.type == "cpu" and target.is_contiguous()
-        filled = target if is_in_place else torch.empty(target.shape, dtype=target.dtype)
-        content = view_tensor_bytes(filled)
+        buffer = target if is_in_place else torch.empty(target.shape, dtype=target.dtype)
+        content = view_tensor_bytes(buffer)
         for runs in compute_byte_runs(shape, item.storage_offsets, item.lengths, target.itemsize):
-            taken = runs.count * runs.length
-            file.read_runs_into(content[:taken], piece.offset, runs)
-            content = content[taken:]
+            length = runs.count * runs.length
+            file.read_runs_into(content[:length], piece.offset, runs)
+            content = content[length:]
         if not is_in_place:
-            target.copy_(filled)
+            target.copy_(buffer)
         planner.commit_tensor(item, target)
-        return filled.nbytes
+        return buffer.nbytes
 
     def _add_traffic(self, piece: StoredPiece, *, needed: int, read: int) -> None:
         moved = 0 if piece.node == self._node else read
         self.traffic += LoadTraffic(needed, read, moved)
 
 
+class _MetadataUnpickler(pickle.Unpickler):
+    """Finds `StoredPiece` in checkpoints that were saved when it was in another module."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(__name__ if module == _FORMER_MODULE else module, name)
+
+
 class _PieceFile:
-    """One file of pieces, open for reading, with a count of the bytes that were read from it."""
+    """A file of pieces that is open for reading and counts the bytes read from it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -273,14 +294,14 @@ class _PieceFile:
         os.close(self._fd)
 
     def verify_header(self, piece: StoredPiece, expected: bytes) -> None:
-        found = bytearray(len(expected))
-        self.read_into(memoryview(found), piece.offset - len(expected))
-        if found != expected:
-            named = expected.decode().strip()
-            raise CheckpointError(f"{self._path}: before byte {piece.offset} stands no mark of {named!r}")
+        header = bytearray(len(expected))
+        self.read_into(memoryview(header), piece.offset - len(expected))
+        if header != expected:
+            name = expected.decode().strip()
+            raise CheckpointError(f"{self._path}: no header {name!r} before byte {piece.offset}")
 
     def read_runs_into(self, content: memoryview, offset: int, runs: ByteRuns) -> None:
-        """Fill `content` with runs that count from `offset` of the file."""
+        """Fill `content` with the runs of the piece whose data begins at `offset`."""
         begin = offset + runs.begin
         if runs.is_sieved:
             span = torch.empty(runs.span, dtype=torch.uint8)
@@ -296,6 +317,6 @@ class _PieceFile:
         while content:
             count = os.preadv(self._fd, [content], offset)
             if count == 0:
-                raise CheckpointError(f"{self._path}: it ends at byte {offset}, {len(content)} bytes too early")
+                raise CheckpointError(f"{self._path} ends at byte {offset}, {len(content)} bytes too early")
             self.read_bytes += count
             content, offset = content[count:], offset + count

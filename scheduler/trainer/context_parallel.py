@@ -1,13 +1,12 @@
-"""Causal attention over a sequence that is split over ranks: Ulysses inside, a ring across (USP, arXiv 2405.07719).
+"""Causal attention over a sequence that is split over ranks: Ulysses inside a ring (USP, arXiv 2405.07719).
 
-The ranks of a Ulysses group trade tokens for heads before attention and back after it (DeepSpeed-Ulysses, arXiv
-2309.14509): in between each has all tokens of its group for a part of the heads. The groups stand in a ring.
+The ranks of a Ulysses group exchange tokens for heads before attention and back after it (DeepSpeed-Ulysses, arXiv
+2309.14509). In between each rank has all tokens of its group for a part of the heads.
 
-Causal attention over a ring of ranks, each of which holds two chunks of the sequence.
-
-Keys and values travel round the ring while every rank attends to what it holds, merged by an online softmax (Liu et
-al., Ring Attention with Blockwise Transformers, arXiv 2310.01889). The chunks are dealt in zigzag order (USP, arXiv
-2405.07719), so that under the causal mask no rank has more to compute than another.
+The Ulysses groups form a ring, in which each has two chunks of the sequence. Keys and values rotate around the ring
+while every rank attends to those it holds; an online softmax merges the results (Liu et al., Ring Attention with
+Blockwise Transformers, arXiv 2310.01889). Chunks are assigned in zigzag order, so that under the causal mask every
+rank has the same amount of work.
 """
 
 from __future__ import annotations
@@ -24,16 +23,20 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
-# Of (..., heads, tokens, head size), so that queries, keys and values may also travel stacked.
+# Dimensions of (..., heads, tokens, head size), counted from the end so that stacked tensors work too.
 _HEAD_DIM = -3
 _TOKEN_DIM = -2
+# Transfers of both kinds may be pending between the same two ranks.
+_KEYS_VALUES_TAG = 0
+_GRADIENTS_TAG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ContextGroups:
-    """The groups of one rank, None for a dimension of one rank.
+    """The context-parallel groups of one rank; None for a dimension of one rank.
 
-    A rank's context index is `ring rank x ulysses size + ulysses rank`: the order of a mesh ("ring", "ulysses").
+    The context index of a rank is `ring rank x ulysses size + ulysses rank`, the order of a mesh ("ring",
+    "ulysses").
     """
 
     ulysses: ProcessGroup | None
@@ -49,63 +52,73 @@ class ContextGroups:
 
 
 def compute_token_positions(*, tokens: int, ulysses: int, ring: int, index: int) -> Tensor:
-    """Which tokens of a sequence the rank of context index `index` holds, in its order: 1-D, int64, on the CPU.
+    """Return the positions in the sequence of the tokens that a rank holds, in its order: 1-D, int64, on the CPU.
 
-    Zigzag over the ring; inside a ring rank the Ulysses ranks hold equal contiguous parts of its two chunks in a row.
+    Chunks are assigned to ring ranks in zigzag order. The Ulysses ranks of a ring rank hold equal contiguous parts
+    of its two chunks.
+
+    Args:
+        tokens: length of the sequence.
+        ulysses: number of Ulysses ranks.
+        ring: number of ring ranks.
+        index: context index of the rank.
 
     Raises:
-        ValueError: the sequence cannot be split like this, or there is no such index.
+        ValueError: the sequence cannot be split like this, or `index` is out of range.
     """
     if not 0 <= index < ulysses * ring:
-        raise ValueError(f"index is {index}, ulysses {ulysses} x ring {ring} has 0 to {ulysses * ring - 1}")
-    # A ring rank holds two equal chunks, and as many tokens for each of its Ulysses ranks.
+        raise ValueError(
+            f"`index` is {index}. With ulysses {ulysses} x ring {ring} it must be 0 to {ulysses * ring - 1}."
+        )
+    # A ring rank holds two equal chunks, and equally many tokens per Ulysses rank.
     multiple = ring * lcm(2, ulysses) if ring > 1 else ulysses
     if tokens < 1 or tokens % multiple:
         raise ValueError(
-            f"sequence is {tokens} tokens, it must be a multiple of {multiple} for ulysses {ulysses} x ring {ring}"
+            f"The sequence has {tokens} tokens. Use a multiple of {multiple} with ulysses {ulysses} x ring {ring}."
         )
-    held = torch.arange(tokens)
+    positions = torch.arange(tokens)
     if ring > 1:
-        chunks = held.chunk(2 * ring)
-        held = torch.cat([chunks[chunk] for chunk in assign_zigzag_chunks(ring, index // ulysses)])
-    return held.chunk(ulysses)[index % ulysses]
+        chunks = positions.chunk(2 * ring)
+        positions = torch.cat([chunks[chunk] for chunk in assign_zigzag_chunks(ring, index // ulysses)])
+    return positions.chunk(ulysses)[index % ulysses]
 
 
 def context_attention(query: Tensor, key: Tensor, value: Tensor, groups: ContextGroups) -> Tensor:
-    """Attention, causal over the whole sequence, of the tokens that `token_positions` gives to this rank.
+    """Return the causal attention over the whole sequence, for the tokens of this rank. Collective over both groups.
 
-    Each is (samples, heads, local tokens, head size), and so is the result. Collective over both groups.
+    Inputs and result have the shape (samples, heads, local tokens, head size). `compute_token_positions` says which
+    tokens a rank holds.
 
     Raises:
-        ValueError: the shapes differ, the heads are no multiple of the Ulysses ranks, or a ring rank has an odd number
-            of tokens.
+        ValueError: the shapes differ, the Ulysses ranks do not divide the heads, or a ring rank has an odd number of
+            tokens.
     """
     _validate_shapes(query, key, value, groups)
     if groups.ulysses is None or groups.ulysses_size == 1:
         return _attend_over_ring(query, key, value, groups)
-    # In one message rather than three.
-    exchanged = _exchange_dimensions(torch.stack((query, key, value)), groups.ulysses, split=_HEAD_DIM, join=_TOKEN_DIM)
-    query, key, value = exchanged.unbind()
-    mixed = _attend_over_ring(query, key, value, groups)
-    return _exchange_dimensions(mixed, groups.ulysses, split=_TOKEN_DIM, join=_HEAD_DIM)
+    # Stacked, so that one message carries all three.
+    stacked = _exchange_dimensions(torch.stack((query, key, value)), groups.ulysses, split=_HEAD_DIM, join=_TOKEN_DIM)
+    query, key, value = stacked.unbind()
+    attended = _attend_over_ring(query, key, value, groups)
+    return _exchange_dimensions(attended, groups.ulysses, split=_TOKEN_DIM, join=_HEAD_DIM)
 
 
 def _validate_shapes(query: Tensor, key: Tensor, value: Tensor, groups: ContextGroups) -> None:
     if not query.shape == key.shape == value.shape:
         shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
-        raise ValueError(f"query, key and value have shapes {shapes}, they must be equal")
+        raise ValueError(f"The shapes of query, key and value are {shapes}. They must be equal.")
     heads, tokens = query.shape[_HEAD_DIM], query.shape[_TOKEN_DIM]
     if heads % groups.ulysses_size:
-        raise ValueError(f"there are {heads} heads, they must be a multiple of ulysses {groups.ulysses_size}")
+        raise ValueError(f"There are {heads} heads. They must be a multiple of ulysses, {groups.ulysses_size}.")
     if groups.ring_size > 1 and tokens * groups.ulysses_size % 2:
         raise ValueError(
-            f"a rank of ring {groups.ring_size} has {tokens} x ulysses {groups.ulysses_size} tokens, "
-            "it must have an even number: two chunks of the sequence"
+            f"A rank of ring {groups.ring_size} has {tokens} x ulysses {groups.ulysses_size} tokens. "
+            "It must have an even number, because it holds two chunks of the sequence."
         )
 
 
 def _attend_over_ring(query: Tensor, key: Tensor, value: Tensor, groups: ContextGroups) -> Tensor:
-    """Attention of some heads, given all tokens of this rank's Ulysses group."""
+    """Attend with some heads, given all tokens of this rank's Ulysses group."""
     if groups.ring is None or groups.ring_size == 1:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     return ring_attention(query, key, value, groups.ring)
@@ -117,7 +130,7 @@ def _exchange_dimensions(tensor: Tensor, group: ProcessGroup, *, split: int, joi
 
 
 class _DimensionExchange(torch.autograd.Function):
-    """Each rank gives the others their part of dimension `split` and joins what it gets along `join`, in rank order."""
+    """Sends each rank its part of dimension `split` and joins the received parts along `join`, in rank order."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ProcessGroup, split: int, join: int) -> Tensor:
@@ -137,15 +150,12 @@ def _all_to_all(tensor: Tensor, group: ProcessGroup, *, split: int, join: int) -
     return torch.cat(received.unbind(), join)
 
 
-# Both may be under way between the same two ranks at once.
-_KEYS_VALUES_TAG = 0
-_GRADIENTS_TAG = 1
-
-
 class CausalBlock(NamedTuple):
-    """Half the queries of one rank against half the keys of another; half 0 is the earlier chunk of the two.
+    """Half the queries of one rank against half the keys of another. Half 0 is the earlier of a rank's two chunks.
 
-    `diagonal`: both are the same chunk, so that the mask cuts through the block; in others every query sees every key.
+    Attributes:
+        diagonal: both halves are the same chunk, so the causal mask applies inside the block. In other blocks
+            every query sees every key.
     """
 
     query_half: int
@@ -154,14 +164,14 @@ class CausalBlock(NamedTuple):
 
 
 def assign_zigzag_chunks(ring: int, rank: int) -> tuple[int, int]:
-    """Which two of the `2 x ring` equal chunks of a sequence a rank of the ring holds, the earlier first."""
+    """Return which two of the `2 x ring` equal chunks of a sequence a ring rank holds, the earlier first."""
     return rank, 2 * ring - 1 - rank
 
 
 def list_causal_blocks(ring: int, *, rank: int, source: int) -> list[CausalBlock]:
-    """What the causal mask leaves of the queries of `rank` against the keys of `source`.
+    """Return the blocks of `rank`'s queries against `source`'s keys that the causal mask leaves.
 
-    Three of four blocks against a rank's own keys, two against any other's, whichever ranks these are.
+    These are three of four blocks against a rank's own keys, and two against those of any other rank.
     """
     return [
         CausalBlock(query_half, key_half, diagonal=queries == keys)
@@ -172,19 +182,20 @@ def list_causal_blocks(ring: int, *, rank: int, source: int) -> list[CausalBlock
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: ProcessGroup) -> Tensor:
-    """Causal attention; collective over `group`, whose rank r holds the chunks `zigzag_chunks(size, r)`.
+    """Return the causal attention over a ring. Collective over `group`.
 
-    Each is (samples, heads, an even number of tokens, head size). Sums are kept in float32, or float64 for float64.
+    Rank r of the group holds the chunks `assign_zigzag_chunks(size, r)`. Inputs have the shape (samples, heads,
+    tokens, head size) with an even number of tokens. Sums are computed in float32, or in float64 for float64 inputs.
     """
     output: Tensor = _RingAttention.apply(query, key, value, group)  # type: ignore[no-untyped-call]  # torch's is untyped
     return output
 
 
 class _RingAttention(torch.autograd.Function):
-    """Keeps the logarithm of the softmax's sum alone: backward computes the probabilities again, block by block.
+    """Saves only the logarithm of the softmax's sum and recomputes the probabilities in backward, block by block.
 
-    After FlashAttention-2 (arXiv 2307.08691, section 3.1). The gradients of keys and values travel round the ring
-    behind these, and come home after the last step.
+    This follows FlashAttention-2 (arXiv 2307.08691, section 3.1). The gradients of keys and values rotate one step
+    behind the keys and values, and return to their rank after the last step.
     """
 
     @staticmethod
@@ -192,11 +203,7 @@ class _RingAttention(torch.autograd.Function):
         queries = _scale_queries(query)
         output = torch.zeros_like(queries)
         log_sum = torch.full_like(queries[..., :1], -torch.inf)
-        query_halves, output_halves, log_sum_halves = (
-            _split_halves(queries),
-            _split_halves(output),
-            _split_halves(log_sum),
-        )
+        query_halves, output_halves, log_sum_halves = map(_split_halves, (queries, output, log_sum))
         for source, pair in _rotate_keys_values(torch.stack((key, value)), group):
             key_halves, value_halves = _split_halves(pair[0]), _split_halves(pair[1])
             for half, key_half, diagonal in list_causal_blocks(group.size(), rank=group.rank(), source=source):
@@ -212,29 +219,29 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, output, log_sum = ctx.saved_tensors
         group: ProcessGroup = ctx.group
-        rows = _QueryHalves.from_forward(query, output, log_sum, gradient)
-        arriving: _RingTransfer | None = None
+        queries = _QueryHalves.from_forward(query, output, log_sum, gradient)
+        transfer: _RingTransfer | None = None
         for source, pair in _rotate_keys_values(torch.stack((key, value)), group):
-            # What this rank adds is computed while the sum of the ranks before it is on its way here.
-            added = torch.zeros(pair.shape, dtype=rows.query[0].dtype, device=pair.device)
-            halves = [_split_halves(part) for part in (*pair, *added)]
+            # Compute this rank's term while the sum of the previous ranks arrives.
+            pair_gradient = torch.zeros(pair.shape, dtype=queries.query[0].dtype, device=pair.device)
+            halves = [_split_halves(part) for part in (*pair, *pair_gradient)]
             for half, key_half, diagonal in list_causal_blocks(group.size(), rank=group.rank(), source=source):
-                _add_gradients(rows, half, _KeyValueHalf(*(part[key_half] for part in halves)), diagonal=diagonal)
-            if arriving is not None:
-                added += arriving.wait()
-            arriving = _RingTransfer.start(added, group, tag=_GRADIENTS_TAG)
-        assert arriving is not None
-        key_gradient, value_gradient = arriving.wait().to(key.dtype)
-        query_gradient = torch.cat(rows.query_gradient, dim=-2) * _softmax_scale(query)
+                keys_values = _KeyValueHalf(*(part[key_half] for part in halves))
+                _add_gradients(queries, half, keys_values, diagonal=diagonal)
+            if transfer is not None:
+                pair_gradient += transfer.wait()
+            transfer = _RingTransfer.start(pair_gradient, group, tag=_GRADIENTS_TAG)
+        assert transfer is not None
+        key_gradient, value_gradient = transfer.wait().to(key.dtype)
+        query_gradient = torch.cat(queries.query_gradient, dim=-2) * _softmax_scale(query)
         return query_gradient.to(query.dtype), key_gradient, value_gradient, None
 
 
 @dataclass(frozen=True, slots=True)
 class _RingTransfer:
-    """A tensor on its way to the next rank of the ring, and its like on its way here from the one before."""
+    """A tensor on its way to the next rank of the ring, and the one on its way here from the previous rank."""
 
-    # Held until it has left.
-    sent: Tensor
+    sent: Tensor  # referenced until the send has completed
     received: Tensor
     works: list[distributed.Work]
 
@@ -253,35 +260,36 @@ class _RingTransfer:
 
 
 def _rotate_keys_values(pair: Tensor, group: ProcessGroup) -> Iterator[tuple[int, Tensor]]:
-    """Whose keys and values, and these: the own first, then each other rank's; sent on while the caller computes."""
+    """Yield each rank's keys and values with its number, starting with this rank. They are sent on while the caller
+    computes.
+    """
     size, rank = group.size(), group.rank()
     for step in range(size):
-        arriving = _RingTransfer.start(pair, group, tag=_KEYS_VALUES_TAG) if step < size - 1 else None
+        transfer = _RingTransfer.start(pair, group, tag=_KEYS_VALUES_TAG) if step < size - 1 else None
         yield (rank - step) % size, pair
-        if arriving is not None:
-            pair = arriving.wait()
+        if transfer is not None:
+            pair = transfer.wait()
 
 
 class _QueryHalves(NamedTuple):
-    """By half: what backward needs of the queries of this rank, and the sum of their gradients."""
+    """What backward needs of this rank's queries, by half, and the sums of their gradients."""
 
     query: tuple[Tensor, ...]
     log_sum: tuple[Tensor, ...]
     gradient: tuple[Tensor, ...]
-    # Sum over the head of gradient x output: what the softmax's derivative takes off each row.
-    offset: tuple[Tensor, ...]
+    offset: tuple[Tensor, ...]  # sum over the head size of gradient x output, from the derivative of the softmax
     query_gradient: tuple[Tensor, ...]
 
     @staticmethod
     def from_forward(query: Tensor, output: Tensor, log_sum: Tensor, gradient: Tensor) -> _QueryHalves:
         queries = _scale_queries(query)
-        widened = gradient.to(queries.dtype)
-        offset = (widened * output).sum(-1, keepdim=True)
-        return _QueryHalves(*map(_split_halves, (queries, log_sum, widened, offset, torch.zeros_like(queries))))
+        gradient = gradient.to(queries.dtype)
+        offset = (gradient * output).sum(-1, keepdim=True)
+        return _QueryHalves(*map(_split_halves, (queries, log_sum, gradient, offset, torch.zeros_like(queries))))
 
 
 class _KeyValueHalf(NamedTuple):
-    """Half the keys and values of one rank, and where their gradients are summed."""
+    """Half the keys and values of one rank, and the sums of their gradients."""
 
     key: Tensor
     value: Tensor
@@ -300,7 +308,7 @@ def _add_gradients(queries: _QueryHalves, half: int, keys_values: _KeyValueHalf,
 
 
 def _merge_block(output: Tensor, log_sum: Tensor, scores: Tensor, value: Tensor) -> None:
-    """Takes a block into the running output and the running logarithm of the softmax's sum, both in place."""
+    """Merge a block into the running output and the running logarithm of the softmax's sum, in place."""
     total = torch.logaddexp(log_sum, torch.logsumexp(scores, dim=-1, keepdim=True))
     output.mul_(torch.exp(log_sum - total)).add_(scores.sub_(total).exp_() @ value.to(scores.dtype))
     log_sum.copy_(total)
@@ -315,7 +323,7 @@ def _compute_scores(scaled_query: Tensor, key: Tensor, *, diagonal: bool) -> Ten
 
 
 def _scale_queries(query: Tensor) -> Tensor:
-    """Queries times 1 / sqrt(head size), in the precision in which sums are kept."""
+    """Return the queries times 1 / sqrt(head size), in the dtype of the sums."""
     return query.to(torch.promote_types(query.dtype, torch.float32)) * _softmax_scale(query)
 
 
@@ -324,5 +332,5 @@ def _softmax_scale(query: Tensor) -> float:
 
 
 def _split_halves(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Views of (..., the first half of the tokens, size) and of the second."""
+    """Return views of the first and the second half of the tokens of (..., tokens, size)."""
     return tensor.chunk(2, dim=-2)

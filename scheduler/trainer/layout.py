@@ -1,7 +1,7 @@
-"""From a ParallelPlan to what each rank does: which layers it holds, and which part of their inputs.
+"""The layout of a parallel plan: which layers each rank holds, and which part of their inputs. Needs no torch.
 
-No torch in here. Ranks are numbered as the plan's dimensions nest: inside a pipeline group tensor parallel is fastest,
-then Ulysses, then ring, and data parallel slowest; the groups follow one another.
+Ranks are numbered as the plan's dimensions nest. Inside a pipeline group tensor parallelism varies fastest, then
+Ulysses, then ring, then data parallelism. The groups follow one another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule
 
 @dataclass(frozen=True, slots=True)
 class RankCoordinates:
-    """One rank's index in each dimension of a layer's strategy."""
+    """A rank's index in each dimension of a layer's strategy."""
 
     dp: int
     ring: int
@@ -25,12 +25,12 @@ class RankCoordinates:
     tp: int
 
     def context_index(self, strategy: LayerStrategy) -> int:
-        """Its index among the ranks that share a sequence."""
+        """Return the index among the ranks that share a sequence."""
         return self.ring * strategy.ulysses + self.ulysses
 
 
 def locate_rank(strategy: LayerStrategy, rank: int) -> RankCoordinates:
-    """Where the rank with number `rank` of its pipeline group stands."""
+    """Return the coordinates of a rank, numbered within its pipeline group."""
     rest, tp = divmod(rank, strategy.tp)
     rest, ulysses = divmod(rest, strategy.ulysses)
     dp, ring = divmod(rest, strategy.ring)
@@ -41,8 +41,10 @@ def locate_rank(strategy: LayerStrategy, rank: int) -> RankCoordinates:
 class Layout:
     """A plan that fits a model and a number of ranks.
 
-    `layers` holds one strategy for the embedding, for each block, and for the head; stage k holds the layers
-    `stages[k]` and runs on group k modulo their number. `widths` are the ranks of each group.
+    Attributes:
+        group_sizes: number of ranks of each pipeline group.
+        stages: the layers of each stage. Stage k runs on group k modulo the number of groups.
+        strategies: one per layer: the embedding, each block, and the head.
     """
 
     schedule: Schedule
@@ -78,13 +80,13 @@ class Layout:
 
     @property
     def uses_ddp(self) -> bool:
-        """Every rank holds the whole model: nothing but data and context parallelism, as DDP does it."""
-        alike = len({mesh_key(strategy) for strategy in self.strategies}) == 1
-        one = self.first_strategy
-        return alike and self.group_count == 1 and one.tp == 1 and one.zero == 0 and one.ep == 1
+        """Whether every rank holds the whole model, so that DDP can run it: data and context parallelism only."""
+        is_uniform = len({mesh_key(strategy) for strategy in self.strategies}) == 1
+        first = self.first_strategy
+        return is_uniform and self.group_count == 1 and first.tp == 1 and first.zero == 0 and first.ep == 1
 
     def group_of(self, rank: int) -> int:
-        """The group of the rank with number `rank` of all."""
+        """Return the pipeline group of a rank."""
         return bisect_right(self._group_ends, rank)
 
     def ranks_in_group(self, group: int) -> range:
@@ -94,18 +96,18 @@ class Layout:
         return rank - self.ranks_in_group(self.group_of(rank)).start
 
     def stages_on_rank(self, rank: int) -> tuple[int, ...]:
-        """The stages that run on the group of the rank with number `rank` of all."""
+        """Return the stages that run on the pipeline group of a rank."""
         return tuple(range(self.group_of(rank), len(self.stages), self.group_count))
 
     def sample_range(self, strategy: LayerStrategy, rank: int) -> range:
-        """Which samples of a micro-batch a rank of a group works on."""
+        """Return the samples of a micro-batch that a rank, numbered within its group, works on."""
         share = self.micro_batch_size // strategy.dp
         dp = locate_rank(strategy, rank).dp
         return range(dp * share, (dp + 1) * share)
 
 
 def make_data_parallel_plan(*, replicas: int, global_batch: int) -> ParallelPlan:
-    """The plan of a run that nobody planned: plain data parallelism in one micro-batch."""
+    """Return the plan for a run without one: data parallelism in one micro-batch."""
     stage = Stage(0, 0, "unknown", replicas, (LayerStrategy(layers=1, dp=replicas),))
     return ParallelPlan(
         schedule=Schedule(),
@@ -119,59 +121,77 @@ def make_data_parallel_plan(*, replicas: int, global_batch: int) -> ParallelPlan
 
 
 def build_layout(plan: ParallelPlan, *, world_size: int, block_count: int) -> Layout:
-    """The layout of a model of `blocks` blocks between an embedding and a head.
+    """Return the layout of a model with `block_count` blocks between an embedding and a head.
 
     Raises:
-        ValueError: the plan is for another number of ranks or another model, or asks for what this worker does not do;
-            the message names the field and what is allowed.
+        ValueError: the plan is for another number of ranks or another model, or needs an unsupported feature; the
+            message names the field and what is accepted.
     """
     if plan.world_size != world_size:
-        raise ValueError(f"the plan is for {plan.world_size} ranks, this generation has {world_size}")
-    stages, layers = _expand_layers(plan, block_count)
-    for strategy in layers:
+        raise ValueError(f"The plan is for {plan.world_size} ranks, but this generation has {world_size}.")
+    stages, strategies = _expand_layers(plan, block_count)
+    for strategy in strategies:
         _validate_strategy(strategy, plan)
     _validate_schedule(plan)
-    widths = tuple(stage.gpus for stage in plan.stages[: plan.pipeline_devices])
-    return Layout(plan.schedule, plan.micro_batches, plan.micro_batch_size, widths, stages, layers)
+    return Layout(
+        schedule=plan.schedule,
+        micro_batches=plan.micro_batches,
+        micro_batch_size=plan.micro_batch_size,
+        group_sizes=tuple(stage.gpus for stage in plan.stages[: plan.pipeline_devices]),
+        stages=stages,
+        strategies=strategies,
+    )
 
 
 def count_data_replicas(strategy: LayerStrategy) -> int:
-    """Ranks that hold one layer's parameters besides tensor parallelism: data parallel and context ranks."""
+    """Return how many data-parallel and context-parallel ranks hold a layer's parameters."""
     return strategy.dp * strategy.ulysses * strategy.ring
 
 
 def count_shards(strategy: LayerStrategy) -> int:
-    """Ranks over which those parameters are split. A shard group of 1 beside ZeRO is the field left at its default: all
-    replicas share."""
+    """Return over how many of these ranks the parameters are sharded.
+
+    With ZeRO, a shard group of 1 is the field's default and means all replicas.
+    """
     if strategy.zero == 0:
         return 1
     return strategy.shard_group if strategy.shard_group > 1 else count_data_replicas(strategy)
 
 
 def mesh_key(strategy: LayerStrategy) -> tuple[int, ...]:
-    """What decides who shares parameters and who exchanges what: layers that are equal in it need the same groups."""
-    one = strategy
-    return (one.tp, one.dp, one.ulysses, one.ring, one.ep, one.zero, one.shard_group)
+    """Return the fields that determine process groups. Layers with equal keys share their meshes."""
+    return (
+        strategy.tp,
+        strategy.dp,
+        strategy.ulysses,
+        strategy.ring,
+        strategy.ep,
+        strategy.zero,
+        strategy.shard_group,
+    )
 
 
 def _expand_layers(plan: ParallelPlan, blocks: int) -> tuple[tuple[range, ...], tuple[LayerStrategy, ...]]:
-    """Layers of each stage, and the strategy of each layer, with embedding and head. Plans count blocks alone, or those
-    two as layers too; a plan of one single layer means all of them."""
+    """Return the layers of each stage and the strategy of each layer, with embedding and head.
+
+    A plan may count the blocks, or the blocks with embedding and head. A plan with one layer applies it to all.
+    """
     by_stage = [list(_expand_stage(stage)) for stage in plan.stages]
-    counted = sum(map(len, by_stage))
-    if counted == 1:
+    layer_count = sum(map(len, by_stage))
+    if layer_count == 1:
         by_stage = [by_stage[0] * (blocks + 2)]
-    elif counted == blocks:
+    elif layer_count == blocks:
         by_stage[0].insert(0, by_stage[0][0])
         by_stage[-1].append(by_stage[-1][-1])
-    elif counted != blocks + 2:
+    elif layer_count != blocks + 2:
         raise ValueError(
-            f"the plan has {counted} layers, this model has {blocks} blocks (or {blocks + 2} with its ends)"
+            f"The plan has {layer_count} layers, but the model has {blocks} blocks "
+            f"({blocks + 2} layers with embedding and head)."
         )
-    stages, begin = list[range](), 0
+    stages, first = list[range](), 0
     for strategies in by_stage:
-        stages.append(range(begin, begin + len(strategies)))
-        begin += len(strategies)
+        stages.append(range(first, first + len(strategies)))
+        first += len(strategies)
     return tuple(stages), tuple(strategy for strategies in by_stage for strategy in strategies)
 
 
@@ -183,32 +203,34 @@ def _expand_stage(stage: Stage) -> Iterator[LayerStrategy]:
 def _validate_strategy(strategy: LayerStrategy, plan: ParallelPlan) -> None:
     if plan.micro_batch_size % strategy.dp:
         raise ValueError(
-            f"micro_batch_size is {plan.micro_batch_size}, "
-            f"it must be a multiple of the {strategy.dp} data-parallel ranks"
+            f"`micro_batch_size` is {plan.micro_batch_size}. It must be a multiple of `dp`, which is {strategy.dp}."
         )
     if strategy.zero not in range(4):
-        raise ValueError(f"zero is {strategy.zero}, it must be 0 (DDP), 1 or 2 (ZeRO) or 3 (FSDP)")
+        raise ValueError(f"`zero` is {strategy.zero}. Accepted values: 0 (DDP), 1 or 2 (ZeRO), 3 (FSDP).")
     replicas = count_data_replicas(strategy)
     if strategy.zero and replicas % count_shards(strategy):
-        raise ValueError(f"shard_group is {strategy.shard_group}, it must divide the {replicas} data-parallel ranks")
+        raise ValueError(f"`shard_group` is {strategy.shard_group}. It must divide the {replicas} data-parallel ranks.")
     if replicas % strategy.ep:
-        raise ValueError(f"ep is {strategy.ep}, it must divide the {replicas} data-parallel ranks")
+        raise ValueError(f"`ep` is {strategy.ep}. It must divide the {replicas} data-parallel ranks.")
     if strategy.sequence_sharding and strategy.tp == 1:
-        raise ValueError("sequence_sharding is true, it needs tp above 1")
+        raise ValueError("`sequence_sharding` is true, but `tp` is 1. It needs `tp` of 2 or more.")
 
 
 def _validate_schedule(plan: ParallelPlan) -> None:
     chunks = plan.schedule.interleave
     if len(plan.stages) != plan.pipeline_devices * chunks:
-        raise ValueError(f"the plan has {len(plan.stages)} stages, it must be a multiple of interleave {chunks}")
+        raise ValueError(f"The plan has {len(plan.stages)} stages. It must have a multiple of `interleave`, {chunks}.")
     if (chunks > 1) != (plan.schedule.name is ScheduleName.INTERLEAVED):
-        raise ValueError(f"interleave is {chunks} beside the schedule {plan.schedule.name}")
+        raise ValueError(
+            f"`interleave` is {chunks}, but the schedule is {plan.schedule.name}. "
+            f"Only {ScheduleName.INTERLEAVED} needs an `interleave` above 1."
+        )
     if chunks > 1 and len({stage.gpus for stage in plan.stages}) > 1:
-        widths = ", ".join(str(stage.gpus) for stage in plan.stages)
-        raise ValueError(f"the plan's stages have {widths} GPUs, in an interleaved pipeline all must have as many")
+        sizes = ", ".join(str(stage.gpus) for stage in plan.stages)
+        raise ValueError(f"The stages have {sizes} GPUs. Stages of an interleaved pipeline must have equally many.")
     rounds = max(1, plan.micro_batches // plan.pipeline_devices)
     if chunks > 1 and plan.micro_batches % rounds:
         raise ValueError(
-            f"micro_batches is {plan.micro_batches}, it must be a multiple of {rounds}, "
-            f"the rounds of interleaved 1F1B over {plan.pipeline_devices} groups"
+            f"`micro_batches` is {plan.micro_batches}. It must be a multiple of {rounds}, "
+            f"the rounds of interleaved 1F1B over {plan.pipeline_devices} groups."
         )

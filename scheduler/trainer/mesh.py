@@ -1,7 +1,7 @@
-"""The ranks of a layout as meshes: who shares a layer's parameters, who sums its gradients, who exchanges what.
+"""Device meshes and process groups of a layout.
 
-Every distinct strategy of a group of ranks has meshes of its own over that group. All ranks build all meshes, in the
-same order, and keep those that they are in.
+Each distinct strategy within a pipeline group has its own meshes. All ranks build all meshes in the same order, and
+keep those that they belong to.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from scheduler.trainer.layout import Layout, count_data_replicas, count_shards, 
 
 @dataclass(frozen=True, slots=True)
 class LayerMeshes:
-    """The meshes of one strategy, around this rank.
+    """The meshes of one strategy that contain this rank.
 
-    `data` has two dimensions: the ranks that hold equal copies of a layer's shards, and those that share one copy.
-    `expert_data` is the same for the parameters of experts; `expert` has the ranks that hold unlike experts, and those
-    that share each of them.
+    Attributes:
+        data: ("replicate", "shard"): ranks with equal copies of a layer's shards, and ranks that share one copy.
+        tensor: the tensor-parallel ranks.
+        expert_data: as `data`, for the parameters of experts.
+        expert: ("ep", "tp"): ranks that hold different experts, and ranks that share each expert.
     """
 
     data: DeviceMesh
@@ -37,10 +39,14 @@ class LayerMeshes:
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
-    """`layers`: by number, those of this rank's group. `group`: its ranks.
+    """All meshes and groups of this rank.
 
-    Of a pipeline, `back` are all ranks, for gradients on their way to the stage before: on a GPU messages that cross
-    must not wait for each other. If it is interleaved, `column` are the ranks with this rank's number in their groups.
+    Attributes:
+        layers: meshes by layer number, for the layers of this rank's pipeline group.
+        stage_group: the ranks of this rank's pipeline group.
+        backward_group: all ranks, for gradients sent to the previous stage, because on GPUs messages in opposite
+            directions must not wait for each other. None without a pipeline, and for the interleaved schedule.
+        pipeline_group: for the interleaved schedule, the ranks with this rank's number in their groups.
     """
 
     layers: dict[int, LayerMeshes]
@@ -50,25 +56,25 @@ class Meshes:
 
 
 def build_meshes(layout: Layout, *, device: str) -> Meshes:
-    """Collective over all ranks of the default process group."""
-    device_type, own = device.partition(":")[0], layout.group_of(dist.get_rank())
+    """Build the meshes. Collective over all ranks of the default process group."""
+    device_type, own_group = device.partition(":")[0], layout.group_of(dist.get_rank())
     layers: dict[int, LayerMeshes] = {}
     groups = []
     for group in range(layout.group_count):
         ranks = layout.ranks_in_group(group)
         groups.append(_build_mesh(device_type, ranks, group=len(ranks)))
-        known: dict[tuple[int, ...], _StrategyMeshes] = {}
+        built: dict[tuple[int, ...], _StrategyMeshes] = {}
         for number in (layer for stage in layout.stages[group :: layout.group_count] for layer in stage):
             strategy = layout.strategies[number]
             key = mesh_key(strategy)
-            if key not in known:
-                known[key] = _build_strategy_meshes(strategy, device_type, ranks)
-            if group == own:
-                layers[number] = _select_layer_meshes(known[key])
+            if key not in built:
+                built[key] = _build_strategy_meshes(strategy, device_type, ranks)
+            if group == own_group:
+                layers[number] = _select_layer_meshes(built[key])
     is_interleaved = layout.schedule.name is ScheduleName.INTERLEAVED
     return Meshes(
         layers,
-        groups[own].get_group(),
+        groups[own_group].get_group(),
         backward_group=dist.new_group() if layout.group_count > 1 and not is_interleaved else None,
         pipeline_group=_build_pipeline_group(layout, device_type) if is_interleaved else None,
     )
@@ -76,7 +82,7 @@ def build_meshes(layout: Layout, *, device: str) -> Meshes:
 
 @dataclass(frozen=True, slots=True)
 class _StrategyMeshes:
-    """The three meshes of one strategy over all ranks of a group."""
+    """The meshes of one strategy over all ranks of a group."""
 
     data: DeviceMesh
     dimensions: DeviceMesh
@@ -84,31 +90,33 @@ class _StrategyMeshes:
 
 
 def _build_strategy_meshes(strategy: LayerStrategy, device_type: str, ranks: Sequence[int]) -> _StrategyMeshes:
-    split, replicas = count_shards(strategy), count_data_replicas(strategy)
+    shards, replicas = count_shards(strategy), count_data_replicas(strategy)
     dp, ring, ulysses, ep, tp = strategy.dp, strategy.ring, strategy.ulysses, strategy.ep, strategy.tp
-    # Experts that are spread over some replicas have the others for copies or shards.
-    apart = max(1, split // ep)
+    # The replicas that do not hold different experts hold copies or shards of them.
+    expert_shards = max(1, shards // ep)
+    copies = replicas // ep // expert_shards
     return _StrategyMeshes(
-        data=_build_mesh(device_type, ranks, replicate=replicas // split, shard=split, tp=tp),
+        data=_build_mesh(device_type, ranks, replicate=replicas // shards, shard=shards, tp=tp),
         dimensions=_build_mesh(device_type, ranks, dp=dp, ring=ring, ulysses=ulysses, tp=tp),
-        experts=_build_mesh(device_type, ranks, replicate=replicas // ep // apart, shard=apart, ep=ep, tp=tp),
+        experts=_build_mesh(device_type, ranks, replicate=copies, shard=expert_shards, ep=ep, tp=tp),
     )
 
 
-def _select_layer_meshes(made: _StrategyMeshes) -> LayerMeshes:
+def _select_layer_meshes(meshes: _StrategyMeshes) -> LayerMeshes:
     return LayerMeshes(
-        data=made.data["replicate", "shard"],
-        tensor=made.data["tp"],
-        ulysses=made.dimensions.get_group("ulysses"),
-        ring=made.dimensions.get_group("ring"),
-        expert_data=made.experts["replicate", "shard"],
-        expert=made.experts["ep", "tp"],
+        data=meshes.data["replicate", "shard"],
+        tensor=meshes.data["tp"],
+        ulysses=meshes.dimensions.get_group("ulysses"),
+        ring=meshes.dimensions.get_group("ring"),
+        expert_data=meshes.experts["replicate", "shard"],
+        expert=meshes.experts["ep", "tp"],
     )
 
 
 def _build_pipeline_group(layout: Layout, device_type: str) -> dist.ProcessGroup:
-    across = _build_mesh(device_type, range(layout.world_size), pipeline=layout.group_count, rank=layout.group_sizes[0])
-    return across.get_group("pipeline")
+    ranks = range(layout.world_size)
+    mesh = _build_mesh(device_type, ranks, pipeline=layout.group_count, rank=layout.group_sizes[0])
+    return mesh.get_group("pipeline")
 
 
 def _build_mesh(device_type: str, ranks: Sequence[int], **dimensions: int) -> DeviceMesh:

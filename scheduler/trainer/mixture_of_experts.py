@@ -1,15 +1,16 @@
-"""Mixture of experts: a feed-forward part of which each token uses a few of many networks, and its expert parallelism.
+"""A mixture-of-experts feed-forward layer, and its expert and tensor parallelism.
 
-A token's output is the sum of its best experts' outputs, weighted by a softmax over their logits alone (Mixtral, arXiv
-2401.04088, section 2.1). No expert has a capacity and no token is dropped (MegaBlocks, arXiv 2211.15841), and no loss
-balances the experts: what a token gets depends on that token only, so every layout trains the same model.
+A token's output is the sum of its best experts' outputs, weighted by a softmax over their logits only (Mixtral,
+arXiv 2401.04088, section 2.1). Experts have no capacity limit, no token is dropped (MegaBlocks, arXiv 2211.15841),
+and there is no load-balancing loss. The output of a token therefore depends on that token only, and every layout
+trains the same model.
 
-With expert parallelism each rank of a group holds equally many consecutive experts. Tokens travel to the ranks of their
-experts and back by all-to-all (GShard, arXiv 2006.16668, section 3.2).
+With expert parallelism each rank of a group holds equally many consecutive experts. Tokens travel to the ranks of
+their experts and back by all-to-all (GShard, arXiv 2006.16668, section 3.2).
 
-With tensor parallelism each expert is split like a dense feed-forward part, by columns and then by rows (Megatron-LM,
-arXiv 1909.08053, section 3). All tensor-parallel ranks have the same tokens and route them alike; what they compute are
-terms of a sum. Where tokens also travel, each of them sends its part of a token's values alone.
+With tensor parallelism each expert is split like a dense feed-forward layer, by columns and then by rows
+(Megatron-LM, arXiv 1909.08053, section 3). All tensor-parallel ranks have the same tokens and route them alike.
+Their outputs are terms of a sum. With both, each tensor-parallel rank sends only its share of a token's values.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
+# Dimension in which tensor parallelism splits each parameter. Each rank has a part of the last bias, so that the sum
+# over ranks contains it once.
 _SHARD_DIMENSIONS = {"up": 2, "up_bias": 1, "down": 1, "down_bias": 1}
-"""The dimension in which tensor-parallel ranks share a weight of the experts. Of the last bias each has a part, so that
-the sum over ranks has it once."""
 
 
 class ColumnShard:
-    """A rank's equal share of the values of each row, among the ranks of a mesh of one dimension."""
+    """A rank's equal share of the columns of a matrix, among the ranks of a one-dimensional mesh."""
 
     def __init__(self, mesh: DeviceMesh, width: int) -> None:
         self._mesh = mesh
@@ -44,24 +45,24 @@ class ColumnShard:
         return rows.narrow(1, self._begin, self._share)
 
     def pad(self, part: Tensor) -> Tensor:
-        """This rank's columns between zeros: a term of the sum that has all columns."""
+        """Pad this rank's columns with zeros, so that the sum over ranks has all columns."""
         return functional.pad(part, (self._begin, self._width - self._begin - self._share))
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """All columns from each rank's own. Collective."""
+        """Return all columns from each rank's own. Collective."""
         whole = DTensor.from_local(part, self._mesh, [Shard(1)], run_check=False).redistribute(placements=[Replicate()])
         return whole.to_local(grad_placements=[Partial()])
 
     def reduce_scatter(self, term: Tensor) -> Tensor:
-        """This rank's own columns of the sum of each rank's term. Collective."""
+        """Return this rank's columns of the sum over all ranks. Collective."""
         total = DTensor.from_local(term, self._mesh, [Partial()], run_check=False)
         return total.redistribute(placements=[Shard(1)]).to_local()
 
 
 class Experts(nn.Module):
-    """Feed-forward networks in stacks: dimension 0 of each parameter counts experts, those of this rank once spread.
+    """Stacked feed-forward networks: dimension 0 of each parameter is the expert, of this rank's experts once sharded.
 
-    A module of its own, so that `fully_shard` can spread it over other ranks than the router beside it.
+    A separate module, so that `fully_shard` can shard it over other ranks than the router.
     """
 
     def __init__(self, experts: int, hidden: int) -> None:
@@ -73,15 +74,22 @@ class Experts(nn.Module):
         self.down_bias = nn.Parameter(torch.zeros(experts, hidden))
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Rows of shape (rows, hidden), sorted by expert, `counts` of them for each expert held here; so the result, or
-        where the experts are split this rank's term of it."""
+        """Run the experts.
+
+        Args:
+            rows: shape (rows, hidden), sorted by expert.
+            counts: number of rows of each expert on this rank.
+
+        Returns:
+            The outputs in the same shape. If the experts are split by columns, this rank's term of their sum.
+        """
         up, up_bias, down, down_bias = (
             _to_local(weight) for weight in (self.up, self.up_bias, self.down, self.down_bias)
         )
         down_bias = down_bias if self.column_shard is None else self.column_shard.pad(down_bias)
         weights = (weight.unbind() for weight in (up, up_bias, down, down_bias))
-        # An expert without rows is computed too: its gradient is then zero and not missing, as FSDP needs it, and
-        # recomputation sees the same operations on each rank.
+        # Experts without rows run too, so that their gradients are zero instead of missing, as FSDP requires, and so
+        # that recomputation runs the same operations on each rank.
         outputs = [
             torch.addmm(bias_out, functional.gelu(torch.addmm(bias_in, part, weight_in)), weight_out)
             for part, weight_in, bias_in, weight_out, bias_out in zip(
@@ -92,25 +100,26 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Inputs of shape (..., hidden) to outputs of the same shape. Of equal logits the first expert's comes first.
+    """Maps inputs of shape (..., hidden) to outputs of the same shape. Among equal logits the first expert wins.
 
-    With one expert per token the softmax is over one logit, so the router gets a gradient of zero.
+    With one expert per token the softmax has one logit, so the router's gradient is zero.
 
-    Where the experts are split over tensor-parallel ranks the inputs are a DTensor, and the same on all of them; each
-    gives back its term of the outputs, as a plain tensor.
+    If the experts are split over tensor-parallel ranks, the inputs are a replicated DTensor, and each rank returns
+    its term of the outputs as a plain tensor.
 
     Attributes:
-        group: over whose ranks the experts are spread; None where this rank has all. Set by `spread_experts`. All its
-            ranks must run forward and backward equally often, each on any number of tokens.
+        expert_group: the ranks over which the experts are sharded, set by `shard_experts`; None if this rank has all
+            experts. All its ranks must run forward and backward equally often, each on any number of tokens.
     """
 
     def __init__(self, *, hidden: int, experts: int, experts_per_token: int) -> None:
-        """
+        """Create the router and the experts.
+
         Raises:
-            ValueError: experts_per_token is not from 1 to experts.
+            ValueError: `experts_per_token` is not from 1 to `experts`.
         """
         if not 1 <= experts_per_token <= experts:
-            raise ValueError(f"experts_per_token is {experts_per_token}, it must be from 1 to experts ({experts})")
+            raise ValueError(f"`experts_per_token` is {experts_per_token}. It must be 1 to `experts`, {experts}.")
         super().__init__()
         self.expert_group: dist.ProcessGroup | None = None
         self.experts_per_token = experts_per_token
@@ -118,44 +127,44 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(experts, hidden)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        here = _to_local(inputs)
-        tokens = here.reshape(-1, here.shape[-1])
-        shares, chosen = self._route(tokens)
+        local = _to_local(inputs)
+        tokens = local.reshape(-1, local.shape[-1])
+        weights, chosen = self._route(tokens)
         by_expert = chosen.flatten().argsort(stable=True)
-        # Copied first and sorted then: no row is taken twice, so the backward pass adds in the same order each time.
+        # Copy before sorting, so that no row is selected twice and the backward pass is deterministic.
         copies = tokens.unsqueeze(1).expand(-1, self.experts_per_token, -1).reshape(-1, tokens.shape[1])
         counts = torch.bincount(chosen.flatten(), minlength=self.router.out_features)
         computed = self._run_experts(copies.index_select(0, by_expert), counts)
         outputs = computed.index_select(0, by_expert.argsort()).view(*chosen.shape, tokens.shape[1])
-        return (outputs * shares.unsqueeze(-1)).sum(dim=1).view(here.shape)
+        return (outputs * weights.unsqueeze(-1)).sum(dim=1).view(local.shape)
 
     def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and numbers of each token's experts, both of shape (tokens, experts_per_token)."""
-        # topk does not say which of two equal logits it takes; a stable sort does.
+        """Return weights and numbers of each token's experts, both of shape (tokens, experts_per_token)."""
+        # Unlike topk, a stable sort defines which of two equal logits comes first.
         logits, experts = functional.linear(tokens, _to_local(self.router.weight)).sort(
             dim=-1, descending=True, stable=True
         )
         return logits[:, : self.experts_per_token].softmax(dim=-1), experts[:, : self.experts_per_token]
 
     def _run_experts(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Rows sorted by expert, `counts` of them for each, to their outputs, wherever the experts are."""
+        """Run rows that are sorted by expert, with `counts` rows per expert, on the ranks that hold the experts."""
         if self.expert_group is None:
             outputs: Tensor = self.experts(rows, counts.tolist())
             return outputs
         columns = self.experts.column_shard
-        arriving = torch.empty_like(counts)
-        dist.all_to_all_single(arriving, counts, group=self.expert_group)
-        ranks, held = self.expert_group.size(), counts.numel() // self.expert_group.size()
-        # The host needs all of these numbers, and each copy to it waits for the device: one copy.
-        leave, arrive = torch.stack([counts, arriving]).view(2, ranks, held).tolist()
-        sent, received = [sum(row) for row in leave], [sum(row) for row in arrive]
+        arriving_counts = torch.empty_like(counts)
+        dist.all_to_all_single(arriving_counts, counts, group=self.expert_group)
+        ranks, local_experts = self.expert_group.size(), counts.numel() // self.expert_group.size()
+        # One copy to the host for both, because each copy waits for the device.
+        leaving, arriving = torch.stack([counts, arriving_counts]).view(2, ranks, local_experts).tolist()
+        sent, received = [sum(row) for row in leaving], [sum(row) for row in arriving]
         rows = _exchange_rows(rows if columns is None else columns.select_own(rows), sent, received, self.expert_group)
         rows = rows if columns is None else columns.all_gather(rows)
-        # What arrived is sorted by rank and then by expert.
-        number = torch.arange(held, device=rows.device).repeat(ranks)
-        number = number.repeat_interleave(arriving, output_size=sum(received))
-        by_expert = number.argsort(stable=True)
-        outputs = self.experts(rows.index_select(0, by_expert), [sum(column) for column in zip(*arrive, strict=True)])
+        # Received rows are sorted by rank and then by expert.
+        expert = torch.arange(local_experts, device=rows.device).repeat(ranks)
+        expert = expert.repeat_interleave(arriving_counts, output_size=sum(received))
+        by_expert = expert.argsort(stable=True)
+        outputs = self.experts(rows.index_select(0, by_expert), [sum(column) for column in zip(*arriving, strict=True)])
         outputs = outputs.index_select(0, by_expert.argsort())
         outputs = _exchange_rows(
             outputs if columns is None else columns.reduce_scatter(outputs), received, sent, self.expert_group
@@ -164,35 +173,37 @@ class MixtureOfExperts(nn.Module):
 
 
 def shard_experts(module: MixtureOfExperts, mesh: DeviceMesh, tensor_mesh: DeviceMesh) -> None:
-    """Leaves each rank its share of the experts, as DTensors; checkpoints keep them whole.
+    """Keep this rank's share of the experts, as DTensors. Checkpoints store whole experts.
 
-    `mesh` has two dimensions: ranks that hold unlike experts, and those that share each expert. `tensor` are the latter
-    in the mesh of everything else, whose router they all hold. All ranks must hold the same weights before: nothing is
-    sent. What shards the module further comes after this:
+    All ranks must hold equal weights before, because nothing is sent. Further sharding comes after this call:
 
         mesh = init_device_mesh(device, (dp, ep, tp), mesh_dim_names=("dp", "ep", "tp"))
         others = init_device_mesh(device, (dp * ep, tp), mesh_dim_names=("dp", "tp"))
-        spread_experts(moe, mesh["ep", "tp"], others["tp"])
+        shard_experts(moe, mesh["ep", "tp"], others["tp"])
         fully_shard(moe.experts, mesh=mesh["dp"])
         fully_shard(block, mesh=others["dp"])               # the router and the rest, over all dp x ep ranks
 
-    On its ranks an expert gets the sum of the gradients from all ranks of `mesh`. FSDP on top has to sum as well: its
-    average would be over dp alone.
+    An expert gets the sum of the gradients from all ranks of `mesh`. FSDP must sum as well: its average would be
+    over dp only.
+
+    Args:
+        mesh: two dimensions: ranks that hold different experts, and ranks that share each expert.
+        tensor_mesh: the latter ranks in the mesh of the rest of the model. All of them hold the router.
 
     Raises:
         ValueError: the ranks do not divide the experts or their width.
     """
-    count, width = module.router.out_features, module.router.in_features
-    apart, split = mesh.size(0), mesh.size(1)
-    if count % apart:
-        raise ValueError(f"ep is {apart}, it must divide the {count} experts")
-    if width % split:
-        raise ValueError(f"tp is {split}, it must divide the experts' width of {width}")
-    assert module.expert_group is None, "the experts are spread already"
+    experts, width = module.router.out_features, module.router.in_features
+    ep, tp = mesh.size(0), mesh.size(1)
+    if experts % ep:
+        raise ValueError(f"`ep` is {ep}. It must divide the {experts} experts.")
+    if width % tp:
+        raise ValueError(f"`tp` is {tp}. It must divide the experts' width of {width}.")
+    assert module.expert_group is None, "the experts are already sharded"
     for name, weight in list(module.experts.named_parameters()):
-        part = weight.detach().chunk(apart)[mesh.get_local_rank(0)]
-        part = part.chunk(split, _SHARD_DIMENSIONS[name])[mesh.get_local_rank(1)]
-        # A view of its part would keep the whole in memory.
+        part = weight.detach().chunk(ep)[mesh.get_local_rank(0)]
+        part = part.chunk(tp, _SHARD_DIMENSIONS[name])[mesh.get_local_rank(1)]
+        # Clone, because a view would keep the whole tensor in memory.
         _replace_parameter(
             module.experts,
             name,
@@ -200,9 +211,9 @@ def shard_experts(module: MixtureOfExperts, mesh: DeviceMesh, tensor_mesh: Devic
             mesh,
             [Shard(0), Shard(_SHARD_DIMENSIONS[name])],
         )
-    if apart > 1:
+    if ep > 1:
         module.expert_group = mesh.get_group(0)
-    if split > 1:
+    if tp > 1:
         module.experts.column_shard = ColumnShard(tensor_mesh, width)
         _replace_parameter(module.router, "weight", module.router.weight.detach(), tensor_mesh, [Replicate()])
 
@@ -210,20 +221,20 @@ def shard_experts(module: MixtureOfExperts, mesh: DeviceMesh, tensor_mesh: Devic
 def _replace_parameter(
     module: nn.Module, name: str, part: Tensor, mesh: DeviceMesh, placements: list[Placement]
 ) -> None:
-    learns = module.get_parameter(name).requires_grad
-    spread = DTensor.from_local(part, mesh, placements, run_check=False)
-    setattr(module, name, nn.Parameter(spread, requires_grad=learns))
+    is_trainable = module.get_parameter(name).requires_grad
+    sharded = DTensor.from_local(part, mesh, placements, run_check=False)
+    setattr(module, name, nn.Parameter(sharded, requires_grad=is_trainable))
 
 
 def _to_local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank computes with. Where ranks hold it alike, its gradient is a sum over them."""
+    """Return this rank's part of a tensor. The gradient of a replicated tensor is summed over its ranks."""
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local(grad_placements=[Partial() if one.is_replicate() else one for one in tensor.placements])
 
 
 class _AllToAll(Function):
-    """Rows to the ranks of a group and their gradients back, each rank any number of rows."""
+    """Sends rows to the ranks of a group, and their gradients back. Each rank may have any number of rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -236,11 +247,11 @@ class _AllToAll(Function):
         return _all_to_all(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
+# The first `sent[0]` rows go to rank 0 of the group, and so on. `received[r]` rows of the result come from rank r.
 _exchange_rows: Callable[[Tensor, list[int], list[int], dist.ProcessGroup], Tensor] = _AllToAll.apply
-"""The first `sent[0]` rows go to rank 0 of the group and so on; `received[r]` rows of the result are of its rank r."""
 
 
 def _all_to_all(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    arrived = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-    return arrived
+    outputs = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(outputs, rows.contiguous(), received, sent, group=group)
+    return outputs

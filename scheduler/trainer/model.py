@@ -1,6 +1,6 @@
-"""GPT: the small decoder that the reference trainer trains. Pre-norm blocks, learned positions, bytes as tokens.
+"""The small GPT that the reference trainer trains: pre-norm blocks, learned positions, bytes as tokens.
 
-Its feed-forward part is dense or, where a size has experts, a mixture of them.
+The feed-forward layer of a block is dense or a mixture of experts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from torch.utils.checkpoint import checkpoint
 from scheduler.domain.parallel_plan import Recompute
 from scheduler.trainer.mixture_of_experts import MixtureOfExperts
 
+# Maps query, key and value to the attention output, all of shape (samples, heads, tokens, head size).
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Query, key and value, each of shape (samples, heads, tokens, head size), to what each token takes in, so shaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class GptSize:
-    """`hidden` must be a multiple of `heads`; `sequence` is the longest input in tokens.
+    """Dimensions of a GPT.
 
-    `experts` are those of each block; 0 is a dense model, which `experts_per_token` does not concern.
+    Attributes:
+        hidden: must be a multiple of `heads`.
+        sequence: maximum input length in tokens.
+        experts: number of experts per block; 0 for a dense model, which ignores `experts_per_token`.
     """
 
     layers: int
@@ -47,18 +50,22 @@ SIZES = {
 
 
 def get_model_size(name: str) -> GptSize:
-    """
+    """Return the size with this name.
+
     Raises:
         ValueError: the name is not in `SIZES`.
     """
     if name not in SIZES:
-        raise ValueError(f"model is {name!r}, this trainer has {', '.join(SIZES)}")
+        raise ValueError(f"`--model` is {name!r}. Accepted values: {', '.join(SIZES)}.")
     return SIZES[name]
 
 
 class Embedding(nn.Module):
-    """Tokens of shape (samples, tokens) to vectors. `places` are the tokens' positions where a rank has not all of them
-    in order."""
+    """Embeds tokens of shape (samples, tokens).
+
+    Attributes:
+        token_positions: positions of the tokens, if this rank does not hold all tokens of a sequence in order.
+    """
 
     def __init__(self, size: GptSize) -> None:
         super().__init__()
@@ -67,12 +74,10 @@ class Embedding(nn.Module):
         self.token_positions: Tensor | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        places = (
-            torch.arange(tokens.shape[1], device=tokens.device)
-            if self.token_positions is None
-            else self.token_positions
-        )
-        hidden: Tensor = self.tokens(tokens) + self.positions(places)
+        positions = self.token_positions
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden: Tensor = self.tokens(tokens) + self.positions(positions)
         return hidden
 
 
@@ -89,17 +94,17 @@ class Attention(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         projected = self.project_in(inputs)
         samples, tokens, _ = projected.shape
-        # Rows of the projection go head by head, each with its query, key and value: a tensor-parallel rank that has
-        # some of the rows has whole heads. (samples, tokens, heads x 3 x size) -> 3 x (samples, heads, tokens, size)
-        split = projected.view(samples, tokens, -1, 3, self.head_size)
-        query, key, value = split.permute(3, 0, 2, 1, 4)
-        mixed = self.attend(query, key, value)
-        joined: Tensor = self.project_out(mixed.transpose(1, 2).reshape(samples, tokens, -1))
-        return joined
+        # The rows of the projection are ordered by head, each with its query, key and value, so that a tensor-parallel
+        # rank has whole heads. (samples, tokens, heads x 3 x size) -> 3 x (samples, heads, tokens, size)
+        heads = projected.view(samples, tokens, -1, 3, self.head_size)
+        query, key, value = heads.permute(3, 0, 2, 1, 4)
+        attended = self.attend(query, key, value)
+        outputs: Tensor = self.project_out(attended.transpose(1, 2).reshape(samples, tokens, -1))
+        return outputs
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward part, each added to its input; `recompute` says what backward computes again."""
+    """Attention and feed-forward layer with residual connections. `recompute` selects activation recomputation."""
 
     def __init__(self, size: GptSize) -> None:
         super().__init__()
@@ -116,13 +121,13 @@ class Block(nn.Module):
         attended = _run_with_recompute(
             self.recompute is Recompute.SELECTIVE, self.attention, self.attention_norm(inputs)
         )
-        middle = inputs + attended
-        outputs: Tensor = middle + self.feed_forward(self.feed_forward_norm(middle))
+        residual = inputs + attended
+        outputs: Tensor = residual + self.feed_forward(self.feed_forward_norm(residual))
         return outputs
 
 
 class Head(nn.Module):
-    """The last vectors to logits of shape (samples, tokens, vocabulary)."""
+    """Final norm and projection to logits of shape (samples, tokens, vocabulary)."""
 
     def __init__(self, size: GptSize) -> None:
         super().__init__()
@@ -135,10 +140,12 @@ class Head(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A run of the model's layers: 0 is the embedding, then come the blocks, the head is last.
+    """A contiguous range of the model's layers: layer 0 is the embedding, then come the blocks; the head is last.
 
-    Whatever run it is, its parameters have the names that they have in the whole model. `before` maps a layer to what
-    is done to its input, which is how a layer gets the part of the batch that it works on.
+    Parameters have the same names as in the whole model.
+
+    Attributes:
+        input_transforms: functions applied to the input of a layer, by layer number. They redistribute activations.
     """
 
     def __init__(self, size: GptSize, layers: range | None = None) -> None:
@@ -150,32 +157,35 @@ class Gpt(nn.Module):
         self.head = Head(size) if size.layers + 1 in self.layer_range else None
 
     def numbered_layers(self) -> Iterator[tuple[int, nn.Module]]:
-        """The layers with their numbers, in order."""
+        """Return the layers with their numbers, in order."""
         modules = (self.embedding, *self.blocks.values(), self.head)
         return zip(self.layer_range, (module for module in modules if module is not None), strict=True)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Tokens, or the vectors of the layer before, to logits or to the vectors of the layer behind."""
+        """Map tokens, or the previous layer's activations, to logits or to the input of the next layer."""
         outputs = inputs
-        for number, piece in self.numbered_layers():
+        for number, layer in self.numbered_layers():
             if number in self.input_transforms:
                 outputs = self.input_transforms[number](outputs)
-            outputs = piece(outputs)
-        behind = self.input_transforms.get(self.layer_range.stop)
-        return outputs if behind is None else behind(outputs)
+            outputs = layer(outputs)
+        output_transform = self.input_transforms.get(self.layer_range.stop)
+        return outputs if output_transform is None else output_transform(outputs)
 
 
 def build_gpt(size: GptSize, *, seed: int | None, dtype: torch.dtype, layers: range | None = None) -> Gpt:
-    """The model, or a run of its layers. First weights depend on the seed and the layer alone, so that every rank of
-    every layout starts with the same; without a seed they are whatever was in memory."""
+    """Build the model or a range of its layers.
+
+    Initial weights depend only on the seed and the layer, so they are the same in every layout. Without a seed,
+    weights are uninitialized memory.
+    """
     with torch.device("meta"):
         model = Gpt(size, layers)
     model.to_empty(device="cpu")
     if seed is not None:
         with torch.random.fork_rng(devices=[]):
-            for number, piece in model.numbered_layers():
+            for number, layer in model.numbered_layers():
                 torch.manual_seed(seed * 1_000_003 + number)
-                _init_weights(piece, residual_scale=(2 * size.layers) ** -0.5)
+                _init_weights(layer, residual_scale=(2 * size.layers) ** -0.5)
     return model.to(dtype)
 
 
@@ -189,22 +199,22 @@ def _build_feed_forward(size: GptSize) -> nn.Module:
     return nn.Sequential(nn.Linear(size.hidden, 4 * size.hidden), nn.GELU(), nn.Linear(4 * size.hidden, size.hidden))
 
 
-def _init_weights(piece: nn.Module, *, residual_scale: float) -> None:
-    """GPT-2's: normal, and narrower by `depth` where a branch is added to the residual stream."""
-    for name, parameter in piece.named_parameters():
+def _init_weights(layer: nn.Module, *, residual_scale: float) -> None:
+    """Initialize as GPT-2: normal, scaled down where a branch is added to the residual stream."""
+    for name, parameter in layer.named_parameters():
         if name.endswith("bias"):
-            nn.init.zeros_(parameter)  # those of experts are stacked, and so have two dimensions
+            nn.init.zeros_(parameter)  # before the test of dimensions: stacked biases of experts have two
         elif parameter.dim() == 1:
             nn.init.ones_(parameter)  # scales of norms
         else:
-            added = name.endswith(("project_out.weight", "2.weight", "experts.down"))
-            # Drawn in float32 in either case: then both precisions start from the same weights.
-            nn.init.normal_(parameter, std=0.02 * (residual_scale if added else 1.0))
+            is_residual = name.endswith(("project_out.weight", "2.weight", "experts.down"))
+            # Parameters are float32 here, so that both dtypes start from the same weights.
+            nn.init.normal_(parameter, std=0.02 * (residual_scale if is_residual else 1.0))
 
 
 def _run_with_recompute(recompute: bool, compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     if not recompute:
         return compute(inputs)
-    # There is no dropout, so the second computation needs no random state of the first.
+    # The model has no dropout, so the recomputation needs no random state.
     outputs: Tensor = checkpoint(compute, inputs, use_reentrant=False, preserve_rng_state=False)
     return outputs

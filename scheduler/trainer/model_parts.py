@@ -1,4 +1,4 @@
-"""From a layout to the parts of the model that this rank holds, each layer spread as its strategy says."""
+"""Build the model parts of this rank and parallelize each layer according to its strategy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+
+# torch exports this name, but its type stubs do not.
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # see above
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -39,12 +41,10 @@ from scheduler.trainer.mesh import LayerMeshes, Meshes
 from scheduler.trainer.mixture_of_experts import MixtureOfExperts, shard_experts
 from scheduler.trainer.model import Block, Embedding, Gpt, GptSize, build_gpt
 
-# torch exports it; its type stubs only forget to say so.
-
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """The layers of one pipeline stage. `module` is `model` as it is run: the same, or wrapped."""
+    """The layers of one pipeline stage. `module` is `model`, possibly wrapped; forward passes run it."""
 
     stage: int
     model: Gpt
@@ -53,9 +53,12 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What model it is, where this rank stands, and how many blocks at the front are frozen (their embedding too).
+    """Options of `build_model_parts`.
 
-    `is_blank`: its weights will be loaded, so that none are drawn.
+    Attributes:
+        rank: this rank, of all ranks.
+        frozen_blocks: number of frozen blocks, from the front; the embedding freezes with the first.
+        for_loading: the weights are loaded afterwards, so none are initialized.
     """
 
     size: GptSize
@@ -68,44 +71,46 @@ class BuildOptions:
 
 
 def build_model_parts(layout: Layout, meshes: Meshes, options: BuildOptions) -> tuple[ModelPart, ...]:
-    """One part for each stage that runs on this rank's group. Collective over all ranks.
+    """Build one part for each stage that runs on this rank's pipeline group. Collective over all ranks.
 
-    Gradients come out summed over the ranks, not averaged: the loss of each is its share of the global batch's.
+    Gradients are summed over the ranks, not averaged, because each rank's loss is its share of the global batch's
+    mean.
 
     Raises:
-        ValueError: the model's heads or its sequence do not divide as the layout asks.
+        ValueError: the layout does not divide the model's heads or sequence.
     """
     validate_divisibility(layout, options.size)
-    # Nothing changes the outputs of a layer in place, which is what FSDP warns of where they are views (DTensor's).
+    # FSDP warns of in-place changes of outputs that are views (DTensors). This model makes none.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    spreads = compute_token_shardings(layout, options.size.sequence)
+    shardings = compute_token_shardings(layout, options.size.sequence)
     parts = []
     for stage in layout.stages_on_rank(options.rank):
         seed = None if options.for_loading else options.seed
         model = build_gpt(options.size, seed=seed, dtype=options.dtype, layers=layout.stages[stage]).to(options.device)
-        _connect_layers(model, layout, spreads, meshes, options)
+        _connect_layers(model, layout, shardings, meshes, options)
         _freeze_blocks(model, options.frozen_blocks)
         parts.append(ModelPart(stage, model, _parallelize(model, layout, meshes)))
     return tuple(parts)
 
 
 def validate_divisibility(layout: Layout, size: GptSize) -> None:
-    """
+    """Check that the layout divides the model's heads and sequence.
+
     Raises:
-        ValueError: the model's heads or its sequence do not divide as the layout asks.
+        ValueError: it does not.
     """
     for strategy in layout.strategies:
         split = strategy.tp * strategy.ulysses
         if size.heads % split:
-            raise ValueError(f"tp x ulysses is {split}, it must divide the model's {size.heads} heads")
+            raise ValueError(f"`tp` x `ulysses` is {split}. It must divide the model's {size.heads} heads.")
         share = size.sequence // (strategy.ulysses * strategy.ring)
         if strategy.sequence_sharding and share % strategy.tp:
-            raise ValueError(f"tp is {strategy.tp}, with sequence_sharding it must divide a rank's {share} tokens")
+            raise ValueError(f"`tp` is {strategy.tp}. With `sequence_sharding` it must divide a rank's {share} tokens.")
 
 
 @contextmanager
 def gradient_sync(module: nn.Module, *, enabled: bool) -> Iterator[None]:
-    """Gradients are summed over the ranks inside only where wanted: once a step, in its last micro-batch."""
+    """Enable or disable the sum of gradients over ranks. It runs once per step, in the last micro-batch."""
     if isinstance(module, DistributedDataParallel) and not enabled:
         with module.no_sync():
             yield
@@ -118,51 +123,52 @@ def gradient_sync(module: nn.Module, *, enabled: bool) -> Iterator[None]:
 def _connect_layers(
     model: Gpt, layout: Layout, shardings: tuple[TokenSharding, ...], meshes: Meshes, options: BuildOptions
 ) -> None:
-    """Each layer gets its own cells from the one before, and attends over its own context ranks."""
+    """Have each layer redistribute its input and attend over its context-parallel ranks."""
     rank = layout.rank_in_group(options.rank)
-    for number, have, want in find_sharding_changes(model.layer_range, layout, shardings):
-        if have is not want:
-            model.input_transforms[number] = TokenRedistribution(have, want, rank=rank, group=meshes.stage_group)
-    for number, piece in model.numbered_layers():
+    for number, current, target in find_sharding_changes(model.layer_range, layout, shardings):
+        if current is not target:
+            redistribution = TokenRedistribution(current, target, rank=rank, group=meshes.stage_group)
+            model.input_transforms[number] = redistribution
+    for number, layer in model.numbered_layers():
         strategy, mesh = layout.strategies[number], meshes.layers[number]
-        if isinstance(piece, Embedding):
+        if isinstance(layer, Embedding):
             index = locate_rank(strategy, rank).context_index(strategy)
-            piece.token_positions = compute_token_positions(
+            layer.token_positions = compute_token_positions(
                 tokens=options.size.sequence, ulysses=strategy.ulysses, ring=strategy.ring, index=index
             ).to(options.device)
-        elif isinstance(piece, Block):
-            piece.recompute = strategy.recompute
+        elif isinstance(layer, Block):
+            layer.recompute = strategy.recompute
             if strategy.ulysses * strategy.ring > 1:
-                piece.attention.attend = partial(context_attention, groups=ContextGroups(mesh.ulysses, mesh.ring))
+                layer.attention.attend = partial(context_attention, groups=ContextGroups(mesh.ulysses, mesh.ring))
 
 
 def _freeze_blocks(model: Gpt, frozen_blocks: int) -> None:
-    for number, piece in model.numbered_layers():
+    for number, layer in model.numbered_layers():
         if frozen_blocks and number <= frozen_blocks:
-            piece.requires_grad_(False)
+            layer.requires_grad_(False)
 
 
 def _parallelize(model: Gpt, layout: Layout, meshes: Meshes) -> nn.Module:
     if layout.uses_ddp:
         return _wrap_ddp(model) if layout.world_size > 1 else model
-    for number, piece in model.numbered_layers():
+    for number, layer in model.numbered_layers():
         strategy, mesh = layout.strategies[number], meshes.layers[number]
         if strategy.tp > 1:
-            learns = any(parameter.requires_grad for parameter in piece.parameters())
-            # Nothing is sent: all ranks begin with the same weights.
-            parallelize_module(piece, mesh.tensor, dict(_tensor_parallel_styles(piece, strategy)), src_data_rank=None)
-            # Of what it replicates torch makes new parameters, which learn even where the old ones were frozen.
-            piece.requires_grad_(learns)
-        if isinstance(piece, Block) and isinstance(piece.feed_forward, MixtureOfExperts):
-            _shard_experts(piece.feed_forward, strategy, mesh)
-        _apply_fsdp(piece, strategy, mesh.data)
-    # The part itself holds no parameter: as a root it tells all its layers at once when to sum gradients.
+            is_trainable = any(parameter.requires_grad for parameter in layer.parameters())
+            # No source rank: all ranks start with the same weights.
+            parallelize_module(layer, mesh.tensor, dict(_tensor_parallel_styles(layer, strategy)), src_data_rank=None)
+            # torch replaces replicated parameters by new ones, which require gradients even if the old ones did not.
+            layer.requires_grad_(is_trainable)
+        if isinstance(layer, Block) and isinstance(layer.feed_forward, MixtureOfExperts):
+            _shard_experts(layer.feed_forward, strategy, mesh)
+        _apply_fsdp(layer, strategy, mesh.data)
+    # The model has no parameters of its own. As the FSDP root it switches the gradient sync of all its layers at once.
     fully_shard(model, mesh=meshes.layers[model.layer_range.start].data["shard"])
     return model
 
 
 def _shard_experts(experts: MixtureOfExperts, strategy: LayerStrategy, mesh: LayerMeshes) -> None:
-    """Over the ranks of ep and tp; what is left of the replicas holds copies or shards of each."""
+    """Shard the experts over the ranks of ep and tp, and apply FSDP over the remaining replicas."""
     if strategy.ep > 1 or strategy.tp > 1:
         shard_experts(experts, mesh.expert, mesh.tensor)
         data = mesh.expert_data
@@ -170,7 +176,9 @@ def _shard_experts(experts: MixtureOfExperts, strategy: LayerStrategy, mesh: Lay
 
 
 def _choose_expert_placement(ranks: int) -> Callable[[nn.Parameter], Shard]:
-    """Shards cut each expert where they come out equal, else the stack of them: only there FSDP2 has unequal ones."""
+    """Shard each expert if that gives equal shards, otherwise the stack: FSDP2 supports unequal shards in dimension 0
+    only.
+    """
 
     def placement(weight: nn.Parameter) -> Shard:
         assert isinstance(weight, DTensor)
@@ -180,18 +188,20 @@ def _choose_expert_placement(ranks: int) -> Callable[[nn.Parameter], Shard]:
 
 
 def _apply_fsdp(
-    piece: nn.Module,
+    layer: nn.Module,
     strategy: LayerStrategy,
     mesh: DeviceMesh,
     *,
     placement: Callable[[nn.Parameter], Shard] = lambda _: Shard(0),
 ) -> None:
-    """FSDP2; plain replication is a shard group of one. ZeRO 1 and 2 keep parameters whole between forward and
-    backward; gradients are scattered once a step, so that the two are the same here."""
-    among = mesh if mesh["replicate"].size() > 1 else mesh["shard"]
+    """Apply FSDP2, with a shard group of one for plain replication.
+
+    ZeRO 1 and 2 keep whole parameters between forward and backward. Gradients are scattered once per step, so 1 and
+    2 are the same here.
+    """
     sharded = fully_shard(
-        piece,
-        mesh=among,
+        layer,
+        mesh=mesh if mesh["replicate"].size() > 1 else mesh["shard"],
         reshard_after_forward=strategy.zero == 3,
         shard_placement_fn=placement,
     )
@@ -201,7 +211,7 @@ def _apply_fsdp(
 
 def _wrap_ddp(model: Gpt) -> nn.Module:
     wrapped = DistributedDataParallel(model)
-    # DDP reads the annotations of a hook, and does not understand those that are not evaluated.
+    # A lambda has no annotations. DDP validates those of a hook and does not support postponed evaluation.
     wrapped.register_comm_hook(None, lambda _, bucket: _sum_bucket(bucket))
     return wrapped
 
@@ -213,12 +223,12 @@ def _sum_bucket(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     return summed
 
 
-def _tensor_parallel_styles(piece: nn.Module, strategy: LayerStrategy) -> Iterator[tuple[str, ParallelStyle]]:
-    """Megatron's split of each layer: columns, then rows; the embedding and the head by vocabulary."""
-    if isinstance(piece, Embedding):
+def _tensor_parallel_styles(layer: nn.Module, strategy: LayerStrategy) -> Iterator[tuple[str, ParallelStyle]]:
+    """Yield Megatron's split of each layer: columns, then rows; embedding and head by vocabulary."""
+    if isinstance(layer, Embedding):
         yield "tokens", RowwiseParallel(input_layouts=Replicate())
-    elif isinstance(piece, Block):
-        dense = not isinstance(piece.feed_forward, MixtureOfExperts)
+    elif isinstance(layer, Block):
+        dense = not isinstance(layer.feed_forward, MixtureOfExperts)
         yield from _block_styles(dense=dense, sequence_sharding=strategy.sequence_sharding).items()
     else:
         yield "project", ColwiseParallel(output_layouts=Replicate())
@@ -235,7 +245,7 @@ def _block_styles(*, dense: bool, sequence_sharding: bool) -> Mapping[str, Paral
         styles |= {name: SequenceParallel() for name in ("attention_norm", "feed_forward_norm")}
         styles["attention"] = gathered
     if not dense:
-        # Experts are split by `spread_experts`: each rank gives its term of their sum.
+        # `shard_experts` splits the experts, so each rank's output is a term of their sum.
         styles["feed_forward"] = PrepareModuleInputOutput(
             input_layouts=(between,),
             desired_input_layouts=(Replicate(),),

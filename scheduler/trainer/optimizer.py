@@ -1,7 +1,4 @@
-"""AdamW over one part of the model, shard by shard, with its state in host memory where the plan asks for that.
-
-The learning rate of each step: a function of the position, so that a resumed training goes on where it was.
-"""
+"""The optimizer and the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ WEIGHT_DECAY = 0.01
 
 
 class ShardedAdamW(AdamW):
-    """AdamW whose update runs on each rank's own shards.
+    """AdamW that updates each rank's own shards.
 
-    It is element by element, so that shards need to know nothing of each other. On the distributed tensors themselves
-    torch would find out anew in each process, operation by operation, that this is so: seconds at each re-plan. The
-    moments of `hosted` parameters lie in host memory and visit the device one parameter at a time.
+    The update is elementwise, so shards are independent. On distributed tensors torch would find this out for each
+    operation in each new process, which takes seconds per replan. The moments of `offloaded` parameters stay in host
+    memory and move to the device one parameter at a time.
     """
 
     def __init__(self, parameters: Iterable[Tensor], *, offloaded: Iterable[Tensor] = (), **options: Any) -> None:
@@ -38,7 +35,10 @@ class ShardedAdamW(AdamW):
 
     @torch.no_grad()
     def init_state(self) -> None:
-        """Before the first step, for state that is to be loaded: torch would make a step over zeros to have it."""
+        """Create the state before the first step, so that it can be loaded.
+
+        torch would run a step over zero gradients for it.
+        """
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._get_or_create_state(parameter)
@@ -46,13 +46,13 @@ class ShardedAdamW(AdamW):
                     self._move_moments(parameter, torch.device("cpu"))
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # nobody needs a closure here
-        """One update of all parameters that have a gradient."""
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # closures are not supported
+        """Update all parameters that have a gradient."""
         assert closure is None
         for group in self.param_groups:
-            given = [parameter for parameter in group["params"] if parameter.grad is not None]
-            self._update_parameters([parameter for parameter in given if id(parameter) not in self._offloaded], group)
-            for parameter in given:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            self._update_parameters([each for each in parameters if id(each) not in self._offloaded], group)
+            for parameter in parameters:
                 if id(parameter) in self._offloaded:
                     self._move_moments(parameter, parameter.device)
                     self._update_parameters([parameter], group)
@@ -84,7 +84,7 @@ class ShardedAdamW(AdamW):
         return state
 
     def _move_moments(self, parameter: Tensor, device: torch.device) -> None:
-        """The moments; the count of steps is on the host anyway."""
+        """Move the moments. The step count is always on the host."""
         state = self.state[parameter]
         for name in ("exp_avg", "exp_avg_sq"):
             if name in state:
@@ -94,17 +94,20 @@ class ShardedAdamW(AdamW):
 def build_optimizers(
     part: ModelPart, layout: Layout, *, learning_rate: float, for_loading: bool = False
 ) -> tuple[Optimizer, ...]:
-    """One for all parameters of the part that learn; none where all are frozen. `is_blank`: it will be loaded."""
-    learning: list[Tensor] = []
-    hosted: list[Tensor] = []
-    for number, piece in part.model.numbered_layers():
-        parameters = [parameter for parameter in piece.parameters() if parameter.requires_grad]
-        learning += parameters
-        hosted += parameters if layout.strategies[number].offload else []
-    options = {"lr": learning_rate, "betas": BETAS, "weight_decay": WEIGHT_DECAY}
-    if not learning:
+    """Return one optimizer for the trainable parameters of the part, or none if all are frozen.
+
+    Args:
+        for_loading: create the state now, because it is loaded next.
+    """
+    trainable: list[Tensor] = []
+    offloaded: list[Tensor] = []
+    for number, layer in part.model.numbered_layers():
+        parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        trainable += parameters
+        offloaded += parameters if layout.strategies[number].offload else []
+    if not trainable:
         return ()
-    optimizer = ShardedAdamW(learning, offloaded=hosted, **options)
+    optimizer = ShardedAdamW(trainable, offloaded=offloaded, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
     if for_loading:
         optimizer.init_state()
     return (optimizer,)
@@ -129,15 +132,18 @@ def _zeros_like(parameter: Tensor) -> Tensor:
 
 
 class BatchScalingRule(StrEnum):
-    """How the learning rate follows a changed global batch: in proportion (Goyal et al., arXiv 1706.02677), by its
-    square root (Krizhevsky, arXiv 1404.5997), or KEEP: a changed batch is refused."""
+    """How the learning rate follows a changed global batch.
+
+    LINEAR scales it in proportion (Goyal et al., arXiv 1706.02677), SQUARE_ROOT by the square root (Krizhevsky,
+    arXiv 1404.5997). KEEP rejects a changed batch.
+    """
 
     KEEP = "keep"
     LINEAR = "linear"
     SQUARE_ROOT = "sqrt"
 
     def compute_factor(self, old_batch: int, new_batch: int) -> float:
-        """What the learning rate is multiplied by.
+        """Return the factor of the learning rate.
 
         Raises:
             ValueError: the rule is KEEP and the batches differ.
@@ -146,8 +152,8 @@ class BatchScalingRule(StrEnum):
             return 1.0
         if self is BatchScalingRule.KEEP:
             raise ValueError(
-                f"global_batch is {new_batch}, the training's was {old_batch}: "
-                "keep it, or say how the learning rate follows (--batch-rule linear or sqrt)"
+                f"The global batch is {new_batch}, but the training had {old_batch}. "
+                "Keep it, or set `--batch-rule` to linear or sqrt to scale the learning rate."
             )
         ratio = new_batch / old_batch
         return ratio if self is BatchScalingRule.LINEAR else math.sqrt(ratio)
@@ -160,8 +166,11 @@ class LearningRateDecay(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
-    """Rises in a straight line over `warmup_steps`, then stays, or falls along half a cosine to a tenth of `peak` at
-    `steps`."""
+    """Learning rate per step, a function of the position, so that a resumed training continues unchanged.
+
+    It rises linearly over `warmup_steps`. Then it stays constant, or falls along half a cosine to a tenth of `peak`
+    at step `steps`.
+    """
 
     peak: float
     steps: int
@@ -169,7 +178,7 @@ class LearningRateSchedule:
     decay: LearningRateDecay = LearningRateDecay.CONSTANT
 
     def rate_at(self, step: int) -> float:
-        """The rate of the step that follows `step` finished ones."""
+        """Return the learning rate of the step after `step` completed steps."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         if self.decay is LearningRateDecay.CONSTANT:

@@ -1,4 +1,4 @@
-"""Forward and backward of one step: micro-batch by micro-batch, on one group of ranks or through a pipeline of them."""
+"""Forward and backward passes of one step, micro-batch by micro-batch, on one group of ranks or through a pipeline."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class ForwardBackward(Protocol):
-    """Leaves gradients in the parameters, summed over all ranks that share them."""
+    """Runs all micro-batches of a step. Leaves gradients in the parameters, summed over the ranks that share them."""
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Both of shape (micro-batches x samples, tokens): what this rank's first and last layers work on.
+        """Run the step on the inputs of this rank's first layer and the targets of its last layer.
 
-        Returns this rank's share of the global batch's mean loss, zero where its part has no head.
+        Both have the shape (micro-batches x samples, tokens).
+
+        Returns:
+            This rank's share of the global batch's mean loss; zero if its parts contain no head.
         """
 
 
@@ -42,18 +45,20 @@ def build_forward_backward(
 
 
 def build_loss_share(layout: Layout, *, tokens: int) -> LossFunction:
-    """Cross-entropy over some cells as their share of the mean over all cells of a step."""
-    cells = layout.global_batch * tokens
+    """Return the loss function of a micro-batch: cross-entropy as a share of the mean over all tokens of the step."""
+    token_count = layout.global_batch * tokens
 
-    def share(logits: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / cells
+    def compute_share(logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / token_count
 
-    return share
+    return compute_share
 
 
 class StageLink:
-    """Tensors of one shape between this rank and one of a neighbouring stage, one under way at a time. Without such a
-    rank they are empty."""
+    """Sends and receives tensors of one shape between this rank and its peer in a neighbouring stage.
+
+    One send is pending at a time. Without a peer the tensors are empty.
+    """
 
     def __init__(self, peer: int | None, shape: tuple[int, ...], options: BuildOptions) -> None:
         self._peer = peer
@@ -68,97 +73,97 @@ class StageLink:
         return buffer
 
     def send(self, message: Tensor, group: dist.ProcessGroup | None) -> None:
-        """Once the last one has arrived; and goes on."""
+        """Start to send, after the previous send has arrived."""
         self.wait()
         if self._peer is not None:
-            kept = message.contiguous()
-            work = dist.isend(kept, self._peer, group)
+            # Keep a reference to the buffer until the send has completed.
+            buffer = message.contiguous()
+            work = dist.isend(buffer, self._peer, group)
             assert work is not None, "this rank is in the group"
-            self._pending_send = work, kept
+            self._pending_send = work, buffer
 
     def wait(self) -> None:
-        """Waits for what is under way."""
+        """Wait for the pending send."""
         if self._pending_send is not None:
             self._pending_send[0].wait()
             self._pending_send = None
 
 
 class NonInterleavedSchedule:
-    """One stage, which does a forward and a backward pass in turn. Forward passes are ahead by the stages that follow
-    (1F1B, PipeDream-Flush, arXiv 2006.09503, section 2.2) or by all micro-batches (GPipe, arXiv 1811.06965).
+    """The schedule of a single stage per rank: forward and backward passes alternate after the warm-up.
 
-    Neighbouring stages may have unlike numbers of ranks, which no schedule of torch.distributed.pipelining knows of.
+    The number of warm-up forward passes is that of the following stages (1F1B, PipeDream-Flush, arXiv 2006.09503,
+    section 2.2) or of all micro-batches (GPipe, arXiv 1811.06965). The schedules of torch.distributed.pipelining
+    cannot be used, because neighbouring stages may have different numbers of ranks.
     """
 
     def __init__(
         self, layout: Layout, meshes: Meshes, part: ModelPart, options: BuildOptions, loss: LossFunction
     ) -> None:
-        last = len(layout.stages) - 1
-        spreads = compute_token_shardings(layout, options.size.sequence)
+        last_stage = len(layout.stages) - 1
+        shardings = compute_token_shardings(layout, options.size.sequence)
         self._part, self._loss, self._backward_group = part, loss, meshes.backward_group
         self._micro_batches = layout.micro_batches
-        all_ahead = layout.schedule.name is ScheduleName.GPIPE and last > 0
-        self._warmup_passes = self._micro_batches if all_ahead else last - part.stage
-        self._previous_link = (
-            _connect_stage(layout, compute_stage_handoff(layout, spreads, part.stage - 1)[1], options, -1)
-            if part.stage
-            else None
-        )
-        self._next_link = (
-            _connect_stage(layout, compute_stage_handoff(layout, spreads, part.stage)[0], options, 1)
-            if part.stage < last
-            else None
-        )
+        is_gpipe = layout.schedule.name is ScheduleName.GPIPE and last_stage > 0
+        self._warmup_passes = self._micro_batches if is_gpipe else last_stage - part.stage
+        self._previous_link = self._next_link = None
+        if part.stage > 0:
+            _, arriving = compute_stage_handoff(layout, shardings, part.stage - 1)
+            self._previous_link = _connect_stage(layout, arriving, options, -1)
+        if part.stage < last_stage:
+            leaving, _ = compute_stage_handoff(layout, shardings, part.stage)
+            self._next_link = _connect_stage(layout, leaving, options, 1)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=inputs.device)
-        begun: deque[tuple[Tensor, Tensor]] = deque()
+        awaiting_backward: deque[tuple[Tensor, Tensor]] = deque()
         for number in range(self._micro_batches + self._warmup_passes):
             if number < self._micro_batches:
-                entered, left = self._forward(number, inputs)
+                stage_input, output = self._forward(number, inputs)
                 if self._next_link is None:
-                    left = self._loss(left, targets.chunk(self._micro_batches)[number])
-                    total += left.detach().double()
-                begun.append((entered, left))
+                    output = self._loss(output, targets.chunk(self._micro_batches)[number])
+                    total += output.detach().double()
+                awaiting_backward.append((stage_input, output))
             if number >= self._warmup_passes:
-                self._backward(number - self._warmup_passes, *begun.popleft())
+                self._backward(number - self._warmup_passes, *awaiting_backward.popleft())
         for link in (self._previous_link, self._next_link):
             if link is not None:
                 link.wait()
         return total
 
     def _forward(self, number: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """What entered this stage, and what left it."""
+        """Run a forward pass and return the stage's input and output."""
         if self._previous_link is None:
-            entered = inputs.chunk(self._micro_batches)[number]
+            stage_input = inputs.chunk(self._micro_batches)[number]
         else:
-            entered = self._previous_link.receive(None).requires_grad_()
+            stage_input = self._previous_link.receive(None).requires_grad_()
         with gradient_sync(self._part.module, enabled=number == self._micro_batches - 1):
-            left: Tensor = self._part.module(entered)
+            output: Tensor = self._part.module(stage_input)
         if self._next_link is not None:
-            self._next_link.send(left.detach(), None)
-        return entered, left
+            self._next_link.send(output.detach(), None)
+        return stage_input, output
 
-    def _backward(self, number: int, entered: Tensor, left: Tensor) -> None:
+    def _backward(self, number: int, stage_input: Tensor, output: Tensor) -> None:
         gradient = None if self._next_link is None else self._next_link.receive(self._backward_group)
-        # A first stage of frozen layers has nothing to learn.
-        if left.requires_grad:
+        # If all layers of the first stage are frozen, its output requires no gradient.
+        if output.requires_grad:
             with gradient_sync(self._part.module, enabled=number == self._micro_batches - 1):
-                torch.autograd.backward(left, gradient)
+                torch.autograd.backward(output, gradient)
         if self._previous_link is not None:
-            assert entered.grad is not None, "a received tensor has one, whatever is frozen"
-            self._previous_link.send(entered.grad, self._backward_group)
+            assert stage_input.grad is not None, "a received tensor requires a gradient"
+            self._previous_link.send(stage_input.grad, self._backward_group)
 
 
-def _connect_stage(layout: Layout, sharding: TokenSharding, options: BuildOptions, towards: int) -> StageLink:
-    """To the rank with this rank's number in the group before (-1) or behind (1), where there is one."""
-    number, others = layout.rank_in_group(options.rank), layout.ranks_in_group(layout.group_of(options.rank) + towards)
-    peer = others[number] if number < len(others) else None
+def _connect_stage(layout: Layout, sharding: TokenSharding, options: BuildOptions, direction: int) -> StageLink:
+    """Link to the rank with the same number in the previous (-1) or next (1) group, if it exists."""
+    number = layout.rank_in_group(options.rank)
+    peers = layout.ranks_in_group(layout.group_of(options.rank) + direction)
+    peer = peers[number] if number < len(peers) else None
     return StageLink(peer, (*sharding.shape(number), options.size.hidden), options)
 
 
 class InterleavedSchedule:
-    """Interleaved 1F1B of torch.distributed.pipelining, over groups of equal width."""
+    """Interleaved 1F1B of torch.distributed.pipelining, over groups of equal size."""
 
     def __init__(
         self, layout: Layout, meshes: Meshes, parts: Sequence[ModelPart], options: BuildOptions, loss: LossFunction
@@ -170,9 +175,9 @@ class InterleavedSchedule:
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         losses: list[Tensor] = []
-        given = (inputs,) if self._is_first else ()
+        stage_inputs = (inputs,) if self._is_first else ()
         target = targets if self._is_last else None
-        self._schedule.step(*given, target=target, losses=losses, return_outputs=False)
+        self._schedule.step(*stage_inputs, target=target, losses=losses, return_outputs=False)
         total = torch.zeros((), dtype=torch.float64, device=inputs.device)
         for loss in losses:
             total += loss.detach().double()
@@ -180,7 +185,7 @@ class InterleavedSchedule:
 
 
 def _build_stage(layout: Layout, meshes: Meshes, part: ModelPart, options: BuildOptions) -> PipelineStage:
-    """With its shapes told beforehand: to find them out would run the model once, and its gradient hooks with it."""
+    """Return the stage with its shapes. torch would run the model, and its gradient hooks, to infer them."""
     return PipelineStage(
         part.module,
         part.stage,
@@ -193,12 +198,11 @@ def _build_stage(layout: Layout, meshes: Meshes, part: ModelPart, options: Build
 
 
 def _make_example(layout: Layout, options: BuildOptions, layer: int) -> Tensor:
-    """A tensor of the form in which the input of `layer` travels, or behind the last layer its output."""
-    behind = layer == len(layout.strategies)
-    samples, tokens = compute_token_shardings(layout, options.size.sequence)[
-        min(layer, len(layout.strategies) - 1)
-    ].shape(0)
+    """Return a meta tensor with the shape and dtype of the input of `layer`, or of the output behind the last layer."""
+    last_layer = len(layout.strategies) - 1
+    sharding = compute_token_shardings(layout, options.size.sequence)[min(layer, last_layer)]
+    samples, tokens = sharding.shape(0)
     if layer == 0:
         return torch.empty(samples, tokens, dtype=torch.int64, device="meta")
-    width = options.size.vocabulary if behind else options.size.hidden
+    width = options.size.vocabulary if layer > last_layer else options.size.hidden
     return torch.empty(samples, tokens, width, dtype=options.dtype, device="meta", requires_grad=True)

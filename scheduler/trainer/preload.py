@@ -1,6 +1,6 @@
-"""What a training process loads, as one import: an agent makes it before it forks ranks.
+"""One import that loads what a rank of the reference trainer needs. The node agent makes it before it forks ranks.
 
-Beside the trainer's own imports these are modules that torch loads at the first use of what the trainer uses.
+Besides the trainer it imports modules that torch would load lazily on first use.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
-import torch.utils.serialization  # noqa: F401  # all of them are loaded for the ranks, not for this module
+import torch.utils.serialization  # noqa: F401  # imported for the forked ranks
 
 import scheduler.trainer.trainer
 import scheduler.worker.rendezvous  # noqa: F401  # likewise

@@ -1,6 +1,6 @@
 """`python -m scheduler.trainer.train`: the reference trainer as a command, one process per rank.
 
-Exit status: 0 when it succeeded or left after a notice, 1 when it failed, 2 for a bad command line.
+Exit status: 0 if it succeeded or left after a notice, 1 if it failed, 2 for an invalid command line.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def main() -> int:
         level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(levelname)s %(message)s"
     )
     try:
-        # The session comes before torch, whose import takes seconds: a notice of that time is not missed.
+        # Open the session before the import of torch, which takes seconds, so that no notice is missed meanwhile.
         with Session.from_environment() as session:
             from scheduler.trainer.trainer import build_settings, train
 
             train(session, build_settings(vars(arguments)))
-    except ValueError as wrong:
-        logger.error("%s", wrong)
+    except ValueError as error:
+        logger.error("%s", error)
         return 1
     except Exception:
-        logger.exception("training failed")
+        logger.exception("Training failed")
         return 1
     return 0
 
@@ -89,7 +89,7 @@ def _parse_positive_count(text: str) -> int:
 
 
 def _parse_freeze_schedule(text: str) -> tuple[tuple[int, int], ...]:
-    """`10:4,20:7` to ((10, 4), (20, 7))."""
+    """Return ((10, 4), (20, 7)) for `10:4,20:7`."""
     try:
         return tuple((int(step), int(blocks)) for step, blocks in (pair.split(":") for pair in text.split(",")))
     except ValueError:
@@ -100,5 +100,5 @@ if __name__ == "__main__":
     status = main()
     logging.shutdown()
     sys.stderr.flush()
-    # Everything that counts is on disk. Without torch's teardown the exit is faster, and gloo cannot abort in it.
+    # All results are on disk. Skipping torch's teardown makes the exit faster and avoids aborts of Gloo in it.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""Trainer: the reference training loop of a GPT on the shipped text, under whatever plan the session has."""
+"""The reference trainer: the training loop of a GPT on the bundled text, under any parallel plan."""
 
 from __future__ import annotations
 
@@ -37,10 +37,16 @@ _DEFAULT_KEEP = 2
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """Zeros mean: `steps` and `keep` the job's, `global_batch` the plan's, `checkpoint_every` as often as the job's
-    interval says. `freeze` holds pairs (step, blocks): from that step on so many blocks at the front no longer learn.
-    With `ledger_digests` the ledger holds a digest of the whole state at each save and load too, for which each rank
-    needs room for it."""
+    """Settings of a training; `train.py` has one command-line option for each.
+
+    Attributes:
+        steps: 0 means the job's number of steps.
+        global_batch: samples per step; 0 means the plan's.
+        checkpoint_every: steps between checkpoints; 0 means the job's checkpoint interval.
+        keep: number of complete checkpoints to keep; 0 means the job's.
+        freeze: pairs (step, blocks): from that step on, the first `blocks` blocks are frozen.
+        ledger_digests: record a digest of the whole state at each save and load. Every rank needs memory for the state.
+    """
 
     model: str = "tiny-gpt"
     steps: int = 0
@@ -59,32 +65,33 @@ class TrainerSettings:
     ledger_digests: bool = False
 
     def frozen_blocks_at(self, step: int) -> int:
+        """Return how many blocks are frozen at `step`."""
         return max((blocks for begin, blocks in self.freeze if begin <= step), default=0)
 
 
 def build_settings(options: Mapping[str, Any]) -> TrainerSettings:
-    """From the options of the command line, by their names."""
+    """Return the settings of the parsed command-line options."""
     named = {"batch_rule": BatchScalingRule(options["batch_rule"]), "decay": LearningRateDecay(options["decay"])}
     return TrainerSettings(**{**options, **named})
 
 
 def train(session: Session, settings: TrainerSettings) -> None:
-    """Trains to the last step, or to the step at which a notice says leave.
+    """Train to the last step, or until a notice requires to exit.
 
     Raises:
-        ValueError: settings, plan or checkpoint do not fit each other; the message names what.
+        ValueError: settings, plan and checkpoint do not fit together; the message names the values.
     """
     steps = settings.steps or session.steps_total
     if steps < 1:
-        raise ValueError("steps is 0: give --steps or EBBTIDE_STEPS, at least 1")
-    # What cannot be run is refused before the ranks wait for each other.
-    blocks = get_model_size(settings.model).layers
-    _validate_frozen_blocks(session, settings, blocks)
-    planned = build_layout(_select_plan(session, settings), world_size=session.world_size, block_count=blocks)
+        raise ValueError("The number of steps is 0. Set `--steps` or `EBBTIDE_STEPS` to 1 or more.")
+    # Validate before the ranks wait for each other in init_process_group.
+    block_count = get_model_size(settings.model).layers
+    _validate_frozen_blocks(session, settings, block_count)
+    layout = build_layout(_select_plan(session, settings), world_size=session.world_size, block_count=block_count)
     torch.set_num_threads(1)
     session.init_process_group()
     keep = settings.keep or session.checkpoint_keep or _DEFAULT_KEEP
-    trainer = Trainer(session, replace(settings, steps=steps, keep=keep), planned)
+    trainer = Trainer(session, replace(settings, steps=steps, keep=keep), layout)
     trainer.resume()
     while trainer.position.step < steps:
         notice = session.poll_notice()
@@ -102,10 +109,10 @@ def train(session: Session, settings: TrainerSettings) -> None:
 
 
 class Trainer:
-    """Model, optimizer, data and position of one rank."""
+    """Model, optimizers, data and position of one rank."""
 
     def __init__(self, session: Session, settings: TrainerSettings, layout: Layout) -> None:
-        # Frozen from the start is built so: to build anew before the first step would count as a step of Adam's.
+        # Blocks that are frozen from the start are built so, because rebuilding would add an Adam step.
         self.position = TrainingPosition(
             step=0, samples=0, frozen=max(session.frozen_layers, settings.frozen_blocks_at(0))
         )
@@ -127,37 +134,40 @@ class Trainer:
         self._ledger = Ledger(settings.ledger_dir, generation=session.generation, rank=session.rank)
 
     def resume(self) -> None:
-        """Builds the model, and takes up the last complete checkpoint where there is one. At least as many blocks are
-        frozen as the control plane knows of, for the plan counts on them, and as the checkpoint says, which it is told
-        where that is more."""
-        found = None
-        if self._checkpoint_root is not None:
-            # Looked at before anything is made there: a folder that has vanished must not come back empty.
-            found = checkpoint.find_latest(self._checkpoint_root)
-            if found is None:
-                checkpoint.reject_lost_checkpoint(self._checkpoint_root, step=self._session.checkpoint_step)
-            checkpoint.require_writable(self._checkpoint_root)
-        if self._checkpoint_root is not None and found is not None:
-            self._warn_if_older(found.position.step)
-            traffic = self._load_checkpoint(self._checkpoint_root, found)
+        """Build the model and load the newest complete checkpoint, if there is one.
+
+        The number of frozen blocks is the larger of the control plane's and the checkpoint's. A larger number in the
+        checkpoint is reported.
+        """
+        root, manifest, traffic = self._checkpoint_root, None, None
+        if root is not None:
+            # Look before creating anything: a directory that has vanished must not come back empty.
+            manifest = checkpoint.find_latest(root)
+            if manifest is None:
+                checkpoint.reject_lost_checkpoint(root, step=self._session.checkpoint_step)
+            checkpoint.require_writable(root)
+        if root is not None and manifest is not None:
+            self._warn_if_older(manifest.position.step)
+            traffic = self._load_checkpoint(root, manifest)
             self._record_digest("loaded")
         else:
-            traffic = None
             self._build_model(frozen_blocks=self.position.frozen)
-        if self._checkpoint_root is not None:
-            checkpoint.remove_unfinished(self._checkpoint_root)
+        if root is not None:
+            checkpoint.remove_unfinished(root)
         self._report_frozen_layers()
         self._session.mark_resumed(self.position.step, traffic)
 
-    def _warn_if_older(self, found: int) -> None:
+    def _warn_if_older(self, step: int) -> None:
         saved = self._session.checkpoint_step
-        if found < saved:
-            told = "this job has saved step %d, but the newest whole checkpoint is of step %d: %d steps are done again"
-            logger.warning(told, saved, found, saved - found)
+        if step < saved:
+            message = "The job has saved step %d, but the newest complete checkpoint is of step %d. Repeating %d steps."
+            logger.warning(message, saved, step, saved - step)
 
     def train_step(self) -> None:
-        """Forward and backward over this rank's share, one update, and a report of the global batch's mean loss."""
-        began_s = time.perf_counter()
+        """Run forward, backward and one optimizer step on this rank's share, and report the mean loss of the global
+        batch.
+        """
+        started_at_s = time.perf_counter()
         self._freeze_if_due()
         share = self._forward_backward(*self._batches.load_batch(self.position.samples))
         self._step_optimizers()
@@ -168,19 +178,20 @@ class Trainer:
             self.position.step + 1, samples=self._batches.owned_samples(self.position.samples), loss=loss
         )
         self.position = replace(self.position, step=self.position.step + 1, samples=self.position.samples + batch)
-        ended_s = time.perf_counter()
-        self._session.report(step=self.position.step, loss=loss, samples_per_s=batch / (ended_s - began_s))
-        if ended_s - self._logged_at_s >= _LOG_PERIOD_S:
-            self._logged_at_s = ended_s
-            logger.info("step %d: loss %.4f, %.1f samples/s", self.position.step, loss, batch / (ended_s - began_s))
+        now_s = time.perf_counter()
+        samples_per_s = batch / (now_s - started_at_s)
+        self._session.report(step=self.position.step, loss=loss, samples_per_s=samples_per_s)
+        if now_s - self._logged_at_s >= _LOG_PERIOD_S:
+            self._logged_at_s = now_s
+            logger.info("step %d: loss %.4f, %.1f samples/s", self.position.step, loss, samples_per_s)
         if self._background_save is not None and self._background_save.is_done:
             self._finish_background_save()
 
     def save_in_background(self) -> None:
-        """Saves the present step in the background. One that is still under way is waited for first."""
+        """Start to save the current step in the background. Wait first for a save that is still running."""
         if self._checkpoint_root is None or not self._is_unsaved():
             return
-        began_s = time.perf_counter()
+        started_at_s = time.perf_counter()
         self._finish_background_save()
         try:
             self._background_save = checkpoint.BackgroundSave(
@@ -191,15 +202,15 @@ class Trainer:
                 keep=self._settings.keep,
                 resources=self._save_resources,
             )
-        except CheckpointError as failure:
-            _log_failed_save(failure)
+        except CheckpointError as error:
+            _log_failed_save(error)
             return
-        held_up_s = time.perf_counter() - began_s
-        logger.info("the save after step %d held the training up for %.3f s", self.position.step, held_up_s)
+        blocked_s = time.perf_counter() - started_at_s
+        logger.info("Saving step %d blocked training for %.3f s", self.position.step, blocked_s)
         self._record_digest("saved")
 
     def save(self) -> None:
-        """Saves the present step, once. The start is not saved, and without a checkpoint directory nothing is."""
+        """Save the current step, unless it is saved, is step 0, or there is no checkpoint directory."""
         self._finish_background_save()
         if self._checkpoint_root is None or not self._is_unsaved():
             return
@@ -214,33 +225,32 @@ class Trainer:
         self._record_digest("saved")
 
     def _finish_background_save(self) -> None:
-        """A save in the background that failed costs safety and no work: the training goes on, and tries again at the
-        next one. What was complete before stays so."""
+        """Wait for the background save. If it has failed, training continues and the next save tries again."""
         if self._background_save is not None:
-            saving, self._background_save = self._background_save, None
+            background_save, self._background_save = self._background_save, None
             try:
-                saving.wait()
-            except CheckpointError as failure:
-                _log_failed_save(failure)
+                background_save.wait()
+            except CheckpointError as error:
+                _log_failed_save(error)
             else:
-                self._session.mark_saved(saving.step)
+                self._session.mark_saved(background_save.step)
 
     def _is_unsaved(self) -> bool:
         return self.position.step > 0 and self._session.status.checkpoint_step != self.position.step
 
     def _build_model(self, *, frozen_blocks: int = 0, for_loading: bool = False) -> None:
-        """The model with its first weights, or blank, and its optimizers. Collective."""
+        """Build the model parts and optimizers, with initial weights unless they are loaded afterwards. Collective."""
         settings, session = self._settings, self._session
-        build = BuildOptions(
-            get_model_size(settings.model),
-            session.rank,
-            session.device,
-            settings.seed,
-            _parse_dtype(settings.dtype),
-            frozen_blocks,
-            for_loading,
+        options = BuildOptions(
+            size=get_model_size(settings.model),
+            rank=session.rank,
+            device=session.device,
+            seed=settings.seed,
+            dtype=_parse_dtype(settings.dtype),
+            frozen_blocks=frozen_blocks,
+            for_loading=for_loading,
         )
-        parts = build_model_parts(self._layout, self._meshes, build)
+        parts = build_model_parts(self._layout, self._meshes, options)
         self._parts = tuple(
             TrainablePart(
                 part.module,
@@ -248,51 +258,54 @@ class Trainer:
             )
             for part in parts
         )
-        self._forward_backward = build_forward_backward(self._layout, self._meshes, parts, build)
+        self._forward_backward = build_forward_backward(self._layout, self._meshes, parts, options)
 
-    def _load_checkpoint(self, root: Path, found: Manifest) -> LoadTraffic:
-        frozen = max(found.position.frozen, self.position.frozen)
+    def _load_checkpoint(self, root: Path, manifest: Manifest) -> LoadTraffic:
+        position = manifest.position
+        frozen = max(position.frozen, self.position.frozen)
         self._build_model(frozen_blocks=frozen, for_loading=True)
-        batch = int(found.settings["global_batch"])
-        changes = found.batch_changes + self._check_batch_change(found.position.step, batch)
+        batch = int(manifest.settings["global_batch"])
+        changes = manifest.batch_changes + self._check_batch_change(position.step, batch)
         identity = {**self._training_identity(), "global_batch": batch}
-        traffic = checkpoint.load(root, found, self._parts, settings=identity, node=self._session.node)
-        self.position, self._batch_changes = replace(found.position, frozen=frozen), changes
-        # A load fills tensors; this number of the optimizers follows from the position, as it did before the save.
-        self._set_learning_rate(found.position.step - 1)
+        traffic = checkpoint.load(root, manifest, self._parts, settings=identity, node=self._session.node)
+        self.position, self._batch_changes = replace(position, frozen=frozen), changes
+        # Checkpoints hold tensors only; the learning rate follows from the position.
+        self._set_learning_rate(position.step - 1)
         return traffic
 
     def _check_batch_change(self, step: int, before: int) -> tuple[BatchChange, ...]:
-        """
+        """Return the change of the global batch since the checkpoint, if any.
+
         Raises:
-            CheckpointError: the batch has changed, and no rule says how the learning rate follows.
+            CheckpointError: the batch has changed, and no rule scales the learning rate.
         """
         after, rule = self._layout.global_batch, self._settings.batch_rule
         if before == after:
             return ()
         try:
             factor = rule.compute_factor(before, after)
-        except ValueError as refused:
-            raise CheckpointError(str(refused)) from None
-        logger.warning(
-            "global batch %d -> %d after step %d: learning rate times %.4g (%s)", before, after, step, factor, rule
-        )
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
+        message = "The global batch changes from %d to %d after step %d. Learning rate x %.4g (rule: %s)."
+        logger.warning(message, before, after, step, factor, rule)
         return (BatchChange(step, before, after, rule, factor),)
 
     def _freeze_if_due(self) -> None:
-        """Blocks that no longer learn leave the optimizer: the model is built anew around the state as it is."""
+        """Rebuild the model around the current state when more blocks freeze, because the optimizers drop their
+        parameters.
+        """
         frozen = self._settings.frozen_blocks_at(self.position.step)
         if frozen <= self.position.frozen:
             return
-        kept = collect_state(self._parts)
+        state = collect_state(self._parts)
         self._build_model(frozen_blocks=frozen, for_loading=True)
-        restore_state(self._parts, kept)
+        restore_state(self._parts, state)
         self.position = replace(self.position, frozen=frozen)
-        logger.info("the first %d blocks are frozen after step %d", frozen, self.position.step)
+        logger.info("Froze the first %d blocks after step %d", frozen, self.position.step)
         self._report_frozen_layers()
 
     def _report_frozen_layers(self) -> None:
-        """Blocks are what the control plane calls layers: both count neither embedding nor head."""
+        """Report frozen blocks. The control plane calls blocks layers; both exclude embedding and head."""
         if self.position.frozen > self._session.frozen_layers:
             self._session.set_frozen_layers(self.position.frozen)
 
@@ -312,27 +325,29 @@ class Trainer:
         return [optimizer for part in self._parts for optimizer in part.optimizers]
 
     def _reduce_loss(self, share: torch.Tensor) -> float:
-        """The mean over the global batch, from each rank's share of it."""
-        counted = share if self._batches.counts_loss else torch.zeros_like(share)
-        dist.all_reduce(counted)
-        loss = counted.item()
+        """Return the mean over the global batch from each rank's share. Collective."""
+        total = share if self._batches.counts_loss else torch.zeros_like(share)
+        dist.all_reduce(total)
+        loss = total.item()
         if not math.isfinite(loss):
-            raise ValueError(f"the loss of step {self.position.step + 1} is {loss}; a lower --learning-rate may help")
+            raise ValueError(f"The loss of step {self.position.step + 1} is {loss}. Try a lower `--learning-rate`.")
         return loss
 
     def _build_manifest(self) -> Manifest:
         return Manifest(self.position, dist.get_world_size(), self._training_identity(), (), self._batch_changes)
 
     def _training_identity(self) -> dict[str, str | int | float]:
-        """What must not change between generations, or the losses would not be those of one training."""
-        chosen = self._settings
+        """Return the settings that must not change between generations, because the losses would no longer be
+        comparable.
+        """
+        settings = self._settings
         return {
-            "model": chosen.model,
-            "dtype": chosen.dtype,
-            "seed": chosen.seed,
-            "learning_rate": chosen.learning_rate,
-            "warmup_steps": chosen.warmup_steps,
-            "decay": chosen.decay,
+            "model": settings.model,
+            "dtype": settings.dtype,
+            "seed": settings.seed,
+            "learning_rate": settings.learning_rate,
+            "warmup_steps": settings.warmup_steps,
+            "decay": settings.decay,
             "windows": self._batches.window_count,
             "global_batch": self._layout.global_batch,
         }
@@ -342,37 +357,41 @@ class Trainer:
             self._ledger.record_state(self.position.step, event, digest=compute_global_digest(self._parts))
 
 
-def _log_failed_save(failure: CheckpointError) -> None:
-    logger.error("%s; the training goes on from its last complete checkpoint if it dies now", failure)
+def _log_failed_save(error: CheckpointError) -> None:
+    logger.error("%s Training continues; the last complete checkpoint remains.", error)
 
 
-def _validate_frozen_blocks(session: Session, settings: TrainerSettings, blocks: int) -> None:
+def _validate_frozen_blocks(session: Session, settings: TrainerSettings, block_count: int) -> None:
     for source, frozen in (
-        ("freeze", max((count for _, count in settings.freeze), default=0)),
+        ("--freeze", max((blocks for _, blocks in settings.freeze), default=0)),
         ("EBBTIDE_FROZEN_LAYERS", session.frozen_layers),
     ):
-        if frozen > blocks:
-            raise ValueError(f"{source} is {frozen}, it must be at most {blocks}, the blocks of {settings.model}")
+        if frozen > block_count:
+            raise ValueError(
+                f"`{source}` freezes {frozen} blocks, but {settings.model} has {block_count}. "
+                f"Freeze {block_count} or fewer."
+            )
 
 
 def _select_plan(session: Session, settings: TrainerSettings) -> ParallelPlan:
-    """The session's plan, with the global batch that the settings ask for."""
+    """Return the session's plan with the configured global batch."""
     if session.plan is None:
         return make_data_parallel_plan(
             replicas=session.world_size, global_batch=settings.global_batch or _DEFAULT_GLOBAL_BATCH
         )
-    plan, wanted = session.plan, settings.global_batch
-    if wanted == 0:
+    plan, global_batch = session.plan, settings.global_batch
+    if global_batch == 0:
         return plan
-    if wanted % plan.micro_batches:
+    if global_batch % plan.micro_batches:
         raise ValueError(
-            f"global batch is {wanted}, it must be a multiple of the plan's {plan.micro_batches} micro-batches"
+            f"`--global-batch` is {global_batch}, but the plan has {plan.micro_batches} micro-batches. "
+            f"Use a multiple of {plan.micro_batches}."
         )
-    return replace(plan, micro_batch_size=wanted // plan.micro_batches)
+    return replace(plan, micro_batch_size=global_batch // plan.micro_batches)
 
 
 def _parse_dtype(name: str) -> torch.dtype:
-    known = {"float32": torch.float32, "float64": torch.float64}
-    if name not in known:
-        raise ValueError(f"dtype is {name!r}, allowed are {', '.join(known)}")
-    return known[name]
+    dtypes = {"float32": torch.float32, "float64": torch.float64}
+    if name not in dtypes:
+        raise ValueError(f"`dtype` is {name!r}. Accepted values: {', '.join(dtypes)}.")
+    return dtypes[name]

@@ -1,13 +1,7 @@
-"""The state of a training as one dictionary, by the names of the plain model, however it is spread over ranks.
+"""The state of a training: collect and restore it across ranks, compute its digest, and record a ledger.
 
-Ranks of a pipeline hold unlike parts; each gives what it has, and a checkpoint is all of them together.
-
-Ledger: a record of what a training really did, for demonstrations and tests that check it afterwards.
-
-JSON lines, flushed with each step: `samples-g<generation>-r<rank>.jsonl` holds {"step", "samples": [...]} of each rank,
-`losses-g<generation>.jsonl` {"step", "loss"}, and `states-g<generation>.jsonl` {"step", "event": "saved" | "loaded",
-"digest"}. A step that a later generation did again, because ranks died after their last checkpoint, stands in both:
-the later generation counts.
+State dicts use the parameter names of the unsharded model. Ranks of a pipeline hold different parts of it; a
+checkpoint is all parts together.
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-# Optimizer entries by parameter name, not by number: names stay the same however parameters are grouped.
+# Flattened optimizer entries have parameter names, which do not depend on how parameters are grouped.
 _SHARDED_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 _FULL_OPTIONS = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
 
@@ -43,39 +37,47 @@ class TrainablePart:
 
 
 def collect_state(parts: Sequence[TrainablePart]) -> dict[str, Any]:
-    """What this rank holds: {"model", "optimizer", "random"}. Of model and optimizer these are the tensors themselves,
-    as they are spread: whoever fills them changes the training."""
+    """Return this rank's state: {"model", "optimizer", "random"}.
+
+    The entries of model and optimizer are the training's own tensors, sharded as they are: writing to them changes
+    the training.
+    """
     model, optimizer = _get_state_dicts(parts, _SHARDED_OPTIONS)
     return {"model": model, "optimizer": optimizer, "random": _get_random_state()}
 
 
 def collect_stored_state(parts: Sequence[TrainablePart]) -> dict[str, Any]:
-    """The part of it that a checkpoint holds. Rates and betas of the optimizers are not in it: they follow from the
-    settings and the position, and as a dozen entries a parameter they would take more time than the tensors do."""
-    whole = collect_state(parts)
-    return {**whole, "optimizer": {name: each for name, each in whole["optimizer"].items() if isinstance(each, Tensor)}}
+    """Return the part of this rank's state that a checkpoint holds: everything but the optimizers' scalar options.
+
+    Learning rates and betas follow from the settings and the position. As a dozen entries per parameter they would
+    take more time than the tensors.
+    """
+    state = collect_state(parts)
+    tensors = {name: entry for name, entry in state["optimizer"].items() if isinstance(entry, Tensor)}
+    return {**state, "optimizer": tensors}
 
 
 def collect_checkpoint_share(parts: Sequence[TrainablePart]) -> dict[str, Any]:
-    """What this rank gives to a checkpoint. Of what several ranks hold alike one gives it, each in its turn by the
-    entry's name: the others need not even copy it. The little whose copies no mesh tells of (norms under tensor
-    parallelism, steps, random state) all give, and torch stores it once."""
-    whole = collect_stored_state(parts)
-    is_plainly_replicated = all(isinstance(part.module, DistributedDataParallel) for part in parts)
+    """Return what this rank writes to a checkpoint.
+
+    Of several copies of an entry, one rank writes one, chosen by the entry's name; the others need not even copy it
+    to the host. All ranks include the few small entries whose copies no mesh describes (norms under tensor
+    parallelism, steps, random state); torch stores them once.
+    """
+    state = collect_stored_state(parts)
+    uses_ddp = all(isinstance(part.module, DistributedDataParallel) for part in parts)
     for kind in ("model", "optimizer"):
-        entries = whole[kind].items()
-        whole[kind] = {
-            name: each for name, each in entries if _is_stored_by_this_rank(name, each, is_plainly_replicated)
-        }
-    return whole
+        entries = state[kind].items()
+        state[kind] = {name: entry for name, entry in entries if _is_stored_by_this_rank(name, entry, uses_ddp)}
+    return state
 
 
-def _is_stored_by_this_rank(name: str, entry: Tensor, is_plainly_replicated: bool) -> bool:
-    """Copies lie along the axes of an entry's mesh on which it is replicated, of a plain one on all ranks."""
-    number, count = (dist.get_rank(), dist.get_world_size()) if is_plainly_replicated else (0, 1)
+def _is_stored_by_this_rank(name: str, entry: Tensor, uses_ddp: bool) -> bool:
+    """Copies lie along the mesh dimensions on which the entry is replicated; under DDP, on all ranks."""
+    number, count = (dist.get_rank(), dist.get_world_size()) if uses_ddp else (0, 1)
     if isinstance(entry, DTensor):
         coordinate = entry.device_mesh.get_coordinate()
-        assert coordinate is not None, f"{name} is of another rank's mesh"
+        assert coordinate is not None, f"this rank is not in the mesh of {name}"
         for axis, placement in enumerate(entry.placements):
             if placement.is_replicate():
                 size = entry.device_mesh.size(axis)
@@ -84,7 +86,7 @@ def _is_stored_by_this_rank(name: str, entry: Tensor, is_plainly_replicated: boo
 
 
 def restore_state(parts: Sequence[TrainablePart], values: Mapping[str, Any]) -> None:
-    """Copies what another build of the same model holds, as far as this one has it."""
+    """Copy the state of another build of the same model, as far as this build has it."""
     for part in parts:
         own_model, own_optimizer = _get_state_dicts([part], _SHARDED_OPTIONS)
         set_state_dict(
@@ -98,21 +100,23 @@ def restore_state(parts: Sequence[TrainablePart], values: Mapping[str, Any]) -> 
 
 
 def compute_global_digest(parts: Sequence[TrainablePart]) -> str:
-    """The digest of all model and optimizer entries, tensors whole, however they are spread: the same on every rank.
-    Each entry is hashed by one of the ranks that hold it. Collective."""
+    """Return the digest of all model and optimizer entries as whole tensors, the same on every rank. Collective.
+
+    Each entry is hashed by one of the ranks that hold it.
+    """
     model, optimizer = _get_state_dicts(parts, _FULL_OPTIONS)
-    here = model | optimizer
-    held: list[list[str]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(held, list(here))
+    entries = model | optimizer
+    names_by_rank: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(names_by_rank, list(entries))
     holders: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, names in enumerate(held):
+    for rank, names in enumerate(names_by_rank):
         for name in names:
             holders[name].append(rank)
-    own = dist.get_rank()
-    mine = [name for k, name in enumerate(sorted(holders)) if holders[name][k % len(holders[name])] == own]
-    found: list[dict[str, str]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(found, {name: compute_entry_digest(name, here[name]) for name in mine})
-    return combine_digests({name: digest for each in found for name, digest in each.items()})
+    own_rank = dist.get_rank()
+    assigned = [name for k, name in enumerate(sorted(holders)) if holders[name][k % len(holders[name])] == own_rank]
+    digests_by_rank: list[dict[str, str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(digests_by_rank, {name: compute_entry_digest(name, entries[name]) for name in assigned})
+    return combine_digests({name: digest for digests in digests_by_rank for name, digest in digests.items()})
 
 
 def _get_state_dicts(
@@ -128,7 +132,7 @@ def _get_state_dicts(
 
 
 def _get_random_state() -> dict[str, Tensor]:
-    """One state for all ranks: training draws nothing per rank, or the layout would change what it draws."""
+    """Return one state for all ranks, so that random numbers do not depend on the layout."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -142,7 +146,17 @@ def set_random_state(states: Mapping[str, Tensor]) -> None:
 
 
 class Ledger:
-    """Without a directory nothing is recorded."""
+    """A record of what a training did, for demos and tests. Without a directory nothing is recorded.
+
+    The files contain JSON lines, flushed after each step:
+
+    - `samples-g<generation>-r<rank>.jsonl`: {"step", "samples": [...]} of each rank
+    - `losses-g<generation>.jsonl`: {"step", "loss"}
+    - `states-g<generation>.jsonl`: {"step", "event": "saved" | "loaded", "digest"}
+
+    A step that a later generation repeats, because ranks died after their last checkpoint, is in the files of both;
+    the later generation counts.
+    """
 
     def __init__(self, directory: Path | None, *, generation: int, rank: int) -> None:
         self._directory = directory
@@ -161,7 +175,7 @@ class Ledger:
             self._append(f"losses-g{self._generation}", {"step": step, "loss": loss})
 
     def record_state(self, step: int, event: str, *, digest: str) -> None:
-        """Of all model and optimizer entries: equal digests are equal to the last bit."""
+        """Record the digest of all model and optimizer entries. Equal digests mean bitwise equal states."""
         if self._rank == 0:
             self._append(f"states-g{self._generation}", {"step": step, "event": event, "digest": digest})
 
@@ -173,12 +187,12 @@ class Ledger:
 
 
 def compute_state_digest(entries: Mapping[str, Any]) -> str:
-    """SHA-256 over names, shapes, precisions and bytes of all entries, in the order of names."""
+    """Return the SHA-256 over names, shapes, dtypes and bytes of all entries, in the order of names."""
     return combine_digests({name: compute_entry_digest(name, value) for name, value in entries.items()})
 
 
 def combine_digests(digests: Mapping[str, str]) -> str:
-    """The digest of a state from those of its entries."""
+    """Return the digest of a state from those of its entries."""
     return hashlib.sha256("".join(digests[name] for name in sorted(digests)).encode()).hexdigest()
 
 
