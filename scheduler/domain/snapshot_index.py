@@ -1,8 +1,8 @@
-"""Ledger: what follows from a snapshot's nodes, loans and jobs: who holds which GPU, what is free, who needs a look.
+"""Index of a snapshot: which job holds which GPU, which GPUs are free, and which jobs, nodes and loans need attention.
 
-It is worked out once and then kept up to date change by change, because a tick that passes over every node and job
-for each of its questions costs ten times as much as one that looks at what has changed. It adds nothing to the
-snapshot's value: `Ledger.of` makes the same one from nothing, and a test compares the two.
+The index is built once and then updated change by change, because a tick that scans all nodes and jobs for each lookup
+is ten times slower. It adds nothing to the snapshot's value: `SnapshotIndex.build` creates an equal index from the
+snapshot alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Node
 from scheduler.domain.gpu_sets import NO_GPUS, FreeGpus, Gpus
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
-from scheduler.domain.observation import NodeFacts, Run
 
 if TYPE_CHECKING:
     from scheduler.domain.snapshot import Snapshot
@@ -24,7 +23,7 @@ K = TypeVar("K")
 GpuKind = tuple[str, bool]
 """GPU model, and whether the node is lent."""
 GpuHolders = dict[str, Mapping[int, str]]
-"""Who holds which GPU: node -> index -> job id. GPUs that are being released count as held."""
+"""Job id by node and GPU index. GPUs that are being released count as held."""
 
 _NODE_SETS = ("down", "cordoned", "draining", "must_vacate", "held_without_loan")
 _LOAN_SETS = ("offered", "recalled")
@@ -40,20 +39,36 @@ _MUTABLE_ATTRIBUTES = (*_NODE_SETS, *_LOAN_SETS, *_JOB_SETS, *_COUNTERS, "holder
 
 
 class SnapshotIndex:
-    """Sets of names, and counts of GPUs by kind. Whoever made it may change it by `put_*`; others only read.
+    """Sets of names, and counts by kind of GPU, by pool or by node size.
 
-    Nodes: `down`; `cordoned`; `draining`; `leaving`, held and to be left; `unlent`, held without being training's.
-    Loans: `offered`, `recalled`; by pool how many are `standing` (offered or active) or `away` (not home yet), and the
-    GPUs of those that training may use or still uses (`lent_gpus`).
-    Inference: by pool the GPUs that are left to it (`supply`; of pools of training it says nothing).
-    Jobs: `waiting` (queued), `running`, `unsettled` (any other state), `watched` (their owners' stage has to look),
-    `releasing`, `misfits` (run outside their range), `elastic` (run), `flexible` (run above their minimum), `growable`
-    (run below their maximum), `profiled` (have a model), `limited` (have a longest run time), `refrozen` (layers froze
-    that their plans do not count on).
-    Observed: `heard`, the run of each running job that lies where the job is to lie and told nothing new when it was
-    last mirrored: the same run of the same record tells nothing new again. `heard_nodes`: likewise the nodes' facts.
-    GPUs: `free` and `serving` by kind. Nodes: `sizes` counts them by (GPU model, GPUs), `up` by (pool, GPUs) those that
-    are up.
+    Only the creator of an index may change it, by `put_job`, `put_loan` and `update_to`.
+
+    Nodes, by name:
+        down, cordoned, draining: as in `Node`
+        must_vacate: held by jobs that must leave
+        held_without_loan: held by jobs although the node belongs to an inference pool and is not lent
+    Loans, by node name:
+        offered, recalled: in this state
+    Jobs, by id:
+        waiting: queued
+        running: running
+        unsettled: in any other state
+        intent_candidates: with an intent, a run time limit or a state that the intent step must examine
+        releasing: with GPUs that are not observed free yet
+        out_of_range: running on fewer GPUs than the minimum or more than the maximum
+        elastic: running, with a range of GPUs
+        above_minimum, below_maximum: running, on more than the minimum or fewer than the maximum
+        profiled: live, with a model
+        time_limited: live, with a maximum run time
+        needs_frozen_replan: live, under a plan for fewer frozen layers
+    Counts:
+        free_gpus, training_gpus: GPUs that are free, or that accept training, by kind
+        node_counts_by_size: nodes, by GPU model and GPUs per node
+        up_node_counts: nodes that are up, by pool and GPUs per node
+        unrecalled_loan_counts: loans that are offered or active, by pool
+        live_loan_counts: loans that are not returned, by pool
+        lent_gpus: GPUs on nodes that are lent or recalled, by pool
+        inference_capacity: GPUs that inference can use, by pool
     """
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
@@ -61,8 +76,6 @@ class SnapshotIndex:
         self.nodes: Mapping[str, Node] = {}
         self.loans: Mapping[str, Loan] = {}
         self.jobs: Mapping[str, Job] = {}
-        self.observed_runs: dict[str, Run] = {}
-        self.observed_nodes: tuple[Mapping[str, NodeFacts], Mapping[str, Node]] | None = None
         self.free_gpu_total = 0
         self.holders: GpuHolders = {}
         self.free_by_node: dict[str, FreeGpus] = {}
@@ -97,12 +110,13 @@ class SnapshotIndex:
 
     @classmethod
     def build(cls, snapshot: Snapshot) -> SnapshotIndex:
-        """A ledger of its own, from nothing."""
+        """Build the index of a snapshot from nothing."""
         ledger = cls(snapshot.pools)
         ledger.update_to(snapshot)
         return ledger
 
     def matches(self, snapshot: Snapshot) -> bool:
+        """Return whether this is the index of the snapshot."""
         return (
             self.jobs is snapshot.jobs
             and self.loans is snapshot.loans
@@ -111,23 +125,23 @@ class SnapshotIndex:
         )
 
     def copy(self) -> SnapshotIndex:
-        """The same, to be changed apart from this one."""
-        twin = object.__new__(SnapshotIndex)
-        twin.__dict__.update(self.__dict__)
+        """Return a copy that can be changed independently."""
+        copied = object.__new__(SnapshotIndex)
+        copied.__dict__.update(self.__dict__)
         own = {name: getattr(self, name).copy() for name in _MUTABLE_ATTRIBUTES}
-        twin.__dict__.update(own, observed_runs=self.observed_runs.copy(), _job_id_sets=[own[name] for name in _JOB_SETS])
-        return twin
+        copied.__dict__.update(own, _job_id_sets=[own[name] for name in _JOB_SETS])
+        return copied
 
     def derive_for(self, snapshot: Snapshot) -> SnapshotIndex:
-        """The ledger of another snapshot: from nothing where pools have changed, else by what differs."""
+        """Return the index of another snapshot: updated by the differences, or built if the pools differ."""
         if self.pools is not snapshot.pools:
             return SnapshotIndex.build(snapshot)
-        twin = self.copy()
-        twin.update_to(snapshot)
-        return twin
+        derived = self.copy()
+        derived.update_to(snapshot)
+        return derived
 
     def update_to(self, snapshot: Snapshot) -> None:
-        """Take over every record that is another object than before."""
+        """Update the index to the snapshot. Records count as changed if they are other objects."""
         nodes, self.nodes = self.nodes, snapshot.nodes
         for name in _changed_keys(nodes, snapshot.nodes):
             self._put_node(name, nodes.get(name))
@@ -139,9 +153,8 @@ class SnapshotIndex:
             self.put_job(job_id, jobs.get(job_id))
 
     def put_job(self, job_id: str, before: Job | None) -> None:
-        """Take over the job that `jobs` has now, or that it has none; `before` is the one it had."""
+        """Update the index for the present job of this id, if any. `before` is the previous one."""
         job = self.jobs.get(job_id)
-        self.observed_runs.pop(job_id, None)
         if job is not None and before is not None and _differs_only_in_progress(job, before):
             return
         for names in self._job_id_sets:
@@ -153,7 +166,7 @@ class SnapshotIndex:
             self._update_holders(job_id, old.held if old else NO_GPUS, new.held if new else NO_GPUS)
 
     def put_loan(self, node: str, before: Loan | None) -> None:
-        """Take over a node's loan: the node may begin or cease to serve training."""
+        """Update the index for the present loan of the node, if any. `before` is the previous one."""
         loan, host = self.loans.get(node), self.nodes.get(node)
         for each, sign in ((before, -1), (loan, 1)):
             if each is not None:
@@ -168,22 +181,24 @@ class SnapshotIndex:
         self._refresh_node(node)
 
     def sort_by_submission(self, job_ids: Iterable[str]) -> list[Job]:
-        """These jobs in order of submission: the same one however the ledger came about."""
+        """Return the jobs in order of submission, then by id."""
         jobs = self.jobs
         return sorted((jobs[job_id] for job_id in job_ids), key=lambda job: (job.submitted_at_s, job.id))
 
     def typical_node_sizes(self) -> Mapping[str, int]:
-        """GPUs of the commonest node of each GPU model: canonical shapes are packed into those. Of equals the larger
-        counts."""
+        """Return the GPUs per node of the most common node size of each GPU model.
+
+        Canonical shapes are packed into nodes of this size. Among equally common sizes, the largest counts.
+        """
         counted = sorted((nodes, gpus, gpu) for (gpu, gpus), nodes in self.node_counts_by_size.items() if nodes)
         return {gpu: gpus for _, gpus, gpu in counted}
 
     def count_up_nodes_by_size(self, pool: str) -> Iterator[tuple[int, int]]:
-        """(GPUs of a node, how many such nodes are up) of a pool."""
+        """Yield (GPUs per node, number of nodes) for the pool's nodes that are up."""
         return ((gpus, nodes) for (name, gpus), nodes in self.up_node_counts.items() if name == pool and nodes)
 
     def capacity(self, pool: str) -> int:
-        """GPUs of a pool's nodes that are up."""
+        """Return the number of GPUs on the pool's nodes that are up."""
         return sum(gpus * nodes for gpus, nodes in self.count_up_nodes_by_size(pool))
 
     def _classify_job(self, job: Job) -> None:
@@ -229,13 +244,13 @@ class SnapshotIndex:
         self._refresh_node(name)
 
     def _count_gpus(self, node: Node, loan: Loan | None, sign: int) -> None:
-        """Whom the node serves: inference, training, or while it is down nobody."""
+        """Add or subtract the GPUs of the node where they belong: to inference or to training."""
         _add_count(self.inference_capacity, node.pool, sign * count_inference_gpus(node, loan))
         if serves_training(node, self.pools, loan):
             _add_count(self.training_gpus, (node.gpu, _is_lent(loan)), sign * max(0, node.gpus - node.other_gpus))
 
     def _update_holders(self, job_id: str, before: Gpus, after: Gpus) -> None:
-        """What the job holds has changed on some nodes. GPUs that it is only releasing it still holds."""
+        """Update the holders of GPUs for a job's new allocation. GPUs that are being released remain held."""
         for node in {**before, **after}:
             was, now = before.get(node, ()), after.get(node, ())
             if was == now:
@@ -249,23 +264,23 @@ class SnapshotIndex:
             self._refresh_node(node)
 
     def _refresh_node(self, name: str) -> None:
-        """Bring what is free on a node, and whether somebody has to leave it, up to date."""
-        room = self.free_by_node.pop(name, None)
-        if room is not None:
-            self.free_gpu_total -= len(room.indices)
-            _add_count(self.free_gpus, (room.gpu, room.is_lent), -len(room.indices))
+        """Update the free GPUs of a node, and whether jobs must leave it."""
+        previous = self.free_by_node.pop(name, None)
+        if previous is not None:
+            self.free_gpu_total -= len(previous.indices)
+            _add_count(self.free_gpus, (previous.gpu, previous.is_lent), -len(previous.indices))
         node, held, loan = self.nodes.get(name), self.holders.get(name), self.loans.get(name)
         if node is None:
             self.must_vacate.discard(name)
             self.held_without_loan.discard(name)
             return
         _set_membership(self.must_vacate, name, held is not None and must_vacate(node, self.pools, loan))
-        foreign = self.pools[node.pool].kind is PoolKind.INFERENCE and not _is_lent(loan)
-        _set_membership(self.held_without_loan, name, held is not None and foreign)
+        is_foreign = self.pools[node.pool].kind is PoolKind.INFERENCE and not _is_lent(loan)
+        _set_membership(self.held_without_loan, name, held is not None and is_foreign)
         if not serves_training(node, self.pools, loan):
             return
         free = tuple(range(node.gpus)) if held is None else tuple(i for i in range(node.gpus) if i not in held)
-        # Which of them others use is not known and does not matter: an index only tells one GPU from the next.
+        # Others may use any of these GPUs. The indices only serve to count and to distinguish GPUs.
         free = free[: len(free) - node.other_gpus] if node.other_gpus < len(free) else ()
         if free:
             self.free_by_node[name] = FreeGpus(name, node.gpu, _is_lent(loan), free)
@@ -274,7 +289,7 @@ class SnapshotIndex:
 
 
 def _differs_only_in_progress(job: Job, before: Job) -> bool:
-    """Only the progress differs: nothing that a ledger tells of. The usual case, a checkpoint."""
+    """Return whether only the progress differs, which the index does not cover. The usual case is a checkpoint."""
     return (
         job.state is before.state
         and job.allocation is before.allocation
@@ -285,7 +300,7 @@ def _differs_only_in_progress(job: Job, before: Job) -> bool:
 
 
 def serves_training(node: Node, pools: Mapping[str, Pool], loan: Loan | None) -> bool:
-    """Training may put something new on this node now."""
+    """Return whether training may start ranks on this node."""
     if node.state is not NodeState.UP or node.cordoned:
         return False
     if pools[node.pool].kind is PoolKind.TRAINING:
@@ -294,12 +309,12 @@ def serves_training(node: Node, pools: Mapping[str, Pool], loan: Loan | None) ->
 
 
 def count_inference_gpus(node: Node, loan: Loan | None) -> int:
-    """GPUs that inference has on a node of its own: none where it is down or lent; on a cordoned one those it uses."""
+    """Count the GPUs of the node that inference can use: none if the node is down or lent."""
     return 0 if node.state is NodeState.DOWN or _is_lent(loan) else node.gpus - node.unschedulable_gpus
 
 
 def must_vacate(node: Node, pools: Mapping[str, Pool], loan: Loan | None) -> bool:
-    """Training has to get off this node: recalled, down, draining, or not lent (any more)."""
+    """Return whether training must leave this node: it is recalled, down, draining or not lent."""
     if node.state is not NodeState.UP or node.draining:
         return True
     return pools[node.pool].kind is PoolKind.INFERENCE and not (loan is not None and loan.state is LoanState.ACTIVE)
@@ -310,7 +325,9 @@ def _is_lent(loan: Loan | None) -> bool:
 
 
 def _changed_keys(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Keys whose record is another object, or gone. What was taken out comes first: its GPUs may be held anew."""
+    """Return keys whose record was removed or is another object. Removed keys come first, because their GPUs may have a
+    new holder.
+    """
     if before is after:
         return []
     changed = [key for key, record in after.items() if before.get(key) is not record]

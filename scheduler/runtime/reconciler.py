@@ -119,23 +119,26 @@ def _with_time(snapshot: Snapshot, now_s: float) -> Snapshot:
 
 
 def _apply_legal_decisions(snapshot: Snapshot, result: TickResult) -> AppliedDecisions:
-    """Apply decision by decision; an illegal one is dropped and reported, the rest goes on."""
+    """Check and apply each decision. An illegal one is dropped and reported; the others still apply.
+
+    This is the only check of legality: the planner is not trusted and does not check its own decisions.
+    """
     full_pass_at_s = snapshot.now_s if result.full_pass else snapshot.full_pass_at_s
     if not result.decisions:
         return AppliedDecisions(replace(snapshot, full_pass_at_s=full_pass_at_s))
-    draft = MutableSnapshot(snapshot)
-    kept, violations, events = list[Decision](), list[Violation](), list[Event]()
+    state = MutableSnapshot(snapshot)
+    legal, violations, events = list[Decision](), list[Violation](), list[Event]()
     for decision in result.decisions:
-        if violation := find_violation(draft, decision):
+        if violation := find_violation(state, decision):
             violations.append(violation)
             events.append(violation_event(snapshot.now_s, violation))
             continue
-        told = decision_event(draft.view(), decision)
-        apply_decision(draft, decision)
-        events.append(with_job_step(told, decision, draft.view()))
-        kept.append(decision)
-    settled = replace(draft.view(), full_pass_at_s=full_pass_at_s)
-    return AppliedDecisions(settled, tuple(kept), tuple(violations), tuple(events), tuple(draft.ended_loans))
+        event = decision_event(state.view(), decision)
+        apply_decision(state, decision)
+        events.append(with_job_step(event, decision, state.view()))
+        legal.append(decision)
+    applied = replace(state.view(), full_pass_at_s=full_pass_at_s)
+    return AppliedDecisions(applied, tuple(legal), tuple(violations), tuple(events), tuple(state.ended_loans))
 
 
 def _build_report(

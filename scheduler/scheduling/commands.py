@@ -1,4 +1,4 @@
-"""What people asked for, put into the snapshot: one function a command."""
+"""Apply commands to a snapshot."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Switches
 from scheduler.scheduling.job_progress import record_progress
-from scheduler.scheduling.mutable_snapshot import SnapshotBuilder
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.preconditions import check_preconditions
 
 
-def apply_command(snapshot: SnapshotBuilder, command: Command) -> None:
-    """Take one command in. One that no longer fits the state is refused by an event and changes nothing."""
+def apply_command(snapshot: MutableSnapshot, command: Command) -> None:
+    """Apply one command. A command that no longer fits the state has no effect except a refusal event."""
     if refusal := check_preconditions(snapshot, command):
         snapshot.events.append(refusal)
         return
@@ -87,11 +87,11 @@ def apply_command(snapshot: SnapshotBuilder, command: Command) -> None:
                 snapshot.forecasts[pool] = forecast
 
 
-def _submit_job(snapshot: SnapshotBuilder, submit: SubmitJob, command: Command) -> None:
-    """A job without a model but with a length and an estimate starts with the step time that these imply."""
+def _submit_job(snapshot: MutableSnapshot, submit: SubmitJob, command: Command) -> None:
+    """Add a job. Without a model, its first step time follows from its length and its duration estimate."""
     spec, job_id = submit.spec, submit.job_id
     if job_id in snapshot.jobs:
-        snapshot.refuse(job_id, f"job {job_id} was submitted before")
+        snapshot.refuse(job_id, f"job {job_id} already exists")
         return
     correction = 1.0
     if not spec.has_profile and spec.steps and spec.duration_estimate_s:
@@ -99,21 +99,13 @@ def _submit_job(snapshot: SnapshotBuilder, submit: SubmitJob, command: Command) 
     progress = Progress(at_s=snapshot.now_s, checkpoint_at_s=snapshot.now_s, correction=correction)
     submitted_at_s = min(command.at_s, snapshot.now_s)
     account = JobAccount(settled_at_s=submitted_at_s)
-    snapshot.jobs[job_id] = Job(
-        job_id,
-        spec,
-        JobState.SUBMITTED,
-        submitted_at_s,
-        snapshot.now_s,
-        progress=progress,
-        account=account,
-        owner=command.actor,
-    )
+    job = Job(job_id, spec, JobState.SUBMITTED, submitted_at_s, snapshot.now_s, progress=progress, account=account)
+    snapshot.put_job(replace(job, owner=command.actor))
     message = f"submitted: {spec.name}, {spec.min_gpus} to {spec.max_gpus} GPUs"
     snapshot.record_event(EventCode.JOB_STATE, job_id, message, job=JobStep(JobState.SUBMITTED))
 
 
-def _get_live_job(snapshot: SnapshotBuilder, job_id: str) -> Job | None:
+def _get_live_job(snapshot: MutableSnapshot, job_id: str) -> Job | None:
     job = snapshot.jobs.get(job_id)
     if job is None or job.is_ended:
         snapshot.refuse(job_id, f"job {job_id} does not exist or has ended")
@@ -121,39 +113,40 @@ def _get_live_job(snapshot: SnapshotBuilder, job_id: str) -> Job | None:
     return job
 
 
-def _set_intent(snapshot: SnapshotBuilder, job_id: str, intent: Intent) -> None:
+def _set_intent(snapshot: MutableSnapshot, job_id: str, intent: Intent) -> None:
     job = _get_live_job(snapshot, job_id)
     if job is not None and job.intent is not Intent.CANCEL:
-        snapshot.jobs[job_id] = replace(job, intent=intent)
+        snapshot.put_job(replace(job, intent=intent))
 
 
-def _resume_job(snapshot: SnapshotBuilder, job_id: str) -> None:
+def _resume_job(snapshot: MutableSnapshot, job_id: str) -> None:
     job = _get_live_job(snapshot, job_id)
     if job is None or job.intent is not Intent.SUSPEND:
         return
-    snapshot.jobs[job_id] = job = replace(job, intent=Intent.RUN)
+    job = replace(job, intent=Intent.RUN)
+    snapshot.put_job(job)
     if job.state is JobState.SUSPENDED:
         snapshot.transition_job(job, JobState.QUEUED)
 
 
-def _request_checkpoint(snapshot: SnapshotBuilder, job_id: str) -> None:
-    """One that is waited for already is not asked for again."""
+def _request_checkpoint(snapshot: MutableSnapshot, job_id: str) -> None:
+    """Request a checkpoint, unless one is pending."""
     job = _get_live_job(snapshot, job_id)
     if job is None or job.pending_checkpoint_request is not None:
         return
     if job.state is not JobState.RUNNING:
-        snapshot.refuse(job_id, f"job {job_id} is {job.state}: only a running job can save a checkpoint")
+        snapshot.refuse(job_id, f"job {job_id} is {job.state}; only a running job can save a checkpoint")
         return
-    snapshot.jobs[job_id] = replace(job, save_wish=CheckpointRequest(snapshot.now_s, job.allocation.generation))
+    snapshot.put_job(replace(job, save_wish=CheckpointRequest(snapshot.now_s, job.allocation.generation)))
 
 
-def _scale_job(snapshot: SnapshotBuilder, scale: ScaleJob) -> None:
+def _scale_job(snapshot: MutableSnapshot, scale: ScaleJob) -> None:
     changed = _replace_spec(snapshot, scale.job_id, {"min_gpus": scale.min_gpus, "max_gpus": scale.max_gpus})
     if changed is not None:
         _record_range_change(snapshot, changed)
 
 
-def _change_job(snapshot: SnapshotBuilder, change: ChangeJob) -> None:
+def _change_job(snapshot: MutableSnapshot, change: ChangeJob) -> None:
     given = {name: getattr(change, name) for name in ("queue", "priority", "min_gpus", "max_gpus")}
     job = _replace_spec(snapshot, change.job_id, {name: value for name, value in given.items() if value is not None})
     if job is None:
@@ -161,33 +154,34 @@ def _change_job(snapshot: SnapshotBuilder, change: ChangeJob) -> None:
     if change.min_gpus is not None or change.max_gpus is not None:
         _record_range_change(snapshot, job)
     if change.queue is not None or change.priority is not None:
-        told = f"it is in queue {job.spec.queue} now, with priority {job.spec.priority}"
-        snapshot.record_event(EventCode.JOB_STATE, job.id, told)
+        message = f"moved to queue {job.spec.queue} with priority {job.spec.priority}"
+        snapshot.record_event(EventCode.JOB_STATE, job.id, message)
 
 
-def _replace_spec(snapshot: SnapshotBuilder, job_id: str, values: Mapping[str, Any]) -> Job | None:
-    """The job with these values in its spec; None where it is refused."""
+def _replace_spec(snapshot: MutableSnapshot, job_id: str, values: Mapping[str, Any]) -> Job | None:
+    """Replace values of the job's spec. Return None if the change is refused."""
     job = _get_live_job(snapshot, job_id)
     if job is None:
         return None
     try:
-        snapshot.jobs[job.id] = job = replace(job, spec=replace(job.spec, **values))
-    except ValueError as wrong:
-        snapshot.refuse(job_id, str(wrong))
+        job = replace(job, spec=replace(job.spec, **values))
+    except ValueError as error:
+        snapshot.refuse(job_id, str(error))
         return None
+    snapshot.put_job(job)
     return job
 
 
-def _record_range_change(snapshot: SnapshotBuilder, job: Job) -> None:
-    told = f"its range is now {job.spec.min_gpus} to {job.spec.max_gpus} GPUs"
-    snapshot.record_event(EventCode.JOB_STATE, job.id, told)
+def _record_range_change(snapshot: MutableSnapshot, job: Job) -> None:
+    message = f"range changed to {job.spec.min_gpus} to {job.spec.max_gpus} GPUs"
+    snapshot.record_event(EventCode.JOB_STATE, job.id, message)
 
 
-def _change_pool(snapshot: SnapshotBuilder, change: CreatePool | DeletePool | SetLendingPolicy) -> None:
+def _change_pool(snapshot: MutableSnapshot, change: CreatePool | DeletePool | SetLendingPolicy) -> None:
     match change:
         case CreatePool(pool=pool):
             if pool.name in snapshot.pools:
-                snapshot.refuse(pool.name, f"pool {pool.name} exists already")
+                snapshot.refuse(pool.name, f"pool {pool.name} already exists")
                 return
             snapshot.pools[pool.name] = pool
             snapshot.record_event(EventCode.POOL_CHANGED, pool.name, f"{pool.kind} pool {pool.name} was created")
@@ -203,13 +197,13 @@ def _change_pool(snapshot: SnapshotBuilder, change: CreatePool | DeletePool | Se
                 snapshot.refuse(name, f"pool {name} does not exist")
                 return
             snapshot.pools[name] = replace(snapshot.pools[name], lending=lending)
-            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the lending policy of {name} changed")
+            snapshot.record_event(EventCode.POOL_CHANGED, name, f"the lending policy of pool {name} was changed")
 
 
-def _change_queue(snapshot: SnapshotBuilder, change: CreateQueue | ChangeQueue | DeleteQueue) -> None:
+def _change_queue(snapshot: MutableSnapshot, change: CreateQueue | ChangeQueue | DeleteQueue) -> None:
     name = change.name if isinstance(change, DeleteQueue) else change.queue.name
     if (name in snapshot.queues) is isinstance(change, CreateQueue):
-        snapshot.refuse(name, f"queue {name} {'exists already' if name in snapshot.queues else 'does not exist'}")
+        snapshot.refuse(name, f"queue {name} {'already exists' if name in snapshot.queues else 'does not exist'}")
         return
     if isinstance(change, DeleteQueue):
         snapshot.queues.pop(name)
@@ -223,16 +217,16 @@ def _change_queue(snapshot: SnapshotBuilder, change: CreateQueue | ChangeQueue |
     snapshot.record_event(EventCode.QUEUE_CHANGED, name, message)
 
 
-def _change_node(snapshot: SnapshotBuilder, change: AddNode | RemoveNode | CordonNode | UncordonNode) -> None:
+def _change_node(snapshot: MutableSnapshot, change: AddNode | RemoveNode | CordonNode | UncordonNode) -> None:
     name = change.node.name if isinstance(change, AddNode) else change.name
     node = snapshot.nodes.get(name)
     if isinstance(change, AddNode):
         if node is not None or change.node.pool not in snapshot.pools:
-            snapshot.refuse(name, f"node {name} is registered already, or pool {change.node.pool} does not exist")
+            snapshot.refuse(name, f"node {name} already exists, or pool {change.node.pool} does not exist")
             return
         snapshot.nodes[name] = change.node
         snapshot.record_event(
-            EventCode.NODE_CHANGED, name, f"{name} joined pool {change.node.pool}: {change.node.gpus} GPUs"
+            EventCode.NODE_CHANGED, name, f"node {name} joined pool {change.node.pool} with {change.node.gpus} GPUs"
         )
         return
     if node is None:
@@ -243,20 +237,20 @@ def _change_node(snapshot: SnapshotBuilder, change: AddNode | RemoveNode | Cordo
             loan = snapshot.loans.get(name)
             held = any(name in job.allocation.held for job in snapshot.jobs.values())
             if held or (loan is not None and loan.is_live):
-                snapshot.refuse(name, f"node {name} is lent or its GPUs are held: drain it first")
+                snapshot.refuse(name, f"node {name} is lent, or jobs hold its GPUs. Drain it first.")
                 return
             del snapshot.nodes[name]
-            snapshot.record_event(EventCode.NODE_CHANGED, name, f"{name} was removed")
+            snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} was removed")
         case CordonNode(drain=drain):
             snapshot.nodes[name] = replace(node, cordoned=True, draining=node.draining or drain)
-            snapshot.record_event(EventCode.NODE_CHANGED, name, f"{name} is {'draining' if drain else 'cordoned'}")
+            snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} is {'draining' if drain else 'cordoned'}")
         case UncordonNode():
             snapshot.nodes[name] = replace(node, cordoned=False, draining=False)
-            snapshot.record_event(EventCode.NODE_CHANGED, name, f"{name} takes jobs again")
+            snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} was uncordoned")
 
 
-def _record_demand(snapshot: SnapshotBuilder, report: ReportDemand, at_s: float) -> None:
-    """Demand above the pool's capacity is accepted and clamped: it recalls everything, and people are told."""
+def _record_demand(snapshot: MutableSnapshot, report: ReportDemand, at_s: float) -> None:
+    """Record a demand reading. Demand above the pool's capacity is clamped to it, with an event."""
     if report.pool not in snapshot.pools:
         snapshot.refuse(report.pool, f"pool {report.pool} does not exist")
         return
@@ -268,12 +262,12 @@ def _record_demand(snapshot: SnapshotBuilder, report: ReportDemand, at_s: float)
     snapshot.demand[report.pool] = reading
     snapshot.readings.append((report.pool, reading))
     if report.gpus > capacity:
-        message = f"{report.pool} asks for {report.gpus:.1f} GPUs and has {capacity}: clamped"
+        message = f"demand of pool {report.pool} is {report.gpus:.1f} GPUs; clamped to its capacity of {capacity}"
         numbers = {"asked_gpus": report.gpus, "capacity_gpus": float(capacity)}
         snapshot.record_event(EventCode.DEMAND_CLAMPED, report.pool, message, numbers)
 
 
-def _apply_switch(snapshot: SnapshotBuilder, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes) -> None:
+def _apply_switch(snapshot: MutableSnapshot, switch: PauseLending | ResumeLending | RecallAll | FreezeResizes) -> None:
     match switch:
         case PauseLending():
             snapshot.switches = replace(snapshot.switches, lending_paused=True)
@@ -286,7 +280,7 @@ def _apply_switch(snapshot: SnapshotBuilder, switch: PauseLending | ResumeLendin
     snapshot.record_event(EventCode.LENDING_SWITCHED, "fleet", type(switch).__name__)
 
 
-def _record_curve_point(snapshot: SnapshotBuilder, solved: CurveSolved) -> None:
+def _record_curve_point(snapshot: MutableSnapshot, solved: CurveSolved) -> None:
     curve = snapshot.curves.get(solved.curve_key, ScalingCurve())
     if solved.plan is not None:
         snapshot.curves[solved.curve_key] = curve.with_plan(solved.shape, solved.plan)
@@ -294,10 +288,10 @@ def _record_curve_point(snapshot: SnapshotBuilder, solved: CurveSolved) -> None:
         snapshot.curves[solved.curve_key] = curve.with_infeasible(solved.shape, solved.infeasible)
 
 
-def _drop_curves(snapshot: SnapshotBuilder, solver: str) -> None:
-    """Running jobs keep their plans; what jobs want is solved anew."""
+def _drop_curves(snapshot: MutableSnapshot, solver: str) -> None:
+    """Drop all curves after a change of the solver. Running jobs keep their plans."""
     if snapshot.curves:
-        message = f"another solver, {solver}: the points of {len(snapshot.curves)} curves are solved anew"
+        message = f"the solver is now {solver}; {len(snapshot.curves)} curves will be solved again"
         snapshot.record_event(EventCode.CURVES_DROPPED, "solver", message)
     snapshot.curves.clear()
     snapshot.solver = solver

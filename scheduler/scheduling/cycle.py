@@ -1,16 +1,12 @@
-"""Course: the state of one `decide` between its stages.
-
-Which points of the scaling curves are missing, in the order in which they are needed.
-"""
+"""The scheduling cycle: the plan of one tick while the stages add to it, and its result."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import floor, inf
 
-from scheduler.domain.decisions import Decision, Reason, ResizeJob
+from scheduler.domain.decisions import Decision, NodeDecision, Reason, ResizeJob
 from scheduler.domain.fleet import Loan, LoanState
 from scheduler.domain.gpu_sets import FreeGpus, Gpus, GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Job
@@ -20,120 +16,140 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickResult, WantedShape
 from scheduler.scheduling.desired_state import apply_decision
 from scheduler.scheduling.job_progress import shapes_to_solve
-from scheduler.scheduling.legality import find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.policies.policy_set import PolicySet
-from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.speed import node_sizes, packed
 from scheduler.scheduling.rank_placement import place_ranks
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """What kind of GPUs is kept for waiting jobs: of one model, and perhaps on nodes that training owns alone."""
+    """GPUs of one model, on owned nodes only or on any node that training can use."""
 
     gpu: str
     owned_only: bool
 
 
+@dataclass(frozen=True, slots=True)
+class GpuDemand:
+    """GPUs that running jobs must give up for one job."""
+
+    kind: ResourceKind
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReservation:
+    """Nodes on which only the jobs in `job_ids` may be placed."""
+
+    nodes: frozenset[str] = frozenset()
+    job_ids: frozenset[str] = frozenset()
+
+    def excludes(self, job: Job) -> bool:
+        return bool(self.nodes) and job.id not in self.job_ids
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """What a stage returns: why jobs wait, GPUs that others must give up, by job, and when to look again.
+
+    Decisions are not repeated here. A stage applies each one to the cycle at once, so that the next one sees it.
+    """
+
+    waiting: Mapping[str, Reason] = field(default_factory=dict)
+    demands: Mapping[str, GpuDemand] = field(default_factory=dict)
+    recheck_at_s: float = inf
+
+
 class SchedulingCycle:
-    """Decisions so far, the draft they made, why others wait, and the shapes that policies missed."""
+    """The snapshot with the decisions so far applied, and what later placements must respect.
+
+    `settled_jobs` are changed by no later decision of this cycle. `missing_shapes` are the curve points that a stage
+    looked up and did not find.
+    """
 
     def __init__(self, snapshot: Snapshot, policies: PolicySet) -> None:
         self.policies = policies
         self.settings = policies.settings
         self.snapshot = MutableSnapshot(snapshot)
         self.node_sizes = snapshot.typical_node_sizes
+        self.index = self.snapshot.index
+        self.view = self.snapshot.view()
+        self.now_s = snapshot.now_s
         self.decisions: list[Decision] = []
-        self.waiting: dict[str, Reason] = {}
+        self.settled_jobs: set[str] = set()
         self.missing_shapes: dict[WantedShape, None] = {}
-        self.changed_jobs: set[str] = set()
-        self.pending_starts: dict[str, tuple[ResourceKind, int]] = {}
-        self.pending_moves: dict[str, tuple[ResourceKind, int]] = {}
-        self.quota_reductions: dict[str, tuple[int, Reason]] = {}
-        self.quota: QuotaState | None = None
-        self.reserved_nodes: frozenset[str] = frozenset()
-        self._reserved_for: frozenset[str] = frozenset()
-        self.waiting_for_gpus = False
-        self.recheck_at_s = inf
+        self.reservation = NodeReservation()
         due_s = next_full_pass_s(snapshot.full_pass_at_s, self.settings.full_pass_period_s)
         self.full_pass = snapshot.now_s >= due_s
         after_s = snapshot.now_s if self.full_pass else snapshot.full_pass_at_s
         self.next_full_pass_s = next_full_pass_s(after_s, self.settings.full_pass_period_s)
 
-    @property
-    def now_s(self) -> float:
-        return self.snapshot.now_s
-
-    def offer_deadline_s(self, loan: Loan) -> float:
-        """By when inference has to have left a node that was offered."""
-        return loan.offered_at_s + self.snapshot.original.pools[loan.pool].lending.return_deadline_s
-
-    @property
-    def view(self) -> Snapshot:
-        return self.snapshot.view()
-
-    @property
-    def gpus_to_free(self) -> Mapping[ResourceKind, int]:
-        """GPUs that running jobs have to give up for waiting ones, and for those on nodes to be left, by kind."""
-        reserved = Counter[ResourceKind]()
-        for claim, missing in (*self.pending_moves.values(), *self.pending_starts.values()):
-            reserved[claim] += missing
-        return reserved
-
-    @property
-    def unreserved_gpus(self) -> int:
-        """GPUs that are free and kept for nobody."""
-        return self.snapshot.usable_gpus - sum(len(room.indices) for room in self.reserved_rooms)
-
-    @property
-    def reserved_rooms(self) -> list[FreeGpus]:
-        rooms = self.snapshot.ledger.free_by_node
-        return [rooms[name] for name in sorted(self.reserved_nodes) if name in rooms]
-
-    def reserve_nodes(self, nodes: Iterable[str], job_ids: frozenset[str]) -> None:
-        """From now on nobody but these jobs is put onto these nodes."""
-        self.reserved_nodes, self._reserved_for = frozenset(nodes), job_ids
-
-    def is_excluded(self, job: Job) -> bool:
-        """Some nodes are kept for others."""
-        return bool(self.reserved_nodes) and job.id not in self._reserved_for
-
-    def rooms_for(self, job: Job) -> Collection[FreeGpus]:
-        """What is free on the nodes onto which the job may be put."""
-        if not self.is_excluded(job):
-            return self.snapshot.rooms
-        return [room for room in self.snapshot.rooms if room.node not in self.reserved_nodes]
-
     def apply(self, decision: Decision) -> None:
-        """Record a decision and apply it, so that the next stage sees it. A resize is completed by the order of ranks.
+        """Record a decision and apply it. A resize gets its rank placement.
 
-        A decision that breaks a law is a bug of a policy: it is still reported as decided, so that the tick
-        drops it under its name, but it is not applied here.
+        Decisions are not checked here: the tick checks each one before it takes effect. A decision of a faulty policy
+        that cannot be applied at all is recorded only, so that the tick reports it.
         """
-        if find_violation(self.snapshot, decision) is None:
-            decision = place_ranks(self.snapshot, decision) if isinstance(decision, ResizeJob) else decision
-            apply_decision(self.snapshot, decision)
+        if isinstance(decision, ResizeJob):
+            decision = place_ranks(self.snapshot, decision)
         self.decisions.append(decision)
+        if not isinstance(decision, NodeDecision):
+            self.settle(decision.job_id)
+        try:
+            apply_decision(self.snapshot, decision)
+        except ValueError:
+            return
+
+    def settle(self, job_id: str) -> None:
+        """Exclude the job from all later decisions of this cycle."""
+        self.settled_jobs.add(job_id)
+
+    def reserve_nodes(self, nodes: Iterable[str], job_ids: Iterable[str]) -> None:
+        """Place only these jobs on these nodes for the rest of the cycle. Replaces an earlier reservation."""
+        self.reservation = NodeReservation(frozenset(nodes), frozenset(job_ids))
+
+    @property
+    def resizes_frozen(self) -> bool:
+        return self.snapshot.original.switches.resizes_frozen
+
+    @property
+    def reserved_gpus(self) -> list[FreeGpus]:
+        """Free GPUs of the reserved nodes."""
+        free = self.index.free_by_node
+        return [free[name] for name in sorted(self.reservation.nodes) if name in free]
+
+    @property
+    def unreserved_gpu_total(self) -> int:
+        return self.snapshot.free_gpu_total - sum(len(free.indices) for free in self.reserved_gpus)
+
+    def free_gpus_for(self, job: Job) -> Collection[FreeGpus]:
+        """Return the free GPUs of each node on which the job may be placed."""
+        if not self.reservation.excludes(job):
+            return self.snapshot.free_gpus
+        return [free for free in self.snapshot.free_gpus if free.node not in self.reservation.nodes]
 
     def plan_for(self, job: Job, gpus: Gpus) -> ParallelPlan | None:
-        """The curve's plan for exact GPUs; a shape that is not solved yet is wanted."""
+        """Return the job's plan for exact GPUs. A shape that is not solved yet is requested from the solver."""
         return self.plan_on(job, self.snapshot.original.shape_of(gpus))
 
     def plan_on(self, job: Job, shape: GpuShape, *, request_missing: bool = True) -> ParallelPlan | None:
-        """As `plan_for`, for GPUs of a shape; one that is not solved is wanted only where `asks`."""
+        """Return the job's plan for a shape. With `request_missing`, an unsolved shape is requested from the solver."""
         curve = self.snapshot.original.curve(job)
         if request_missing and not curve.is_solved(shape):
             self.missing_shapes[WantedShape(job.curve_key, shape)] = None
         return curve.plan_for(shape)
 
-    def leave_by_s(self, job: Job) -> float:
-        """The time by which the job's present workers must have left: the earliest return deadline among the nodes
-        that it holds, else the usual grace; that is never less than a step and a reconfiguration take, because nobody
-        may lose work where nothing presses.
+    def offer_deadline_s(self, loan: Loan) -> float:
+        """Return the time by which inference must have left a node that was offered to training."""
+        return loan.offered_at_s + self.snapshot.original.pools[loan.pool].lending.return_deadline_s
 
-        A job that is leaving already gets no more time than it had, because its old workers may sit on a node that
-        goes home earlier. On a lent node the grace ends before any recall that is still to come could fall due.
+    def leave_by_s(self, job: Job) -> float:
+        """Return the deadline by which the job's present workers must have left.
+
+        It is the earliest return deadline of the nodes that the job holds. Without one it is the usual grace, which is
+        long enough for a step and a reconfiguration and ends before a recall made now would. A job that is already
+        leaving gets no more time, because its old workers may be on a node with an earlier deadline.
         """
         allocation, loans = job.allocation, self.snapshot.loans
         held = [loan for node in (*allocation.target, *allocation.releasing) if (loan := loans.get(node))]
@@ -146,47 +162,55 @@ class SchedulingCycle:
             deadlines.append(allocation.leave_by_s)
         return max(self.now_s, min(deadlines))
 
-    def build_result(self) -> TickResult:
+    def build_result(self, reports: Iterable[StageReport]) -> TickResult:
+        """Combine the decisions with the stages' reports, in the order of the stages."""
+        waiting: dict[str, Reason] = {}
+        times_s = [self.next_full_pass_s, *self._list_deadlines()]
+        for report in reports:
+            waiting |= report.waiting
+            times_s += [report.recheck_at_s] if report.recheck_at_s > self.now_s else []
         return TickResult(
             decisions=tuple(self.decisions),
-            waiting=self.waiting,
+            waiting=waiting,
             wanted_shapes=list_wanted_shapes(self.view, self.missing_shapes),
-            next_wake_s=min([self.next_full_pass_s, *self._list_deadlines(), *self._list_rechecks()]),
+            next_wake_s=min(times_s),
             full_pass=self.full_pass,
         )
 
-    def _list_rechecks(self) -> list[float]:
-        return [self.recheck_at_s] if self.recheck_at_s > self.now_s else []
-
     def _list_deadlines(self) -> list[float]:
-        ledger, jobs = self.snapshot.ledger, self.snapshot.jobs
-        leaving = [jobs[job_id].allocation.leave_by_s for job_id in ledger.releasing]
-        recalls = [self.snapshot.loans[node].return_by_s for node in ledger.recalled]
-        offers = [self.offer_deadline_s(self.snapshot.loans[node]) for node in ledger.offered]
-        limits = [run_time_deadline_s(jobs[job_id]) for job_id in ledger.time_limited]
-        retries = [jobs[job_id].memory.retry_at_s for job_id in ledger.unsettled]
+        """Return the future times at which a deadline of a job or a loan passes."""
+        index, jobs, loans = self.index, self.snapshot.jobs, self.snapshot.loans
+        leaving = [jobs[job_id].allocation.leave_by_s for job_id in index.releasing]
+        recalls = [loans[node].return_by_s for node in index.recalled]
+        offers = [self.offer_deadline_s(loans[node]) for node in index.offered]
+        limits = [run_time_deadline_s(jobs[job_id]) for job_id in index.time_limited]
+        retries = [jobs[job_id].memory.retry_at_s for job_id in index.unsettled]
         times_s = (*leaving, *recalls, *offers, *limits, *retries)
         return [at_s for at_s in times_s if at_s is not None and at_s > self.now_s]
 
 
 def next_full_pass_s(at_s: float, period_s: float) -> float:
-    """The next multiple of the period after `at_s`: demand is told at such times too, and one tick then does for both.
-    At once where there was none yet."""
+    """Return the next multiple of the period after `at_s`, or -inf if there was no full pass yet.
+
+    Multiples coincide with the usual times of demand reports, so that one tick serves both.
+    """
     return (floor(at_s / period_s) + 1) * period_s if at_s > -inf else -inf
 
 
 def run_time_deadline_s(job: Job) -> float | None:
-    """When the job will have run for as long as its owner allows; None where that is not limited or not known."""
+    """Return when the job reaches its maximum run time, or None if it has none or has not started."""
     limit_s, started_s = job.spec.run_time_s_max, job.account.first_started_at_s
     return None if limit_s is None or started_s is None else started_s + limit_s
 
 
 def list_wanted_shapes(snapshot: Snapshot, missing: Iterable[WantedShape]) -> tuple[WantedShape, ...]:
-    """Unsolved shapes, each once: minimums of jobs that cannot queue without them, shapes that this tick looked
-    for in vain, those of curves that count on newly frozen layers, then the rest of every job's canonical shapes."""
-    found = dict.fromkeys(
-        (*_minimum_shapes(snapshot), *missing, *_frozen_layer_shapes(snapshot), *_canonical_shapes_of_ranges(snapshot))
-    )
+    """Return the unsolved shapes in the order in which the solver should solve them, without duplicates.
+
+    First come the minimums of jobs that cannot be queued without them, then `missing`, then the curves of jobs with
+    newly frozen layers, then the canonical shapes of all other jobs.
+    """
+    minimums, refrozen, canonical = _minimum_shapes(snapshot), _frozen_layer_shapes(snapshot), _range_shapes(snapshot)
+    found = dict.fromkeys((*minimums, *missing, *refrozen, *canonical))
     return tuple(wanted for wanted in found if not _is_solved(snapshot, wanted))
 
 
@@ -200,13 +224,13 @@ def _minimum_shapes(snapshot: Snapshot) -> Iterator[WantedShape]:
 
 
 def _frozen_layer_shapes(snapshot: Snapshot) -> Iterator[WantedShape]:
-    ledger = snapshot.index
-    for job in ledger.sort_by_submission(ledger.needs_frozen_replan):
+    index = snapshot.index
+    for job in index.sort_by_submission(index.needs_frozen_replan):
         if not job.freezing.is_curve_current:
             yield from (WantedShape(job.next_curve_key, shape) for shape in shapes_to_solve(snapshot, job))
 
 
-def _canonical_shapes_of_ranges(snapshot: Snapshot) -> Iterator[WantedShape]:
+def _range_shapes(snapshot: Snapshot) -> Iterator[WantedShape]:
     sizes = node_sizes(snapshot)
     ranges = {
         (job.curve_key, gpu, job.spec.min_gpus, job.spec.max_gpus)
@@ -214,8 +238,8 @@ def _canonical_shapes_of_ranges(snapshot: Snapshot) -> Iterator[WantedShape]:
         for gpu in sizes
         if job.spec.gpu in ("", gpu)
     }
-    for curve_key, gpu, least, most in sorted(ranges):
-        for count in canonical_gpu_counts(least, most, sizes[gpu]):
+    for curve_key, gpu, min_gpus, max_gpus in sorted(ranges):
+        for count in canonical_gpu_counts(min_gpus, max_gpus, sizes[gpu]):
             yield WantedShape(curve_key, packed(gpu, count, sizes[gpu]))
 
 

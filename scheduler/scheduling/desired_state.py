@@ -1,4 +1,4 @@
-"""apply: decisions become the desired state."""
+"""Apply decisions to a snapshot. The result is the desired state that executors converge to."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 
 
 def apply_decisions(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
-    """The desired state after `decisions`, in their order.
+    """Return the desired state after `decisions`, applied in order.
 
     Raises:
-        ValueError: a decision does not fit the state it meets (`illegal` finds that out first).
+        ValueError: A decision does not fit the state in which it is applied. `find_violation` detects this first.
     """
-    draft = MutableSnapshot(snapshot)
+    desired = MutableSnapshot(snapshot)
     for decision in decisions:
-        apply_decision(draft, decision)
-    return draft.view()
+        apply_decision(desired, decision)
+    return desired.view()
 
 
 def apply_decision(snapshot: MutableSnapshot, decision: Decision) -> None:
-    """Apply one decision to a draft."""
+    """Apply one legal decision."""
     if isinstance(decision, JobDecision):
         snapshot.put_job(_apply_job_decision(snapshot, snapshot.jobs[decision.job_id], decision))
     else:
@@ -51,7 +51,7 @@ def apply_decision(snapshot: MutableSnapshot, decision: Decision) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveResult:
-    """A snapshot without what has ended, and what was taken out of it."""
+    """A snapshot without ended jobs and loans, and those that were removed."""
 
     snapshot: Snapshot
     ended_jobs: tuple[Job, ...]
@@ -59,20 +59,19 @@ class ArchiveResult:
 
 
 def archive_ended(snapshot: Snapshot) -> ArchiveResult:
-    """Take out ended loans, and jobs that have ended and whose last GPU was seen free."""
-    ledger = snapshot.index
-    jobs = tuple(
-        job for job in ledger.sort_by_submission(ledger.unsettled) if job.is_ended and not job.allocation.held_gpus
-    )
-    all_live = sum(ledger.live_loan_counts.values()) == len(snapshot.loans)
+    """Remove ended loans, and ended jobs whose GPUs were all observed to be free."""
+    index = snapshot.index
+    unsettled = index.sort_by_submission(index.unsettled)
+    jobs = tuple(job for job in unsettled if job.is_ended and not job.allocation.held_gpus)
+    all_live = sum(index.live_loan_counts.values()) == len(snapshot.loans)
     loans = () if all_live else tuple(loan for loan in snapshot.loans.values() if not loan.is_live)
     if not jobs and not loans:
         return ArchiveResult(snapshot, (), ())
-    kept = dict(snapshot.jobs)
+    live_jobs = dict(snapshot.jobs)
     for job in jobs:
-        del kept[job.id]
-    live = {node: loan for node, loan in snapshot.loans.items() if loan.is_live}
-    return ArchiveResult(replace(snapshot, jobs=kept, loans=live), jobs, loans)
+        del live_jobs[job.id]
+    live_loans = {node: loan for node, loan in snapshot.loans.items() if loan.is_live}
+    return ArchiveResult(replace(snapshot, jobs=live_jobs, loans=live_loans), jobs, loans)
 
 
 def release_gpus(
@@ -85,7 +84,7 @@ def release_gpus(
     message: str = "",
     preemptions: int = 0,
 ) -> Job:
-    """The job in `state` without a target: all it held is being released, and a new generation says so."""
+    """Return the job in `state`, with a new generation that releases all its GPUs."""
     allocation = _retarget(job.allocation, {}, None, generation=generation, leave_by_s=leave_by_s)
     return job.transition_to(state, now_s, message=message, allocation=allocation, preemptions=preemptions)
 
@@ -94,18 +93,18 @@ def _apply_job_decision(snapshot: MutableSnapshot, job: Job, decision: JobDecisi
     now_s, generation, message = snapshot.now_s, snapshot.next_generation, decision.reason.detail
     match decision:
         case StartJob(gpus=gpus, plan=plan):
-            leaving = job.allocation.leave_by_s if job.allocation.releasing else None
-            leave_by_s = now_s if leaving is None else leaving
+            leave_by_s = job.allocation.leave_by_s if job.allocation.releasing else None
+            leave_by_s = now_s if leave_by_s is None else leave_by_s
             allocation = _retarget(job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s)
             return job.transition_to(JobState.STARTING, now_s, allocation=allocation).with_new_plan()
         case ResizeJob(gpus=gpus, plan=plan, leave_by_s=leave_by_s, seats=seats):
-            kept = job.allocation
-            allocation = _retarget(kept, gpus, plan, generation=generation, leave_by_s=leave_by_s, seats=seats)
+            allocation = _retarget(
+                job.allocation, gpus, plan, generation=generation, leave_by_s=leave_by_s, seats=seats
+            )
             return job.transition_to(JobState.RESIZING, now_s, allocation=allocation, resizes=1).with_new_plan()
         case PreemptJob(leave_by_s=by_s):
-            state = JobState.PREEMPTED
             return release_gpus(
-                job, state, now_s, generation=generation, leave_by_s=by_s, message=message, preemptions=1
+                job, JobState.PREEMPTED, now_s, generation=generation, leave_by_s=by_s, message=message, preemptions=1
             )
         case SuspendRun(leave_by_s=by_s):
             return release_gpus(job, JobState.SUSPENDED, now_s, generation=generation, leave_by_s=by_s)
@@ -124,11 +123,11 @@ def _retarget(
     leave_by_s: float,
     seats: RankPlacement = (),
 ) -> Allocation:
-    left = gpu_sets.difference(allocation.target, gpus)
+    given_up = gpu_sets.difference(allocation.target, gpus)
     return Allocation(
         generation=allocation.generation + 1,
         target=gpus,
-        releasing=gpu_sets.union(allocation.releasing, left),
+        releasing=gpu_sets.union(allocation.releasing, given_up),
         plan=plan,
         leave_by_s=leave_by_s,
         asked_at_generation=generation,

@@ -1,4 +1,4 @@
-"""Decisions, violations and breaches told as events."""
+"""Events for decisions, dropped decisions and breaches."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from scheduler.domain.tick_report import Breach, Violation
 
 
 def decision_event(before: Snapshot, decision: Decision) -> Event:
-    """`before` is the state that the decision was taken on: it says whether a resize grows or shrinks a job."""
+    """Return the event of a decision. `before` is the state in which it is applied."""
     code, message, numbers = _describe_decision(before, decision)
     numbers = {**decision.reason.numbers, **numbers}
     return Event(before.now_s, code, decision_subject(decision), message, numbers, decision.reason.code.value)
 
 
 def with_job_step(event: Event, decision: Decision, after: Snapshot) -> Event:
-    """The event with where the job stands in `after`, in which the decision was applied."""
+    """Add the job's step to the event. `after` is the state with the decision applied."""
     if not isinstance(decision, JobDecision):
         return event
     return replace(event, job=job_step(after.jobs[decision.job_id], after.nodes, after.pools))
 
 
 def job_step(job: Job, nodes: Mapping[str, Node], pools: Mapping[str, Pool]) -> JobStep:
-    """Where the job stands now."""
+    """Return a job's present state, generation, GPUs and plan, for events."""
     allocation, gpus, lent_gpus = job.allocation, 0, 0
     for name, indices in allocation.target.items():
         gpus += len(indices)
@@ -62,39 +62,38 @@ def breach_event(now_s: float, breach: Breach) -> Event:
 
 
 def _describe_decision(before: Snapshot, decision: Decision) -> tuple[EventCode, str, dict[str, float]]:
-    why = decision.reason.detail
+    detail = decision.reason.detail
     match decision:
         case StartJob(gpus=gpus):
-            return EventCode.JOB_STARTED, why, {"gpus": float(gpu_sets.count(gpus))}
+            return EventCode.JOB_STARTED, detail, {"gpus": float(gpu_sets.count(gpus))}
         case ResizeJob():
             return _describe_resize(before, decision)
         case PreemptJob(leave_by_s=leave_by_s):
-            return EventCode.JOB_PREEMPTED, why, {"leave_by_s": leave_by_s}
+            return EventCode.JOB_PREEMPTED, detail, {"leave_by_s": leave_by_s}
         case SuspendRun(leave_by_s=leave_by_s):
-            return EventCode.JOB_SUSPENDED, why, {"leave_by_s": leave_by_s}
+            return EventCode.JOB_SUSPENDED, detail, {"leave_by_s": leave_by_s}
         case StopJob():
-            return EventCode.JOB_STOPPED, why, {}
+            return EventCode.JOB_STOPPED, detail, {}
         case RejectJob():
-            return EventCode.JOB_REJECTED, why, {}
+            return EventCode.JOB_REJECTED, detail, {}
         case LendNode():
-            return EventCode.NODE_LENT, f"{decision.node} is offered to training: {why}", {}
+            return EventCode.NODE_LENT, f"node {decision.node} is offered to training: {detail}", {}
         case RecallNode(return_by_s=return_by_s):
-            seconds = return_by_s - before.now_s
-            message = f"{decision.node} has to be home in {seconds:.0f} s: {why}"
+            message = f"node {decision.node} must be returned within {return_by_s - before.now_s:.0f} s: {detail}"
             return EventCode.NODE_RECALLED, message, {"return_by_s": return_by_s}
         case CancelRecall():
-            return EventCode.NODE_RECALL_CANCELLED, f"{decision.node} may stay: {why}", {}
+            return EventCode.NODE_RECALL_CANCELLED, f"the recall of node {decision.node} is cancelled: {detail}", {}
         case ReturnNode():
-            return EventCode.NODE_RETURNED, why, {}
+            return EventCode.NODE_RETURNED, detail, {}
 
 
 def _describe_resize(before: Snapshot, decision: ResizeJob) -> tuple[EventCode, str, dict[str, float]]:
     old = before.jobs[decision.job_id].allocation
-    had, has = old.target_gpus, gpu_sets.count(decision.gpus)
-    same = EventCode.JOB_REARRANGED if decision.gpus == old.target else EventCode.JOB_MOVED
-    code = EventCode.JOB_GROWN if has > had else EventCode.JOB_SHRUNK if has < had else same
-    where = gpu_sets.format_gpus(decision.gpus)
-    message = (
-        f"{had} -> {gpu_sets.format_gpu_count(has)} on {where} as {decision.plan.summarize()}: {decision.reason.detail}"
-    )
-    return code, message, {"gpus_before": float(had), "gpus": float(has), "leave_by_s": decision.leave_by_s}
+    before_gpus, gpus = old.target_gpus, gpu_sets.count(decision.gpus)
+    if gpus != before_gpus:
+        code = EventCode.JOB_GROWN if gpus > before_gpus else EventCode.JOB_SHRUNK
+    else:
+        code = EventCode.JOB_REARRANGED if decision.gpus == old.target else EventCode.JOB_MOVED
+    target = f"{gpu_sets.format_gpu_count(gpus)} on {gpu_sets.format_gpus(decision.gpus)}"
+    message = f"{before_gpus} -> {target} as {decision.plan.summarize()}: {decision.reason.detail}"
+    return code, message, {"gpus_before": float(before_gpus), "gpus": float(gpus), "leave_by_s": decision.leave_by_s}

@@ -1,4 +1,4 @@
-"""explain: why a job stands where it stands, as one sentence with its numbers."""
+"""Explain why a job runs or waits, with numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
-from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.policies.speed import gpu_model, node_sizes, packed
 
 _QUOTA_CODES = (
@@ -26,12 +25,17 @@ _QUOTA_CODES = (
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`reason` is None for a job that has what it wants. `position`: its place in the queue, from 1, where it stands in
-    line. `needed_gpus`: what it starts on by its reason, else the minimum of its range. `free_gpus`: what was free when
-    its turn came, else what is free now. `holders`: other jobs and the GPUs they hold that it could use, most first.
+    """Why a job runs or waits.
 
-    `expected_start_s` is when the GPUs that it and those before it lack come free, if running jobs end as predicted and
-    nobody passes; None where that cannot be said. `unblocks` says what would start the job at once.
+    Attributes:
+        reason: Why the job waits; None if it does not wait.
+        position: Place in the queue, from 1, or None.
+        needed_gpus: GPUs that the job starts on according to its reason, else its minimum.
+        free_gpus: GPUs that were free at the job's turn, else GPUs that are free now.
+        holders: Other jobs and how many GPUs they hold that this job could use, the most first.
+        expected_start_s: When the GPUs missing for this job and those before it come free, if running jobs end as
+            predicted and no job passes. None if that is unknown.
+        unblocks: What would start the job.
     """
 
     job_id: str
@@ -48,10 +52,10 @@ class Explanation:
 
 
 def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> Explanation:
-    """Why job `job_id` waits or runs as it does. `waiting` comes from the tick that made `snapshot`.
+    """Explain the state of a job. `waiting` is from the tick that made `snapshot`.
 
     Raises:
-        KeyError: there is no such job in the snapshot.
+        KeyError: The snapshot has no such job.
     """
     job = snapshot.jobs[job_id]
     held = {
@@ -60,7 +64,7 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
     reason = waiting.get(job_id) if not job.is_placed and not job.is_ended else None
     numbers = reason.numbers if reason else {}
     needed = int(numbers.get("needed_gpus", job.spec.min_gpus))
-    free = int(numbers.get("free_gpus", MutableSnapshot(snapshot).usable_gpus))
+    free = int(numbers.get("free_gpus", snapshot.index.free_gpu_total))
     missing = int(numbers.get("missing_gpus", max(0, needed - free))) if job.state is JobState.QUEUED else 0
     return Explanation(
         job_id=job_id,
@@ -78,13 +82,13 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
 
 
 def explain_ended(job: Job) -> Explanation:
-    """The last word on a job that has left the snapshot."""
+    """Explain the state of a job that is no longer in the snapshot."""
     summary = job.message or str(job.state)
     return Explanation(job.id, job.state, summary, None, None, 0, job.allocation.held_gpus, 0, {}, None, "")
 
 
 def _count_usable_gpus(snapshot: Snapshot, job: Job, gpus: Gpus) -> int:
-    """How many of these GPUs the job could have if nobody else had them."""
+    """Count the GPUs that the job could use if they were free."""
     nodes = ((snapshot.nodes.get(name), len(indices)) for name, indices in gpus.items())
     return sum(
         count
@@ -111,7 +115,7 @@ def _summarize(job: Job, reason: Reason | None) -> str:
 
 
 def _suggest_queue(snapshot: Snapshot, job: Job) -> str:
-    """That its queue may be a slip of the pen: it is not declared, and one that is has nearly its name."""
+    """Point out an undeclared queue whose name is similar to that of a declared one, as it may be misspelled."""
     queue, queues = job.spec.queue, snapshot.queues
     if queue in queues or job.is_ended or not (near := suggest(queue, queues)):
         return ""
@@ -119,7 +123,7 @@ def _suggest_queue(snapshot: Snapshot, job: Job) -> str:
 
 
 def _describe_scaling_limit(snapshot: Snapshot, job: Job) -> str:
-    """Why the job would not gain from the next larger number of GPUs; empty where it would, or nobody knows."""
+    """Say why the next larger number of GPUs would not make the job faster. Empty if it would, or if that is unknown."""
     sizes, present = node_sizes(snapshot), job.allocation.target_gpus
     gpu = gpu_model(snapshot, job, sizes)
     if not job.is_placed or gpu is None or present >= job.spec.max_gpus:
@@ -130,15 +134,17 @@ def _describe_scaling_limit(snapshot: Snapshot, job: Job) -> str:
         plan, part = curve.plan_for(shape), curve.faster_subset(shape, job.spec.min_gpus)
         better = curve.plan_for(part) if part else None
         if plan and part and better:
-            how = "no faster" if plan.iteration_time_s == better.iteration_time_s else "slower"
-            return f"; {count} GPUs would be {how} than {part.gpus}"
+            speed = "no faster" if plan.iteration_time_s == better.iteration_time_s else "slower"
+            return f"; {count} GPUs would be {speed} than {part.gpus}"
     return ""
 
 
 def _estimate_start_s(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job, missing: int) -> float | None:
-    """Where a quota stands against the job: when minimum run times end that hold its queue's GPUs, if it is that. A
-    job that would delay the head starts once there is room for those before it and for itself. Where nobody knows the
-    head's start, or a plan or a place is missing, there is no known end."""
+    """Estimate when the job starts, or return None if that is unknown.
+
+    A job that waits for a quota starts when the protection by minimum run times ends, if that is the cause. A job that
+    must not delay the head of the queue starts once there are GPUs for all jobs before it and for itself.
+    """
     reason = waiting.get(job.id)
     if reason is not None and reason.code in _QUOTA_CODES:
         return reason.numbers.get("held_until_s")
@@ -158,7 +164,7 @@ def _estimate_start_s(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Jo
 
 
 def _gpus_needed_before(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job) -> Iterator[int]:
-    """What those need who stand before the job in line for GPUs that it could use."""
+    """Yield the GPUs that each job before this one in the queue needs, if both can use the same model."""
     position = waiting[job.id].numbers.get("position", 0.0) if job.id in waiting else 0.0
     for other_id, reason in waiting.items():
         other = snapshot.jobs.get(other_id)
@@ -169,7 +175,7 @@ def _gpus_needed_before(snapshot: Snapshot, waiting: Mapping[str, Reason], job: 
 
 
 def _list_expected_releases(snapshot: Snapshot, job: Job) -> Iterator[tuple[float, int]]:
-    """When GPUs that the job could use come free: those that are being given up, and those of jobs of known length."""
+    """Yield when GPUs that the job could use come free, from releases and from the ends of jobs of known length."""
     for other in snapshot.jobs.values():
         left = other.allocation
         if left.leave_by_s is not None and left.releasing:
@@ -183,33 +189,34 @@ def _describe_unblocking(job: Job, reason: Reason | None, needed: int, missing: 
         return ""
     match reason.code:
         case ReasonCode.WAITING_FOR_PLAN:
-            return "the solver's answer for its shape"
+            return "the solver returning a plan for its shape"
         case ReasonCode.BACKING_OFF:
-            return "the end of its pause"
+            return "the end of its backoff"
         case ReasonCode.SUSPENDED:
-            return "resume it"
+            return "a resume by its owner"
         case ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS:
-            return "running jobs saving and leaving the GPUs that were taken back for it"
+            return "the release of the GPUs that running jobs give up for it"
         case ReasonCode.TOPOLOGY_PLACEMENT_FAILED:
-            return "free GPUs that lie closer together, or another range of GPUs"
+            return "free GPUs on fewer nodes, or another range of GPUs"
         case ReasonCode.NO_MATCHING_FLAVOR:
-            return f"{gpu_sets.format_gpu_count(needed)} free, of a kind that it may use"
+            return f"{gpu_sets.format_gpu_count(needed)} free, of a kind that it can use"
         case ReasonCode.WAITING_FOR_QUOTA:
-            return f"the end of other jobs of queue {job.spec.queue}, or a higher limit for it"
+            return f"the end of other jobs in queue {job.spec.queue}, or a higher limit for the queue"
         case ReasonCode.EXCEEDS_MAX_QUOTA:
-            return f"a limit of {gpu_sets.format_gpu_count(job.spec.min_gpus)} for queue {job.spec.queue}, or a smaller gpus.min"
+            least = gpu_sets.format_gpu_count(job.spec.min_gpus)
+            return f"a limit of at least {least} for queue {job.spec.queue}, or a smaller `gpus.min`"
         case ReasonCode.WAITING_FOR_USER_LIMIT:
-            whose = job.owner or "its owner"
-            return f"the end of other jobs of {whose} in queue {job.spec.queue}, or a higher user limit for it"
+            owner = job.owner or "its owner"
+            return f"the end of other jobs of {owner} in queue {job.spec.queue}, or a higher user limit for the queue"
         case ReasonCode.EXCEEDS_USER_LIMIT:
             least = gpu_sets.format_gpu_count(job.spec.min_gpus)
-            return f"a user limit of {least} for queue {job.spec.queue}, or a smaller gpus.min"
+            return f"a user limit of at least {least} for queue {job.spec.queue}, or a smaller `gpus.min`"
         case ReasonCode.HELD_BY_MINIMUM_RUNTIME:
-            return f"the end of the minimum run time of those who borrow GPUs of queue {job.spec.queue}"
+            return f"the end of the minimum run time of the jobs that borrow GPUs of queue {job.spec.queue}"
         case ReasonCode.BEHIND_HEAD_OF_QUEUE:
             return "the start of the job at the head of the queue"
     if not missing:
         return "the start of the jobs before it"
-    beside = " beside those that the jobs before it take" if (_position(reason) or 1) > 1 else ""
-    smaller = ", or a smaller gpus.min" if needed == job.spec.min_gpus else ""
-    return f"{missing} more free GPU{'s' if missing > 1 else ''}{beside}{smaller}"
+    beyond = " beyond those that the jobs before it take" if (_position(reason) or 1) > 1 else ""
+    smaller = ", or a smaller `gpus.min`" if needed == job.spec.min_gpus else ""
+    return f"{missing} more free GPU{'s' if missing > 1 else ''}{beyond}{smaller}"

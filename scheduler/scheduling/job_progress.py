@@ -1,7 +1,4 @@
-"""What workers report of their work: progress as it stands, and now and then a sample for the job's series.
-
-Layers that jobs have frozen: taken in as they are told, and the curves that count on them once those are solved.
-"""
+"""What workers report: progress, samples and frozen layers, and the curves that count on frozen layers."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_records import Sample, SampleSeries, SlottedSample, compute_sample_slot
 from scheduler.domain.scaling_curve import ScalingCurve
 from scheduler.domain.snapshot import Snapshot
-from scheduler.scheduling.mutable_snapshot import SnapshotBuilder
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.policies.speed import node_sizes, packed
 
 
-def record_progress(snapshot: SnapshotBuilder, report: ReportProgress, at_s: float) -> None:
-    """Reports of workers that were replaced say nothing about the present ones."""
+def record_progress(snapshot: MutableSnapshot, report: ReportProgress, at_s: float) -> None:
+    """Record a progress report. Reports of earlier generations are ignored."""
     job = snapshot.jobs.get(report.job_id)
     if job is None or not job.is_placed or report.generation != job.allocation.generation:
         return
@@ -35,12 +32,13 @@ def record_progress(snapshot: SnapshotBuilder, report: ReportProgress, at_s: flo
         progress = replace(progress, checkpoint_steps=report.checkpoint_steps, checkpoint_at_s=snapshot.now_s)
     sampled = _record_sample(snapshot, job, report, min(at_s, snapshot.now_s))
     if progress != job.progress or sampled is not job.sampled:
-        snapshot.jobs[job.id] = job = replace(job, progress=progress, sampled=sampled)
+        job = replace(job, progress=progress, sampled=sampled)
+        snapshot.put_job(job)
     record_frozen_layers(snapshot, job, report.frozen_layers)
 
 
-def _record_sample(snapshot: SnapshotBuilder, job: Job, report: ReportProgress, at_s: float) -> SampleSeries | None:
-    """The report in the job's series, where that takes one of this time."""
+def _record_sample(snapshot: MutableSnapshot, job: Job, report: ReportProgress, at_s: float) -> SampleSeries | None:
+    """Add the report to the job's series of samples if the series accepts a sample at this time."""
     sampled = job.sampled
     if sampled is not None and not sampled.accepts(at_s):
         return sampled
@@ -50,50 +48,52 @@ def _record_sample(snapshot: SnapshotBuilder, job: Job, report: ReportProgress, 
     return SampleSeries(first_at_s, at_s)
 
 
-def record_frozen_layers(snapshot: SnapshotBuilder, job: Job, layers: int | None) -> Job:
-    """The job with so many layers frozen, if its workers say so.
+def record_frozen_layers(snapshot: MutableSnapshot, job: Job, layers: int | None) -> Job:
+    """Record the number of frozen layers that the workers report, and return the job.
 
-    Fewer than before are an old report, which says nothing. More than the model has are refused: they would ask for a
-    curve that cannot be.
+    A smaller number than before comes from an old report and is ignored. A number above the model's layers is refused,
+    because no curve can be solved for it.
     """
     if layers is None or layers <= job.freezing.layers:
         return job
-    fault = frozen_layers_error(job, layers)
-    if fault:
-        snapshot.refuse(job.id, f"frozen_layers is {layers}; {fault}")
+    if error := frozen_layers_error(job, layers):
+        snapshot.refuse(job.id, f"`frozen_layers` is {layers}; {error}")
         return job
     before = job.freezing.layers
-    snapshot.jobs[job.id] = frozen = job.with_frozen_layers(layers, snapshot.now_s)
-    message = f"{layers} layers are frozen, {before} before"
+    frozen = job.with_frozen_layers(layers, snapshot.now_s)
+    snapshot.put_job(frozen)
+    message = f"{layers} layers are frozen; before: {before}"
     numbers = {"frozen_layers": float(layers), "frozen_layers_before": float(before)}
     snapshot.record_event(EventCode.JOB_FROZE, job.id, message, numbers)
     return frozen
 
 
 def frozen_layers_error(job: Job, layers: int) -> str:
-    """What a worker's number may be, where it may not be this one; empty where it may."""
+    """Return which numbers of frozen layers the job accepts if not this one, or an empty string."""
     plan = job.allocation.plan
     if layers < job.freezing.layers:
-        return f"it must be at least {job.freezing.layers}, as it was told before"
+        return f"it must be at least {job.freezing.layers}, the number reported before"
     if job.spec.has_profile and plan is not None and layers > plan.layers:
-        return f"it must be at most {plan.layers}, the layers of its model"
+        return f"it must be at most {plan.layers}, the number of layers of the model"
     return ""
 
 
-def switch_curves(snapshot: SnapshotBuilder) -> None:
-    """A job goes over to the curve that counts on its frozen layers once that has all the points that it needs; until
-    then it goes on under the old one."""
-    names = snapshot.original.index.needs_frozen_replan | snapshot.jobs.changed_keys
-    waiting = [job for job_id in sorted(names) if (job := snapshot.jobs.get(job_id)) and _awaits_next_curve(job)]
+def switch_curves(snapshot: MutableSnapshot) -> None:
+    """Switch jobs to the curve for their frozen layers once it has all points that the job needs."""
+    job_ids = snapshot.original.index.needs_frozen_replan | snapshot.jobs.changed_keys
+    waiting = [job for job_id in sorted(job_ids) if (job := snapshot.jobs.get(job_id)) and _awaits_next_curve(job)]
     view = snapshot.view() if waiting else snapshot.original
     for job in waiting:
         if _is_next_curve_ready(view, job):
-            snapshot.jobs[job.id] = snapshot.jobs[job.id].with_next_curve()
+            snapshot.put_job(snapshot.jobs[job.id].with_next_curve())
 
 
 def shapes_to_solve(snapshot: Snapshot, job: Job) -> Iterator[GpuShape]:
-    """What the next curve must have before the job is planned by it: the shape that it runs on, then the canonical ones
-    of its range, on the GPU models that it has (on any that it may have, where it has none)."""
+    """Yield the shapes that the job's next curve must have before the job switches to it.
+
+    These are the shape that the job runs on, then the canonical shapes of its range on its GPU models: those that it
+    holds, or every model that it can use if it holds no GPUs.
+    """
     target, sizes = job.allocation.target, node_sizes(snapshot)
     if target:
         yield snapshot.shape_of(target)

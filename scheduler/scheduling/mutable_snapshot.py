@@ -1,7 +1,4 @@
-"""Draft: a snapshot being changed decision by decision, with its ledger kept beside it.
-
-Intake: the snapshot that `absorb` is filling, and the events it tells on the way.
-"""
+"""A mutable working copy of a snapshot, used within one call of the scheduler."""
 
 from __future__ import annotations
 
@@ -22,108 +19,53 @@ from scheduler.domain.snapshot_index import SnapshotIndex
 from scheduler.scheduling.event_messages import job_step
 from scheduler.scheduling.policies.quota import QuotaState
 
-
-class MutableSnapshot:
-    """Mutable on purpose, and never seen outside one call of the core: copying 4,000 jobs a decision is what made
-    an earlier prototype slow. `view()` is the draft as a snapshot: it shares the draft's dictionaries, so it changes
-    with the draft and must not outlive it."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.original = snapshot
-        self.jobs: dict[str, Job] = dict(snapshot.jobs)
-        self.loans: dict[str, Loan] = dict(snapshot.loans)
-        self.ended_loans: list[Loan] = []
-        self.ledger: SnapshotIndex = snapshot.index.copy()
-        self.ledger.jobs, self.ledger.loans = self.jobs, self.loans
-        self._quota: QuotaState | None = None
-        self._view = replace(snapshot, jobs=self.jobs, loans=self.loans, cached_index=self.ledger)
-
-    @property
-    def now_s(self) -> float:
-        return self.original.now_s
-
-    @property
-    def next_generation(self) -> int:
-        return self.original.generation + 1
-
-    @property
-    def rooms(self) -> Collection[FreeGpus]:
-        """What is free on the nodes on which training may put something new."""
-        return self.ledger.free_by_node.values()
-
-    @property
-    def usable_gpus(self) -> int:
-        """How many GPUs are free on those nodes."""
-        return self.ledger.free_gpu_total
-
-    def view(self) -> Snapshot:
-        return self._view
-
-    def holder(self, node: str, index: int) -> str | None:
-        return self.ledger.holders.get(node, {}).get(index)
-
-    def jobs_on_node(self, node: str) -> frozenset[str]:
-        """Jobs that hold GPUs of the node, leaving ones included."""
-        return frozenset(self.ledger.holders.get(node, {}).values())
-
-    @property
-    def quota(self) -> QuotaState:
-        """What each queue and each user holds; worked out at the first question, then kept."""
-        if self._quota is None:
-            self._quota = QuotaState(self._view)
-        return self._quota
-
-    def put_job(self, job: Job) -> None:
-        """Replace a job and bring the ledger up to date."""
-        before = self.jobs[job.id]
-        self.jobs[job.id] = job
-        self.ledger.put_job(job.id, before)
-        if self._quota is not None:
-            self._quota.allocate(job, job.allocation.target_gpus - before.allocation.target_gpus)
-
-    def put_loan(self, loan: Loan) -> None:
-        """Replace a loan, or add it. One that has just ended, of a node that is lent anew, goes to `ended_loans`."""
-        before = self.loans.get(loan.node)
-        if before is not None and not before.is_live:
-            self.ended_loans.append(before)
-        self.loans[loan.node] = loan
-        self.ledger.put_loan(loan.node, before)
-
-
 R = TypeVar("R")
 
 
 class TrackedDict(dict[str, R], Generic[R]):
-    """A copy of a mapping that knows which keys were written: a mapping that was not is handed on as it was."""
+    """A copy of a mapping that records which keys were written."""
 
     def __init__(self, base: Mapping[str, R]) -> None:
         super().__init__(base)
-        self._base = base
+        self._base: Mapping[str, R] | None = base
         self.changed_keys: set[str] = set()
 
     def __setitem__(self, key: str, record: R) -> None:
-        self.changed_keys.add(key)
+        self._mark_changed(key)
         super().__setitem__(key, record)
 
     def __delitem__(self, key: str) -> None:
-        self.changed_keys.add(key)
+        self._mark_changed(key)
         super().__delitem__(key)
 
+    def __reduce__(self) -> tuple[type[dict[str, R]], tuple[dict[str, R]]]:
+        return dict, (dict(self),)
+
     def clear(self) -> None:
-        self.changed_keys.update(self)
-        super().clear()
+        if self:
+            self._mark_changed(*self)
+            super().clear()
 
     def pop(self, key: str, *default: Any) -> Any:
-        self.changed_keys.add(key)
+        self._mark_changed(key)
         return super().pop(key, *default)
 
     @property
     def result(self) -> Mapping[str, R]:
-        return self if self.changed_keys else self._base
+        """The original mapping while nothing was written, else this one."""
+        return self if self._base is None else self._base
+
+    def _mark_changed(self, *keys: str) -> None:
+        self.changed_keys.update(keys)
+        self._base = None  # a reference would keep the mappings of all earlier ticks alive
 
 
-class SnapshotBuilder:
-    """Mutable working copies of a snapshot's mappings; like a Draft, it lives within one call of the core."""
+class MutableSnapshot:
+    """Working copies of a snapshot's mappings, and what is recorded while they change.
+
+    Observations and commands write any mapping. Decisions change jobs and loans only, through `put_job` and `put_loan`,
+    which keep `index` and `quota` up to date. Both are built at first use; from then on no other mapping may change.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.original = snapshot
@@ -141,41 +83,19 @@ class SnapshotBuilder:
         self.events: list[Event] = []
         self.readings: list[tuple[str, DemandReading]] = []
         self.samples: list[SlottedSample] = []
+        self.ended_loans: list[Loan] = []
+        self._index: SnapshotIndex | None = None
+        self._quota: QuotaState | None = None
+        self._view: Snapshot | None = None
 
     @property
     def next_generation(self) -> int:
         return self.original.generation + 1
 
-    def record_event(
-        self,
-        code: EventCode,
-        subject: str,
-        message: str,
-        numbers: Mapping[str, float] | None = None,
-        *,
-        cause: str = "",
-        job: JobStep | None = None,
-    ) -> None:
-        self.events.append(Event(self.now_s, code, subject, message, numbers or {}, cause, job))
-
-    def refuse(self, subject: str, why: str) -> None:
-        """A command that fitted when it was sent and no longer does: people are told, nothing changes."""
-        self.record_event(EventCode.COMMAND_REFUSED, subject, why)
-
-    def transition_job(self, job: Job, state: JobState, message: str = "") -> Job:
-        moved = job.transition_to(state, self.now_s, message=message)
-        return self.record_transition(job, moved)
-
-    def record_transition(self, before: Job, moved: Job) -> Job:
-        self.jobs[before.id] = moved
-        told, step = f"{before.state} -> {moved.state}: {moved.message}", job_step(moved, self.nodes, self.pools)
-        self.record_event(EventCode.JOB_STATE, before.id, told.rstrip(": "), cause=moved.state.value, job=step)
-        return moved
-
-    def capacity(self, pool: str) -> int:
-        return self.view().capacity(pool)
-
     def view(self) -> Snapshot:
+        """Return the present state. It shares the working mappings, so later changes show in it."""
+        if self._view is not None:
+            return self._view
         return replace(
             self.original,
             pools=self.pools.result,
@@ -189,3 +109,87 @@ class SnapshotBuilder:
             switches=self.switches,
             solver=self.solver,
         )
+
+    @property
+    def index(self) -> SnapshotIndex:
+        if self._index is None:
+            unchanged = not self.jobs.changed_keys and not self.nodes.changed_keys and not self.loans.changed_keys
+            self._index = (self.original if unchanged else self.view()).index.copy()
+            self._index.jobs, self._index.loans = self.jobs, self.loans
+            self._view = replace(self.view(), jobs=self.jobs, loans=self.loans, cached_index=self._index)
+        return self._index
+
+    @property
+    def quota(self) -> QuotaState:
+        """GPUs that each queue and each user holds."""
+        if self._quota is None:
+            _ = self.index  # from now on the view follows every change
+            self._quota = QuotaState(self.view())
+        return self._quota
+
+    def capacity(self, pool: str) -> int:
+        """Return the GPUs of the pool's nodes that are up."""
+        return self.view().capacity(pool)
+
+    @property
+    def free_gpus(self) -> Collection[FreeGpus]:
+        """Free GPUs of each node on which training may start workers."""
+        return self.index.free_by_node.values()
+
+    @property
+    def free_gpu_total(self) -> int:
+        return self.index.free_gpu_total
+
+    def holder(self, node: str, gpu_index: int) -> str | None:
+        """Return the id of the job that holds the GPU, or None."""
+        return self.index.holders.get(node, {}).get(gpu_index)
+
+    def jobs_on_node(self, node: str) -> frozenset[str]:
+        """Return the ids of jobs that hold GPUs of the node, including GPUs that they are releasing."""
+        return frozenset(self.index.holders.get(node, {}).values())
+
+    def put_job(self, job: Job) -> None:
+        """Add or replace a job."""
+        before = self.jobs.get(job.id)
+        self.jobs[job.id] = job
+        if self._index is not None:
+            self._index.put_job(job.id, before)
+        if self._quota is not None:
+            self._quota.allocate(job, job.allocation.target_gpus - (before.allocation.target_gpus if before else 0))
+
+    def put_loan(self, loan: Loan) -> None:
+        """Add or replace the loan of a node. A replaced loan that has ended is moved to `ended_loans`."""
+        before = self.loans.get(loan.node)
+        if before is not None and not before.is_live:
+            self.ended_loans.append(before)
+        self.loans[loan.node] = loan
+        if self._index is not None:
+            self._index.put_loan(loan.node, before)
+
+    def transition_job(self, job: Job, state: JobState, message: str = "") -> Job:
+        """Move a job to `state`, and record the event."""
+        return self.record_transition(job, job.transition_to(state, self.now_s, message=message))
+
+    def record_transition(self, before: Job, after: Job) -> Job:
+        """Replace a job that changed its state, and record the event."""
+        self.put_job(after)
+        message = f"{before.state} -> {after.state}: {after.message}".rstrip(": ")
+        step = job_step(after, self.nodes, self.pools)
+        self.record_event(EventCode.JOB_STATE, before.id, message, cause=after.state.value, job=step)
+        return after
+
+    def record_event(
+        self,
+        code: EventCode,
+        subject: str,
+        message: str,
+        numbers: Mapping[str, float] | None = None,
+        *,
+        cause: str = "",
+        job: JobStep | None = None,
+    ) -> None:
+        self.events.append(Event(self.now_s, code, subject, message, numbers or {}, cause, job))
+
+    def refuse(self, subject: str, message: str) -> None:
+        """Record that a command about `subject` no longer fits the state and has no effect."""
+        self.record_event(EventCode.COMMAND_REFUSED, subject, message)

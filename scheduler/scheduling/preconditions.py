@@ -1,8 +1,8 @@
-"""Preconditions: what a command was made for, looked at once more when it is obeyed.
+"""Preconditions of commands: the state that a command was made for, and limits on waiting jobs.
 
-Commands are obeyed one after the other, so that of two that were made for the same state the second is refused here,
-whichever processes they came through. A tag covers what people can change (a job's spec and intent, a pool's lending
-policy, a node's shape and cordon, a queue's quota) and not how things fare, so that a job may train on meanwhile.
+Commands are applied one after the other, so of two commands made for the same state the second is refused, whichever
+processes they came through. An ETag covers what users can change (a job's spec and intent, a pool's lending policy, a
+node's shape and cordon, a queue's quota) but not run-time status, so a job's progress does not invalidate it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import Node, Pool
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import JobQueue
-from scheduler.scheduling.mutable_snapshot import SnapshotBuilder
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 
 
-def check_preconditions(snapshot: SnapshotBuilder, command: Command) -> Event | None:
-    """The refusal of a command that was made for another state than the present; None where it still fits."""
+def check_preconditions(snapshot: MutableSnapshot, command: Command) -> Event | None:
+    """Return the refusal of a command whose preconditions do not hold, or None."""
     if command.basis:
-        subject, tag = _current_etag(snapshot, command.body)
-        if tag != command.basis:
-            why = f"{subject} has changed since it was read: its ETag was {command.basis} and is {tag or 'gone'}"
-            return _build_refusal(snapshot, command, subject, why)
+        subject, etag = _current_etag(snapshot, command.body)
+        if etag != command.basis:
+            now = f"its ETag is now {etag}" if etag else "it no longer exists"
+            message = f"{subject} has changed since ETag {command.basis} was read; {now}. Read it again."
+            return _build_refusal(snapshot, command, subject, message)
     match command.body:
         case SubmitJob(job_id, spec) if command.is_counted:
             queue, owner = spec.queue, command.actor
@@ -52,12 +53,12 @@ def check_preconditions(snapshot: SnapshotBuilder, command: Command) -> Event | 
             owner = snapshot.jobs[job_id].owner
         case _:
             return None
-    why = user_job_limit_error(snapshot.jobs, snapshot.queues.get(queue), owner)
-    return _build_refusal(snapshot, command, job_id, why) if why else None
+    error = user_job_limit_error(snapshot.jobs, snapshot.queues.get(queue), owner)
+    return _build_refusal(snapshot, command, job_id, error) if error else None
 
 
 def user_job_limit_error(jobs: Mapping[str, Job], queue: JobQueue | None, owner: str) -> str:
-    """Why the queue takes no further job of an owner who has so many waiting there; empty where it does."""
+    """Return why the queue accepts no further waiting job of this owner, or an empty string."""
     if queue is None or queue.user_jobs_max is None:
         return ""
     own = (job for job in jobs.values() if job.spec.queue == queue.name and job.owner == owner)
@@ -65,8 +66,8 @@ def user_job_limit_error(jobs: Mapping[str, Job], queue: JobQueue | None, owner:
     if waiting < queue.user_jobs_max:
         return ""
     return (
-        f"{owner} has {waiting} waiting jobs in queue {queue.name}, which takes {queue.user_jobs_max} of one user "
-        "(user_jobs_max): wait until one starts, or cancel one"
+        f"{owner} has {waiting} waiting jobs in queue {queue.name}; `user_jobs_max` is {queue.user_jobs_max}. "
+        "Wait until a job starts, or cancel one."
     )
 
 
@@ -86,8 +87,8 @@ def queue_etag(queue: JobQueue) -> str:
     return _hash_etag(encode(queue))
 
 
-def _current_etag(snapshot: SnapshotBuilder, body: CommandBody) -> tuple[str, str]:
-    """What a command changes, and its tag; the tag is empty where that is gone."""
+def _current_etag(snapshot: MutableSnapshot, body: CommandBody) -> tuple[str, str]:
+    """Return the name and the ETag of what a command changes. The ETag is empty if the object no longer exists."""
     match body:
         case ScaleJob(name) | ChangeJob(name) | CancelJob(name) | SuspendJob(name) | ResumeJob(name):
             return name, job_etag(snapshot.jobs[name]) if name in snapshot.jobs else ""
@@ -97,11 +98,11 @@ def _current_etag(snapshot: SnapshotBuilder, body: CommandBody) -> tuple[str, st
             return name, node_etag(snapshot.nodes[name]) if name in snapshot.nodes else ""
         case ChangeQueue(JobQueue(name)) | DeleteQueue(name):
             return name, queue_etag(snapshot.queues[name]) if name in snapshot.queues else ""
-    raise ValueError(f"nothing that a {type(body).__name__} changes has a tag")
+    raise ValueError(f"a {type(body).__name__} command changes nothing that has an ETag")
 
 
-def _build_refusal(snapshot: SnapshotBuilder, command: Command, subject: str, why: str) -> Event:
-    return Event(snapshot.now_s, EventCode.COMMAND_REFUSED, subject, why, cause=command.id)
+def _build_refusal(snapshot: MutableSnapshot, command: Command, subject: str, message: str) -> Event:
+    return Event(snapshot.now_s, EventCode.COMMAND_REFUSED, subject, message, cause=command.id)
 
 
 def _hash_etag(value: object) -> str:

@@ -1,4 +1,4 @@
-"""seating: which rank of a resized job goes to which of its GPUs, so that the fewest bytes of its state move."""
+"""Choose the GPU of each rank of a resized job, so that the fewest bytes of its state move."""
 
 from __future__ import annotations
 
@@ -24,36 +24,39 @@ from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 
 
 def place_ranks(snapshot: MutableSnapshot, resize: ResizeJob) -> ResizeJob:
-    """The legal decision, completed by the seats of its ranks where the default order would move more."""
+    """Return the decision with the rank placement that moves the fewest bytes of the job's state.
+
+    It is returned unchanged if the default placement moves as little, or if nothing is known about the shards.
+    """
     job, view = snapshot.jobs[resize.job_id], snapshot.view()
     if resize.gpus.keys().isdisjoint(job.allocation.target) or not knows_shards(job, resize.plan):
         return resize
     assert job.allocation.plan is not None
-    given = view.default_rank_placement(resize.gpus)
-    old_alike, given_alike = canonicalize_seats(view.rank_placement(job.allocation), given)
-    mapping = find_best_mapping(job.allocation.plan, old_alike, resize.plan, given_alike)
-    numbers = {seat: number for number, seat in enumerate(given_alike)}
-    seats = tuple(given[numbers[seat]] for seat in mapping.slots)
-    return resize if seats == given else replace(resize, seats=seats)
+    default = view.default_rank_placement(resize.gpus)
+    old_slots, default_slots = canonicalize_slots(view.rank_placement(job.allocation), default)
+    mapping = find_best_mapping(job.allocation.plan, old_slots, resize.plan, default_slots)
+    positions = {slot: position for position, slot in enumerate(default_slots)}
+    placement = tuple(default[positions[slot]] for slot in mapping.slots)
+    return resize if placement == default else replace(resize, seats=placement)
 
 
 def knows_shards(job: Job, new: ParallelPlan) -> bool:
-    """It is known what each GPU of the job holds, and it makes a difference which of them ranks of `new` go to.
+    """Return whether the shards on each GPU are known, and whether the placement of the new ranks matters.
 
-    Nothing is gained or known where the job loads only now, where a plan has one layer (as a linear curve's), the plans
-    have unlike numbers of layers or contradict themselves, and where each rank holds all, before and after.
+    It does not matter while the job is still loading, for plans of one layer (those of linear curves) or of different
+    numbers of layers, for inconsistent plans, and if every rank holds the full state before and after.
     """
     old = job.allocation.plan
     if job.state is JobState.STARTING or old is None:
         return False
     if old.stages[-1].last_layer == 0 or old.stages[-1].last_layer != new.stages[-1].last_layer:
         return False
-    was, now = _layer_spreads(old), _layer_spreads(new)
-    return len(was) == len(now) > 1 and not (_is_replicated(was, old) and _is_replicated(now, new))
+    before, after = _shard_layers(old), _shard_layers(new)
+    return len(before) == len(after) > 1 and not (_is_replicated(before, old) and _is_replicated(after, new))
 
 
-def canonicalize_seats(*orders: RankPlacement) -> tuple[tuple[GpuSlot, ...], ...]:
-    """The same seats with nodes and GPUs named by where they stand first: jobs that change alike have equal ones."""
+def canonicalize_slots(*orders: RankPlacement) -> tuple[tuple[GpuSlot, ...], ...]:
+    """Rename nodes and GPUs by first appearance, so that equivalent changes of different jobs share a cache entry."""
     nodes, gpus = dict[str, str](), dict[tuple[str, int], int]()
     return tuple(
         tuple(GpuSlot(nodes.setdefault(seat[0], f"{len(nodes)}"), gpus.setdefault(seat, len(gpus))) for seat in order)
@@ -63,31 +66,33 @@ def canonicalize_seats(*orders: RankPlacement) -> tuple[tuple[GpuSlot, ...], ...
 
 @lru_cache(maxsize=1024)
 def find_best_mapping(
-    old_plan: ParallelPlan, old_seats: tuple[GpuSlot, ...], new_plan: ParallelPlan, new_seats: tuple[GpuSlot, ...]
+    old_plan: ParallelPlan, old_slots: tuple[GpuSlot, ...], new_plan: ParallelPlan, new_slots: tuple[GpuSlot, ...]
 ) -> RankMapping:
-    """The order of `new_seats` that moves least. Layers count as equally large: an order depends on ratios alone."""
-    both = compute_cached_overlap(old_plan, old_seats, new_plan)
-    return find_best_order(both, Placement(old_plan, old_seats), new_plan, new_seats)
+    """Return the order of `new_slots` that moves the fewest bytes.
+
+    All layers count as equally large, because the best order depends on ratios alone.
+    """
+    overlap = compute_cached_overlap(old_plan, old_slots, new_plan)
+    return find_best_order(overlap, Placement(old_plan, old_slots), new_plan, new_slots)
 
 
 @lru_cache(maxsize=256)
 def compute_cached_overlap(
-    old_plan: ParallelPlan, old_seats: tuple[GpuSlot, ...], new_plan: ParallelPlan
+    old_plan: ParallelPlan, old_slots: tuple[GpuSlot, ...], new_plan: ParallelPlan
 ) -> StateOverlap:
-    return compute_overlap(
-        Placement(old_plan, old_seats), new_plan, build_equal_layer_tensors(len(_layer_spreads(old_plan)))
-    )
+    tensors = build_equal_layer_tensors(len(_shard_layers(old_plan)))
+    return compute_overlap(Placement(old_plan, old_slots), new_plan, tensors)
 
 
 @lru_cache(maxsize=1024)
-def _layer_spreads(plan: ParallelPlan) -> tuple[LayerSharding, ...]:
-    """How each layer lies; empty for a plan that contradicts itself, because a decision must not fail over it."""
+def _shard_layers(plan: ParallelPlan) -> tuple[LayerSharding, ...]:
+    """Return the sharding of each layer. An inconsistent plan has none, because a decision must not fail over it."""
     try:
         return tuple(place.sharding for place in compute_layer_placements(plan))
     except ValueError:
         return ()
 
 
-def _is_replicated(spreads: Iterable[LayerSharding], plan: ParallelPlan) -> bool:
-    """Each rank holds all of the state."""
-    return all((spread.tp, spread.shard_group, spread.gpus) == (1, 1, plan.world_size) for spread in spreads)
+def _is_replicated(shardings: Iterable[LayerSharding], plan: ParallelPlan) -> bool:
+    """Return whether every rank holds the full state."""
+    return all((each.tp, each.shard_group, each.gpus) == (1, 1, plan.world_size) for each in shardings)

@@ -1,4 +1,4 @@
-"""decide: one complete snapshot in, everything that should change out. Pure, total, deterministic."""
+"""Decide what to change: the stages of one scheduling cycle, in order."""
 
 from __future__ import annotations
 
@@ -8,34 +8,27 @@ from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.policies.policy_set import PolicySet
 from scheduler.scheduling.stages.allotment import apply_allotment
 from scheduler.scheduling.stages.evacuation import evacuate_nodes
-from scheduler.scheduling.stages.loans import (
-    adjust_loans,
-    recall_draining_nodes,
-    return_empty_nodes,
-    withdraw_expired_offers,
-)
+from scheduler.scheduling.stages.loans import adjust_loans
 from scheduler.scheduling.stages.rebalancing import rearrange_frozen_jobs, rebalance
 from scheduler.scheduling.stages.starting import start_pending_jobs
 from scheduler.scheduling.stages.user_intents import apply_user_intents
 
 
 def decide(snapshot: Snapshot, policies: PolicySet) -> TickResult:
-    """The decisions of one tick, least disruptive first, each stage seeing the earlier ones applied.
+    """Return the decisions of one tick. Pure and deterministic: equal arguments give equal results.
 
-    A full pass, once a period, also lends and moves flexible GPUs; between two of them a tick only reacts to
-    arrivals, ends, recalls and what people asked for.
+    The least disruptive stages come first, and each stage sees the decisions of the earlier ones applied. Lending, and
+    moving flexible GPUs between jobs, happen in full passes, once a period. Other ticks only react to arrivals, ends,
+    recalls and requests.
     """
-    course = SchedulingCycle(snapshot, policies)
-    apply_user_intents(course)  # 1. stop and suspend what owners asked to
-    return_empty_nodes(course)  # 2. hand back recalled nodes that training has left
-    recall_draining_nodes(course)  # 3. call lent nodes home that an operator drains,
-    withdraw_expired_offers(course)  #    and those that inference cannot leave,
-    adjust_loans(course)  #    and compare every inference pool's loans with what it can bear
-    evacuate_nodes(course)  # 4. take jobs off nodes that must be left: shrink, else move, else preempt
+    cycle = SchedulingCycle(snapshot, policies)
+    intents = apply_user_intents(cycle)  # 1. cancel, suspend and reject jobs
+    adjust_loans(cycle)  # 2. return, recall and lend nodes
+    evacuation = evacuate_nodes(cycle)  # 3. move, shrink or preempt jobs on nodes that must be vacated
     if policies.allot is not None:
-        apply_allotment(course)  # 5. and 6. in one, for sets that also say who has to stop
+        placement = [apply_allotment(cycle)]  # 4. and 5. in one, for policies that allot GPUs to every job
     else:
-        start_pending_jobs(course)  # 5. base demand in order, as wide as it pays where nobody waits
-        rebalance(course)  # 6. flexible GPUs, by the gain of the curves
-    rearrange_frozen_jobs(course)  # 7. other plans on the same GPUs for jobs whose layers froze
-    return course.build_result()
+        starting = start_pending_jobs(cycle, evacuation)  # 4. start pending jobs in order
+        placement = [starting, rebalance(cycle, evacuation, starting)]  # 5. move flexible GPUs to where they gain most
+    rearranging = rearrange_frozen_jobs(cycle)  # 6. better plans on the same GPUs for jobs with frozen layers
+    return cycle.build_result([intents, evacuation, *placement, rearranging])

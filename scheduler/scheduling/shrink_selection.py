@@ -1,8 +1,8 @@
-"""keeping: which GPUs a job keeps that gets fewer, where the rules of placement leave a choice.
+"""Choose which GPUs a job keeps when it gets fewer.
 
-The rules come first: a job gives up lent nodes before its own, then the nodes of which it has the fewest GPUs, and what
-stays has the shape that its plan is for. Between nodes that are alike in all of that, and between the GPUs of one
-node, bytes decide: those stay that hold most of what the new ranks need. Without a difference the first by name do.
+The rules of placement come first: a job gives up lent nodes before owned ones, then the nodes of which it has the
+fewest GPUs, and the rest has the shape of its plan. Among GPUs that these rules do not tell apart, those stay that hold
+most of the bytes that the new ranks need. Ties are broken by name.
 """
 
 from __future__ import annotations
@@ -15,77 +15,82 @@ from scheduler.domain import gpu_sets
 from scheduler.domain.gpu_sets import Gpus, GpuShape, RankPlacement
 from scheduler.domain.job import Job
 from scheduler.domain.parallel_plan import ParallelPlan
+from scheduler.domain.snapshot import Snapshot
 from scheduler.resharding.placement import GpuSlot, Placement
 from scheduler.resharding.rank_mapping import select_slots_to_keep
-from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.rank_placement import (
-    canonicalize_seats,
+    canonicalize_slots,
     compute_cached_overlap,
     find_best_mapping,
     knows_shards,
 )
 
-GpusByNode = tuple[tuple[GpuSlot, ...], ...]
+SlotsByNode = tuple[tuple[GpuSlot, ...], ...]
 
 
-def select_part(cycle: SchedulingCycle, pool: Gpus, count: int) -> Gpus:
-    """The first `count` GPUs of `pool` by the rules of placement."""
+def select_part(snapshot: Snapshot, pool: Gpus, count: int) -> Gpus:
+    """Return `count` GPUs of `pool`, those that the rules of placement keep longest."""
     part: dict[str, tuple[int, ...]] = {}
-    for name in _sort_for_retention(cycle, pool):
+    for name in _sort_for_retention(snapshot, pool):
         if count > 0:
             part[name] = pool[name][:count]
             count -= len(part[name])
     return part
 
 
-def select_part_of_shape(cycle: SchedulingCycle, pool: Gpus, shape: GpuShape) -> Gpus:
-    """Large shares first: whichever nodes they take, the smaller ones still find theirs."""
-    nodes, part = cycle.snapshot.original.nodes, dict[str, tuple[int, ...]]()
+def select_part_of_shape(snapshot: Snapshot, pool: Gpus, shape: GpuShape) -> Gpus:
+    """Return GPUs of `pool` that have the given shape."""
+    part: dict[str, tuple[int, ...]] = {}
+    # The groups with the most GPUs a node choose first: the smaller ones then still find their nodes.
     for group in sorted(shape.groups, key=lambda group: -group.gpus_per_node):
         fitting = [
             name
-            for name in _sort_for_retention(cycle, pool)
-            if name not in part and nodes[name].gpu == group.gpu and len(pool[name]) >= group.gpus_per_node
+            for name in _sort_for_retention(snapshot, pool)
+            if name not in part and snapshot.nodes[name].gpu == group.gpu and len(pool[name]) >= group.gpus_per_node
         ]
         part.update({name: pool[name][: group.gpus_per_node] for name in fitting[: group.nodes]})
     return part
 
 
-def select_cheapest_part(cycle: SchedulingCycle, job: Job, pool: Gpus, part: Gpus, plan: ParallelPlan) -> Gpus:
-    """Of the parts of `pool` that the rules of placement like as much as `part`, the one from which `plan` needs the
-    fewest bytes moved, and of equals the one that needs the fewest over the network; `part` where it is one of them,
-    and where the plan is for other GPUs, which the law then tells."""
+def select_cheapest_part(snapshot: Snapshot, job: Job, pool: Gpus, part: Gpus, plan: ParallelPlan) -> Gpus:
+    """Return the part of `pool`, equivalent to `part` under the rules of placement, that moves the fewest bytes.
+
+    Of equals, the part that moves the fewest bytes over the network is chosen, then `part` itself. `part` is also
+    returned if the plan is for another number of GPUs.
+    """
     count = gpu_sets.count(part)
     if count == gpu_sets.count(pool) or count != plan.world_size:
         return part
     if pool.keys().isdisjoint(job.allocation.target) or not knows_shards(job, plan):
         return part
-    view, old_plan = cycle.view, job.allocation.plan
+    old_plan = job.allocation.plan
     assert old_plan is not None
-    old, given = view.rank_placement(job.allocation), view.default_rank_placement(part)
-    seats = view.default_rank_placement(
-        _choose_gpus(old_plan, old, plan, given, _group_equivalent_nodes(cycle, pool, part))
-    )
-    if _count_per_node(seats) != _count_per_node(given):
-        seats = view.default_rank_placement(
-            _choose_gpus(old_plan, old, plan, given, [[_gpus_of_node(pool, name)] for name in part])
-        )
-    usual, other = (_compute_moved_bytes(old_plan, old, plan, option) for option in (given, seats))
-    return _group_by_node(seats) if other < usual else part
+    old, usual = snapshot.rank_placement(job.allocation), snapshot.default_rank_placement(part)
+    groups = _group_equivalent_nodes(snapshot, pool, part)
+    chosen = snapshot.default_rank_placement(_choose_gpus(old_plan, old, plan, usual, groups))
+    if _count_per_node(chosen) != _count_per_node(usual):
+        nodes = [[_slots_of_node(pool, name)] for name in part]
+        chosen = snapshot.default_rank_placement(_choose_gpus(old_plan, old, plan, usual, nodes))
+    usual_bytes, chosen_bytes = (_compute_moved_bytes(old_plan, old, plan, new) for new in (usual, chosen))
+    return _group_by_node(chosen) if chosen_bytes < usual_bytes else part
 
 
-def _group_equivalent_nodes(cycle: SchedulingCycle, pool: Gpus, part: Gpus) -> list[list[RankPlacement]]:
-    """The GPUs of each node of `pool`, those together of which the rules prefer none but by name."""
-    nodes, view = cycle.snapshot.original.nodes, cycle.view
+def _sort_for_retention(snapshot: Snapshot, gpus: Gpus) -> list[str]:
+    """Return the nodes in the order in which they are kept: owned ones, then those with most of the job's GPUs."""
+    return sorted(gpus, key=lambda name: (snapshot.is_lent(snapshot.nodes[name]), -len(gpus[name]), name))
+
+
+def _group_equivalent_nodes(snapshot: Snapshot, pool: Gpus, part: Gpus) -> list[list[RankPlacement]]:
+    """Group the GPUs of nodes that the rules of placement tell apart by name alone."""
+    nodes = snapshot.nodes
     groups = defaultdict[tuple[str, bool, int], list[str]](list)
     for name in sorted(pool):
-        groups[nodes[name].gpu, view.is_lent(nodes[name]), len(pool[name])].append(name)
-    return [
-        [_gpus_of_node(pool, name) for name in names] for names in groups.values() if not part.keys().isdisjoint(names)
-    ]
+        groups[nodes[name].gpu, snapshot.is_lent(nodes[name]), len(pool[name])].append(name)
+    used = [names for names in groups.values() if not part.keys().isdisjoint(names)]
+    return [[_slots_of_node(pool, name) for name in names] for names in used]
 
 
-def _gpus_of_node(pool: Gpus, name: str) -> RankPlacement:
+def _slots_of_node(pool: Gpus, name: str) -> RankPlacement:
     return tuple((name, index) for index in pool[name])
 
 
@@ -93,52 +98,46 @@ def _choose_gpus(
     old_plan: ParallelPlan,
     old: RankPlacement,
     plan: ParallelPlan,
-    given: RankPlacement,
+    usual: RankPlacement,
     groups: Sequence[Sequence[RankPlacement]],
 ) -> Gpus:
-    pool = tuple(seat for sites in groups for site in sites for seat in site)
-    old_alike, given_alike, pool_alike = canonicalize_seats(old, given, pool)
-    to_alike = dict(zip(pool, pool_alike, strict=True))
-    sites_alike = tuple(tuple(tuple(to_alike[seat] for seat in site) for site in sites) for sites in groups)
-    kept = frozenset(_choose_kept(old_plan, old_alike, plan, given_alike, sites_alike))
-    return _group_by_node(tuple(seat for seat in pool if to_alike[seat] in kept))
-
-
-def _compute_moved_bytes(
-    old_plan: ParallelPlan, old: RankPlacement, plan: ParallelPlan, seats: RankPlacement
-) -> tuple[float, float]:
-    """Bytes that move in the best order of these seats, and those of them that pass the network."""
-    old_alike, seats_alike = canonicalize_seats(old, seats)
-    mapping = find_best_mapping(old_plan, old_alike, plan, seats_alike)
-    return mapping.moved_bytes, mapping.network_bytes
+    pool = tuple(slot for nodes in groups for node in nodes for slot in node)
+    old_slots, usual_slots, pool_slots = canonicalize_slots(old, usual, pool)
+    canonical = dict(zip(pool, pool_slots, strict=True))
+    canonical_groups = tuple(tuple(tuple(canonical[slot] for slot in node) for node in nodes) for nodes in groups)
+    kept = frozenset(_choose_slots(old_plan, old_slots, plan, usual_slots, canonical_groups))
+    return _group_by_node(tuple(slot for slot in pool if canonical[slot] in kept))
 
 
 @lru_cache(maxsize=1024)
-def _choose_kept(
+def _choose_slots(
     old_plan: ParallelPlan,
     old: tuple[GpuSlot, ...],
     plan: ParallelPlan,
-    given: tuple[GpuSlot, ...],
-    sites: tuple[GpusByNode, ...],
+    usual: tuple[GpuSlot, ...],
+    groups: tuple[SlotsByNode, ...],
 ) -> tuple[GpuSlot, ...]:
-    both = compute_cached_overlap(old_plan, old, plan)
-    return select_slots_to_keep(both, Placement(old_plan, old), plan, given, sites)
+    overlap = compute_cached_overlap(old_plan, old, plan)
+    return select_slots_to_keep(overlap, Placement(old_plan, old), plan, usual, groups)
 
 
-def _group_by_node(seats: RankPlacement) -> Gpus:
-    nodes = sorted({node for node, _ in seats})
-    return {node: tuple(sorted(index for name, index in seats if name == node)) for node in nodes}
+def _compute_moved_bytes(
+    old_plan: ParallelPlan, old: RankPlacement, plan: ParallelPlan, new: RankPlacement
+) -> tuple[float, float]:
+    """Return the bytes that move in the best order of these GPUs, and how many of them cross the network."""
+    old_slots, new_slots = canonicalize_slots(old, new)
+    mapping = find_best_mapping(old_plan, old_slots, plan, new_slots)
+    return mapping.moved_bytes, mapping.network_bytes
 
 
-def _count_per_node(seats: RankPlacement) -> list[int]:
-    """GPUs of each node in the order of ranks: a plan's groups fit nodes in this order only."""
-    widths: dict[str, int] = {}
-    for node, _ in seats:
-        widths[node] = widths.get(node, 0) + 1
-    return list(widths.values())
+def _group_by_node(placement: RankPlacement) -> Gpus:
+    nodes = sorted({node for node, _ in placement})
+    return {node: tuple(sorted(index for name, index in placement if name == node)) for node in nodes}
 
 
-def _sort_for_retention(cycle: SchedulingCycle, gpus: Gpus) -> list[str]:
-    """Lent nodes are given up first, then the nodes with the fewest of the job's GPUs."""
-    nodes, view = cycle.snapshot.original.nodes, cycle.view
-    return sorted(gpus, key=lambda name: (view.is_lent(nodes[name]), -len(gpus[name]), name))
+def _count_per_node(placement: RankPlacement) -> list[int]:
+    """Return the GPUs of each node in the order of ranks. A plan's groups fit the nodes in this order only."""
+    counts: dict[str, int] = {}
+    for node, _ in placement:
+        counts[node] = counts.get(node, 0) + 1
+    return list(counts.values())

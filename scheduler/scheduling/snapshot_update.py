@@ -1,4 +1,4 @@
-"""absorb: mirror reality and what people asked for into the snapshot. Passive: it decides nothing."""
+"""Update a snapshot with an observation and commands. Nothing is decided here."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from scheduler.domain.scaling_curve import LINEAR_CURVE
 from scheduler.domain.snapshot import UNSOLVED_CURVE, Snapshot
 from scheduler.scheduling.commands import apply_command
 from scheduler.scheduling.job_progress import switch_curves
-from scheduler.scheduling.mutable_snapshot import SnapshotBuilder
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.observation import mirror_nodes, mirror_runs, requeue
 
 START_TIMEOUT_S = 900.0
-"""Workers that neither run nor die within this time are given up; loading a large checkpoint takes minutes."""
+"""Workers that neither run nor fail within this time are given up. Loading a large checkpoint takes minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotUpdate:
-    """`readings` are the demand figures that belong into the forecaster's history, `samples` into the
-    series of jobs."""
+    """The updated snapshot, its events, new demand readings by pool, and new samples of jobs."""
 
     snapshot: Snapshot
     events: tuple[Event, ...]
@@ -37,31 +36,34 @@ class SnapshotUpdate:
 def update_snapshot(
     snapshot: Snapshot, observation: Observation, commands: Iterable[Command], *, outage_s: float = 0.0
 ) -> SnapshotUpdate:
-    """The snapshot with everything in it that was seen and asked for up to `snapshot.now_s`.
+    """Return the snapshot with everything that was observed and requested up to `snapshot.now_s`.
 
-    Each command takes effect once; one that no longer fits is refused by an event and changes nothing. Records
-    that nothing happened to stay the same objects. `away_s`: for how long nobody has committed anything.
+    The arguments are not changed, and unchanged records stay the same objects. A command that no longer fits is refused
+    by an event and has no effect.
+
+    Args:
+        outage_s: Seconds since the last commit. After a long outage, jobs that did not start are not at fault.
     """
-    intake = SnapshotBuilder(snapshot)
-    mirror_nodes(intake, observation)
-    mirror_runs(intake, observation)
+    updated = MutableSnapshot(snapshot)
+    mirror_nodes(updated, observation)
+    mirror_runs(updated, observation)
     for command in commands:
-        apply_command(intake, command)
-    switch_curves(intake)
-    for job in _list_transitional_jobs(intake):
-        _advance_job(intake, job, outage_s)
-    _activate_loans(intake)
-    return SnapshotUpdate(intake.view(), tuple(intake.events), tuple(intake.readings), tuple(intake.samples))
+        apply_command(updated, command)
+    switch_curves(updated)
+    for job in _list_transitional_jobs(updated):
+        _advance_job(updated, job, outage_s)
+    _activate_loans(updated)
+    return SnapshotUpdate(updated.view(), tuple(updated.events), tuple(updated.readings), tuple(updated.samples))
 
 
-def _list_transitional_jobs(snapshot: SnapshotBuilder) -> list[Job]:
-    """Jobs that may take a step by themselves, in the order in which they came."""
-    names = snapshot.original.index.unsettled | snapshot.jobs.changed_keys
-    return [job for job_id, job in snapshot.jobs.items() if job_id in names] if names else []
+def _list_transitional_jobs(snapshot: MutableSnapshot) -> list[Job]:
+    """Return the jobs that may change their state by themselves, in the order of the snapshot."""
+    job_ids = snapshot.original.index.unsettled | snapshot.jobs.changed_keys
+    return [job for job_id, job in snapshot.jobs.items() if job_id in job_ids] if job_ids else []
 
 
-def _advance_job(snapshot: SnapshotBuilder, job: Job, outage_s: float) -> None:
-    """The steps that a job takes by itself."""
+def _advance_job(snapshot: MutableSnapshot, job: Job, outage_s: float) -> None:
+    """Move a job that its own state allows to move on."""
     match job.state:
         case JobState.SUBMITTED | JobState.PLANNING:
             _finish_planning(snapshot, job)
@@ -73,9 +75,8 @@ def _advance_job(snapshot: SnapshotBuilder, job: Job, outage_s: float) -> None:
             _abandon_start(snapshot, job, outage_s)
 
 
-def _finish_planning(snapshot: SnapshotBuilder, job: Job) -> None:
-    """PLANNING until the curve has a shape for the minimum on some GPU model, solved either way, and until the pause
-    after a death by memory is over."""
+def _finish_planning(snapshot: MutableSnapshot, job: Job) -> None:
+    """Queue the job once a plan for its minimum is solved, feasible or not, and its backoff has ended."""
     if job.memory.is_backing_off(snapshot.now_s):
         return
     curve = snapshot.curves.get(job.curve_key, UNSOLVED_CURVE) if job.spec.has_profile else LINEAR_CURVE
@@ -86,24 +87,24 @@ def _finish_planning(snapshot: SnapshotBuilder, job: Job) -> None:
 
 
 def _startable_since_s(job: Job) -> float:
-    """Since when at the latest nothing of an earlier generation stands in the way of the present one."""
+    """Return the time from which no worker of an earlier generation blocks the start."""
     leave_by_s = job.allocation.leave_by_s
     return job.state_since_s if leave_by_s is None else max(job.state_since_s, leave_by_s)
 
 
-def _abandon_start(snapshot: SnapshotBuilder, job: Job, outage_s: float) -> None:
-    """It is not the job's fault where no controller was there to start its workers."""
-    is_fault = outage_s <= START_TIMEOUT_S
-    why = f"its workers were {job.state} for more than {START_TIMEOUT_S:.0f} s"
-    requeue(
-        snapshot, job, why if is_fault else f"{why}, and no controller for {outage_s:.0f} s", counts_as_retry=is_fault
-    )
+def _abandon_start(snapshot: MutableSnapshot, job: Job, outage_s: float) -> None:
+    """Give up a start. It counts as a retry unless no controller was running to start the workers."""
+    is_job_fault = outage_s <= START_TIMEOUT_S
+    message = f"its workers were {job.state} for more than {START_TIMEOUT_S:.0f} s"
+    if not is_job_fault:
+        message = f"{message}, and no controller ran for {outage_s:.0f} s"
+    requeue(snapshot, job, message, counts_as_retry=is_job_fault)
 
 
-def _activate_loans(snapshot: SnapshotBuilder) -> None:
-    """An offered node is training's once the last inference pod has left it."""
+def _activate_loans(snapshot: MutableSnapshot) -> None:
+    """Activate the loans of offered nodes that inference has left."""
     for name in sorted(snapshot.original.index.offered):
         loan = snapshot.loans[name]
         if loan.state is LoanState.OFFERED and snapshot.nodes[name].inference_gpus == 0:
-            snapshot.loans[name] = loan.transition_to(LoanState.ACTIVE, snapshot.now_s)
-            snapshot.record_event(EventCode.LOAN_ACTIVE, name, f"{name} is free of inference and serves training")
+            snapshot.put_loan(loan.transition_to(LoanState.ACTIVE, snapshot.now_s))
+            snapshot.record_event(EventCode.LOAN_ACTIVE, name, f"inference has left node {name}; training can use it")

@@ -1,9 +1,8 @@
-"""usage: the GPU-seconds that jobs held, as entries for the books.
+"""Usage records: the GPU-seconds that jobs held, per hour, queue, owner and kind of GPU.
 
-A job's own account is the mark up to which it was booked. The account is settled whenever what the job holds changes,
-so that between two settlements it held the same GPUs, and a tick that settles an account books exactly what it adds to
-it, in the commit that stores the account: nothing is booked twice and nothing is lost, whoever dies when. A job that
-nothing happens to costs no write; what it has held since is `unbooked`, which whoever reads the books adds.
+A job's account is settled whenever its GPUs change, so it held the same GPUs between two settlements. A tick that
+settles an account records exactly what the settlement adds, in the same commit. So nothing is recorded twice or lost,
+whichever process fails. An unchanged job costs no write: readers add its unsettled usage.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.snapshot import Snapshot
 
 UsageTuple = tuple[int, str, str, str, bool]
-"""The fields of a `UsageKey`: plain tuples are found in a dictionary much faster."""
+"""The fields of a `UsageKey`. Plain tuples are much faster dictionary keys than dataclasses."""
 UsageSums = dict[UsageTuple, tuple[float, float]]
 
 
 def compute_usage_delta(previous: Snapshot, snapshot: Snapshot) -> tuple[UsageEntry, ...]:
-    """What the accounts of `snapshot`, from which nothing was archived yet, have more than those of `previous`."""
+    """Return GPU-seconds used and lost since `previous`. Call before ended jobs are archived."""
     sums: UsageSums = {}
     if previous.jobs is not snapshot.jobs:
         jobs = previous.jobs
@@ -36,7 +35,7 @@ def compute_usage_delta(previous: Snapshot, snapshot: Snapshot) -> tuple[UsageEn
 
 
 def compute_unsettled_usage(snapshot: Snapshot, now_s: float, *, from_s: float = 0.0) -> tuple[UsageEntry, ...]:
-    """What live jobs hold since their accounts were settled, from `from_s` up to `now_s`."""
+    """Return the usage of live jobs since their accounts were settled, between `from_s` and `now_s`."""
     sums: UsageSums = {}
     for job in snapshot.jobs.values():
         _add_held(sums, snapshot, job, max(from_s, job.account.settled_at_s), now_s)
@@ -44,11 +43,11 @@ def compute_unsettled_usage(snapshot: Snapshot, now_s: float, *, from_s: float =
 
 
 def sum_usage(entries: Iterable[UsageEntry]) -> tuple[UsageEntry, ...]:
-    """One entry a kind, in order."""
+    """Merge entries with equal keys, and sort them by key."""
     sums: UsageSums = {}
     for entry in entries:
-        kind = entry.key
-        _add(sums, (kind.hour_s, kind.queue, kind.owner, kind.gpu, kind.is_lent), entry.gpu_s, entry.lost_gpu_s)
+        key = entry.key
+        _add(sums, (key.hour_s, key.queue, key.owner, key.gpu, key.is_lent), entry.gpu_s, entry.lost_gpu_s)
     return _build_entries(sums)
 
 
@@ -62,19 +61,19 @@ def _add_held(sums: UsageSums, snapshot: Snapshot, job: Job, from_s: float, to_s
 
 
 def _add_lost(sums: UsageSums, snapshot: Snapshot, before: Job, after: Job) -> None:
-    """Lost work, spread over the GPUs that the job held; one that held none any more lost it on its own kind."""
+    """Spread lost work over the GPUs that the job held, or count it on the model that the job requires."""
     lost_gpu_s = after.account.lost_gpu_s - before.account.lost_gpu_s
     if not lost_gpu_s:
         return
     held = _count_held_gpus(snapshot, before) or Counter({(before.spec.gpu, False): 1})
     hour_s = _hour_start_s(after.account.settled_at_s)
     for (gpu, is_lent), count in held.items():
-        kind = (hour_s, before.spec.queue, before.owner, gpu, is_lent)
-        _add(sums, kind, 0.0, lost_gpu_s * count / held.total())
+        key = (hour_s, before.spec.queue, before.owner, gpu, is_lent)
+        _add(sums, key, 0.0, lost_gpu_s * count / held.total())
 
 
 def _count_held_gpus(snapshot: Snapshot, job: Job) -> Counter[tuple[str, bool]]:
-    """The GPUs of a job, those that it is leaving included, by model and whether they are lent."""
+    """Count the GPUs that a job holds or is releasing, by model and by whether they are lent."""
     held: Counter[tuple[str, bool]] = Counter()
     nodes, pools = snapshot.nodes, snapshot.pools
     for gpus in (job.allocation.target, job.allocation.releasing):
@@ -85,7 +84,7 @@ def _count_held_gpus(snapshot: Snapshot, job: Job) -> Counter[tuple[str, bool]]:
 
 
 def _split_by_hour(from_s: float, to_s: float) -> Iterator[tuple[int, float]]:
-    """The hours that a time span touches, and its seconds in each."""
+    """Yield the start of each hour that the time span touches, and the seconds of the span in it."""
     while from_s < to_s:
         hour_s = _hour_start_s(from_s)
         end_s = min(to_s, float(hour_s + HOUR_S))

@@ -6,7 +6,7 @@ PolicySettings and returns a PolicySet, under the entry point's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,6 +17,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.policies.allotment import Allot
+from scheduler.scheduling.policies.backfill import Backfill, CountStartingGpus, reserve_earliest_start
 from scheduler.scheduling.policies.elastic_deadline import earliest_deadline_first, elastic_deadline_shares
 from scheduler.scheduling.policies.elastic_share import elastic_shares
 from scheduler.scheduling.policies.job_order import (
@@ -31,6 +32,7 @@ from scheduler.scheduling.policies.job_order import (
 from scheduler.scheduling.policies.lending import LendingTarget, lend_forecast_idle, lend_nothing
 from scheduler.scheduling.policies.lyra import least_linear_gain_first, least_node_fraction, linear_counts
 from scheduler.scheduling.policies.placement import best_fit, owned_first
+from scheduler.scheduling.policies.preemption import find_preemption_victims
 from scheduler.scheduling.policies.recall_selection import least_preemption_cost
 from scheduler.scheduling.policies.scaling import (
     estimate_arrivals,
@@ -42,34 +44,37 @@ from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import efficient_gpus, min_feasible_gpus
 
 Order = Callable[[Snapshot, PolicySettings], tuple[str, ...]]
-StartingGpus = Callable[[Snapshot, Job, Mapping[str, int], str | None], int]
 Lend = Callable[[Snapshot, Pool, PolicySettings], LendingTarget]
 Reclaim = Callable[[Snapshot, str, int, PolicySettings], tuple[str, ...]]
 Scale = Callable[[Snapshot, Iterable[str], int, PolicySettings], Mapping[str, int]]
 ExpectedArrivals = Callable[[Snapshot, PolicySettings], int]
 Shrink = Callable[[Snapshot, int, PolicySettings], Mapping[str, int]]
 Place = Callable[[Snapshot, Iterable[FreeGpus], Job, int], Gpus | None]
+FindEvictionVictims = Callable[
+    [Snapshot, Iterable[Job], Collection[str], PolicySettings], Mapping[str, tuple[str, ...]]
+]
 
 ENTRY_POINTS = "ebbtide.policies"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """One choice a question, `paper` where it was published.
+    """The policies of one scheduling discipline, one for each question. `paper` is where it was published.
 
-    `base`: how few GPUs of a model a job starts on and keeps, with the GPUs of a node of each model. `arriving`:
-    free GPUs that running jobs do not grow into. `scale` None: jobs stay at their minimum. `strict`: nobody passes
-    the queue's head; `backfill`: nobody who would delay it. `awaits_room`: a job on a recalled node stays a little
-    where elastic jobs elsewhere, or jobs with far more to do, can give up GPUs for it. `allot`: says what each job
-    holds, running ones too, in place of `order`, `scale` and `make_room`; `elastic_allotment`: above minimums as
-    well. `thrifty` False: a job takes the GPUs it is given even where it is no faster than on fewer.
+    `starting_gpus`: how many GPUs of a model a job starts on and keeps. `expected_arrivals`: free GPUs into which
+    running jobs do not grow. `scale`: GPUs for elastic jobs; None leaves jobs at their minimum. `strict_order`: no job
+    passes the head of the queue. `backfill`: reserves the start of the first job that waits, and other jobs pass it
+    only if they do not delay it; None lets them pass. `find_eviction_victims`: jobs elsewhere that are preempted in
+    place of jobs on recalled nodes; None preempts those at once. `allot`: the GPUs of every job, running ones too, in
+    place of `order`, `scale` and `shrink`; with `elastic_allotment` above minimums as well. `requires_speedup`: leave
+    out GPUs on which a job would be no faster.
     """
 
     name: str
     summary: str
     paper: str
     order: Order = first_come
-    starting_gpus: StartingGpus = min_feasible_gpus
+    starting_gpus: CountStartingGpus = min_feasible_gpus
     lend: Lend = lend_nothing
     reclaim: Reclaim = least_preemption_cost
     scale: Scale | None = None
@@ -77,8 +82,8 @@ class PolicySet:
     expected_arrivals: ExpectedArrivals = expect_no_arrivals
     place: Place = best_fit
     strict_order: bool = False
-    backfill: bool = False
-    defers_evictions: bool = False
+    backfill: Backfill | None = None
+    find_eviction_victims: FindEvictionVictims | None = None
     allot: Allot | None = None
     elastic_allotment: bool = False
     requires_speedup: bool = True
@@ -99,8 +104,8 @@ _DEFAULT = PolicySet(
     paper="ours, ARCHITECTURE.md",
     order=least_service,
     starting_gpus=efficient_gpus,
-    backfill=True,
-    defers_evictions=True,
+    backfill=reserve_earliest_start,
+    find_eviction_victims=find_preemption_victims,
     lend=lend_forecast_idle,
     scale=flexible_counts,
     expected_arrivals=estimate_arrivals,

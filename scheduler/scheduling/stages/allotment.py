@@ -1,9 +1,9 @@
-"""Stage of decide for policy sets that allot: bring what every job holds towards what it should hold now."""
+"""Stage for policy sets that allot GPUs to every job: bring each job to its allotment."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler.domain import gpu_sets
@@ -11,19 +11,19 @@ from scheduler.domain.decisions import PreemptJob, Reason, ReasonCode, ResizeJob
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot_index import GpuKind
-from scheduler.scheduling.cycle import SchedulingCycle
+from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.gpu_budget import count_releasing_gpus
 from scheduler.scheduling.policies.allotment import Allotment, capacity_by_kind, held_by_kind
 from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.policies.speed import min_feasible_gpus
 from scheduler.scheduling.stages.rebalancing import enforce_ranges
-from scheduler.scheduling.stages.starting import record_misfit, record_wait_for_release, start_job
+from scheduler.scheduling.stages.starting import misfit_reason, release_reason, start_job
 from scheduler.scheduling.target_selection import extend_target, is_resizable, reduce_target
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """GPUs that a running job would give up, so that it holds `left`; none of them means that it is preempted."""
+    """GPUs that a running job would give up. With no `remaining_gpus` it is preempted."""
 
     job: Job
     remaining_gpus: int
@@ -32,7 +32,7 @@ class Reduction:
 
 @dataclass(slots=True)
 class AllotmentState:
-    """What is left while the allotment is gone through in order, and what has come of it so far."""
+    """GPUs that are left while jobs are served in the order of the allotment, and what was chosen so far."""
 
     free: Counter[GpuKind]
     pending: Counter[GpuKind]
@@ -41,66 +41,76 @@ class AllotmentState:
     starts: dict[str, int] = field(default_factory=dict)
     grows: dict[str, int] = field(default_factory=dict)
     accepted: list[tuple[Reduction, Job]] = field(default_factory=list)
+    waiting: dict[str, Reason] = field(default_factory=dict)
 
 
-def apply_allotment(cycle: SchedulingCycle) -> None:
-    """Start who is allotted GPUs that are free, and make room for whoever is allotted more than that.
+def apply_allotment(cycle: SchedulingCycle) -> StageReport:
+    """Start jobs on free GPUs, and reduce running jobs for those that are allotted more than what is free.
 
-    Nobody gives up a GPU that nobody else is waiting for: a job that is allotted less, or nothing, keeps what it has
-    until then. Growing needs a rest of `resize_pause_s`, and takes GPUs from others at full passes only. A job that
-    fits by count but not the way the free GPUs lie, or that its queue's limit forbids to start, is left out, and the
-    rest is allotted again.
+    A job that is allotted fewer GPUs, or none, keeps its GPUs until another job needs them. A job grows only after
+    `resize_pause_s` without a resize, and takes GPUs from others in full passes only. A job that does not fit the
+    distribution of the free GPUs, or that a limit of its queue holds back, is left out, and the rest is allotted again.
     """
     enforce_ranges(cycle)
+    waiting: dict[str, Reason] = {}
     left_out: set[str] = set()
     while True:
-        allotment, over = _compute_allotment(cycle, left_out)
-        left_out |= over
-        if over:
+        allotment, limited = _compute_allotment(cycle, left_out)
+        waiting |= limited
+        left_out |= limited.keys()
+        if limited:
             continue
-        deal = _distribute(cycle, allotment)
-        for job_id, count in deal.starts.items():
-            job = cycle.snapshot.jobs[job_id]
-            start_job(cycle, job, count, job.spec.min_gpus)
-        misfits = {job_id for job_id in deal.starts if cycle.snapshot.jobs[job_id].state is JobState.QUEUED}
+        state = _distribute(cycle, allotment)
+        waiting |= state.waiting
+        misfits = _start_jobs(cycle, state.starts, waiting)
         if not misfits:
             break
         left_out |= misfits
-    cycle.recheck_at_s = allotment.valid_until_s
-    for offer, winner in deal.accepted:
-        _apply_reduction(cycle, allotment, offer, winner)
-    for job_id, count in deal.grows.items():
+    for reduction, winner in state.accepted:
+        _apply_reduction(cycle, allotment, reduction, winner)
+    for job_id, count in state.grows.items():
         _grow(cycle, cycle.snapshot.jobs[job_id], count)
+    return StageReport(waiting, recheck_at_s=allotment.valid_until_s)
 
 
-def _compute_allotment(cycle: SchedulingCycle, left_out: set[str]) -> tuple[Allotment, set[str]]:
-    """The allotment within the limits of the queues, and the waiting jobs that a limit keeps out of it."""
+def _start_jobs(cycle: SchedulingCycle, starts: Mapping[str, int], waiting: dict[str, Reason]) -> set[str]:
+    """Start jobs, and return the ids of those that do not fit."""
+    for job_id, count in starts.items():
+        job = cycle.snapshot.jobs[job_id]
+        if reason := start_job(cycle, job, count, job.spec.min_gpus):
+            waiting[job_id] = reason
+        else:
+            waiting.pop(job_id, None)
+    return {job_id for job_id in starts if cycle.snapshot.jobs[job_id].state is JobState.QUEUED}
+
+
+def _compute_allotment(cycle: SchedulingCycle, left_out: set[str]) -> tuple[Allotment, dict[str, Reason]]:
+    """Return the allotment within the limits of the queues, and the pending jobs that a limit holds back."""
     assert cycle.policies.allot is not None
     view = cycle.view
     if left_out:
         view = replace(view, jobs={job_id: job for job_id, job in view.jobs.items() if job_id not in left_out})
     allotment = cycle.policies.allot(view, capacity_by_kind(view).total(), cycle.settings)
-    book = QuotaState(replace(view, jobs={}))
-    if not book:
-        return allotment, set()
-    gpus, over = dict(allotment.gpus), dict[str, Reason]()
+    quota = QuotaState(replace(view, jobs={}))
+    if not quota:
+        return allotment, {}
+    gpus, limited = dict(allotment.gpus), dict[str, Reason]()
     for job_id, count in allotment.gpus.items():
         job = view.jobs[job_id]
-        within = max(job.spec.min_gpus, count - book.excess(job, count))
-        if count and (why := book.check_limits(job, within)):
-            over[job_id], gpus[job_id] = why, 0
+        within = max(job.spec.min_gpus, count - quota.excess(job, count))
+        if count and (reason := quota.check_limits(job, within)):
+            limited[job_id], gpus[job_id] = reason, 0
         elif count:
-            book.allocate(job, within)
+            quota.allocate(job, within)
             gpus[job_id] = within
-    waiting = [job_id for job_id in over if not view.jobs[job_id].is_placed]
-    cycle.waiting.update((job_id, over[job_id]) for job_id in waiting)
-    return replace(allotment, gpus=gpus, waiting={**allotment.waiting, **over}), set(waiting)
+    pending = {job_id: reason for job_id, reason in limited.items() if not view.jobs[job_id].is_placed}
+    return replace(allotment, gpus=gpus, waiting={**allotment.waiting, **limited}), pending
 
 
 def _distribute(cycle: SchedulingCycle, allotment: Allotment) -> AllotmentState:
-    """Who starts and grows now, who gives up what for whom; all others wait, with the reason."""
-    deal = AllotmentState(
-        Counter(cycle.snapshot.ledger.free_gpus),
+    """Choose the jobs that start and grow now, and the reductions they need. All others wait, with a reason."""
+    state = AllotmentState(
+        Counter(cycle.index.free_gpus),
         count_releasing_gpus(cycle),
         _list_reductions(cycle, allotment),
         QuotaState(cycle.view),
@@ -109,37 +119,37 @@ def _distribute(cycle: SchedulingCycle, allotment: Allotment) -> AllotmentState:
     for position, (job_id, count) in enumerate(allotment.gpus.items()):
         job, missing = jobs[job_id], count - jobs[job_id].allocation.target_gpus
         if job.is_placed and missing > 0 and _can_grow(cycle, job):
-            _plan_growth(cycle, deal, job, _cap_to_limits(deal, job, count, may_reduce=cycle.full_pass))
+            _plan_growth(cycle, state, job, _cap_to_limits(state, job, count, may_reduce=cycle.full_pass))
         elif not job.is_placed and count:
-            _plan_start(cycle, deal, job, _cap_to_limits(deal, job, count, may_reduce=True), position)
+            _plan_start(cycle, state, job, _cap_to_limits(state, job, count, may_reduce=True), position)
     for job_id, reason in allotment.waiting.items():
         if jobs[job_id].state is JobState.QUEUED and not allotment.gpus.get(job_id):
-            cycle.waiting[job_id] = reason
-    return deal
+            state.waiting[job_id] = reason
+    return state
 
 
 def _cap_to_limits(state: AllotmentState, job: Job, count: int, *, may_reduce: bool) -> int:
-    """As many of `count` GPUs as the limits of the job's queue leave it now. With `offers`, those under the same limit
-    that hold more than their allotment give up what is missing."""
+    """Return how many of `count` GPUs the limits of the job's queue permit now.
+
+    With `may_reduce`, jobs under the same limit that hold more than their allotment give up what is missing.
+    """
     more = count - job.allocation.target_gpus
-    over, of_user = state.quota.excess(job, more), state.quota.user_excess(job, more)
+    over, over_user = state.quota.excess(job, more), state.quota.user_excess(job, more)
     missing = over
-    for offer in tuple(state.reductions) if may_reduce else ():
-        other = offer.job
-        if missing > 0 and other.spec.queue == job.spec.queue and (not of_user or other.owner == job.owner):
-            state.accepted.append((offer, job))
-            state.reductions.remove(offer)
-            state.pending += offer.freed
-            missing -= other.allocation.target_gpus - offer.remaining_gpus
+    for reduction in tuple(state.reductions) if may_reduce else ():
+        other = reduction.job
+        if missing > 0 and other.spec.queue == job.spec.queue and (not over_user or other.owner == job.owner):
+            _accept(state, reduction, job)
+            missing -= other.allocation.target_gpus - reduction.remaining_gpus
     return count - over
 
 
 def _plan_start(cycle: SchedulingCycle, state: AllotmentState, job: Job, count: int, position: int) -> None:
-    """GPUs to start on: those that are free, else also those that come free soon, else also what others give up."""
+    """Start the job on free GPUs, or let it wait for GPUs that are being released or that others give up."""
     least = min_feasible_gpus(cycle.view, job, cycle.node_sizes)
-    if count < least and (why := state.quota.check_limits(job, least)):
+    if count < least and (reason := state.quota.check_limits(job, least)):
         if job.state is JobState.QUEUED:
-            cycle.waiting[job.id] = why
+            state.waiting[job.id] = reason
         return
     models = _kinds_by_model(cycle, job)
     for wanted in dict.fromkeys((count, least)):
@@ -153,13 +163,14 @@ def _plan_start(cycle: SchedulingCycle, state: AllotmentState, job: Job, count: 
             _reserve_gpus(state, job, wanted, kinds, may_reduce=True) for kinds in models
         ):
             if job.state is JobState.QUEUED:
-                record_wait_for_release(cycle, job.id, wanted, position)
+                state.waiting[job.id] = release_reason(wanted, position)
             return
     if job.state is JobState.QUEUED:
-        record_misfit(cycle, job, job.spec.min_gpus)
+        state.waiting[job.id] = misfit_reason(cycle, job, job.spec.min_gpus)
 
 
 def _plan_growth(cycle: SchedulingCycle, state: AllotmentState, job: Job, count: int) -> None:
+    """Grow the job on free GPUs, or let it wait for GPUs that others give up and grow by what is free meanwhile."""
     kinds = [kind for of_model in _kinds_by_model(cycle, job) for kind in of_model]
     missing = count - job.allocation.target_gpus
     if missing <= 0:
@@ -178,57 +189,65 @@ def _plan_growth(cycle: SchedulingCycle, state: AllotmentState, job: Job, count:
 
 
 def _reserve_gpus(state: AllotmentState, job: Job, wanted: int, kinds: list[GpuKind], *, may_reduce: bool) -> bool:
-    """Keep what comes free soon, and what is free, for the job; with `offers` also what others have to give up."""
+    """Keep GPUs for the job: those being released, free ones, and with `may_reduce` those that others must give up."""
     missing = wanted - _sum_kinds(state.pending, kinds) - _sum_kinds(state.free, kinds)
     chosen: list[Reduction] = []
-    for offer in state.reductions if may_reduce else ():
-        if missing > 0 and offer.job.id != job.id and (gain := _sum_kinds(offer.freed, kinds)):
-            chosen.append(offer)
+    for reduction in state.reductions if may_reduce else ():
+        if missing > 0 and reduction.job.id != job.id and (gain := _sum_kinds(reduction.freed, kinds)):
+            chosen.append(reduction)
             missing -= gain
     if missing > 0:
         return False
-    for offer in reversed(chosen):
-        if missing + _sum_kinds(offer.freed, kinds) <= 0:  # a later one freed so much that this one need not give
-            missing += _sum_kinds(offer.freed, kinds)
+    for reduction in reversed(chosen):
+        if missing + _sum_kinds(reduction.freed, kinds) <= 0:  # the others free enough without this one
+            missing += _sum_kinds(reduction.freed, kinds)
         else:
-            state.accepted.append((offer, job))
-            state.reductions.remove(offer)
-            state.pending += offer.freed
+            _accept(state, reduction, job)
     _deduct(wanted, kinds, state.pending, state.free)
     return True
 
 
+def _accept(state: AllotmentState, reduction: Reduction, winner: Job) -> None:
+    state.accepted.append((reduction, winner))
+    state.reductions.remove(reduction)
+    state.pending += reduction.freed
+
+
 def _list_reductions(cycle: SchedulingCycle, allotment: Allotment) -> list[Reduction]:
-    """What running jobs hold beyond their allotment, in the order in which it is taken: parts before whole jobs, and
-    of the jobs those first that come last. One that is about to run is let come to it."""
-    if cycle.snapshot.original.switches.resizes_frozen:
+    """Return what running jobs hold beyond their allotment, in the order in which it is taken.
+
+    Parts of jobs come before whole jobs, and the last jobs of the allotment come first.
+    """
+    if cycle.resizes_frozen:
         return []
     parts: list[Reduction] = []
-    wholes: list[Reduction] = []
-    losers = (job_id for job_id in allotment.waiting if job_id not in allotment.gpus)
-    for job_id in reversed([*allotment.gpus, *losers]):
-        job, left = cycle.snapshot.jobs[job_id], allotment.gpus.get(job_id, 0)
-        if job.allocation.target_gpus > left and is_resizable(cycle, job) and (gives := _count_freed(cycle, job, left)):
-            (parts if left else wholes).append(Reduction(job, left, gives))
-    return parts + wholes
+    whole_jobs: list[Reduction] = []
+    unserved = (job_id for job_id in allotment.waiting if job_id not in allotment.gpus)
+    for job_id in reversed([*allotment.gpus, *unserved]):
+        job, remaining = cycle.snapshot.jobs[job_id], allotment.gpus.get(job_id, 0)
+        if job.allocation.target_gpus <= remaining or not is_resizable(cycle, job):
+            continue
+        if freed := _count_freed(cycle, job, remaining):
+            (parts if remaining else whole_jobs).append(Reduction(job, remaining, freed))
+    return parts + whole_jobs
 
 
 def _count_freed(cycle: SchedulingCycle, job: Job, remaining_gpus: int) -> Counter[GpuKind]:
-    """The GPUs on nodes that others may use which a job gives up when it keeps `left`: lent ones first."""
-    view, gives = cycle.view, Counter[GpuKind]()
+    """Count the GPUs, usable by other jobs, that a job gives up when it keeps `remaining_gpus`. Lent ones go first."""
+    view, freed = cycle.view, Counter[GpuKind]()
     surplus = job.allocation.target_gpus - remaining_gpus
     for (gpu, lent), count in reversed(list(held_by_kind(view, job).items())):
-        gives[gpu, lent] = min(count, max(0, surplus - gives.total()))
+        freed[gpu, lent] = min(count, max(0, surplus - freed.total()))
     for name, indices in job.allocation.target.items():
         node = view.nodes.get(name)
         if node is not None and not view.serves_training(node):
-            gives[node.gpu, view.is_lent(node)] -= len(indices)
-    return +gives
+            freed[node.gpu, view.is_lent(node)] -= len(indices)
+    return +freed
 
 
 def _kinds_by_model(cycle: SchedulingCycle, job: Job) -> list[list[GpuKind]]:
-    """The kinds of GPU that the job may take together: one list a model, the one with most free first."""
-    free = cycle.snapshot.ledger.free_gpus
+    """Return the kinds of GPU that the job can use, one list for each model, the model with most free GPUs first."""
+    free = cycle.index.free_gpus
     held = {gpu for gpu, _ in held_by_kind(cycle.view, job)}
     models = sorted(held or ({job.spec.gpu} if job.spec.gpu else cycle.node_sizes))
     kinds = [[(gpu, lent) for lent in ((False, True) if job.spec.fungible else (False,))] for gpu in models]
@@ -248,30 +267,29 @@ def _deduct(wanted: int, kinds: Iterable[GpuKind], *sources: Counter[GpuKind]) -
 
 
 def _can_grow(cycle: SchedulingCycle, job: Job) -> bool:
-    rested = cycle.now_s - job.state_since_s >= cycle.settings.resize_pause_s_for(job)
-    at_least = job.allocation.target_gpus <= job.spec.min_gpus
-    return is_resizable(cycle, job) and (rested or at_least) and not cycle.snapshot.original.switches.resizes_frozen
+    has_rested = cycle.now_s - job.state_since_s >= cycle.settings.resize_pause_s_for(job)
+    at_minimum = job.allocation.target_gpus <= job.spec.min_gpus
+    return is_resizable(cycle, job) and (has_rested or at_minimum) and not cycle.resizes_frozen
 
 
 def _apply_reduction(cycle: SchedulingCycle, allotment: Allotment, reduction: Reduction, winner: Job) -> None:
     job, leave_by_s = reduction.job, cycle.leave_by_s(reduction.job)
-    need = gpu_sets.format_gpu_count(allotment.gpus[winner.id])
+    needed = gpu_sets.format_gpu_count(allotment.gpus[winner.id])
     numbers = {"allotted_gpus": float(reduction.remaining_gpus), "needed_gpus": float(allotment.gpus[winner.id])}
     if reduction.remaining_gpus:
         target = reduce_target(cycle, job, job.allocation.target, reduction.remaining_gpus)
         if target is not None:
             gpus, plan = target
-            detail = (
-                f"its share is {gpu_sets.format_gpu_count(reduction.remaining_gpus)} now; {winner.id} is to have {need}"
-            )
+            share = gpu_sets.format_gpu_count(reduction.remaining_gpus)
+            detail = f"its share is now {share}; {winner.id} gets {needed}"
             reason = Reason(ReasonCode.MAKES_ROOM_FOR_WAITING_JOB, detail, numbers)
             cycle.apply(ResizeJob(job.id, gpus, plan, leave_by_s, reason))
     else:
-        why = allotment.waiting.get(job.id)
-        detail = f"{winner.id} comes before it and needs {need}" + (f"; {why.detail}" if why else "")
-        numbers = {**(why.numbers if why else {}), **numbers}
+        reason = allotment.waiting.get(job.id)
+        detail = f"{winner.id} has precedence and needs {needed}" + (f"; {reason.detail}" if reason else "")
+        numbers = {**(reason.numbers if reason else {}), **numbers}
         cycle.apply(PreemptJob(job.id, leave_by_s, Reason(ReasonCode.OUTRANKED, detail, numbers)))
-    cycle.changed_jobs.add(job.id)
+    cycle.settle(job.id)
 
 
 def _grow(cycle: SchedulingCycle, job: Job, count: int) -> None:
@@ -280,7 +298,6 @@ def _grow(cycle: SchedulingCycle, job: Job, count: int) -> None:
     if target is None:
         return
     gpus, plan = target
-    detail = f"GPUs are free, and its share is {gpu_sets.format_gpu_count(count)} now"
+    detail = f"GPUs are free; its share is now {gpu_sets.format_gpu_count(count)}"
     reason = Reason(ReasonCode.GAIN_EXCEEDS_COST, detail, {"allotted_gpus": float(count)})
     cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), reason))
-    cycle.changed_jobs.add(job.id)

@@ -1,8 +1,8 @@
-"""Clearing: whole nodes for a waiting job whose plans need them, where enough GPUs are free or could be, but not so.
+"""Vacate whole nodes for a pending job whose plans need them while enough GPUs are free on other nodes.
 
-Other jobs are moved off the nodes that are cheapest to clear, if that pays: the moves cost fewer GPU-seconds, by what
-reconfiguration takes, than the job's GPUs would be idle or elsewhere until such nodes come free by themselves. Until
-the job starts, nobody behind it is put onto them. Nothing is remembered for that: what has been cleared stays cheapest.
+Other jobs are moved off the nodes that are cheapest to vacate, if the moves cost fewer GPU-seconds of reconfiguration
+than the pending job would wait for such nodes. Until the job starts, no later job is placed on these nodes. Nothing is
+remembered between ticks, because nodes that are being vacated stay the cheapest ones.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from scheduler.domain.fleet import Node
 from scheduler.domain.job import Job
 from scheduler.domain.scaling_curve import LinearCurve
 from scheduler.scheduling.cycle import SchedulingCycle
-from scheduler.scheduling.gpu_budget import expected_end_s
+from scheduler.scheduling.policies.backfill import expected_end_s
 from scheduler.scheduling.policies.speed import gpu_model
 from scheduler.scheduling.target_selection import Target, is_resizable, move_target, reduce_target
 
 
 @dataclass(frozen=True, slots=True)
 class _NodeCost:
-    """A node, and how it could be cleared: by moving `jobs`, for so many GPU-seconds, or by waiting for them."""
+    """A node that can be vacated by moving `jobs`, for `cost_gpu_s`, or by waiting for their end at `empty_at_s`."""
 
     node: str
     jobs: frozenset[str]
@@ -33,43 +33,40 @@ class _NodeCost:
 
 
 def reserve_emptied_nodes(cycle: SchedulingCycle, queue: Sequence[str]) -> None:
-    """Keep nobody behind the first job that needs whole nodes on the nodes that are being left, if they are enough."""
+    """Keep later jobs off nodes that are being vacated for the first job that needs whole nodes, if they are enough."""
     for position, job_id in enumerate(queue):
         job = cycle.snapshot.jobs[job_id]
         count = count_whole_nodes(cycle, job)
         if count:
-            cleared = [site.node for site in _rank_nodes(cycle, job) if not site.jobs]
-            if len(cleared) >= count:
-                cycle.reserve_nodes(cleared[:count], frozenset(queue[: position + 1]))
+            emptied = [each.node for each in _rank_nodes(cycle, job) if not each.jobs]
+            if len(emptied) >= count:
+                cycle.reserve_nodes(emptied[:count], queue[: position + 1])
             return
 
 
 def defragment_for(cycle: SchedulingCycle, job: Job) -> int:
-    """Move others off whole nodes for a job that is first to need some. How many; 0 where none are to be had, or where
-    it does not pay."""
+    """Move other jobs off whole nodes for a pending job. Return how many nodes, 0 if impossible or too expensive."""
     count = count_whole_nodes(cycle, job)
-    if not count or cycle.snapshot.original.switches.resizes_frozen or len(sites := _rank_nodes(cycle, job)) < count:
+    if not count or cycle.resizes_frozen or len(ranked := _rank_nodes(cycle, job)) < count:
         return 0
-    chosen, by_itself_s = sites[:count], sorted(site.empty_at_s for site in sites)[count - 1]
-    cost_gpu_s = sum(site.cost_gpu_s for site in chosen)
-    if not cost_gpu_s <= cycle.policies.starting_gpus(cycle.view, job, cycle.node_sizes, None) * (
-        by_itself_s - cycle.now_s
-    ):
+    chosen, empty_at_s = ranked[:count], sorted(each.empty_at_s for each in ranked)[count - 1]
+    cost_gpu_s = sum(each.cost_gpu_s for each in chosen)
+    waiting_gpus = cycle.policies.starting_gpus(cycle.view, job, cycle.node_sizes, None)
+    if not cost_gpu_s <= waiting_gpus * (empty_at_s - cycle.now_s):
         return 0
-    nodes = [site.node for site in chosen]
-    targets = _find_targets(cycle, nodes, frozenset[str]().union(*(site.jobs for site in chosen)))
+    nodes = [each.node for each in chosen]
+    targets = _find_targets(cycle, nodes, frozenset[str]().union(*(each.jobs for each in chosen)))
     if targets is None:
         return 0
-    cycle.reserve_nodes(nodes, frozenset((job.id,)))
-    reason = Reason(ReasonCode.DEFRAGMENTED, f"{job.id} needs whole nodes and is to have {', '.join(sorted(nodes))}")
+    cycle.reserve_nodes(nodes, (job.id,))
+    reason = Reason(ReasonCode.DEFRAGMENTED, f"{job.id} needs whole nodes and gets {', '.join(sorted(nodes))}")
     for moving, (gpus, plan) in targets:
         cycle.apply(ResizeJob(moving.id, gpus, plan, cycle.leave_by_s(moving), reason))
-        cycle.changed_jobs.add(moving.id)
     return count
 
 
 def count_whole_nodes(cycle: SchedulingCycle, job: Job) -> int:
-    """How many whole nodes the job starts on; 0 where nothing is known against lying otherwise."""
+    """Return how many whole nodes the job starts on, or 0 if other distributions may be feasible too."""
     curve = cycle.view.curve(job)
     if isinstance(curve, LinearCurve) or not curve.infeasible:
         return 0
@@ -80,48 +77,45 @@ def count_whole_nodes(cycle: SchedulingCycle, job: Job) -> int:
 
 
 def _rank_nodes(cycle: SchedulingCycle, job: Job) -> list[_NodeCost]:
-    """The nodes that the job may use, cheapest first: of the commonest size of its GPU model, serving training."""
+    """Return the nodes of the usual size of the job's GPU model that it can use, the cheapest to vacate first."""
     view, gpu = cycle.view, gpu_model(cycle.view, job, cycle.node_sizes)
-    found = [
+    nodes = [
         _evaluate_node(cycle, node)
         for node in view.nodes.values()
         if node.gpu == gpu and node.gpus == cycle.node_sizes[gpu] and view.serves_training(node)
         if job.spec.fungible or not view.is_lent(node)
     ]
-    return sorted(found, key=lambda site: (site.cost_gpu_s, site.node))
+    return sorted(nodes, key=lambda each: (each.cost_gpu_s, each.node))
 
 
 def _evaluate_node(cycle: SchedulingCycle, node: Node) -> _NodeCost:
-    """Each job counts as if it were on this node alone."""
+    """Return what vacating the node costs, with each job counted as if it were on this node alone."""
     users = [cycle.snapshot.jobs[job_id] for job_id in sorted(cycle.snapshot.jobs_on_node(node.name))]
     staying = [user for user in users if node.name in user.allocation.target]
     cost_gpu_s = sum(
         cycle.settings.reconfiguration_s_for(user) * user.allocation.target_gpus if is_resizable(cycle, user) else inf
         for user in staying
     )
-    clear_at_s = max((expected_end_s(user, cycle.now_s) for user in staying), default=cycle.now_s)
-    return _NodeCost(node.name, frozenset(user.id for user in staying), cost_gpu_s, clear_at_s)
+    empty_at_s = max((expected_end_s(user, cycle.now_s) for user in staying), default=cycle.now_s)
+    return _NodeCost(node.name, frozenset(user.id for user in staying), cost_gpu_s, empty_at_s)
 
 
 def _find_targets(
     cycle: SchedulingCycle, nodes: Collection[str], job_ids: Collection[str]
 ) -> list[tuple[Job, Target]] | None:
-    """Where each of these jobs goes, the widest first; None where one finds no room beside `nodes`."""
+    """Return a target outside `nodes` for each job, or None if one does not fit. The widest job chooses first."""
     jobs = [cycle.snapshot.jobs[job_id] for job_id in sorted(job_ids)]
-    rooms = {room.node: room for room in cycle.snapshot.rooms if room.node not in nodes}
+    free_gpus = {free.node: free for free in cycle.snapshot.free_gpus if free.node not in nodes}
     found: list[tuple[Job, Target]] = []
     for job in sorted(jobs, key=lambda job: -job.allocation.target_gpus):
-        left = gpu_sets.without_nodes(job.allocation.target, nodes)
-        present, base = (
-            job.allocation.target_gpus,
-            cycle.policies.starting_gpus(cycle.view, job, cycle.node_sizes, None),
-        )
-        target = move_target(cycle, job, left, rooms.values(), most=present, least=base) or reduce_target(
-            cycle, job, left, present
-        )
+        kept = gpu_sets.without_nodes(job.allocation.target, nodes)
+        present = job.allocation.target_gpus
+        base = cycle.policies.starting_gpus(cycle.view, job, cycle.node_sizes, None)
+        target = move_target(cycle, job, kept, free_gpus.values(), most=present, least=base)
+        target = target or reduce_target(cycle, job, kept, present)
         if target is None or gpu_sets.count(target[0]) < min(base, present):
             return None
         found.append((job, target))
-        for name, taken in gpu_sets.difference(target[0], left).items():
-            rooms[name] = rooms[name].without(taken)
+        for name, taken in gpu_sets.difference(target[0], kept).items():
+            free_gpus[name] = free_gpus[name].without(taken)
     return found

@@ -1,4 +1,4 @@
-"""Stage of decide: take jobs off nodes that must be left."""
+"""Stage: take jobs off nodes that must be vacated."""
 
 from __future__ import annotations
 
@@ -12,109 +12,130 @@ from scheduler.domain.fleet import NodeState
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot_index import GpuKind
-from scheduler.scheduling.cycle import ResourceKind, SchedulingCycle
+from scheduler.scheduling.cycle import GpuDemand, ResourceKind, SchedulingCycle, StageReport
 from scheduler.scheduling.gpu_budget import count_pending_gpus
 from scheduler.scheduling.policies.job_order import remaining_service_gpu_s
-from scheduler.scheduling.policies.preemption import find_preemption_victims
 from scheduler.scheduling.target_selection import Target, is_resizable, move_target, reduce_target
 
 
-def evacuate_nodes(cycle: SchedulingCycle) -> None:
-    """Take jobs off nodes that must be left: move to free GPUs, else shrink to the rest, else wait a little for GPUs
-    that others elsewhere give up, else preempt."""
-    ledger = cycle.snapshot.ledger
-    leaving = set(ledger.must_vacate)
-    affected = {job_id for node in leaving for job_id in ledger.holders[node].values()}
+def evacuate_nodes(cycle: SchedulingCycle) -> StageReport:
+    """Move jobs to free GPUs elsewhere, else shrink them, else preempt them.
+
+    Some policy sets let a job wait on its node while others give up GPUs for it, as long as it can still save in time.
+    The report then has its demand for GPUs.
+    """
+    index = cycle.index
+    leaving = set(index.must_vacate)
+    affected = {job_id for node in leaving for job_id in index.holders[node].values()}
     stranded: list[Job] = []
-    for job in ledger.sort_by_submission(affected):
+    for job in index.sort_by_submission(affected):
         if job.is_placed and not leaving.isdisjoint(job.allocation.target) and not _evacuate_job(cycle, job, leaving):
             stranded.append(job)
-    if stranded and cycle.policies.defers_evictions:
-        soon, ordered = count_pending_gpus(cycle), _sort_by_service(cycle, stranded)
-        stranded = [job for job in ordered if not _defer_eviction(cycle, job, leaving, soon)]
-        _preempt_for_stranded(cycle, stranded, affected, soon)
-        stranded = [job for job in stranded if not _defer_eviction(cycle, job, leaving, soon)]
+    demands: dict[str, GpuDemand] = {}
+    recheck_at_s = inf
+    if stranded and cycle.policies.find_eviction_victims is not None:
+        pending, ordered = count_pending_gpus(cycle), _sort_by_service(cycle, stranded)
+        deferred = _defer_evictions(cycle, ordered, leaving, pending)
+        stranded = [job for job in ordered if job.id not in deferred]
+        _preempt_for_stranded(cycle, stranded, affected, pending)
+        deferred |= _defer_evictions(cycle, stranded, leaving, pending)
+        stranded = [job for job in stranded if job.id not in deferred]
+        demands = {job_id: demand for job_id, (demand, _) in deferred.items()}
+        recheck_at_s = min((latest_s for _, latest_s in deferred.values()), default=inf)
     for job in stranded:
         cycle.apply(PreemptJob(job.id, cycle.leave_by_s(job), _eviction_reason(cycle, job, leaving)))
+    return StageReport(demands=demands, recheck_at_s=recheck_at_s)
 
 
-def _sort_by_service(cycle: SchedulingCycle, jobs: Iterable[Job]) -> list[Job]:
-    return sorted(jobs, key=lambda job: (remaining_service_gpu_s(cycle.view, job, cycle.node_sizes), job.id))
+def _evacuate_job(cycle: SchedulingCycle, job: Job, leaving: set[str]) -> bool:
+    kept = gpu_sets.without_nodes(job.allocation.target, leaving)
+    target = _find_move_target(cycle, job, kept) or reduce_target(cycle, job, kept, job.spec.max_gpus)
+    if target is None:
+        return False
+    gpus, plan = target
+    cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), _eviction_reason(cycle, job, leaving)))
+    return True
+
+
+def _find_move_target(cycle: SchedulingCycle, job: Job, kept: Gpus) -> Target | None:
+    """Replace the lost GPUs by free ones: all of them, so that the job need not grow again later.
+
+    While other jobs wait for GPUs, the job gets only enough for its minimum.
+    """
+    most = job.allocation.target_gpus
+    if cycle.index.waiting:
+        most = min(most, job.spec.min_gpus)
+    return move_target(cycle, job, kept, cycle.snapshot.free_gpus, most=most, least=job.spec.min_gpus)
+
+
+def _defer_evictions(
+    cycle: SchedulingCycle, jobs: Iterable[Job], leaving: set[str], pending: Counter[GpuKind]
+) -> dict[str, tuple[GpuDemand, float]]:
+    """Leave jobs where they are if others give up enough GPUs for them, and take these GPUs off `pending`.
+
+    Returns, by job, the demand for GPUs and the latest time at which the job can still save before it must leave.
+    """
+    deferred: dict[str, tuple[GpuDemand, float]] = {}
+    for job in jobs:
+        latest_s = _latest_stay_s(cycle, job)
+        if latest_s is None or not is_resizable(cycle, job):
+            continue
+        model = cycle.snapshot.original.nodes[next(iter(job.allocation.target))].gpu
+        kinds = [(model, lent) for lent in ((False, True) if job.spec.fungible else (False,))]
+        kept = gpu_sets.count(gpu_sets.without_nodes(job.allocation.target, leaving))
+        missing = job.spec.min_gpus - kept
+        if missing > sum(pending[kind] for kind in kinds):
+            continue
+        deferred[job.id] = (GpuDemand(ResourceKind(model, owned_only=not job.spec.fungible), missing), latest_s)
+        for kind in kinds:
+            taken = min(pending[kind], missing)
+            pending[kind] -= taken
+            missing -= taken
+        cycle.settle(job.id)
+    return deferred
 
 
 def _preempt_for_stranded(
     cycle: SchedulingCycle, stranded: Sequence[Job], affected: Collection[str], pending: Counter[GpuKind]
 ) -> None:
-    """Preempt jobs elsewhere that have more to do than those that would have to stop here."""
+    """Preempt jobs on other nodes that have more work left than stranded jobs, and add their GPUs to `pending`."""
     able = [job for job in stranded if is_resizable(cycle, job) and _latest_stay_s(cycle, job) is not None]
     if not able:
         return
-    for job_id, takers in find_preemption_victims(
-        cycle.view, able, {*affected, *cycle.changed_jobs}, cycle.settings
-    ).items():
+    assert cycle.policies.find_eviction_victims is not None
+    exempt = {*affected, *cycle.settled_jobs}
+    victims = cycle.policies.find_eviction_victims(cycle.view, able, exempt, cycle.settings)
+    for job_id, takers in victims.items():
         job = cycle.snapshot.jobs[job_id]
-        detail = f"inference needs nodes back, and {', '.join(takers)} with less to do get its GPUs"
+        detail = f"inference needs nodes back; its GPUs go to {', '.join(takers)} with less work left"
         cycle.apply(PreemptJob(job_id, cycle.leave_by_s(job), Reason(ReasonCode.OUTRANKED, detail)))
         for name, indices in job.allocation.target.items():
             node = cycle.view.nodes[name]
             pending[node.gpu, cycle.view.is_lent(node)] += len(indices)
 
 
-def _evacuate_job(cycle: SchedulingCycle, job: Job, leaving: set[str]) -> bool:
-    left = gpu_sets.without_nodes(job.allocation.target, leaving)
-    target = _find_move_target(cycle, job, left) or reduce_target(cycle, job, left, job.spec.max_gpus)
-    if target is None:
-        return False
-    gpus, plan = target
-    cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), _eviction_reason(cycle, job, leaving)))
-    cycle.changed_jobs.add(job.id)
-    return True
-
-
-def _defer_eviction(cycle: SchedulingCycle, job: Job, leaving: set[str], pending: Counter[GpuKind]) -> bool:
-    """Leave a running job where it is while others give up GPUs for it, as long as it could still save in time."""
-    latest_s = _latest_stay_s(cycle, job)
-    if latest_s is None or not is_resizable(cycle, job):
-        return False
-    model, need = cycle.snapshot.original.nodes[next(iter(job.allocation.target))].gpu, job.spec.min_gpus
-    kinds = [(model, lent) for lent in ((False, True) if job.spec.fungible else (False,))]
-    missing = need - gpu_sets.count(gpu_sets.without_nodes(job.allocation.target, leaving))
-    if missing > sum(pending[kind] for kind in kinds):
-        return False
-    cycle.pending_moves[job.id] = (ResourceKind(model, owned_only=not job.spec.fungible), missing)
-    for kind in kinds:
-        taken = min(pending[kind], missing)
-        pending[kind] -= taken
-        missing -= taken
-    cycle.changed_jobs.add(job.id)
-    cycle.recheck_at_s = min(cycle.recheck_at_s, latest_s)
-    return True
+def _sort_by_service(cycle: SchedulingCycle, jobs: Iterable[Job]) -> list[Job]:
+    return sorted(jobs, key=lambda job: (remaining_service_gpu_s(cycle.view, job, cycle.node_sizes), job.id))
 
 
 def _latest_stay_s(cycle: SchedulingCycle, job: Job) -> float | None:
-    """Until when the job can stay and still save in time; None where that is past, or it has to go for another reason
-    than a recall."""
-    leaving = [name for name in job.allocation.target if name in cycle.snapshot.ledger.must_vacate]
+    """Return how long the job can stay and still save in time, or None if that time has passed.
+
+    Also None if a node must be vacated for another reason than a recall.
+    """
+    leaving = [name for name in job.allocation.target if name in cycle.index.must_vacate]
     loans = [cycle.snapshot.loans.get(name) for name in leaving]
     deadlines = [loan.return_by_s for loan in loans if loan is not None and loan.return_by_s is not None]
     latest_s = min(deadlines, default=-inf) - cycle.settings.leave_grace_s_for(job)
     return latest_s if len(deadlines) == len(leaving) and cycle.now_s < latest_s else None
 
 
-def _find_move_target(cycle: SchedulingCycle, job: Job, left: Gpus) -> Target | None:
-    """The GPUs that stay, and free ones elsewhere for those that do not: as many as the job has, so that it is
-    disturbed once and need not grow again; only enough for its minimum while others wait for GPUs."""
-    most = job.allocation.target_gpus
-    if cycle.snapshot.ledger.waiting:
-        most = min(most, job.spec.min_gpus)
-    return move_target(cycle, job, left, cycle.snapshot.rooms, most=most, least=job.spec.min_gpus)
-
-
 def _eviction_reason(cycle: SchedulingCycle, job: Job, leaving: set[str]) -> Reason:
-    nodes = sorted(leaving.intersection(job.allocation.target))
-    states = [cycle.snapshot.original.nodes[name] for name in nodes]
-    if any(node.state is NodeState.DOWN for node in states):
-        return Reason(ReasonCode.NODE_DOWN, f"{', '.join(nodes)} went down")
-    if any(node.draining for node in states):
-        return Reason(ReasonCode.NODE_DRAINED, f"{', '.join(nodes)} is being drained")
-    return Reason(ReasonCode.NODE_RECALLED, f"inference needs {', '.join(nodes)} back")
+    names = sorted(leaving.intersection(job.allocation.target))
+    nodes = [cycle.snapshot.original.nodes[name] for name in names]
+    listed = f"{'node' if len(names) == 1 else 'nodes'} {', '.join(names)}"
+    if any(node.state is NodeState.DOWN for node in nodes):
+        return Reason(ReasonCode.NODE_DOWN, f"{listed} went down")
+    if any(node.draining for node in nodes):
+        return Reason(ReasonCode.NODE_DRAINED, f"draining {listed}")
+    return Reason(ReasonCode.NODE_RECALLED, f"inference needs {listed} back")

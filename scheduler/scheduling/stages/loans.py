@@ -1,65 +1,72 @@
-"""Stages of decide that are about nodes: give back, recall, lend."""
+"""Stage: return, recall and lend nodes."""
 
 from __future__ import annotations
 
 from scheduler.domain.decisions import CancelRecall, LendNode, Reason, ReasonCode, RecallNode, ReturnNode
 from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, Pool, PoolKind
-from scheduler.scheduling.cycle import SchedulingCycle
+from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.policies.lending import LendingTarget, training_demand_gpus
 
 
-def return_empty_nodes(cycle: SchedulingCycle) -> None:
-    """A recalled node is home as soon as no job holds a GPU of it any more."""
-    for name in sorted(cycle.snapshot.ledger.recalled):
+def adjust_loans(cycle: SchedulingCycle) -> StageReport:
+    """Return vacated nodes, then bring the loans of each inference pool to what the pool can bear."""
+    _return_vacated_nodes(cycle)
+    _recall_draining_nodes(cycle)
+    _withdraw_expired_offers(cycle)
+    for pool in cycle.snapshot.original.pools.values():
+        if pool.kind is PoolKind.INFERENCE:
+            _adjust_pool(cycle, pool)
+    return StageReport()
+
+
+def _return_vacated_nodes(cycle: SchedulingCycle) -> None:
+    """Return recalled nodes on which no job holds GPUs any more."""
+    for name in sorted(cycle.index.recalled):
         loan = cycle.snapshot.loans[name]
         if not cycle.snapshot.jobs_on_node(name):
             assert loan.return_by_s is not None
             early_s = loan.return_by_s - cycle.now_s
-            detail = f"training has left {loan.node}, {early_s:.0f} s before its deadline"
+            detail = f"training left node {loan.node} {early_s:.0f} s before its deadline"
             cycle.apply(ReturnNode(loan.node, Reason(ReasonCode.TRAINING_LEFT, detail, {"early_s": early_s})))
 
 
-def recall_draining_nodes(cycle: SchedulingCycle) -> None:
-    """An operator who drains a lent node wants it empty and home: only then can it be removed."""
-    for name in sorted(cycle.snapshot.ledger.draining):
+def _recall_draining_nodes(cycle: SchedulingCycle) -> None:
+    """Recall lent nodes that an operator drains, because only a returned node can be removed."""
+    for name in sorted(cycle.index.draining):
         loan = cycle.snapshot.loans.get(name)
         if loan is None or loan.state not in (LoanState.OFFERED, LoanState.ACTIVE):
             continue
         deadline_s = cycle.now_s + cycle.snapshot.original.pools[loan.pool].lending.return_deadline_s
-        _recall_node(cycle, loan.node, deadline_s, Reason(ReasonCode.NODE_DRAINED, f"{loan.node} is being drained"))
+        _recall_node(cycle, loan.node, deadline_s, Reason(ReasonCode.NODE_DRAINED, f"draining node {loan.node}"))
 
 
-def withdraw_expired_offers(cycle: SchedulingCycle) -> None:
-    """Inference that has not left an offered node within the return deadline cannot leave it: its pods fit nowhere
-    else, or nobody may disrupt them. The node would be kept from both sides for nothing."""
-    for name in sorted(cycle.snapshot.ledger.offered):
+def _withdraw_expired_offers(cycle: SchedulingCycle) -> None:
+    """Withdraw offers of nodes that inference has not left within the return deadline.
+
+    Its pods fit nowhere else, or must not be disrupted. Until then neither side can use the free GPUs of the node.
+    """
+    for name in sorted(cycle.index.offered):
         loan = cycle.snapshot.loans[name]
         if cycle.now_s >= cycle.offer_deadline_s(loan):
             gpus = cycle.snapshot.original.nodes[name].inference_gpus
             waited_s = cycle.now_s - loan.offered_at_s
-            detail = f"inference still holds {gpus} GPUs of {name}, {waited_s:.0f} s after it was offered to training"
+            detail = f"inference still holds {gpus} GPUs of node {name} {waited_s:.0f} s after it was offered"
             numbers = {"inference_gpus": float(gpus), "waited_s": waited_s}
             cycle.apply(ReturnNode(name, Reason(ReasonCode.OFFER_EXPIRED, detail, numbers)))
 
 
-def adjust_loans(cycle: SchedulingCycle) -> None:
-    """Recall, and cancel recalls, at every tick; lend at full passes only."""
-    for pool in cycle.snapshot.original.pools.values():
-        if pool.kind is not PoolKind.INFERENCE:
-            continue
-        target = cycle.policies.lend(cycle.snapshot.original, pool, cycle.settings)
-        ledger = cycle.snapshot.ledger
-        standing = ledger.unrecalled_loan_counts.get(pool.name, 0)
-        if standing > target.nodes:
-            _recall_nodes(cycle, pool, target, standing - target.nodes)
-        elif target.allows_new_loans:
-            _cancel_recalls(cycle, pool, target, target.nodes - standing)
-            spare = target.lasting_nodes - ledger.live_loan_counts.get(
-                pool.name, 0
-            )  # those on their way home are not home yet
-            if cycle.full_pass and spare > 0:
-                wanted = training_demand_gpus(cycle.view, cycle.settings, scales=cycle.policies.scales)
-                _lend_nodes(cycle, pool, target, spare, wanted)
+def _adjust_pool(cycle: SchedulingCycle, pool: Pool) -> None:
+    """Recall nodes, or cancel recalls, in every tick. Lend nodes in full passes only."""
+    target = cycle.policies.lend(cycle.snapshot.original, pool, cycle.settings)
+    lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
+    if lent > target.nodes:
+        _recall_nodes(cycle, pool, target, lent - target.nodes)
+    elif target.allows_new_loans:
+        _cancel_recalls(cycle, pool, target, target.nodes - lent)
+        spare = target.lasting_nodes - cycle.index.live_loan_counts.get(pool.name, 0)  # recalled nodes still count
+        if cycle.full_pass and spare > 0:
+            wanted = training_demand_gpus(cycle.view, cycle.settings, scales=cycle.policies.scales)
+            _lend_nodes(cycle, pool, target, spare, wanted)
 
 
 def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
@@ -77,14 +84,14 @@ def _recall_node(cycle: SchedulingCycle, node: str, return_by_s: float, reason: 
 
 
 def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
-    """Keep up to `count` nodes that are on their way home and still hold jobs.
+    """Cancel the recall of up to `count` nodes on which jobs still run.
 
-    It takes a forecast that was made after the recall: a demand that swings about the bound from reading to reading
-    must not call a node back, keep it and call it back again.
+    The forecast must be newer than the recall. Otherwise a demand that varies around the bound would recall a node and
+    cancel the recall again and again.
     """
     forecast = cycle.snapshot.original.forecasts.get(pool.name)
     made_at_s = forecast.made_at_s if forecast else float("-inf")
-    recalled = [cycle.snapshot.loans[node] for node in sorted(cycle.snapshot.ledger.recalled)]
+    recalled = [cycle.snapshot.loans[node] for node in sorted(cycle.index.recalled)]
     leaving = [
         loan.node
         for loan in recalled
@@ -100,11 +107,12 @@ def _can_stay(cycle: SchedulingCycle, loan: Loan) -> bool:
 
 
 def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int, wanted_gpus: float) -> None:
-    """Lend up to `count` more nodes, those that inference uses least, and no more than training wants GPUs. An offer
-    that was given up in this tick is not made again in it."""
-    on_loan = {
-        loan.node for loan in cycle.snapshot.loans.values() if loan.is_live
-    } | cycle.snapshot.original.index.offered
+    """Lend up to `count` nodes, those that inference uses least first, until `wanted_gpus` are lent.
+
+    An offer that was withdrawn in this tick is not repeated in it.
+    """
+    on_loan = {loan.node for loan in cycle.snapshot.loans.values() if loan.is_live}
+    on_loan |= cycle.snapshot.original.index.offered
     idle = [
         node for node in cycle.snapshot.original.nodes.values() if node.name not in on_loan and _is_lendable(node, pool)
     ]

@@ -1,60 +1,86 @@
-"""What quotas add to the stages that start and flex: who is refused, who gives way, and what scaling leaves alone."""
+"""Quotas while jobs start: jobs that wait for a limit, and running jobs that give back what a queue is guaranteed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
 
 from scheduler.domain.decisions import PreemptJob, Reason, ReasonCode, ResizeJob
 from scheduler.domain.gpu_sets import format_gpu_count
 from scheduler.domain.job import Job
-from scheduler.scheduling.cycle import SchedulingCycle
+from scheduler.scheduling.cycle import GpuDemand, SchedulingCycle
 from scheduler.scheduling.gpu_budget import GpuBudget
 from scheduler.scheduling.policies.preemption import QuotaReclaim, QuotaReclaimer
 from scheduler.scheduling.policies.quota import QuotaState
 from scheduler.scheduling.target_selection import reduce_target
 
+Reductions = Mapping[str, tuple[int, Reason]]
+"""By running job, the GPUs that it keeps, 0 if it is preempted, and why."""
 
-def hold_for_quota(cycle: SchedulingCycle, budget: GpuBudget, reclaimer: QuotaReclaimer, job: Job) -> bool:
-    """The job waits for a limit of its queue. Where flexible GPUs of its queue stand in its way, they are given up."""
+
+@dataclass(frozen=True, slots=True)
+class QuotaWait:
+    """A job that waits because of a quota: why, what others give up for it, and when to look again."""
+
+    reason: Reason
+    reductions: Reductions = field(default_factory=dict)
+    demand: GpuDemand | None = None
+    recheck_at_s: float = inf
+
+
+def hold_for_limit(budget: GpuBudget, reclaimer: QuotaReclaimer, job: Job) -> QuotaWait | None:
+    """Hold a job that would exceed a limit of its queue. Flexible GPUs of the queue are given up if that helps."""
     offer = budget.offer(job) or budget.pending_offer(job)
     gpus = offer[1] if offer else job.spec.min_gpus
-    if (verdict := reclaimer.quota.check_limits(job, gpus)) is None:
-        return False
-    cycle.waiting[job.id] = verdict
-    if counts := reclaimer.find_shrinks_within_limit(job, gpus):
-        reason = Reason(
-            ReasonCode.QUOTA_RECLAIMED, f"{job.id} needs room under {_name_limit(verdict)} of queue {job.spec.queue}"
-        )
-        cycle.quota_reductions |= {job_id: (count, reason) for job_id, count in counts.items()}
-        reclaimer.quota.allocate(job, gpus)
-    return True
-
-
-def _name_limit(reason: Reason) -> str:
-    return "the user limit" if reason.code is ReasonCode.WAITING_FOR_USER_LIMIT else "the limit"
-
-
-def reclaim_guarantee(cycle: SchedulingCycle, budget: GpuBudget, reclaimer: QuotaReclaimer, job: Job) -> bool:
-    """Others give way to the job, because its queue is guaranteed what they have; it waits until they have."""
-    if (short := budget.shortage(job)) is None:
-        return False
-    gpu, gpus, missing = short
-    if (found := reclaimer.find_reclaim(job, gpu, missing)) is None:
-        return False
-    detail = f"{job.id} needs {format_gpu_count(gpus)} of what queue {job.spec.queue} is guaranteed"
-    reason = Reason(ReasonCode.QUOTA_RECLAIMED, detail)
-    cycle.quota_reductions |= {job_id: (count, reason) for job_id, count in found.counts.items()}
-    cycle.pending_starts[job.id] = budget.allocate_pending(job, gpu, gpus)
+    if (reason := reclaimer.quota.check_limits(job, gpus)) is None:
+        return None
+    counts = reclaimer.find_shrinks_within_limit(job, gpus)
+    if not counts:
+        return QuotaWait(reason)
     reclaimer.quota.allocate(job, gpus)
-    cycle.waiting_for_gpus = True
-    cycle.waiting[job.id] = _reclaim_reason(cycle, found, job, gpus, missing)
-    return True
+    limit = "user limit" if reason.code is ReasonCode.WAITING_FOR_USER_LIMIT else "limit"
+    why = Reason(ReasonCode.QUOTA_RECLAIMED, f"{job.id} needs GPUs within the {limit} of queue {job.spec.queue}")
+    return QuotaWait(reason, {job_id: (count, why) for job_id, count in counts.items()})
+
+
+def reclaim_guarantee(
+    cycle: SchedulingCycle, budget: GpuBudget, reclaimer: QuotaReclaimer, job: Job
+) -> QuotaWait | None:
+    """Take GPUs that the job's queue is guaranteed from the jobs that borrow them. The job waits until they left."""
+    if (shortage := budget.shortage(job)) is None:
+        return None
+    gpu, gpus, missing = shortage
+    if (found := reclaimer.find_reclaim(job, gpu, missing)) is None:
+        return None
+    detail = f"{job.id} needs {format_gpu_count(gpus)} of the guarantee of queue {job.spec.queue}"
+    why = Reason(ReasonCode.QUOTA_RECLAIMED, detail)
+    demand = budget.allocate_pending(job, gpu, gpus)
+    reclaimer.quota.allocate(job, gpus)
+    return QuotaWait(
+        _reclaim_reason(cycle, found, job, gpus, missing),
+        {job_id: (count, why) for job_id, count in found.counts.items()},
+        demand,
+        inf if found.protected_until_s is None else found.protected_until_s,
+    )
+
+
+def _reclaim_reason(cycle: SchedulingCycle, found: QuotaReclaim, job: Job, gpus: int, missing: int) -> Reason:
+    numbers = {"needed_gpus": float(gpus), "missing_gpus": float(missing)}
+    needed = f"needs {format_gpu_count(gpus)} of the guarantee of queue {job.spec.queue}"
+    if found.protected_until_s is None:
+        detail = f"{needed}; running jobs are giving them back"
+        return Reason(ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS, detail, numbers)
+    left_s = found.protected_until_s - cycle.now_s
+    numbers["held_until_s"] = found.protected_until_s
+    detail = f"{needed}; the jobs that borrow them are protected for another {left_s:.0f} s by the minimum run time"
+    return Reason(ReasonCode.HELD_BY_MINIMUM_RUNTIME, detail, numbers)
 
 
 def cap_widths(
     cycle: SchedulingCycle, quota: QuotaState, min_widths: Mapping[str, int], widths: Mapping[str, int]
 ) -> Mapping[str, int]:
-    """How wide jobs may start that were dealt `leasts` already."""
+    """Cap the widths of jobs that start to the limits of their queues. `min_widths` are allocated already."""
     if not quota:
         return widths
     allowed: dict[str, int] = {}
@@ -66,24 +92,12 @@ def cap_widths(
     return allowed
 
 
-def preempt_for_quota(cycle: SchedulingCycle) -> None:
-    """Shrink or preempt those who have what a queue is guaranteed."""
-    for job_id, (count, reason) in cycle.quota_reductions.items():
+def apply_reductions(cycle: SchedulingCycle, reductions: Reductions) -> None:
+    """Shrink or preempt the jobs that give up GPUs because of a quota."""
+    for job_id, (count, reason) in reductions.items():
         job = cycle.snapshot.jobs[job_id]
         if not count:
             cycle.apply(PreemptJob(job_id, cycle.leave_by_s(job), reason))
         elif target := reduce_target(cycle, job, job.allocation.target, count):
             cycle.apply(ResizeJob(job_id, *target, cycle.leave_by_s(job), reason))
-        cycle.changed_jobs.add(job_id)
-
-
-def _reclaim_reason(cycle: SchedulingCycle, found: QuotaReclaim, job: Job, gpus: int, missing: int) -> Reason:
-    numbers = {"needed_gpus": float(gpus), "missing_gpus": float(missing)}
-    own = f"needs {format_gpu_count(gpus)} of what queue {job.spec.queue} is guaranteed"
-    if found.protected_until_s is None:
-        return Reason(ReasonCode.WAITING_FOR_PREEMPTED_WORKLOADS, f"{own}; who has them is giving them up", numbers)
-    cycle.recheck_at_s = min(cycle.recheck_at_s, found.protected_until_s)
-    left_s = found.protected_until_s - cycle.now_s
-    numbers["held_until_s"] = found.protected_until_s
-    detail = f"{own}; those who borrow them may run {left_s:.0f} s more, their minimum run time"
-    return Reason(ReasonCode.HELD_BY_MINIMUM_RUNTIME, detail, numbers)
+        cycle.settle(job_id)

@@ -1,158 +1,161 @@
-"""Stage of decide: flexible GPUs, those that jobs hold above their minimum.
-
-Stage of decide: other plans on the same GPUs, for running jobs whose layers froze.
-"""
+"""Stages: move flexible GPUs, those above a job's minimum, and re-plan jobs whose layers were frozen."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 
 from scheduler.domain.decisions import Reason, ReasonCode, ResizeJob
 from scheduler.domain.fleet import LoanState
 from scheduler.domain.job import Job
-from scheduler.scheduling.cycle import ResourceKind, SchedulingCycle
+from scheduler.scheduling.cycle import ResourceKind, SchedulingCycle, StageReport
 from scheduler.scheduling.gpu_budget import count_releasing_gpus
 from scheduler.scheduling.policies.quota import QuotaState, cap_to_quota
 from scheduler.scheduling.policies.scaling import is_worthwhile, rearrangeable_at_s, remaining_work, time_saved_s
-from scheduler.scheduling.stages.quota_preemption import preempt_for_quota
+from scheduler.scheduling.stages.quota_preemption import apply_reductions
+from scheduler.scheduling.stages.starting import StartingReport
 from scheduler.scheduling.target_selection import extend_target, is_resizable, reduce_target
 
 _SHRINK_DETAILS = {
-    ReasonCode.MAKES_ROOM_FOR_WAITING_JOB: "a waiting job needs the room",
-    ReasonCode.GAIN_EXCEEDS_COST: "the GPUs gain more elsewhere",
+    ReasonCode.MAKES_ROOM_FOR_WAITING_JOB: "a pending job needs the GPUs",
+    ReasonCode.GAIN_EXCEEDS_COST: "other jobs gain more from the GPUs",
     ReasonCode.RANGE_CHANGED: "its owner lowered its maximum",
 }
 _GROW_DETAILS = {
-    ReasonCode.GAIN_EXCEEDS_COST: "GPUs are free and gain most here",
+    ReasonCode.GAIN_EXCEEDS_COST: "it gains most from GPUs that are free",
     ReasonCode.RANGE_CHANGED: "its owner raised its minimum",
 }
 
 
-def rebalance(cycle: SchedulingCycle) -> None:
-    """Give waiting jobs the room that was reserved for them, at every tick; where nobody waits for room, move
-    flexible GPUs to where the curves say they gain most, at full passes and when GPUs have just come free."""
-    preempt_for_quota(cycle)
+def rebalance(cycle: SchedulingCycle, evacuation: StageReport, starting: StartingReport) -> StageReport:
+    """Free the GPUs that pending and displaced jobs demand. Without demands, move flexible GPUs to the largest gain.
+
+    Demands are served in every tick. GPUs are moved for gain in full passes, and when GPUs have just become free.
+    """
+    apply_reductions(cycle, starting.reductions)
     enforce_ranges(cycle)
-    if cycle.policies.scale is None or cycle.snapshot.original.switches.resizes_frozen:
-        return
-    if cycle.gpus_to_free:
-        _shrink_for_pending(cycle)
+    if cycle.policies.scale is None or cycle.resizes_frozen:
+        return StageReport()
+    demands = Counter[ResourceKind]()
+    for demand in (*evacuation.demands.values(), *starting.demands.values()):
+        demands[demand.kind] += demand.gpus
+    if demands:
+        _shrink_for_demands(cycle, demands)
     elif cycle.full_pass or _has_new_gpus(cycle):
-        _rebalance_flexible_gpus(cycle)
-
-
-def _has_new_gpus(cycle: SchedulingCycle) -> bool:
-    """A job's last GPUs were seen free just now, or a lent node has begun to serve, and some job could have more."""
-    ledger, jobs = cycle.snapshot.ledger, cycle.snapshot.jobs
-    if not ledger.free_gpu_total or not ledger.below_maximum:
-        return False
-    if any(jobs[job_id].is_ended and not jobs[job_id].allocation.held_gpus for job_id in ledger.unsettled):
-        return True
-    loans = cycle.snapshot.loans.values()
-    return any(loan.state is LoanState.ACTIVE and loan.state_since_s == cycle.now_s for loan in loans)
+        _move_flexible_gpus(cycle, starting.quota)
+    return StageReport()
 
 
 def enforce_ranges(cycle: SchedulingCycle) -> None:
-    """Bring running jobs that are outside their (changed) range inside."""
-    for job in cycle.snapshot.ledger.sort_by_submission(cycle.snapshot.ledger.out_of_range):
-        _enforce_range(cycle, job)
+    """Resize running jobs that are outside their range, because it was changed."""
+    for job in cycle.index.sort_by_submission(cycle.index.out_of_range):
+        if job.id in cycle.settled_jobs:
+            continue
+        present, least = job.allocation.target_gpus, job.spec.min_gpus
+        if present > job.spec.max_gpus:
+            _shrink(cycle, job, job.spec.max_gpus, ReasonCode.RANGE_CHANGED)
+        elif present < least and not QuotaState(cycle.view).check_limits(job, least - present):
+            _grow(cycle, job, least, ReasonCode.RANGE_CHANGED)
 
 
-def _shrink_for_pending(cycle: SchedulingCycle) -> None:
-    """Shrink jobs that sit where the waiting ones could go."""
+def _shrink_for_demands(cycle: SchedulingCycle, demands: Mapping[ResourceKind, int]) -> None:
+    """Shrink jobs on GPUs that the demands can use."""
     releasing, arriving = count_releasing_gpus(cycle), cycle.policies.expected_arrivals(cycle.view, cycle.settings)
-    for claim, gpus in cycle.gpus_to_free.items():
-        missing = gpus - sum(releasing[claim.gpu, lent] for lent in ((False,) if claim.owned_only else (False, True)))
+    for kind, gpus in demands.items():
+        missing = gpus - sum(releasing[kind.gpu, lent] for lent in ((False,) if kind.owned_only else (False, True)))
         if missing <= 0:
             continue
-        flexible = cycle.snapshot.ledger.sort_by_submission(cycle.snapshot.ledger.above_minimum)
-        jobs = {job.id: job for job in flexible if _can_free(cycle, job, claim)}
-        book = QuotaState(cycle.view)
-        if book:
-            jobs = {job_id: job for job_id, job in jobs.items() if book.available_to_others(job, 1)}
+        flexible = cycle.index.sort_by_submission(cycle.index.above_minimum)
+        jobs = {job.id: job for job in flexible if _can_free(cycle, job, kind)}
+        quota = QuotaState(cycle.view)
+        if quota:
+            jobs = {job_id: job for job_id, job in jobs.items() if quota.available_to_others(job, 1)}
         view = replace(cycle.view, jobs=jobs)
         for job_id, count in cycle.policies.shrink(view, missing + arriving, cycle.settings).items():
             job = cycle.snapshot.jobs[job_id]
-            freed = book.available_to_others(job, job.allocation.target_gpus - count)
-            book.release(job, freed)
+            freed = quota.available_to_others(job, job.allocation.target_gpus - count)
+            quota.release(job, freed)
             if freed:
-                _shrink(cycle, job, job.allocation.target_gpus - freed)
+                remaining = job.allocation.target_gpus - freed
+                _shrink(cycle, job, remaining, ReasonCode.MAKES_ROOM_FOR_WAITING_JOB)
 
 
 def _can_free(cycle: SchedulingCycle, job: Job, kind: ResourceKind) -> bool:
-    """Shrinking this job frees GPUs that the claim can use. Lent GPUs are given up first."""
+    """Return whether shrinking the job frees GPUs of the kind. A job gives up lent GPUs first."""
     nodes = [cycle.snapshot.original.nodes[name] for name in job.allocation.target]
     if not nodes or not is_resizable(cycle, job) or nodes[0].gpu != kind.gpu:
         return False
     return not kind.owned_only or not any(cycle.view.is_lent(node) for node in nodes)
 
 
-def _rebalance_flexible_gpus(cycle: SchedulingCycle) -> None:
+def _has_new_gpus(cycle: SchedulingCycle) -> bool:
+    """Return whether GPUs became free just now, by the end of a job or a new loan, and some job could grow."""
+    index, jobs = cycle.index, cycle.snapshot.jobs
+    if not index.free_gpu_total or not index.below_maximum:
+        return False
+    if any(jobs[job_id].is_ended and not jobs[job_id].allocation.held_gpus for job_id in index.unsettled):
+        return True
+    loans = cycle.snapshot.loans.values()
+    return any(loan.state is LoanState.ACTIVE and loan.state_since_s == cycle.now_s for loan in loans)
+
+
+def _move_flexible_gpus(cycle: SchedulingCycle, quota: QuotaState | None) -> None:
+    """Shrink and grow running jobs to the counts that the scaling policy computes, within quotas."""
     assert cycle.policies.scale is not None
-    spare = max(0, cycle.unreserved_gpus - cycle.policies.expected_arrivals(cycle.view, cycle.settings))
+    spare = max(0, cycle.unreserved_gpu_total - cycle.policies.expected_arrivals(cycle.view, cycle.settings))
     wanted = cycle.policies.scale(cycle.view, (), spare, cycle.settings)
-    wanted = cap_to_quota(cycle.view, cycle.quota or QuotaState(cycle.view), wanted)
+    wanted = cap_to_quota(cycle.view, quota or QuotaState(cycle.view), wanted)
     for job_id, count in wanted.items():
         job = cycle.snapshot.jobs[job_id]
-        if count < job.allocation.target_gpus and job_id not in cycle.changed_jobs:
+        if count < job.allocation.target_gpus and job_id not in cycle.settled_jobs:
             _shrink(cycle, job, count, ReasonCode.GAIN_EXCEEDS_COST)
-    book = QuotaState(cycle.view)  # where somebody could not shrink after all, there is less room under a limit
+    quota = QuotaState(cycle.view)  # counted again, because some jobs may not have been able to shrink
     for job_id, count in wanted.items():
         job = cycle.snapshot.jobs[job_id]
         present = job.allocation.target_gpus
-        most = min(count, present + cycle.unreserved_gpus, present + book.headroom(job))
-        if most > present and job_id not in cycle.changed_jobs:
-            _grow(cycle, job, most)
-            book.allocate(job, cycle.snapshot.jobs[job_id].allocation.target_gpus - present)
+        most = min(count, present + cycle.unreserved_gpu_total, present + quota.headroom(job))
+        if most > present and job_id not in cycle.settled_jobs:
+            _grow(cycle, job, most, ReasonCode.GAIN_EXCEEDS_COST)
+            quota.allocate(job, cycle.snapshot.jobs[job_id].allocation.target_gpus - present)
 
 
-def _enforce_range(cycle: SchedulingCycle, job: Job) -> None:
-    if job.id in cycle.changed_jobs:
-        return
-    target = job.allocation.target_gpus
-    if target > job.spec.max_gpus:
-        _shrink(cycle, job, job.spec.max_gpus, ReasonCode.RANGE_CHANGED)
-    elif target < (least := job.spec.min_gpus) and not QuotaState(cycle.view).check_limits(job, least - target):
-        _grow(cycle, job, job.spec.min_gpus, ReasonCode.RANGE_CHANGED)
-
-
-def _shrink(
-    cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode = ReasonCode.MAKES_ROOM_FOR_WAITING_JOB
-) -> None:
+def _shrink(cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode) -> None:
     target = reduce_target(cycle, job, job.allocation.target, max(count, job.spec.min_gpus))
-    if target is None:
-        return
-    gpus, plan = target
-    cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), Reason(code, _SHRINK_DETAILS[code])))
-    cycle.changed_jobs.add(job.id)
+    if target is not None:
+        gpus, plan = target
+        cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), Reason(code, _SHRINK_DETAILS[code])))
 
 
-def _grow(cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode = ReasonCode.GAIN_EXCEEDS_COST) -> None:
-    present = job.allocation.target_gpus
-    target = extend_target(cycle, job, count, max(present + 1, job.spec.min_gpus))
-    if target is None:
-        return
-    gpus, plan = target
-    cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), Reason(code, _GROW_DETAILS[code])))
-    cycle.changed_jobs.add(job.id)
+def _grow(cycle: SchedulingCycle, job: Job, count: int, code: ReasonCode) -> None:
+    least = max(job.allocation.target_gpus + 1, job.spec.min_gpus)
+    target = extend_target(cycle, job, count, least)
+    if target is not None:
+        gpus, plan = target
+        cycle.apply(ResizeJob(job.id, gpus, plan, cycle.leave_by_s(job), Reason(code, _GROW_DETAILS[code])))
 
 
-def rearrange_frozen_jobs(cycle: SchedulingCycle) -> None:
-    """At every tick, not at full passes alone: it takes no GPU from anybody, so only its own cost is to be weighed, and
-    the saving shrinks while it waits."""
-    if cycle.snapshot.original.switches.resizes_frozen:
-        return
-    ledger = cycle.snapshot.ledger
-    for job in ledger.sort_by_submission(ledger.needs_frozen_replan):
-        if job.freezing.is_curve_current and is_resizable(cycle, job):
+def rearrange_frozen_jobs(cycle: SchedulingCycle) -> StageReport:
+    """Give jobs with frozen layers a better plan on the same GPUs.
+
+    This runs in every tick: it takes no GPUs from other jobs, and the saving shrinks while it waits.
+    """
+    if cycle.resizes_frozen:
+        return StageReport()
+    recheck_at_s = inf
+    for job in cycle.index.sort_by_submission(cycle.index.needs_frozen_replan):
+        if not job.freezing.is_curve_current or not is_resizable(cycle, job):
+            continue
+        ready_at_s = rearrangeable_at_s(job, cycle.settings)
+        if cycle.now_s < ready_at_s:
+            recheck_at_s = min(recheck_at_s, ready_at_s)
+        else:
             _rearrange(cycle, job)
+    return StageReport(recheck_at_s=recheck_at_s)
 
 
 def _rearrange(cycle: SchedulingCycle, job: Job) -> None:
-    ready_at_s = rearrangeable_at_s(job, cycle.settings)
-    if cycle.now_s < ready_at_s:
-        cycle.recheck_at_s = min(cycle.recheck_at_s, ready_at_s)
-        return
     present, plan = job.allocation.plan, cycle.plan_for(job, job.allocation.target)
     if present is None or plan is None or plan.is_equivalent_to(present):
         return
@@ -160,7 +163,7 @@ def _rearrange(cycle: SchedulingCycle, job: Job) -> None:
     if not is_worthwhile(job, plan, work, cycle.settings):
         return
     before_s, after_s = job.step_time_s(), plan.iteration_time_s * job.curve_correction
-    detail = f"{job.freezing.layers} layers are frozen: {after_s:.3g} s a step instead of {before_s:.3g} s"
+    detail = f"{job.freezing.layers} layers are frozen; a step takes {after_s:.3g} s instead of {before_s:.3g} s"
     numbers = {
         "frozen_layers": float(job.freezing.layers),
         "step_time_s_before": before_s,
@@ -169,4 +172,3 @@ def _rearrange(cycle: SchedulingCycle, job: Job) -> None:
     }
     reason = Reason(ReasonCode.LAYERS_FROZE, detail, numbers)
     cycle.apply(ResizeJob(job.id, job.allocation.target, plan, cycle.leave_by_s(job), reason))
-    cycle.changed_jobs.add(job.id)

@@ -14,7 +14,7 @@ from scheduler.kubernetes.api_objects import ELASTIC_JOB, LOAN, NODE, POOL, QUEU
 from scheduler.kubernetes.resource_writes import Create, Delete, Patch, Writes
 from scheduler.kubernetes.spec_commands import ClusterResources
 from scheduler.scheduling.commands import apply_command
-from scheduler.scheduling.mutable_snapshot import SnapshotBuilder
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 
 Key = tuple[str, str, str]
 CREATED = "2026-11-22T06:00:00Z"
@@ -102,7 +102,7 @@ class FakeServer:
 
 def apply_commands(snapshot: Snapshot, commands: Iterable[Command]) -> Snapshot:
     """Return the snapshot after a tick applied these commands. None may be refused."""
-    intake = SnapshotBuilder(snapshot)
+    intake = MutableSnapshot(snapshot)
     for command in commands:
         apply_command(intake, command)
     refused = [event.message for event in intake.events if event.code == "CommandRefused"]
