@@ -1,9 +1,4 @@
-"""What node agents and workers hear: notices to leave, and an agent's assignment.
-
-Notices: what the ranks of a generation are told of leaving, whichever way they ask.
-
-What the agent of one job on one node has to do: which ranks to start, what to tell its ranks, when to end. Pure.
-"""
+"""What a node agent has to do for one job: the ranks to start or kill, and the notices for its ranks."""
 
 from __future__ import annotations
 
@@ -25,8 +20,8 @@ from scheduler.settings import Settings
 
 
 class NoticeView(TypedDict):
-    """`leave` where the job has no place to go on, `replan` where newer workers are due, `checkpoint` where somebody
-    asked for one, by the name `request`; at the next step boundary where `step` is null."""
+    """`leave`: the job has no place to continue. `replan`: a newer generation is due. `checkpoint`: save a checkpoint
+    under the name `request`. Workers act at step `step`, or at the next step boundary if `step` is null."""
 
     action: Literal["leave", "replan", "checkpoint"]
     step: int | None
@@ -48,9 +43,9 @@ class AgentRankView(TypedDict):
 class AssignmentView(TypedDict):
     """The reply to an agent's report.
 
-    `begun`: ranks of `generation` may be started; what they need is there for an agent that has not come to that
-    generation. `kill`: why the ranks that it reports have to be killed now, empty where they need not. `done`: the
-    job has ended, and `failed` tells how. It asks again after `poll_after_s`.
+    `begun`: the ranks of `generation` may start; `ranks` and the fields below are present unless the agent runs them
+    already. `kill`: why the reported ranks must be killed now, empty otherwise. `done`: the job has ended; `failed`
+    tells how. The agent reports again after `poll_after_s`.
     """
 
     generation: int
@@ -69,12 +64,15 @@ class AssignmentView(TypedDict):
 
 
 NEW_AGENTS_WAIT_S_MAX = 600.0
-"""Agents of new nodes are waited for no longer: an image of many gigabytes takes minutes."""
+"""Longest wait for agents on new nodes; pulling a large image takes minutes."""
 
 
 def select_notice(job: Job, generation: int, now_s: float, agent_state: AgentStateCache) -> NoticeView | None:
-    """As `notice_view`, but that ranks which have no GPU to give back go on while agents come up on their new nodes:
-    for half of the time that they have to leave, and AGENTS_S_MAX at most."""
+    """Return the notice for the ranks of a generation, or None.
+
+    Ranks that have no GPU to give up continue while agents start on their new nodes: for half of the time that they
+    have to leave, and for at most NEW_AGENTS_WAIT_S_MAX.
+    """
     notice = departure_notice(job, generation, now_s)
     if notice is None or notice["action"] != "replan":
         return notice
@@ -88,20 +86,23 @@ def select_notice(job: Job, generation: int, now_s: float, agent_state: AgentSta
 
 
 def checkpoint_notice(job: Job, report: AgentReport) -> NoticeView | None:
-    """For the agent of rank 0 alone, whose ranks agree with all others on the step at which they save."""
-    wish = job.pending_checkpoint_request
-    if wish is None or wish.steps is None or wish.generation != report.generation:
+    """Return the checkpoint notice for the agent of rank 0, or None. Rank 0 tells the other ranks the step to save
+    at."""
+    request = job.pending_checkpoint_request
+    if request is None or request.steps is None or request.generation != report.generation:
         return None
     if all(rank.rank != 0 for rank in report.ranks):
         return None
-    return {"action": "checkpoint", "step": int(wish.steps), "seconds_left": None, "request": str(wish.asked_at_s)}
+    return {
+        "action": "checkpoint",
+        "step": int(request.steps),
+        "seconds_left": None,
+        "request": str(request.asked_at_s),
+    }
 
 
 def departure_notice(job: Job, generation: int, now_s: float) -> NoticeView | None:
-    """`leave` where the job has no place to go on, `replan` where newer workers are due, else None.
-
-    Workers act at the next step boundary, hence no step.
-    """
+    """Return `leave` if the job has no place to continue, `replan` if a newer generation is due, else None."""
     allocation = job.allocation
     has_place = bool(allocation.target) and not job.is_ended
     if has_place and allocation.generation <= generation:
@@ -112,7 +113,7 @@ def departure_notice(job: Job, generation: int, now_s: float) -> NoticeView | No
 
 POLL_INTERVAL_S = 2.0
 FAST_POLL_INTERVAL_S = 1.0
-"""An agent asks again after so long; after SOON_S where what it runs is not what is wanted."""
+"""Poll interval while the agent does not yet run what it should."""
 
 
 def build_assignment(
@@ -124,12 +125,7 @@ def build_assignment(
     settings: Settings,
     secret: bytes,
 ) -> AssignmentView:
-    """The reply to a report. `notice` is what the ranks that it tells of are to hear.
-
-    `begun`: ranks of `generation` may be started; what they need is there for an agent that has not come to that
-    generation. `kill`: why the ranks that it reports have to be killed now, empty where they need not. `done`: the
-    job has ended, and `failed` tells how.
-    """
+    """Return the reply to an agent's report. `notice` is for the ranks that it reports. A pure function."""
     if job.is_ended:
         failed = job.state is JobState.FAILED
         return {**_EMPTY_ASSIGNMENT, "done": True, "failed": failed, "notice": {**_LEAVE_NOTICE}}
@@ -164,7 +160,7 @@ _EMPTY_ASSIGNMENT: AssignmentView = {
 
 
 def _startable_run(begun_runs: Sequence[BegunRun], report: AgentReport) -> BegunRun | None:
-    """The newest run that this agent, and no other one on its node, may start or has started."""
+    """Return the newest run that this agent, and no other agent on its node, may start or has started."""
     own = [run for run in begun_runs if run.may_start and run.pods.get(report.node) == report.pod]
     return own[-1] if own else None
 
@@ -174,23 +170,26 @@ def _kill_reason(begun_runs: Sequence[BegunRun], report: AgentReport) -> str:
         return ""
     own = next((run for run in begun_runs if run.generation == report.generation), None)
     if own is None:
-        # What was begun a moment ago may not have been read yet, but never where something newer was.
-        newer = any(run.generation > report.generation for run in begun_runs)
-        return "a newer generation was begun, and nobody knows this one any more" if newer else ""
+        # The cached runs may lack the newest one, but an older run is missing only if it was deleted.
+        has_newer = any(run.generation > report.generation for run in begun_runs)
+        return "a newer generation has started and this one is unknown" if has_newer else ""
     if own.pods.get(report.node) != report.pod:
-        return "another agent runs this generation here"
+        return "another agent runs this generation on this node"
     if own.end is not None:
         return "the run has ended"
     if own.doom is not None and report.at_s >= own.kill_at_s:
-        return own.doom.fault or own.doom.loss or "rank 0 has said its last word a while ago"
+        return own.doom.fault or own.doom.loss or "rank 0 ended some time ago"
     return ""
 
 
 def _add_start_fields(
     reply: AssignmentView, job: Job, run: BegunRun, node: str, *, settings: Settings, secret: bytes
 ) -> None:
-    """All that the agent needs to start its ranks. Folders are its own: EBBTIDE_RUN_ROOT, EBBTIDE_RUN_DIR,
-    EBBTIDE_PLAN and, unless the job names one, EBBTIDE_CHECKPOINT_DIR are left empty."""
+    """Add everything the agent needs to start its ranks.
+
+    The agent chooses its own folders: EBBTIDE_RUN_ROOT, EBBTIDE_RUN_DIR, EBBTIDE_PLAN and, unless the job sets one,
+    EBBTIDE_CHECKPOINT_DIR stay empty.
+    """
     briefing = LaunchSpec(
         job_id=job.id,
         generation=run.generation,

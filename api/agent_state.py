@@ -1,7 +1,7 @@
-"""AgentDesk: what the requests of node agents share in one process, so that a thousand of them do not hurt the store.
+"""Shared state for the requests of node agents, so that a thousand agents do not overload the store.
 
-Agents ask every 2 s, and mostly nothing has changed. What they are told may be FRESH_S old, and of what they tell only
-what is new is written at once, and a sign of life every HEARTBEAT_S, those of a second together.
+Agents poll every 2 s, and most polls change nothing. Reads are cached for CACHE_TTL_S. A report is written at once only
+if it has news; otherwise one heartbeat per agent is written every HEARTBEAT_INTERVAL_S, in batches.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from scheduler.store.protocol import RunLog, Store
 CACHE_TTL_S = 0.5
 HEARTBEAT_INTERVAL_S = 10.0
 AGENT_TIMEOUT_S = 3 * HEARTBEAT_INTERVAL_S
-"""Who has told nothing for so long is not there: a job may have left the node and come back."""
+"""An agent that has not reported for this long is considered gone: a job may have left the node and come back."""
 _BATCH_INTERVAL_S = 1.0
 
 
 class AgentStateCache:
-    """Safe to use from several threads. Two processes side by side write no wrong report, only one more of the same."""
+    """Cached reads and batched writes of one process. Thread-safe. Several processes may write the same report
+    twice."""
 
     def __init__(self, store: Store, run_log: RunLog) -> None:
         self._store = store
@@ -39,7 +40,7 @@ class AgentStateCache:
         self._written_at_s = float("-inf")
 
     def snapshot(self, now_s: float) -> Snapshot:
-        """The newest committed one, or one that is a moment older."""
+        """Return the newest committed snapshot, at most CACHE_TTL_S old."""
         with self._lock:
             if not _is_fresh(self._read_at_s, now_s):
                 self._snapshot, self._read_at_s = self._store.load().snapshot, now_s
@@ -47,11 +48,11 @@ class AgentStateCache:
             return self._snapshot
 
     def job(self, job_id: str, now_s: float) -> Job | None:
-        """A live job, or one that has ended."""
+        """Return a live or ended job."""
         return self.snapshot(now_s).jobs.get(job_id) or self._store.get_ended_job(job_id)
 
     def begun_runs(self, job_id: str, now_s: float) -> tuple[BegunRun, ...]:
-        """The job's begun runs, by generation."""
+        """Return the job's begun runs in order of generation."""
         with self._lock:
             read_at_s, runs = self._begun.get(job_id, (float("-inf"), ()))
         if not _is_fresh(read_at_s, now_s):
@@ -61,20 +62,22 @@ class AgentStateCache:
         return runs
 
     def have_all_reported(self, job_id: str, nodes: Collection[str], now_s: float) -> bool:
-        """Whether an agent of the job has reported from each of these nodes lately. All agents of a job that grows ask
-        this of all its nodes, time and again: they share the answer."""
-        wanted = frozenset(nodes)
+        """Return whether agents of the job have reported recently from all these nodes. Cached, because every agent
+        asks."""
+        wanted_nodes = frozenset(nodes)
         with self._lock:
-            read_at_s, told, answer = self._reported.get(job_id, (float("-inf"), wanted, False))
-        if told != wanted or not _is_fresh(read_at_s, now_s):
-            found = [self._run_log.get_report(job_id, node) for node in nodes]
-            answer = all(each is not None and _is_fresh(each.at_s, now_s, for_s=AGENT_TIMEOUT_S) for each in found)
+            read_at_s, cached_nodes, cached_result = self._reported.get(job_id, (float("-inf"), wanted_nodes, False))
+        if cached_nodes != wanted_nodes or not _is_fresh(read_at_s, now_s):
+            reports = [self._run_log.get_report(job_id, node) for node in nodes]
+            cached_result = all(
+                report is not None and _is_fresh(report.at_s, now_s, for_s=AGENT_TIMEOUT_S) for report in reports
+            )
             with self._lock:
-                self._reported[job_id] = now_s, wanted, answer
-        return answer
+                self._reported[job_id] = now_s, wanted_nodes, cached_result
+        return cached_result
 
     def record_report(self, report: AgentReport) -> None:
-        """Write the report down where it says something new, or where the one before is old."""
+        """Write the report if it has news or if the last written one is old."""
         key = (report.job_id, report.node)
         with self._lock:
             written = self._written.get(key)
@@ -96,22 +99,23 @@ class AgentStateCache:
             self._written[key], self._unwritten[key] = _WrittenReport(report, comparable), report
             if not immediately and _is_fresh(self._written_at_s, report.at_s, for_s=_BATCH_INTERVAL_S):
                 return
-        with self._write_lock:  # one at a time, for all that wait: a database of one writer need not be fair to many
+        # One write for all pending reports: concurrent writers would starve each other on SQLite.
+        with self._write_lock:
             with self._lock:
                 self._written_at_s = report.at_s
-                waiting, self._unwritten = self._unwritten, {}
+                unwritten, self._unwritten = self._unwritten, {}
             try:
-                self._run_log.record_reports(*waiting.values())
+                self._run_log.record_reports(*unwritten.values())
             except BaseException:
-                with self._lock:  # nothing of it is known to be written: what comes next is news again
-                    for each in waiting:
-                        self._written.pop(each, None)
+                with self._lock:  # possibly not written, so the next reports count as news
+                    for key in unwritten:
+                        self._written.pop(key, None)
                 raise
 
     def _drop_ended_jobs(self, live: Snapshot) -> None:
-        for known in (self._begun, self._reported):
-            for job_id in known.keys() - live.jobs.keys():
-                del known[job_id]
+        for cache in (self._begun, self._reported):
+            for job_id in cache.keys() - live.jobs.keys():
+                del cache[job_id]
         for reports in (self._written, self._unwritten):
             for key in [key for key in reports if key[0] not in live.jobs]:
                 del reports[key]
@@ -132,7 +136,7 @@ def _is_fresh(read_at_s: float, now_s: float, *, for_s: float = CACHE_TTL_S) -> 
 
 
 def _comparable_report(report: AgentReport) -> AgentReport:
-    """What of a report has to be known at once: all but how far and how fast its ranks are."""
+    """Return the report without the fields that change all the time: the ranks' progress and speed."""
     ranks = tuple(
         replace(rank, status=None if rank.status is None else _comparable_status(rank.status)) for rank in report.ranks
     )

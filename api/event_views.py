@@ -1,4 +1,4 @@
-"""The record as answers: events, decisions, reasons, the newest snapshot."""
+"""JSON views of events, decisions, reasons and snapshots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.store.protocol import StoredDecision, StoredEvent
 
 
 class ReasonView(TypedDict):
-    """`detail` is one sentence for people; `numbers` holds its figures for programs."""
+    """Why something was decided or waits. `detail` is a sentence; `numbers` holds its figures."""
 
     code: ReasonCode
     detail: str
@@ -24,8 +24,8 @@ class ReasonView(TypedDict):
 
 
 class EventView(TypedDict):
-    """`number` ascends and never repeats. `subject` is a job id, node, pool, queue or loan. `cause`: in one word, what
-    brought about a loss of work, the code of a decision's reason, or a job's new state."""
+    """An event. `number` ascends and never repeats. `subject` is a job id, node, pool, queue or loan. `cause` is one
+    word: the cause of lost work, the code of a decision's reason, or a job's new state."""
 
     number: int
     generation: int
@@ -38,7 +38,7 @@ class EventView(TypedDict):
 
 
 class DecisionBodyView(TypedDict):
-    """What was decided; which fields there are follows from the decision's `kind`."""
+    """A decision. The decision's `kind` determines which fields are present."""
 
     reason: ReasonView
     job_id: NotRequired[str]
@@ -51,7 +51,7 @@ class DecisionBodyView(TypedDict):
 
 
 class DecisionView(TypedDict):
-    """`subject`: the job id or node that it is about."""
+    """A stored decision. `subject` is the job id or node that it is about."""
 
     number: int
     generation: int
@@ -62,7 +62,7 @@ class DecisionView(TypedDict):
 
 
 class SnapshotView(TypedDict):
-    """The whole live state, as `ebbtide replay` reads it: the domain's own encoding, record by record."""
+    """The whole live state in the domain's own encoding, as `ebbtide replay` reads it."""
 
     generation: int
     now_s: AtSeconds

@@ -1,10 +1,6 @@
-"""Server-sent events: who asks for a list with `Accept: text/event-stream` is told of what comes, as it comes.
+"""Events, decisions and the newest snapshot: lists, and streams for clients that send `Accept: text/event-stream`.
 
-They have the paths of the lists, which stand in OpenAPI with both forms of answer.
-
-Events and decisions: the record of what happened and what was decided, oldest first.
-
-Snapshots: the whole live state, for `ebbtide replay` and for support.
+A stream has the path of its list. OpenAPI describes both forms at the list.
 """
 
 from __future__ import annotations
@@ -30,6 +26,7 @@ from api.http.dependencies import (
 )
 from api.http.errors import problem_responses, raise_invalid_field
 from api.http.paging import CursorParameter, PageOf, TextParameter, page_by_number
+from api.identity.authorization import VIEWER, VIEWER_OF_ALL, requires
 from api.state import RequestContext
 from api.streams.server_sent_events import MEDIA_TYPE, EventStreamResponse, StreamRegistry
 from api.streams.sources import EventSubscription, follow_events
@@ -44,15 +41,15 @@ STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
                 "example": 'id: 7\ndata: {"number":7,"code":"JobStarted","subject":"train-x7k2qa"}\n\n',
             }
         },
-        "description": "A page; or, where Accept is text/event-stream, what comes from now on, one event an item. "
-        "Its id, sent back as Last-Event-ID, goes on from there.",
+        "description": "A page. With Accept: text/event-stream, new items, one event each. "
+        "Send an event's id as Last-Event-ID to continue after it.",
     }
 }
-"""For the decorators of the lists that can be followed."""
+"""The `responses=` of a list that has a stream."""
 
 
 class StreamRoute(APIRoute):
-    """Matches only who asks for a stream."""
+    """Matches only requests that accept an event stream."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         accepted = (value for name, value in scope.get("headers", ()) if name == b"accept")
@@ -74,6 +71,7 @@ StreamAfterParameter = Annotated[int | None, Query(ge=0, lt=2**63)]
 
 
 @stream_router.get("/events")
+@requires(VIEWER)
 def stream_events(
     principal: PrincipalDep,
     service: ServiceDep,
@@ -83,14 +81,17 @@ def stream_events(
     after: StreamAfterParameter = None,
     last_event_id: LastEventIdHeader = "",
 ) -> Response:
-    """Events from now on, or those after a number. `gap` tells of events that are kept no more."""
+    """New events, or those after a number. An event of type `gap` stands for events that retention has deleted."""
     newest = service.store.get_last_event_number()
     start = _start_number(after, last_event_id, newest)
-    wish = EventSubscription(principal, newest if start is None else start, subject, _swept_up_to(service.store))
-    return EventStreamResponse(follow_events(streams, service.store, wish), streams)
+    subscription = EventSubscription(
+        principal, newest if start is None else start, subject, _swept_up_to(service.store)
+    )
+    return EventStreamResponse(follow_events(streams, service.store, subscription), streams)
 
 
 @stream_router.get("/jobs/{job_id}/events")
+@requires(VIEWER)
 def stream_job_events(
     job_id: str,
     context: ContextDep,
@@ -102,8 +103,8 @@ def stream_job_events(
     """All events of the job, or those after a number."""
     context.job(job_id)
     start = _start_number(after, last_event_id, context.store.get_last_event_number())
-    wish = EventSubscription(context.principal, start or 0, job_id, _swept_up_to(context.store))
-    return EventStreamResponse(follow_events(streams, context.store, wish), streams)
+    subscription = EventSubscription(context.principal, start or 0, job_id, _swept_up_to(context.store))
+    return EventStreamResponse(follow_events(streams, context.store, subscription), streams)
 
 
 def _swept_up_to(store: ApiStore) -> int:
@@ -111,8 +112,8 @@ def _swept_up_to(store: ApiStore) -> int:
 
 
 def _start_number(after: int | None, last_event_id: str, newest: int) -> int | None:
-    """The number after which a stream goes on: a client that comes back says so in its header, and still has in its URL
-    where it began."""
+    """Return the number after which the stream starts. Last-Event-ID of a reconnecting client overrides the URL's
+    `after`."""
     if not last_event_id:
         start, field = after, "after"
     elif last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19:
@@ -128,6 +129,7 @@ router = create_router("record")
 
 
 @router.get("/events", responses=STREAM_RESPONSES | problem_responses(410))
+@requires(VIEWER)
 def list_events(
     context: ContextDep,
     subject: TextParameter = "",
@@ -135,47 +137,49 @@ def list_events(
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
 ) -> PageOf[EventView]:
-    """Events of one subject (a job id, node, pool) or of all. To follow them, ask for a stream, or again after
-    the last number."""
+    """List events of one subject (a job id, node, pool, queue or loan) or of all subjects, oldest first. To follow
+    them, request a stream, or list again after the last number."""
     return page_of_events(context, subject=subject, after=after, limit=limit, cursor=cursor)
 
 
 @router.get("/decisions", responses=problem_responses(410))
+@requires(VIEWER)
 def list_decisions(
     context: ContextDep, after: AfterParameter = 0, limit: LimitParameter = 100, cursor: CursorParameter = ""
 ) -> PageOf[DecisionView]:
-    """What ticks decided, each decision with its reason."""
-    sight = context.visibility
+    """List the decisions of ticks with their reasons, oldest first."""
+    visibility = context.visibility
     page = page_by_number(
         "decisions",
         context.store.list_decisions,
-        lambda row: sight.can_see_subject(subject_of(row.decision)),
-        swept=partial(context.store.get_retention_mark, HistoryLog.DECISIONS),
+        lambda row: visibility.can_see_subject(subject_of(row.decision)),
+        get_retention_mark=partial(context.store.get_retention_mark, HistoryLog.DECISIONS),
         after=after,
         cursor=cursor,
         limit=limit,
     )
-    return {"items": sight.redact([decision_view(row) for row in page["items"]]), "next": page["next"]}
+    return {"items": visibility.redact([decision_view(row) for row in page["items"]]), "next": page["next"]}
 
 
 def page_of_events(context: RequestContext, *, subject: str, after: int, limit: int, cursor: str) -> PageOf[EventView]:
-    sight = context.visibility
+    visibility = context.visibility
     page = page_by_number(
         "events",
         partial(context.store.list_events, subject=subject),
-        lambda row: sight.can_see_subject(row.event.subject),
-        swept=partial(context.store.get_retention_mark, HistoryLog.EVENTS),
+        lambda row: visibility.can_see_subject(row.event.subject),
+        get_retention_mark=partial(context.store.get_retention_mark, HistoryLog.EVENTS),
         after=after,
         cursor=cursor,
         limit=limit,
     )
-    return {"items": sight.redact([event_view(row) for row in page["items"]]), "next": page["next"]}
+    return {"items": visibility.redact([event_view(row) for row in page["items"]]), "next": page["next"]}
 
 
 snapshot_router = create_router("record")
 
 
 @snapshot_router.get("/snapshots/latest")
+@requires(VIEWER_OF_ALL)
 def get_latest_snapshot(service: ServiceDep) -> SnapshotView:
-    """The newest committed snapshot; what waits in the inbox is not in it."""
+    """Return the newest committed snapshot. Commands in the inbox are not applied."""
     return snapshot_view(service.store.load().snapshot)

@@ -1,9 +1,4 @@
-"""Rehearsal: the tick of the service on a copy of the state, with nobody affected. Dry runs and explanations use it.
-
-Reasons: why jobs wait, for pages that ask again and again. One rehearsal is shared by all who ask.
-
-Why a job is where it is, and what would become of one: explanations and dry runs as answers.
-"""
+"""Why a job is in its state and what the next tick would do: dry runs, explanations and their JSON views."""
 
 from __future__ import annotations
 
@@ -34,21 +29,21 @@ from scheduler.store.memory_store import MemoryStore
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What the next tick would do, and the state that it would leave."""
+    """What the next tick would decide, and the state after it."""
 
     report: TickReport
     snapshot: Snapshot
 
 
 def dry_run_tick(snapshot: Snapshot, policies: PolicySet, *commands: Command) -> DryRun:
-    """One real tick at `snapshot.now_s` with `commands` in the inbox.
+    """Run one real tick on a copy of the state, at `snapshot.now_s` with `commands` in the inbox.
 
-    The executor has seen nothing new, so everything that is on its way stays on its way.
+    The executor observes nothing new, so transitions in progress stay in progress.
     """
     store = MemoryStore(snapshot)
     _send_commands(store, commands)
-    lease = store.acquire_lease("rehearsal", now_s=snapshot.now_s, ttl_s=60.0)
-    assert lease is not None, "nobody else knows this store"
+    lease = store.acquire_lease("dry-run", now_s=snapshot.now_s, ttl_s=60.0)
+    assert lease is not None, "no other process uses this store"
     clock = ManualClock(snapshot.now_s)
     report = tick(store, RecordingExecutor(), clock, policies, epoch=lease.epoch)
     return DryRun(report, store.load().snapshot)
@@ -60,26 +55,27 @@ def _send_commands(store: MemoryStore, commands: Iterable[Command]) -> None:
 
 
 CPU_SHARE_MAX = 0.05
-"""Of one core, that is the most that rehearsals for those who look may take."""
+"""Maximum share of one core that dry runs for polling clients may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingReasons:
-    """What the next tick would say in the state `snapshot`: `reasons` by job id."""
+    """Why jobs wait, by job id, as the next tick would report it in the state `snapshot`."""
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     _explanations: dict[str, Explanation] = field(default_factory=dict)
 
     def explain(self, job_id: str) -> Explanation:
-        """Kept, because each looks at every job. Raises KeyError where the snapshot has no such job."""
+        """Return the explanation of a job. Cached, because each one looks at all jobs. Raises KeyError for an
+        unknown job."""
         if job_id not in self._explanations:
             self._explanations[job_id] = explain(self.snapshot, self.reasons, job_id)
         return self._explanations[job_id]
 
 
 class PendingReasonCache:
-    """Safe to use from several threads."""
+    """Shares one dry run between all clients that poll for the reasons of pending jobs. Thread-safe."""
 
     def __init__(self, policies: PolicySet, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._policies = policies
@@ -89,23 +85,26 @@ class PendingReasonCache:
         self._next_refresh_at_s = 0.0
 
     def read(self, committed: Snapshot) -> PendingReasons:
-        """The reasons in the newest committed state; in one shortly before, where a rehearsal is dear (it takes as long
-        as a tick, and runs at most for `SHARE` of the time) or another thread is at it."""
+        """Return the reasons in the newest committed state.
+
+        Returns slightly older ones while another thread computes them, or if dry runs would use more than
+        CPU_SHARE_MAX.
+        """
         if not self._lock.acquire(blocking=not self._latest.snapshot.generation):
             return self._latest
         try:
-            begun_s = self._clock_s()
-            if committed.generation != self._latest.snapshot.generation and begun_s >= self._next_refresh_at_s:
+            started_s = self._clock_s()
+            if committed.generation != self._latest.snapshot.generation and started_s >= self._next_refresh_at_s:
                 self._latest = PendingReasons(committed, dry_run_tick(committed, self._policies).report.waiting)
                 ended_s = self._clock_s()
-                self._next_refresh_at_s = ended_s + (ended_s - begun_s) / CPU_SHARE_MAX
+                self._next_refresh_at_s = ended_s + (ended_s - started_s) / CPU_SHARE_MAX
         finally:
             self._lock.release()
         return self._latest
 
 
 class PlannedDecisionView(TypedDict):
-    """A decision of the coming tick. `subject`: the job id or node that it is about."""
+    """A decision of the next tick. `subject`: the job id or node that it is about."""
 
     kind: str
     subject: str
@@ -113,9 +112,9 @@ class PlannedDecisionView(TypedDict):
 
 
 class ExplanationView(TypedDict):
-    """`reason` is null for a job that has what it wants. `position`: its place in the queue, from 1. `holders`: other
-    jobs and the GPUs they hold that it could use. `expected_start_s`: null where nobody can tell. `unblocks`: what
-    would start it at once. `next`: what the coming tick would do with it."""
+    """`reason` is null for a job that has what it wants. `position`: its place in the queue, from 1. `holders`: GPUs
+    that the job could use, by the job that holds them. `expected_start_s`: null if unknown. `unblocks`: what would
+    start it at once. `next`: what the next tick would do with it."""
 
     job_id: str
     state: JobState
@@ -132,7 +131,7 @@ class ExplanationView(TypedDict):
 
 
 class PreemptedJobView(TypedDict):
-    """A job that would give up all its `gpus`, by `leave_by_s`."""
+    """A job that would release all its `gpus` by `leave_by_s`."""
 
     job_id: str
     gpus: int
@@ -141,7 +140,7 @@ class PreemptedJobView(TypedDict):
 
 
 class ResizedJobView(TypedDict):
-    """A job that would go from `from_gpus` to `to_gpus`, by `leave_by_s` where it shrinks."""
+    """A job that would change from `from_gpus` to `to_gpus`; by `leave_by_s` if it shrinks."""
 
     job_id: str
     from_gpus: int
@@ -159,12 +158,12 @@ class LentNodeView(TypedDict):
 
 
 class DryRunView(TypedDict):
-    """What the coming tick would do because of the job: decisions that it would take without it are left out.
+    """What the next tick would do because of the job. Decisions that it would make without the job are left out.
 
-    `state` is the one that the job would be left in: `planning` while its curve is not solved, before which nothing
-    else can be told. `placement` and `plan` are those that it would start on. `expected_start_s`: now, or as
-    explained; null where nobody can tell. `position`: its place in the queue, from 1. `others`: all decisions about
-    others.
+    `state`: the job's state after the tick; `planning` until its scaling curve is solved, before which the other fields
+    are unknown. `placement` and `plan`: what it would start with. `expected_start_s`: now if it starts, else an
+    estimate, null if unknown. `position`: its place in the queue, from 1. `others`: all decisions about other jobs and
+    nodes.
     """
 
     state: JobState
@@ -205,12 +204,12 @@ def explanation_view(explanation: Explanation, next_decision: Decision | None) -
 
 
 def dry_run_view(job_id: str, before: Snapshot, dry_run: DryRun, caused: Sequence[Decision]) -> DryRunView:
-    """`because`: what the tick would decide only because of the job, in order."""
+    """`caused`: the decisions that the tick would make only because of the job, in order."""
     job, waiting = dry_run.snapshot.jobs.get(job_id), dry_run.report.waiting
     own = next((decision for decision in caused if decision_subject(decision) == job_id), None)
     others = [decision for decision in caused if decision_subject(decision) != job_id]
     reason = own.reason if own else waiting.get(job_id)
-    told = explain(dry_run.snapshot, waiting, job_id) if job else None
+    explanation = explain(dry_run.snapshot, waiting, job_id) if job else None
     starts = job is not None and job.is_placed
     plan = job.allocation.plan if job else None
     return {
@@ -220,12 +219,12 @@ def dry_run_view(job_id: str, before: Snapshot, dry_run: DryRun, caused: Sequenc
         "plan": plan_view(plan) if plan else None,
         "plan_summary": plan.summarize() if plan else None,
         "reason": reason_view(reason) if reason else None,
-        "position": told.position if told else None,
-        "expected_start_s": before.now_s if starts else told.expected_start_s if told else None,
+        "position": explanation.position if explanation else None,
+        "expected_start_s": before.now_s if starts else explanation.expected_start_s if explanation else None,
         "preempted": [_preempted_job_view(one, before) for one in others if isinstance(one, PreemptJob)],
         "resized": [_resized_job_view(one, before) for one in others if isinstance(one, ResizeJob)],
         "lent": [_lent_node_view(one, before) for one in others if isinstance(one, LendNode)],
-        "explanation": explanation_view(told, own) if told else None,
+        "explanation": explanation_view(explanation, own) if explanation else None,
         "others": [planned_decision_view(decision) for decision in others],
     }
 

@@ -1,7 +1,4 @@
-"""How the service itself fares, as answers.
-
-Health and metrics.
-"""
+"""Health and readiness probes, and metrics."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing_extensions import TypedDict
 
 from api.http.dependencies import ServiceDep, create_router
 from api.http.errors import ProblemError
+from api.identity.authorization import PUBLIC, Caller, RouteRule, requires
 from scheduler.telemetry.fleet_gauges import FleetGauges, get_package_version
 from scheduler.telemetry.metrics import CONTENT_TYPE, render_metrics
 
@@ -23,7 +21,7 @@ class HealthView(TypedDict):
 
 
 class ReadyView(TypedDict):
-    """`inbox_commands`: how many commands wait for the next tick."""
+    """`inbox_commands`: commands waiting for the next tick."""
 
     status: Literal["ok"]
     inbox_commands: int
@@ -33,23 +31,26 @@ router = create_router("service", prefix="")
 
 
 @router.get("/healthz")
-async def get_health() -> HealthView:  # async: it answers though every thread waits for the database
-    """This process answers."""
+@requires(PUBLIC)
+async def get_health() -> HealthView:  # async: answers even if all threads wait for the database
+    """The process answers."""
     return {"status": "ok", "version": get_package_version()}
 
 
 @router.get("/readyz")
+@requires(PUBLIC)
 def get_readiness(service: ServiceDep) -> ReadyView:
-    """The store answers and a controller leads, so that what is asked for will be done; 503 otherwise."""
+    """The database answers and a controller leads, so commands take effect; otherwise 503."""
     waiting = service.store.count_pending_commands()
     if not service.has_leader:
-        raise ProblemError(503, "not-ready", "no controller leads: commands are accepted and wait")
+        raise ProblemError(503, "not-ready", "no controller leads. Commands are accepted and wait in the inbox")
     return {"status": "ok", "inbox_commands": waiting}
 
 
 @router.get("/metrics", response_class=Response)
+@requires(RouteRule(Caller.SCRAPERS, on_all_queues=True))
 def get_metrics(service: ServiceDep) -> Response:
-    """All metrics in the text format of Prometheus."""
+    """All metrics in the Prometheus text format."""
     loaded = service.store.load()
     present = replace(loaded.snapshot, now_s=max(service.clock.now_s(), loaded.snapshot.now_s))
     by_job = service.settings.metrics_by_job

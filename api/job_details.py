@@ -1,11 +1,4 @@
-"""What a job has been through, as an answer: its states, what it held, and samples of its work.
-
-Checkpoints of a job, as answers.
-
-Checkpoints: the latest of a job, and one more now.
-
-What can be read of one job (plan, events, history, explanation), and what would become of one (dry run).
-"""
+"""Details of one job: plan, events, history, checkpoints, explanation; and the dry run of a job document."""
 
 from __future__ import annotations
 
@@ -20,6 +13,7 @@ from api.explanations import DryRun, DryRunView, ExplanationView, dry_run_tick, 
 from api.http.dependencies import AfterParameter, ContextDep, LimitParameter, ServiceDep, create_router
 from api.http.errors import ProblemError, problem_responses
 from api.http.paging import AtSeconds, CursorParameter, PageOf
+from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
 from api.jobs import generate_job_id
 from api.plans import JobPlanView, check_job, check_queue, job_plan_view
@@ -40,7 +34,7 @@ HISTORY_ITEMS_MAX = 500
 
 
 class StateView(TypedDict):
-    """`message`: why it came into this state."""
+    """A state that the job entered. `message` says why."""
 
     at_s: AtSeconds
     state: JobState
@@ -48,8 +42,8 @@ class StateView(TypedDict):
 
 
 class AllocationView(TypedDict):
-    """What the job was given at `at_s`. `gpus` is 0 where it is to hold none, `lent_gpus` are those among them that
-    inference pools lent; every change of them is a new `generation`. `plan` in one line, null where it has none."""
+    """What the job was given at `at_s`. `gpus` is 0 if it was to hold none; `lent_gpus` of them were lent by inference
+    pools. Every change increments `generation`. `plan` is a one-line summary, null without a plan."""
 
     at_s: AtSeconds
     generation: int
@@ -59,8 +53,8 @@ class AllocationView(TypedDict):
 
 
 class SampleView(TypedDict):
-    """What its workers reported then; null is what they did not say. `steps` fall where work was lost. `peak_bytes`:
-    the most memory that a rank has had."""
+    """What the workers reported; null if not reported. `steps` fall when work is lost. `peak_bytes`: the most GPU
+    memory that a rank has used."""
 
     at_s: AtSeconds
     steps: float
@@ -70,8 +64,8 @@ class SampleView(TypedDict):
 
 
 class JobHistoryView(TypedDict):
-    """All oldest first. `states` and `allocations`: the newest 500. `samples`: at most 500, at least 5 s apart, evenly
-    further apart the longer it runs, the first and the newest always among them."""
+    """Everything is oldest first. `states` and `allocations`: the newest 500. `samples`: at most 500, at least 5 s
+    apart, and evenly spaced; always with the first and the newest."""
 
     job_id: str
     states: list[StateView]
@@ -82,22 +76,25 @@ class JobHistoryView(TypedDict):
 def job_history_view(
     job: Job, events: Iterable[Event], samples: Iterable[Sample], snapshot: Snapshot
 ) -> JobHistoryView:
-    """`events` of the job, oldest first. Where it has gone on since the last of them (commands wait), or they do not
-    tell how it stood (an older version wrote them), its present state and allocation stand at the end."""
-    told = [(event, event.job) for event in events if event.job is not None]
+    """Return the history. `events` are the job's, oldest first.
+
+    Commands in the inbox may have changed the job since its last event, and events of older versions do not describe
+    its state. In both cases the current state and allocation are appended.
+    """
+    steps = [(event, event.job) for event in events if event.job is not None]
     now = job_step(job, snapshot.nodes, snapshot.pools)
-    if not told or (told[-1][1] != now and told[-1][0].at_s < job.state_since_s):
-        told.append((Event(job.state_since_s, EventCode.JOB_STATE, job.id, f": {job.message}"), now))
+    if not steps or (steps[-1][1] != now and steps[-1][0].at_s < job.state_since_s):
+        steps.append((Event(job.state_since_s, EventCode.JOB_STATE, job.id, f": {job.message}"), now))
     return {
         "job_id": job.id,
-        "states": [_state_view(event, step) for event, step in told][-HISTORY_ITEMS_MAX:],
-        "allocations": _allocation_views(told)[-HISTORY_ITEMS_MAX:],
+        "states": [_state_view(event, step) for event, step in steps][-HISTORY_ITEMS_MAX:],
+        "allocations": _allocation_views(steps)[-HISTORY_ITEMS_MAX:],
         "samples": [_sample_view(sample) for sample in samples],
     }
 
 
 def _state_view(event: Event, step: JobStep) -> StateView:
-    """A change of state is told as "before -> after: why"."""
+    """An event of a state change has a message of the form "before -> after: why"."""
     why = event.message.partition(": ")[2] if event.code is EventCode.JOB_STATE else event.message
     return {"at_s": event.at_s, "state": step.state, "message": why}
 
@@ -128,21 +125,21 @@ def _sample_view(sample: Sample) -> SampleView:
 
 
 class CheckpointView(TypedDict):
-    """Complete since `completed_at_s`, with all that `step` steps have made."""
+    """A complete checkpoint after `step` steps."""
 
     step: int
     completed_at_s: float
 
 
 class RequestedCheckpointView(TypedDict):
-    """Asked for at `asked_at_s`; it will hold `step_min` steps or more, null until the ranks were heard."""
+    """A requested checkpoint. It will contain at least `step_min` steps; null until the ranks have answered."""
 
     asked_at_s: float
     step_min: int | None
 
 
 class CheckpointsView(TypedDict):
-    """`latest` is what a crash would fall back to. `dir` is empty where the executor has chosen the folder."""
+    """`latest` is what the job would restart from. `dir` is empty if the executor chose the folder."""
 
     job_id: str
     latest: CheckpointView | None
@@ -153,13 +150,17 @@ class CheckpointsView(TypedDict):
 
 
 def checkpoints_view(job: Job) -> CheckpointsView:
-    progress, spec, wish = job.progress, job.spec.checkpoint, None if job.is_ended else job.pending_checkpoint_request
+    progress, spec, request = (
+        job.progress,
+        job.spec.checkpoint,
+        None if job.is_ended else job.pending_checkpoint_request,
+    )
     step = int(progress.checkpoint_steps)
-    step_min = None if wish is None or wish.steps is None else int(wish.steps)
+    step_min = None if request is None or request.steps is None else int(request.steps)
     return {
         "job_id": job.id,
         "latest": {"step": step, "completed_at_s": progress.checkpoint_at_s} if step else None,
-        "awaited": {"asked_at_s": wish.asked_at_s, "step_min": step_min} if wish else None,
+        "awaited": {"asked_at_s": request.asked_at_s, "step_min": step_min} if request else None,
         "interval_s": spec.interval_s,
         "keep": spec.keep,
         "dir": spec.dir,
@@ -170,15 +171,17 @@ checkpoint_router = create_router("jobs")
 
 
 @checkpoint_router.get("/jobs/{job_id}/checkpoints")
+@requires(VIEWER)
 def get_checkpoints(job_id: str, context: ContextDep) -> CheckpointsView:
-    """What is known of the job's checkpoints."""
+    """Return the job's latest and requested checkpoints."""
     return checkpoints_view(context.job(job_id))
 
 
 @checkpoint_router.post("/jobs/{job_id}:checkpoint", status_code=202, responses=problem_responses(409))
+@requires(SUBMITTER)
 def save_checkpoint(job_id: str, context: ContextDep) -> CheckpointsView:
-    """Have the running job save at its next step boundary, and go on. To ask again before that is done changes nothing;
-    `awaited` is null once it is."""
+    """Ask the running job to save a checkpoint at its next step boundary. Asking again before it is complete changes
+    nothing; `awaited` is null once it is."""
     job = context.live_job(job_id)
     if job.pending_checkpoint_request is not None:
         return checkpoints_view(job)
@@ -192,8 +195,9 @@ HISTORY_EVENTS_MAX = 1000
 
 
 @detail_router.get("/jobs/{job_id}/plan")
+@requires(VIEWER)
 def get_job_plan(job_id: str, context: ContextDep) -> JobPlanView:
-    """The plan that the job runs under, or ran under last (Plan JSON), with how each device spends the step."""
+    """Return the plan that the job runs under, or ran under last, with how each device spends the step."""
     job = context.job(job_id)
     if job.allocation.plan is None:
         raise ProblemError(404, "not-found", f"job {job_id} is {job.state} and has no plan")
@@ -201,6 +205,7 @@ def get_job_plan(job_id: str, context: ContextDep) -> JobPlanView:
 
 
 @detail_router.get("/jobs/{job_id}/events", responses=STREAM_RESPONSES | problem_responses(410))
+@requires(VIEWER)
 def list_job_events(
     job_id: str,
     context: ContextDep,
@@ -208,35 +213,38 @@ def list_job_events(
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
 ) -> PageOf[EventView]:
-    """What happened to the job, oldest first."""
+    """List what happened to the job, oldest first."""
     context.job(job_id)
     return page_of_events(context, subject=job_id, after=after, limit=limit, cursor=cursor)
 
 
 @detail_router.get("/jobs/{job_id}/history")
+@requires(VIEWER)
 def get_job_history(job_id: str, context: ContextDep) -> JobHistoryView:
-    """What to draw of a job: its states, what it held, loss and throughput over time; ended jobs too."""
+    """Return data for charts: the job's states, allocations, loss and throughput over time. Also for ended jobs."""
     job, store = context.job(job_id), context.store
     events = [stored.event for stored in store.list_last_events(job_id, limit=HISTORY_EVENTS_MAX)]
     return context.redact(job_history_view(job, events, store.list_samples(job_id), context.snapshot))
 
 
 @detail_router.get("/jobs/{job_id}/explanation")
+@requires(VIEWER)
 def explain_job(job_id: str, context: ContextDep, service: ServiceDep) -> ExplanationView:
-    """Why the job is where it is, with numbers; `next` is what the coming tick would do with it."""
+    """Explain why the job is in its state. `next` is what the next tick would do with it."""
     job = context.job(job_id)
     if job.is_ended:
         return explanation_view(explain_ended(job), None)
-    rehearsal = dry_run_tick(context.snapshot, service.policies)
-    told = explain(context.snapshot, rehearsal.report.waiting, job_id)
-    return context.redact(explanation_view(told, _find_decision(job_id, rehearsal)))
+    dry_run = dry_run_tick(context.snapshot, service.policies)
+    explanation = explain(context.snapshot, dry_run.report.waiting, job_id)
+    return context.redact(explanation_view(explanation, _find_decision(job_id, dry_run)))
 
 
 @detail_router.post("/jobs:dry-run", responses=problem_responses(409))
+@requires(SUBMITTER)
 def dry_run_job(document: JobDocument, context: ContextDep, service: ServiceDep) -> DryRunView:
-    """What the next tick would do if this job were submitted now. Nothing is kept.
+    """Return what the next tick would do if this job were submitted now. Nothing is stored.
 
-    A job whose shapes are not solved yet answers in state "planning".
+    A job whose scaling curve is not solved yet is reported in state "planning".
     """
     spec = to_job_spec(document)
     check_job(spec)
@@ -244,20 +252,18 @@ def dry_run_job(document: JobDocument, context: ContextDep, service: ServiceDep)
     check_queue(spec.queue, context, owner=context.principal.name, undeclared_queues=service.settings.undeclared_queues)
     job_id = generate_job_id(spec.name)
     command = new_command(SubmitJob(job_id, spec), context.now_s, actor=context.principal.name)
-    coming, without = (
-        dry_run_tick(context.snapshot, service.policies, command),
-        dry_run_tick(context.snapshot, service.policies),
-    )
-    anyway = {_decision_effect(decision) for decision in without.report.decisions}
-    because = [decision for decision in coming.report.decisions if _decision_effect(decision) not in anyway]
-    return context.redact(dry_run_view(job_id, context.snapshot, coming, because))
+    with_job = dry_run_tick(context.snapshot, service.policies, command)
+    without_job = dry_run_tick(context.snapshot, service.policies)
+    unrelated = {_decision_effect(decision) for decision in without_job.report.decisions}
+    caused = [decision for decision in with_job.report.decisions if _decision_effect(decision) not in unrelated]
+    return context.redact(dry_run_view(job_id, context.snapshot, with_job, caused))
 
 
 def _decision_effect(decision: Decision) -> tuple[str, str, str]:
-    """What a decision does, whatever its reason says."""
-    does = {name: value for name, value in encode(decision).items() if name != "reason"}
-    return type(decision).__name__, decision_subject(decision), repr(does)
+    """Return what a decision does, without its reason."""
+    effect = {name: value for name, value in encode(decision).items() if name != "reason"}
+    return type(decision).__name__, decision_subject(decision), repr(effect)
 
 
 def _find_decision(job_id: str, dry_run: DryRun) -> Decision | None:
-    return next((d for d in dry_run.report.decisions if decision_subject(d) == job_id), None)
+    return next((decision for decision in dry_run.report.decisions if decision_subject(decision) == job_id), None)

@@ -1,9 +1,4 @@
-"""Jobs as answers.
-
-JobFilter: what lists of jobs may be asked for in a query.
-
-Jobs: submit, list, look at, scale, suspend, resume, cancel.
-"""
+"""Jobs: submit, list, get, change, suspend, resume, cancel."""
 
 from __future__ import annotations
 
@@ -31,6 +26,7 @@ from api.http.paging import (
     page_of_jobs,
     parse_states,
 )
+from api.identity.authorization import SUBMITTER, VIEWER, requires
 from api.identity.principals import Role
 from api.plans import check_job, check_queue
 from api.state import RequestContext
@@ -51,15 +47,15 @@ class GpuRangeView(TypedDict):
 
 
 class JobGpusView(GpuRangeView):
-    """`target`: how many it has or is to have. `releasing`: how many it has yet to leave."""
+    """`target`: GPUs it has or is about to get. `releasing`: GPUs it still has to leave."""
 
     target: int
     releasing: int
 
 
 class ProgressView(TypedDict):
-    """`remaining_s` is what is left at the present speed; null where that or the length is unknown. `samples_per_s` and
-    `peak_bytes`, the most memory of a rank, are as measured, null before that; only what runs has a speed."""
+    """`remaining_s`: remaining time at the current speed, null if the speed or the length is unknown. `samples_per_s`
+    and `peak_bytes` (the most GPU memory of a rank) are measured, null before. Only a running job has a speed."""
 
     steps: float
     steps_total: int | None
@@ -75,7 +71,7 @@ class ProgressView(TypedDict):
 
 
 class AccountView(TypedDict):
-    """What the job has had and cost up to `settled_at_s`."""
+    """Totals of the job up to `settled_at_s`."""
 
     waited_s: float
     gpu_s: float
@@ -96,7 +92,7 @@ class OutOfMemoryView(TypedDict):
 
 
 class MemoryView(TypedDict):
-    """`factor`: the job's peaks over those that its plans predict. `deaths`: runs that died of memory, oldest first."""
+    """`factor`: measured over predicted peak memory. `deaths`: runs that ran out of memory, oldest first."""
 
     factor: float
     deaths: list[OutOfMemoryView]
@@ -120,7 +116,7 @@ class CheckpointSpecView(TypedDict):
 
 
 class JobSpecView(TypedDict):
-    """The job document, with what its owner left out filled in. Durations are seconds."""
+    """The job document with defaults filled in. Durations are in seconds."""
 
     name: str
     gpus: GpuRangeView
@@ -146,8 +142,8 @@ class JobSpecView(TypedDict):
 
 
 class JobView(TypedDict):
-    """`intent` is what was asked for last, `message` why it is in its state. `releasing_nodes` it has yet to leave, by
-    `leave_by_s`. `generation` counts the changes of its GPUs."""
+    """`intent`: what the owner asked for last. `message`: why the job is in its state. `releasing_nodes`: GPUs to leave
+    by `leave_by_s`. `generation` counts the changes of its GPUs."""
 
     id: str
     name: str
@@ -229,23 +225,24 @@ def memory_view(job: Job) -> MemoryView:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Only jobs with all of the given traits."""
+    """Query parameters of job lists. A job must match all of them."""
 
     state: StatesParameter = ""
     queue: Annotated[
-        str, Query(max_length=2000, pattern=TEXT_PATTERN, description="Of one of these queues, separated by commas.")
+        str, Query(max_length=2000, pattern=TEXT_PATTERN, description="In one of these queues, separated by commas.")
     ] = ""
     owner: Annotated[str, Query(max_length=200, pattern=TEXT_PATTERN, description="Submitted by this principal.")] = ""
-    name: Annotated[str, Query(max_length=200, pattern=TEXT_PATTERN, description="With a name that begins so.")] = ""
+    name: Annotated[str, Query(max_length=200, pattern=TEXT_PATTERN, description="Name prefix.")] = ""
     submitted_since_s: Annotated[
-        float | None, Query(ge=0, allow_inf_nan=False, description="Submitted then or later: seconds since 1970 (UTC).")
+        float | None,
+        Query(ge=0, allow_inf_nan=False, description="Submitted at or after this time, in seconds since 1970 (UTC)."),
     ] = None
     submitted_until_s: Annotated[
-        float | None, Query(ge=0, allow_inf_nan=False, description="Submitted earlier than that.")
+        float | None, Query(ge=0, allow_inf_nan=False, description="Submitted before this time.")
     ] = None
 
     def to_query(self) -> JobQuery:
-        """Raises RefusedError for a state that does not exist."""
+        """Raises InvalidDocumentError for an unknown state."""
         return JobQuery(
             states=parse_states(self.state, JobState, live=set(JobState) - ENDED_STATES),
             queues=frozenset(name.strip() for name in self.queue.split(",")) if self.queue else None,
@@ -260,14 +257,14 @@ router = create_router("jobs")
 
 
 class GpuRangeChange(Document):
-    """A new GPU range; what is left out stays as it is."""
+    """A new GPU range. Fields that are left out stay as they are."""
 
     min: GpuCount | None = None
     max: GpuCount | None = None
 
 
 class JobChange(Document):
-    """What can be changed after submission; what is left out stays."""
+    """What can be changed after submission. Fields that are left out stay as they are."""
 
     gpus: GpuRangeChange | None = None
     queue: Label | None = None
@@ -276,22 +273,23 @@ class JobChange(Document):
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
         if self.gpus is None and self.queue is None and self.priority is None:
-            raise invalid_field("gpus", None, "something to change: give gpus, queue, priority or several of them")
+            raise invalid_field("gpus", None, "at least one of gpus, queue and priority")
         return self
 
 
 def generate_job_id(name: str) -> str:
-    """`<name>-<10 characters>`: readable, and with 50 random bits never that of another job. To look for it among the
-    ended ones would take a fifth of a submission; that it is none of the live ones, the core makes sure of."""
+    """Return `<name>-<10 characters>`, which is readable and has 50 random bits. Commands check it against live jobs; a
+    check against ended jobs would add a fifth to the time of a submission."""
     return f"{name}-{base64.b32encode(secrets.token_bytes(7)).decode().lower()[:10]}"
 
 
 @router.post("/jobs", status_code=201, responses=problem_responses(409))
+@requires(SUBMITTER)
 def submit_job(
     document: JobDocument, context: ContextDep, service: ServiceDep, response: Response, key: IdempotencyKeyHeader = ""
 ) -> JobView:
-    """Submit a job. It is accepted once this answers, and planned and queued by the next tick. With an
-    `Idempotency-Key`, asking again is safe: the answer is the job that the first request made, as it is now."""
+    """Submit a job. The response confirms acceptance; the next tick plans and queues it. With an `Idempotency-Key`, a
+    retry returns the job of the first request in its current state."""
     spec = to_job_spec(document)
     check_job(spec)
     context.require_role(Role.SUBMITTER, spec.queue)
@@ -312,26 +310,32 @@ def submit_job(
 
 
 @router.get("/jobs")
+@requires(VIEWER)
 def list_jobs(
     context: ContextDep,
     job_filter: Annotated[JobFilter, Depends()],
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
 ) -> PageOf[JobView]:
-    """Jobs, those submitted last first, ended ones included. `next` is the cursor of the following page."""
+    """List jobs, newest first, including ended ones. `next` is the cursor of the following page."""
     query = job_filter.to_query().restrict_to_queues(context.principal.readable_queues)
     page = page_of_jobs(context.snapshot.jobs.values(), context.store, query, cursor=cursor, limit=limit)
-    sight = context.visibility  # one for all rows: it remembers what it has looked up
-    return {"items": [job_view(sight.redact_job(job), context.now_s) for job in page["items"]], "next": page["next"]}
+    visibility = context.visibility  # shared by all rows because it caches lookups
+    return {
+        "items": [job_view(visibility.redact_job(job), context.now_s) for job in page["items"]],
+        "next": page["next"],
+    }
 
 
 @router.get("/jobs/{job_id}")
+@requires(VIEWER)
 def get_job(job_id: str, context: ContextDep, response: Response) -> JobView:
-    """A job that lives, or has ended."""
+    """Return a live or ended job."""
     return _job_response(context, context.job(job_id), response)
 
 
 @router.patch("/jobs/{job_id}", status_code=202, responses=problem_responses(409))
+@requires(SUBMITTER)
 def change_job(
     job_id: str,
     change: JobChange,
@@ -341,17 +345,18 @@ def change_job(
     *,
     if_match: IfMatchHeader = "",
 ) -> JobView:
-    """Change the job's GPU range, queue or priority; the next tick acts on it."""
+    """Change the job's GPU range, queue or priority. The next tick acts on it."""
     job = context.live_job(job_id)
     basis = require_match(if_match, job_etag(job), f"job {job_id}")
     if change.queue is not None and change.queue != job.spec.queue:
-        context.require_role(Role.SUBMITTER, change.queue)  # before it is said what this queue takes
+        context.require_role(Role.SUBMITTER, change.queue)  # first, so that errors reveal nothing about the queue
         check_queue(change.queue, context, owner=job.owner, undeclared_queues=service.settings.undeclared_queues)
     after = context.send(_change_command(job, change), basis=basis)
     return _job_response(after, after.job(job_id), response)
 
 
 @router.delete("/jobs/{job_id}", status_code=202, responses=problem_responses(409))
+@requires(SUBMITTER)
 def cancel_job(job_id: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
     """Cancel the job: its workers are stopped, its record stays. Cancelling again changes nothing."""
     job = context.job(job_id)
@@ -362,30 +367,32 @@ def cancel_job(job_id: str, context: ContextDep, response: Response, if_match: I
 
 
 @router.post("/jobs/{job_id}:suspend", status_code=202, responses=problem_responses(409))
+@requires(SUBMITTER)
 def suspend_job(job_id: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
-    """Take the job's GPUs after a checkpoint; it waits until it is resumed."""
+    """Suspend the job: it saves a checkpoint and releases its GPUs until it is resumed."""
     job = context.live_job(job_id)
     _refuse_cancelled(job)
     return _send_intent(context, job, SuspendJob(job_id), if_match, response)
 
 
 @router.post("/jobs/{job_id}:resume", status_code=202, responses=problem_responses(409))
+@requires(SUBMITTER)
 def resume_job(job_id: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> JobView:
-    """Let a suspended job queue again; it goes on from its checkpoint."""
+    """Queue a suspended job again. It continues from its checkpoint."""
     job = context.live_job(job_id)
     _refuse_cancelled(job)
     if job.intent is not Intent.SUSPEND:
-        raise_conflict(f"job {job.id} is {job.state}, it was not suspended")
+        raise_conflict(f"job {job.id} is {job.state} and not suspended")
     return _send_intent(context, job, ResumeJob(job_id), if_match, response)
 
 
 def _change_command(job: Job, change: JobChange) -> ScaleJob | ChangeJob:
-    """One command, so that all of it is done or nothing."""
+    """Return one command, so that the change is applied completely or not at all."""
     gpus = change.gpus or GpuRangeChange()
     min_gpus, max_gpus = gpus.min or job.spec.min_gpus, gpus.max or job.spec.max_gpus
     if max_gpus < min_gpus:
         field, value = ("gpus.max", max_gpus) if gpus.max else ("gpus.min", min_gpus)
-        raise_invalid_field(field, value, f"min <= max; the range would be {min_gpus} to {max_gpus}")
+        raise_invalid_field(field, value, f"a range with min <= max; this would be {min_gpus} to {max_gpus}")
     if change.queue is None and change.priority is None:
         return ScaleJob(job.id, min_gpus, max_gpus)
     if change.gpus is None:

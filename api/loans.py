@@ -1,7 +1,4 @@
-"""Loans and the switches of lending as answers.
-
-Loans, and the switches with which operators stop lending.
-"""
+"""Loans of inference nodes to training, and the switches that stop lending."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from api.http.paging import (
     page_of_loans,
     parse_states,
 )
+from api.identity.authorization import ADMIN, VIEWER, requires
 from scheduler.domain.commands import PauseLending, RecallAll, ResumeLending
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
@@ -24,9 +22,8 @@ from scheduler.store.api_protocol import LoanQuery
 
 
 class LoanView(TypedDict):
-    """`return_by_s` is set while it is recalled: the time by which training must have left. `lent_at_s`: when training
-    could first use the node; `recalled_at_s`: when the recall began that was not cancelled; null where it never was (or
-    an older version wrote the loan)."""
+    """`return_by_s`: deadline for training to leave, while recalled. `lent_at_s`: when training could first use the
+    node. `recalled_at_s`: start of the current recall; null if there is none or an older version wrote the loan."""
 
     id: str
     node: str
@@ -76,6 +73,7 @@ router = create_router("lending")
 
 
 @router.get("/loans")
+@requires(VIEWER)
 def list_loans(
     context: ContextDep,
     *,
@@ -85,25 +83,28 @@ def list_loans(
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
 ) -> PageOf[LoanView]:
-    """Loans, those offered last first, ended ones included."""
-    wanted = LoanQuery(parse_states(state, LoanState, live=LIVE_LOAN_STATES), pool, node)
-    page = page_of_loans(context.snapshot.loans.values(), context.store, wanted, cursor=cursor, limit=limit)
+    """List loans, including ended ones, newest offer first."""
+    query = LoanQuery(parse_states(state, LoanState, live=LIVE_LOAN_STATES), pool, node)
+    page = page_of_loans(context.snapshot.loans.values(), context.store, query, cursor=cursor, limit=limit)
     return {"items": [loan_view(loan) for loan in page["items"]], "next": page["next"]}
 
 
 @router.post("/lending:pause", status_code=202)
+@requires(ADMIN)
 def pause_lending(context: ContextDep) -> SwitchesView:
-    """No new loans; those that run go on."""
+    """Offer no new loans. Active loans continue."""
     return switches_view(context.send(PauseLending()).snapshot)
 
 
 @router.post("/lending:resume", status_code=202)
+@requires(ADMIN)
 def resume_lending(context: ContextDep) -> SwitchesView:
-    """Lend again."""
+    """Resume lending."""
     return switches_view(context.send(ResumeLending()).snapshot)
 
 
 @router.post("/lending:recall-all", status_code=202)
+@requires(ADMIN)
 def recall_all_loans(context: ContextDep) -> SwitchesView:
-    """Take every lent node back by its deadline, and lend nothing until lending is resumed."""
+    """Recall every lent node by its deadline, and lend nothing until lending is resumed."""
     return switches_view(context.send(RecallAll()).snapshot)

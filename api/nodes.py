@@ -1,4 +1,4 @@
-"""Nodes: register, list, look at, cordon, drain, remove."""
+"""Nodes: add, list, get, cordon, drain, remove."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.http.paging import CursorParameter, PageOf, TextParameter, page_by_name
+from api.identity.authorization import ADMIN, VIEWER, requires
 from api.plans import gpu_memory_bytes
 from api.pools import NodeView, node_view
 from api.state import RequestContext
@@ -25,29 +26,33 @@ _SHAPE_FIELDS = ("pool", "gpu", "gpus", "gpu_memory_bytes")
 
 
 @router.post("/nodes", status_code=201, responses=problem_responses(409))
+@requires(ADMIN)
 def add_node(document: NodeDocument, context: ContextDep, response: Response) -> NodeView:
-    """Register a node. The same shape again answers 200 and changes nothing; another shape is refused."""
+    """Add a node. Repeating the request returns 200 and changes nothing; another shape is a conflict."""
     node = fleet.to_node(document, gpu_memory_bytes=gpu_memory_bytes(document.gpu))
     if node.pool not in context.snapshot.pools:
         names = sorted(context.snapshot.pools)
-        near = suggest(node.pool, names)
+        suggestion = suggest(node.pool, names)
         raise_invalid_field(
-            "pool", node.pool, f"one of {', '.join(names)}{near}" if names else "an existing pool; make one first"
+            "pool",
+            node.pool,
+            f"one of {', '.join(names)}{suggestion}" if names else "an existing pool. Create a pool first",
         )
-    present = context.snapshot.nodes.get(node.name)
-    if present is not None:
-        _refuse_other_shape(present, node)
+    existing = context.snapshot.nodes.get(node.name)
+    if existing is not None:
+        _refuse_other_shape(existing, node)
         response.status_code = 200
-        return _node_response(context, present, response)
+        return _node_response(context, existing, response)
     response.headers["Location"] = f"/v1/nodes/{node.name}"
     return _send_command(context, node.name, AddNode(node), response)
 
 
 @router.get("/nodes", responses=problem_responses(404))
+@requires(VIEWER)
 def list_nodes(
     context: ContextDep, pool: TextParameter = "", limit: LimitParameter = 100, cursor: CursorParameter = ""
 ) -> PageOf[NodeView]:
-    """All nodes, or those of one pool, by name."""
+    """List all nodes, or those of one pool, by name."""
     if pool:
         context.pool(pool)
     nodes = {name: node for name, node in context.snapshot.nodes.items() if pool in ("", node.pool)}
@@ -56,34 +61,38 @@ def list_nodes(
 
 
 @router.get("/nodes/{name}")
+@requires(VIEWER)
 def get_node(name: str, context: ContextDep, response: Response) -> NodeView:
-    """A node with its loan and the jobs on it."""
+    """Return a node with its loan and its jobs."""
     return _node_response(context, context.node(name), response)
 
 
 @router.delete("/nodes/{name}", status_code=202, responses=problem_responses(409))
+@requires(ADMIN)
 def remove_node(name: str, context: ContextDep, if_match: IfMatchHeader = "") -> NodeView:
-    """Remove a node that nobody holds and that is not lent."""
+    """Remove a node that no job holds and that is not lent."""
     node = context.node(name)
     basis = require_match(if_match, node_etag(node), f"node {name}")
     if context.snapshot.is_lent(node):
-        raise_conflict(f"node {name} is lent to training; drain it, and it goes home first")
+        raise_conflict(f"node {name} is lent to training. Drain it and wait until it is returned")
     holders = sorted(job.id for job in context.snapshot.jobs.values() if name in job.allocation.held)
     if holders:
-        raise_conflict(f"node {name} is held by {', '.join(holders[:10])}; drain it first")
+        raise_conflict(f"node {name} is held by {', '.join(holders[:10])}. Drain it first")
     view = node_view(node, context.snapshot)
     context.send(RemoveNode(name), basis=basis)
     return view
 
 
 @router.post("/nodes/{name}:cordon", status_code=202)
+@requires(ADMIN)
 def cordon_node(name: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
-    """Nothing new is put on the node; what runs there stays."""
+    """Schedule nothing new on the node. Running jobs stay."""
     basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
     return _send_command(context, name, CordonNode(name), response, basis=basis)
 
 
 @router.post("/nodes/{name}:drain", status_code=202)
+@requires(ADMIN)
 def drain_node(name: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
     """Cordon the node and move its jobs away."""
     basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
@@ -91,8 +100,9 @@ def drain_node(name: str, context: ContextDep, response: Response, if_match: IfM
 
 
 @router.post("/nodes/{name}:uncordon", status_code=202)
+@requires(ADMIN)
 def uncordon_node(name: str, context: ContextDep, response: Response, if_match: IfMatchHeader = "") -> NodeView:
-    """Let the node take jobs again."""
+    """Allow scheduling on the node again."""
     basis = require_match(if_match, node_etag(context.node(name)), f"node {name}")
     return _send_command(context, name, UncordonNode(name), response, basis=basis)
 
@@ -109,12 +119,12 @@ def _node_response(context: RequestContext, node: Node, response: Response) -> N
     return context.redact(node_view(node, context.snapshot))
 
 
-def _refuse_other_shape(present: Node, wanted: Node) -> None:
-    """What a node is made of is fixed for as long as it is registered."""
-    differing = [field for field in _SHAPE_FIELDS if getattr(present, field) != getattr(wanted, field)]
+def _refuse_other_shape(existing: Node, requested: Node) -> None:
+    """Raise a 409 if the shape differs. The shape of a registered node is fixed."""
+    differing = [field for field in _SHAPE_FIELDS if getattr(existing, field) != getattr(requested, field)]
     if differing:
         refusals = [
-            InvalidField(field, getattr(wanted, field), f"{getattr(present, field)}, as it was registered")
+            InvalidField(field, getattr(requested, field), f"{getattr(existing, field)}, as it was registered")
             for field in differing
         ]
-        raise_conflict(f"node {present.name} is registered with another {', '.join(differing)}", *refusals)
+        raise_conflict(f"node {existing.name} is registered with another {', '.join(differing)}", *refusals)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with the problems, headers, tokens and examples that all routes share put in."""
+"""The OpenAPI document: FastAPI's, plus the problems, headers, authentication and examples that all routes share."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ from fastapi.openapi.utils import get_openapi
 from api.http.errors import FIELD_ERROR_SCHEMA, PROBLEM_SCHEMA, problem_responses
 
 PUBLIC_TAG = "service"
-"""What tells how the service itself fares asks for no token."""
+"""Operations with this tag need no token."""
 _COMMON_STATUSES = (400, 401, 403, 421, 429, 500, 503)
 _PUBLIC_STATUSES = (400, 421, 429, 500, 503)
 _WRITE_METHODS = ("post", "put", "patch")
 _TAG_DESCRIPTIONS = {
     "jobs": "Training jobs: submit, follow, change.",
     "fleet": "Pools and nodes, and the demand of inference.",
-    "queues": "Who pays for jobs, and how many GPUs that buys.",
-    "lending": "Inference nodes in training use.",
-    "record": "What happened and what was decided.",
-    "usage": "Who held how many GPU-seconds.",
+    "queues": "Queues of jobs with their guarantees, limits and weights.",
+    "lending": "Loans of inference nodes to training.",
+    "record": "Events, decisions and snapshots.",
+    "usage": "GPU-seconds by queue, owner, GPU model and time.",
     "webhooks": "Events sent to a URL.",
-    "simulations": "Traces played in the background, under one or more policy sets.",
-    "identity": "Who asks: tokens, and the log of what was asked for.",
-    "plans": "The solver, for any model on any GPUs.",
-    PUBLIC_TAG: "How the service itself fares.",
+    "simulations": "Simulations of job traces in the background, under one or more policy sets.",
+    "identity": "The caller's identity, API tokens and the audit log.",
+    "plans": "Parallel plans for any model on any GPUs.",
+    PUBLIC_TAG: "Health and metrics of the service.",
 }
 _BEARER_SCHEME = {
     "type": "http",
     "scheme": "bearer",
-    "description": "An API token, an OpenID Connect token, or the token that a worker or agent was started with.",
+    "description": "An API token, an OpenID Connect token, or the token of a worker or agent.",
 }
-_REQUEST_ID_HEADER = {"description": "Names the request in the log and in the audit log.", "schema": {"type": "string"}}
-_ETAG_HEADER = {"description": "Of what was asked for; goes into `If-Match`.", "schema": {"type": "string"}}
+_REQUEST_ID_HEADER = {
+    "description": "Identifies the request in the log and in the audit log.",
+    "schema": {"type": "string"},
+}
+_ETAG_HEADER = {"description": "The resource's ETag, to send as `If-Match`.", "schema": {"type": "string"}}
 _ETAG_SCHEMAS = ("JobView", "PoolView", "NodeView", "QueueView")
-"""Answers that come with an ETag."""
-_LOCATION_HEADER = {"description": "Path of what was made.", "schema": {"type": "string"}}
+"""Schemas of responses that carry an ETag."""
+_LOCATION_HEADER = {"description": "Path of the created resource.", "schema": {"type": "string"}}
 
 
 class OpenApiApp(FastAPI):
-    """An application whose /openapi.json is the whole document; it is made once."""
+    """An application that builds its complete OpenAPI document once, on first use."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -73,14 +76,14 @@ def _build_document(app: FastAPI) -> dict[str, Any]:
 
 
 def iterate_operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Each operation with its method and path."""
+    """Yield each operation with its method and path."""
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield method, path, operation
 
 
 def _add_problem_responses(operation: dict[str, Any], method: str, path: str) -> None:
-    """Those that follow from the operation's form."""
+    """Add the problems that follow from the operation's parameters, body and method."""
     statuses = list(_PUBLIC_STATUSES if PUBLIC_TAG in operation.get("tags", ()) else _COMMON_STATUSES)
     if "{" in path:
         statuses.append(404)
@@ -96,7 +99,7 @@ def _add_problem_responses(operation: dict[str, Any], method: str, path: str) ->
 
 
 def _add_headers(operation: dict[str, Any], method: str) -> None:
-    """What is gone once it is deleted has no tag any more; a job that is cancelled stays."""
+    """Add response headers. A deleted resource has no ETag; a cancelled job still exists and has one."""
     tagged = _ETAG_SCHEMAS if method != "delete" else _ETAG_SCHEMAS[:1]
     for status, response in operation["responses"].items():
         headers = response.setdefault("headers", {})
@@ -108,7 +111,7 @@ def _add_headers(operation: dict[str, Any], method: str) -> None:
 
 
 def _add_examples(operation: dict[str, Any]) -> None:
-    """By the name of the schema: what a noun looks like is the same wherever it is told or asked for."""
+    """Add examples by schema name, so that a noun looks the same in every request and response."""
     bodies = [operation.get("requestBody", {})]
     bodies += [response for status, response in operation["responses"].items() if status.startswith("2")]
     for body in bodies:
@@ -119,14 +122,14 @@ def _add_examples(operation: dict[str, Any]) -> None:
 
 
 def _schema_name(content: dict[str, Any]) -> str:
-    """The name of the schema that a body keeps to; empty where it has none of its own."""
+    """Return the name of the schema that a body refers to; empty if it has an inline schema."""
     name: str = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
     return name
 
 
 @cache
 def load_examples() -> dict[str, Any]:
-    """Documents by the name of their schema."""
+    """Return example documents by schema name."""
     found: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
     pages = {f"PageOf_{name}_": {"items": [document], "next": None} for name, document in found.items()}
     return {**pages, **found}

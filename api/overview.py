@@ -1,10 +1,4 @@
-"""The whole fleet at a glance as an answer: small enough to be asked for again and again.
-
-Glances: how the nodes stood at the generations that were asked about last, so that a page learns what changed.
-
-The whole fleet at a glance and who waits why, for the console and whoever wants to look without asking ten
-questions.
-"""
+"""The overview of the fleet and the list of pending jobs, for the console and other clients that poll."""
 
 from __future__ import annotations
 
@@ -22,6 +16,7 @@ from api.event_views import ReasonView, reason_view
 from api.explanations import PendingReasonCache
 from api.http.dependencies import ContextDep, ServiceDep, create_router
 from api.http.paging import AtSeconds
+from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
 from api.loans import SwitchesView, switches_view
 from api.pools import DemandView, ForecastView, demand_view, forecast_view
@@ -43,7 +38,7 @@ _USE_BY_LOAN_STATE: Mapping[LoanState, NodeUse] = {
 
 
 class NodeSummaryView(TypedDict):
-    """`held`: GPUs that jobs hold, `inference`: those that inference uses."""
+    """`held`: GPUs that jobs hold. `inference`: GPUs that inference uses."""
 
     name: str
     pool: str
@@ -54,8 +49,8 @@ class NodeSummaryView(TypedDict):
 
 
 class PoolSummaryView(TypedDict):
-    """`capacity_gpus` leaves out nodes that are down. `demand` and `forecast` are null for a training pool, and while
-    nothing is known. `headroom_gpus` and `quantile` are what the pool's owner keeps free of loans."""
+    """`capacity_gpus` excludes nodes that are down. `demand` and `forecast` are null for a training pool and before the
+    first reading. `headroom_gpus` and `quantile` are the reserve that the pool's owner keeps from lending."""
 
     name: str
     kind: PoolKind
@@ -69,7 +64,7 @@ class PoolSummaryView(TypedDict):
 
 
 class WaitingJobSummaryView(TypedDict):
-    """A job that waits for GPUs, `min_gpus` at the least."""
+    """A pending job, which needs at least `min_gpus`."""
 
     id: str
     name: str
@@ -81,8 +76,8 @@ class WaitingJobSummaryView(TypedDict):
 
 
 class WaitingJobView(WaitingJobSummaryView):
-    """`reason` is null for a job that has just come, or starts next. `position`: its place in line, from 1.
-    `expected_start_s`: null where nobody can tell."""
+    """`reason` is null for a new job and for one that starts next. `position`: its place in the queue, from 1.
+    `expected_start_s`: null if unknown."""
 
     reason: ReasonView | None
     position: int | None
@@ -90,7 +85,8 @@ class WaitingJobView(WaitingJobSummaryView):
 
 
 class WaitingView(TypedDict):
-    """`items`: those that have waited longest, as of `generation`. `reasons`: how many jobs wait, by reason."""
+    """`items`: the jobs that have waited longest, as of `generation`. `reasons`: the number of pending jobs per
+    reason."""
 
     generation: int
     reasons: dict[str, int]
@@ -98,11 +94,13 @@ class WaitingView(TypedDict):
 
 
 class OverviewView(TypedDict):
-    """The newest committed snapshot, without what waits in the inbox; `switches` are as they will be.
+    """The newest committed snapshot without the commands in the inbox; `switches` includes them.
 
-    `complete`: `nodes` are all nodes, else those that differ from the `generation` asked for, and `gone` have left
-    since. `jobs` counts live jobs by state, `loans` live loans. `waiting` are those that have waited longest, `queues`
-    those that one may read. `newest_event`: the number from which the stream of events goes on."""
+    `complete`: `nodes` has all nodes. Otherwise it has the nodes that changed since the requested `generation`, and
+    `gone` names the removed ones. `jobs` counts live jobs by state, `loans` live loans. `waiting` has the jobs that
+    have waited longest, `queues` the queues that the caller may read. `newest_event`: the number after which to follow
+    events.
+    """
 
     generation: int
     now_s: AtSeconds
@@ -132,7 +130,7 @@ def node_summary_view(node: Node, snapshot: Snapshot) -> NodeSummaryView:
 
 
 def pool_summary_view(pool: Pool, snapshot: Snapshot, sizes: list[int]) -> PoolSummaryView:
-    """`sizes`: the GPUs of each of its nodes."""
+    """`sizes`: the GPU counts of the pool's nodes."""
     reading, forecast = snapshot.demand.get(pool.name), snapshot.forecasts.get(pool.name)
     return {
         "name": pool.name,
@@ -188,7 +186,7 @@ NodeSummaries = Mapping[str, NodeSummaryView]
 
 @dataclass(frozen=True, slots=True)
 class NodeDelta:
-    """`complete`: `nodes` are all nodes; else those that differ, and `gone` are no more."""
+    """`complete`: `nodes` has all nodes. Otherwise it has the changed nodes, and `gone` names the removed ones."""
 
     nodes: list[NodeSummaryView]
     gone: list[str]
@@ -196,15 +194,17 @@ class NodeDelta:
 
 
 class NodeDeltas:
-    """Safe to use from several threads. A generation that was forgotten, or is another process's, costs a whole
-    answer and nothing else."""
+    """Keeps the node summaries of recent generations, to answer polling clients with changes only. Thread-safe.
+
+    For a generation that is unknown, or known to another process only, the response holds all nodes.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._nodes_by_generation: OrderedDict[int, NodeSummaries] = OrderedDict()
 
     def since(self, generation: int | None, snapshot: Snapshot) -> NodeDelta:
-        """What has changed in the nodes of a committed snapshot since `generation`."""
+        """Return the nodes that changed between `generation` and the committed snapshot."""
         with self._lock:
             nodes = self._nodes_by_generation.get(snapshot.generation)
             before = None if generation is None else self._nodes_by_generation.get(generation)
@@ -213,7 +213,7 @@ class NodeDeltas:
             self._remember(snapshot.generation, nodes)
         if before is None:
             return NodeDelta(list(nodes.values()), [], complete=True)
-        changed = [glance for name, glance in nodes.items() if before.get(name) != glance]
+        changed = [summary for name, summary in nodes.items() if before.get(name) != summary]
         return NodeDelta(changed, [name for name in before if name not in nodes], complete=False)
 
     def _remember(self, generation: int, nodes: NodeSummaries) -> None:
@@ -228,37 +228,40 @@ router = create_router("fleet")
 WAITING_JOBS_DEFAULT = 10
 GenerationParameter = Annotated[
     int | None,
-    Query(ge=0, lt=2**63, description="Of an earlier answer: only nodes that have changed since are told."),
+    Query(ge=0, lt=2**63, description="Of an earlier response. Only nodes that changed since are listed."),
 ]
 
 
 @router.get("/overview")
+@requires(VIEWER)
 def get_overview(
     context: ContextDep, service: ServiceDep, request: Request, generation: GenerationParameter = None
 ) -> OverviewView:
-    """Pools, nodes, queues, loans and live jobs as counts. With the `generation` of an earlier answer it tells of
-    nodes only what has changed since, where that is still known."""
-    snapshot, sight = context.committed, context.visibility
-    glances = request.app.state.glances
-    assert isinstance(glances, NodeDeltas)
-    changes = glances.since(generation, snapshot)
-    sees_all = sight.is_unrestricted
-    seen = [job for job in snapshot.jobs.values() if not job.is_ended and (sees_all or sight.can_see_job(job))]
+    """Summarize pools, nodes, queues, loans and live jobs. With the `generation` of an earlier response, `nodes` holds
+    only the nodes that changed since, if that generation is still cached."""
+    snapshot, visibility = context.committed, context.visibility
+    node_deltas = request.app.state.node_deltas
+    assert isinstance(node_deltas, NodeDeltas)
+    delta = node_deltas.since(generation, snapshot)
+    sees_all = visibility.is_unrestricted
+    visible_jobs = [
+        job for job in snapshot.jobs.values() if not job.is_ended and (sees_all or visibility.can_see_job(job))
+    ]
     uses = compute_queue_usage(snapshot)
     return {
         "generation": snapshot.generation,
         "now_s": context.now_s,
-        "complete": changes.complete,
+        "complete": delta.complete,
         "leader": service.has_leader,
         "pools": _pool_summaries(snapshot),
-        "nodes": changes.nodes,
-        "gone": changes.gone,
+        "nodes": delta.nodes,
+        "gone": delta.gone,
         "queues": [queue_view(use) for name, use in uses.items() if context.principal.has_role(Role.VIEWER, name)],
         "waiting": [
             waiting_job_summary_view(job)
-            for job in nsmallest(WAITING_JOBS_DEFAULT, filter(_is_waiting, seen), key=get_job_sort_key)
+            for job in nsmallest(WAITING_JOBS_DEFAULT, filter(_is_waiting, visible_jobs), key=get_job_sort_key)
         ],
-        "jobs": dict(Counter(job.state.value for job in seen)),
+        "jobs": dict(Counter(job.state.value for job in visible_jobs)),
         "loans": dict(Counter(loan.state.value for loan in snapshot.loans.values() if loan.is_live)),
         "switches": switches_view(context.snapshot),
         "newest_event": service.store.get_last_event_number(),
@@ -266,23 +269,24 @@ def get_overview(
 
 
 @router.get("/waiting")
+@requires(VIEWER)
 def list_waiting(
     context: ContextDep, request: Request, limit: Annotated[int, Query(ge=1, le=100)] = WAITING_JOBS_DEFAULT
 ) -> WaitingView:
-    """The jobs that have waited longest, each with the reason in words, and how many wait for which reason. It may be
-    of a state shortly before the newest."""
-    reasons = request.app.state.reasons
-    assert isinstance(reasons, PendingReasonCache)
-    told, sight = reasons.read(context.committed), context.visibility
+    """List the jobs that have waited longest, each with its reason, and the number of jobs per reason. The state may be
+    slightly older than the newest."""
+    cache = request.app.state.pending_reasons
+    assert isinstance(cache, PendingReasonCache)
+    pending, visibility = cache.read(context.committed), context.visibility
     waiting = [
         job
-        for job in told.snapshot.jobs.values()
-        if _is_waiting(job) and (sight.is_unrestricted or sight.can_see_job(job))
+        for job in pending.snapshot.jobs.values()
+        if _is_waiting(job) and (visibility.is_unrestricted or visibility.can_see_job(job))
     ]
     longest = nsmallest(limit, waiting, key=get_job_sort_key)
-    codes = (told.reasons[job.id].code.value for job in waiting if job.id in told.reasons)
-    items = [waiting_job_view(job, told.explain(job.id)) for job in longest]
-    view: WaitingView = {"generation": told.snapshot.generation, "reasons": dict(Counter(codes)), "items": items}
+    codes = (pending.reasons[job.id].code.value for job in waiting if job.id in pending.reasons)
+    items = [waiting_job_view(job, pending.explain(job.id)) for job in longest]
+    view: WaitingView = {"generation": pending.snapshot.generation, "reasons": dict(Counter(codes)), "items": items}
     return context.redact(view)
 
 

@@ -1,9 +1,4 @@
-"""Checks of names that only the solver knows: models, GPU models, profiles; and of what a queue takes.
-
-Plans as answers: the Plan JSON of the contract, and what solving one on request tells beside it.
-
-Plans: ask the solver about any model on any GPUs. Nothing is kept.
-"""
+"""Parallel plans: their JSON views, the endpoint that solves one on request, and checks of model and GPU names."""
 
 from __future__ import annotations
 
@@ -14,6 +9,7 @@ from typing_extensions import TypedDict
 
 from api.http.dependencies import Service, ServiceDep, create_router
 from api.http.errors import ProblemError, raise_conflict, raise_invalid_field
+from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
 from api.state import RequestContext
 from scheduler.documents.plan_request import PlanRequestDocument, to_gpu_shape
@@ -49,7 +45,7 @@ def check_model(name: str) -> None:
 
 
 def check_job(spec: JobSpec) -> None:
-    """Refuses a job that names a model, a GPU model or a profile that cannot be planned for."""
+    """Raise a 422 if the job names an unknown GPU model or model, or has an invalid profile."""
     if spec.gpu:
         check_gpu(spec.gpu)
     if spec.model:
@@ -57,18 +53,22 @@ def check_job(spec: JobSpec) -> None:
     if spec.profile_json:
         try:
             parse_model(spec.profile_json, spec.sequence_length)
-        except ProfileError as wrong:
-            raise_invalid_field("profile", None, str(wrong))
+        except ProfileError as error:
+            raise_invalid_field("profile", None, str(error))
 
 
 def check_queue(name: str, context: RequestContext, *, owner: str, undeclared_queues: str) -> None:
-    """Refuses a queue that nobody declared, where some are and `undeclared` is "refuse"; and one more waiting job of a
-    user who has as many there as the queue allows."""
+    """Check that the queue accepts a job of this owner.
+
+    Raises:
+        InvalidDocumentError: The queue is undeclared although others are declared, and `undeclared_queues` is "refuse".
+        ProblemError: 409 if the owner has as many jobs in the queue as it allows.
+    """
     queues = context.snapshot.queues
     if undeclared_queues == "refuse" and queues and name not in queues:
-        seen = sorted(each for each in queues if context.principal.has_role(Role.VIEWER, each))
+        visible = sorted(queue for queue in queues if context.principal.has_role(Role.VIEWER, queue))
         raise_invalid_field(
-            "queue", name, f"one of {', '.join(seen)}{suggest(name, seen)}" if seen else "one that an admin declared"
+            "queue", name, f"one of {', '.join(visible)}{suggest(name, visible)}" if visible else "a declared queue"
         )
     if why := user_job_limit_error(context.snapshot.jobs, queues.get(name), owner):
         raise_conflict(why)
@@ -85,7 +85,7 @@ class ScheduleView(TypedDict):
 
 
 class StrategyView(TypedDict):
-    """How `layers` consecutive layers are spread: tp x dp x ulysses x ring is the number of GPUs of the stage."""
+    """How `layers` consecutive layers are sharded. tp x dp x ulysses x ring equals the number of GPUs of the stage."""
 
     layers: int
     tp: int
@@ -101,7 +101,7 @@ class StrategyView(TypedDict):
 
 
 class StageView(TypedDict):
-    """Layers `first_layer` to `last_layer`, both counted, on `gpus` GPUs of model `gpu`."""
+    """Layers `first_layer` to `last_layer`, inclusive, on `gpus` GPUs of model `gpu`."""
 
     first_layer: int
     last_layer: int
@@ -124,13 +124,13 @@ class PlanView(TypedDict):
 
 
 class AlternativePlanView(PlanView):
-    """`slower_ratio`: by which part of the best plan's time a step takes longer."""
+    """`slower_ratio`: how much longer a step takes than with the best plan, as a fraction."""
 
     slower_ratio: float
 
 
 class DeviceView(TypedDict):
-    """How one device of the pipeline spends a step; the parts and `idle_s` add up to it."""
+    """How one device of the pipeline spends a step. The parts and `idle_s` add up to the step time."""
 
     gpu: str
     gpus: int
@@ -157,15 +157,15 @@ class InspectionView(TypedDict):
 
 
 class JobPlanView(PlanView):
-    """`inspection` is null for a job without a model, for one that has left the plan's GPUs, and where what was learnt
-    of the job since (its memory, its frozen layers) has made the plan none that the solver would give."""
+    """`inspection` is null for a job without a model, after it has left the plan's GPUs, or if the solver would no
+    longer accept the plan with what it has learnt since (memory, frozen layers)."""
 
     inspection: InspectionView | None
 
 
 class SolvedPlanView(PlanView):
-    """`whole`: the best plan that leaves no GPU out, where this one does; `remark` says so. `candidates`: how many
-    strategies were looked at."""
+    """`whole`: the best plan that uses all GPUs, if this one leaves some out; `remark` explains. `candidates`: number
+    of strategies examined."""
 
     inspection: InspectionView
     runners_up: list[AlternativePlanView]
@@ -180,8 +180,8 @@ def plan_view(plan: ParallelPlan) -> PlanView:
 
 
 def job_plan_view(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> JobPlanView:
-    found = _inspect_plan(job, snapshot, plan)
-    return cast("JobPlanView", {**plan_to_json(plan), "inspection": asdict(found) if found else None})
+    inspection = _inspect_plan(job, snapshot, plan)
+    return cast("JobPlanView", {**plan_to_json(plan), "inspection": asdict(inspection) if inspection else None})
 
 
 def _inspect_plan(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> Inspection | None:
@@ -197,20 +197,21 @@ def _inspect_plan(job: Job, snapshot: Snapshot, plan: ParallelPlan) -> Inspectio
 def solved_plan_view(
     outcome: SearchOutcome, plan: ParallelPlan, request: SolveRequest, search_time_s: float
 ) -> SolvedPlanView:
-    told = {"search_time_s": search_time_s, "candidates": outcome.stats.candidates}
-    return cast("SolvedPlanView", {**search_outcome_to_json(outcome, plan, request), **told})
+    statistics = {"search_time_s": search_time_s, "candidates": outcome.stats.candidates}
+    return cast("SolvedPlanView", {**search_outcome_to_json(outcome, plan, request), **statistics})
 
 
 router = create_router("plans")
 
 
 @router.post("/plans")
+@requires(VIEWER)
 def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlanView:
-    """The fastest plan (Plan JSON), with `search_time_s` and how many `candidates` were looked at.
+    """Solve for the fastest plan, with `search_time_s` and the number of `candidates` examined.
 
-    Beside it: `inspection` (how each device spends the step, its memory and what bounds it), `runners_up` (as many as
-    `alternatives` asks for), and for two GPU models a `remark` where mixing them does not pay, with the best plan that
-    uses the `whole` shape. Where no plan fits, the problem names the constraint that binds.
+    `inspection` shows how each device spends the step, its memory and its bottleneck. `runners_up` has as many plans as
+    `alternatives` asks for. With two GPU models, `remark` says if mixing them does not pay, and `whole` is the best
+    plan that uses the whole shape. If no plan is feasible, the problem names the binding constraint.
     """
     request = _to_solve_request(document)
     outcome, search_time_s = _search_plans(request, document, service)
@@ -222,8 +223,8 @@ def solve_plan(document: PlanRequestDocument, service: ServiceDep) -> SolvedPlan
 def _search_plans(
     request: SolveRequest, document: PlanRequestDocument, service: Service
 ) -> tuple[SearchOutcome, float]:
-    """The outcome and the seconds it took, or a 429 problem while too many searches run."""
-    with service.acquire_search("other plans are being solved"):
+    """Return the outcome and the search time in seconds. Raises a 429 while too many searches run."""
+    with service.acquire_search("too many plans are being solved"):
         started_s = service.clock.elapsed_s()
         outcome = search_plan(request, tolerance=document.tolerance, runners_up=document.alternatives)
         return outcome, service.clock.elapsed_s() - started_s
@@ -236,11 +237,13 @@ def _to_solve_request(document: PlanRequestDocument) -> SolveRequest:
     hardware = tuple(load_gpu(gpu) for gpu in dict.fromkeys(group.gpu for group in shape.groups))
     largest, memory_bytes = max(hardware, key=lambda profile: profile.memory_bytes), document.memory or 0
     if memory_bytes > largest.memory_bytes:
-        raise_invalid_field("memory", memory_bytes, f"at most what a {largest.gpu} has, {largest.memory_bytes} bytes")
+        raise_invalid_field(
+            "memory", memory_bytes, f"at most {largest.memory_bytes} bytes, the memory of a {largest.gpu}"
+        )
     try:
         return SolveRequest(_model_with_frozen_layers(document), hardware, shape, document.global_batch, memory_bytes)
-    except RequestError as wrong:
-        return raise_invalid_field("document", None, str(wrong))
+    except RequestError as error:
+        return raise_invalid_field("document", None, str(error))
 
 
 def _model_with_frozen_layers(document: PlanRequestDocument) -> ModelProfile:
@@ -257,7 +260,7 @@ def _load_model_profile(document: PlanRequestDocument) -> ModelProfile:
             return parse_model(document.profile_json, sequence_length)
         check_model(document.model)
         return load_model(document.model, sequence_length)
-    except ProfileError as wrong:
+    except ProfileError as error:
         return raise_invalid_field(
-            "profile" if document.profile_json else "sequenceLength", sequence_length or None, str(wrong)
+            "profile" if document.profile_json else "sequenceLength", sequence_length or None, str(error)
         )

@@ -1,9 +1,4 @@
-"""Pools, nodes and demand as answers.
-
-Pools: create, list, look at, change what may be lent, delete.
-
-Demand and forecast of an inference pool.
-"""
+"""Pools with their nodes' views, inference demand and forecasts."""
 
 from __future__ import annotations
 
@@ -19,6 +14,7 @@ from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_invalid_field
 from api.http.paging import AtSeconds, CursorParameter, PageOf, page_by_name
+from api.identity.authorization import ADMIN, VIEWER, requires
 from api.loans import LoanView, loan_view
 from api.state import RequestContext
 from scheduler.documents import fleet
@@ -39,7 +35,7 @@ class BlackoutView(TypedDict):
 
 
 class LendingPolicyView(TypedDict):
-    """What the pool's owner allows; see the request's schema."""
+    """The lending policy of the pool's owner. The request schema describes the fields."""
 
     enabled: bool
     quantile: float
@@ -54,7 +50,7 @@ class LendingPolicyView(TypedDict):
 
 
 class DemandView(TypedDict):
-    """`asked_gpus` is what was told, `gpus` the same cut to the pool's capacity."""
+    """`asked_gpus`: the reported demand. `gpus`: the same, limited to the pool's capacity."""
 
     at_s: AtSeconds
     gpus: float
@@ -75,8 +71,8 @@ class DemandHistoryView(TypedDict):
 
 
 class ForecastView(TypedDict):
-    """`gpus[i]`: the most that the pool needs within `horizon_s`, with probability `quantiles[i]`. `lasting_gpus` are
-    the same over the shortest loan that is worth making, empty where the horizon covers it."""
+    """`gpus[i]`: the most GPUs that the pool needs within `horizon_s`, with probability `quantiles[i]`. `lasting_gpus`:
+    the same over the shortest worthwhile loan; empty if the horizon covers it."""
 
     made_at_s: AtSeconds
     horizon_s: float
@@ -87,15 +83,14 @@ class ForecastView(TypedDict):
 
 
 class PoolForecastView(TypedDict):
-    """`forecast` is null while there are too few readings for one."""
+    """`forecast` is null while there are too few readings."""
 
     pool: str
     forecast: ForecastView | None
 
 
 class PoolView(TypedDict):
-    """`capacity_gpus` leaves out nodes that are down. `lending`, `lent_nodes` and `demand` are those of an inference
-    pool."""
+    """`capacity_gpus` excludes nodes that are down. Only inference pools have `lending`, `lent_nodes` and `demand`."""
 
     name: str
     kind: PoolKind
@@ -108,8 +103,8 @@ class PoolView(TypedDict):
 
 
 class NodeView(TypedDict):
-    """`jobs` are the GPUs in use by job id, those being left included. `inference_gpus` are used by inference,
-    `other_gpus` by others that are neither inference nor jobs."""
+    """`jobs`: indices of held GPUs by job id, including GPUs being released. `inference_gpus`: GPUs used by inference.
+    `other_gpus`: GPUs used by anything else outside Ebbtide."""
 
     name: str
     pool: str
@@ -181,54 +176,60 @@ router = create_router("fleet")
 
 
 class PoolChange(Document):
-    """Fields of `lending` that are left out stay as they are."""
+    """A change of the lending policy. Fields that are left out stay as they are."""
 
     lending: LendingDocument
 
 
 @router.post("/pools", status_code=201, responses=problem_responses(409))
+@requires(ADMIN)
 def create_pool(document: PoolDocument, context: ContextDep, response: Response) -> PoolView:
-    """Create a pool. The same pool again answers 200 and changes nothing; another of its name is refused."""
+    """Create a pool. Repeating the request returns 200 and changes nothing; a different pool of that name is a
+    conflict."""
     pool = fleet.to_pool(document)
-    present = context.snapshot.pools.get(pool.name)
-    if present is not None:
-        _refuse_difference(present, pool)
+    existing = context.snapshot.pools.get(pool.name)
+    if existing is not None:
+        _refuse_difference(existing, pool)
         response.status_code = 200
-        return _pool_response(context, present, response)
+        return _pool_response(context, existing, response)
     after = context.send(CreatePool(pool))
     response.headers["Location"] = f"/v1/pools/{pool.name}"
     return _pool_response(after, pool, response)
 
 
 @router.get("/pools")
+@requires(VIEWER)
 def list_pools(context: ContextDep, limit: LimitParameter = 100, cursor: CursorParameter = "") -> PageOf[PoolView]:
-    """All pools, by name."""
+    """List all pools, by name."""
     pools = context.snapshot.pools
     return page_by_name("pools", pools, lambda pool: pool_view(pool, context.snapshot), cursor=cursor, limit=limit)
 
 
 @router.get("/pools/{name}")
+@requires(VIEWER)
 def get_pool(name: str, context: ContextDep, response: Response) -> PoolView:
-    """A pool with its capacity and, for inference, its lending policy and demand."""
+    """Return a pool with its capacity and, for inference, its lending policy and demand."""
     return _pool_response(context, context.pool(name), response)
 
 
 @router.patch("/pools/{name}", status_code=202, responses=problem_responses(409))
+@requires(ADMIN)
 def change_pool(
     name: str, change: PoolChange, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
 ) -> PoolView:
-    """Change what the pool's owner allows. Loans that are no longer allowed are recalled."""
+    """Change the lending policy. Loans that it no longer allows are recalled."""
     pool = context.pool(name)
     basis = require_match(if_match, pool_etag(pool), f"pool {name}")
     if pool.kind is PoolKind.TRAINING:
-        raise_conflict(f"pool {name} is of kind training: it lends nothing")
-    wanted = fleet.to_lending_policy(change.lending)
-    given = {field: getattr(wanted, field) for field in change.lending.model_fields_set}
+        raise_conflict(f"pool {name} is a training pool. Only inference pools have a lending policy")
+    requested = fleet.to_lending_policy(change.lending)
+    given = {field: getattr(requested, field) for field in change.lending.model_fields_set}
     after = context.send(SetLendingPolicy(name, replace(pool.lending, **given)), basis=basis)
     return _pool_response(after, after.snapshot.pools[name], response)
 
 
 @router.delete("/pools/{name}", status_code=202, responses=problem_responses(409))
+@requires(ADMIN)
 def delete_pool(name: str, context: ContextDep, if_match: IfMatchHeader = "") -> PoolView:
     """Delete an empty pool."""
     pool = context.pool(name)
@@ -236,10 +237,12 @@ def delete_pool(name: str, context: ContextDep, if_match: IfMatchHeader = "") ->
     nodes = [node for node in context.snapshot.nodes.values() if node.pool == name]
     lent = sorted(node.name for node in nodes if context.snapshot.is_lent(node))
     if lent:
-        raise_conflict(f"pool {name} has nodes lent: {', '.join(lent[:10])}; recall them, then remove its nodes first")
+        raise_conflict(
+            f"pool {name} has lent nodes: {', '.join(lent[:10])}. Recall the loans and remove the nodes first"
+        )
     if nodes:
         names = ", ".join(sorted(node.name for node in nodes)[:10])
-        raise_conflict(f"pool {name} still has {len(nodes)} node{'s' * (len(nodes) > 1)}: {names}; remove them first")
+        raise_conflict(f"pool {name} still has {len(nodes)} node{'s' * (len(nodes) > 1)}: {names}. Remove them first")
     context.send(DeletePool(name), basis=basis)
     return pool_view(pool, context.snapshot)
 
@@ -249,12 +252,12 @@ def _pool_response(context: RequestContext, pool: Pool, response: Response) -> P
     return pool_view(pool, context.snapshot)
 
 
-def _refuse_difference(present: Pool, wanted: Pool) -> None:
-    if present == wanted:
+def _refuse_difference(existing: Pool, requested: Pool) -> None:
+    if existing == requested:
         return
-    field = "kind" if present.kind is not wanted.kind else "lending"
-    value, allowed = encode(getattr(wanted, field)), encode(getattr(present, field))
-    detail = f"pool {present.name} exists with another {field}"
+    field = "kind" if existing.kind is not requested.kind else "lending"
+    value, allowed = encode(getattr(requested, field)), encode(getattr(existing, field))
+    detail = f"pool {existing.name} exists with another {field}"
     raise_conflict(detail, InvalidField(field, str(value), f"{allowed}, as it was created"))
 
 
@@ -265,15 +268,17 @@ FUTURE_S_MAX = 60.0
 
 
 class DemandReport(Document):
-    """`gpus` the pool's inference needs from `at` on: seconds since 1970 (UTC), now when it is left out."""
+    """`gpus`: what the pool's inference needs from time `at` on, in seconds since 1970 (UTC). `at` defaults to now."""
 
     gpus: Annotated[float, Field(strict=True, ge=0, le=GPUS_MAX)]
     at: Annotated[float, Field(strict=True, ge=0)] | None = None
 
 
 @demand_router.post("/pools/{name}/demand", status_code=202, responses=problem_responses(409))
+@requires(ADMIN)
 def report_demand(name: str, report: DemandReport, context: ContextDep) -> PoolDemandView:
-    """Demand above the pool's capacity is accepted; it counts as the capacity, and recalls every loan."""
+    """Report the demand of the pool's inference. Demand above the capacity counts as the capacity and recalls every
+    loan."""
     _require_inference_pool(context, name)
     at_s = _reading_time_s(report, context, name)
     after = context.send(ReportDemand(name, report.gpus), at_s=at_s)
@@ -282,12 +287,13 @@ def report_demand(name: str, report: DemandReport, context: ContextDep) -> PoolD
 
 
 @demand_router.get("/pools/{name}/demand", responses=problem_responses(409))
+@requires(VIEWER)
 def get_demand(
     name: str,
     context: ContextDep,
-    since_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False, description="Default: a day ago.")] = None,
+    since_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False, description="Default: one day ago.")] = None,
 ) -> DemandHistoryView:
-    """The latest demand and the recorded readings."""
+    """Return the latest demand and the recorded readings."""
     _require_inference_pool(context, name)
     latest = context.snapshot.demand.get(name)
     readings = context.store.list_readings(name, since_s=context.now_s - DAY_S if since_s is None else since_s)
@@ -300,8 +306,9 @@ def get_demand(
 
 
 @demand_router.get("/pools/{name}/forecast", responses=problem_responses(409))
+@requires(VIEWER)
 def get_forecast(name: str, context: ContextDep) -> PoolForecastView:
-    """The newest forecast; null while there are too few readings for one."""
+    """Return the newest forecast; null while there are too few readings."""
     _require_inference_pool(context, name)
     forecast = context.snapshot.forecasts.get(name)
     return {"pool": name, "forecast": forecast_view(forecast) if forecast else None}
@@ -309,17 +316,17 @@ def get_forecast(name: str, context: ContextDep) -> PoolForecastView:
 
 def _require_inference_pool(context: RequestContext, name: str) -> None:
     if context.pool(name).kind is not PoolKind.INFERENCE:
-        raise_conflict(f"pool {name} is of kind training: only an inference pool has a demand")
+        raise_conflict(f"pool {name} is a training pool. Only inference pools have demand")
 
 
 def _reading_time_s(report: DemandReport, context: RequestContext, name: str) -> float:
-    """Readings come in order of time, and not from the future."""
+    """Return the time of the reading. Readings must be in order of time and not in the future."""
     if report.at is None:
         return context.now_s
     latest = context.snapshot.demand.get(name)
     earliest_s = latest.at_s if latest else -math.inf
     if report.at > context.now_s + FUTURE_S_MAX:
-        raise_invalid_field("at", report.at, f"at most now, which is {context.now_s:.3f}")
+        raise_invalid_field("at", report.at, f"at most the current time, {context.now_s:.3f}")
     if report.at < earliest_s:
         raise_invalid_field("at", report.at, f"at least the time of the latest reading, {earliest_s:.3f}")
     return report.at

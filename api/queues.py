@@ -1,7 +1,4 @@
-"""Queues as answers.
-
-Queues: declare, list, look at, change, delete.
-"""
+"""Queues: create, list, get, change, delete."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from api.http.conditional_requests import IfMatchHeader, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, create_router
 from api.http.errors import problem_responses, raise_conflict, raise_not_found
 from api.http.paging import CursorParameter, PageOf, page_by_name
+from api.identity.authorization import ADMIN, QUEUE_ADMIN, VIEWER, requires
 from api.identity.principals import Role
 from api.state import RequestContext
-from scheduler.documents import fleet
 from scheduler.documents.document import InvalidField
-from scheduler.documents.fleet import QueueDocument, QuotaDocument
+from scheduler.documents.queue import QueueDocument, QuotaDocument, apply_queue_change, to_job_queue
 from scheduler.domain.commands import ChangeQueue, CreateQueue, DeleteQueue
 from scheduler.domain.job_queue import JobQueue
 from scheduler.scheduling.policies.quota import QueueUsage, compute_queue_usage
@@ -28,7 +25,8 @@ from scheduler.scheduling.preconditions import queue_etag
 
 
 class QueueView(TypedDict):
-    """`own_gpus` and `borrowed_gpus` are parts of `used_gpus`; `waiting_gpus` are the minimums of waiting jobs."""
+    """A queue with its usage. `own_gpus` + `borrowed_gpus` = `used_gpus`. `waiting_gpus`: sum of the minimums of
+    pending jobs."""
 
     name: str
     guaranteed_gpus: int
@@ -69,12 +67,14 @@ router = create_router("queues")
 
 
 @router.post("/queues", status_code=201, responses=problem_responses(409))
+@requires(ADMIN)
 def create_queue(document: QueueDocument, context: ContextDep, response: Response) -> QueueView:
-    """Declare a queue. The same queue again answers 200 and changes nothing; another of its name is refused."""
-    queue = fleet.to_job_queue(document)
-    present = context.snapshot.queues.get(queue.name)
-    if present is not None:
-        _refuse_difference(present, queue)
+    """Declare a queue. Repeating the request returns 200 and changes nothing; a different queue of that name is a
+    conflict."""
+    queue = to_job_queue(document)
+    existing = context.snapshot.queues.get(queue.name)
+    if existing is not None:
+        _refuse_difference(existing, queue)
         response.status_code = 200
         return _queue_response(context, queue.name, response)
     response.headers["Location"] = f"/v1/queues/{queue.name}"
@@ -82,8 +82,9 @@ def create_queue(document: QueueDocument, context: ContextDep, response: Respons
 
 
 @router.get("/queues")
+@requires(VIEWER)
 def list_queues(context: ContextDep, limit: LimitParameter = 100, cursor: CursorParameter = "") -> PageOf[QueueView]:
-    """The declared queues, and those that live jobs name, by name; of them those that one may read."""
+    """List declared queues and queues that live jobs name, by name. Callers see only queues they may read."""
     return page_by_name(
         "queues",
         _visible_queues(context, compute_queue_usage(context.snapshot)),
@@ -94,25 +95,28 @@ def list_queues(context: ContextDep, limit: LimitParameter = 100, cursor: Cursor
 
 
 @router.get("/queues/{name}")
+@requires(VIEWER)
 def get_queue(name: str, context: ContextDep, response: Response) -> QueueView:
-    """What the queue is given, and what it uses, borrows and waits for."""
+    """Return the queue's quota, and its used, borrowed and pending GPUs."""
     return _queue_response(context, name, response)
 
 
 @router.patch("/queues/{name}", status_code=202)
+@requires(QUEUE_ADMIN)
 def change_queue(
     name: str, change: QuotaDocument, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
 ) -> QueueView:
-    """Change what is given; a limit of null is none. A lower limit stops growth and starts, and ends nothing."""
+    """Change the quota; null removes a limit. A lower limit stops starts and growth but ends no job."""
     queue = _declared_queue(context, name)
     basis = require_match(if_match, queue_etag(queue), f"queue {name}")
-    changed = fleet.apply_queue_change(queue, change)
+    changed = apply_queue_change(queue, change)
     return _queue_response(context.send(ChangeQueue(changed), basis=basis), name, response)
 
 
 @router.delete("/queues/{name}", status_code=202)
+@requires(ADMIN)
 def delete_queue(name: str, context: ContextDep, if_match: IfMatchHeader = "") -> QueueView:
-    """Take the declaration back. The queue's jobs stay, without guarantee and without limit."""
+    """Delete the declaration. The queue's jobs stay, without guarantee and limit."""
     basis = require_match(if_match, queue_etag(_declared_queue(context, name)), f"queue {name}")
     view = _visible_queue_view(context, name)
     context.send(DeleteQueue(name), basis=basis)
@@ -140,12 +144,12 @@ def _visible_queue_view(context: RequestContext, name: str) -> QueueView:
     return queue_view(use) if use is not None else raise_not_found("queue", name, uses)
 
 
-def _refuse_difference(present: JobQueue, wanted: JobQueue) -> None:
+def _refuse_difference(existing: JobQueue, requested: JobQueue) -> None:
     refusals = [
-        InvalidField(field.name, getattr(wanted, field.name), f"{getattr(present, field.name)}, as it was declared")
+        InvalidField(field.name, getattr(requested, field.name), f"{getattr(existing, field.name)}, as it was declared")
         for field in fields(JobQueue)
-        if getattr(present, field.name) != getattr(wanted, field.name)
+        if getattr(existing, field.name) != getattr(requested, field.name)
     ]
     if refusals:
         names = ", ".join(refusal.field for refusal in refusals)
-        raise_conflict(f"queue {present.name} is declared with another {names}; change it with PATCH", *refusals)
+        raise_conflict(f"queue {existing.name} exists with another {names}. Change it with PATCH", *refusals)

@@ -1,7 +1,4 @@
-"""What the API tells of simulations.
-
-Simulations: hand in a trace, watch it being played, get the report. Each for whoever handed it in, and admins.
-"""
+"""Simulations: submit a trace, follow its progress, get the report. Owners see their own simulations, admins all."""
 
 from __future__ import annotations
 
@@ -14,9 +11,10 @@ from fastapi import Depends, Response
 from typing_extensions import TypedDict
 
 from api.http.conditional_requests import IdempotencyKeyHeader, build_creation_key, create_once
-from api.http.dependencies import LimitParameter, PrincipalDep, Service, ServiceDep, SqlStoreDep, create_router
+from api.http.dependencies import LimitParameter, PrincipalDep, Service, ServiceDep, StoreDep, create_router
 from api.http.errors import ProblemError, problem_responses, raise_conflict, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_number_cursor, encode_cursor
+from api.identity.authorization import SUBMITTER, RouteRule, requires
 from api.identity.principals import Principal, Role
 from scheduler.documents.document import InvalidField
 from scheduler.documents.simulation import SimulationDocument, to_simulation_files
@@ -25,7 +23,7 @@ from scheduler.simulator.simulation_process import validate_input_files
 
 
 class SimulationProgressView(TypedDict):
-    """Jobs that have ended, over all policy sets. `playing` is the policy set that is played now, empty: none is."""
+    """Ended jobs over all policy sets. `playing` is the policy set being simulated, empty if none is."""
 
     fraction: float
     jobs_done: int
@@ -34,7 +32,7 @@ class SimulationProgressView(TypedDict):
 
 
 class SimulationView(TypedDict):
-    """`state`: queued, running, succeeded, failed or cancelled. `reason` says why it failed, or waits again."""
+    """`state`: queued, running, succeeded, failed or cancelled. `reason`: why it failed or was queued again."""
 
     id: str
     owner: str
@@ -73,7 +71,7 @@ def simulation_view(task: SimulationTask) -> SimulationView:
 router = create_router("simulations", prefix="/v1/simulations")
 
 LIVE_SIMULATIONS_MAX = 50
-"""Simulations of one owner that have not ended."""
+"""Unfinished simulations per owner."""
 _FILE_ERROR_PATTERN = re.compile(r"(?P<where>.+?): got '?(?P<value>.*?)'?; allowed: (?P<allowed>.+)", re.DOTALL)
 
 
@@ -85,7 +83,7 @@ _REPORT_RESPONSE: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _visible_task(simulation_id: str, store: SqlStoreDep, principal: PrincipalDep) -> SimulationTask:
+def _visible_task(simulation_id: str, store: StoreDep, principal: PrincipalDep) -> SimulationTask:
     found = store.simulations.get_task(simulation_id)
     if found is None or not (found.owner == principal.name or principal.has_role(Role.ADMIN)):
         raise_not_found("simulation", simulation_id)
@@ -96,70 +94,73 @@ TaskDep = Annotated[SimulationTask, Depends(_visible_task)]
 
 
 @router.post("", status_code=202, responses=problem_responses(409))
+@requires(RouteRule(role=Role.SUBMITTER, body_setting="simulation_body_bytes"))
 def create_simulation(
     document: SimulationDocument,
     service: ServiceDep,
-    store: SqlStoreDep,
+    store: StoreDep,
     principal: PrincipalDep,
     response: Response,
     *,
     key: IdempotencyKeyHeader = "",
 ) -> SimulationView:
-    """Hand in what `ebbtide simulate` takes as files. All is read and checked at once, and played in the background.
-    With an `Idempotency-Key`, asking again is safe: the answer is what the first request handed in, as it is now."""
+    """Submit the files of `ebbtide simulate`. They are checked at once and simulated in the background. With an
+    `Idempotency-Key`, a retry returns the simulation of the first request in its current state."""
     if not principal.has_role_anywhere(Role.SUBMITTER):
-        raise ProblemError(403, "forbidden", "a simulation needs the role submitter, of any queue")
-    kept = build_creation_key(key, principal, "simulation", document)
+        raise ProblemError(403, "forbidden", "a simulation needs the role submitter on any queue")
+    creation_key = build_creation_key(key, principal, "simulation", document)
 
-    def make() -> SimulationTask:
+    def create() -> SimulationTask:
         if store.simulations.count_live_tasks(principal.name) >= LIVE_SIMULATIONS_MAX:
-            raise_conflict(
-                f"{LIVE_SIMULATIONS_MAX} simulations of {principal.name} have not ended: cancel one, or wait"
-            )
+            raise_conflict(f"{LIVE_SIMULATIONS_MAX} simulations of {principal.name} are unfinished. Cancel one or wait")
         files = to_simulation_files(document)
         task = _new_task(document, principal, service, jobs=_count_jobs(files, document.policies, service))
-        store.simulations.create(task, files, kept)
+        store.simulations.create(task, files, creation_key)
         return task
 
-    task = create_once(store, kept, make, store.simulations.get_task)
+    task = create_once(store, creation_key, create, store.simulations.get_task)
     response.headers["Location"] = f"/v1/simulations/{task.id}"
     return simulation_view(task)
 
 
 @router.get("")
+@requires(SUBMITTER)
 def list_simulations(
-    store: SqlStoreDep, principal: PrincipalDep, limit: LimitParameter = 100, cursor: CursorParameter = ""
+    store: StoreDep, principal: PrincipalDep, limit: LimitParameter = 100, cursor: CursorParameter = ""
 ) -> PageOf[SimulationView]:
-    """One's own simulations, for an admin all, newest first. `next` is the cursor of the following page."""
+    """List the caller's simulations, newest first; admins see all. `next` is the cursor of the following page."""
     owner = "" if principal.has_role(Role.ADMIN) else principal.name
     before = decode_number_cursor(cursor, "simulations")
     found = store.simulations.list_tasks(limit=limit + 1, before=before, owner=owner)
-    following = encode_cursor("simulations", found[limit - 1].number) if len(found) > limit else None
-    return {"items": [simulation_view(each) for each in found[:limit]], "next": following}
+    next_cursor = encode_cursor("simulations", found[limit - 1].number) if len(found) > limit else None
+    return {"items": [simulation_view(task) for task in found[:limit]], "next": next_cursor}
 
 
 @router.get("/{simulation_id}")
+@requires(SUBMITTER)
 def get_simulation(task: TaskDep) -> SimulationView:
-    """A simulation: its state, and how far it is."""
+    """Return a simulation with its progress."""
     return simulation_view(task)
 
 
 @router.get("/{simulation_id}/report", responses={**problem_responses(409), **_REPORT_RESPONSE})
-def get_simulation_report(task: TaskDep, store: SqlStoreDep) -> dict[str, Any]:
-    """What `ebbtide simulate -o json` prints; 409 where it has not succeeded (yet)."""
+@requires(SUBMITTER)
+def get_simulation_report(task: TaskDep, store: StoreDep) -> dict[str, Any]:
+    """Return what `ebbtide simulate -o json` prints, or 409 unless the simulation has succeeded."""
     report = store.simulations.get_report(task.id)
     if report is None:
-        said = f": {task.reason}" if task.state is TaskState.FAILED else ""
-        raise_conflict(f"simulation {task.id} is {task.state}{said}; only one that succeeded has a report")
+        reason = f": {task.reason}" if task.state is TaskState.FAILED else ""
+        raise_conflict(f"simulation {task.id} is {task.state}{reason}. Only a succeeded simulation has a report")
     return report
 
 
 @router.delete("/{simulation_id}", status_code=202, responses=problem_responses(409))
-def cancel_simulation(task: TaskDep, service: ServiceDep, store: SqlStoreDep) -> SimulationView:
-    """Cancel it: its process is killed within a second or two. Cancelling again changes nothing."""
+@requires(SUBMITTER)
+def cancel_simulation(task: TaskDep, service: ServiceDep, store: StoreDep) -> SimulationView:
+    """Cancel a simulation; its process is killed within two seconds. Cancelling again changes nothing."""
     after = store.simulations.cancel(task.id, now_s=service.clock.now_s()) or raise_not_found("simulation", task.id)
     if after.state is not TaskState.CANCELLED:
-        raise_conflict(f"simulation {task.id} has ended: it {after.state}")
+        raise_conflict(f"simulation {task.id} has ended ({after.state}) and cannot be cancelled")
     return simulation_view(after)
 
 
@@ -175,11 +176,15 @@ def _new_task(document: SimulationDocument, principal: Principal, service: Servi
 
 
 def _count_jobs(files: SimulationFiles, policies: list[str], service: Service) -> int:
-    """How many jobs there are, or a problem: 422, or 429 while too many others are checked or solved."""
+    """Check the files and return the number of jobs.
+
+    Raises:
+        ProblemError: 422 for invalid files, 429 while too many searches or checks run.
+    """
     try:
-        with service.acquire_search("others are being read"):
+        with service.acquire_search("too many simulations are being checked"):
             return validate_input_files(files, policies)
-    except ValueError as wrong:
-        told = _FILE_ERROR_PATTERN.fullmatch(str(wrong))
-        refused = (InvalidField(told["where"], told["value"], told["allowed"]),) if told else ()
-        raise ProblemError(422, "invalid-input", str(wrong), refused) from None
+    except ValueError as error:
+        match = _FILE_ERROR_PATTERN.fullmatch(str(error))
+        invalid_fields = (InvalidField(match["where"], match["value"], match["allowed"]),) if match else ()
+        raise ProblemError(422, "invalid-input", str(error), invalid_fields) from None

@@ -1,14 +1,7 @@
-"""Present: the state as of now, kept up in one process for all of its requests.
+"""The state as one request sees it, and the only way in which a request changes it.
 
-A request sees whatever was committed or sent before it came, through whichever process: each asks the database. But it
-shares the asking with others that came meanwhile, and only what is new is read, decoded and obeyed.
-
-Verdict: whether a command with a precondition, once sent, was refused after all because somebody was faster.
-
-What the asker saw fitted, or the command would not have been sent; others may have sent theirs meanwhile, through this
-process or another. So the inbox is looked at again, in its order, and where a tick was here already, what that told.
-
-World: the state as one request sees it, and the only way in which a request asks for a change.
+`StateReader` shares reads of the database between concurrent requests. `RequestContext` gives an endpoint the snapshot,
+lookups that respect visibility, and `send`, which puts a command into the inbox.
 """
 
 from __future__ import annotations
@@ -30,14 +23,14 @@ from scheduler.domain.fleet import Node, Pool
 from scheduler.domain.job import Job, JobSpec
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.commands import apply_command
-from scheduler.scheduling.mutable_snapshot import SnapshotBuilder
+from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.store.api_protocol import ApiStore, AuditEntry
 from scheduler.store.protocol import LoadedState, Page, Store
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentState:
-    """`committed` is the newest snapshot; `snapshot` has the commands in it that still wait in the inbox."""
+    """`committed` is the newest snapshot. `snapshot` also contains the effect of the commands still in the inbox."""
 
     committed: Snapshot
     snapshot: Snapshot
@@ -45,20 +38,24 @@ class CurrentState:
 
 
 class StateReader:
-    """Safe to use from several threads."""
+    """Reads the current state once for all requests that wait at the same time. Thread-safe.
+
+    Each result contains everything that any process committed or sent before the call. Only new commands are decoded
+    and applied.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._read_lock = threading.Lock()
         self._reads_started = 0
-        self._state_read_number = 0  # the look, by number, that `_shown` comes from
+        self._state_read_number = 0  # which read `_state` comes from
         self._state = CurrentState(Snapshot(), Snapshot())
 
     def read(self, now_s: float) -> CurrentState:
-        """The state with everything in it that was there when this was called. Raises UnavailableError."""
-        came = self._reads_started
+        """Return the state, including everything that was stored before this call. Raises UnavailableError."""
+        reads_before = self._reads_started
         with self._read_lock:
-            if self._state_read_number <= came:  # no look has begun since, and ended
+            if self._state_read_number <= reads_before:  # no other read has started and finished since this call
                 self._reads_started += 1
                 self._state = _advance(self._state, self._store.load(), now_s)
                 self._state_read_number = self._reads_started
@@ -75,19 +72,19 @@ def _advance(state: CurrentState, loaded: LoadedState, now_s: float) -> CurrentS
 
 
 def _apply_commands(snapshot: Snapshot, commands: Sequence[Command], now_s: float) -> Snapshot:
-    """The snapshot stands at its last tick; commands are obeyed as of now, as the next tick will."""
-    intake = SnapshotBuilder(replace(snapshot, now_s=max(now_s, snapshot.now_s)))
+    """Return the snapshot after the commands, applied as of now, as the next tick will apply them."""
+    builder = MutableSnapshot(replace(snapshot, now_s=max(now_s, snapshot.now_s)))
     for command in commands:
-        apply_command(intake, command)
-    return intake.view()
+        apply_command(builder, command)
+    return builder.view()
 
 
 _EVENTS_MAX = 1000
-"""Of one subject, between two statements."""
+"""Events of one subject that are read to find a refusal."""
 
 
 def has_user_job_limit(command: Command, snapshot: Snapshot) -> bool:
-    """It brings a job into a queue that takes only so many of one user."""
+    """Return whether the command adds a job to a queue that limits the jobs per user."""
     match command.body:
         case SubmitJob(spec=JobSpec(queue=name)) | ChangeJob(queue=str(name)):
             queue = snapshot.queues.get(name)
@@ -96,26 +93,33 @@ def has_user_job_limit(command: Command, snapshot: Snapshot) -> bool:
 
 
 def send_command(store: ApiStore, command: Command, *, audit: AuditEntry, has_user_job_limit: bool) -> bool:
-    """As the store's `send`, and a problem where it is refused after all: 412 for its basis, 409 for a queue's limit.
-    Only one with a basis, or `limited` by a queue, is looked at again."""
+    """Send the command to the store. Return False if a command with its id was sent before.
+
+    A command with a basis, or for a queue with a job limit, was checked against the state before it was sent. A
+    concurrent request may have sent another command in between. So the inbox is checked again in its order, and the
+    events of the subject if a tick has already consumed the inbox.
+
+    Raises:
+        ProblemError: 412 if the basis changed, 409 if the command was refused for another reason.
+    """
     is_watched = bool(command.basis) or has_user_job_limit
-    seen = store.get_last_event_number() if is_watched else 0
+    newest_before = store.get_last_event_number() if is_watched else 0
     is_new = store.send(command, audit=audit)
-    if is_new and is_watched and (told := _find_refusal(store, command, audit.subject, seen)):
-        if told.cause == command.id and command.basis:
-            raise ProblemError(412, "changed", told.message)
-        raise_conflict(told.message)
+    if is_new and is_watched and (refusal := _find_refusal(store, command, audit.subject, newest_before)):
+        if refusal.cause == command.id and command.basis:
+            raise ProblemError(412, "changed", refusal.message)
+        raise_conflict(refusal.message)
     return is_new
 
 
 def _find_refusal(store: ApiStore, command: Command, subject: str, newest_before: int) -> Event | None:
     loaded = store.load()
-    intake = SnapshotBuilder(replace(loaded.snapshot, now_s=max(command.at_s, loaded.snapshot.now_s)))
-    for each in loaded.inbox:
-        before = len(intake.events)
-        apply_command(intake, each)
-        if each.id == command.id:
-            return _first_refusal(intake.events[before:])
+    builder = MutableSnapshot(replace(loaded.snapshot, now_s=max(command.at_s, loaded.snapshot.now_s)))
+    for pending in loaded.inbox:
+        before = len(builder.events)
+        apply_command(builder, pending)
+        if pending.id == command.id:
+            return _first_refusal(builder.events[before:])
     events = [row.event for row in store.list_events(Page(after=newest_before, limit=_EVENTS_MAX), subject=subject)]
     return _first_refusal([event for event in events if event.cause == command.id])
 
@@ -130,11 +134,8 @@ _JOB_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,79}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """`committed` is the newest snapshot; `snapshot` has the commands in it that still wait in the inbox.
-
-    So whoever has submitted a job or registered a node finds it at once, though no tick has seen it yet. `principal` is
-    who asks, and is named by what is sent.
-    """
+    """The state of one request. `snapshot` includes commands that no tick has applied yet, so a client finds what it
+    has just created. `principal` is the caller, whose name is recorded in every command."""
 
     store: ApiStore
     principal: Principal
@@ -148,30 +149,30 @@ class RequestContext:
         return Visibility(self.principal, self.snapshot, self.store.get_ended_job)
 
     def redact(self, view: V) -> V:
-        """`view` (plain JSON) without the ids of jobs that the principal may not see."""
-        told: V = self.visibility.redact(view)
-        return told
+        """Return the JSON value with the ids of hidden jobs replaced."""
+        redacted: V = self.visibility.redact(view)
+        return redacted
 
     def require_role(self, role: Role, queue: str = "") -> None:
-        """Raises a 403 problem for who does not have `role` on `queue` (everywhere where it is empty)."""
+        """Raise a 403 unless the principal has `role` on `queue`, or on all queues if `queue` is empty."""
         require_role(self.principal, role, queue)
 
     def job(self, job_id: str) -> Job:
-        """A live or ended job, or a 404 problem, also where it may not be read."""
+        """Return a live or ended job. Raises a 404 if it does not exist or is hidden from the principal."""
         job = self.snapshot.jobs.get(job_id)
         if job is None and _JOB_ID.fullmatch(job_id):
             job = self.store.get_ended_job(job_id)
         return job if job is not None and self.visibility.can_see_job(job) else raise_not_found("job", job_id)
 
     def redact_job(self, job: Job) -> Job:
-        """The job with what the principal may see of its message."""
+        """Return the job with hidden job ids removed from its message."""
         return self.visibility.redact_job(job)
 
     def live_job(self, job_id: str) -> Job:
-        """A job that can still change, or a problem: 404, or 409 for one that has ended."""
+        """Return a job that has not ended. Raises a 404, or a 409 if it has ended."""
         job = self.job(job_id)
         if job.is_ended:
-            raise_conflict(f"job {job.id} has ended: it {_PAST_TENSE.get(job.state, job.state)}")
+            raise_conflict(f"job {job.id} {_PAST_TENSE.get(job.state, 'has ended')} and cannot be changed")
         return job
 
     def pool(self, name: str) -> Pool:
@@ -181,28 +182,29 @@ class RequestContext:
         return self.snapshot.nodes.get(name) or raise_not_found("node", name, self.snapshot.nodes)
 
     def send(self, body: CommandBody, *, at_s: float | None = None, basis: str = "") -> RequestContext:
-        """Puts a command into the inbox and gives the world as it will be once that is absorbed.
+        """Send a command and return the state with the command applied.
 
-        A command that the core would refuse in the present state is a 409 problem, one that the principal may not ask
-        for is a 403 problem; neither is sent. Whoever was faster with what `basis` was read of makes it a 412 problem.
+        Raises:
+            ProblemError: 403 if the principal may not send it, 409 if the current state does not allow it, 412 if the
+                resource no longer matches `basis`. The first two are found before anything is sent.
         """
         command = new_command(body, self.now_s if at_s is None else at_s, actor=self.principal.name)
         after = self._send(replace(command, basis=basis))
-        assert after is not None, "an id of its own"
+        assert after is not None, "random command ids are unique"
         return after
 
     def send_once(self, body: CommandBody, command_id: str) -> RequestContext | None:
-        """As `send`; None where a command of this id was sent before, and then nothing is sent."""
+        """Send a command like `send`, or return None if a command with this id was sent before."""
         return self._send(new_command(body, self.now_s, actor=self.principal.name, command_id=command_id))
 
     def _send(self, command: Command) -> RequestContext | None:
         authorize_command(self.principal, command.body, self.snapshot)
-        intake = SnapshotBuilder(self.snapshot)
-        apply_command(intake, command)
-        for event in intake.events:
+        builder = MutableSnapshot(self.snapshot)
+        apply_command(builder, command)
+        for event in builder.events:
             if event.code is EventCode.COMMAND_REFUSED:
                 raise_conflict(event.message)
-        after = intake.view()
+        after = builder.view()
         audit = command_audit_entry(command, self.principal, self.snapshot, after)
         is_new = send_command(
             self.store, command, audit=audit, has_user_job_limit=has_user_job_limit(command, self.snapshot)
@@ -210,17 +212,17 @@ class RequestContext:
         return replace(self, snapshot=after) if is_new else None
 
 
-_PAST_TENSE = {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}
+_PAST_TENSE = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}
 
 
 def load_request_context(
     state_reader: StateReader, store: ApiStore, now_s: float, principal: Principal
 ) -> RequestContext:
-    shown = state_reader.read(now_s)
-    at_s = max(now_s, shown.snapshot.now_s)
-    return RequestContext(store, principal, at_s, shown.committed, replace(shown.snapshot, now_s=at_s), state_reader)
+    state = state_reader.read(now_s)
+    at_s = max(now_s, state.snapshot.now_s)
+    return RequestContext(store, principal, at_s, state.committed, replace(state.snapshot, now_s=at_s), state_reader)
 
 
 def new_command(body: CommandBody, at_s: float, *, actor: str, command_id: str = "") -> Command:
-    """`command_id` makes the command idempotent; without one it is unique."""
+    """Return a command with the given id, or with a random one."""
     return Command(command_id or f"api-{secrets.token_hex(12)}", at_s, body, actor, is_counted=True)

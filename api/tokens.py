@@ -1,9 +1,4 @@
-"""What the API tells of tokens, of who asks, and of the audit log.
-
-API tokens: make, list, look at, revoke; and who asks.
-
-The audit log: who asked for which change.
-"""
+"""API tokens, the caller's identity, and the audit log."""
 
 from __future__ import annotations
 
@@ -17,6 +12,7 @@ from typing_extensions import TypedDict
 from api.http.dependencies import LimitParameter, PrincipalDep, ServiceDep, create_router
 from api.http.errors import problem_responses, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_cursor, encode_cursor, page_by_number
+from api.identity.authorization import ADMIN, VIEWER, requires
 from api.identity.principals import Grant, Principal, generate_token
 from scheduler.documents.document import Document
 from scheduler.store.api_protocol import ApiToken, AuditEntry, AuditFilter, HistoryLog, StoredAuditEntry
@@ -24,7 +20,8 @@ from scheduler.telemetry.logs import REQUEST_ID
 
 
 class TokenView(TypedDict):
-    """Times in seconds since 1970 (UTC). `secret` stands in the answer to its making, and never again."""
+    """A token without its secret. Times are in seconds since 1970 (UTC). Only the response to its creation contains
+    `secret`."""
 
     id: str
     name: str
@@ -39,7 +36,7 @@ class TokenView(TypedDict):
 
 
 class WhoAmIView(TypedDict):
-    """`token_id` is empty for who came without an API token."""
+    """The caller. `token_id` is empty without an API token."""
 
     name: str
     grants: list[str]
@@ -47,7 +44,7 @@ class WhoAmIView(TypedDict):
 
 
 class AuditView(TypedDict):
-    """A change that was asked for. `at_s` in seconds since 1970 (UTC). `before` and `after`: the fields it changed."""
+    """A requested change. `at_s` is in seconds since 1970 (UTC). `before` and `after` hold the changed fields."""
 
     number: int
     at_s: float
@@ -99,8 +96,9 @@ GrantText = Annotated[str, AfterValidator(lambda text: str(Grant.parse(text))), 
 
 
 class TokenDocument(Document):
-    """`name` is who asks with it: jobs are owned by it. `grants`: each viewer, submitter, queue-admin, perhaps with
-    :QUEUE, or admin. `expires_in_s`: seconds from now; absent: never."""
+    """`name`: the principal's name, which becomes the owner of its jobs. `grants`: admin, or viewer, submitter or
+    queue-admin, each with :QUEUE for a single queue. `expires_in_s`: lifetime in seconds; without it the token does not
+    expire."""
 
     name: Annotated[str, Field(pattern=TOKEN_NAME_PATTERN)]
     grants: Annotated[list[GrantText], Field(min_length=1, max_length=100)]
@@ -108,16 +106,18 @@ class TokenDocument(Document):
 
 
 @router.get("/whoami")
+@requires(VIEWER)
 def who_am_i(principal: PrincipalDep) -> WhoAmIView:
-    """Who asks, and with which roles. Where nobody has to say who asks, everybody is `anybody`."""
+    """Return the caller's name and roles. While authentication is off, the caller is `anybody`."""
     return {"name": principal.name, "grants": list(map(str, principal.grants)), "token_id": principal.token_id}
 
 
 @router.post("/tokens", status_code=201)
+@requires(ADMIN)
 def create_token(
     document: TokenDocument, service: ServiceDep, principal: PrincipalDep, response: Response
 ) -> TokenView:
-    """Make a token. Its secret is in this answer alone: only a digest of it is kept."""
+    """Create a token. Only this response contains its secret; the service stores a digest."""
     now_s = service.clock.now_s()
     expires_at_s = None if document.expires_in_s is None else now_s + document.expires_in_s
     grants = [Grant.parse(text) for text in document.grants]
@@ -131,23 +131,26 @@ def create_token(
 
 
 @router.get("/tokens")
+@requires(ADMIN)
 def list_tokens(service: ServiceDep, limit: LimitParameter = 100, cursor: CursorParameter = "") -> PageOf[TokenView]:
-    """All tokens by id, revoked and expired ones too, without their secrets."""
+    """List all tokens by id, including revoked and expired ones, without their secrets."""
     place = decode_cursor(cursor, "tokens", str)
     found = service.store.tokens.list_tokens(after=place[0] if place else "", limit=limit + 1)
-    following = encode_cursor("tokens", found[limit - 1].id) if len(found) > limit else None
-    return {"items": [token_view(token) for token in found[:limit]], "next": following}
+    next_cursor = encode_cursor("tokens", found[limit - 1].id) if len(found) > limit else None
+    return {"items": [token_view(token) for token in found[:limit]], "next": next_cursor}
 
 
 @router.get("/tokens/{token_id}")
+@requires(ADMIN)
 def get_token(token_id: str, service: ServiceDep) -> TokenView:
-    """A token, without its secret."""
+    """Return a token without its secret."""
     return token_view(service.store.tokens.find_by_id(token_id) or raise_not_found("token", token_id))
 
 
 @router.delete("/tokens/{token_id}")
+@requires(ADMIN)
 def revoke_token(token_id: str, service: ServiceDep, principal: PrincipalDep) -> TokenView:
-    """End a token. Every process of the API refuses it within 5 s. Again, it changes nothing."""
+    """Revoke a token. Every process rejects it within 5 s. Revoking again changes nothing."""
     now_s, token = service.clock.now_s(), service.store.tokens.find_by_id(token_id)
     if token is None:
         raise_not_found("token", token_id)
@@ -156,9 +159,9 @@ def revoke_token(token_id: str, service: ServiceDep, principal: PrincipalDep) ->
 
 
 def token_audit_entry(action: str, token: ApiToken, principal: Principal, now_s: float) -> AuditEntry:
-    """What the audit log says of a token that is made or revoked."""
-    told = {"name": token.name, "grants": list(token.grants), "expires_at_s": token.expires_at_s}
-    before, after = (None, told) if action == "CreateToken" else (told, None)
+    """Return the audit log entry for a created or revoked token."""
+    fields = {"name": token.name, "grants": list(token.grants), "expires_at_s": token.expires_at_s}
+    before, after = (None, fields) if action == "CreateToken" else (fields, None)
     return AuditEntry(now_s, principal.name, principal.token_id, action, token.id, before, after, REQUEST_ID.get())
 
 
@@ -166,6 +169,7 @@ audit_router = create_router("identity")
 
 
 @audit_router.get("/audit", responses=problem_responses(410))
+@requires(ADMIN)
 def list_audit(
     service: ServiceDep,
     actor: str = "",
@@ -175,9 +179,11 @@ def list_audit(
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
 ) -> PageOf[AuditView]:
-    """Changes asked for, oldest first: forbidden ones too. What workers and agents report is none."""
-    wanted = AuditFilter(actor, subject, since_s)
-    read = partial(service.store.audit_log.list_entries, filters=wanted)
-    swept = partial(service.store.get_retention_mark, HistoryLog.AUDIT)
-    page = page_by_number("audit", read, lambda _: True, swept=swept, after=0, cursor=cursor, limit=limit)
+    """List requested changes, oldest first, including forbidden ones. Reports of workers and agents are not audited."""
+    filters = AuditFilter(actor, subject, since_s)
+    read = partial(service.store.audit_log.list_entries, filters=filters)
+    get_retention_mark = partial(service.store.get_retention_mark, HistoryLog.AUDIT)
+    page = page_by_number(
+        "audit", read, lambda _: True, get_retention_mark=get_retention_mark, after=0, cursor=cursor, limit=limit
+    )
     return {"items": [audit_view(row) for row in page["items"]], "next": page["next"]}

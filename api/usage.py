@@ -1,7 +1,4 @@
-"""What is told of usage: GPU-seconds by queue, owner, GPU model, hour or day, as JSON and as CSV.
-
-Usage: who held how many GPU-seconds, of training's own GPUs and of lent ones.
-"""
+"""Usage: GPU-seconds by queue, owner, GPU model, hour or day, as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from typing_extensions import TypedDict
 
 from api.http.dependencies import PrincipalDep, ServiceDep, create_router
 from api.http.errors import raise_invalid_field
+from api.identity.authorization import VIEWER, requires
 from api.identity.principals import Role
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.suggestions import suggest
@@ -29,8 +27,8 @@ _FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 
 
 class UsageSumsView(TypedDict):
-    """`gpu_s` = `own_gpu_s` + `lent_gpu_s`: GPUs of training's own pools, and such that inference pools had lent.
-    `lost_gpu_s` is the part whose work was lost, in the hour in which that came to light."""
+    """`gpu_s` = `own_gpu_s` (training's own nodes) + `lent_gpu_s` (lent inference nodes). `lost_gpu_s` is the part
+    whose work was lost, counted in the hour in which the loss was found."""
 
     gpu_s: float
     own_gpu_s: float
@@ -39,7 +37,8 @@ class UsageSumsView(TypedDict):
 
 
 class UsageRowView(UsageSumsView):
-    """Of what was asked for by `by`; `day` and `hour` are when they began, in seconds since 1970 (UTC)."""
+    """Sums for one combination of the requested dimensions. `day` and `hour` are start times in seconds since 1970
+    (UTC)."""
 
     day: NotRequired[int]
     hour: NotRequired[int]
@@ -49,7 +48,7 @@ class UsageRowView(UsageSumsView):
 
 
 class UsageReportView(TypedDict):
-    """Whole hours from `from_s` to before `to_s`; what jobs hold now is counted up to `as_of_s`."""
+    """Whole hours from `from_s` up to but excluding `to_s`. Running jobs are counted up to `as_of_s`."""
 
     from_s: int
     to_s: int
@@ -60,7 +59,7 @@ class UsageReportView(TypedDict):
 
 
 def usage_rows(entries: Iterable[UsageEntry], by: Sequence[str]) -> list[UsageRowView]:
-    """The sums of the entries that agree in all of `by`, in its order."""
+    """Return one row per combination of the dimensions `by`, in that order."""
     groups: dict[tuple[int | str, ...], list[UsageEntry]] = {}
     for entry in entries:
         groups.setdefault(tuple(_dimension_value(entry.key, name) for name in by), []).append(entry)
@@ -80,7 +79,7 @@ def usage_sums(entries: Iterable[UsageEntry]) -> UsageSumsView:
 
 
 def usage_csv(report: UsageReportView) -> str:
-    """A line for each item; times as people and spreadsheets read them."""
+    """Return the report as CSV with ISO times."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     sums = tuple(UsageSumsView.__annotations__)
@@ -108,7 +107,7 @@ def _format_time(at_s: object) -> str:
 
 
 def _escape_formula(cell: str) -> str:
-    """A spreadsheet takes a cell that begins so for a formula, and would run it: a quote says that it is text."""
+    """Prefix cells that a spreadsheet would run as a formula with a quote."""
     return f"'{cell}" if cell.startswith(_FORMULA_PREFIXES) else cell
 
 
@@ -119,31 +118,34 @@ TIME_S_MAX = 253_402_300_800
 """The year 10000."""
 CSV = "text/csv"
 _TIME_DESCRIPTION = (
-    "Seconds since 1970 (UTC), or a date or time such as 2026-11-22 or 2026-11-22T08:00:00Z; taken to whole hours."
+    "Seconds since 1970 (UTC), or a date or time such as 2026-11-22 or 2026-11-22T08:00:00Z; rounded to whole hours."
 )
 
 
 @router.get(
     "/usage", response_model=UsageReportView, responses={200: {"content": {CSV: {"schema": {"type": "string"}}}}}
 )
+@requires(VIEWER)
 def get_usage(
     service: ServiceDep,
     principal: PrincipalDep,
     *,
     since: Annotated[
-        str, Query(alias="from", max_length=40, description=f"{_TIME_DESCRIPTION} Else 30 days before `to`.")
+        str, Query(alias="from", max_length=40, description=f"{_TIME_DESCRIPTION} Default: 30 days before `to`.")
     ] = "",
-    until: Annotated[str, Query(alias="to", max_length=40, description=f"{_TIME_DESCRIPTION} Else now.")] = "",
+    until: Annotated[str, Query(alias="to", max_length=40, description=f"{_TIME_DESCRIPTION} Default: now.")] = "",
     by: Annotated[str, Query(max_length=100, description="One or more of day, hour, queue, owner, gpu.")] = "queue",
-    form: Annotated[Literal["", "json", "csv"], Query(alias="format", description="Else as Accept asks.")] = "",
+    form: Annotated[
+        Literal["", "json", "csv"], Query(alias="format", description="Default: from the Accept header.")
+    ] = "",
     accept: Annotated[str, Header(max_length=1000)] = "",
 ) -> UsageReportView | Response:
-    """GPU-seconds that jobs held, jobs that run now included, of the queues that the asker may see."""
+    """Return GPU-seconds that jobs held, including running jobs, in the queues that the caller may read."""
     now_s, dimensions = service.clock.now_s(), _parse_dimensions(by)
     to_s = math.ceil(_parse_time("to", until, now_s) / HOUR_S) * HOUR_S
     from_s = math.floor(_parse_time("from", since, max(0.0, to_s - DAYS_DEFAULT * DAY_S)) / HOUR_S) * HOUR_S
     if not from_s <= to_s <= from_s + DAYS_MAX * DAY_S:
-        raise_invalid_field("from", since, f"not after `to`, and at most {DAYS_MAX} days before it")
+        raise_invalid_field("from", since, f"at or before `to`, and at most {DAYS_MAX} days before it")
     books = service.store.load_usage(from_s=from_s, to_s=to_s)
     now_s = max(now_s, books.snapshot.now_s)
     entries = [
@@ -190,7 +192,7 @@ def _parse_time(field: str, text: str, default_s: float) -> float:
 
 
 def _parse_iso_time(text: str) -> float:
-    """A time without a zone is UTC; not a number where it is none at all."""
+    """Return the time in seconds since 1970, or NaN if the text is not a time. Times without a zone are UTC."""
     try:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

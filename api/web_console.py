@@ -1,7 +1,4 @@
-"""ConsoleFiles: the console's static files as they lie in the package, under an address that changes when one does.
-
-The web console: one page and its files. They are open to everybody; for what they show the API asks a token.
-"""
+"""The web console: its page and static files. They are public; the API that the page calls requires authentication."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 
 from api.http.errors import raise_not_found
+from api.identity.authorization import PUBLIC, requires
 from scheduler.solver.profiles.catalog import list_gpu_names, list_model_names
 from scheduler.telemetry.fleet_gauges import get_package_version
 
@@ -40,10 +38,9 @@ class ConsoleFile:
 
 
 class ConsoleFiles:
-    """All files by their path below /console/`version`/, and the `page` that loads them. They are read once.
+    """All files by path below /console/`version`/, and the `page` that loads them. `version` changes with any file.
 
-    The plotting library is what the package manager left beside them; where it was not run, `has_charts` is False, the
-    page does not ask for it, and says in place of charts what is missing.
+    The charts library comes from npm. If it is not installed, `has_charts` is False and the page shows a note instead.
     """
 
     def __init__(self) -> None:
@@ -54,8 +51,8 @@ class ConsoleFiles:
         bodies = {name: path.read_bytes() for name, path in sorted(found.items())}
         bodies["names.json"] = json.dumps({"models": list_model_names(), "gpus": list_gpu_names()}).encode()
         bodies["version.json"] = json.dumps({"version": get_package_version()}).encode()
-        told = b"".join(name.encode() + b"\0" + hashlib.sha256(body).digest() for name, body in bodies.items())
-        self.version = hashlib.sha256(told).hexdigest()[:16]
+        contents = b"".join(name.encode() + b"\0" + hashlib.sha256(body).digest() for name, body in bodies.items())
+        self.version = hashlib.sha256(contents).hexdigest()[:16]
         page = bodies.pop("index.html").decode().replace("<!-- charts -->", _CHART_TAGS if self.has_charts else "")
         self.page = page.replace("VERSION", self.version).encode()
         self._files = {name: ConsoleFile(body, _MEDIA_TYPES[Path(name).suffix]) for name, body in bodies.items()}
@@ -82,15 +79,17 @@ load_console_files = cache(ConsoleFiles)
 
 
 @router.get("/")
-async def console_page(request: Request) -> Response:  # async: what is in memory need not wait for a thread
-    """The page names its files by version, so that it alone is asked for again."""
+@requires(PUBLIC)
+async def console_page(request: Request) -> Response:  # async: serves from memory without a thread
+    """The page. It names its files by version, so browsers revalidate only the page."""
     files = load_console_files()
     return _file_response(request, files.page, "text/html; charset=utf-8", f'"{files.version}"', _REVALIDATE)
 
 
 @router.get("/console/{version}/{path:path}")
+@requires(PUBLIC)
 async def console_file(version: str, path: str, request: Request) -> Response:
-    """A file of the console. One that is asked for by another release's page is told as it is now, and not kept."""
+    """A file of the console. A page of another release gets the current file, which browsers do not cache."""
     files = load_console_files()
     found = files.file(path) or raise_not_found("file of the console", path)
     keep = _CACHE_FOREVER if version == files.version else _REVALIDATE

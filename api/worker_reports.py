@@ -1,7 +1,5 @@
-"""Progress: workers report how far a job is, and hear in the reply whether they have to leave.
-
-Node agents: they report the ranks that they run, and hear in the reply what they have to do.
-"""
+"""Reports of workers (progress) and node agents (the state of their ranks), and the replies that tell them what to
+do."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from pydantic import Field
 from api.agent_assignments import AssignmentView, ProgressReplyView, build_assignment, checkpoint_notice, select_notice
 from api.http.dependencies import ContextDep, PrincipalDep, ServiceDep, create_router, require_agent, require_worker
 from api.http.errors import raise_invalid_field, raise_not_found
+from api.identity.authorization import VIEWER, Caller, RouteRule, requires
 from api.jobs import ProgressView, progress_view
 from api.state import load_request_context, new_command
 from scheduler.documents.document import Document
@@ -30,8 +29,8 @@ ByteCount = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 class ProgressReport(Document):
-    """One report of rank 0. `peak_bytes`: the most memory that it has had at once. `frozen_layers`: so many of the
-    first layers are frozen; absent: as many as before."""
+    """A report of rank 0. `peak_bytes`: its peak GPU memory. `frozen_layers`: number of leading layers that are frozen;
+    absent means unchanged."""
 
     generation: StepNumber
     step: StepNumber
@@ -43,24 +42,26 @@ class ProgressReport(Document):
 
 
 @progress_router.get("/jobs/{job_id}/progress")
+@requires(VIEWER)
 def get_job_progress(job_id: str, context: ContextDep) -> ProgressView:
-    """How far the job is, and how fast."""
+    """Return the job's progress and speed."""
     return progress_view(context.job(job_id), context.now_s)
 
 
 @progress_router.post("/jobs/{job_id}/progress")
+@requires(RouteRule(Caller.WORKERS))
 def report_job_progress(
     job_id: str, report: ProgressReport, request: Request, service: ServiceDep, principal: PrincipalDep
 ) -> ProgressReplyView:
-    """Needs the token of this job and generation. The reply holds the notice to follow, or null.
+    """Report progress. Needs the token of this job and generation. The reply holds the notice to act on, or null.
 
-    Frozen layers stay frozen: a lower number than before is refused, and so is one above the model's layers.
+    `frozen_layers` may only grow, up to the model's number of layers.
     """
     require_worker(service, request, job_id=job_id, generation=report.generation)
-    # Not before: who has no such token costs the database nothing.
-    world = load_request_context(service.state_reader, service.store, service.clock.now_s(), principal)
-    job = world.job(job_id)
-    notice = select_notice(job, report.generation, world.now_s, service.agent_state)
+    # After the token check, so that requests without a valid token cost no database read.
+    context = load_request_context(service.state_reader, service.store, service.clock.now_s(), principal)
+    job = context.job(job_id)
+    notice = select_notice(job, report.generation, context.now_s, service.agent_state)
     if notice is None:
         frozen = report.frozen_layers
         if frozen is not None and (fault := frozen_layers_error(job, frozen)):
@@ -75,9 +76,9 @@ def report_job_progress(
             report.peak_bytes,
             frozen,
         )
-        # A worker without news repeats itself to hear of notices: the same id lets the inbox drop that.
-        known = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}-{frozen}"
-        world.store.send(new_command(body, world.now_s, actor=f"worker of {job_id}", command_id=known))
+        # A worker without news repeats its report to get notices. The inbox drops commands with a known id.
+        command_id = f"progress-{job_id}-{report.generation}-{report.step}-{report.checkpoint_step}-{frozen}"
+        context.store.send(new_command(body, context.now_s, actor=f"worker of {job_id}", command_id=command_id))
     return {"notice": notice}
 
 
@@ -94,9 +95,9 @@ ReportText = Annotated[str, Field(max_length=TEXT_LENGTH_MAX)]
 
 
 class RankReportDocument(Document):
-    """One rank. `exit_code`: null while it lives, minus the signal's number where one ended it. `status`: what it
-    says of itself, as in its status file, written at `written_at_ns`. `tail`: the end of its log where it did not end
-    well. `oom_kills`: the kernel's count for its control group, read after its end."""
+    """One rank. `exit_code`: null while it runs, the negative signal number if a signal ended it. `status`: its status
+    file, written at `written_at_ns`. `tail`: the end of its log after a failure. `oom_kills`: the kernel's count for
+    its control group, read after it ended."""
 
     rank: StepNumber
     exit_code: ExitCode | None = None
@@ -107,9 +108,9 @@ class RankReportDocument(Document):
 
 
 class AgentReportDocument(Document):
-    """`pod` tells this agent from others before and after it on the node. `generation`: whose ranks these are, 0 for
-    none. `failure`: why they could not be started. `killed`: why they were killed, where the reply had not asked for
-    it. `terminated`: they were sent SIGTERM."""
+    """`pod` distinguishes this agent from earlier and later ones on the node. `generation`: of the reported ranks, 0 if
+    there are none. `failure`: why they could not be started. `killed`: why the agent killed them on its own.
+    `terminated`: they were sent SIGTERM."""
 
     pod: Annotated[str, Field(min_length=1, max_length=200)]
     generation: StepNumber
@@ -120,10 +121,12 @@ class AgentReportDocument(Document):
 
 
 @agent_router.post("/jobs/{job_id}/agents/{node}", response_model=AssignmentView)
+@requires(RouteRule(Caller.AGENTS))
 def report_agent(
     job_id: str, node: str, document: AgentReportDocument, request: Request, service: ServiceDep
 ) -> JSONResponse:
-    """Needs the token of the job's agents. The reply is the agent's assignment; it asks again after `poll_after_s`."""
+    """Report the state of an agent's ranks. Needs the token of the job's agents. The reply is the agent's assignment;
+    it reports again after `poll_after_s`."""
     require_agent(service, request, job_id=job_id)
     now_s = service.clock.now_s()
     job = service.agent_state.job(job_id, now_s)
@@ -139,7 +142,7 @@ def report_agent(
     if notice is None and report.has_living_ranks:
         notice = checkpoint_notice(job, report)
     reply = build_assignment(job, begun, report, notice=notice, settings=service.settings, secret=service.token_secret)
-    return JSONResponse(reply)  # as it is: to look at it once more would cost more than all of the above
+    return JSONResponse(reply)  # skips validation, which costs more than everything above
 
 
 def _to_agent_report(job_id: str, node: str, document: AgentReportDocument, now_s: float) -> AgentReport:
@@ -161,6 +164,6 @@ def _to_agent_report(job_id: str, node: str, document: AgentReportDocument, now_
 def _to_rank_report(number: int, document: RankReportDocument) -> RankReport:
     try:
         status = None if document.status is None else parse_rank_status(document.status, document.written_at_ns)
-    except ValueError as wrong:
-        raise_invalid_field(f"ranks.{number}.status", document.status, f"what a rank's status file may hold: {wrong}")
+    except ValueError as error:
+        raise_invalid_field(f"ranks.{number}.status", document.status, f"a valid rank status file: {error}")
     return RankReport(document.rank, document.exit_code, status, document.tail, document.oom_kills)

@@ -1,4 +1,4 @@
-"""Client: the HTTP API of DESIGN section 7 as typed methods. Answers are plain JSON values."""
+"""The Python client of the HTTP API. Methods return the JSON objects of the API as typed dictionaries."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Client(
     SimulationMethods,
     TokenMethods,
 ):
-    """A connection to one service. Use it as a context manager, or call `close`.
+    """A client of one service. Use it as a context manager, or call `close`.
 
     Every method raises:
-        ProblemError: the service refused; `status`, `title` and `detail` say why.
-        UnreachableError: no usable answer came.
+        ProblemError: The service rejected the request. See `status`, `title` and `detail`.
+        UnreachableError: No usable response came.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Client(
         retries: RetryPolicy | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`token`: an API token or a JWT; without one, the service has to ask nobody who asks.
+        """`token`: an API token or a JWT. It may be empty if the service runs without authentication.
 
         Raises:
-            ValueError: the URL is not http or https, or the token is none that can be sent.
+            ValueError: The URL is not http or https, or the token cannot be sent in a header.
         """
         super().__init__(
             Connection(url, token=token, timeout_s=timeout_s, retries=retries or RetryPolicy(), transport=transport)
@@ -72,7 +72,7 @@ class Client(
         self._connection.close()
 
     def is_ready(self) -> bool:
-        """The service answers and a controller leads, so that what is asked for will be done."""
+        """Return whether the service answers and a controller leads, so that commands take effect."""
         try:
             self._connection.request("GET", "/readyz")
         except (ProblemError, UnreachableError):

@@ -1,9 +1,4 @@
-"""The record: events, decisions, the newest snapshot; and plans.
-
-Who asks: API tokens and the audit log.
-
-Webhooks: have events sent to a URL. A receiver checks what it is sent with `verify`.
-"""
+"""Client methods for events, decisions, snapshots, plans, API tokens, the audit log and webhooks."""
 
 from __future__ import annotations
 
@@ -15,6 +10,8 @@ from urllib.parse import quote
 from api.client.connection import ClientMethods
 from api.webhooks.signature import SignatureError, verify
 
+__all__ = ["RecordMethods", "SignatureError", "TokenMethods", "WebhookMethods", "verify"]
+
 if TYPE_CHECKING:
     from api.event_views import DecisionView, EventView, SnapshotView
     from api.plans import SolvedPlanView
@@ -24,8 +21,7 @@ if TYPE_CHECKING:
 
 class RecordMethods(ClientMethods):
     def events(self, *, subject: str = "", after: int = 0, limit: int = 100) -> Iterator[EventView]:
-        """Events in order, of one subject or of all, a page of `limit` at a time. To follow them, ask again with
-        `after` = the last one's number."""
+        """Yield events in order, of one subject or of all, after the number `after`. `limit` is the page size."""
         query = {"subject": subject, "after": str(after or "")}
         yield from self._connection.list_items("/v1/events", limit=limit, query=query)
 
@@ -33,7 +29,7 @@ class RecordMethods(ClientMethods):
         yield from self._connection.list_items("/v1/decisions", limit=limit, query={})
 
     def snapshot(self) -> SnapshotView:
-        """The newest snapshot, as `scheduler.domain.codec` encodes it."""
+        """Return the newest snapshot in the encoding of `scheduler.domain.encoding`."""
         return self._connection.request("GET", "/v1/snapshots/latest")
 
     def plan(self, request: Mapping[str, Any]) -> SolvedPlanView:
@@ -46,14 +42,14 @@ class TokenMethods(ClientMethods):
         return cast("WhoAmIView", self._connection.request("GET", "/v1/whoami"))
 
     def create_token(self, name: str, grants: Sequence[str], *, expires_in_s: float | None = None) -> TokenView:
-        """Make a token. Its `secret` is in this answer alone. `grants` as in submitter:research."""
+        """Create a token with grants such as "submitter:research". Only this response contains its `secret`."""
         document = {"name": name, "grants": list(grants), "expires_in_s": expires_in_s}
         return cast("TokenView", self._connection.request("POST", "/v1/tokens", json=document))
 
     def tokens(self, *, limit: int = 100) -> Iterator[TokenView]:
-        """All tokens, revoked and expired ones too."""
-        for each in self._connection.list_items("/v1/tokens", limit=limit, query={}):
-            yield cast("TokenView", each)
+        """Yield all tokens, including revoked and expired ones."""
+        for item in self._connection.list_items("/v1/tokens", limit=limit, query={}):
+            yield cast("TokenView", item)
 
     def token(self, token_id: str) -> TokenView:
         return cast("TokenView", self._connection.request("GET", _token_path(token_id)))
@@ -64,25 +60,26 @@ class TokenMethods(ClientMethods):
     def audit(
         self, *, actor: str = "", subject: str = "", since_s: float | None = None, limit: int = 1000
     ) -> Iterator[AuditView]:
-        """Changes asked for, oldest first. `since_s` in seconds since 1970 (UTC)."""
+        """Yield audit log entries, oldest first. `since_s` is in seconds since 1970 (UTC)."""
         query = {"actor": actor, "subject": subject, "since_s": "" if since_s is None else repr(since_s)}
-        for each in self._connection.list_items("/v1/audit", limit=limit, query=query):
-            yield cast("AuditView", each)
+        for item in self._connection.list_items("/v1/audit", limit=limit, query=query):
+            yield cast("AuditView", item)
 
 
 def _token_path(token_id: str) -> str:
     return f"/v1/tokens/{quote(token_id, safe='')}"
 
 
-__all__ = ["SignatureError", "WebhookMethods", "verify"]
-
-
 class WebhookMethods(ClientMethods):
     def create_webhook(self, document: Mapping[str, Any], *, key: str = "") -> WebhookSecretView:
-        """`{url, codes, queue, subject}`, all but the first optional. The answer's `secret` is shown this once. Where
-        an answer is lost it is asked again, which makes no second webhook; `key`: by default one of this call alone."""
-        made = self._connection.request("POST", "/v1/webhooks", json=document, key=key or secrets.token_hex(16))
-        return cast("WebhookSecretView", made)
+        """Create a webhook from `{url, codes, queue, subject}`; only `url` is required. Only this response contains its
+        `secret`.
+
+        `key` is the idempotency key, by default a random value per call; a retry after a lost response creates no
+        second webhook.
+        """
+        created = self._connection.request("POST", "/v1/webhooks", json=document, key=key or secrets.token_hex(16))
+        return cast("WebhookSecretView", created)
 
     def webhooks(self, *, limit: int = 100) -> Iterator[WebhookView]:
         for item in self._connection.list_items("/v1/webhooks", limit=limit, query={}):
@@ -92,23 +89,23 @@ class WebhookMethods(ClientMethods):
         return cast("WebhookView", self._connection.request("GET", _webhook_path(webhook_id)))
 
     def change_webhook(self, webhook_id: str, change: Mapping[str, Any]) -> WebhookView:
-        """Change `url`, `codes`, `subject` or `enabled`; what is left out stays."""
+        """Change `url`, `codes`, `subject` or `enabled`. Fields that are left out stay as they are."""
         return cast("WebhookView", self._connection.request("PATCH", _webhook_path(webhook_id), json=change))
 
     def delete_webhook(self, webhook_id: str) -> None:
         self._connection.request("DELETE", _webhook_path(webhook_id))
 
     def rotate_webhook_secret(self, webhook_id: str) -> WebhookSecretView:
-        """A new secret; the old one is signed with as well for a day."""
-        answer = self._connection.request("POST", f"{_webhook_path(webhook_id)}:rotate-secret")
-        return cast("WebhookSecretView", answer)
+        """Create a new secret. For one day, messages are signed with the old secret as well."""
+        response = self._connection.request("POST", f"{_webhook_path(webhook_id)}:rotate-secret")
+        return cast("WebhookSecretView", response)
 
     def test_webhook(self, webhook_id: str) -> DeliveryView:
-        """Have a message of code Test sent; look for its id among the deliveries."""
+        """Send a message with code Test. Find its outcome by id among the deliveries."""
         return cast("DeliveryView", self._connection.request("POST", f"{_webhook_path(webhook_id)}:test"))
 
     def webhook_deliveries(self, webhook_id: str, *, state: str = "", limit: int = 100) -> Iterator[DeliveryView]:
-        """Newest first; `state`: pending, delivered or dead."""
+        """Yield deliveries, newest first. `state`: pending, delivered or dead."""
         for item in self._connection.list_items(
             f"{_webhook_path(webhook_id)}/deliveries", limit=limit, query={"state": state}
         ):

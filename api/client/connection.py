@@ -1,21 +1,18 @@
-"""Connection: sends one request to an Ebbtide service, patiently where that is safe, and reads the answer.
-
-Server-sent events as a client reads them: message by message, over as many connections as it takes.
-
-Calls: what the client's methods of one noun share, the connection that they are sent over.
-"""
+"""The client's HTTP layer: requests with retries, event streams that reconnect, and the errors that both raise."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import httpx
+import httpx_sse
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, retry_if_result, stop_after_attempt
 
 JsonObject = dict[str, Any]
 
@@ -23,13 +20,15 @@ IDEMPOTENT_METHODS = frozenset({"GET", "DELETE"})
 IF_MATCH_HEADER = "If-Match"
 RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 RETRY_DELAY_S_MAX = 10.0
+RECONNECTS_MAX = 10
+"""Consecutive connections without an event after which a stream fails: with their delays, most of a minute."""
 STREAM_READ_TIMEOUT_S = 45.0
 """Three heartbeats of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One field of a request that the service refused."""
+    """One field of a request that the service rejected."""
 
     field: str
     message: str
@@ -50,20 +49,24 @@ class ProblemError(Exception):
 
 
 class UnreachableError(Exception):
-    """No usable answer came: nobody listens, the connection broke, it took too long, or it was not ours."""
+    """No usable response: connection refused or broken, timeout, or a server that is not an Ebbtide service."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`attempts` in all, with a pause before the second that doubles before each later one, up to 10 s."""
+    """`attempts` in total. The delay before the second is `delay_s`; it doubles for each later one, up to 10 s."""
 
     attempts: int = 3
     delay_s: float = 0.2
     sleep: Callable[[float], None] = time.sleep
 
+    def compute_delay_s(self, attempts: int) -> float:
+        """Return the delay after that many failed attempts."""
+        return float(min(self.delay_s * 2.0 ** (attempts - 1), RETRY_DELAY_S_MAX))
+
 
 class _TaggedObject(JsonObject):
-    """An answer, and the ETag that came with it."""
+    """A JSON object with the ETag of its response."""
 
     def __init__(self, document: JsonObject, etag: str) -> None:
         super().__init__(document)
@@ -71,22 +74,21 @@ class _TaggedObject(JsonObject):
 
 
 def etag_of(view: Mapping[str, object]) -> str:
-    """The ETag of a job, pool, node or queue, as a method of the client has given it: what `if_match` takes.
+    """Return the ETag of a job, pool, node or queue that the client returned. Pass it as `if_match`.
 
     Raises:
-        ValueError: it came without one, or is a copy.
+        ValueError: `view` has no ETag, for example because it is a copy.
     """
     if not isinstance(view, _TaggedObject) or not view.etag:
-        raise ValueError("view: it has no ETag; allowed: a job, pool, node or queue just as the client has given it")
+        raise ValueError("view: it has no ETag. Pass a job, pool, node or queue exactly as the client returned it")
     return view.etag
 
 
 class Connection:
     """Sends requests to one service.
 
-    A request that changes nothing when it is repeated (GET, DELETE, or one with an idempotency key) is tried again
-    after a broken connection or an answer that says "later"; every other request is sent once, also one with If-Match:
-    that has to fail where its first attempt was obeyed.
+    GET, DELETE and requests with an idempotency key are retried after a broken connection or a status that asks for a
+    retry. Other requests are sent once, and so are requests with If-Match: after a lost response, a retry would fail.
     """
 
     def __init__(
@@ -98,9 +100,9 @@ class Connection:
         retries: RetryPolicy,
         transport: httpx.BaseTransport | None,
     ) -> None:
-        """Raises ValueError for a URL that is not http or https, and for a token that cannot be sent."""
-        if not token.isascii() or any(mark.isspace() for mark in token):
-            raise ValueError("token: got one with blanks or other than ASCII characters; allowed: ebk_... or a JWT")
+        """Raises ValueError if the URL is not http or https, or if the token cannot be sent in a header."""
+        if not token.isascii() or any(character.isspace() for character in token):
+            raise ValueError("token: it has blanks or non-ASCII characters. Pass an API token (ebk_...) or a JWT")
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url: {url!r} must start with http:// or https://")
         self.url = url.rstrip("/")
@@ -108,14 +110,14 @@ class Connection:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             self._http = httpx.Client(base_url=self.url, timeout=timeout_s, transport=transport, headers=headers)
-        except httpx.InvalidURL as wrong:
-            raise ValueError(f"url: {url!r} is not a URL: {wrong}") from None
+        except httpx.InvalidURL as error:
+            raise ValueError(f"url: {url!r} is not a URL: {error}") from None
 
     def close(self) -> None:
         self._http.close()
 
     def list_items(self, path: str, *, limit: int | None = None, query: Mapping[str, str]) -> Iterator[Any]:
-        """The rows of a list, page by page; empty values of `query` are left out."""
+        """Yield the items of a list, page by page. Empty values of `query` are not sent."""
         parameters = {name: value for name, value in query.items() if value}
         if limit is not None:
             parameters["limit"] = str(limit)
@@ -136,37 +138,40 @@ class Connection:
         key: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The JSON object that the service answers with (see `api`); empty for an answer without a body.
+        """Return the JSON object of the response; an empty one if the response has no body.
 
         Raises:
-            ProblemError: the service refused.
-            UnreachableError: no usable answer came.
+            ProblemError: The service rejected the request.
+            UnreachableError: No usable response came.
         """
-        answer = self._send(method, path, json=json, query=query, key=key, headers=headers)
-        if answer.is_error:
-            raise _to_problem_error(answer)
-        if not answer.content:
+        headers = {**(headers or {}), **({"Idempotency-Key": key} if key else {})}
+        response = self._send(method, path, json=json, query=query, headers=headers, is_keyed=bool(key))
+        if response.is_error:
+            raise _to_problem_error(response)
+        if not response.content:
             return {}
-        document = _read_json(answer)
+        document = _read_json(response)
         if not isinstance(document, dict):
             raise UnreachableError(f"{self.url}{path} did not answer with a JSON object: is this an Ebbtide service?")
-        return _TaggedObject(document, answer.headers.get("ETag", ""))
+        return _TaggedObject(document, response.headers.get("ETag", ""))
 
     @contextmanager
-    def stream_lines(self, path: str, *, query: Mapping[str, str], last_id: str) -> Iterator[Iterator[str]]:
-        """The lines of a stream of server-sent events, after the message of that id.
+    def open_stream(
+        self, path: str, *, query: Mapping[str, str], last_id: str
+    ) -> Iterator[Iterator[httpx_sse.ServerSentEvent]]:
+        """Open a stream of server-sent events that continues after the event `last_id`.
 
         Raises:
-            ProblemError: the service refused.
-            httpx.TransportError: the connection broke, or was silent for longer than a living service is.
+            ProblemError: The service rejected the request.
+            httpx.TransportError: The connection broke, or was silent for STREAM_READ_TIMEOUT_S.
         """
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
-        patience = httpx.Timeout(self._http.timeout.connect, read=STREAM_READ_TIMEOUT_S)
-        with self._http.stream("GET", path, params=query, headers=headers, timeout=patience) as answer:
-            if answer.is_error:
-                answer.read()
-                raise _to_problem_error(answer)
-            yield answer.iter_lines()
+        timeout = httpx.Timeout(self._http.timeout.connect, read=STREAM_READ_TIMEOUT_S)
+        with self._http.stream("GET", path, params=query, headers=headers, timeout=timeout) as response:
+            if response.is_error:
+                response.read()
+                raise _to_problem_error(response)
+            yield httpx_sse.EventSource(response).iter_sse()
 
     def _send(
         self,
@@ -175,31 +180,43 @@ class Connection:
         *,
         json: Mapping[str, Any] | None,
         query: Mapping[str, str] | None,
-        key: str,
-        headers: Mapping[str, str] | None,
+        headers: Mapping[str, str],
+        is_keyed: bool,
     ) -> httpx.Response:
-        headers = {**(headers or {}), **({"Idempotency-Key": key} if key else {})}
-        attempts = (
-            self.retries.attempts if key or (method in IDEMPOTENT_METHODS and IF_MATCH_HEADER not in headers) else 1
+        may_retry = is_keyed or (method in IDEMPOTENT_METHODS and IF_MATCH_HEADER not in headers)
+        retrying = Retrying(
+            stop=stop_after_attempt(self.retries.attempts if may_retry else 1),
+            wait=self._compute_delay_s,
+            retry=retry_if_exception_type(httpx.TransportError) | retry_if_result(_asks_for_retry),
+            sleep=self.retries.sleep,
+            retry_error_callback=_last_outcome,
         )
-        for attempt in range(1, attempts + 1):
-            last = attempt == attempts
-            pause_s = self.retries.delay_s * 2.0 ** (attempt - 1)
-            try:
-                answer = self._http.request(method, path, json=json, params=query, headers=headers)
-            except httpx.TransportError as broken:
-                if last:
-                    raise UnreachableError(f"{self.url} does not answer: {broken or type(broken).__name__}") from broken
-            else:
-                if last or answer.status_code not in RETRYABLE_STATUSES:
-                    return answer
-                pause_s = max(pause_s, _retry_after_s(answer))
-            self.retries.sleep(min(pause_s, RETRY_DELAY_S_MAX))
-        raise AssertionError("the last attempt returns or raises")
+        try:
+            response: httpx.Response = retrying(
+                self._http.request, method, path, json=json, params=query, headers=headers
+            )
+        except httpx.TransportError as error:
+            raise UnreachableError(f"{self.url} does not answer: {error or type(error).__name__}") from error
+        return response
+
+    def _compute_delay_s(self, state: RetryCallState) -> float:
+        delay_s = self.retries.compute_delay_s(state.attempt_number)
+        if state.outcome is None or state.outcome.failed:
+            return delay_s
+        return min(max(delay_s, _retry_after_s(state.outcome.result())), RETRY_DELAY_S_MAX)
+
+
+def _asks_for_retry(response: httpx.Response) -> bool:
+    return response.status_code in RETRYABLE_STATUSES
+
+
+def _last_outcome(state: RetryCallState) -> Any:
+    assert state.outcome is not None
+    return state.outcome.result()
 
 
 def _read_json(response: httpx.Response) -> Any:
-    """The body as JSON; None where it is something else."""
+    """Return the body as JSON, or None if it is something else."""
     try:
         return response.json()
     except ValueError:
@@ -230,61 +247,47 @@ def _to_field_error(item: Any) -> FieldError:
     return FieldError(str(item.get("field", "")), str(item.get("message", "")))
 
 
-RECONNECTS_MAX = 10
-"""So many connections in a row that bring nothing are the end: with their pauses, most of a minute."""
-
-
 @dataclass(frozen=True, slots=True)
-class ServerSentEvent:
-    """`id` is where to go on from; `kind` is `message` unless the service says otherwise."""
+class StreamEvent:
+    """One event of a stream. `id` is the position to continue from; `kind` is `message` unless the service sets it."""
 
     id: str
     kind: str
     data: JsonObject
 
 
-def follow_stream(connection: Connection, path: str, query: Mapping[str, str]) -> Iterator[ServerSentEvent]:
-    """Messages until one of kind `end`, each once, whatever becomes of the connection.
+def follow_stream(connection: Connection, path: str, query: Mapping[str, str]) -> Iterator[StreamEvent]:
+    """Yield each event once, up to and including one of kind `end`. Reconnects when the connection breaks.
 
     Raises:
-        ProblemError: the service refused.
-        UnreachableError: it did not answer for a while.
+        ProblemError: The service rejected the request.
+        UnreachableError: RECONNECTS_MAX connections in a row brought no event.
     """
-    last_id, failures, said = "", 0, "the stream ends at once"
+    last_id, failures, reason = "", 0, "the stream ends at once"
     while True:
         try:
-            with connection.stream_lines(path, query=query, last_id=last_id) as lines:
-                for message in _parse_events(lines):
-                    last_id, failures = message.id, 0
-                    yield message
-                    if message.kind == "end":
+            with connection.open_stream(path, query=query, last_id=last_id) as events:
+                for event in events:
+                    if not event.data:  # a heartbeat or a `retry` field
+                        continue
+                    last_id, failures = event.id, 0
+                    yield StreamEvent(event.id, event.event, json.loads(event.data))
+                    if event.event == "end":
                         return
-        except httpx.TransportError as broken:
-            said = str(broken) or type(broken).__name__
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
         except ProblemError as problem:
             if problem.status not in RETRYABLE_STATUSES:
                 raise
-            said = str(problem)
+            reason = str(problem)
         failures += 1
         if failures >= RECONNECTS_MAX:
-            raise UnreachableError(f"{connection.url} does not answer: {said}")
-        connection.retries.sleep(min(connection.retries.delay_s * 2.0 ** (failures - 1), RETRY_DELAY_S_MAX))
-
-
-def _parse_events(lines: Iterable[str]) -> Iterator[ServerSentEvent]:
-    fields: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.partition(": ")
-        if line and name:
-            fields[name] = value
-        elif not line:
-            if "data" in fields:
-                yield ServerSentEvent(fields.get("id", ""), fields.get("event", "message"), json.loads(fields["data"]))
-            fields = {}
+            raise UnreachableError(f"{connection.url} does not answer: {reason}")
+        connection.retries.sleep(connection.retries.compute_delay_s(failures))
 
 
 class ClientMethods:
-    """Base of the groups of methods that make up `api.client.Client`."""
+    """Base of the method groups that make up `api.client.Client`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -295,5 +298,5 @@ def job_path(job_id: str) -> str:
 
 
 def if_match_headers(if_match: str) -> dict[str, str]:
-    """The header that has a change made only where this is still the ETag of what it changes; else a problem of 412."""
+    """Return the header that makes a change fail with 412 unless `if_match` is still the resource's ETag."""
     return {IF_MATCH_HEADER: if_match} if if_match else {}

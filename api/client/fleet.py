@@ -1,11 +1,4 @@
-"""Pools and nodes, and the demand of inference.
-
-Queues: who pays for jobs.
-
-Loans, and the switches that stop them.
-
-Usage: who held how many GPU-seconds.
-"""
+"""Client methods for pools, nodes, demand, queues, loans and usage."""
 
 from __future__ import annotations
 
@@ -25,12 +18,13 @@ if TYPE_CHECKING:
 
 class FleetMethods(ClientMethods):
     def overview(self, *, generation: int | None = None) -> OverviewView:
-        """The whole fleet at a glance; with the `generation` of an earlier answer, of nodes only what has changed."""
+        """Return a summary of the whole fleet. With the `generation` of an earlier response, `nodes` holds only changed
+        nodes."""
         query = {} if generation is None else {"generation": str(generation)}
         return self._connection.request("GET", "/v1/overview", query=query)
 
     def waiting(self, *, limit: int = 10) -> WaitingView:
-        """The `limit` jobs that have waited longest, each with the reason, and how many wait for which."""
+        """Return the `limit` longest-pending jobs, each with its reason, and the number of jobs per reason."""
         return self._connection.request("GET", "/v1/waiting", query={"limit": str(limit)})
 
     def pools(self) -> list[PoolView]:
@@ -67,11 +61,11 @@ class FleetMethods(ClientMethods):
         return self._connection.request("POST", f"{_node_path(node)}:uncordon", headers=if_match_headers(if_match))
 
     def demand(self, pool: str) -> DemandHistoryView:
-        """The pool's latest demand and the recorded readings."""
+        """Return the pool's latest demand and its recorded readings."""
         return self._connection.request("GET", f"{_pool_path(pool)}/demand")
 
     def report_demand(self, pool: str, *, gpus: float, at_s: float | None = None) -> PoolDemandView:
-        """Say how many GPUs the pool's inference needs from `at_s` on (seconds since 1970, UTC; None: from now on)."""
+        """Report how many GPUs the pool's inference needs from `at_s` on (seconds since 1970, UTC; None means now)."""
         report = {"gpus": gpus} if at_s is None else {"gpus": gpus, "at": at_s}
         return self._connection.request("POST", f"{_pool_path(pool)}/demand", json=report)
 
@@ -89,7 +83,7 @@ def _node_path(name: str) -> str:
 
 class QueueMethods(ClientMethods):
     def queues(self) -> list[QueueView]:
-        """Declared queues and those that live jobs name, with what they use, borrow and wait for."""
+        """Return declared queues and queues that live jobs name, with their usage."""
         return list(self._connection.list_items("/v1/queues", query={}))
 
     def queue(self, name: str) -> QueueView:
@@ -99,8 +93,7 @@ class QueueMethods(ClientMethods):
         return self._connection.request("POST", "/v1/queues", json=document)
 
     def change_queue(self, name: str, change: Mapping[str, Any], *, if_match: str = "") -> QueueView:
-        """Change `guaranteed_gpus`, `limit_gpus`, `user_limit_gpus`, `user_jobs_max` (None: no limit) or `weight`; what
-        is left out stays."""
+        """Change `guaranteed_gpus`, `weight`, `limit_gpus`, `user_limit_gpus` or `user_jobs_max`."""
         return self._connection.request("PATCH", _queue_path(name), json=change, headers=if_match_headers(if_match))
 
     def delete_queue(self, name: str, *, if_match: str = "") -> QueueView:
@@ -127,8 +120,10 @@ class LendingMethods(ClientMethods):
 
 class UsageMethods(ClientMethods):
     def usage(self, *, since: str = "", until: str = "", by: Sequence[str] = ("queue",)) -> UsageReportView:
-        """GPU-seconds by any of day, hour, queue, owner and gpu; `since` and `until` are seconds since 1970 or ISO
-        dates and times, else the last 30 days."""
+        """Return GPU-seconds, grouped by any of day, hour, queue, owner and gpu.
+
+        `since` and `until` are seconds since 1970 or ISO dates and times. The default is the last 30 days.
+        """
         query = {"from": since, "to": until, "by": ",".join(by)}
-        given = {name: value for name, value in query.items() if value}
-        return cast("UsageReportView", self._connection.request("GET", "/v1/usage", query=given))
+        query = {name: value for name, value in query.items() if value}
+        return cast("UsageReportView", self._connection.request("GET", "/v1/usage", query=query))

@@ -1,9 +1,7 @@
-"""Every error of the API as a problem (RFC 9457): one form, stable types, the refused fields by name.
+"""Errors of the API as problem documents (RFC 9457), and their description in the OpenAPI document.
 
-What the OpenAPI document says of problems (RFC 9457): their form, their types, and which of them a route may answer.
-
-A route names what follows from the state that it meets (`responses=problems(409)`). What follows from its form is put
-in for all of them in `api.openapi`.
+A route declares the problems that depend on the state, with `responses=problem_responses(409)`. `api.openapi` adds the
+problems that every route can return.
 """
 
 from __future__ import annotations
@@ -31,26 +29,26 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 REQUEST_ID_HEADER = "X-Request-Id"
 TYPE_PREFIX = "urn:ebbtide:problem:"
 TITLES = {
-    "not-found": "There is no such thing",
-    "method-not-allowed": "This resource does not know the method",
-    "changed": "It has changed since it was read",
-    "swept": "It is kept no more",
-    "conflict": "The present state does not permit it",
-    "invalid-input": "The request has fields that are refused",
-    "idempotency-key-reused": "The key belongs to another request",
-    "infeasible": "No plan fits",
-    "unauthenticated": "A token is needed",
-    "forbidden": "The token does not permit this",
-    "malformed": "The request cannot be read",
-    "misdirected": "The request names another host",
-    "body-too-large": "The body is too large",
+    "not-found": "Not found",
+    "method-not-allowed": "The resource does not support this method",
+    "changed": "The resource has changed since it was read",
+    "swept": "Deleted by retention",
+    "conflict": "The current state does not allow this change",
+    "invalid-input": "The request has invalid fields",
+    "idempotency-key-reused": "The idempotency key was used for another request",
+    "infeasible": "No plan is feasible",
+    "unauthenticated": "Authentication required",
+    "forbidden": "Permission denied",
+    "malformed": "Malformed request",
+    "misdirected": "Host or origin not allowed",
+    "body-too-large": "The request body is too large",
     "rate-limited": "Too many requests",
-    "issuer-unavailable": "The identity provider does not answer",
+    "issuer-unavailable": "The identity provider is unavailable",
     "busy": "The service is busy",
     "not-ready": "The service is not ready",
-    "store-unavailable": "The database does not answer",
-    "logs-elsewhere": "The logs are not here",
-    "internal": "The service made a mistake",
+    "store-unavailable": "The database is unavailable",
+    "logs-elsewhere": "The logs are stored elsewhere",
+    "internal": "Internal error",
 }
 _SLUG_BY_STATUS = {
     404: "not-found",
@@ -63,7 +61,7 @@ _SLUG_BY_STATUS = {
 
 @dataclass(eq=False)
 class ProblemError(Exception):
-    """What a request ends with when it cannot be done. `slug` is a key of TITLES and never changes its meaning."""
+    """Ends a request with a problem. `slug` is a key of TITLES; its meaning never changes."""
 
     status: int
     slug: str
@@ -76,8 +74,8 @@ class ProblemError(Exception):
 
 
 def raise_not_found(noun: str, name: str, known: Iterable[str] = ()) -> NoReturn:
-    """`known`: names of which one may be meant; whoever asks has to be allowed to see them."""
-    raise ProblemError(404, "not-found", f"there is no {noun} {to_printable(name)}{suggest(name, known)}")
+    """Raise a 404. `known` holds names to suggest; the caller must be allowed to see them."""
+    raise ProblemError(404, "not-found", f"{noun} {to_printable(name)} does not exist{suggest(name, known)}")
 
 
 def raise_conflict(detail: str, *refused_fields: InvalidField) -> NoReturn:
@@ -85,7 +83,7 @@ def raise_conflict(detail: str, *refused_fields: InvalidField) -> NoReturn:
 
 
 def raise_invalid_field(field: str, value: object, allowed: str) -> NoReturn:
-    """Refuse one field of the request."""
+    """Raise a 422 about one field of the request."""
     raise InvalidDocumentError(InvalidField(field, to_printable(value), allowed))
 
 
@@ -122,31 +120,37 @@ def _handle_validation_error(request: Request, error: Exception) -> JSONResponse
 def _handle_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.BAD_REQUEST:
-        # FastAPI says this of a body that is too deep, or has numbers too long, to be read as JSON.
+        # FastAPI raises this for JSON that is nested too deeply or has numbers that are too long.
         return _handle_refused_fields(
-            request, InvalidDocumentError(InvalidField("body", None, "JSON that can be read"))
+            request,
+            InvalidDocumentError(
+                InvalidField("body", None, "JSON that Python can parse (nesting and numbers of reasonable size)")
+            ),
         )
     slug = _SLUG_BY_STATUS.get(error.status_code, f"http-{error.status_code}")
     where = f"{request.method} {to_printable(request.url.path)}"
-    said = error.detail if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else ""
-    detail = f"{where}: {said or HTTPStatus(error.status_code).phrase.lower()}"
+    reason = error.detail if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else ""
+    detail = f"{where}: {reason or HTTPStatus(error.status_code).phrase.lower()}"
     return problem_response(request, ProblemError(error.status_code, slug, detail, headers=error.headers))
 
 
 def unavailable_response(request: Request, error: Exception) -> JSONResponse:
-    logger.error("%s %s: the database does not answer: %s", request.method, request.url.path, error)
-    detail = "the database does not answer now: ask again; a job that was sent may have been taken, so look first"
+    logger.error("%s %s: the database is unavailable: %s", request.method, request.url.path, error)
+    detail = "the database is unavailable. Retry, but first check whether a submitted job was accepted"
     return problem_response(request, ProblemError(503, "store-unavailable", detail, headers={"Retry-After": "5"}))
 
 
 def _handle_internal_error(request: Request, error: Exception) -> JSONResponse:
-    """Nothing of the error itself is told: it may name files, queries or secrets. The log has it."""
+    """Answer 500 without the error's text, which may contain file names, queries or secrets. The log has it."""
     logger.error("%s %s failed: %s", request.method, request.url.path, type(error).__name__)
-    return problem_response(request, ProblemError(500, "internal", "the request failed; the service's log says why"))
+    return problem_response(
+        request, ProblemError(500, "internal", "the request failed. See the service's log for the reason")
+    )
 
 
 def problem_response(request: Request, problem: ProblemError) -> JSONResponse:
-    """For those who answer outside of the handlers above as well."""
+    """Return the response for a problem. Code that runs outside the exception handlers, such as middleware, uses it
+    too."""
     document: dict[str, Any] = {
         "type": TYPE_PREFIX + problem.slug,
         "title": TITLES.get(problem.slug, HTTPStatus(problem.status).phrase),
@@ -155,26 +159,26 @@ def problem_response(request: Request, problem: ProblemError) -> JSONResponse:
         "instance": request.url.path,
     }
     if problem.errors:
-        document["errors"] = [{**asdict(refusal), "message": refusal.message} for refusal in problem.errors]
+        document["errors"] = [{**asdict(field), "message": field.message} for field in problem.errors]
     headers = {**(problem.headers or {}), REQUEST_ID_HEADER: REQUEST_ID.get()}
     return JSONResponse(document, problem.status, headers=headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
 _DESCRIPTION_BY_STATUS = {
-    400: "The request cannot be read.",
-    401: "No valid token came with the request.",
-    403: "The token does not permit this.",
-    404: "There is no such thing, or the token does not permit to see it.",
-    409: "The present state does not permit it.",
-    410: "What the cursor points into is kept no more; the detail says where to go on.",
-    412: "It has changed since the ETag was read that `If-Match` names.",
-    413: "The body is too large.",
-    421: "The request names another host (only while nobody has to say who asks).",
-    422: "Fields are refused; `errors` names each with its value and what is allowed.",
-    429: "Too many requests: ask again after `Retry-After` seconds.",
-    500: "The service made a mistake.",
-    501: "The service cannot do this here; the detail says where it can be done.",
-    503: "The database does not answer, or nobody leads: ask again after `Retry-After` seconds.",
+    400: "The path, query or a header is malformed.",
+    401: "The request has no valid token.",
+    403: "The token does not grant the required role.",
+    404: "It does not exist, or the caller may not see it.",
+    409: "The current state does not allow this change.",
+    410: "Retention has deleted the items after the cursor. Start again without a cursor.",
+    412: "The resource no longer has the ETag in `If-Match`.",
+    413: "The request body is too large.",
+    421: "The Host or Origin header is not allowed (only while authentication is off).",
+    422: "The request has invalid fields. `errors` lists each with its value and what is accepted.",
+    429: "Too many requests. Retry after `Retry-After` seconds.",
+    500: "Internal error.",
+    501: "This service does not store the data; the detail says where to find it.",
+    503: "The database is unavailable, or there is no leader. Retry after `Retry-After` seconds.",
 }
 _RETRY_AFTER_HEADER = {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 0}}
 PROBLEM_REFERENCE = {"$ref": "#/components/schemas/Problem"}
@@ -182,7 +186,7 @@ PROBLEM_REFERENCE = {"$ref": "#/components/schemas/Problem"}
 FIELD_ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
     "title": "FieldError",
-    "description": "One refused field: what was given, shortened, and what is allowed; `message` is both in words.",
+    "description": "One invalid field: the value, shortened, and what is accepted. `message` says both in words.",
     "required": ["field", "value", "allowed", "message"],
     "properties": {
         "field": {"type": "string"},
@@ -194,21 +198,21 @@ FIELD_ERROR_SCHEMA: dict[str, Any] = {
 PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "title": "Problem",
-    "description": "Why a request was not done (RFC 9457). `type` never changes its meaning; `detail` is for people.",
+    "description": "Why a request failed (RFC 9457). The meaning of `type` never changes; `detail` is for people.",
     "required": ["type", "title", "status", "detail", "instance"],
     "properties": {
         "type": {"type": "string", "enum": [TYPE_PREFIX + slug for slug in TITLES]},
         "title": {"type": "string"},
         "status": {"type": "integer", "minimum": 400, "maximum": 599},
         "detail": {"type": "string"},
-        "instance": {"type": "string", "description": "The path that was asked."},
+        "instance": {"type": "string", "description": "The path of the request."},
         "errors": {"type": "array", "items": {"$ref": "#/components/schemas/FieldError"}},
     },
 }
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses=`: it may answer a problem of each of these statuses."""
+    """Return the value of a route's `responses=` that declares a problem for each of these statuses."""
     return {status: _openapi_response(status) for status in statuses}
 
 

@@ -1,15 +1,14 @@
-"""Times every request under its route's template; a stream until it begins.
+"""ASGI middleware that every request passes before its body is read and an endpoint runs.
 
-Gate: what every request passes before a route sees it, and before its body is read.
+`TimingMiddleware` records metrics. `SecurityMiddleware` checks, in this order:
 
-id            X-Request-Id, the asker's or a new one; it comes back on every answer and stands in the log
-form          path and query are UTF-8 without NUL
-host          while nobody has to say who asks: only a name of this machine (against DNS rebinding)
-origin        while nobody has to say who asks: no page of another site, in the browser of somebody who may reach us
-rule          who may call the route, by method and path (api.identity.authorization)
-principal     from the bearer token, with its rate limit (api.identity.authentication, api.identity.authentication)
-role          on some queue, or on all; whose job it is, the route finds out
-body          no larger than the rule says, whether or not it says its length
+- request id: takes X-Request-Id from the client or creates one; it is in every response and in the log
+- form: path and query are UTF-8 without NUL
+- host and origin, only while authentication is off: a local host name (against DNS rebinding) and no foreign web page
+- rule: who may call the route (`api.identity.authorization`)
+- principal: from the bearer token, with rate limits (`api.identity.authentication`)
+- role: on some queue or on all; the endpoint checks the job's queue
+- body: at most as large as the rule's setting allows, with or without Content-Length
 """
 
 from __future__ import annotations
@@ -41,7 +40,10 @@ _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 
 
 class TimingMiddleware:
-    """ASGI middleware. Paths that lead nowhere share one label, and so do invented methods."""
+    """Records the duration of every request by route template; of a stream, the time until it starts.
+
+    Unknown paths share one label, and so do unknown methods.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -51,22 +53,22 @@ class TimingMiddleware:
             await self._app(scope, receive, send)
             return
         started_s = time.perf_counter()
-        status, begun_s = 500, None
+        status, stream_started_s = 500, None
 
-        async def note_status(message: Message) -> None:
-            nonlocal status, begun_s
+        async def record_start(message: Message) -> None:
+            nonlocal status, stream_started_s
             if message["type"] == "http.response.start":
                 status = message["status"]
                 is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
-                begun_s = time.perf_counter() if is_stream else None
+                stream_started_s = time.perf_counter() if is_stream else None
             await send(message)
 
         try:
-            await self._app(scope, receive, note_status)
+            await self._app(scope, receive, record_start)
         finally:
             method = scope["method"] if scope["method"] in _KNOWN_METHODS else "other"
             route = getattr(scope.get("route"), "path", "unmatched")
-            seconds = (begun_s or time.perf_counter()) - started_s
+            seconds = (stream_started_s or time.perf_counter()) - started_s
             record_request(method=method, route=route, status=status, seconds=seconds)
 
 
@@ -75,7 +77,7 @@ _REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
 
 @dataclass(frozen=True, slots=True)
 class SecurityMiddleware:
-    """ASGI middleware. `authenticator` is None where nobody has to say who asks."""
+    """`authenticator` is None while authentication is off."""
 
     app: ASGIApp
     settings: Settings
@@ -90,28 +92,29 @@ class SecurityMiddleware:
         request_id = _request_id(scope)
         REQUEST_ID.set(request_id)
 
-        async def tagged(message: Message) -> None:
+        async def send_with_request_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 name = REQUEST_ID_HEADER.lower().encode()
                 others = [header for header in message["headers"] if header[0] != name]
                 message["headers"] = [*others, (name, request_id.encode())]
-                reporter = scope.get("state", {}).get("reporter")
-                if reporter is not None:
-                    self.worker_authenticator.record_response(reporter, message["status"])
+                worker_caller = scope.get("state", {}).get("worker_caller")
+                if worker_caller is not None:
+                    self.worker_authenticator.record_response(worker_caller, message["status"])
             await send(message)
 
         try:
             rule = await self._authorize(scope)
-        except (ProblemError, UnavailableError) as refused:
-            answer = await self._error_response(Request(scope), refused)
-            await answer(scope, receive, tagged)
+        except (ProblemError, UnavailableError) as error:
+            response = await self._error_response(Request(scope), error)
+            await response(scope, receive, send_with_request_id)
             return
         if rule is not None:
             receive = _limit_body(receive, getattr(self.settings, rule.body_setting))
-        await self.app(scope, receive, tagged)
+        await self.app(scope, receive, send_with_request_id)
 
     async def _authorize(self, scope: Scope) -> RouteRule | None:
-        """The rule that lets this request pass, its principal in the request's state; None where no route takes it."""
+        """Check the request. Return the rule of its route, or None if no route matches. Stores the principal in the
+        scope's state."""
         _refuse_malformed(scope)
         if self.authenticator is None:
             host = _header(scope, b"host").lower()
@@ -131,7 +134,7 @@ class SecurityMiddleware:
     async def _authenticate(self, rule: RouteRule, scope: Scope) -> Principal:
         address, authorization = (scope.get("client") or ("", 0))[0], _header(scope, b"authorization")
         if rule.caller in TOKEN_PREFIX_BY_CALLER:
-            scope["state"]["reporter"] = self.worker_authenticator.authenticate(
+            scope["state"]["worker_caller"] = self.worker_authenticator.authenticate(
                 rule, authorization, scope["path"], address
             )
             return WORKER
@@ -139,50 +142,50 @@ class SecurityMiddleware:
             return ANONYMOUS
         if rule.caller is Caller.SCRAPERS and self.settings.metrics_open:
             return ANONYMOUS
-        scope["state"]["is_good"] = partial(self.authenticator.is_still_valid, authorization)
+        scope["state"]["is_token_valid"] = partial(self.authenticator.is_still_valid, authorization)
         return await self.authenticator.authenticate(authorization, address)
 
-    def _refuse_foreign_host(self, named: str) -> None:
+    def _refuse_foreign_host(self, host_header: str) -> None:
         if not self.settings.is_loopback:
             return
-        host = _hostname(named)
+        host = _hostname(host_header)
         if not is_loopback(host) and host not in self._allowed_hosts:
             detail = (
-                f"Host: got {named!r}; allowed: a name of this machine, or one of EBBTIDE_ALLOWED_HOSTS, because here "
-                "nobody has to say who asks"
+                f"Host: {host_header!r} is not allowed while authentication is off. Use a loopback name, or add "
+                "the host to EBBTIDE_ALLOWED_HOSTS"
             )
             raise ProblemError(421, "misdirected", detail)
 
-    def _refuse_foreign_origin(self, origin: str, named: str) -> None:
-        """A browser sends what any page asks for, without looking where it needs no body; it says whose page it is."""
+    def _refuse_foreign_origin(self, origin: str, host_header: str) -> None:
+        """Refuse requests that a page of another site makes in a user's browser. Browsers name the page's origin."""
         site = origin.partition("://")[2]
-        if origin and site != named and _hostname(site) not in self._allowed_hosts:
+        if origin and site != host_header and _hostname(site) not in self._allowed_hosts:
             detail = (
-                f"Origin: got {origin!r}; allowed: pages of this service, or of EBBTIDE_ALLOWED_HOSTS, because "
-                "here nobody has to say who asks"
+                f"Origin: {origin!r} is not allowed while authentication is off. Use a page of this service, or add "
+                "its host to EBBTIDE_ALLOWED_HOSTS"
             )
             raise ProblemError(421, "misdirected", detail)
 
     @property
     def _allowed_hosts(self) -> set[str]:
-        """Names that the operator has given to this service, beside those that every machine has for itself."""
-        named = {each.strip().lower() for each in self.settings.allowed_hosts.split(",")}
-        named |= {urlsplit(self.settings.worker_url).hostname or ""}
-        return {each for each in named if each and not is_loopback(each)}
+        """The host names that the operator configured, without the loopback names that every machine has."""
+        hosts = {host.strip().lower() for host in self.settings.allowed_hosts.split(",")}
+        hosts |= {urlsplit(self.settings.worker_url).hostname or ""}
+        return {host for host in hosts if host and not is_loopback(host)}
 
-    async def _error_response(self, request: Request, refused: ProblemError | UnavailableError) -> JSONResponse:
-        if isinstance(refused, UnavailableError):
-            return unavailable_response(request, refused)
+    async def _error_response(self, request: Request, error: ProblemError | UnavailableError) -> JSONResponse:
+        if isinstance(error, UnavailableError):
+            return unavailable_response(request, error)
         try:
-            await run_in_threadpool(record_forbidden_request, request, refused.status)
-        except UnavailableError as away:
-            return unavailable_response(request, away)
-        return problem_response(request, refused)
+            await run_in_threadpool(record_forbidden_request, request, error.status)
+        except UnavailableError as unavailable:
+            return unavailable_response(request, unavailable)
+        return problem_response(request, error)
 
 
 def _require_role(rule: RouteRule, principal: Principal) -> None:
-    has = principal.has_role(rule.role) if rule.on_all_queues else principal.has_role_anywhere(rule.role)
-    if not has:
+    has_role = principal.has_role(rule.role) if rule.on_all_queues else principal.has_role_anywhere(rule.role)
+    if not has_role:
         where = "" if not rule.on_all_queues or rule.role.label == "admin" else " on all queues"
         raise ProblemError(403, "forbidden", f"this needs the role {rule.role.label}{where}; you are {principal}")
 
@@ -201,14 +204,14 @@ def _header(scope: Scope, name: bytes) -> str:
 
 
 def _refuse_malformed(scope: Scope) -> None:
-    for what, raw in (("path", scope.get("raw_path") or scope["path"].encode()), ("query", scope["query_string"])):
-        found = unquote_to_bytes(raw)
+    for part, raw in (("path", scope.get("raw_path") or scope["path"].encode()), ("query", scope["query_string"])):
+        decoded = unquote_to_bytes(raw)
         try:
-            found.decode()
+            decoded.decode()
         except UnicodeDecodeError:
-            raise ProblemError(400, "malformed", f"{what}: allowed: UTF-8, percent-encoded") from None
-        if b"\0" in found:
-            raise ProblemError(400, "malformed", f"{what}: got a NUL; allowed: text")
+            raise ProblemError(400, "malformed", f"the {part} is not percent-encoded UTF-8") from None
+        if b"\0" in decoded:
+            raise ProblemError(400, "malformed", f"the {part} contains a NUL character")
 
 
 def _refuse_large_body(scope: Scope, bytes_max: int) -> None:
@@ -218,7 +221,7 @@ def _refuse_large_body(scope: Scope, bytes_max: int) -> None:
 
 
 def _limit_body(receive: Receive, bytes_max: int) -> Receive:
-    """For bodies that do not say how long they are."""
+    """Return a `receive` that fails once the body exceeds the limit, for bodies without Content-Length."""
     received = 0
 
     async def bounded() -> Message:
@@ -226,13 +229,11 @@ def _limit_body(receive: Receive, bytes_max: int) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > bytes_max:
-            raise HTTPException(
-                413, _too_large_message(bytes_max)
-            )  # FastAPI lets this class of errors pass, and no other
+            raise HTTPException(413, _too_large_message(bytes_max))  # the only exception that FastAPI does not wrap
         return message
 
     return bounded
 
 
 def _too_large_message(bytes_max: int) -> str:
-    return f"the body has more than {bytes_max} bytes, which is the most that is taken here"
+    return f"the request body has more than {bytes_max} bytes, the maximum for this route"

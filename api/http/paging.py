@@ -1,12 +1,8 @@
-"""PageOf: what every list answers, and the plain values that several nouns share.
+"""Lists: pages, cursors, and the query parameters and value types that several lists share.
 
-Query parameters that several lists have.
-
-Keyset paging: a cursor is the place of the last item in its list, and places never change.
-
-So whoever goes from page to page meets everything that was there all the while once, whatever is added and ends
-meanwhile: jobs and loans stand in the order of their beginning, newest first, live and ended ones alike; other nouns by
-name; the record by number.
+Paging is by key: a cursor holds the sort key of the last item on its page, and sort keys never change. A client that
+follows the cursors sees every item that exists throughout exactly once. Jobs and loans are sorted by creation time,
+newest first; events, decisions and audit entries by number; everything else by name.
 """
 
 from __future__ import annotations
@@ -39,12 +35,12 @@ from scheduler.store.api_protocol import (
 from scheduler.store.protocol import Page
 
 PageItem = TypeVar("PageItem")
-GpusByNode = Annotated[dict[str, list[int]], Field(description="Indices of GPUs, by node.")]
+GpusByNode = Annotated[dict[str, list[int]], Field(description="GPU indices by node.")]
 AtSeconds = Annotated[float, Field(description="Seconds since 1970 (UTC).")]
 
 
 class PageOf(TypedDict, Generic[PageItem]):
-    """One page of a list. `next` is the `cursor` that asks for the following page; null on the last one."""
+    """One page of a list. `next` is the `cursor` of the following page, null on the last page."""
 
     items: list[PageItem]
     next: str | None
@@ -55,19 +51,22 @@ def encode_gpus(gpus: gpu_sets.Gpus) -> GpusByNode:
 
 
 TEXT_PATTERN = r"^[^\x00]*$"
-"""No database takes a NUL in a text."""
+"""Databases reject NUL characters in texts."""
 TextParameter = Annotated[str, Query(max_length=300, pattern=TEXT_PATTERN)]
 StatesParameter = Annotated[
     str,
     Query(
-        max_length=300, pattern=TEXT_PATTERN, description="In one of these states, or `live`, `ended`; commas between."
+        max_length=300,
+        pattern=TEXT_PATTERN,
+        description="One or more states, or `live` or `ended`, separated by commas.",
     ),
 ]
 State = TypeVar("State", bound=StrEnum)
 
 
 def parse_states(text: str, state_type: type[State], *, live: Iterable[State]) -> frozenset[State] | None:
-    """The states that a text with commas names; None for an empty one. `live` and `ended` name several at once."""
+    """Return the states that a comma-separated list names, or None if it is empty. `live` and `ended` stand for
+    several."""
     known = {state.value: frozenset((state,)) for state in state_type}
     lasting = frozenset(live)
     known |= {"live": lasting, "ended": frozenset(state_type) - lasting}
@@ -91,7 +90,7 @@ class _HasNumber(Protocol):
 Numbered = TypeVar("Numbered", bound=_HasNumber)
 
 CursorParameter = Annotated[
-    str, Query(max_length=2000, description="`next` of an earlier answer to the same question; empty: the first page.")
+    str, Query(max_length=2000, description="`next` of an earlier response to the same query. Empty: the first page.")
 ]
 
 
@@ -100,38 +99,42 @@ def encode_cursor(noun: str, *position: float | str) -> str:
 
 
 def decode_cursor(cursor: str, noun: str, *kinds: type) -> list[Any] | None:
-    """What `cursor_of` was given; None for an empty cursor, a 422 problem for one that no list of `noun` ever gave."""
+    """Return the values that `encode_cursor` was given, or None for an empty cursor.
+
+    Raises:
+        InvalidDocumentError: The cursor does not come from a list of `noun`.
+    """
     if not cursor:
         return None
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        found, *place = json.loads(text)
-        if found == noun and [type(part) for part in place] == list(kinds) and all(map(_is_comparable, place)):
-            return list(place)
+        found, *position = json.loads(text)
+        if found == noun and [type(part) for part in position] == list(kinds) and all(map(_is_comparable, position)):
+            return list(position)
     except (binascii.Error, ValueError, TypeError, RecursionError):
-        pass  # refused below, like a text that decodes to something else
+        pass  # rejected below, like a cursor of another list
     return raise_invalid_field("cursor", cursor, f"the value of `next` in an earlier list of {noun}")
 
 
 def decode_number_cursor(cursor: str, noun: str) -> int | None:
-    """The place of a list by number."""
-    place = decode_cursor(cursor, noun, int)
-    return None if place is None else int(place[0])
+    """Return the number in the cursor of a list that is sorted by number."""
+    position = decode_cursor(cursor, noun, int)
+    return None if position is None else int(position[0])
 
 
 def _is_comparable(part: Any) -> bool:
-    """Every database can compare it."""
+    """Return whether every database can compare the value."""
     return part.isprintable() if isinstance(part, str) else abs(part) < 2**63
 
 
 def page_by_name(
     noun: str, rows: Mapping[str, Row], view: Callable[[Row], Item], *, cursor: str, limit: int
 ) -> PageOf[Item]:
-    """Rows by name."""
-    place = decode_cursor(cursor, noun, str)
-    names = sorted(name for name in rows if place is None or name > place[0])
-    following = encode_cursor(noun, names[limit - 1]) if len(names) > limit else None
-    return {"items": [view(rows[name]) for name in names[:limit]], "next": following}
+    """Return one page of the rows, sorted by name."""
+    position = decode_cursor(cursor, noun, str)
+    names = sorted(name for name in rows if position is None or name > position[0])
+    next_cursor = encode_cursor(noun, names[limit - 1]) if len(names) > limit else None
+    return {"items": [view(rows[name]) for name in names[:limit]], "next": next_cursor}
 
 
 def page_by_number(
@@ -139,20 +142,23 @@ def page_by_number(
     read: Callable[[Page], Sequence[Numbered]],
     is_visible: Callable[[Numbered], bool],
     *,
-    swept: Callable[[], int],
+    get_retention_mark: Callable[[], int],
     after: int,
     cursor: str,
     limit: int,
 ) -> PageOf[Numbered]:
-    """Rows that may be seen, after the number `after` or the cursor's. Looks at LOOKED_AT_MAX rows at most, so that a
-    page may be short, or empty, and not the last. `swept`: up to which number rows are kept no more; who goes on from
-    one of them gets a 410 problem, who asks from the start gets what is kept."""
-    place = decode_number_cursor(cursor, noun)
-    at = after if place is None else place
-    if 0 < at < (gone := swept()):
-        detail = (
-            f"{noun} up to number {gone} are kept no more, {at} among them: ask from the start, which begins behind"
-        )
+    """Return one page of the visible rows after the number `after`, or after the cursor's.
+
+    Reads at most ROWS_SCANNED_MAX rows, so a page may be short or empty although more follow. `get_retention_mark`
+    returns the number up to which retention has deleted rows.
+
+    Raises:
+        ProblemError: 410 if rows between the cursor and the first remaining row were deleted.
+    """
+    position = decode_number_cursor(cursor, noun)
+    at = after if position is None else position
+    if 0 < at < (deleted := get_retention_mark()):
+        detail = f"{noun} up to number {deleted} were deleted by retention. Start again without a cursor"
         raise ProblemError(410, "swept", detail)
     found: list[Numbered] = []
     reach = at + ROWS_SCANNED_MAX
@@ -171,17 +177,17 @@ def page_by_number(
 
 
 def page_of_jobs(live: Iterable[Job], store: ApiStore, query: JobQuery, *, cursor: str, limit: int) -> PageOf[Job]:
-    after = _decode_place(cursor, "jobs")
+    after = _decode_sort_key(cursor, "jobs")
     found = {job.id: job for job in live if not job.is_ended and query.matches(job)}
     if query.includes_ended:
-        # One that has ended since `live` was read is in both, and is what it has become.
+        # A job that has ended since `live` was read is in both; the ended one is current.
         found |= {job.id: job for job in store.find_ended_jobs(query, after=after, limit=limit + 1)}
     rows = take_page(list(found.values()), get_job_sort_key, after=after, limit=limit + 1)
     return _page_of_rows("jobs", rows, get_job_sort_key, limit)
 
 
 def page_of_loans(live: Iterable[Loan], store: ApiStore, query: LoanQuery, *, cursor: str, limit: int) -> PageOf[Loan]:
-    after = _decode_place(cursor, "loans")
+    after = _decode_sort_key(cursor, "loans")
     found = {loan.id: loan for loan in live if query.matches(loan)}
     if query.includes_ended:
         found |= {loan.id: loan for loan in store.find_ended_loans(query, after=after, limit=limit + 1)}
@@ -189,12 +195,12 @@ def page_of_loans(live: Iterable[Loan], store: ApiStore, query: LoanQuery, *, cu
     return _page_of_rows("loans", rows, get_loan_sort_key, limit)
 
 
-def _decode_place(cursor: str, noun: str) -> SortKey | None:
-    place = decode_cursor(cursor, noun, float, str)
-    return None if place is None else SortKey(*place)
+def _decode_sort_key(cursor: str, noun: str) -> SortKey | None:
+    position = decode_cursor(cursor, noun, float, str)
+    return None if position is None else SortKey(*position)
 
 
-def _page_of_rows(noun: str, rows: tuple[Row, ...], place_of: Callable[[Row], SortKey], limit: int) -> PageOf[Row]:
-    """`rows` are one more than fit on the page, where there are more."""
-    following = encode_cursor(noun, *place_of(rows[limit - 1])) if len(rows) > limit else None
-    return {"items": list(rows[:limit]), "next": following}
+def _page_of_rows(noun: str, rows: tuple[Row, ...], get_sort_key: Callable[[Row], SortKey], limit: int) -> PageOf[Row]:
+    """Return the page. `rows` has one row more than fits if there is a following page."""
+    next_cursor = encode_cursor(noun, *get_sort_key(rows[limit - 1])) if len(rows) > limit else None
+    return {"items": list(rows[:limit]), "next": next_cursor}

@@ -1,4 +1,5 @@
-"""The audit log's entries: who asked for which change, and what it changed. Reports of workers and agents are none."""
+"""Audit log entries: who changed what, and which changes were forbidden. Reports of workers and agents are not
+audited."""
 
 from __future__ import annotations
 
@@ -42,26 +43,28 @@ _FLEET = "fleet"
 
 
 def command_audit_entry(command: Command, principal: Principal, before: Snapshot, after: Snapshot) -> AuditEntry:
-    """Of what a command changes, only the fields that differ."""
+    """Return the entry of a command, with the values of changed fields before and after."""
     subject = command_subject(command.body)
-    was, will_be = (_audited_fields(command.body, subject, snapshot) for snapshot in (before, after))
-    if was is not None and will_be is not None:
-        changed = {name for name in was if was[name] != will_be[name]}
-        was, will_be = ({name: value[name] for name in sorted(changed)} for value in (was, will_be))
+    before_fields, after_fields = (_audited_fields(command.body, subject, snapshot) for snapshot in (before, after))
+    if before_fields is not None and after_fields is not None:
+        changed = {name for name in before_fields if before_fields[name] != after_fields[name]}
+        before_fields, after_fields = (
+            {name: value[name] for name in sorted(changed)} for value in (before_fields, after_fields)
+        )
     return AuditEntry(
         command.at_s,
         principal.name,
         principal.token_id,
         type(command.body).__name__,
         subject,
-        was,
-        will_be,
+        before_fields,
+        after_fields,
         REQUEST_ID.get(),
     )
 
 
 def command_subject(body: CommandBody) -> str:
-    """The job, pool, node or queue that a command is about; `fleet` for switches of the whole."""
+    """Return the job, pool, node or queue that a command is about; "fleet" for fleet-wide switches."""
     match body:
         case SubmitJob() | CancelJob() | SuspendJob() | ResumeJob() | ScaleJob() | ChangeJob() | CheckpointJob():
             return body.job_id
@@ -80,7 +83,7 @@ def command_subject(body: CommandBody) -> str:
 
 
 def record_forbidden_request(request: Request, status: int) -> None:
-    """Log that somebody who is known asked for a change and may not have it; nothing of anything else."""
+    """Log a change that an authenticated caller requested and was denied. Other failures are not logged."""
     principal = getattr(request.state, "principal", WORKER)
     if status != _FORBIDDEN or request.method in _SAFE_METHODS or principal is WORKER:
         return
@@ -106,13 +109,13 @@ def _audited_fields(body: CommandBody, subject: str, snapshot: Snapshot) -> Mapp
             job = snapshot.jobs.get(subject)
             return None if job is None else {"intent": job.intent.value, **to_job_document(job.spec)}
         case CreatePool() | DeletePool() | SetLendingPolicy():
-            found: Any = snapshot.pools.get(subject)
+            record: Any = snapshot.pools.get(subject)
         case CreateQueue() | ChangeQueue() | DeleteQueue():
-            found = snapshot.queues.get(subject)
+            record = snapshot.queues.get(subject)
         case AddNode() | RemoveNode() | CordonNode() | UncordonNode():
-            found = snapshot.nodes.get(subject)
+            record = snapshot.nodes.get(subject)
         case ReportDemand():
-            found = snapshot.demand.get(subject)
+            record = snapshot.demand.get(subject)
         case _:
-            found = snapshot.switches
-    return None if found is None else encode(found)
+            record = snapshot.switches
+    return None if record is None else encode(record)

@@ -1,11 +1,4 @@
-"""The bearer token of a request (RFC 6750).
-
-How often somebody may ask: a token bucket for each, in this process.
-
-Authenticator: from the bearer token of a request to the principal behind it.
-
-Reporters: workers and agents, let through the gate by the kind of their token; the route checks whose it is.
-"""
+"""Authentication: from a request's bearer token (RFC 6750) to its principal, with rate limits."""
 
 from __future__ import annotations
 
@@ -28,7 +21,11 @@ from scheduler.store.protocol import UnavailableError
 
 
 def parse_bearer_token(authorization: str, *, hint: str) -> str:
-    """The token in that header. Raises ProblemError (401), which says what is `needed`, where there is none."""
+    """Return the token in an Authorization header.
+
+    Raises:
+        ProblemError: 401 with `hint` if there is none.
+    """
     scheme, _, token = authorization.partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise_unauthenticated(hint)
@@ -49,7 +46,7 @@ class _Bucket:
 
 
 class RateLimiter:
-    """Each asker has `burst` requests at once and `rate_per_s` in the long run. Used from one thread."""
+    """Token buckets, one per caller: `burst` requests at once, `rate_per_s` in the long run. Not thread-safe."""
 
     def __init__(self, rate_per_s: float, burst: int) -> None:
         self._rate_per_s = rate_per_s
@@ -57,7 +54,8 @@ class RateLimiter:
         self._buckets: dict[str, _Bucket] = {}
 
     def consume(self, caller: str, now_s: float, *, cost: float = 1.0) -> float:
-        """Take one request's worth; seconds to wait where there is none left (nothing is taken then), else 0."""
+        """Take `cost` from the caller's bucket and return 0. If the bucket is empty, take nothing and return the
+        seconds to wait."""
         bucket = self._buckets.get(caller)
         if bucket is None:
             self._evict_buckets(now_s)
@@ -70,31 +68,35 @@ class RateLimiter:
         return 0.0
 
     def _evict_buckets(self, now_s: float) -> None:
-        """Who has not asked for so long that the bucket is full again is as good as unknown; else the oldest go."""
+        """Drop buckets that are full again, then the oldest half."""
         if len(self._buckets) < _BUCKETS_MAX:
             return
         full_s = self._burst / self._rate_per_s
-        kept = {asker: each for asker, each in self._buckets.items() if now_s - each.at_s < full_s}
-        newest = sorted(kept.items(), key=lambda each: each[1].at_s)[-_BUCKETS_MAX // 2 :]
+        recent = {caller: bucket for caller, bucket in self._buckets.items() if now_s - bucket.at_s < full_s}
+        newest = sorted(recent.items(), key=lambda item: item[1].at_s)[-_BUCKETS_MAX // 2 :]
         self._buckets = dict(newest)
 
 
 def enforce_rate_limit(limiter: RateLimiter, caller: str, now_s: float, *, cost: float = 1.0) -> None:
-    """Raises ProblemError (429) where the asker has no request left."""
+    """Take one request from the caller's bucket.
+
+    Raises:
+        ProblemError: 429 if the bucket is empty.
+    """
     if wait_s := limiter.consume(caller, now_s, cost=cost):
         headers = {"Retry-After": str(int(wait_s) + 1)}
-        raise ProblemError(429, "rate-limited", f"too many requests: ask again in {wait_s:.1f} s", headers=headers)
+        raise ProblemError(429, "rate-limited", f"too many requests. Retry in {wait_s:.1f} s", headers=headers)
 
 
 logger = logging.getLogger(__name__)
 
 TOKEN_CACHE_S = 5.0
-"""A token that was found good is believed for so long: what revokes it counts within this time."""
+"""How long a verified token is accepted without a lookup, and so how long a revoked one may still work."""
 LAST_USE_INTERVAL_S = 60.0
 _CACHED_TOKENS_MAX = 4096
 _TOKEN_LENGTH_MAX = 8192
 _ISSUER_UNAVAILABLE = 503
-_TOKEN_HINT = "this needs a token: Authorization: Bearer ebk_...; `ebbtide login` keeps one for you"
+_TOKEN_HINT = "authentication required: send Authorization: Bearer ebk_..., or run `ebbtide login` once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,9 @@ class _CachedToken:
 
 
 class Authenticator:
-    """Belongs to one application, and to its event loop: what waits (database, issuer) does so in a thread.
+    """Finds the principal of API tokens and OIDC tokens. Belongs to one application and its event loop.
 
-    Who gives no token or a wrong one is slowed down by address; who gives a right one by token.
+    Database and issuer calls run in threads. Requests with a valid token are rate-limited by token, others by address.
     """
 
     def __init__(self, tokens: TokenStore, settings: Settings, clock: Clock) -> None:
@@ -119,11 +121,11 @@ class Authenticator:
         self._address_limiter = RateLimiter(settings.rate_per_s, settings.rate_burst)
 
     async def authenticate(self, authorization: str, address: str) -> Principal:
-        """Who asks.
+        """Return the principal of the request.
 
         Raises:
-            ProblemError: 401 without a token or with a wrong one, 403 for a worker's, 429 for one who asks too often,
-                503 where the OIDC issuer is needed and silent.
+            ProblemError: 401 for a missing or invalid token, 403 for a worker's token, 429 above the rate limit, 503 if
+                the OIDC issuer is needed and unreachable.
         """
         known = self._find_cached(authorization)
         if known is None:
@@ -137,7 +139,7 @@ class Authenticator:
         return known.principal
 
     async def is_still_valid(self, authorization: str) -> bool:
-        """Whether a token that was good a while ago still is. Where nobody can tell now, it is."""
+        """Return whether a token that was valid before still is. True if the database or the issuer is unreachable."""
         try:
             return bool(self._find_cached(authorization) or await self._verify_and_cache(authorization))
         except ProblemError as problem:
@@ -161,37 +163,37 @@ class Authenticator:
 
     async def _verify(self, secret: str, now_s: float) -> _CachedToken:
         if secret.startswith((WORKER_PREFIX, AGENT_TOKEN_PREFIX)):
-            raise ProblemError(403, "forbidden", "this token is a worker's: it can only report on its own job")
+            raise ProblemError(403, "forbidden", "this is a worker's token, which can only report on its own job")
         if secret.startswith(API_TOKEN_PREFIX):
             return await run_in_threadpool(self._verify_api_token, token_digest(secret), now_s)
         if self._issuer is None or secret.count(".") != 2 or len(secret) > _TOKEN_LENGTH_MAX:
-            raise_unauthenticated("the token is malformed: API tokens begin with ebk_; ask an admin for one")
+            raise_unauthenticated("the token is malformed. API tokens start with ebk_; ask an admin for one")
         return await run_in_threadpool(self._verify_jwt, self._issuer, secret, now_s)
 
     def _verify_api_token(self, key: str, now_s: float) -> _CachedToken:
         token = self._tokens.find_by_digest(key)
         if token is None:
-            raise_unauthenticated("the token is not known here: is it of this service?")
+            raise_unauthenticated("the token does not exist. Check that it belongs to this service")
         if token.revoked_at_s is not None:
-            raise_unauthenticated(f"the token {token.prefix}... was revoked: ask an admin for another")
+            raise_unauthenticated(f"the token {token.prefix}... was revoked. Ask an admin for a new one")
         if not token.is_live(now_s):
-            raise_unauthenticated(f"the token {token.prefix}... has expired: ask an admin for another")
+            raise_unauthenticated(f"the token {token.prefix}... has expired. Ask an admin for a new one")
         if token.last_used_at_s is None or now_s - token.last_used_at_s >= LAST_USE_INTERVAL_S:
             try:
                 self._tokens.record_use(token.id, now_s)
-            except UnavailableError as busy:  # that it was used is worth a note, not a refusal
-                logger.warning("the use of token %s is not noted: %s", token.id, busy)
+            except UnavailableError as error:  # the last-use time is not worth failing the request
+                logger.warning("last use of token %s not recorded: %s", token.id, error)
         expires_at_s = float("inf") if token.expires_at_s is None else token.expires_at_s
         return _CachedToken(token_principal(token), now_s, expires_at_s)
 
     def _verify_jwt(self, issuer: OidcIssuer, secret: str, now_s: float) -> _CachedToken:
         try:
             identity = issuer.verify(secret, self._clock.elapsed_s())
-        except InvalidTokenError as wrong:
-            raise_unauthenticated(f"the JWT is refused: {wrong}")
-        except IssuerUnavailableError as silent:
+        except InvalidTokenError as error:
+            raise_unauthenticated(f"the JWT is invalid: {error}")
+        except IssuerUnavailableError as error:
             headers = {"Retry-After": "10"}
-            raise ProblemError(_ISSUER_UNAVAILABLE, "issuer-unavailable", str(silent), headers=headers) from silent
+            raise ProblemError(_ISSUER_UNAVAILABLE, "issuer-unavailable", str(error), headers=headers) from error
         return _CachedToken(identity.principal, now_s, identity.expires_at_s)
 
     def _enforce_rate_limit(self, limiter: RateLimiter, caller: str, *, cost: float = 1.0) -> None:
@@ -200,21 +202,25 @@ class Authenticator:
 
 _TRUSTED_MAX = 10_000
 _NOT_FOUND = 404
-"""No such job: said only to who has the token that would be its."""
+"""A 404 is answered only to the holder of the right token, so it proves the token."""
 TOKEN_PREFIX_BY_CALLER = {Caller.WORKERS: WORKER_PREFIX, Caller.AGENTS: AGENT_TOKEN_PREFIX}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCaller:
-    """One that the gate has let in. All agents of a job have one token: each has a path."""
+    """A worker or agent whose token has the right prefix. The key includes the path, because all agents of a job share
+    a token."""
 
     key: str
     address: str
 
 
 class WorkerAuthenticator:
-    """Belongs to one application, and to its event loop. Whose token was found right is slowed down by token and path,
-    everybody else by address as well."""
+    """Admits workers and agents by the prefix of their token; the endpoint checks the token against the job.
+
+    Belongs to one application and its event loop. Callers with a proven token are rate-limited by token and path,
+    others by address as well.
+    """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._clock = clock
@@ -223,18 +229,18 @@ class WorkerAuthenticator:
         self._trusted: set[str] = set()
 
     def authenticate(self, rule: RouteRule, authorization: str, path: str, address: str) -> WorkerCaller:
-        """Who may report, if the route finds that the token is the job's.
+        """Check the form of the token and the rate limit.
 
         Raises:
-            ProblemError: 401 without a token, 403 with one of another kind, 429 for one who reports too often.
+            ProblemError: 401 without a token, 403 for another kind of token, 429 above the rate limit.
         """
         prefix = TOKEN_PREFIX_BY_CALLER[rule.caller]
-        needed = (
-            f"{rule.caller.value} report with the token that they were started with: Authorization: Bearer {prefix}..."
+        hint = (
+            f"{rule.caller.value} authenticate with the token they were started with: Authorization: Bearer {prefix}..."
         )
-        token = parse_bearer_token(authorization, hint=needed)
+        token = parse_bearer_token(authorization, hint=hint)
         if not token.startswith(prefix):
-            raise ProblemError(403, "forbidden", f"the token is not that of {rule.caller.value} of this job")
+            raise ProblemError(403, "forbidden", f"the token is not valid for {rule.caller.value} of this job")
         reporter = WorkerCaller(f"{token_digest(token)} {path}", address)
         if reporter.key not in self._trusted:
             enforce_rate_limit(self._address_limiter, address, self._clock.elapsed_s(), cost=0.0)
@@ -242,8 +248,8 @@ class WorkerAuthenticator:
         return reporter
 
     def record_response(self, caller: WorkerCaller, status: int) -> None:
-        """What the route has made of it: of whom it is not known that the token is right, each refusal costs their
-        address one request."""
+        """Learn from the endpoint's status whether the token is valid. A refusal of an unproven token costs its address
+        a request."""
         if status < 300 or status == _NOT_FOUND:
             if len(self._trusted) >= _TRUSTED_MAX:
                 self._trusted.clear()

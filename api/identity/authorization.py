@@ -1,10 +1,7 @@
-"""Who may call which route: one table, looked up before a request's body is read. A route without a rule is no route:
-`create_app` refuses to build. What a rule cannot see, whose job it is, `api.identity.authorization` and `permits` decide.
+"""Authorization: which principal may call a route, send a command and see a job.
 
-Who may ask for which change. Every command of a request passes here before it is sent.
-
-Sight: what a principal may see of the record. Whoever reads all queues sees everything; of another's sight, jobs of
-queues that it may not read are gone, and where a text names one, it says so without the name.
+Every endpoint names its rule with `@requires(...)`. The middleware looks the rule up by method and path before it reads
+the body. A rule cannot see which job a request is about; `authorize_command` and `Visibility` decide that.
 """
 
 from __future__ import annotations
@@ -13,9 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from starlette.routing import compile_path
+from starlette.routing import BaseRoute, Route, compile_path
 
 from api.http.errors import ProblemError
 from api.identity.principals import Principal, Role
@@ -33,21 +30,26 @@ from scheduler.domain.commands import (
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
 
 class Caller(Enum):
-    """Whom a route expects."""
+    """The kind of client that a route expects."""
 
-    PUBLIC = "nobody"
+    PUBLIC = "anybody"
     SCRAPERS = "scrapers"
     WORKERS = "workers"
     AGENTS = "agents"
-    USERS = "people"
+    USERS = "users"
 
 
 @dataclass(frozen=True, slots=True)
 class RouteRule:
-    """People need `role` on some queue, or on all of them where `everywhere`. `body_setting` names the setting that
-    bounds the request's body."""
+    """Who may call a route.
+
+    Users need `role` on at least one queue, or on all queues if `on_all_queues` is set. `body_setting` is the name of
+    the setting that limits the size of the request body.
+    """
 
     caller: Caller = Caller.USERS
     role: Role = Role.VIEWER
@@ -62,110 +64,64 @@ SUBMITTER = RouteRule(role=Role.SUBMITTER)
 QUEUE_ADMIN = RouteRule(role=Role.QUEUE_ADMIN)
 ADMIN = RouteRule(role=Role.ADMIN, on_all_queues=True)
 
-ROUTE_RULES: Mapping[str, RouteRule] = {
-    "GET /": PUBLIC,
-    "GET /console/{version}/{path:path}": PUBLIC,
-    "GET /healthz": PUBLIC,
-    "GET /readyz": PUBLIC,
-    "GET /openapi.json": PUBLIC,
-    "GET /metrics": RouteRule(Caller.SCRAPERS, on_all_queues=True),
-    "POST /v1/jobs/{job_id}/agents/{node}": RouteRule(Caller.AGENTS),
-    "POST /v1/jobs/{job_id}/progress": RouteRule(Caller.WORKERS),
-    "GET /v1/whoami": VIEWER,
-    "GET /v1/jobs": VIEWER,
-    "POST /v1/jobs": SUBMITTER,
-    "POST /v1/jobs:dry-run": SUBMITTER,
-    "GET /v1/jobs/{job_id}": VIEWER,
-    "PATCH /v1/jobs/{job_id}": SUBMITTER,
-    "DELETE /v1/jobs/{job_id}": SUBMITTER,
-    "POST /v1/jobs/{job_id}:suspend": SUBMITTER,
-    "POST /v1/jobs/{job_id}:resume": SUBMITTER,
-    "GET /v1/jobs/{job_id}/plan": VIEWER,
-    "GET /v1/jobs/{job_id}/events": VIEWER,
-    "GET /v1/jobs/{job_id}/history": VIEWER,
-    "GET /v1/jobs/{job_id}/explanation": VIEWER,
-    "GET /v1/jobs/{job_id}/progress": VIEWER,
-    "GET /v1/overview": VIEWER,
-    "GET /v1/waiting": VIEWER,
-    "GET /v1/pools": VIEWER,
-    "POST /v1/pools": ADMIN,
-    "GET /v1/pools/{name}": VIEWER,
-    "PATCH /v1/pools/{name}": ADMIN,
-    "DELETE /v1/pools/{name}": ADMIN,
-    "GET /v1/pools/{name}/demand": VIEWER,
-    "POST /v1/pools/{name}/demand": ADMIN,
-    "GET /v1/pools/{name}/forecast": VIEWER,
-    "GET /v1/nodes": VIEWER,
-    "POST /v1/nodes": ADMIN,
-    "GET /v1/nodes/{name}": VIEWER,
-    "DELETE /v1/nodes/{name}": ADMIN,
-    "POST /v1/nodes/{name}:cordon": ADMIN,
-    "POST /v1/nodes/{name}:drain": ADMIN,
-    "POST /v1/nodes/{name}:uncordon": ADMIN,
-    "GET /v1/queues": VIEWER,
-    "POST /v1/queues": ADMIN,
-    "GET /v1/queues/{name}": VIEWER,
-    "PATCH /v1/queues/{name}": QUEUE_ADMIN,
-    "DELETE /v1/queues/{name}": ADMIN,
-    "GET /v1/usage": VIEWER,
-    "GET /v1/loans": VIEWER,
-    "POST /v1/lending:pause": ADMIN,
-    "POST /v1/lending:resume": ADMIN,
-    "POST /v1/lending:recall-all": ADMIN,
-    "GET /v1/events": VIEWER,
-    "GET /v1/decisions": VIEWER,
-    "GET /v1/snapshots/latest": VIEWER_OF_ALL,
-    "POST /v1/plans": VIEWER,
-    "POST /v1/jobs/{job_id}:checkpoint": SUBMITTER,
-    "GET /v1/jobs/{job_id}/checkpoints": VIEWER,
-    "GET /v1/jobs/{job_id}/logs": VIEWER,
-    "GET /v1/webhooks": QUEUE_ADMIN,
-    "POST /v1/webhooks": QUEUE_ADMIN,
-    "GET /v1/webhooks/{webhook_id}": QUEUE_ADMIN,
-    "PATCH /v1/webhooks/{webhook_id}": QUEUE_ADMIN,
-    "DELETE /v1/webhooks/{webhook_id}": QUEUE_ADMIN,
-    "POST /v1/webhooks/{webhook_id}:test": QUEUE_ADMIN,
-    "POST /v1/webhooks/{webhook_id}:rotate-secret": QUEUE_ADMIN,
-    "GET /v1/webhooks/{webhook_id}/deliveries": QUEUE_ADMIN,
-    "POST /v1/webhooks/{webhook_id}/deliveries/{delivery_id}:redeliver": QUEUE_ADMIN,
-    "GET /v1/simulations": SUBMITTER,
-    "POST /v1/simulations": RouteRule(role=Role.SUBMITTER, body_setting="simulation_body_bytes"),
-    "GET /v1/simulations/{simulation_id}": SUBMITTER,
-    "GET /v1/simulations/{simulation_id}/report": SUBMITTER,
-    "DELETE /v1/simulations/{simulation_id}": SUBMITTER,
-    "GET /v1/tokens": ADMIN,
-    "POST /v1/tokens": ADMIN,
-    "GET /v1/tokens/{token_id}": ADMIN,
-    "DELETE /v1/tokens/{token_id}": ADMIN,
-    "GET /v1/audit": ADMIN,
-}
+_FRAMEWORK_RULES = {"/openapi.json": PUBLIC}
+"""Rules of the routes that FastAPI itself adds."""
+
+
+def requires(rule: RouteRule) -> Callable[[Endpoint], Endpoint]:
+    """Mark an endpoint with the rule of its route. Place it below the router's decorator."""
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        endpoint.route_rule = rule  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+def find_rule(route: Route) -> RouteRule | None:
+    """Return the rule of the route's endpoint, or None if the endpoint has none."""
+    return getattr(route.endpoint, "route_rule", None) or _FRAMEWORK_RULES.get(route.path)
+
+
+def list_route_rules(routes: Iterable[BaseRoute]) -> Mapping[str, RouteRule]:
+    """Return the rule of every route, by "METHOD /path/{template}". HEAD shares the rule of GET and is left out.
+
+    Raises:
+        ValueError: An endpoint has no rule.
+    """
+    rules: dict[str, RouteRule] = {}
+    for route in routes:
+        if not isinstance(route, Route):
+            continue
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            rule = find_rule(route)
+            if rule is None:
+                raise ValueError(f"{method} {route.path} has no rule: decorate its endpoint with @requires(...)")
+            rules.setdefault(f"{method} {route.path}", rule)  # a stream has the path and the rule of its list
+    return rules
 
 
 class RouteRules:
-    """The rules of an application's routes, by method and path.
+    """Finds the rule of a request by method and path."""
 
-    Args:
-        routes: method and path template of each, in the order in which the application tries them.
-
-    Raises:
-        ValueError: a route has no rule.
-    """
-
-    def __init__(self, routes: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, rules: Mapping[str, RouteRule]) -> None:
+        """`rules`: by "METHOD /path/{template}", in the order in which the application tries its routes."""
         self._by_method: dict[str, list[tuple[re.Pattern[str], RouteRule]]] = {}
-        for method, path in routes:
-            rule = ROUTE_RULES.get(f"{method} {path}")
-            if rule is None:
-                raise ValueError(f"{method} {path} has no rule: say in api/identity/authorization.py who may call it")
+        for key, rule in rules.items():
+            method, path = key.split(" ", 1)
             self._by_method.setdefault(method, []).append((compile_path(path)[0], rule))
 
     def find(self, method: str, path: str) -> RouteRule | None:
-        """None where no route takes this."""
+        """Return the rule of the first matching route, or None if no route matches."""
         return next((rule for pattern, rule in self._by_method.get(method, ()) if pattern.match(path)), None)
 
 
 def authorize_command(principal: Principal, body: CommandBody, snapshot: Snapshot) -> None:
-    """Raises a 403 problem for who may not ask for this. Jobs named in `body` are known to be visible."""
+    """Check that the principal may send this command. The principal must be able to see the jobs named in `body`.
+
+    Raises:
+        ProblemError: 403 if the principal lacks the role.
+    """
     match body:
         case SubmitJob(spec=spec):
             require_role(principal, Role.SUBMITTER, spec.queue)
@@ -182,15 +138,24 @@ def authorize_command(principal: Principal, body: CommandBody, snapshot: Snapsho
 
 
 def authorize_job_change(principal: Principal, job: Job) -> None:
-    """Raises a 403 problem for who may not change this job: submitters change their own, queue-admins all."""
+    """Check that the principal may change the job: submitters change their own jobs, queue-admins all in their queue.
+
+    Raises:
+        ProblemError: 403 if the principal may not.
+    """
     queue = job.spec.queue
     owns = job.owner == principal.name and principal.has_role(Role.SUBMITTER, queue)
     if not owns and not principal.has_role(Role.QUEUE_ADMIN, queue):
-        _raise_forbidden(principal, Role.QUEUE_ADMIN, queue, f"; job {job.id} is {job.owner or 'nobody'}'s")
+        owner = f"its owner is {job.owner}" if job.owner else "it has no owner"
+        _raise_forbidden(principal, Role.QUEUE_ADMIN, queue, f"; you do not own job {job.id} ({owner})")
 
 
 def require_role(principal: Principal, role: Role, queue: str = "") -> None:
-    """Raises a 403 problem for who does not have `role` on `queue` (everywhere where it is empty)."""
+    """Check that the principal has `role` on `queue`, or on all queues if `queue` is empty.
+
+    Raises:
+        ProblemError: 403 if it does not.
+    """
     if not principal.has_role(role, queue):
         _raise_forbidden(principal, role, queue)
 
@@ -206,7 +171,11 @@ _NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """`ended_job` finds jobs that have left `snapshot`; what was found out is kept for as long as this lives."""
+    """What a principal may see. Viewers of all queues see everything.
+
+    Other principals see jobs in their own queues, and the fleet. `redact` replaces the ids of hidden jobs in texts and
+    keys. `ended_job` looks up a job that has left `snapshot`. Lookups are cached for the lifetime of the instance.
+    """
 
     principal: Principal
     snapshot: Snapshot
@@ -221,7 +190,7 @@ class Visibility:
         return self.principal.has_role(Role.VIEWER, job.spec.queue)
 
     def can_see_subject(self, name: str) -> bool:
-        """Whether events and decisions about it may be seen: jobs of its queues, and what is there of the fleet."""
+        """Return whether events and decisions about this job, queue, node or pool are visible."""
         if self.is_unrestricted:
             return True
         if job := self._find_job(name):
@@ -232,29 +201,29 @@ class Visibility:
         return name in snapshot.nodes or name in snapshot.pools
 
     def redact_job(self, job: Job) -> Job:
-        """The job with what may be seen of its message."""
+        """Return the job with hidden job ids removed from its message."""
         return job if self.is_unrestricted else replace(job, message=self.redact(job.message))
 
     def redact(self, value: Any) -> Any:
-        """`value` (plain JSON) without the ids of jobs that may not be seen, in keys or in texts."""
+        """Return the JSON value with the ids of hidden jobs replaced in texts and keys."""
         if self.is_unrestricted:
             return value
         if isinstance(value, str):
-            return _NAME_PATTERN.sub(lambda found: HIDDEN_JOB if self._is_hidden(found[0]) else found[0], value)
+            return _NAME_PATTERN.sub(lambda match: HIDDEN_JOB if self._is_hidden(match[0]) else match[0], value)
         if isinstance(value, list | tuple):
-            return [self.redact(each) for each in value]
+            return [self.redact(item) for item in value]
         if isinstance(value, dict):
             return self._redact_object(value)
         return value
 
     def _redact_object(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Numbers of several hidden jobs add up: what they hold together is no secret."""
-        shown: dict[str, Any] = {}
-        for key, each in value.items():
-            name, told = self.redact(key), self.redact(each)
-            both_count = isinstance(told, int | float) and isinstance(shown.get(name), int | float)
-            shown[name] = shown[name] + told if both_count else told
-        return shown
+        """Redact keys and values. Numbers of several hidden jobs are added up: their total is not secret."""
+        redacted: dict[str, Any] = {}
+        for key, item in value.items():
+            name, redacted_item = self.redact(key), self.redact(item)
+            are_numbers = isinstance(redacted_item, int | float) and isinstance(redacted.get(name), int | float)
+            redacted[name] = redacted[name] + redacted_item if are_numbers else redacted_item
+        return redacted
 
     def _is_hidden(self, name: str) -> bool:
         if name not in self._hidden:

@@ -1,4 +1,4 @@
-"""JWTs of an OIDC issuer: whose signature, issuer, audience and times are right is who the token says."""
+"""Verification of JWTs that an OIDC issuer signed: signature, issuer, audience and times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# A secret that both sides share would let whoever checks tokens make them: signatures by key pairs alone.
+# Asymmetric algorithms only: with a shared secret, every service that verifies tokens could also create them.
 ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 LEEWAY_S = 30.0
 KEYS_TTL_S = 3600.0
@@ -27,26 +27,26 @@ _REQUIRED_CLAIMS = ["exp", "iss", "aud"]
 
 
 class InvalidTokenError(ValueError):
-    """The token is not one to believe; the message says why, and nothing that is in it."""
+    """The token is invalid. The message gives the reason and nothing from the token."""
 
 
 class IssuerUnavailableError(Exception):
-    """The issuer's keys are needed and cannot be had."""
+    """The issuer's keys are needed and cannot be fetched."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedIdentity:
-    """`expires_at_s` in seconds since 1970 (UTC)."""
+    """The principal of a verified token. `expires_at_s` is in seconds since 1970 (UTC)."""
 
     principal: Principal
     expires_at_s: float
 
 
 class OidcIssuer:
-    """Knows the keys of one issuer. Safe to use from several threads.
+    """The signing keys of one issuer. Thread-safe.
 
-    Keys are fetched when the first token comes, again after an hour, and when a token names one that is not known: then
-    at most every 10 s, so that nobody makes us fetch with invented names.
+    Keys are fetched with the first token, again after an hour, and when a token names an unknown key. The last happens
+    at most every 10 s, so that invented key ids cause no load on the issuer.
     """
 
     def __init__(self, settings: Settings, http: httpx.Client | None = None) -> None:
@@ -57,16 +57,16 @@ class OidcIssuer:
         self._refresh_attempted_at_s = self._refreshed_at_s = float("-inf")
 
     def verify(self, token: str, elapsed_s: float) -> VerifiedIdentity:
-        """Who the token says. `elapsed_s` is a clock that only goes forward, in seconds.
+        """Return the identity in the token. `elapsed_s` is the time of a monotonic clock.
 
         Raises:
-            InvalidTokenError: it is malformed, expired, of another issuer, for another audience, or not signed by it.
-            IssuerSilentError: its key is not known, and the issuer does not answer.
+            InvalidTokenError: The token is malformed, expired, for another audience, or not signed by this issuer.
+            IssuerUnavailableError: The token's key is unknown and the issuer does not answer.
         """
         try:
             header = jwt.get_unverified_header(token)
             if header.get("alg") not in ALGORITHMS:
-                raise InvalidTokenError("it is not signed with a key pair")
+                raise InvalidTokenError("it is not signed with an asymmetric algorithm")
             claims = jwt.decode(
                 token,
                 self._find_key(str(header.get("kid", "")), elapsed_s),
@@ -76,16 +76,18 @@ class OidcIssuer:
                 leeway=LEEWAY_S,
                 options={"require": _REQUIRED_CLAIMS, "enforce_minimum_key_length": True},
             )
-        except jwt.PyJWTError as wrong:
-            raise InvalidTokenError(str(wrong)) from wrong
+        except jwt.PyJWTError as error:
+            raise InvalidTokenError(str(error)) from error
         return VerifiedIdentity(self._principal(claims), float(claims["exp"]) + LEEWAY_S)
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal:
         name = claims.get(self._settings.oidc_name_claim)
         if not isinstance(name, str) or not 0 < len(name) <= _NAME_LENGTH_MAX or not name.isprintable():
-            raise InvalidTokenError(f"its claim {self._settings.oidc_name_claim} names nobody")
-        told = claims.get(self._settings.oidc_roles_claim, [])
-        grants = [each for each in map(_parse_grant, told if isinstance(told, list) else [told]) if each is not None]
+            raise InvalidTokenError(f"its claim {self._settings.oidc_name_claim} is missing or not a name")
+        roles = claims.get(self._settings.oidc_roles_claim, [])
+        grants = [
+            grant for grant in map(_parse_grant, roles if isinstance(roles, list) else [roles]) if grant is not None
+        ]
         return Principal(name, tuple(grants))
 
     def _find_key(self, kid: str, elapsed_s: float) -> jwt.PyJWK:
@@ -97,11 +99,11 @@ class OidcIssuer:
             if kid in self._keys:
                 return self._keys[kid]
             if self._refreshed_at_s < self._refresh_attempted_at_s:
-                raise IssuerUnavailableError(f"{self._settings.oidc_issuer} did not answer a moment ago")
-        raise InvalidTokenError("its issuer does not have the key that it names")
+                raise IssuerUnavailableError(f"the OIDC issuer {self._settings.oidc_issuer} is unreachable")
+        raise InvalidTokenError("its issuer has no key with that id")
 
     def _refresh_keys(self, kid: str, elapsed_s: float) -> None:
-        """A silent issuer stands only against who needs a key that is not known."""
+        """Fetch the keys. If the issuer is unreachable, only tokens signed with an unknown key are rejected."""
         try:
             self._keys = self._fetch_keys()
             self._refreshed_at_s = elapsed_s
@@ -112,9 +114,9 @@ class OidcIssuer:
     def _fetch_keys(self) -> dict[str, jwt.PyJWK]:
         try:
             found = self._get_json(self._settings.oidc_jwks_url or self._discover_jwks_url()).get("keys")
-        except (httpx.HTTPError, ValueError) as failed:
-            logger.warning("the keys of %s cannot be had: %s", self._settings.oidc_issuer, failed)
-            raise IssuerUnavailableError(f"{self._settings.oidc_issuer} does not tell its keys: {failed}") from failed
+        except (httpx.HTTPError, ValueError) as error:
+            logger.warning("cannot fetch the keys of %s: %s", self._settings.oidc_issuer, error)
+            raise IssuerUnavailableError(f"cannot fetch the keys of {self._settings.oidc_issuer}: {error}") from error
         keys = [key for key in map(_parse_public_key, found if isinstance(found, list) else []) if key is not None]
         return {str(key.key_id or ""): key for key in keys}
 
@@ -122,20 +124,20 @@ class OidcIssuer:
         issuer = self._settings.oidc_issuer
         document = self._get_json(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
         if document.get("issuer") != issuer:
-            raise ValueError(f"its discovery document is that of another issuer, {document.get('issuer')!r}")
+            raise ValueError(f"the discovery document names another issuer, {document.get('issuer')!r}")
         return str(document.get("jwks_uri"))
 
     def _get_json(self, url: str) -> dict[str, Any]:
-        answer = self._http.get(url)
-        answer.raise_for_status()
-        document = answer.json()
+        response = self._http.get(url)
+        response.raise_for_status()
+        document = response.json()
         if not isinstance(document, dict):
-            raise ValueError(f"{url} answered with something other than a JSON object")
+            raise ValueError(f"{url} did not answer with a JSON object")
         return document
 
 
 def _parse_grant(text: object) -> Grant | None:
-    """None for a role of another application: an issuer may serve many."""
+    """Return the grant, or None for a role of another application that uses the same issuer."""
     try:
         return Grant.parse(str(text))
     except ValueError:
@@ -143,7 +145,7 @@ def _parse_grant(text: object) -> Grant | None:
 
 
 def _parse_public_key(document: object) -> jwt.PyJWK | None:
-    """None for a key that is not one to check signatures with."""
+    """Return the key, or None if it cannot verify signatures."""
     if not isinstance(document, dict) or document.get("use", "sig") != "sig":
         return None
     try:

@@ -1,9 +1,7 @@
-"""Principal: who asks, and what that person or program may do.
+"""Principals with their roles and grants, and the API tokens that stand for them.
 
-API tokens: made once, shown once, and known by their digest from then on.
-
-A secret has 256 random bits, so nobody finds it by trying, and a digest that is slow or salted would protect nothing:
-those are for passwords, which people choose. SHA-256 makes looking one up a single indexed read.
+A token's secret has 256 random bits, so a plain SHA-256 digest protects it: slow or salted hashes are for passwords
+that people choose. The digest makes a lookup one indexed read.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from scheduler.store.api_protocol import ApiToken
 
 
 class Role(IntEnum):
-    """What may be done, each role including those before it.
+    """What a principal may do. Each role includes the ones before it.
 
-    A viewer reads; a submitter also hands in jobs and changes those of its own; a queue-admin changes every job of the
-    queue, and the queue; an admin everything: pools, nodes, lending, tokens.
+    A viewer reads. A submitter also submits jobs and changes its own. A queue-admin changes all jobs of a queue and the
+    queue. An admin changes everything: pools, nodes, lending, tokens.
     """
 
     VIEWER = 1
@@ -42,7 +40,7 @@ _QUEUE_NAME = re.compile(r"[^:\s\x00-\x1f]{1,63}")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role on one queue, or on all of them and on the fleet where `queue` is empty."""
+    """A role on one queue. If `queue` is empty, the role holds on all queues and on the fleet."""
 
     role: Role
     queue: str = ""
@@ -52,25 +50,25 @@ class Grant:
 
     @classmethod
     def parse(cls, text: str) -> Grant:
-        """The grant that reads as `text`, such as viewer or submitter:research.
+        """Return the grant that a text such as "viewer" or "submitter:research" describes.
 
         Raises:
-            ValueError: it is none; the message says what is allowed.
+            ValueError: The text is not a grant; the message says what is accepted.
         """
         name, colon, queue = text.partition(":")
         role = _ROLE_BY_LABEL.get(name)
         if role is None:
-            raise ValueError(
-                f"one of {', '.join(_ROLE_BY_LABEL)}, each perhaps with :QUEUE{suggest(name, _ROLE_BY_LABEL)}"
-            )
+            roles = ", ".join(_ROLE_BY_LABEL)
+            raise ValueError(f"one of {roles}, or one with :QUEUE for a single queue{suggest(name, _ROLE_BY_LABEL)}")
         if colon and (role is Role.ADMIN or not _QUEUE_NAME.fullmatch(queue)):
-            raise ValueError("viewer, submitter or queue-admin with :QUEUE, the name of a queue; admin has none")
+            raise ValueError("a queue name after viewer:, submitter: or queue-admin:; admin takes none")
         return cls(role, queue)
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`name` is what jobs, commands and the audit log remember. `token_id` is empty without an API token."""
+    """The caller of a request. `name` is recorded in jobs, commands and the audit log. `token_id` is empty without an
+    API token."""
 
     name: str
     grants: tuple[Grant, ...]
@@ -80,23 +78,23 @@ class Principal:
         return f"{self.name} with {', '.join(map(str, self.grants)) or 'no role'}"
 
     def has_role(self, role: Role, queue: str = "") -> bool:
-        """Whether it has `role` on `queue`; on everything where `queue` is empty."""
+        """Return whether it has `role` on `queue`, or on all queues if `queue` is empty."""
         return any(grant.role >= role and grant.queue in ("", queue) for grant in self.grants)
 
     @property
     def readable_queues(self) -> frozenset[str] | None:
-        """The queues whose jobs it may read; None for all."""
+        """The queues whose jobs it may read; None means all."""
         return None if self.has_role(Role.VIEWER) else frozenset(grant.queue for grant in self.grants)
 
     def has_role_anywhere(self, role: Role) -> bool:
-        """Whether it has `role` on any queue at all."""
+        """Return whether it has `role` on at least one queue."""
         return any(grant.role >= role for grant in self.grants)
 
 
 ANONYMOUS = Principal("anybody", (Grant(Role.ADMIN),))
-"""Whoever asks where nobody has to say who asks."""
+"""Every caller while authentication is off."""
 WORKER = Principal("worker", (Grant(Role.VIEWER),))
-"""A worker or agent on the one route that takes its token, which checks it against the job."""
+"""A worker or agent on a route that takes its token. The endpoint checks the token against the job."""
 
 
 API_TOKEN_PREFIX = "ebk_"
@@ -107,7 +105,7 @@ _PREFIX_LENGTH = 10
 def generate_token(
     name: str, grants: Iterable[Grant], *, created_by: str, now_s: float, expires_at_s: float | None
 ) -> tuple[ApiToken, str]:
-    """A token to keep, and its secret, which is in no other place."""
+    """Return a new token to store and its secret, which is stored nowhere."""
     secret = API_TOKEN_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     token = ApiToken(
         id=f"tok-{secrets.token_hex(6)}",

@@ -1,16 +1,8 @@
-"""Server-sent events (HTML Living Standard, 9.2) over ASGI: the frames, and the response that sends them.
+"""Server-sent events (HTML Living Standard, 9.2): frames, the streaming response, and what streams of a process share.
 
-Each stream waits for its own socket alone: what it has not sent it does not read, so that a slow reader costs nobody
-memory or time.
-
-EventTail: the newest events of the store, read by one task for all streams of a process.
-
-It runs while anybody listens, and keeps the last RING_EVENTS in memory. A stream that is further behind reads from the
-store itself. Numbers are given and committed by one leader at a time, so that none appears below one that was seen.
-
-Events as somebody may see them who does not see everything.
-
-Streams: what all event streams of one process share: how many there may be, their pace, their common end.
+`EventTail` reads new events once for all streams of a process. Each stream reads only what its socket takes, so a slow
+reader costs no memory. sse-starlette is not used: it keeps process-wide state, polls twice a second per event loop, and
+has no lifetime, token or capacity checks.
 """
 
 from __future__ import annotations
@@ -40,20 +32,20 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_FRAME = b": still here\n\n"
 RETRY_FRAME = b"retry: 1000\n\n"
-"""A client that has lost its stream comes back after so many milliseconds."""
+"""Milliseconds after which a client reconnects."""
 _CLOSE_TIMEOUT_S = 1.0
 
 
 def encode_frame(document: Mapping[str, Any], *, number: object, event: str = "") -> bytes:
-    """One event. `event` is its type where that is not `message`; JSON of one line needs no other escape."""
+    """Return one event as bytes. `event` is its type, if it is not `message`."""
     kind = f"event: {event}\n" if event else ""
     data = json.dumps(document, separators=(",", ":"))
     return f"id: {number}\n{kind}data: {data}\n\n".encode()
 
 
 class EventStreamResponse(Response):
-    """Sends the chunks until they end, the client goes, the service ends, the socket takes nothing for a while, the
-    token of who asked is good no more, or it has lived for long enough: who asks then comes back with its last id."""
+    """Sends chunks until the first of these: the chunks end, the client disconnects, a write times out, the token
+    becomes invalid, the lifetime is over, or the service stops. Clients reconnect with the id of the last event."""
 
     media_type = MEDIA_TYPE
 
@@ -64,28 +56,28 @@ class EventStreamResponse(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ProblemError (503, 429) before it sends anything where there are too many streams already."""
-        asker = _stream_owner(scope)
-        self._streams.require_capacity(asker)
+        """Send the stream. Raises ProblemError (503, 429) before the first byte if there are too many streams."""
+        caller = _stream_owner(scope)
+        self._streams.require_capacity(caller)
         sending = asyncio.create_task(self._send(send))
-        leaving = asyncio.create_task(_wait_for_disconnect(receive))
-        refusing = asyncio.create_task(self._wait_for_invalid_token(scope))
-        tasks: tuple[asyncio.Task[None], ...] = (sending, leaving, refusing)
-        self._streams.add(sending, asker)
+        disconnecting = asyncio.create_task(_wait_for_disconnect(receive))
+        expiring = asyncio.create_task(self._wait_for_invalid_token(scope))
+        tasks: tuple[asyncio.Task[None], ...] = (sending, disconnecting, expiring)
+        self._streams.add(sending, caller)
         try:
             lifetime_s = self._streams.timings.lifetime_s
             await asyncio.wait(tasks, timeout=lifetime_s, return_when=asyncio.FIRST_COMPLETED)
-            is_gone = leaving.done()
+            is_disconnected = disconnecting.done()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
         failure = None if sending.cancelled() else sending.exception()
         if isinstance(failure, TimeoutError):
-            logger.info("a stream of %s ends: its reader takes nothing", scope["path"])
+            logger.info("closing a stream of %s: the client does not read", scope["path"])
         elif failure is not None:
             raise failure
-        elif not is_gone:
+        elif not is_disconnected:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -98,17 +90,17 @@ class EventStreamResponse(Response):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def _wait_for_invalid_token(self, scope: Scope) -> None:
-        """Until the token is good no more; for ever where nobody had to say who asks."""
-        is_good = scope.get("state", {}).get("is_good")
-        while is_good is None or await is_good():
+        """Return when the token is no longer valid; never, if authentication is off."""
+        is_token_valid = scope.get("state", {}).get("is_token_valid")
+        while is_token_valid is None or await is_token_valid():
             await asyncio.sleep(self._streams.timings.token_check_s)
 
 
 def _stream_owner(scope: Scope) -> str:
-    """Whose stream it is; empty where nobody has to say."""
+    """Return the token id or name of the stream's principal; empty while authentication is off."""
     state = scope.get("state", {})
     principal = state.get("principal")
-    return "" if principal is None or "is_good" not in state else principal.token_id or principal.name
+    return "" if principal is None or "is_token_valid" not in state else principal.token_id or principal.name
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -123,7 +115,7 @@ RETRY_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class EncodedEvent:
-    """An event as it is sent: written out once for all streams."""
+    """An event with its frame, encoded once for all streams."""
 
     stored: StoredEvent
     chunk: bytes
@@ -138,7 +130,12 @@ def encode_event(stored: StoredEvent) -> EncodedEvent:
 
 
 class EventTail:
-    """To be used in one event loop at a time. `news` is set, and replaced by another, when there is something new."""
+    """The newest events of the store, read by one task while there are subscribers.
+
+    The last RING_EVENTS stay in memory; a stream that is further behind reads the store. One leader at a time assigns
+    and commits numbers, so no event appears below a number that was already read. Belongs to one event loop. `changed`
+    is set and replaced whenever there are new events.
+    """
 
     def __init__(self, store: ApiStore, *, poll_s: float) -> None:
         self.changed = asyncio.Event()
@@ -146,13 +143,13 @@ class EventTail:
         self._store = store
         self._poll_s = poll_s
         self._ring: deque[EncodedEvent] = deque()
-        self._floor: float = float("inf")  # what has higher numbers, up to the newest, is in the ring
+        self._floor: float = float("inf")  # the ring holds all events with higher numbers
         self._subscribers = 0
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
     def subscribe(self) -> Iterator[None]:
-        """While somebody does, the store is asked."""
+        """Poll the store while at least one caller is inside the block."""
         self._subscribers += 1
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -165,40 +162,41 @@ class EventTail:
                 self._task, self._floor = None, float("inf")
 
     def events_after(self, number: int) -> list[EncodedEvent] | None:
-        """All events after that one; None where the ring does not reach back so far."""
+        """Return all events after the number, or None if the ring does not reach back that far."""
         if number < self._floor:
             return None
         found: list[EncodedEvent] = []
-        for each in reversed(self._ring):
-            if each.number <= number:
+        for event in reversed(self._ring):
+            if event.number <= number:
                 break
-            found.append(each)
+            found.append(event)
         return found[::-1]
 
     async def _run(self) -> None:
         self._ring.clear()
-        has_begun, is_away = False, False
+        is_started, is_unavailable = False, False
         while True:
             try:
-                if not has_begun:
+                if not is_started:
                     self._floor = self.newest = await asyncio.to_thread(self._store.get_last_event_number)
-                    has_begun = True
+                    is_started = True
                     self._notify()
                 count = await self._read()
-            except Exception as failure:
-                if not isinstance(failure, UnavailableError):
-                    logger.exception("events cannot be read")
-                elif not is_away:
-                    logger.warning("streams wait for the database: %s", failure)
-                is_away = True
+            except Exception as error:
+                if not isinstance(error, UnavailableError):
+                    logger.exception("cannot read events")
+                elif not is_unavailable:
+                    logger.warning("event streams are waiting for the database: %s", error)
+                is_unavailable = True
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
-            is_away = False
+            is_unavailable = False
             if count < BATCH_EVENTS:
                 await asyncio.sleep(self._poll_s)
 
     async def _read(self) -> int:
-        """How many new events there were. Mostly none, and to ask for the last number costs half as much."""
+        """Read new events and return their count. Asks for the last number first, which is half as expensive as an
+        empty page."""
         if await asyncio.to_thread(self._store.get_last_event_number) <= self.newest:
             return 0
         page = Page(self.newest, BATCH_EVENTS)
@@ -212,25 +210,25 @@ class EventTail:
         return len(new)
 
     def _notify(self) -> None:
-        news, self.changed = self.changed, asyncio.Event()
-        news.set()
+        previous, self.changed = self.changed, asyncio.Event()
+        previous.set()
 
 
 def redact_events(principal: Principal, store: Store, events: Sequence[EncodedEvent]) -> list[EncodedEvent]:
-    """Those of the events that `principal` may see, without names that it may not. Reads the store."""
-    sight = Visibility(principal, store.load().snapshot, store.get_ended_job)
+    """Return the events that the principal may see, with hidden job ids replaced. Reads the store."""
+    visibility = Visibility(principal, store.load().snapshot, store.get_ended_job)
     return [
-        EncodedEvent(each.stored, encode_frame(sight.redact(event_view(each.stored)), number=each.number))
-        for each in events
-        if sight.can_see_subject(each.stored.event.subject)
+        EncodedEvent(event.stored, encode_frame(visibility.redact(event_view(event.stored)), number=event.number))
+        for event in events
+        if visibility.can_see_subject(event.stored.event.subject)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimings:
-    """A stream that has nothing to tell says so every `heartbeat_s`, is ended when its socket takes nothing for
-    `stall_s`, and after `lifetime_s` in any case; every `token_s` it is asked whether its token is still good. The
-    store is asked for news every `poll_s`, files every `file_s`."""
+    """`heartbeat_s`: silence after which a heartbeat is sent. `write_timeout_s`: how long one write may take.
+    `lifetime_s`: maximum age of a stream. `token_check_s`: interval of token checks. `poll_s` and `file_poll_s`:
+    intervals at which the store and log files are polled."""
 
     heartbeat_s: float = 15.0
     write_timeout_s: float = 30.0
@@ -241,34 +239,37 @@ class StreamTimings:
 
 
 class StreamRegistry:
-    """To be used in the event loop alone, but for its making."""
+    """All open streams of a process: their number, their timings and their shutdown. Used in the event loop only."""
 
-    def __init__(self, store: ApiStore, *, streams_max: int, pace: StreamTimings | None = None) -> None:
-        self.timings = pace or StreamTimings()
+    def __init__(self, store: ApiStore, *, streams_max: int, timings: StreamTimings | None = None) -> None:
+        self.timings = timings or StreamTimings()
         self.tail = EventTail(store, poll_s=self.timings.poll_s)
         self._streams_max = streams_max
         self._streams_per_caller_max = max(1, streams_max // 2)
         self._open: dict[asyncio.Task[None], str] = {}
 
     def require_capacity(self, caller: str) -> None:
-        """Raises ProblemError: 503 where there are as many streams as there may be, 429 where `asker` alone holds half
-        of them, so that one script that leaks cannot shut everybody out. Empty: nobody has to say who asks."""
+        """Check that another stream may open. `caller` is empty while authentication is off.
+
+        Raises:
+            ProblemError: 503 if the service has no capacity, 429 if the caller holds half of it.
+        """
         held = list(self._open.values()).count(caller) if caller else 0
         if held >= self._streams_per_caller_max:
-            detail = f"you hold {held} streams open, which is the most that one may: close some"
+            detail = f"you have {held} open streams, the maximum per caller. Close some"
             raise ProblemError(429, "busy", detail, headers={"Retry-After": "10"})
         if len(self._open) >= self._streams_max:
-            detail = f"{len(self._open)} streams are open, which is the most that this service has room for"
+            detail = f"{len(self._open)} streams are open, the maximum of this service. Retry later"
             raise ProblemError(503, "busy", detail, headers={"Retry-After": "10"})
 
     def add(self, sending: asyncio.Task[None], caller: str) -> None:
-        """It counts until it ends, and is cancelled by `close`."""
+        """Count the stream until its task ends. `close` cancels it."""
         self._open[sending] = caller
         STREAMS.set(len(self._open))
         sending.add_done_callback(self._remove)
 
     def close(self) -> None:
-        """End all streams; their clients come back to who answers next."""
+        """End all streams. Their clients reconnect to another process."""
         for sending in self._open:
             sending.cancel()
 

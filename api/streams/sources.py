@@ -1,9 +1,4 @@
-"""What ranks have printed, as answers.
-
-JobLogs: what one rank of a job has printed, generation after generation, read from the run folder by place.
-
-What one event stream tells: the events after its cursor, from memory where it keeps up, else from the store.
-"""
+"""The chunks of event streams: `follow_events` for events, `follow_logs` for the output of a job's rank."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ from scheduler.store.protocol import Page, Store, UnavailableError
 
 
 class LogLineView(TypedDict):
-    """`cursor` is the place behind it. `cut`: the line is too long for one item and goes on in the next."""
+    """`cursor` is the position after the line. `cut`: the line is too long for one item and continues in the next."""
 
     generation: int
     rank: int
@@ -42,8 +37,8 @@ class LogLineView(TypedDict):
 
 
 class LogPageView(TypedDict):
-    """`dropped_bytes` were printed before the first line and are no longer kept. `next` leads to more that is there
-    now, `resume` to what comes later."""
+    """`dropped_bytes` of output before the first line were deleted. `next` is the cursor of existing further lines,
+    `resume` the cursor for lines that are printed later."""
 
     job_id: str
     generations: list[int]
@@ -58,7 +53,7 @@ _POSITION_PATTERN = re.compile(r"(\d{1,9}):(\d{1,18})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Behind `offset` bytes of what the rank has printed in a generation."""
+    """The position after `offset` bytes of a rank's output in a generation."""
 
     generation: int
     offset: int = 0
@@ -69,8 +64,8 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class LogBatch:
-    """Lines up to `place`, before which `dropped_bytes` are gone. `is_end`: nobody prints behind it any more, in the
-    generations that have begun so far."""
+    """Lines up to `position`. `dropped_bytes` before them were deleted. `is_end`: no further line can follow in the
+    generations that have started."""
 
     lines: tuple[LogLineView, ...]
     position: LogPosition
@@ -79,26 +74,30 @@ class LogBatch:
 
 
 def parse_position(text: str) -> LogPosition | None:
-    """None for what no answer ever held."""
+    """Return the position, or None if the text is not one."""
     found = _POSITION_PATTERN.fullmatch(text)
     return LogPosition(int(found[1]), int(found[2])) if found else None
 
 
 class JobLogReader:
-    """`only`: this generation alone; None: from one to the next."""
+    """Reads the output of one rank from the job's run folder, across generations or of one generation only."""
 
-    def __init__(self, root: RunRoot, job_id: str, rank: int, *, only: int | None = None) -> None:
+    def __init__(self, root: RunRoot, job_id: str, rank: int, *, generation: int | None = None) -> None:
         self._root = root
         self._job_id = job_id
         self._rank = rank
-        self._generation = only
+        self._generation = generation
 
     def generations(self) -> list[int]:
-        begun = self._root.list_generations(self._job_id)
-        return begun if self._generation is None else [each for each in begun if each == self._generation]
+        generations = self._root.list_generations(self._job_id)
+        return (
+            generations
+            if self._generation is None
+            else [number for number in generations if number == self._generation]
+        )
 
     def tail_position(self, lines: int) -> LogPosition:
-        """Where the last `lines` lines of the newest generation begin."""
+        """Return the position of the last `lines` lines of the newest generation."""
         newest = self.newest_generation()
         folder = self._root.folder(self._job_id, newest)
         is_over = folder.read_end() is not None
@@ -108,11 +107,11 @@ class JobLogReader:
         return next(reversed(self.generations()), 0)
 
     def read(self, position: LogPosition, lines_max: int) -> LogBatch:
-        """The next lines, if there are any by now."""
+        """Return the next lines that exist."""
         while True:
             folder = self._root.folder(self._job_id, position.generation)
-            later = [each for each in self.generations() if each > position.generation]
-            # Before the file is read: what was printed before the end is then always seen with it.
+            later = [number for number in self.generations() if number > position.generation]
+            # Checked before the file is read, so that a complete file is read to its end.
             is_over = bool(later) or folder.read_end() is not None
             part = read_lines(folder.log_path(self._rank), position.offset, lines_max=lines_max, is_complete=is_over)
             position = LogPosition(position.generation, part.end)
@@ -137,54 +136,56 @@ BATCH_LINES = 500
 
 @dataclass(frozen=True, slots=True)
 class EventSubscription:
-    """Events after the number `after`, of one subject or of all, of which `principal` is told what it may see. Those up
-    to `swept` are kept no more."""
+    """Events after the number `after`, of one subject or of all, as `principal` may see them. Retention has deleted the
+    events up to `deleted_up_to`."""
 
     principal: Principal
     after: int
     subject: str = ""
-    swept: int = 0
+    deleted_up_to: int = 0
 
 
 async def follow_events(
     streams: StreamRegistry, store: Store, subscription: EventSubscription
 ) -> AsyncGenerator[bytes]:
-    """Chunks without end. While the database is away there are heartbeats, and afterwards what was missed."""
+    """Yield chunks without end. While the database is unavailable, yields heartbeats; then the missed events."""
     tail, cursor = streams.tail, subscription.after
     yield RETRY_FRAME
-    if 0 < cursor < subscription.swept:
-        yield encode_frame({"after": cursor, "up_to": subscription.swept}, number=subscription.swept, event="gap")
-        cursor = subscription.swept
+    if 0 < cursor < subscription.deleted_up_to:
+        yield encode_frame(
+            {"after": cursor, "up_to": subscription.deleted_up_to}, number=subscription.deleted_up_to, event="gap"
+        )
+        cursor = subscription.deleted_up_to
     with tail.subscribe():
         while True:
-            news, newest = tail.changed, tail.newest  # taken before the look, so that nothing comes in between
+            changed, newest = tail.changed, tail.newest  # taken before the read, so that no change is missed
             found = tail.events_after(cursor)
             is_behind = found is None
             try:
                 if found is None:
                     page = Page(cursor, BATCH_EVENTS)
                     stored = await asyncio.to_thread(store.list_events, page, subject=subscription.subject)
-                    found, is_behind = [encode_event(each) for each in stored], len(stored) == BATCH_EVENTS
-                chunk = b"".join(each.chunk for each in await _visible_events(store, subscription, found))
+                    found, is_behind = [encode_event(event) for event in stored], len(stored) == BATCH_EVENTS
+                chunk = b"".join(event.chunk for event in await _visible_events(store, subscription, found))
             except UnavailableError:
                 yield HEARTBEAT_FRAME
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             if found or newest > cursor:
-                cursor = found[-1].number if is_behind else max(newest, cursor, *(each.number for each in found))
+                cursor = found[-1].number if is_behind else max(newest, cursor, *(event.number for event in found))
             if chunk:
                 yield chunk
-            elif not is_behind and not await _wait_for(news, streams.timings.heartbeat_s):
+            elif not is_behind and not await _wait_for(changed, streams.timings.heartbeat_s):
                 yield HEARTBEAT_FRAME
 
 
 async def _visible_events(
     store: Store, subscription: EventSubscription, events: Sequence[EncodedEvent]
 ) -> Sequence[EncodedEvent]:
-    about = [each for each in events if subscription.subject in ("", each.stored.event.subject)]
-    if not about or subscription.principal.has_role(Role.VIEWER):
-        return about
-    return await asyncio.to_thread(redact_events, subscription.principal, store, about)
+    matching = [event for event in events if subscription.subject in ("", event.stored.event.subject)]
+    if not matching or subscription.principal.has_role(Role.VIEWER):
+        return matching
+    return await asyncio.to_thread(redact_events, subscription.principal, store, matching)
 
 
 async def _wait_for(changed: asyncio.Event, seconds: float) -> bool:
@@ -198,32 +199,32 @@ async def _wait_for(changed: asyncio.Event, seconds: float) -> bool:
 async def follow_logs(
     streams: StreamRegistry, logs: JobLogReader, position: LogPosition, has_ended: Callable[[], bool]
 ) -> AsyncGenerator[bytes]:
-    """Lines from `place` on, until the job has ended and nobody prints any more."""
-    pace, quiet_s = streams.timings, 0.0
+    """Yield chunks from `position` on, until the job has ended and all output was read."""
+    timings, quiet_s = streams.timings, 0.0
     yield RETRY_FRAME
     while True:
         try:
-            is_last = await asyncio.to_thread(has_ended)  # before the look, so that nothing comes in between
+            has_job_ended = await asyncio.to_thread(has_ended)  # checked before the read, so that no output is missed
         except UnavailableError:
-            is_last = False
-        read = await asyncio.to_thread(logs.read, position, BATCH_LINES)
-        chunk = _encode_log_batch(read)
-        position = read.position
+            has_job_ended = False
+        batch = await asyncio.to_thread(logs.read, position, BATCH_LINES)
+        chunk = _encode_log_batch(batch)
+        position = batch.position
         if chunk:
             quiet_s = 0.0
             yield chunk
-        elif is_last and (read.is_end or not logs.generations()):
+        elif has_job_ended and (batch.is_end or not logs.generations()):
             yield encode_frame({}, number=position, event="end")
             return
         else:
-            await asyncio.sleep(pace.file_poll_s)
-            quiet_s += pace.file_poll_s
-            if quiet_s >= pace.heartbeat_s:
+            await asyncio.sleep(timings.file_poll_s)
+            quiet_s += timings.file_poll_s
+            if quiet_s >= timings.heartbeat_s:
                 quiet_s = 0.0
                 yield HEARTBEAT_FRAME
 
 
-def _encode_log_batch(read: LogBatch) -> bytes:
-    gap = {"generation": read.position.generation, "dropped_bytes": read.dropped_bytes}
-    begun = encode_frame(gap, number=read.position, event="gap") if read.dropped_bytes else b""
-    return begun + b"".join(encode_frame(line, number=line["cursor"]) for line in read.lines)
+def _encode_log_batch(batch: LogBatch) -> bytes:
+    gap = {"generation": batch.position.generation, "dropped_bytes": batch.dropped_bytes}
+    gap_frame = encode_frame(gap, number=batch.position, event="gap") if batch.dropped_bytes else b""
+    return gap_frame + b"".join(encode_frame(line, number=line["cursor"]) for line in batch.lines)

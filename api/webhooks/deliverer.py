@@ -1,13 +1,4 @@
-"""Which events a webhook is told of, and the JSON that tells of one.
-
-What an attempt means for a delivery and its webhook: done, again after a pause, or given up.
-
-Courier: delivers what webhooks are to be told, in the background of an API process.
-
-It works on a webhook in turns, each under a claim: it delivers what is pending, in order, then reads further events
-from where the webhook's cursor stands. Whatever a killed process had claimed, another takes up when the claim has
-ended; a message that was sent but not yet noted is then sent again under its old id.
-"""
+"""Delivery of events to webhooks: which events a webhook gets, the message, retries, and the background deliverer."""
 
 from __future__ import annotations
 
@@ -30,22 +21,23 @@ from scheduler.domain.events import TEST_CODE, Delivery, DeliveryState, Event, E
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.runtime.clock import Clock
+from scheduler.store.api_protocol import ClaimLostError, ServiceStore
 from scheduler.store.protocol import Page, StoredEvent, UnavailableError
-from scheduler.store.sql_store import SqlStore
-from scheduler.store.sql_webhooks import ClaimLostError
 from scheduler.telemetry.metrics import record_delivery, record_webhook_lag
 
 JobLookup = Callable[[str], Job | None]
 
 
 def webhook_visibility(webhook: Webhook, snapshot: Snapshot, ended_job: JobLookup) -> Visibility:
-    """A webhook of a queue sees what a queue-admin of that queue sees, whoever made it and whatever became of him."""
+    """Return what a webhook sees: what a queue-admin of its queue sees, whoever created the webhook."""
     return Visibility(Principal(webhook.owner, (Grant(Role.QUEUE_ADMIN, webhook.queue),)), snapshot, ended_job)
 
 
 def build_delivery(webhook: Webhook, stored: StoredEvent, visibility: Visibility, *, now_s: float) -> Delivery | None:
-    """What is to be delivered of an event; None where the webhook is not told of it. Jobs are looked up, and names of
-    those that it may not see taken out, only for events that the codes and the subject let pass."""
+    """Return the delivery of an event to the webhook, or None if the webhook does not get it.
+
+    The filters run before jobs are looked up and hidden job ids are replaced.
+    """
     event = stored.event
     if webhook.codes and event.code.value not in webhook.codes:
         return None
@@ -60,8 +52,8 @@ def build_delivery(webhook: Webhook, stored: StoredEvent, visibility: Visibility
 
 
 def build_test_delivery(webhook: Webhook, *, requested_by: str, now_s: float) -> Delivery:
-    said = f"{requested_by} asked whether this webhook works"
-    body = {"code": TEST_CODE, "subject": webhook.id, "message": said, "at_s": now_s, "numbers": {}, "job": None}
+    text = f"{requested_by} requested a test message"
+    body = {"code": TEST_CODE, "subject": webhook.id, "message": text, "at_s": now_s, "numbers": {}, "job": None}
     return _new_delivery(webhook, TEST_CODE, {"event_number": None, **body}, 0, now_s)
 
 
@@ -84,7 +76,7 @@ def _event_body(event: Event, number: int, job: Job | None) -> dict[str, object]
 
 
 def _job_summary(job: Job) -> dict[str, object]:
-    """As the job stands when the message is made, which may be a little after the event."""
+    """Return the job's state when the message is built, which may be slightly later than the event."""
     return {
         "id": job.id,
         "name": job.spec.name,
@@ -96,21 +88,24 @@ def _job_summary(job: Job) -> dict[str, object]:
 
 
 def _new_delivery(webhook: Webhook, code: str, body: dict[str, object], event_number: int, now_s: float) -> Delivery:
-    """An event has one id a webhook, however often it is read or sent."""
+    """Return a delivery. The id is the same whenever the same event is read again."""
     delivery_id = f"msg_{webhook.id}_{event_number or secrets.token_hex(6)}"
     text = json.dumps({"id": delivery_id, **body}, separators=(",", ":"))
     return Delivery(delivery_id, webhook.id, event_number, code, str(body["subject"]), now_s, text, next_at_s=now_s)
 
 
 DEAD_IN_A_ROW_MAX = 5
-"""A webhook that so many deliveries have died of, one after the other, is disabled."""
+"""A webhook is disabled after this many consecutive dead deliveries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The pause before the second attempt, which grows by `factor` before each later one up to `pause_s_max`. Up to
-    `jitter` of it is added at random. What a receiver asks for with Retry-After counts where it is longer, up to
-    `retry_after_s_max`. These ten attempts take 3.5 to 4.4 hours."""
+    """Delays between the attempts of a delivery.
+
+    `delay_s` precedes the second attempt; it grows by `factor` for each later one, up to `delay_s_max`. Up to `jitter`
+    of it is added at random. A longer Retry-After of the receiver wins, up to `retry_after_s_max`. Ten attempts take
+    3.5 to 4.4 hours.
+    """
 
     attempts: int = 10
     delay_s: float = 5.0
@@ -120,7 +115,7 @@ class Backoff:
     retry_after_s_max: float = 6 * 3600.0
 
     def compute_delay_s(self, attempts: int, *, random_fraction: float, retry_after_s: float = 0.0) -> float:
-        """`drawn` is even in [0, 1)."""
+        """Return the delay after `attempts` attempts. `random_fraction` is uniform in [0, 1)."""
         pause_s = min(self.delay_s * self.factor ** (attempts - 1), self.delay_s_max)
         return max(pause_s * (1.0 + self.jitter * random_fraction), min(retry_after_s, self.retry_after_s_max))
 
@@ -134,22 +129,22 @@ def apply_outcome(
     now_s: float,
     random_fraction: float,
 ) -> tuple[Webhook, Delivery]:
-    """Both as the attempt leaves them."""
+    """Return the webhook and the delivery after an attempt."""
     tried = replace(delivery, attempts=delivery.attempts + 1, status=outcome.status, error=outcome.error)
     if outcome.is_delivered:
         return replace(webhook, dead_in_a_row=0), replace(tried, state=DeliveryState.DELIVERED, ended_at_s=now_s)
-    gone = outcome.status == HTTP_GONE
-    if tried.attempts < backoff.attempts and not gone:
+    is_gone = outcome.status == HTTP_GONE
+    if tried.attempts < backoff.attempts and not is_gone:
         pause_s = backoff.compute_delay_s(
             tried.attempts, random_fraction=random_fraction, retry_after_s=outcome.retry_after_s
         )
         return webhook, replace(tried, next_at_s=now_s + pause_s)
     dead = replace(tried, state=DeliveryState.DEAD, ended_at_s=now_s)
     failing = replace(webhook, dead_in_a_row=webhook.dead_in_a_row + 1)
-    if gone:
+    if is_gone:
         return replace(failing, enabled=False, disabled_reason="the receiver answered 410 Gone"), dead
     if failing.dead_in_a_row >= DEAD_IN_A_ROW_MAX:
-        reason = f"{failing.dead_in_a_row} deliveries in a row have died; the last attempt: {outcome.error}"
+        reason = f"{failing.dead_in_a_row} consecutive deliveries failed for good; last attempt: {outcome.error}"
         return replace(failing, enabled=False, disabled_reason=reason), dead
     return failing, dead
 
@@ -164,9 +159,9 @@ _STORE_THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTimings:
-    """`look_s`: between two looks for what is due. `claim_s`: a claim ends so long after it was last renewed, and each
-    attempt renews it. `turn_s`: a turn begins no attempt after that. `at_once`: webhooks that are worked on at once;
-    each other waits for no more than a turn of these. `page`: events that are read at once."""
+    """`poll_s`: interval between polls for due webhooks. `claim_ttl_s`: lifetime of a claim; each attempt renews it.
+    `turn_s_max`: a turn starts no attempt after this time. `webhooks_at_once_max`: webhooks served concurrently; others
+    wait for a turn to end. `page_size`: events read at once."""
 
     poll_s: float = 0.5
     claim_ttl_s: float = 60.0
@@ -176,11 +171,17 @@ class DeliveryTimings:
 
 
 class WebhookDeliverer:
-    """`holder` is a name that no other process has. `draw` is even in [0, 1)."""
+    """Delivers events to webhooks in the background of an API process.
+
+    It serves a webhook in turns, each under a claim: it sends pending deliveries in order, then reads further events
+    from the webhook's cursor. If the process is killed, another one continues once the claim has expired; a message
+    that was sent but not recorded is sent again with the same id. `holder` must be unique among processes.
+    `draw_fraction` returns uniform random numbers in [0, 1).
+    """
 
     def __init__(
         self,
-        store: SqlStore,
+        store: ServiceStore,
         sender: WebhookSender,
         *,
         secret: bytes,
@@ -200,19 +201,19 @@ class WebhookDeliverer:
         self._backoff = backoff or Backoff()
         self._timings = timings or DeliveryTimings()
         self._turns: dict[str, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="courier-store")
+        self._threads = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="webhook-store")
 
     async def run(self, stop: Flag) -> None:
-        """Deliver until `stop` is set. Attempts that are on their way then are given up, and made again by others."""
-        # For names that are looked up, which may take long: they must not hold up what goes to the store.
+        """Deliver until `stop` is set. Attempts in progress are then abandoned, and repeated by another process."""
+        # DNS lookups may be slow and use the default executor; store calls have threads of their own.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._timings.webhooks_at_once_max))
         while not stop.is_set():
             try:
                 await self._poll()
-            except UnavailableError as failed:
-                logger.warning("webhooks wait for the database: %s", failed)
+            except UnavailableError as error:
+                logger.warning("webhook delivery is waiting for the database: %s", error)
             except Exception:
-                logger.exception("what is due to webhooks could not be looked up")
+                logger.exception("cannot read due webhooks")
             await asyncio.sleep(self._timings.poll_s)
         for turn in self._turns.values():
             turn.cancel()
@@ -223,7 +224,7 @@ class WebhookDeliverer:
         now_s = self._clock.now_s()
         self._turns = {webhook_id: turn for webhook_id, turn in self._turns.items() if not turn.done()}
         free = self._timings.webhooks_at_once_max - len(self._turns)
-        # More than are free, because those that are worked on here may be among them.
+        # The result may include webhooks that are being served here.
         due = (
             await self._run_in_store_thread(
                 self._records.list_due_webhooks, now_s, limit=self._timings.webhooks_at_once_max
@@ -231,7 +232,7 @@ class WebhookDeliverer:
             if free
             else ()
         )
-        for webhook_id in [each for each in due if each not in self._turns][:free]:
+        for webhook_id in [webhook_id for webhook_id in due if webhook_id not in self._turns][:free]:
             self._turns[webhook_id] = asyncio.create_task(self._run_turn(webhook_id))
         oldest_at_s = await self._run_in_store_thread(self._records.get_oldest_pending_at_s)
         record_webhook_lag(0.0 if oldest_at_s is None else max(0.0, now_s - oldest_at_s))
@@ -246,12 +247,12 @@ class WebhookDeliverer:
                 await self._run_in_store_thread(
                     self._records.release, webhook_id, self._holder, now_s=self._clock.now_s()
                 )
-        except ClaimLostError as lost:
-            logger.info("%s", lost)
-        except UnavailableError as failed:
-            logger.warning("webhook %s waits for the database: %s", webhook_id, failed)
+        except ClaimLostError as error:
+            logger.info("%s", error)
+        except UnavailableError as error:
+            logger.warning("webhook %s is waiting for the database: %s", webhook_id, error)
         except Exception:
-            logger.exception("webhook %s could not be worked on", webhook_id)
+            logger.exception("cannot serve webhook %s", webhook_id)
 
     async def _deliver_pending(self, webhook_id: str, *, until_s: float) -> None:
         while self._clock.elapsed_s() < until_s:
@@ -274,14 +275,14 @@ class WebhookDeliverer:
         return self._records.get_webhook(webhook_id), self._records.get_first_pending(webhook_id)
 
     def _enqueue_events(self, webhook: Webhook) -> bool:
-        """Read further events. False where there are none."""
+        """Read further events and add their deliveries. Return False if there are none."""
         events = self._store.list_events(Page(webhook.cursor, self._timings.page_size))
         if not events:
             return False
         now_s = self._clock.now_s()
-        sight = webhook_visibility(webhook, self._store.load().snapshot, self._store.get_ended_job)
-        found = (build_delivery(webhook, event, sight, now_s=now_s) for event in events)
-        deliveries = [each for each in found if each is not None]
+        visibility = webhook_visibility(webhook, self._store.load().snapshot, self._store.get_ended_job)
+        candidates = (build_delivery(webhook, event, visibility, now_s=now_s) for event in events)
+        deliveries = [delivery for delivery in candidates if delivery is not None]
         until_s = now_s + self._timings.claim_ttl_s
         self._records.add_event_deliveries(
             webhook.id, self._holder, deliveries, cursor=events[-1].number, until_s=until_s

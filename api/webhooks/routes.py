@@ -1,7 +1,5 @@
-"""What the API tells of webhooks and of what is delivered to them.
-
-Webhooks: who is told of events, and what has become of each message. For admins, and queue-admins of its queue.
-"""
+"""Webhooks and their deliveries: create, change, test, redeliver. For admins, and queue-admins of the webhook's
+queue."""
 
 from __future__ import annotations
 
@@ -14,20 +12,22 @@ from fastapi import Depends, Query, Response
 from typing_extensions import TypedDict
 
 from api.http.conditional_requests import IdempotencyKeyHeader, build_creation_key, create_once
-from api.http.dependencies import LimitParameter, PrincipalDep, ServiceDep, SqlStoreDep, create_router
+from api.http.dependencies import LimitParameter, PrincipalDep, ServiceDep, StoreDep, create_router
 from api.http.errors import ProblemError, problem_responses, raise_conflict, raise_invalid_field, raise_not_found
 from api.http.paging import CursorParameter, PageOf, decode_number_cursor, encode_cursor
+from api.identity.authorization import QUEUE_ADMIN, requires
 from api.identity.principals import Principal, Role
 from api.webhooks.deliverer import build_test_delivery
 from api.webhooks.sender import RefusedAddressError, check_host, parse_allowed_hosts
 from api.webhooks.signature import derive_webhook_secret
 from scheduler.documents.webhook import WebhookChange, WebhookDocument
 from scheduler.domain.events import Delivery, DeliveryState, Webhook
-from scheduler.store.sql_webhooks import ClaimLostError
+from scheduler.store.api_protocol import ClaimLostError
 
 
 class WebhookView(TypedDict):
-    """Empty `codes`, `queue` or `subject` let all events pass. `disabled_reason` is empty where a person did."""
+    """Empty `codes`, `queue` or `subject` match all events. `disabled_reason` is empty if a user disabled the
+    webhook."""
 
     id: str
     owner: str
@@ -43,13 +43,14 @@ class WebhookView(TypedDict):
 
 
 class WebhookSecretView(WebhookView):
-    """`secret` is shown this once."""
+    """Only this response contains `secret`."""
 
     secret: str
 
 
 class DeliveryView(TypedDict):
-    """`status` is that of the last answer, `next_at_s` when it is tried next; both None where there is none."""
+    """`status`: HTTP status of the last attempt, null before it. `next_at_s`: time of the next attempt, null after the
+    last one."""
 
     id: str
     webhook_id: str
@@ -107,10 +108,10 @@ def delivery_view(delivery: Delivery) -> DeliveryView:
 router = create_router("webhooks", prefix="/v1/webhooks")
 
 OLD_SECRET_GRACE_S = 86_400.0
-"""How long a secret that was rotated is signed with beside the new one."""
+"""How long messages are also signed with the previous secret after a rotation."""
 
 
-def _visible_webhook(webhook_id: str, store: SqlStoreDep, principal: PrincipalDep) -> Webhook:
+def _visible_webhook(webhook_id: str, store: StoreDep, principal: PrincipalDep) -> Webhook:
     found = store.webhooks.get_webhook(webhook_id)
     if found is None or not principal.has_role(Role.QUEUE_ADMIN, found.queue):
         raise_not_found("webhook", webhook_id)
@@ -121,20 +122,21 @@ WebhookDep = Annotated[Webhook, Depends(_visible_webhook)]
 
 
 @router.post("", status_code=201, responses=problem_responses(409))
+@requires(QUEUE_ADMIN)
 def create_webhook(
     document: WebhookDocument,
     service: ServiceDep,
-    store: SqlStoreDep,
+    store: StoreDep,
     principal: PrincipalDep,
     response: Response,
     *,
     key: IdempotencyKeyHeader = "",
 ) -> WebhookSecretView:
-    """Have the events from now on sent to a URL. The secret that messages are signed with is shown this once, and to
-    whoever asks again with the same `Idempotency-Key`."""
+    """Send future events to a URL. Only this response contains the signing secret; a retry with the same
+    `Idempotency-Key` returns it again."""
     queue = document.queue or ""
     if not principal.has_role(Role.QUEUE_ADMIN, queue):
-        needed = f"queue-admin of queue {queue}" if queue else "admin, or queue-admin of the `queue` that it names"
+        needed = f"queue-admin of queue {queue}" if queue else "admin, or queue-admin of its `queue`"
         raise ProblemError(403, "forbidden", f"a webhook needs the role {needed}")
     _check_url(document.url, service.settings.webhook_hosts)
     new = Webhook(
@@ -146,59 +148,67 @@ def create_webhook(
         queue=queue,
         subject=document.subject or "",
     )
-    kept = build_creation_key(key, principal, "webhook", document)
-    made = create_once(store, kept, lambda: store.webhooks.create(new, kept), store.webhooks.get_webhook)
-    response.headers["Location"] = f"/v1/webhooks/{made.id}"
-    return secret_view(made, derive_webhook_secret(service.token_secret, made.id, made.secret_number))
+    creation_key = build_creation_key(key, principal, "webhook", document)
+    created = create_once(
+        store, creation_key, lambda: store.webhooks.create(new, creation_key), store.webhooks.get_webhook
+    )
+    response.headers["Location"] = f"/v1/webhooks/{created.id}"
+    return secret_view(created, derive_webhook_secret(service.token_secret, created.id, created.secret_number))
 
 
 @router.get("")
+@requires(QUEUE_ADMIN)
 def list_webhooks(
-    store: SqlStoreDep, principal: PrincipalDep, limit: LimitParameter = 100, cursor: CursorParameter = ""
+    store: StoreDep, principal: PrincipalDep, limit: LimitParameter = 100, cursor: CursorParameter = ""
 ) -> PageOf[WebhookView]:
-    """Webhooks that one may see, oldest first. `next` is the cursor of the following page."""
+    """List the webhooks that the caller may see, oldest first. `next` is the cursor of the following page."""
     after = decode_number_cursor(cursor, "webhooks") or 0
     found = store.webhooks.list_webhooks(after=after, limit=limit + 1, queues=_administered_queues(principal))
-    following = encode_cursor("webhooks", found[limit - 1].number) if len(found) > limit else None
-    return {"items": [webhook_view(each) for each in found[:limit]], "next": following}
+    next_cursor = encode_cursor("webhooks", found[limit - 1].number) if len(found) > limit else None
+    return {"items": [webhook_view(webhook) for webhook in found[:limit]], "next": next_cursor}
 
 
 @router.get("/{webhook_id}")
+@requires(QUEUE_ADMIN)
 def get_webhook(webhook: WebhookDep) -> WebhookView:
-    """A webhook, without its secret."""
+    """Return a webhook without its secret."""
     return webhook_view(webhook)
 
 
 @router.patch("/{webhook_id}")
-def change_webhook(change: WebhookChange, webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep) -> WebhookView:
-    """Change what is given. One that is enabled again is told of all that happened meanwhile."""
-    given = {name: value for name, value in change.model_dump(exclude_unset=True).items() if value is not None}
+@requires(QUEUE_ADMIN)
+def change_webhook(change: WebhookChange, webhook: WebhookDep, service: ServiceDep, store: StoreDep) -> WebhookView:
+    """Change the given fields. A webhook that is enabled again gets all events that happened in between."""
+    changes = {name: value for name, value in change.model_dump(exclude_unset=True).items() if value is not None}
     if change.url is not None:
         _check_url(change.url, service.settings.webhook_hosts)
     if change.enabled is not None:
-        given |= {"disabled_reason": "", "dead_in_a_row": 0}
-    return webhook_view(store.webhooks.update_webhook(webhook.id, **given) or raise_not_found("webhook", webhook.id))
+        changes |= {"disabled_reason": "", "dead_in_a_row": 0}
+    return webhook_view(store.webhooks.update_webhook(webhook.id, **changes) or raise_not_found("webhook", webhook.id))
 
 
 @router.delete("/{webhook_id}", status_code=204)
-def delete_webhook(webhook: WebhookDep, store: SqlStoreDep) -> None:
-    """Nothing more is sent, and what was delivered is forgotten. An attempt that is on its way now may still arrive."""
+@requires(QUEUE_ADMIN)
+def delete_webhook(webhook: WebhookDep, store: StoreDep) -> None:
+    """Delete the webhook and its deliveries. An attempt in progress may still arrive."""
     store.webhooks.delete(webhook.id)
 
 
 @router.post("/{webhook_id}:rotate-secret")
-def rotate_webhook_secret(webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep) -> WebhookSecretView:
-    """A new secret, shown this once. For a day messages bear a signature by the old one as well."""
+@requires(QUEUE_ADMIN)
+def rotate_webhook_secret(webhook: WebhookDep, service: ServiceDep, store: StoreDep) -> WebhookSecretView:
+    """Create a new secret, which only this response contains. For a day, messages are also signed with the old one."""
     until_s = service.clock.now_s() + OLD_SECRET_GRACE_S
     rotated = store.webhooks.rotate_secret(webhook.id, old_until_s=until_s) or raise_not_found("webhook", webhook.id)
     return secret_view(rotated, derive_webhook_secret(service.token_secret, rotated.id, rotated.secret_number))
 
 
 @router.post("/{webhook_id}:test", status_code=202, responses=problem_responses(409))
-def test_webhook(webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep, principal: PrincipalDep) -> DeliveryView:
-    """Send a message of code Test, behind all that waits. What became of it stands among the deliveries."""
+@requires(QUEUE_ADMIN)
+def test_webhook(webhook: WebhookDep, service: ServiceDep, store: StoreDep, principal: PrincipalDep) -> DeliveryView:
+    """Send a message with code Test after all pending ones. Find its outcome among the deliveries."""
     if not webhook.enabled:
-        raise_conflict(f"webhook {webhook.id} is disabled: enable it first")
+        raise_conflict(f"webhook {webhook.id} is disabled. Enable it first")
     new = build_test_delivery(webhook, requested_by=principal.name, now_s=service.clock.now_s())
     try:
         return delivery_view(store.webhooks.add_delivery(new))
@@ -207,36 +217,40 @@ def test_webhook(webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep, p
 
 
 @router.get("/{webhook_id}/deliveries")
+@requires(QUEUE_ADMIN)
 def list_deliveries(
     webhook: WebhookDep,
-    store: SqlStoreDep,
-    state: Annotated[Literal["", "pending", "delivered", "dead"], Query(description="Only these.")] = "",
+    store: StoreDep,
+    state: Annotated[
+        Literal["", "pending", "delivered", "dead"], Query(description="Only deliveries in this state.")
+    ] = "",
     limit: LimitParameter = 100,
     cursor: CursorParameter = "",
 ) -> PageOf[DeliveryView]:
-    """What was and is to be delivered, newest first; for a week after it ended."""
+    """List pending and ended deliveries, newest first. Ended ones are kept for a week."""
     wanted = DeliveryState(state) if state else None
     before = decode_number_cursor(cursor, "deliveries")
     found = store.webhooks.list_deliveries(webhook.id, before=before, limit=limit + 1, state=wanted)
-    following = encode_cursor("deliveries", found[limit - 1].number) if len(found) > limit else None
-    return {"items": [delivery_view(each) for each in found[:limit]], "next": following}
+    next_cursor = encode_cursor("deliveries", found[limit - 1].number) if len(found) > limit else None
+    return {"items": [delivery_view(delivery) for delivery in found[:limit]], "next": next_cursor}
 
 
 @router.post("/{webhook_id}/deliveries/{delivery_id}:redeliver", status_code=202, responses=problem_responses(409))
-def redeliver_message(delivery_id: str, webhook: WebhookDep, service: ServiceDep, store: SqlStoreDep) -> DeliveryView:
-    """Try a dead delivery again, before all that came later."""
+@requires(QUEUE_ADMIN)
+def redeliver_message(delivery_id: str, webhook: WebhookDep, service: ServiceDep, store: StoreDep) -> DeliveryView:
+    """Try a dead delivery again, before all later ones."""
     found = store.webhooks.get_delivery(webhook.id, delivery_id) or raise_not_found("delivery", delivery_id)
     try:
         revived = store.webhooks.redeliver(webhook.id, delivery_id, now_s=service.clock.now_s())
     except ClaimLostError:
         raise_not_found("webhook", webhook.id)
     if revived is None:
-        raise_conflict(f"delivery {delivery_id} is {found.state}: only a dead one is delivered again")
+        raise_conflict(f"delivery {delivery_id} is {found.state}. Only a dead delivery can be redelivered")
     return delivery_view(revived)
 
 
 def _administered_queues(principal: Principal) -> frozenset[str] | None:
-    """The queues whose webhooks one may see; None: all webhooks."""
+    """Return the queues whose webhooks the principal may see; None means all."""
     queues = frozenset(grant.queue for grant in principal.grants if grant.role >= Role.QUEUE_ADMIN)
     return None if "" in queues else queues
 
@@ -244,5 +258,5 @@ def _administered_queues(principal: Principal) -> frozenset[str] | None:
 def _check_url(url: str, hosts: str) -> None:
     try:
         check_host(urlsplit(url).hostname or "", parse_allowed_hosts(hosts))
-    except RefusedAddressError as refused:
-        raise_invalid_field("url", url, f"a public host: {refused}")
+    except RefusedAddressError as error:
+        raise_invalid_field("url", url, f"a URL with a public host: {error}")

@@ -1,9 +1,7 @@
-"""Which addresses webhooks may lead to: public ones alone, unless the operator has named the host.
+"""One attempt to deliver a webhook message: address checks, timeouts, and how much of the response is read.
 
-What counts is the address that the connection goes to. It is looked up once for each attempt, checked, and connected to
-by number, so that a name that leads elsewhere a moment later (DNS rebinding) leads nowhere.
-
-One attempt to deliver a message: where it may go, for how long, and how much of the answer is read.
+Webhooks may only reach public addresses, unless the operator allows the host. The host is resolved once per attempt,
+its addresses are checked, and the connection goes to the checked address. DNS rebinding therefore has no effect.
 """
 
 from __future__ import annotations
@@ -22,13 +20,13 @@ import httpx
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a host's name. Raises OSError where it has none."""
+"""Returns the addresses of a host name. Raises OSError if it has none."""
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class RefusedAddressError(ValueError):
-    """The host leads to where webhooks may not go."""
+    """The host resolves to an address that webhooks may not reach."""
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
@@ -37,12 +35,12 @@ async def resolve_host(host: str, port: int) -> list[str]:
 
 
 def parse_allowed_hosts(setting: str) -> frozenset[str]:
-    """The hosts of EBBTIDE_WEBHOOK_HOSTS."""
+    """Return the hosts in the setting EBBTIDE_WEBHOOK_HOSTS."""
     return frozenset(part.strip().strip("[]").lower() for part in setting.split(",") if part.strip())
 
 
 def is_public(text: str) -> bool:
-    """Whether this address is of the internet at large; False for what is no address."""
+    """Return whether the text is a public IP address."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -51,7 +49,7 @@ def is_public(text: str) -> bool:
 
 
 def _embedded_addresses(address: Address) -> list[Address]:
-    """Addresses that an IPv6 one carries, to which a gateway or the system itself may lead."""
+    """Return the addresses embedded in an IPv6 address, which a gateway or the system may route to."""
     if isinstance(address, ipaddress.IPv4Address):
         return []
     found: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
@@ -61,7 +59,7 @@ def _embedded_addresses(address: Address) -> list[Address]:
 
 
 def check_host(host: str, allowed: frozenset[str]) -> None:
-    """Refuse at once a host that can only lead to where webhooks may not go. Raises RefusedAddressError."""
+    """Reject a host that can only lead to a forbidden address, without resolving it. Raises RefusedAddressError."""
     name = host.strip("[]").lower()
     is_local = name.rstrip(".") == "localhost" or name.rstrip(".").endswith(".localhost")
     if name not in allowed and (is_local or _is_address(name)) and not is_public(name):
@@ -69,11 +67,11 @@ def check_host(host: str, allowed: frozenset[str]) -> None:
 
 
 async def resolve_allowed(host: str, port: int, allowed: frozenset[str], resolve: Resolver) -> list[str]:
-    """Where connections to this host may go.
+    """Return the addresses to connect to.
 
     Raises:
-        RefusedAddressError: one of its addresses is not public; none of them is used then.
-        OSError: it has none.
+        RefusedAddressError: One of the addresses is not public. None of them may be used then.
+        OSError: The host has no address.
     """
     name = host.strip("[]").lower()
     found = [name] if _is_address(name) else await resolve(name, port)
@@ -93,7 +91,7 @@ def _is_address(text: str) -> bool:
 
 
 def _refusal_message(host: str) -> str:
-    return f"{host} is not a public address; an operator may allow the host by EBBTIDE_WEBHOOK_HOSTS"
+    return f"{host} is not a public address. An operator can allow the host with EBBTIDE_WEBHOOK_HOSTS"
 
 
 ATTEMPT_TIMEOUT_S = 10.0
@@ -105,7 +103,7 @@ HTTP_GONE = 410
 
 @dataclass(frozen=True, slots=True)
 class DeliveryOutcome:
-    """`status` is None where no answer came. `error` is empty where the receiver took the message."""
+    """`status` is None if no response came. `error` is empty if the receiver accepted the message."""
 
     status: int | None
     error: str = ""
@@ -117,7 +115,7 @@ class DeliveryOutcome:
 
 
 def create_ssl_context(ca_file: Path | None = None) -> ssl.SSLContext:
-    """Trusts the public authorities, and those of the PEM file."""
+    """Return a context that trusts the public certificate authorities and those in the PEM file."""
     context = httpx.create_ssl_context(trust_env=False)
     if ca_file is not None:
         context.load_verify_locations(ca_file)
@@ -126,8 +124,8 @@ def create_ssl_context(ca_file: Path | None = None) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class WebhookSender:
-    """`timeout_s` is for a whole attempt, names looked up and answer read, however slowly either comes. `trust`: whose
-    certificates a receiver may show; an attempt is over where it shows another, or one of another name."""
+    """`timeout_s` covers a whole attempt, from the DNS lookup to the response. `ssl_context` decides which certificates
+    are trusted."""
 
     allowed_hosts: frozenset[str] = frozenset()
     resolve: Resolver = resolve_host
@@ -140,22 +138,22 @@ class WebhookSender:
             async with asyncio.timeout(self.timeout_s):
                 return await self._send(httpx.URL(url), headers, body)
         except TimeoutError:
-            return DeliveryOutcome(None, f"no answer within {self.timeout_s:g} s")
-        except RefusedAddressError as refused:
-            return DeliveryOutcome(None, str(refused))
-        except httpx.ConnectError as broken:
-            return DeliveryOutcome(None, _certificate_error(broken) or f"ConnectError: {broken}")
-        except httpx.HTTPError as broken:
-            return DeliveryOutcome(None, f"{type(broken).__name__}: {broken}".removesuffix(": "))
-        except (httpx.InvalidURL, UnicodeError) as malformed:  # such as a label that is empty, or too long
-            return DeliveryOutcome(None, f"its host can be none: {malformed}")
-        except OSError as unknown:
-            return DeliveryOutcome(None, f"{httpx.URL(url).host} has no address: {unknown.strerror or unknown}")
+            return DeliveryOutcome(None, f"no response within {self.timeout_s:g} s")
+        except RefusedAddressError as error:
+            return DeliveryOutcome(None, str(error))
+        except httpx.ConnectError as error:
+            return DeliveryOutcome(None, _certificate_error(error) or f"ConnectError: {error}")
+        except httpx.HTTPError as error:
+            return DeliveryOutcome(None, f"{type(error).__name__}: {error}".removesuffix(": "))
+        except (httpx.InvalidURL, UnicodeError) as error:  # for example an empty or overlong label
+            return DeliveryOutcome(None, f"the host name is invalid: {error}")
+        except OSError as error:
+            return DeliveryOutcome(None, f"{httpx.URL(url).host} has no address: {error.strerror or error}")
 
     async def _send(self, url: httpx.URL, headers: Mapping[str, str], body: bytes) -> DeliveryOutcome:
         port = url.port or (443 if url.scheme == "https" else 80)
         *spare, last = (await resolve_allowed(url.host, port, self.allowed_hosts, self.resolve))[:ADDRESSES_TRIED_MAX]
-        # No proxy of the environment: it would look the name up again, elsewhere.
+        # trust_env=False: a proxy would resolve the name again.
         timeout = httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S)
         async with httpx.AsyncClient(timeout=timeout, verify=self.ssl_context, trust_env=False) as http:
             for address in spare:
@@ -168,7 +166,7 @@ class WebhookSender:
     async def _post(
         self, http: httpx.AsyncClient, url: httpx.URL, address: str, headers: Mapping[str, str], body: bytes
     ) -> DeliveryOutcome:
-        """Connects to the address by number; certificate and Host are the name's."""
+        """Connect to the IP address. The certificate and the Host header are checked against the host name."""
         request = http.build_request(
             "POST",
             url.copy_with(host=address),
@@ -176,26 +174,26 @@ class WebhookSender:
             content=body,
             extensions={"sni_hostname": url.host},
         )
-        answer = await http.send(request, stream=True, follow_redirects=False)
+        response = await http.send(request, stream=True, follow_redirects=False)
         try:
-            return _to_outcome(answer, await _read_response_start(answer), now_s=self.now_s())
+            return _to_outcome(response, await _read_response_start(response), now_s=self.now_s())
         finally:
-            await answer.aclose()
+            await response.aclose()
 
 
-def _certificate_error(broken: httpx.ConnectError) -> str:
-    """What was wrong with the receiver's certificate; empty where nobody got so far as to look."""
-    found: BaseException | None = broken
-    while found is not None and not isinstance(found, ssl.SSLCertVerificationError):
-        found = found.__cause__ or found.__context__
-    if found is None:
+def _certificate_error(error: httpx.ConnectError) -> str:
+    """Return what was wrong with the receiver's certificate; empty if the error has another cause."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
         return ""
-    allowed = "a public authority's, or one's of EBBTIDE_WEBHOOK_CA_FILE, for that host"
-    return f"its certificate is not trusted: {found.verify_message}; allowed: {allowed}"
+    accepted = "a certificate for that host from a public authority or one in EBBTIDE_WEBHOOK_CA_FILE"
+    return f"the certificate is not trusted: {cause.verify_message}; accepted: {accepted}"
 
 
 async def _read_response_start(response: httpx.Response) -> bytes:
-    """Of the body as it came, which may be packed: so little of it cannot be unpacked into much."""
+    """Return the first bytes of the raw body. They are not decompressed, so a compression bomb has no effect."""
     read = b""
     async for part in response.aiter_raw():
         read += part
@@ -210,10 +208,10 @@ def _to_outcome(response: httpx.Response, response_start: bytes, *, now_s: float
         return DeliveryOutcome(status)
     if response.is_redirect:
         return DeliveryOutcome(
-            status, f"HTTP {status}: redirects are not followed; give the webhook the URL that answers"
+            status, f"HTTP {status}: redirects are not followed. Set the webhook's URL to the redirect's target"
         )
-    said = " ".join(response_start.decode("utf-8", "replace").split())[:200]
-    return DeliveryOutcome(status, f"HTTP {status}" + (f": {said}" if said else ""), _retry_after_s(response, now_s))
+    text = " ".join(response_start.decode("utf-8", "replace").split())[:200]
+    return DeliveryOutcome(status, f"HTTP {status}" + (f": {text}" if text else ""), _retry_after_s(response, now_s))
 
 
 def _retry_after_s(response: httpx.Response, now_s: float) -> float:

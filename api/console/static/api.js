@@ -1,29 +1,29 @@
-// The API: one way to ask, problems as errors, and who asks.
+// API client: requests, errors and the access token.
 
 import { askToken } from "./dialogs.js";
 
 const KEY = "ebbtide.token";
-const ANSWER_MS = 60_000; // of what is only read: who asks again and again must not wait for ever
+const READ_TIMEOUT_MS = 60_000; // only for GET: pages poll, so a read must not hang
 let asking = null;
 
-/** What the API refuses: RFC 9457, with the refused fields in `errors`. */
+/** An error response of the API (RFC 9457). `errors` lists the invalid fields. */
 export class Problem extends Error {
   constructor(status, body) {
-    super(body.detail || body.title || `the service answered ${status}`);
+    super(body.detail || body.title || `the service responded with status ${status}`);
     this.status = status;
-    this.title = body.title || `Answer ${status}`;
+    this.title = body.title || `Status ${status}`;
     this.slug = String(body.type || "").split(":").at(-1);
     this.errors = body.errors || [];
   }
 }
 
-/** Nobody answers. */
+/** The service is unreachable. */
 export class Unreachable extends Error {}
 
 export const get = (path, options) => ask("GET", path, options);
 export const post = (path, body, options) => ask("POST", path, { ...options, body });
 
-/** A page of events after the number `after`, or of all that are kept where that one is kept no more. */
+/** Returns a page of events after the number `after`, or from the oldest event if retention has deleted that one. */
 export async function eventsAfter(after, { path, limit, signal }) {
   try {
     return await get(path, { query: { after, limit }, signal });
@@ -33,17 +33,17 @@ export async function eventsAfter(after, { path, limit, signal }) {
   }
 }
 
-/** The answer as JSON. A 401 asks the person for a token, and then asks the service again. */
+/** Sends a request and returns the response as JSON. A 401 prompts for a token and repeats the request. */
 export async function ask(method, path, { body, query, signal, headers } = {}) {
-  const limitMs = method === "GET" ? ANSWER_MS : Infinity;
-  const answer = await admitted(() => raw(method, address(path, query), { body, signal, headers, limitMs }));
+  const limitMs = method === "GET" ? READ_TIMEOUT_MS : Infinity;
+  const answer = await withToken(() => raw(method, address(path, query), { body, signal, headers, limitMs }));
   const text = await answer.text();
-  const told = text ? parsed(text) : {};
-  if (!answer.ok) throw new Problem(answer.status, told);
-  return told;
+  const result = text ? parsed(text) : {};
+  if (!answer.ok) throw new Problem(answer.status, result);
+  return result;
 }
 
-/** As `fetch`, with the token. Raises Unreachable where nobody answers, or begins to within `limitMs`. */
+/** Like `fetch`, with the token. Throws Unreachable if no response starts within `limitMs` milliseconds. */
 export async function raw(method, url, { body, signal, headers = {}, limitMs = Infinity } = {}) {
   const sent = { Accept: "application/json", ...headers };
   if (token()) sent.Authorization = `Bearer ${token()}`;
@@ -56,14 +56,14 @@ export async function raw(method, url, { body, signal, headers = {}, limitMs = I
     return await fetch(url, { method, headers: sent, signal: either, body: text, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError" && !silence.signal.aborted) throw error;
-    throw new Unreachable("the service does not answer");
+    throw new Unreachable("the service does not respond");
   } finally {
     clearTimeout(watchdog);
   }
 }
 
-/** Repeats `attempt` with a new token for as long as the service does not take the one that it was given. */
-export async function admitted(attempt) {
+/** Repeats `attempt` with a new token until the service accepts the token. */
+export async function withToken(attempt) {
   for (;;) {
     const answer = await attempt();
     if (answer.status !== 401) return answer;
@@ -71,14 +71,14 @@ export async function admitted(attempt) {
   }
 }
 
-/** The token that this tab asks with; null without one. */
+/** Returns the token of this tab, or null. */
 export function token() {
   return sessionStorage.getItem(KEY);
 }
 
-/** Everybody who was refused at once waits for the same dialog. */
+/** Prompts for a token. Requests that were rejected at the same time share one dialog. */
 function newToken(why) {
-  asking ??= askToken(token() ? `This token is not accepted: ${why}` : "").then((given) => {
+  asking ??= askToken(token() ? `The token was rejected: ${why}` : "").then((given) => {
     sessionStorage.setItem(KEY, given);
     asking = null;
   });
@@ -86,8 +86,8 @@ function newToken(why) {
 }
 
 function address(path, query = {}) {
-  const told = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
-  const text = new URLSearchParams(told).toString();
+  const result = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const text = new URLSearchParams(result).toString();
   return text ? `${path}?${text}` : path;
 }
 

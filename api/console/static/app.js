@@ -1,4 +1,4 @@
-// Start: navigation, theme, the live stream, and the page that the address names.
+// Entry point: navigation, theme, live event stream and routing.
 
 import { empty, el, put } from "./dom.js";
 import { problemNote } from "./dialogs.js";
@@ -30,7 +30,7 @@ function drawNavigation(current) {
   put(document.getElementById("nav"), el("ul", {}, links));
 }
 
-/** Leaves the page that is shown, and shows the one that the address names: `show(root, {params, query, signal})`. */
+/** Closes the current page and opens the page of the URL's hash: `show(root, {params, query, signal})`. */
 async function go() {
   leaving.abort();
   leaving = new AbortController();
@@ -39,14 +39,14 @@ async function go() {
   const [path, search = ""] = (location.hash.slice(1) || "/").split("?");
   const page = PAGES.find((each) => each.path.test(path));
   const isFirst = pathShown === null;
-  const focusedId = path === pathShown ? document.activeElement?.id : ""; // another view of the same page
+  const focusedId = path === pathShown ? document.activeElement?.id : ""; // same page with another query
   pathShown = path;
   drawNavigation(page);
   const root = el("div", { class: "page" }, el("p", { class: "loading" }, "Loading …"));
   put(main, root);
   if (!page) {
-    document.title = "No such page · Ebbtide";
-    put(root, el("h1", {}, "No such page"), noPage(path));
+    document.title = "Page not found · Ebbtide";
+    put(root, el("h1", {}, "Page not found"), noPage(path));
     return;
   }
   try {
@@ -58,14 +58,14 @@ async function go() {
   } catch (error) {
     if (signal.aborted) return;
     hasFailed = true;
-    put(root, el("div", { class: "stack" }, el("h1", {}, "This page cannot be shown"), problemNote(error)));
+    put(root, el("div", { class: "stack" }, el("h1", {}, "This page failed to load"), problemNote(error)));
   }
   if (!isFirst && !signal.aborted) (document.getElementById(focusedId) ?? main).focus({ preventScroll: true });
 }
 
 function noPage(path) {
   const link = el("a", { href: "#/", class: "button" }, "Go to the overview");
-  return empty(`The console has no page ${path}`, "Its pages stand in the navigation.", link);
+  return empty(`The console has no page ${path}`, "Use the navigation to find a page.", link);
 }
 
 document.querySelector(".skip").addEventListener("click", (event) => {
@@ -76,6 +76,6 @@ startTheme(document.getElementById("theme"));
 keepAges();
 addEventListener("hashchange", go);
 go();
-// A page of which a part could not be loaded is loaded anew once the service is back.
+// Reload a page that failed to load once the service is reachable again.
 onEvent((event) => event === null && hasFailed && location.reload(), new AbortController().signal);
 startLive(document.getElementById("connection"));

@@ -1,11 +1,11 @@
-// A command line as a shell would take it apart: quotes and backslashes, and nothing else that shells do.
+// Splits a command line into words as a POSIX shell does: quotes and backslashes only, no expansion.
 
 const SPECIAL = /^(\|\|?|&&?|;|[0-9]?>>?|<)$/;
 
-/** What the person typed does not end; `message` says where. */
+/** A quote or backslash is not closed. */
 export class Unclosed extends Error {}
 
-/** The words of `text`: '…' as it stands, "…" where \\ hides " and \\, and \\ elsewhere hides any character. */
+/** Returns the words of `text`. '…' is literal; in "…" a backslash escapes " and \\; elsewhere any character. */
 export function words(text) {
   const found = [];
   let word = null;
@@ -16,7 +16,7 @@ export function words(text) {
       word = (word ?? "") + inside;
       at = end;
     } else if (each === "\\") {
-      if (at + 1 === text.length) throw new Unclosed("it ends with a backslash that hides nothing");
+      if (at + 1 === text.length) throw new Unclosed("it ends with a backslash");
       at += 1;
       word = (word ?? "") + text[at];
     } else if (/\s/.test(each)) {
@@ -27,7 +27,7 @@ export function words(text) {
   return word === null ? found : [...found, word];
 }
 
-/** What stands between the quote at `begin` and its like, and where that is. */
+/** Returns the text between the quote at `begin` and its closing quote, and the position of the latter. */
 function quoted(text, begin) {
   const quote = text[begin];
   let inside = "";
@@ -36,10 +36,10 @@ function quoted(text, begin) {
     if (quote === '"' && text[at] === "\\" && ['"', "\\"].includes(text[at + 1])) at += 1;
     inside += text[at];
   }
-  throw new Unclosed(`the ${quote} at character ${begin + 1} is never closed: ${text.slice(begin, begin + 20)}`);
+  throw new Unclosed(`the ${quote} at character ${begin + 1} is not closed: ${text.slice(begin, begin + 20)}`);
 }
 
-/** Words that only a shell understands, of which there is none. */
+/** Returns words with shell syntax. The command runs without a shell, so they would be passed literally. */
 export function forShells(argv) {
   return argv.filter((word) => SPECIAL.test(word) || /^\$[A-Za-z_{(]/.test(word));
 }

@@ -1,4 +1,4 @@
-// Questions to the person in front of the screen: a token, a confirmation; and answers in passing.
+// Dialogs, toasts, screen reader announcements and error messages.
 
 import { el, put } from "./dom.js";
 import { plural } from "./format.js";
@@ -8,9 +8,9 @@ const NEWS_TOGETHER_MS = 1000;
 const news = new Map();
 let dialogs = 0;
 
-/** Shows `content` in a modal dialog, and gives the value of the button that was pressed ("" for Esc). */
+/** Shows `content` in a modal dialog and returns the value of the pressed button ("" for Esc). */
 function modal(title, content, buttons) {
-  dialogs += 1; // one may be asked for while another is open
+  dialogs += 1; // IDs must be unique: dialogs can be nested
   const heading = el("h2", { id: `dialog-title-${dialogs}` }, title);
   const form = el("form", { method: "dialog" }, heading, content, el("div", { class: "row" }, buttons));
   const dialog = el("dialog", { "aria-labelledby": heading.id }, form);
@@ -24,19 +24,19 @@ function modal(title, content, buttons) {
   });
 }
 
-/** Whether the person confirms what is going to happen. `what`: paragraphs that say it. */
-export async function confirmed(title, what, { action, danger = false }) {
+/** Asks the user to confirm an action. `what`: paragraphs that describe its effect. */
+export async function confirm(title, what, { action, danger = false }) {
   const text = el("div", { class: "stack" }, what.map((line) => (typeof line === "string" ? el("p", {}, line) : line)));
-  const no = el("button", { value: "", autofocus: true }, "Leave it");
+  const no = el("button", { value: "", autofocus: true }, "Go back");
   const yes = el("button", { value: "yes", class: danger ? "danger" : "first" }, action);
   return (await modal(title, text, [no, yes])) === "yes";
 }
 
-/** A token, once somebody gives one. `why`: what was wrong with the last. */
+/** Prompts until the user enters a token. `why`: why the previous token was rejected. */
 export async function askToken(why) {
   const plain = { type: "password", autocomplete: "off", spellcheck: "false" };
   const input = el("input", { id: "token", ...plain, required: true, autofocus: true });
-  const hint = "It stays in this tab until that is closed. An administrator makes one with: ebbtide token create";
+  const hint = "Stored in this tab until it is closed. An administrator creates tokens with: ebbtide token create";
   const field = el(
     "div",
     { class: "field" },
@@ -46,19 +46,19 @@ export async function askToken(why) {
     why && el("p", { class: "wrong", role: "alert" }, why),
   );
   for (;;) {
-    await modal("Who is asking?", field, [el("button", { value: "yes", class: "first" }, "Go on")]);
+    await modal("Sign in", field, [el("button", { value: "yes", class: "first" }, "Sign in")]);
     if (input.value.trim()) return input.value.trim();
   }
 }
 
-/** Something that was done, in passing. */
+/** Shows a short-lived message. */
 export function toast(text) {
   const shown = el("p", { class: "toast" }, text);
   document.getElementById("toasts").append(shown);
   setTimeout(() => shown.remove(), 6000);
 }
 
-/** News for those who cannot see them, without moving the focus. Of a crowd of one kind, the first and how many. */
+/** Announces news to screen readers without moving the focus. Groups news of one kind: the first and the count. */
 export function announce(kind, text) {
   if (!news.size) setTimeout(tellNews, NEWS_TOGETHER_MS);
   news.set(kind, [...(news.get(kind) ?? []), text]);
@@ -67,20 +67,20 @@ export function announce(kind, text) {
 function tellNews() {
   const place = document.getElementById("news");
   for (const [first, ...others] of news.values()) {
-    place.append(el("p", {}, others.length ? `${first}; and ${plural(others.length, "more change")} like it` : first));
+    place.append(el("p", {}, others.length ? `${first}; and ${plural(others.length, "similar change")}` : first));
   }
   news.clear();
   while (place.children.length > NEWS_MAX) place.firstChild.remove();
 }
 
-/** An error as people read it: what the API said, and the refused fields with what they may be. */
+/** Renders an error: the message, and each invalid field with its value and the accepted values. */
 export function problemNote(error) {
-  const told = (each) => el("li", {}, `${each.field}: got ${shown(each.value)}; allowed: ${each.allowed}`);
-  const refused = (error.errors || []).map(told);
+  const fieldItem = (each) => el("li", {}, `${each.field}: got ${shown(each.value)}; accepted: ${each.allowed}`);
+  const refused = (error.errors || []).map(fieldItem);
   return el(
     "div",
     { class: "note bad", role: "alert" },
-    el("strong", {}, error.title || "That did not work"),
+    el("strong", {}, error.title || "The request failed"),
     el("p", {}, refused.length ? "" : error.message),
     refused.length ? el("ul", {}, refused) : null,
   );

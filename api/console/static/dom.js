@@ -1,19 +1,19 @@
-// Elements out of plain values. Texts become text nodes, never markup.
+// DOM helpers. Strings become text nodes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const COPIED_MS = 1500;
 const drawn = new WeakMap();
 
-/** An element. `props`: attributes; `on` holds listeners, `vars` CSS variables, `data` data attributes. */
+/** Creates an element. `props`: attributes, and `on` (listeners), `vars` (CSS variables), `data` (data attributes). */
 export function el(tag, props = {}, ...children) {
-  return dressed(document.createElement(tag), props, children);
+  return applyProps(document.createElement(tag), props, children);
 }
 
 export function svg(tag, props = {}, ...children) {
-  return dressed(document.createElementNS(SVG, tag), props, children);
+  return applyProps(document.createElementNS(SVG, tag), props, children);
 }
 
-function dressed(node, { on = {}, vars = {}, data = {}, ...attributes }, children) {
+function applyProps(node, { on = {}, vars = {}, data = {}, ...attributes }, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
@@ -21,28 +21,28 @@ function dressed(node, { on = {}, vars = {}, data = {}, ...attributes }, childre
   for (const [name, listener] of Object.entries(on)) node.addEventListener(name, listener);
   for (const [name, value] of Object.entries(vars)) node.style.setProperty(name, value);
   Object.assign(node.dataset, data);
-  node.append(...present(children));
+  node.append(...flatten(children));
   return node;
 }
 
-/** Nested lists laid flat, without what is not there. */
-function present(children) {
+/** Flattens nested lists and drops null, undefined and false. */
+function flatten(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }
 
-/** New contents. Whoever stood on a link, a button or a table, or had scrolled sideways, stays there. */
+/** Replaces the contents of `node`. Keeps keyboard focus and horizontal scroll position. */
 export function put(node, ...children) {
   const at = document.activeElement;
   const focused = at !== node && node.contains(at) ? at : null;
   const scrolledPx = node.querySelector(".scroll")?.scrollLeft ?? 0;
-  node.replaceChildren(...present(children));
-  if (focused) heir(node, focused)?.focus({ preventScroll: true });
+  node.replaceChildren(...flatten(children));
+  if (focused) findSuccessor(node, focused)?.focus({ preventScroll: true });
   if (scrolledPx) node.querySelector(".scroll")?.scrollTo({ left: scrolledPx });
   return node;
 }
 
-/** What has taken the place of an element that had the focus: the same link or region, or else the first button. */
-function heir(node, gone) {
+/** Finds the successor of an element that had the focus: the same link or region, else the first button. */
+function findSuccessor(node, gone) {
   const href = gone.getAttribute("href");
   const label = gone.getAttribute("aria-label");
   if (href) return node.querySelector(`a[href="${CSS.escape(href)}"]`);
@@ -51,14 +51,14 @@ function heir(node, gone) {
   return buttons.find((each) => each.textContent === gone.textContent) ?? buttons[0];
 }
 
-/** Draws into `node` only where `key`, all that the drawing depends on, has changed since. */
+/** Redraws `node` only if `key`, which covers all inputs of the drawing, has changed. */
 export function redraw(node, key, draw) {
   if (drawn.get(node) === key) return;
   drawn.set(node, key);
   put(node, draw());
 }
 
-/** A text that is only written where it differs, so that screen readers are not told again what stays. */
+/** Sets the text of `node` only if it differs, so that screen readers do not repeat it. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -73,19 +73,19 @@ export function badge(state, text = state) {
   return el("span", { class: "badge", data: { state } }, text);
 }
 
-/** What stands where nothing is yet: a title, and what to do next. */
+/** An empty state: a title and the next steps. */
 export function empty(title, ...next) {
   const lines = next.map((each) => (typeof each === "string" ? el("p", {}, each) : each));
   return el("div", { class: "empty" }, el("strong", {}, title), lines);
 }
 
-/** A list of [term, value] as facts; values that are null are left out. */
+/** A description list of [term, value] pairs. Empty values are omitted. */
 export function facts(pairs) {
-  const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== false && value !== "");
-  return el("dl", { class: "facts" }, told.flatMap(([term, value]) => [el("dt", {}, term), el("dd", {}, value)]));
+  const entries = pairs.filter(([, value]) => value !== null && value !== undefined && value !== false && value !== "");
+  return el("dl", { class: "facts" }, entries.flatMap(([term, value]) => [el("dt", {}, term), el("dd", {}, value)]));
 }
 
-/** A table. `columns`: [heading, is a number]; `rows`: arrays of texts or nodes, the first of which is the heading. */
+/** A table. `columns`: [heading, is a number]; `rows`: arrays of strings or nodes, the first is the row heading. */
 export function table(caption, columns, rows) {
   const cell = (value, at) => {
     const kind = { class: columns[at][1] ? "number" : null };
@@ -98,19 +98,20 @@ export function table(caption, columns, rows) {
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, whole);
 }
 
-/** Shares of a whole as one bar: [state, share of 1, words]. */
+/** A stacked bar. `parts`: [state, share from 0 to 1]. */
 export function bar(label, parts) {
   const spans = parts.map(([state, share]) => el("span", { data: { state }, vars: { "--share": `${100 * share}%` } }));
   return el("div", { class: "bar", role: "img", "aria-label": label }, spans);
 }
 
-/** One large figure with its name above and what it means below. */
+/** One large figure with its name above and an explanation below. */
 export function figureOf(state, name, value, unit, below) {
-  const told = el("dd", {}, value, unit && el("small", {}, unit));
-  return el("div", { class: "figure", data: { state } }, el("dt", {}, name), told, el("dd", { class: "muted" }, below));
+  const number = el("dd", {}, value, unit && el("small", {}, unit));
+  const note = el("dd", { class: "muted" }, below);
+  return el("div", { class: "figure", data: { state } }, el("dt", {}, name), number, note);
 }
 
-/** A button that puts `text`, or what it gives, into the clipboard. */
+/** A button that copies `text`, a string or a function that returns one, to the clipboard. */
 export function copyButton(what, text) {
   const name = `Copy ${what}`;
   const tell = (button, word, label = word) => {
@@ -119,9 +120,9 @@ export function copyButton(what, text) {
   };
   const copy = async ({ currentTarget: button }) => {
     const given = typeof text === "function" ? text() : text;
-    await navigator.clipboard.writeText(given).then(() => tell(button, "Copied"), () => tell(button, "Not allowed"));
+    await navigator.clipboard.writeText(given).then(() => tell(button, "Copied"), () => tell(button, "Copy failed"));
     setTimeout(() => tell(button, "Copy", name), COPIED_MS);
   };
-  if (!navigator.clipboard) return null; // only pages that came safely have one
+  if (!navigator.clipboard) return null; // browsers offer it in secure contexts only
   return el("button", { type: "button", class: "small copy", "aria-label": name, on: { click: copy } }, "Copy");
 }

@@ -1,4 +1,4 @@
-// The nodes of a pool: tiles with their GPUs where they are few, cells where they are many. Only what changed is drawn.
+// Grid of a pool's nodes: tiles with their GPUs for few nodes, cells for many. Redraws changed nodes only.
 
 import { el, put, say } from "./dom.js";
 import { count, gpus } from "./format.js";
@@ -14,31 +14,31 @@ export const STATES = {
   down: "down",
 };
 const MEANING = {
-  offered: "offered to training, inference is leaving",
+  offered: "offered to training; inference is draining",
   lent: "lent to training",
-  recalled: "recalled, training is leaving",
+  recalled: "recalled; training is draining",
 };
 const TILES_MAX = 36;
 const CELL_PX = [[120, 26], [320, 20], [700, 15], [Infinity, 13]];
-const HOW = "Point at a node, or go through them with the arrow keys; Enter shows its jobs.";
+const HOW = "Hover over a node or use the arrow keys. Press Enter to show its jobs.";
 const byName = new Intl.Collator("en", { numeric: true });
 
-/** Draws one pool into `card`; `pick(name)` is called for a node that is chosen. */
+/** The grid of one pool. Calls `pick(name)` for a selected node. */
 export class FleetGrid {
   constructor(pool, pick) {
     this.nodes = new Map();
     this.cells = new Map();
     this.list = el("ul", { class: "nodes", role: "listbox", "aria-label": `Nodes of pool ${pool}` });
-    this.told = el("p", { class: "small muted" });
+    this.caption = el("p", { class: "small muted" });
     this.legend = el("ul", { class: "legend", "aria-label": `Nodes of pool ${pool} by state` });
     this.list.addEventListener("keydown", (event) => this.#move(event, pick));
     this.list.addEventListener("click", (event) => pickIn(event, pick));
     this.list.addEventListener("mouseover", (event) => this.#tell(event));
     this.list.addEventListener("focusin", (event) => this.#tell(event));
-    this.parts = [this.legend, this.list, this.told];
+    this.parts = [this.legend, this.list, this.caption];
   }
 
-  /** Takes over changed nodes and drops those that are gone. */
+  /** Applies changed nodes and removes deleted nodes. */
   update(changed, gone) {
     const isNew = changed.some((node) => !this.nodes.has(node.name)) || gone.some((name) => this.nodes.has(name));
     for (const node of changed) this.nodes.set(node.name, node);
@@ -57,7 +57,7 @@ export class FleetGrid {
     this.cells = new Map(names.map((name) => [name, this.#dress(cell(name), this.nodes.get(name))]));
     put(this.list, [...this.cells.values()]);
     this.list.firstChild?.setAttribute("tabindex", "0");
-    say(this.told, this.hasTiles ? "" : HOW);
+    say(this.caption, this.hasTiles ? "" : HOW);
   }
 
   #dress(cell, node) {
@@ -82,7 +82,7 @@ export class FleetGrid {
 
   #tell(event) {
     const node = this.nodes.get(event.target.closest("li")?.dataset.name);
-    if (node && !this.hasTiles) say(this.told, sentence(node));
+    if (node && !this.hasTiles) say(this.caption, sentence(node));
   }
 
   #move(event, pick) {

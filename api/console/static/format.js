@@ -1,4 +1,4 @@
-// Numbers, times and sizes as people read them.
+// Formats numbers, times and sizes.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const fine = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
@@ -23,21 +23,21 @@ export function gpus(value) {
   return withUnit(count(value), "GPUs", value);
 }
 
-/** A figure with its unit, which may be empty; one GPU is a GPU. */
-export function withUnit(told, unit, value) {
+/** Appends the unit, which may be empty. Uses the singular for one GPU. */
+export function withUnit(text, unit, value) {
   const name = unit === "GPUs" && value === 1 ? "GPU" : unit;
-  return name ? `${told} ${name}` : told;
+  return name ? `${text} ${name}` : text;
 }
 
-/** 4, or 1 to 4. */
+/** Formats a range: 4, or 1–4. */
 export function range(least, most, to = "–") {
   return least === most ? count(least) : `${count(least)}${to}${count(most)}`;
 }
 
-/** GPU time: 12 min of one GPU is 12 GPU min. */
+/** Formats GPU time: 12 minutes on one GPU are 12 GPU-minutes. */
 export function gpuTime(seconds) {
-  if (seconds < 60) return `${figure(seconds)} GPU seconds`;
-  return seconds < 3600 ? `${figure(seconds / 60)} GPU minutes` : `${figure(seconds / 3600)} GPU hours`;
+  if (seconds < 60) return `${figure(seconds)} GPU-seconds`;
+  return seconds < 3600 ? `${figure(seconds / 60)} GPU-minutes` : `${figure(seconds / 3600)} GPU-hours`;
 }
 
 export function plural(value, one, many = `${one}s`) {
@@ -50,7 +50,7 @@ export function percent(share) {
   return `${format.format(100 * share)}%`;
 }
 
-/** Two units at the most: 3 d 4 h, 12 min, 1.25 s, 320 ms. What is less than a microsecond is nothing. */
+/** Formats a duration with at most two units: 3 d 4 h, 12 min, 1.25 s, 320 ms. Below a microsecond it is 0 s. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   if (seconds < 0) return `−${duration(-seconds)}`;
@@ -66,7 +66,7 @@ export function duration(seconds) {
   return second ? `${first} ${unit} ${second} ${below}` : `${first} ${unit}`;
 }
 
-/** A time of day; with the date where it is another day. */
+/** Formats the time of day; adds the date if it is not today. */
 export function time(atS, nowS = Date.now() / 1000, today = clock) {
   const at = new Date(1000 * atS);
   const isToday = at.toDateString() === new Date(1000 * nowS).toDateString() && Math.abs(nowS - atS) < DAY_S;
@@ -77,12 +77,12 @@ export function timeToMinute(atS) {
   return time(atS, Date.now() / 1000, minute);
 }
 
-/** The exact time, the same for everybody: 2026-11-22 21:49:12 UTC. */
+/** Formats the time in UTC: 2026-11-22 21:49:12 UTC. */
 export function utc(atS) {
   return `${new Date(1000 * atS).toISOString().slice(0, 19).replace("T", " ")} UTC`;
 }
 
-/** The times below an axis: with seconds where they lie closer than a minute, with a date where a day begins. */
+/** Formats axis ticks: with seconds if they are less than a minute apart, with a date at the start of a day. */
 export function tickTimes(ticks) {
   const usual = ticks.length > 1 && ticks[1] - ticks[0] < 60 ? clock : minute;
   return ticks.map((tick, at) => {
@@ -91,10 +91,10 @@ export function tickTimes(ticks) {
   });
 }
 
-/** Event codes and messages of the record as people write them. */
+/** Formats an event or reason code: "JobGrown" becomes "Grown". */
 export function words(code) {
-  const told = code.replace(/^Job(?=[A-Z])/, "").replace(/([a-z])([A-Z])/g, "$1 $2");
-  return told[0] + told.slice(1).toLowerCase().replace(/\bgpus?\b/, (gpu) => (gpu === "gpu" ? "GPU" : "GPUs"));
+  const text = code.replace(/^Job(?=[A-Z])/, "").replace(/([a-z])([A-Z])/g, "$1 $2");
+  return text[0] + text.slice(1).toLowerCase().replace(/\bgpus?\b/, (gpu) => (gpu === "gpu" ? "GPU" : "GPUs"));
 }
 
 export function arrows(message) {

@@ -1,9 +1,9 @@
-// Form fields with their labels and hints, and what the API refuses beside the field that it is about.
+// Form fields with labels and hints, and the API's field errors beside their fields.
 
 import { problemNote } from "./dialogs.js";
 import { el, put } from "./dom.js";
 
-/** A labelled field. `kind`: text, number, or area; `path`: its name in the request's document. */
+/** A labelled field. `kind`: text, number, file or area; `path`: its name in the request document. */
 export function field(path, label, { hint = "", kind = "text", value = "", list, wide = false, ...more } = {}) {
   const id = `field-${path.replaceAll(".", "-")}`;
   const described = `${id}-hint`;
@@ -15,17 +15,17 @@ export function field(path, label, { hint = "", kind = "text", value = "", list,
   return el("div", { class: wide ? "field wide" : "field" }, el("label", { for: id }, label), input, below);
 }
 
-/** What a form holds, without what was left empty; numbers as numbers. */
+/** Returns the values of a form without empty fields. Numbers are converted. */
 export function values(form) {
-  const told = {};
+  const result = {};
   for (const input of form.querySelectorAll("input[name], textarea[name], select[name]")) {
     const isGiven = input.type === "checkbox" ? input.checked : input.value.trim();
-    if (isGiven) told[input.name] = input.type === "number" ? Number(input.value) : input.value.trim();
+    if (isGiven) result[input.name] = input.type === "number" ? Number(input.value) : input.value.trim();
   }
-  return told;
+  return result;
 }
 
-/** Puts each refusal beside its field, and the rest into `place`. The first refused field gets the focus. */
+/** Shows each field error beside its field and the rest in `place`. Focuses the first invalid field. */
 export function showRefusals(form, place, error) {
   clearRefusals(form, place);
   const strange = [];
@@ -37,11 +37,11 @@ export function showRefusals(form, place, error) {
     }
     input.setAttribute("aria-invalid", "true");
     const hint = document.getElementById(input.getAttribute("aria-describedby"));
-    hint.textContent = `${got(refused.value)}Allowed: ${refused.allowed}`;
+    hint.textContent = `${got(refused.value)}Accepted: ${refused.allowed}`;
     hint.classList.add("wrong");
   }
   const refusedOnly = (error.errors || []).length > 0 && strange.length === 0;
-  const said = "Some fields are refused; what is allowed stands below each.";
+  const said = "Some fields are invalid. The accepted values are shown below each field.";
   put(place, refusedOnly ? el("p", { class: "note bad", role: "alert" }, said) : problemNote(error));
   form.querySelector('[aria-invalid="true"]')?.focus();
 }
@@ -63,7 +63,7 @@ export function clearRefusals(form, place) {
 
 let names = null;
 
-/** Models and GPU models that the solver knows, as lists that fields may offer. */
+/** Returns datalists of the models and GPU models that the solver knows. */
 export async function nameLists() {
   names ??= await (await fetch(new URL("names.json", import.meta.url))).json();
   const list = (id, of) => el("datalist", { id }, of.map((value) => el("option", { value })));

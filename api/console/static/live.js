@@ -1,15 +1,15 @@
-// One stream of events for the whole console, and pages that keep themselves up to date by it.
+// The console's single event stream, and pages that refresh on its events.
 
 import { follow } from "./stream.js";
 import { Unreachable } from "./api.js";
 import { say } from "./dom.js";
 
-const REST_MS = 40; // between two looks, however fast events come: the first is looked after at once
-const WORDS = { live: "Live", lost: "Connection lost, trying again" };
+const REST_MS = 40; // minimum time between refreshes; the first event triggers one at once
+const WORDS = { live: "Live", lost: "Connection lost, reconnecting" };
 const listeners = new Set();
 let connection = "";
 
-/** Starts the stream; its state is told in `place`. */
+/** Starts the stream and shows its state in `place`. */
 export function startLive(place) {
   const state = (is) => {
     const isBack = connection === "lost" && is === "live";
@@ -22,16 +22,16 @@ export function startLive(place) {
   follow("/v1/events", { heard, state, signal: new AbortController().signal });
 }
 
-/** Each event, until `signal` aborts; null says that some may have been missed. */
+/** Calls `listen(event)` for each event until `signal` aborts; null means that events may have been missed. */
 export function onEvent(listen, signal) {
   listeners.add(listen);
   signal.addEventListener("abort", () => listeners.delete(listen));
 }
 
 /**
- * Calls `refresh` now, after events that `wants` takes, and every `everyS`; never twice at once. What it throws goes to
- * `failed`, once for as long as it stays the same, and null once it goes well again; but not that a service does not
- * answer, once there was something to see: of that the connection tells.
+ * Calls `refresh` now, after events that `wants` accepts, and every `everyS` seconds; never concurrently. Passes each
+ * new error to `failed`, and null when `refresh` succeeds again. An unreachable service is not reported once the page
+ * has content: the connection status shows it.
  */
 export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed }) {
   let isRunning = false;
@@ -69,7 +69,7 @@ export function keepUp(refresh, { signal, everyS = 5, wants = () => true, failed
     if (isRunning) isStale = true;
     else {
       clearTimeout(timer);
-      timer = setTimeout(run, Math.max(0, restedAt - performance.now())); // after all that came with this event
+      timer = setTimeout(run, Math.max(0, restedAt - performance.now())); // batches events that arrive together
     }
   }, signal);
   document.addEventListener("visibilitychange", () => !document.hidden && run(), { signal });

@@ -1,4 +1,4 @@
-// A parallel plan drawn: stages by layers, the groups of GPUs of each stage, and where its memory and time go.
+// Drawing of a parallel plan: layers of each stage, its GPU groups, and its use of time and memory.
 
 import { bar, el, facts } from "./dom.js";
 import { bytes, duration, gpus, percent, plural } from "./format.js";
@@ -8,16 +8,16 @@ const RANKS_DRAWN_MAX = 64;
 const NARROW_SHARE = 0.12;
 const NEGLIGIBLE_S = 1e-6;
 const PARTS = {
-  compute: "computing",
+  compute: "compute",
   tensor: "tensor groups",
   sequence: "sequence groups",
   expert: "expert groups",
   data: "data groups",
   other: "optimizer and host",
-  idle: "waiting",
+  idle: "idle (bubble)",
 };
 
-/** `inspection`: how each device spends its step; null where nobody can tell. */
+/** Draws a plan. `inspection`: time and memory use of each device, or null if unknown. */
 export function planDrawing(plan, inspection) {
   const layers = plan.stages.at(-1).last_layer + 1;
   const devices = devicesOf(plan);
@@ -35,7 +35,7 @@ export function planDrawing(plan, inspection) {
 function deviceRow(name, chunks, { layers, plan, spent }) {
   const [first] = chunks;
   const hardware = el("span", { class: "muted" }, `${first.gpus} × ${first.gpu}`);
-  const unsaid = distinct(chunks, layers).map((told) => el("span", {}, told));
+  const unsaid = distinct(chunks, layers).map((text) => el("span", {}, text));
   return el(
     "section",
     { class: "stage", "aria-label": `${name}: ${gpus(first.gpus)}` },
@@ -46,19 +46,19 @@ function deviceRow(name, chunks, { layers, plan, spent }) {
   );
 }
 
-/** Runs of layers under one strategy, each where its layers stand. */
+/** Draws runs of layers with one strategy, positioned by layer number. */
 function runs(stage, layers) {
   return runsOf(stage).map(({ strategy, from, range }) => {
-    const told = strategyWords(strategy);
+    const text = strategyWords(strategy);
     const hasNoRoom = isNarrow(strategy, layers);
     const vars = { "--from": `${(100 * from) / layers}%`, "--width": `${(100 * strategy.layers) / layers}%` };
     const kind = hasNoRoom ? "run narrow" : "run";
-    const title = `Layers ${range}: ${told}`;
-    return el("span", { class: kind, title, vars }, hasNoRoom ? range : `${range} · ${told}`);
+    const title = `Layers ${range}: ${text}`;
+    return el("span", { class: kind, title, vars }, hasNoRoom ? range : `${range} · ${text}`);
   });
 }
 
-/** What layers do of which the drawing has no room to say it, each way once. */
+/** Returns the distinct strategies of runs that are too narrow for a label. */
 function distinct(chunks, layers) {
   const narrow = chunks.flatMap((chunk) => chunk.strategies.filter((each) => isNarrow(each, layers)));
   return [...new Set(narrow.map(strategyWords))];
@@ -68,7 +68,7 @@ function isNarrow(strategy, layers) {
   return strategy.layers / layers < NARROW_SHARE;
 }
 
-/** GPUs by group: each replica of the data a box, in it its sequence shards, in these its tensor shards. */
+/** Draws GPU groups: one box per data replica, containing its sequence shards, which contain tensor shards. */
 function groupsOf({ dp, ulysses, ring, tp }, total) {
   const sequence = ulysses * ring;
   const label = [
@@ -91,21 +91,21 @@ function groupsOf({ dp, ulysses, ring, tp }, total) {
 function timeUse(spent, plan) {
   const parts = Object.keys(PARTS).map((name) => [name, spent[`${name}_s`]]).filter(([, each]) => each > NEGLIGIBLE_S);
   const words = ([name, seconds]) => `${PARTS[name]} ${duration(seconds)}`;
-  const told = parts.map(words).join(", ");
+  const text = parts.map(words).join(", ");
   const spans = parts.map(([name, seconds]) => {
     const vars = { "--share": `${(100 * seconds) / plan.iteration_time_s}%` };
     return el("span", { class: `part-${name}`, title: words([name, seconds]), vars });
   });
-  const drawn = el("div", { class: "bar", role: "img", "aria-label": `Time of a step: ${told}` }, spans);
-  return [el("span", {}, `Time: ${told}; bound by ${spent.bound}`), drawn];
+  const drawn = el("div", { class: "bar", role: "img", "aria-label": `Step time: ${text}` }, spans);
+  return [el("span", {}, `Time: ${text}; bound by ${spent.bound}`), drawn];
 }
 
 function memoryUse(spent) {
   const share = spent.memory_bytes / spent.memory_bytes_max;
   const held = plural(spent.micro_batches_held, "micro-batch", "micro-batches");
   const whole = `${bytes(spent.memory_bytes)} of ${bytes(spent.memory_bytes_max)} (${percent(share)})`;
-  const told = `Memory: ${whole}, ${held} held${spent.memory_near_limit ? ", near the limit" : ""}`;
-  return [el("span", {}, told), bar(told, [[spent.memory_near_limit ? "lent" : "inference", Math.min(1, share)]])];
+  const text = `Memory: ${whole}, ${held} held${spent.memory_near_limit ? ", near the limit" : ""}`;
+  return [el("span", {}, text), bar(text, [[spent.memory_near_limit ? "lent" : "inference", Math.min(1, share)]])];
 }
 
 function legend(inspection) {

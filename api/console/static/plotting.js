@@ -1,27 +1,27 @@
-// Curves: uPlot in the console's colours, with the same figures as a table for those who do not see them.
+// Charts: uPlot in the console's colours, with the same values as an accessible table.
 
 import { el, put, table } from "./dom.js";
 import { figure, tickTimes, time, withUnit } from "./format.js";
 import { colour, onTheme } from "./theme.js";
 
 const TABLE_ROWS_MAX = 40;
-const TIME_PX = 76; // what the longest time below an axis takes
+const TIME_PX = 76; // width of the longest tick label
 const WHOLE_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000];
-const MISSING = "The charts need uPlot, which npm installs: run `npm ci` in api/console and start the service again. "
-  + "Every figure stands in the tables below.";
+const MISSING = "Charts need uPlot. Run `npm ci` in api/console and restart the service. "
+  + "The tables below contain all values.";
 
 /**
- * A chart that follows its place's width. `spec`: {label, series, bands, unit, xs, height, fromZero, together}.
- * `series`: [{label, colour, dash, fill, stepped, width, points, unit, apart, quiet}] in the order of `data` after x;
- * one that is `apart` is told and not drawn, one that is `quiet` is drawn and told in the table alone. `bands`:
- * [[upper, lower, colour]] by series number from 1; `xs`: "time" (seconds since 1970) or the name of a number; charts
- * that are `together`, by name, point at the same x. Gives {update(data, at, span)}: the legend rests at index `at`, x
- * goes over `span`.
+ * A chart as wide as `place`. `spec`: {label, series, bands, unit, xs, height, fromZero, together}.
+ * `series`: [{label, colour, dash, fill, stepped, width, points, unit, apart, quiet}] in the order of `data` after x.
+ * An `apart` series appears in the legend only; a `quiet` series is drawn but only listed in the table. `bands`:
+ * [[upper, lower, colour]] by series number from 1. `xs`: "time" (Unix seconds) or the label of a number. Charts with
+ * the same `together` share the cursor. Returns {update(data, at, span)}: the legend shows index `at` at rest, and the
+ * x axis covers `span`.
  */
 export function chart(place, spec, signal) {
   const { label, series, unit = "", xs = "time", height = 220 } = spec;
-  const drawing = el("div", { class: "chart", role: "img", "aria-label": `${label}. The figures follow as a table.` });
-  const details = el("details", {}, el("summary", {}, "Figures as a table"));
+  const drawing = el("div", { class: "chart", role: "img", "aria-label": `${label}. See the table below.` });
+  const details = el("details", {}, el("summary", {}, "Values as a table"));
   const rows = el("div", {});
   details.append(rows);
   details.open = !window.uPlot;
@@ -82,7 +82,7 @@ function options(spec, width, shown) {
   };
 }
 
-/** From zero, or else as close around the values as one can read them. */
+/** Returns the y range: from zero, or the range of the values with padding. */
 function yRange(low, high, fromZero) {
   if (fromZero || low === null) return [Math.min(0, low ?? 0), (high || 1) * 1.08];
   const pad = 0.08 * (high - low || Math.abs(high) || 1);
@@ -105,7 +105,7 @@ function line({ label, colour: name, dash, fill, stepped, width = 2, points = fa
   };
 }
 
-/** At most TABLE_ROWS_MAX rows, evenly taken, the newest always among them. */
+/** Renders at most TABLE_ROWS_MAX evenly spaced rows, including the newest. */
 function figuresTable(label, series, [xs, ...columns], kind, unit) {
   const step = Math.max(1, Math.ceil(xs.length / TABLE_ROWS_MAX));
   const rows = xs.flatMap((x, at) => {

@@ -1,14 +1,14 @@
-// Server-sent events over fetch, because EventSource cannot send a token. It comes back by itself, where it left off.
+// Server-sent events over fetch, because EventSource cannot send a token. Reconnects and resumes after the last event.
 
-import { admitted, raw } from "./api.js";
+import { withToken, raw } from "./api.js";
 
-const SILENCE_MS = 45_000; // the service says something every 15 s
-const FINAL = new Set([403, 404, 501]); // asking again would not help
+const SILENCE_MS = 45_000; // the service sends a heartbeat every 15 s
+const FINAL = new Set([403, 404, 501]); // a retry cannot succeed
 const RETRY_MS = [500, 1000, 2000, 4000];
 
 /**
- * Follows a stream until `signal` aborts, or the service ends it with an event "end".
- * `heard(event)` gets {id, type, data}, `state("live" | "lost")` how the connection fares.
+ * Follows a stream until `signal` aborts or the service sends an "end" event.
+ * Calls `heard({id, type, data})` for each event and `state("live" | "lost")` when the connection changes.
  */
 export async function follow(url, { heard, state = () => {}, signal }) {
   let lastId = "";
@@ -19,8 +19,8 @@ export async function follow(url, { heard, state = () => {}, signal }) {
     try {
       const headers = { Accept: "text/event-stream", ...(lastId && { "Last-Event-ID": lastId }) };
       const limits = { signal: attempt.signal, limitMs: SILENCE_MS };
-      const answer = await admitted(() => raw("GET", url, { headers, ...limits }));
-      if (answer.status === 422) lastId = ""; // the service has forgotten that event
+      const answer = await withToken(() => raw("GET", url, { headers, ...limits }));
+      if (answer.status === 422) lastId = ""; // retention has deleted that event
       if (answer.ok) {
         failures = 0;
         state("live");
@@ -32,7 +32,7 @@ export async function follow(url, { heard, state = () => {}, signal }) {
         if (end) return;
       } else if (FINAL.has(answer.status)) return;
     } catch {
-      if (attempt.signal.aborted) failures = Math.max(1, failures); // the silence was long enough to be told at once
+      if (attempt.signal.aborted) failures = Math.max(1, failures); // report a silent connection at once
     } finally {
       signal.removeEventListener("abort", stop);
     }
@@ -43,7 +43,7 @@ export async function follow(url, { heard, state = () => {}, signal }) {
   }
 }
 
-/** Reads frames until the stream ends; true where `take` says that this was the last. */
+/** Reads frames until the stream ends. Returns true if `take` returned true for the last frame. */
 async function read(body, attempt, take) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -59,7 +59,7 @@ async function read(body, attempt, take) {
   }
 }
 
-/** One frame; null for a comment or a mere `retry`. */
+/** Parses one frame. Returns null for a frame without data. */
 function parsed(frame) {
   const event = { id: "", type: "message", data: "" };
   for (const line of frame.split("\n")) {

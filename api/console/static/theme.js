@@ -1,4 +1,4 @@
-// Light and dark: as the system has it, until somebody chooses.
+// Light and dark theme: follows the system until the user chooses.
 
 const KEY = "ebbtide.theme";
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -8,7 +8,7 @@ export function isDark() {
   return document.documentElement.dataset.theme === "dark";
 }
 
-/** Calls `redraw` whenever the theme changes, until `signal` aborts: canvases take their colours only once. */
+/** Calls `redraw` when the theme changes, until `signal` aborts. Canvases read colours only when drawn. */
 export function onTheme(redraw, signal) {
   followers.add(redraw);
   signal.addEventListener("abort", () => followers.delete(redraw));
@@ -19,20 +19,20 @@ export function colour(name) {
 }
 
 export function startTheme(button) {
-  const told = () => {
+  const updateLabel = () => {
     button.textContent = isDark() ? "Light theme" : "Dark theme";
   };
   button.addEventListener("click", () => {
     const next = isDark() ? "light" : "dark";
     localStorage.setItem(KEY, next);
     put(next);
-    told();
+    updateLabel();
   });
   system.addEventListener("change", () => {
     if (!localStorage.getItem(KEY)) put(system.matches ? "dark" : "light");
-    told();
+    updateLabel();
   });
-  told();
+  updateLabel();
 }
 
 function put(theme) {

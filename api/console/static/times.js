@@ -1,4 +1,4 @@
-// Times as elements: in the reader's time zone, the exact UTC at hover, and ages that stay current while one looks.
+// Time elements: local time with UTC on hover, and ages that update every second.
 
 import { el, say } from "./dom.js";
 import { ago, duration, time, utc } from "./format.js";
@@ -10,7 +10,7 @@ export function when(atS, props = {}) {
   return el("time", { datetime: new Date(1000 * atS).toISOString(), title: utc(atS), ...props }, time(atS));
 }
 
-/** "3 min ago" or "in 20 s"; with `tell` "for": "3 min". */
+/** Formats an age: "3 min ago" or "in 20 s"; with `tell` "for": "3 min". */
 export function age(atS, tell = "ago") {
   const at = when(atS);
   Object.assign(at.dataset, { tell, at: atS });
@@ -19,7 +19,7 @@ export function age(atS, tell = "ago") {
   return at;
 }
 
-/** A time with its distance from now: 21:49:12 (in 20 s). */
+/** Formats a time and its distance from now: 21:49:12 (in 20 s). */
 export function due(atS) {
   return el("span", {}, when(atS), " (", age(atS), ")");
 }

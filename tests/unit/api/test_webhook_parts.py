@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -47,24 +48,34 @@ def test_a_signature_is_what_the_specification_says() -> None:
     }
 
 
-def test_a_receiver_takes_what_was_signed_by_either_secret_and_nothing_else() -> None:
+def test_a_receiver_accepts_either_secret_during_a_rotation() -> None:
     old, new = (derive_webhook_secret(b"s" * 32, "wh_a", number) for number in (1, 2))
-    headers = sign_message("msg_1", b"{}", [new, old], now_s=1000.0)
-    shouted = {name.upper(): value for name, value in headers.items()}
+    headers = sign_message("msg_1", b"{}", [new, old], now_s=time.time() - 200.0)
     for secret in (old, new):
-        verify(shouted, "{}", secret, now_s=1200.0)
-    refused: list[tuple[dict[str, str], bytes, str, float, str]] = [
-        (headers, b"{ }", new, 1000.0, "none of the signatures"),
-        (headers, b"{}", derive_webhook_secret(b"s" * 32, "wh_a", 3), 1000.0, "none of the signatures"),
-        ({**headers, "webhook-id": "msg_2"}, b"{}", new, 1000.0, "none of the signatures"),
-        (headers, b"{}", new, 1301.0, "301 s old"),
-        ({**headers, "webhook-timestamp": "soon"}, b"{}", new, 1000.0, "seconds since 1970"),
-        ({"webhook-id": "msg_1"}, b"{}", new, 1000.0, "webhook-timestamp: the header is missing"),
-        (headers, b"{}", "whsec_!", 1000.0, "secret: allowed is"),
+        verify({name.upper(): value for name, value in headers.items()}, "{}", secret)
+
+
+def test_a_receiver_rejects_messages_that_were_not_signed_now_with_its_secret() -> None:
+    now_s = time.time()
+    headers = sign_message("msg_1", b"{}", [SECRET], now_s=now_s)
+    other_secret = derive_webhook_secret(b"s" * 32, "wh_a", 3)
+    rejected: list[tuple[dict[str, str], bytes, str]] = [
+        (headers, b"{ }", SECRET),
+        (headers, b"\xff", SECRET),
+        (headers, b"{}", other_secret),
+        (headers, b"{}", "whsec_!"),
+        ({**headers, "webhook-id": "msg_2"}, b"{}", SECRET),
+        (sign_message("msg_1", b"{}", [SECRET], now_s=now_s - 301.0), b"{}", SECRET),
+        (sign_message("msg_1", b"{}", [SECRET], now_s=now_s + 310.0), b"{}", SECRET),
+        ({**headers, "webhook-timestamp": "soon"}, b"{}", SECRET),
+        ({**headers, "webhook-signature": "v1"}, b"{}", SECRET),
+        ({**headers, "webhook-signature": "v1,x"}, b"{}", SECRET),
+        ({"webhook-id": "msg_1"}, b"{}", SECRET),
+        ({}, b"{}", SECRET),
     ]
-    for given_headers, body, secret, now_s, why in refused:
-        with pytest.raises(SignatureError, match=why):
-            verify(given_headers, body, secret, now_s=now_s)
+    for given_headers, body, secret in rejected:
+        with pytest.raises(SignatureError):
+            verify(given_headers, body, secret)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +136,7 @@ def test_a_delivery_dies_after_its_last_attempt_and_a_webhook_after_so_many_dead
         webhook, tried = apply_outcome(webhook, tried, FAILED, Backoff(), now_s=5.0, random_fraction=0.0)
         assert (tried.state, tried.ended_at_s, tried.error) == (DeliveryState.DEAD, 5.0, "HTTP 500")
         assert (webhook.dead_in_a_row, webhook.enabled) == (dead, dead < DEAD_IN_A_ROW_MAX)
-    assert webhook.disabled_reason == "5 deliveries in a row have died; the last attempt: HTTP 500"
+    assert webhook.disabled_reason == "5 consecutive deliveries failed for good; last attempt: HTTP 500"
 
 
 def test_a_delivery_that_arrives_ends_the_row_of_dead_ones() -> None:

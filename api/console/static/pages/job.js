@@ -1,18 +1,18 @@
-// One job: where it stands and why, its plan, its curves, its history, what it prints.
+// Job page: state and explanation, plan, charts, history and log.
 
 import { eventsAfter, get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, card, copyButton, el, empty, facts, put, redraw } from "../dom.js";
 import { count, gpus, words } from "../format.js";
-import { jobLevers, leverButton } from "../levers.js";
+import { jobActions, actionButton } from "../actions.js";
 import { keepUp } from "../live.js";
 import { planDrawing } from "../plan_drawing.js";
 import { planText } from "../plan_words.js";
 import { due, when } from "../times.js";
-import { noChange, whoAmI } from "../who.js";
+import { noChange, whoAmI } from "../permissions.js";
 import { eventSteps, JobHistory } from "./job_history.js";
 import { logCard } from "./job_log.js";
-import { details, figures } from "./job_standing.js";
+import { details, figures } from "./job_details.js";
 
 const EVENTS_AT_ONCE = 1000;
 const DONE = ["succeeded", "cancelled"];
@@ -38,7 +38,7 @@ class JobPage {
 
   async refresh() {
     const job = await get(this.path, { signal: this.signal });
-    this.hindered = noChange(await whoAmI(), job);
+    this.disabledReason = noChange(await whoAmI(), job);
     this.places ??= this.#frame(job);
     document.title = `${job.name}, ${job.state} · Ebbtide`;
     this.#drawHead(job);
@@ -49,21 +49,21 @@ class JobPage {
 
   failed(error) {
     if (this.places) put(this.places.refused, error && problemNote(error));
-    else if (error.status === 404) put(this.root, el("h1", {}, "No such job"), noJob(this.id));
+    else if (error.status === 404) put(this.root, el("h1", {}, "Job not found"), noJob(this.id));
     else put(this.root, problemNote(error));
   }
 
   #frame(job) {
-    const names = ["head", "levers", "refused", "figures", "stand", "why", "plan", "events"];
+    const names = ["head", "actions", "refused", "figures", "stand", "why", "plan", "events"];
     const places = Object.fromEntries(names.map((name) => [name, el("div")]));
-    places.levers.className = "row";
+    places.actions.className = "row";
     this.history = new JobHistory(this.path, this.signal);
     const log = logCard(job, this.path, this.signal);
     const left = el("div", { class: "stack" }, places.why, places.plan, this.history.place, log);
-    const right = el("div", { class: "stack" }, places.stand, card("What happened", places.events));
+    const right = el("div", { class: "stack" }, places.stand, card("Events", places.events));
     put(
       this.root,
-      el("div", { class: "head" }, el("div", { class: "grow" }, places.head), places.levers),
+      el("div", { class: "head" }, el("div", { class: "grow" }, places.head), places.actions),
       el("div", { class: "stack" }, places.refused, places.figures, el("div", { class: "columns" }, left, right)),
     );
     return places;
@@ -73,31 +73,32 @@ class JobPage {
     redraw(this.places.head, JSON.stringify([job.name, job.state, job.state_since_s, job.message]), () => {
       const back = el("p", { class: "small" }, el("a", { href: "#/jobs" }, "Jobs"));
       const since = ["since ", when(job.state_since_s), job.message && ` · ${job.message}`];
-      const id = el("p", { class: "row small" }, el("code", {}, job.id), copyButton("the job's id", job.id));
+      const id = el("p", { class: "row small" }, el("code", {}, job.id), copyButton("the job ID", job.id));
       const state = el("p", { class: "row muted" }, badge(job.state), el("span", {}, since));
       return [back, el("h1", {}, job.name), state, id];
     });
-    const state = JSON.stringify([job.state, job.intent, job.gpus, this.hindered]);
-    if (state === this.leverState) return; // a button that somebody is about to press stays where it is
-    this.leverState = state;
+    const state = JSON.stringify([job.state, job.intent, job.gpus, this.disabledReason]);
+    if (state === this.actionState) return; // keep buttons in place while the user is about to press one
+    this.actionState = state;
     const options = { refused: this.places.refused, acted: () => this.again() };
-    put(this.places.levers, jobLevers(job, this.hindered).map((lever) => leverButton(lever, options)));
+    put(this.places.actions, jobActions(job, this.disabledReason).map((action) => actionButton(action, options)));
   }
 
   async #why(job) {
-    const told = DONE.includes(job.state) ? null : await get(`${this.path}/explanation`, { signal: this.signal });
-    redraw(this.places.why, JSON.stringify(told), () => told && whyCard(told));
+    const isDone = DONE.includes(job.state);
+    const explanation = isDone ? null : await get(`${this.path}/explanation`, { signal: this.signal });
+    redraw(this.places.why, JSON.stringify(explanation), () => explanation && whyCard(explanation));
   }
 
   async #plan(job) {
     if (!job.plan) {
       const isPlanned = job.state === "planning";
-      const why = isPlanned ? "The solver is looking for its plans." : "It gets a plan with its first GPUs.";
+      const why = isPlanned ? "The solver is computing its plans." : "The job gets a plan with its first GPUs.";
       put(this.places.plan, card("Parallel plan", el("p", { class: "muted" }, why)));
       return;
     }
     const key = `${job.generation} ${job.plan} ${Object.keys(job.nodes).length > 0}`;
-    if (key === this.planKey) return; // drawn already
+    if (key === this.planKey) return; // unchanged
     const plan = await get(`${this.path}/plan`, { signal: this.signal });
     this.planKey = key;
     const copy = copyButton("the plan as text", () => planText(`${job.name}: ${job.plan}`, plan, plan.inspection));
@@ -118,25 +119,26 @@ class JobPage {
 
 function noJob(id) {
   const all = el("a", { href: "#/jobs?state=", class: "button" }, "All jobs");
-  return empty(`There is no job ${id}`, "It may be of another service, or of a queue that you may not read.", all);
+  return empty(`There is no job ${id}`, "It may belong to another service or to a queue without access.", all);
 }
 
-function whyCard(told) {
-  const isWaiting = WAITS.includes(told.state);
-  const holders = Object.entries(told.holders).sort((a, b) => b[1] - a[1]).slice(0, 5);
+function whyCard(explanation) {
+  const isWaiting = WAITS.includes(explanation.state);
+  const holders = Object.entries(explanation.holders).sort((a, b) => b[1] - a[1]).slice(0, 5);
   const link = (id) => el("a", { href: `#/jobs/${id}` }, id);
   const links = holders.flatMap(([id, held], at) => [at ? ", " : "", link(id), ` (${held})`]);
-  const start = told.expected_start_s;
+  const start = explanation.expected_start_s;
   const rows = facts([
-    ["Place in the queue", isWaiting && told.position],
-    ["Needs", isWaiting && `${gpus(told.needed_gpus)}; ${count(told.free_gpus)} that it could use are free`],
-    ["Held by others", isWaiting && holders.length ? el("span", {}, links) : null],
-    ["Expected start", start ? due(start) : isWaiting && "nobody can tell: it hangs on what has no known end"],
-    ["Would start it", told.unblocks],
-    ["At the next tick", told.next && told.next.reason.detail],
+    ["Queue position", isWaiting && explanation.position],
+    ["Needs", isWaiting && `${gpus(explanation.needed_gpus)}; ${count(explanation.free_gpus)} usable GPUs are free`],
+    ["Held by other jobs", isWaiting && holders.length ? el("span", {}, links) : null],
+    ["Expected start", start ? due(start) : isWaiting && "unknown: depends on jobs without a known end"],
+    ["Unblocked by", explanation.unblocks],
+    ["Next tick", explanation.next && explanation.next.reason.detail],
   ]);
-  const code = told.reason && el("span", { class: "muted small", title: told.reason.code }, words(told.reason.code));
-  const said = told.summary.replace(/^\w+: /, "");
-  const heading = [isWaiting ? "Why it waits" : "Why it is where it is", code];
+  const { code: reasonCode } = explanation.reason ?? {};
+  const code = reasonCode && el("span", { class: "muted small", title: reasonCode }, words(reasonCode));
+  const said = explanation.summary.replace(/^\w+: /, "");
+  const heading = [isWaiting ? "Why it is pending" : "Explanation", code];
   return card(heading, el("p", {}, said[0].toUpperCase() + said.slice(1)), rows.children.length ? rows : null);
 }

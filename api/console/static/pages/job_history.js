@@ -1,4 +1,4 @@
-// What a job has been through: allocation, loss and throughput over time, and its steps from state to state.
+// Job history: allocation, loss and throughput over time, and its events.
 
 import { get, Problem } from "../api.js";
 import { badge, card, el, empty, put } from "../dom.js";
@@ -7,7 +7,7 @@ import { chart } from "../plotting.js";
 import { when } from "../times.js";
 
 const STEPS_MAX = 60;
-const NOTHING = "Its GPUs, loss and throughput over time come here once it has run.";
+const NOTHING = "GPUs, loss and throughput over time appear here once the job has run.";
 const STATES = "submitted|planning|queued|starting|running|resizing|preempted|suspended|succeeded|failed|cancelled";
 
 export class JobHistory {
@@ -19,22 +19,22 @@ export class JobHistory {
   }
 
   async refresh(job) {
-    let told;
+    let history;
     try {
-      told = await get(`${this.path}/history`, { signal: this.signal });
+      history = await get(`${this.path}/history`, { signal: this.signal });
     } catch (error) {
       if (!(error instanceof Problem && error.status === 404)) throw error;
-      put(this.place, card("History", el("p", { class: "muted" }, "This service keeps no history of jobs.")));
+      put(this.place, card("History", el("p", { class: "muted" }, "This service does not store job history.")));
       return;
     }
-    const newestS = Math.max(...told.allocations.map((step) => step.at_s), ...told.samples.map((each) => each.at_s));
+    const newestS = Math.max(...[...history.allocations, ...history.samples].map((each) => each.at_s));
     const hasEnded = ["succeeded", "failed", "cancelled"].includes(job.state);
     const untilS = Math.max(newestS, hasEnded ? job.state_since_s : Date.now() / 1000);
-    this.span = [told.allocations[0]?.at_s ?? untilS - 1, untilS];
-    if (told.allocations.some((step) => step.gpus)) this.#allocation(told.allocations, untilS);
-    this.#samples(told.samples);
+    this.span = [history.allocations[0]?.at_s ?? untilS - 1, untilS];
+    if (history.allocations.some((step) => step.gpus)) this.#allocation(history.allocations, untilS);
+    this.#samples(history.samples);
     const cards = [...this.plots.values()].map((plot) => plot.card);
-    if (!cards.length) cards.push(card("History", empty("Nothing to draw yet", NOTHING)));
+    if (!cards.length) cards.push(card("History", empty("No data yet", NOTHING)));
     if (cards.some((each) => each.parentNode !== this.place)) put(this.place, cards);
   }
 
@@ -42,7 +42,7 @@ export class JobHistory {
     const rows = [...steps, { ...steps.at(-1), at_s: untilS }];
     const series = [
       { label: "Held", colour: "training", stepped: true, fill: "accent-soft" },
-      { label: "of these lent", colour: "lent", stepped: true, dash: [5, 3] },
+      { label: "of which lent", colour: "lent", stepped: true, dash: [5, 3] },
     ];
     const columns = ["at_s", "gpus", "lent_gpus"].map((name) => rows.map((row) => row[name]));
     const spec = { label: "GPUs held over time", unit: "GPUs", series };
@@ -51,12 +51,12 @@ export class JobHistory {
 
   #samples(samples) {
     const draw = (name, title, spec) => {
-      const told = samples.filter((sample) => sample[name] !== null);
-      if (!told.length) return;
-      const columns = ["at_s", name, "steps"].map((column) => told.map((sample) => sample[column]));
+      const history = samples.filter((sample) => sample[name] !== null);
+      if (!history.length) return;
+      const columns = ["at_s", name, "steps"].map((column) => history.map((sample) => sample[column]));
       const step = { label: "Step", unit: "", apart: true };
       const [line] = spec.series;
-      const series = [{ ...line, label: title, points: told.length < 2 }, step];
+      const series = [{ ...line, label: title, points: history.length < 2 }, step];
       this.#plot(title, { label: `${title} over time`, ...spec, series }).update(columns, undefined, this.span);
     };
     draw("loss", "Loss", { series: [{ colour: "recalled" }], fromZero: false });
@@ -73,16 +73,16 @@ export class JobHistory {
   }
 }
 
-/** Events of a job, newest first, as steps of a line. */
+/** Renders a job's events, newest first. */
 export function eventSteps(events) {
-  if (!events.length) return empty("Nothing has happened yet");
+  if (!events.length) return empty("No events yet");
   const shown = events.slice(-STEPS_MAX).reverse();
   const more = events.length - shown.length;
-  const others = more > 0 ? el("p", { class: "small muted" }, `and ${plural(more, "event")} before`) : null;
+  const others = more > 0 ? el("p", { class: "small muted" }, `and ${plural(more, "earlier event")}`) : null;
   return el("div", { class: "stack" }, el("ol", { class: "steps" }, shown.map(eventStep)), others);
 }
 
-/** A change of state is told as "before -> after: why"; the state after it is what it is marked with. */
+/** A state change has the message "before -> after: reason". The step is marked with the state after it. */
 function eventStep(event) {
   const after = event.code === "JobState" ? event.message.split("->").at(-1) : "";
   const state = new RegExp(`\\b(${STATES})\\b`).exec(after)?.[1];

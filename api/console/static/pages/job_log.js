@@ -1,4 +1,4 @@
-// What a rank prints: its last lines, and what it prints from now on.
+// Log of one rank: its last lines, and new lines as they arrive.
 
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
@@ -11,11 +11,11 @@ const ENDED = ["succeeded", "failed", "cancelled"];
 const END_PX = 30;
 
 export function logCard(job, path, signal) {
-  // No live region: a training prints for days, and whoever listens goes to the log when they want it.
-  const log = el("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "Lines of the log" });
+  // Not a live region: training prints for days, which would flood screen readers.
+  const log = el("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "Log lines" });
   const place = el("div", { class: "stack" });
   const rank = el("input", { id: "rank", type: "number", min: 0, max: job.gpus.max - 1, step: 1, value: 0 });
-  const told = el("p", { class: "small muted" });
+  const status = el("p", { class: "small muted" });
   let current = new AbortController();
   const add = (text) => {
     const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < END_PX;
@@ -31,19 +31,19 @@ export function logCard(job, path, signal) {
     const number = rank.value || "0";
     try {
       const page = await get(`${path}/logs`, { query: { rank: number, tail: TAIL_LINES }, signal: mine.signal });
-      put(place, log, told);
+      put(place, log, status);
       for (const line of page.items) add(line.text);
       log.scrollTop = log.scrollHeight;
       const isLive = !ENDED.includes(job.state);
-      told.textContent = words(number, page.items.length, isLive);
+      status.textContent = words(number, page.items.length, isLive);
       const url = `${path}/logs?rank=${number}&cursor=${encodeURIComponent(page.resume)}`;
       const heard = (event) => {
         if (event.type !== "message") return;
         add(event.data.text);
-        told.textContent = words(number, 1, isLive);
+        status.textContent = words(number, 1, isLive);
       };
       await follow(url, { heard, signal: mine.signal });
-      if (!mine.signal.aborted) told.textContent = words(number, log.childNodes.length, false);
+      if (!mine.signal.aborted) status.textContent = words(number, log.childNodes.length, false);
     } catch (error) {
       const none = () => el("p", { class: "muted" }, error.message);
       if (!mine.signal.aborted) put(place, error.status === 404 ? none() : problemNote(error));
@@ -58,5 +58,5 @@ export function logCard(job, path, signal) {
 
 function words(rank, lines, isLive) {
   if (!lines) return isLive ? `Rank ${rank} has printed nothing yet.` : `Rank ${rank} has printed nothing.`;
-  return isLive ? `The last lines of rank ${rank}, and what it prints from now on.` : `The last lines of rank ${rank}.`;
+  return isLive ? `Last lines of rank ${rank}; new lines are added.` : `Last lines of rank ${rank}.`;
 }

@@ -1,4 +1,4 @@
-// Jobs: those that live and those that have ended, filtered and page by page.
+// Jobs page: live and ended jobs, with filters and pages.
 
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
@@ -10,9 +10,9 @@ import { age } from "../times.js";
 const PAGE_JOBS = 100;
 const STATES = [
   ["live", "Live"],
-  ["", "All, ended too"],
+  ["", "All"],
   ["running,starting,resizing", "Running"],
-  ["queued,planning,submitted,preempted", "Waiting"],
+  ["queued,planning,submitted,preempted", "Pending"],
   ["suspended", "Suspended"],
   ["succeeded", "Succeeded"],
   ["failed", "Failed"],
@@ -30,9 +30,9 @@ export async function show(root, { query, signal }) {
   const list = { at: 0, next: null };
   const refresh = async () => {
     const cursor = cursors[list.at];
-    const told = await get("/v1/jobs", { query: { ...wanted, limit: PAGE_JOBS, cursor }, signal });
-    list.next = told.next;
-    put(body, jobTable(told.items, wanted));
+    const label = await get("/v1/jobs", { query: { ...wanted, limit: PAGE_JOBS, cursor }, signal });
+    list.next = label.next;
+    put(body, jobTable(label.items, wanted));
     turnPages(pager, list, cursors, again);
   };
   const failed = (error) => error && put(body, problemNote(error));
@@ -45,7 +45,7 @@ export async function show(root, { query, signal }) {
   const again = keepUp(refresh, { signal, everyS: 10, wants: (event) => event.code.startsWith("Job"), failed });
 }
 
-/** Choosing a filter changes the address, so that it can be kept and sent on. */
+/** A filter changes the URL, so that it can be bookmarked and shared. */
 function filters(wanted) {
   const states = STATES.some(([value]) => value === wanted.state) ? STATES : [...STATES, [wanted.state, wanted.state]];
   const options = states.map(([value, name]) => el("option", { value, selected: value === wanted.state }, name));
@@ -62,9 +62,9 @@ function filters(wanted) {
     "form",
     { class: "filters", role: "search", "aria-label": "Filter jobs", on: { submit: apply } },
     el("div", {}, el("label", { for: "state" }, "State"), select),
-    text("name", "Name begins with", "any"),
+    text("name", "Name starts with", "any"),
     text("queue", "Queue", "any"),
-    text("owner", "Owner", "anybody"),
+    text("owner", "Owner", "any"),
     el("button", { type: "submit" }, "Filter"),
   );
   select.addEventListener("change", apply);
@@ -77,29 +77,29 @@ function jobTable(jobs, wanted) {
     return card("No jobs", isFiltered ? noneAsked() : noneAtAll());
   }
   const where = [["Job"], ["State"], ["Queue"], ["GPUs", true]];
-  const columns = [...where, ["Progress"], ["Left", true], ["Plan"], ["Submitted", true]];
+  const columns = [...where, ["Progress"], ["Time left", true], ["Plan"], ["Submitted", true]];
   const shown = table("Jobs", columns, jobs.map(row));
   return el("section", { class: "card", "aria-label": "Jobs" }, shown);
 }
 
 function noneAsked() {
   const all = el("a", { href: "#/jobs?state=", class: "button" }, "All jobs");
-  return empty("No job is like that", "Choose another state, or empty the fields above.", all);
+  return empty("No matching jobs", "Choose another state or clear the filters.", all);
 }
 
 function noneAtAll() {
   const command = "ebbtide submit --name hello --min 1 --max 2 --steps 1000 --command \"python train.py\"";
-  const ended = el("a", { href: "#/jobs?state=" }, "Look at ended jobs, too");
-  return empty("No job lives now", "Submit one here, or from a shell:", el("pre", {}, command), ended);
+  const ended = el("a", { href: "#/jobs?state=" }, "Show ended jobs");
+  return empty("No live jobs", "Submit a job here or from a shell:", el("pre", {}, command), ended);
 }
 
 function row(job) {
   const { progress } = job;
   const name = el("a", { href: `#/jobs/${job.id}`, title: job.id }, job.name);
-  const told = job.message && el("span", { class: "small muted message", title: job.message }, job.message);
+  const label = job.message && el("span", { class: "small muted message", title: job.message }, job.message);
   const held = job.gpus.target || job.gpus.releasing;
   return [
-    told ? [name, told] : name,
+    label ? [name, label] : name,
     badge(job.state),
     job.queue,
     held ? `${job.gpus.target} of ${job.gpus.max}` : range(job.gpus.min, job.gpus.max),
@@ -111,9 +111,9 @@ function row(job) {
 }
 
 function done(fraction) {
-  const told = `${percent(fraction)} done`;
-  const drawn = bar(told, [["training", fraction]]);
-  return el("div", { class: "done", title: told }, drawn, el("span", { class: "small" }, percent(fraction)));
+  const label = `${percent(fraction)} done`;
+  const drawn = bar(label, [["training", fraction]]);
+  return el("div", { class: "done", title: label }, drawn, el("span", { class: "small" }, percent(fraction)));
 }
 
 function turnPages(place, list, cursors, again) {

@@ -1,13 +1,13 @@
-// Loans over time: each node that was lent is a lane, each loan a span of it, from the offer to the return.
+// Loans page: a timeline with one lane per lent node and one span per loan, from the offer to the return.
 
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, card, el, empty, put, table } from "../dom.js";
 import { duration, plural, time, timeToMinute } from "../format.js";
-import { lendingLevers, leverButton } from "../levers.js";
+import { lendingActions, actionButton } from "../actions.js";
 import { keepUp } from "../live.js";
 import { due, when } from "../times.js";
-import { noLending, whoAmI } from "../who.js";
+import { noLending, whoAmI } from "../permissions.js";
 
 const LANES_MAX = 120;
 const ROWS_MAX = 60;
@@ -27,15 +27,15 @@ export async function show(root, { query, signal }) {
 }
 
 class LoansPage {
-  /** `spanS`: how far it looks back; 0: as far as there is something, up to USUAL_SPAN_S. */
+  /** `spanS`: length of the timeline in seconds; 0 fits it to the loans, up to USUAL_SPAN_S. */
   constructor(root, spanS, signal) {
     Object.assign(this, { spanS, signal, older: [], next: undefined, loans: null, sizes: new Map() });
-    this.places = { levers: el("div", { class: "row" }), body: el("div", { class: "stack" }), refused: el("div") };
+    this.places = { actions: el("div", { class: "row" }), body: el("div", { class: "stack" }), refused: el("div") };
     this.span = el("select", { id: "span", on: { change: (event) => this.#choose(Number(event.target.value)) } });
     const choice = el("label", { class: "row small" }, "Last", this.span);
     put(
       root,
-      el("div", { class: "head" }, el("h1", { class: "grow" }, "Loans"), choice, this.places.levers),
+      el("div", { class: "head" }, el("h1", { class: "grow" }, "Loans"), choice, this.places.actions),
       el("div", { class: "stack" }, this.places.refused, this.places.body),
     );
   }
@@ -88,29 +88,29 @@ class LoansPage {
     put(this.places.body, contents(this.loans, this.nowS, spanS), this.#hidden());
   }
 
-  /** What of the past is not shown, and how to see it. */
+  /** Notes that older loans are not shown, with a button that loads them. */
   #hidden() {
     if (!this.next) return null;
     const oldest = Math.min(...[...this.older, ...this.newest].map((loan) => loan.offered_at_s));
     const read = plural(this.loans.length, "loan");
-    const told = el("span", {}, `${read} read; ended ones offered before `, when(oldest), " are not shown.");
-    const more = el("button", { type: "button", on: { click: () => this.loadOlder() } }, `Read ${LOANS_AT_ONCE} more`);
-    return el("div", { class: "note row spread" }, told, more);
+    const description = el("span", {}, `${read} loaded. Ended loans offered before `, when(oldest), " are not shown.");
+    const more = el("button", { type: "button", on: { click: () => this.loadOlder() } }, `Load ${LOANS_AT_ONCE} more`);
+    return el("div", { class: "note row spread" }, description, more);
   }
 
-  #drawLevers(fleet, hindered) {
+  #drawLevers(fleet, disabledReason) {
     const lent = this.live.filter((loan) => loan.state !== "offered");
     const lentGpus = lent.reduce((sum, loan) => sum + (this.sizes.get(loan.node) ?? 0), 0);
-    const state = JSON.stringify([fleet.switches, fleet.loans, lentGpus, hindered]);
-    if (state === this.leverState) return; // a button that somebody is about to press stays where it is
-    this.leverState = state;
+    const state = JSON.stringify([fleet.switches, fleet.loans, lentGpus, disabledReason]);
+    if (state === this.actionState) return; // keep buttons in place while the user is about to press one
+    this.actionState = state;
     const options = { refused: this.places.refused, acted: () => this.again() };
-    const levers = lendingLevers({ switches: fleet.switches, loans: fleet.loans, lentGpus, hindered });
-    put(this.places.levers, levers.map((lever) => leverButton(lever, options)));
+    const actions = lendingActions({ switches: fleet.switches, loans: fleet.loans, lentGpus, disabledReason });
+    put(this.places.actions, actions.map((action) => actionButton(action, options)));
   }
 }
 
-/** The shortest span that all loans fit into, for as long as that is a day at the most. */
+/** Returns the shortest span that contains all loans, at most a day. */
 function usualSpan(loans, nowS) {
   const oldestS = nowS - Math.min(nowS, ...loans.map((loan) => loan.offered_at_s));
   return SPANS.map(([, span]) => span).find((span) => span >= Math.min(oldestS, USUAL_SPAN_S));
@@ -120,22 +120,23 @@ function contents(loans, nowS, spanS) {
   const fromS = nowS - spanS;
   const shown = loans.filter((loan) => endOf(loan, nowS) >= fromS);
   if (!shown.length) {
-    const idle = "A node is lent when the forecast says that inference can do without it for long enough.";
-    const further = "Look further back, at the top of this page.";
-    return card("Timeline", empty("No loans in this time", loans.length ? further : idle));
+    const idle = "Ebbtide lends a node when the forecast shows that inference does not need it for long enough.";
+    const further = "Choose a longer period at the top of this page.";
+    return card("Timeline", empty("No loans in this period", loans.length ? further : idle));
   }
   const byNode = new Map();
   for (const loan of shown) byNode.set(loan.node, [...(byNode.get(loan.node) ?? []), loan]);
   const lanes = [...byNode].sort(([a], [b]) => byName.compare(a, b));
   const more = lanes.length - LANES_MAX;
   const live = shown.filter((loan) => loan.is_live).length;
-  const told = `${plural(live, "node")} on loan now, ${plural(shown.length, "loan")} in the last ${duration(spanS)}`;
-  const others = more > 0 && el("p", { class: "small muted" }, `and ${plural(more, "node")} more`);
+  const total = plural(shown.length, "loan");
+  const description = `${plural(live, "node")} lent now, ${total} in the last ${duration(spanS)}`;
+  const others = more > 0 && el("p", { class: "small muted" }, `and ${plural(more, "more node")}`);
   const drawn = timeline(lanes.slice(0, LANES_MAX), fromS, nowS);
   const rest = shown.length - ROWS_MAX;
-  const before = rest > 0 && el("p", { class: "small muted" }, `and ${plural(rest, "loan")} before`);
+  const before = rest > 0 && el("p", { class: "small muted" }, `and ${plural(rest, "earlier loan")}`);
   return [
-    card(["Timeline", el("span", { class: "small muted" }, told)], legend(), drawn, others),
+    card(["Timeline", el("span", { class: "small muted" }, description)], legend(), drawn, others),
     card("Loans", loanTable(shown, nowS), before),
   ];
 }
@@ -144,7 +145,7 @@ function endOf(loan, nowS) {
   return loan.is_live ? nowS : loan.state_since_s;
 }
 
-/** The periods of a loan: [state, from, to]. Loans of older versions do not know when they were lent and recalled. */
+/** Returns the periods of a loan: [state, from, to]. Old loans have no times of lending and recall. */
 function periods(loan, nowS) {
   const end = endOf(loan, nowS);
   const recalled = loan.recalled_at_s ?? (loan.state === "recalled" ? loan.state_since_s : end);
@@ -160,9 +161,9 @@ function timeline(lanes, fromS, nowS) {
   const word = Object.fromEntries(KINDS);
   const spans = (loan) => periods(loan, nowS).map(([state, begin, end]) => {
     const until = loan.is_live && end === nowS ? "now" : time(end);
-    const told = `${loan.node} ${word[state]}: ${time(begin)} to ${until}, ${duration(Math.round(end - begin))}`;
+    const description = `${loan.node} ${word[state]}: ${time(begin)} to ${until}, ${duration(Math.round(end - begin))}`;
     const vars = { "--from": `${share(begin)}%`, "--width": `${share(end) - share(begin)}%` };
-    return el("span", { class: "span", title: told, data: { state }, vars });
+    return el("span", { class: "span", title: description, data: { state }, vars });
   });
   const lane = ([node, loans]) => {
     const track = el("div", { class: "track" }, loans.flatMap(spans));
@@ -171,7 +172,7 @@ function timeline(lanes, fromS, nowS) {
   const at = (part) => timeToMinute(fromS + part * (nowS - fromS));
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => el("span", {}, part === 1 ? "now" : at(part)));
   const axis = el("div", { class: "lane" }, el("span"), el("div", { class: "axis" }, ticks));
-  const label = "Loans over time; the table below has the same";
+  const label = "Loans over time; the table below has the same data";
   return el("div", { class: "timeline", tabindex: "0", role: "img", "aria-label": label }, lanes.map(lane), axis);
 }
 
@@ -192,6 +193,6 @@ function loanTable(loans, nowS) {
     loan.is_live ? (loan.return_by_s ? ["by ", due(loan.return_by_s)] : "–") : when(loan.state_since_s),
     duration(Math.round(endOf(loan, nowS) - loan.offered_at_s)),
   ]);
-  const times = ["Offered", "Lent", "Recalled", "Home", "For"].map((name) => [name, true]);
+  const times = ["Offered", "Lent", "Recalled", "Returned", "Duration"].map((name) => [name, true]);
   return table("Loans", [["Node"], ["Pool"], ["State"], ...times], rows);
 }

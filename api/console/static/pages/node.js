@@ -1,4 +1,4 @@
-// One node in a dialog: what it is, who uses it, on what terms it is lent.
+// Node dialog: hardware, state, loan and jobs of a node.
 
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
@@ -25,15 +25,15 @@ export async function nodeDialog(name) {
 function contents(node) {
   const { loan } = node;
   const jobs = Object.entries(node.jobs);
-  const told = facts([
+  const details = facts([
     ["Pool", node.pool],
     ["GPUs", `${node.gpus} × ${node.gpu}, ${bytes(node.gpu_memory_bytes)} each`],
-    ["State", node.draining ? "being drained" : node.cordoned ? "cordoned: takes nothing new" : node.state],
+    ["State", node.draining ? "draining" : node.cordoned ? "cordoned (unschedulable)" : node.state],
     ["Inference", node.inference_gpus ? gpus(node.inference_gpus) : "none"],
     ["Loan", loan && el("span", {}, badge(loan.state), " since ", when(loan.state_since_s))],
-    ["Home by", loan?.return_by_s && due(loan.return_by_s)],
+    ["Return by", loan?.return_by_s && due(loan.return_by_s)],
   ]);
   const rows = jobs.map(([id, indices]) => [el("a", { href: `#/jobs/${id}` }, id), indices.join(", ")]);
-  const none = el("p", { class: "muted" }, "No job holds a GPU of it.");
-  return [told, rows.length ? table("Jobs on this node", [["Job"], ["GPUs"]], rows) : none];
+  const none = el("p", { class: "muted" }, "No job uses this node.");
+  return [details, rows.length ? table("Jobs on this node", [["Job"], ["GPUs"]], rows) : none];
 }

@@ -1,13 +1,13 @@
-// Overview: both pools at a glance, what is lent, demand against capacity, who waits, and what just happened.
+// Overview page: pools, loans, demand and capacity, pending jobs, queues and recent events.
 
 import { get } from "../api.js";
 import { announce, problemNote, showProblem } from "../dialogs.js";
 import { card, el, empty, figureOf, put, redraw, say } from "../dom.js";
 import { FleetGrid } from "../fleet_grid.js";
 import { count, gpus, percent, plural } from "../format.js";
-import { lendingLevers, leverButton } from "../levers.js";
+import { lendingActions, actionButton } from "../actions.js";
 import { keepUp, onEvent } from "../live.js";
-import { noLending, whoAmI } from "../who.js";
+import { noLending, whoAmI } from "../permissions.js";
 import { DemandChart, demandFigure } from "./overview_demand.js";
 import { feed } from "./overview_feed.js";
 import { queueTable, WaitingCard } from "./overview_queue.js";
@@ -16,7 +16,7 @@ import { nodeDialog } from "./node.js";
 const NEWS = new Set(["NodeLent", "LoanActive", "NodeRecalled", "NodeReturned", "Breach"]);
 
 const HOLDING = ["starting", "running", "resizing"];
-const NO_LEADER = "No controller leads: what is asked for is accepted and waits.";
+const NO_LEADER = "No controller is leading. Requests are accepted but not acted on until one takes over.";
 
 export const title = () => "Overview";
 
@@ -41,16 +41,16 @@ class Overview {
 
   async refresh() {
     const looking = get("/v1/overview", { query: { generation: this.known }, signal: this.signal });
-    const [told, who] = await Promise.all([looking, whoAmI()]);
-    this.hindered = noLending(who);
-    this.known = told.generation;
-    if (told.complete) this.nodes.clear();
-    for (const node of told.nodes) this.nodes.set(node.name, node);
-    for (const name of told.gone) this.nodes.delete(name);
+    const [overview, who] = await Promise.all([looking, whoAmI()]);
+    this.disabledReason = noLending(who);
+    this.known = overview.generation;
+    if (overview.complete) this.nodes.clear();
+    for (const node of overview.nodes) this.nodes.set(node.name, node);
+    for (const name of overview.gone) this.nodes.delete(name);
     this.places ??= this.#frame();
-    this.#draw(told);
-    const charts = [...this.charts.values()].map((chart) => chart.refresh(told));
-    await Promise.all([this.feed.refresh(told), ...charts]);
+    this.#draw(overview);
+    const charts = [...this.charts.values()].map((chart) => chart.refresh(overview));
+    await Promise.all([this.feed.refresh(overview), ...charts]);
   }
 
   failed(error) {
@@ -59,88 +59,90 @@ class Overview {
   }
 
   #frame() {
-    const names = ["levers", "refused", "leader", "figures", "pools", "charts", "queues"];
+    const names = ["actions", "refused", "leader", "figures", "pools", "charts", "queues"];
     const places = Object.fromEntries(names.map((name) => [name, el("div", { class: "stack" })]));
-    places.levers.className = "row";
+    places.actions.className = "row";
     places.summary = el("p", { class: "muted" });
     const title = el("div", { class: "grow" }, el("h1", {}, "Overview"), places.summary);
     put(
       this.root,
-      el("div", { class: "head" }, title, places.levers),
+      el("div", { class: "head" }, title, places.actions),
       el("div", { class: "stack" }, places.refused, places.leader, places.figures, el("div", { class: "columns" },
         el("div", { class: "stack" }, places.pools, places.charts),
-        el("div", { class: "stack" }, this.waiting.card, places.queues, card("What just happened", this.feed.place)))),
+        el("div", { class: "stack" }, this.waiting.card, places.queues, card("Recent events", this.feed.place)))),
     );
     return places;
   }
 
-  #draw(told) {
+  #draw(overview) {
     const { places } = this;
-    say(places.summary, sentence(told));
-    redraw(places.leader, told.leader, () => (told.leader ? null : el("p", { class: "note warn" }, NO_LEADER)));
-    this.#drawLevers(told);
-    const figures = this.#figures(told);
+    say(places.summary, sentence(overview));
+    redraw(places.leader, overview.leader, () => (overview.leader ? null : el("p", { class: "note warn" }, NO_LEADER)));
+    this.#drawLevers(overview);
+    const figures = this.#figures(overview);
     redraw(places.figures, figures.textContent, () => figures);
-    this.#drawPools(told);
-    this.waiting.update(told);
-    redraw(places.queues, JSON.stringify(told.queues), () => queueTable(told));
+    this.#drawPools(overview);
+    this.waiting.update(overview);
+    redraw(places.queues, JSON.stringify(overview.queues), () => queueTable(overview));
   }
 
-  #drawLevers(told) {
+  #drawLevers(overview) {
     const lentGpus = this.#lent().reduce((sum, node) => sum + node.gpus, 0);
-    const state = JSON.stringify([told.switches, told.loans, lentGpus, this.hindered]);
-    if (state === this.leverState) return; // a button that somebody is about to press stays where it is
-    this.leverState = state;
-    const levers = lendingLevers({ switches: told.switches, loans: told.loans, lentGpus, hindered: this.hindered });
+    const state = JSON.stringify([overview.switches, overview.loans, lentGpus, this.disabledReason]);
+    if (state === this.actionState) return; // keep buttons in place while the user is about to press one
+    this.actionState = state;
+    const { switches, loans } = overview;
+    const actions = lendingActions({ switches, loans, lentGpus, disabledReason: this.disabledReason });
     const options = { refused: this.places.refused, acted: () => this.again() };
-    put(this.places.levers, levers.map((lever) => leverButton(lever, options)));
+    put(this.places.actions, actions.map((action) => actionButton(action, options)));
   }
 
   #lent() {
     return [...this.nodes.values()].filter((node) => node.state === "lent" || node.state === "recalled");
   }
 
-  #figures(told) {
+  #figures(overview) {
     const lent = this.#lent();
     const nodes = [...this.nodes.values()];
     const held = nodes.reduce((sum, node) => sum + node.held, 0);
-    const training = told.pools.filter((pool) => pool.kind === "training");
+    const training = overview.pools.filter((pool) => pool.kind === "training");
     const own = training.reduce((sum, pool) => sum + pool.capacity_gpus, 0);
     const lentGpus = lent.reduce((sum, node) => sum + node.gpus, 0);
-    const recalled = told.loans.recalled || 0;
-    const waiting = told.queues.reduce((sum, queue) => sum + queue.waiting_jobs, 0);
-    const needed = told.queues.reduce((sum, queue) => sum + queue.waiting_gpus, 0);
+    const recalled = overview.loans.recalled || 0;
+    const waiting = overview.queues.reduce((sum, queue) => sum + queue.waiting_jobs, 0);
+    const needed = overview.queues.reduce((sum, queue) => sum + queue.waiting_gpus, 0);
     const used = `${percent(held / (own + lentGpus || 1))} in use${lentGpus ? `, ${gpus(lentGpus)} of them lent` : ""}`;
-    const onLoan = `${gpus(lentGpus)}${recalled ? `, ${plural(recalled, "node")} called home` : ""}`;
-    const holding = HOLDING.reduce((sum, state) => sum + (told.jobs[state] || 0), 0);
+    const onLoan = `${gpus(lentGpus)}${recalled ? `, ${plural(recalled, "node")} recalled` : ""}`;
+    const holding = HOLDING.reduce((sum, state) => sum + (overview.jobs[state] || 0), 0);
     const running = `${plural(holding, "job")} on GPUs`;
-    const asked = waiting ? `at least ${gpus(needed)} asked for; ${running}` : running;
-    const inference = told.pools.filter((pool) => pool.kind === "inference").slice(0, 2);
+    const asked = waiting ? `at least ${gpus(needed)} requested; ${running}` : running;
+    const inference = overview.pools.filter((pool) => pool.kind === "inference").slice(0, 2);
     return el("dl", { class: "figures" }, [
       figureOf("training", "GPUs in training", count(held), `of ${count(own + lentGpus)}`, used),
-      ...inference.map((pool) => demandFigure(pool, this.#lentOf(pool), told.pools.length > 2)),
+      ...inference.map((pool) => demandFigure(pool, this.#lentOf(pool), overview.pools.length > 2)),
       figureOf("lent", "Lent to training", count(lent.length), lent.length === 1 ? "node" : "nodes", onLoan),
-      figureOf("queued", "Waiting jobs", count(waiting), "", asked),
+      figureOf("queued", "Pending jobs", count(waiting), "", asked),
     ]);
   }
 
-  /** GPUs of a pool that training has: {lent, recalled}, those that are on their way home apart. */
+  /** Returns the GPUs of a pool that training uses: {lent, recalled}. */
   #lentOf(pool) {
     const found = { lent: 0, recalled: 0 };
     for (const node of this.#lent()) if (node.pool === pool.name) found[node.state] += node.gpus;
     return found;
   }
 
-  #drawPools(told) {
-    if (!told.pools.length) {
+  #drawPools(overview) {
+    if (!overview.pools.length) {
       put(this.places.pools, card("Pools", noPools()));
       return;
     }
-    const names = told.pools.map((pool) => `${pool.name} ${pool.nodes > 0}`).join("\n");
-    if (names !== this.poolNames) this.#newPools(told, names);
-    for (const pool of told.pools) {
+    const names = overview.pools.map((pool) => `${pool.name} ${pool.nodes > 0}`).join("\n");
+    if (names !== this.poolNames) this.#newPools(overview, names);
+    for (const pool of overview.pools) {
       const grid = this.grids.get(pool.name);
-      const mine = (told.complete ? [...this.nodes.values()] : told.nodes).filter((node) => node.pool === pool.name);
+      const changed = overview.complete ? [...this.nodes.values()] : overview.nodes;
+      const mine = changed.filter((node) => node.pool === pool.name);
       const gone = [...grid.nodes.keys()].filter((name) => this.nodes.get(name)?.pool !== pool.name);
       grid.update(mine, gone);
       const up = pool.capacity_gpus < pool.gpus ? `, ${gpus(pool.capacity_gpus)} up` : "";
@@ -148,12 +150,12 @@ class Overview {
     }
   }
 
-  #newPools(told, names) {
+  #newPools(overview, names) {
     this.poolNames = names;
-    this.grids = new Map(told.pools.map((pool) => [pool.name, new FleetGrid(pool.name, nodeDialog)]));
+    this.grids = new Map(overview.pools.map((pool) => [pool.name, new FleetGrid(pool.name, nodeDialog)]));
     const nodesOf = (pool) => [...this.nodes.values()].filter((node) => node.pool === pool);
     for (const [name, grid] of this.grids) grid.update(nodesOf(name), []);
-    const ordered = [...told.pools].sort((a, b) => (a.kind < b.kind) - (a.kind > b.kind));
+    const ordered = [...overview.pools].sort((a, b) => (a.kind < b.kind) - (a.kind > b.kind));
     put(this.places.pools, ordered.map((pool) => this.#poolCard(pool)));
     const inference = ordered.filter((pool) => pool.kind === "inference");
     this.charts = new Map(inference.map((pool) => [pool.name, new DemandChart(pool.name, this.signal)]));
@@ -169,12 +171,12 @@ class Overview {
   }
 }
 
-function sentence(told) {
-  const { switches } = told;
-  if (switches.loans_recalled) return "Every loan is recalled; nothing is lent until lending is resumed.";
-  if (switches.lending_paused) return "Lending is paused; what is lent stays lent.";
-  const live = Object.values(told.loans).reduce((sum, each) => sum + each, 0);
-  return live ? `The tide is in: ${plural(live, "inference node")} on loan to training.` : "Nothing is lent now.";
+function sentence(overview) {
+  const { switches } = overview;
+  if (switches.loans_recalled) return "All loans are recalled. No node is lent until lending is resumed.";
+  if (switches.lending_paused) return "Lending is paused. Current loans continue.";
+  const live = Object.values(overview.loans).reduce((sum, each) => sum + each, 0);
+  return live ? `${plural(live, "inference node")} lent to training.` : "No node is lent now.";
 }
 
 function noPools() {
@@ -182,6 +184,6 @@ function noPools() {
     "ebbtide pools create training --kind training",
     "ebbtide nodes add t0 --pool training --gpu a100-80g --gpus 8",
   ];
-  const todo = "Make one for training and one for inference, then register nodes:";
+  const todo = "Create a training pool and an inference pool, then add nodes:";
   return empty("There are no pools yet", todo, el("pre", {}, commands.join("\n")));
 }

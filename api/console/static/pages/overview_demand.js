@@ -1,4 +1,4 @@
-// Demand of an inference pool against its capacity, with what the forecast expects next.
+// Demand of an inference pool, its capacity and the demand forecast.
 
 import { get } from "../api.js";
 import { card, el, empty, figureOf, put } from "../dom.js";
@@ -19,53 +19,53 @@ export class DemandChart {
     this.place = card([`Demand of ${pool}`, this.#spans()], this.body);
   }
 
-  /** Reads what came since the last look, and draws. */
-  async refresh(told) {
-    this.told = told;
-    const sinceS = this.readings.at(-1)?.at_s ?? Math.max(0, told.now_s - SPANS.at(-1)[1]);
+  /** Loads new readings and redraws the chart. */
+  async refresh(overview) {
+    this.overview = overview;
+    const sinceS = this.readings.at(-1)?.at_s ?? Math.max(0, overview.now_s - SPANS.at(-1)[1]);
     const path = `/v1/pools/${encodeURIComponent(this.pool)}/demand`;
     const { readings } = await get(path, { query: { since_s: sinceS }, signal: this.signal });
     const last = this.readings.at(-1)?.at_s ?? -1;
-    const latest = told.pools.find((each) => each.name === this.pool).demand;
-    if (!this.readings.length && !readings.length && latest) readings.push(latest); // it may be older than what is kept
+    const latest = overview.pools.find((each) => each.name === this.pool).demand;
+    if (!this.readings.length && !readings.length && latest) readings.push(latest); // it may be older than the period
     const known = [...this.readings, ...readings.filter((reading) => reading.at_s > last)];
-    this.readings = known.filter((reading) => reading.at_s > told.now_s - KEPT_S);
+    this.readings = known.filter((reading) => reading.at_s > overview.now_s - KEPT_S);
     this.#draw();
   }
 
   #draw() {
     if (!this.readings.length) {
       const how = `Report it with POST /v1/pools/${this.pool}/demand, or let the operator read it from Prometheus.`;
-      put(this.body, empty("Nobody has told the demand yet", how));
+      put(this.body, empty("No demand reported yet", how));
       this.plot = null;
       return;
     }
-    const pool = this.told.pools.find((each) => each.name === this.pool);
+    const pool = this.overview.pools.find((each) => each.name === this.pool);
     const levels = pool.forecast?.quantiles ?? [];
     const key = levels.join();
     if (!this.plot || key !== this.key) {
       this.key = key;
       this.plot = chart(this.body, spec(pool, levels), this.signal);
     }
-    const columns = data(this.readings, pool, this.told.now_s, this.spanS);
-    this.plot.update(columns, columns[0].indexOf(this.told.now_s));
+    const columns = data(this.readings, pool, this.overview.now_s, this.spanS);
+    this.plot.update(columns, columns[0].indexOf(this.overview.now_s));
   }
 
   #spans() {
     const choose = (event) => {
       this.spanS = Number(event.target.value);
-      if (this.told) this.#draw();
+      if (this.overview) this.#draw();
     };
     const options = SPANS.map(([name, value]) => el("option", { value, selected: value === this.spanS }, name));
     return el("label", { class: "row small" }, "Last", el("select", { on: { change: choose } }, options));
   }
 }
 
-/** Beside the demand, the forecast that the pool lends by is told; the others stand in the table. */
+/** Returns the chart's spec. The legend lists the forecast quantile that lending uses; others are in the table only. */
 function spec(pool, levels) {
   const promised = promisedLevel(pool, levels);
   const forecasts = levels.map((level) => ({
-    label: `${level === promised ? "At most, with" : "Forecast"} ${percent(level)}`,
+    label: `${level === promised ? "Upper bound at" : "Forecast"} ${percent(level)}`,
     quiet: level !== promised,
     colour: "inference",
     width: 1,
@@ -81,25 +81,25 @@ function spec(pool, levels) {
   return { label: `Demand and capacity of pool ${pool.name}`, unit: "GPUs", series, bands };
 }
 
-/** The quantile of the forecast that the pool's lending goes by. */
+/** Returns the forecast quantile that lending of the pool uses. */
 function promisedLevel(pool, levels) {
   return levels.find((level) => level >= pool.quantile) ?? levels.at(-1);
 }
 
-/** Demand, and whether inference is safe: what may be needed within the horizon, against what is not lent by then. */
+/** Renders the demand and compares the forecast peak within the horizon with the GPUs that are not lent. */
 export function demandFigure(pool, { lent, recalled }, isOneOfMany) {
   const { demand, forecast } = pool;
   const name = isOneOfMany ? `Demand of ${pool.name}` : "Inference demand";
   const unit = `of ${gpus(pool.capacity_gpus)}`;
-  if (!demand) return figureOf("inference", name, "–", unit, "nothing told yet");
+  if (!demand) return figureOf("inference", name, "–", unit, "no demand reported yet");
   const own = pool.capacity_gpus - lent - recalled;
   const [state, verdict] = safety(pool, own, recalled);
   const level = forecast && promisedLevel(pool, forecast.quantiles);
   const most = forecast && forecast.gpus[forecast.quantiles.indexOf(level)];
   const ahead = forecast
-    ? `at most ${figure(most)} within ${duration(forecast.horizon_s)} (${percent(level)} sure)`
+    ? `at most ${figure(most)} within ${duration(forecast.horizon_s)} (${percent(level)} quantile)`
     : "no forecast yet";
-  const homing = recalled ? `, ${figure(recalled)} on the way home` : "";
+  const homing = recalled ? `, ${figure(recalled)} recalled` : "";
   const below = [el("strong", {}, verdict), ` ${ahead}, ${figure(own)} not lent${homing}`];
   return figureOf(state, name, figure(demand.gpus), unit, below);
 }
@@ -111,7 +111,7 @@ function safety(pool, own, recalled) {
   return most > own + recalled ? ["lent", "Tight:"] : ["inference", "Safe:"];
 }
 
-/** As many readings as can be drawn: the largest of each short time, so that no peak is passed over. */
+/** Reduces readings to POINTS_MAX by keeping the largest of each interval, so that peaks remain visible. */
 export function thinned(readings, spanS) {
   if (readings.length <= POINTS_MAX) return readings;
   const largest = new Map();
@@ -122,7 +122,7 @@ export function thinned(readings, spanS) {
   return [...largest.values()];
 }
 
-/** Columns for the chart: past demand, capacity throughout, the quantiles from the forecast's making to its horizon. */
+/** Returns the chart's columns: past demand, capacity, and quantiles from the forecast's start to its horizon. */
 function data(readings, pool, nowS, spanS) {
   const fromS = nowS - spanS;
   const at = Math.max(0, readings.findIndex((reading) => reading.at_s >= fromS) - 1);

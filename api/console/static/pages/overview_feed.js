@@ -1,4 +1,4 @@
-// The newest events, as they come.
+// Live list of the newest events.
 
 import { eventsAfter } from "../api.js";
 import { el, empty, put } from "../dom.js";
@@ -9,7 +9,7 @@ import { when } from "../times.js";
 const FEED_MAX = 8;
 const COLOURS = { Node: "lent", Loan: "lent", Job: "training", Breach: "recalled" };
 
-/** The newest events, newest first; what comes is put on top. */
+/** Creates the list, newest event first. */
 export function feed(signal) {
   const place = el("div", {});
   const list = el("ol", { class: "feed" });
@@ -22,13 +22,13 @@ export function feed(signal) {
     if (list.parentNode !== place) put(place, list);
   };
   onEvent((event) => event && newest !== null && add(event, true), signal);
-  const refresh = async (told) => {
-    if (newest !== null && newest >= told.newest_event) return;
-    const after = Math.max(newest ?? 0, told.newest_event - FEED_MAX);
+  const refresh = async (overview) => {
+    if (newest !== null && newest >= overview.newest_event) return;
+    const after = Math.max(newest ?? 0, overview.newest_event - FEED_MAX);
     const { items } = await eventsAfter(after, { path: "/v1/events", limit: FEED_MAX, signal });
     newest ??= 0;
     items.forEach((event) => add(event, false));
-    if (!list.children.length) put(place, empty("Nothing has happened yet"));
+    if (!list.children.length) put(place, empty("No events yet"));
   };
   return { place, refresh };
 }
@@ -40,7 +40,7 @@ function entry(event, isFresh) {
   const subject = isJob ? el("a", { href: `#/jobs/${name}` }, name) : el("strong", {}, name);
   const rest = event.message.slice(name.length);
   const isNamed = event.message.startsWith(name) && /^[:, ]/.test(rest);
-  const told = isNamed ? rest.replace(/^[:,]?\s*/, "") : event.message;
+  const text = isNamed ? rest.replace(/^[:,]?\s*/, "") : event.message;
   const mark = el("span", { class: "badge", data: { state: COLOURS[kind] || "idle" } }, subject);
-  return el("li", { class: isFresh ? "fresh" : null }, when(event.at_s), el("p", {}, mark, " ", arrows(told)));
+  return el("li", { class: isFresh ? "fresh" : null }, when(event.at_s), el("p", {}, mark, " ", arrows(text)));
 }

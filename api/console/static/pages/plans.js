@@ -1,4 +1,4 @@
-// Plan explorer: the fastest plan of a model on so many GPUs, and how its speed grows with them.
+// Plan explorer: the fastest plan of a model on a number of GPUs, and its scaling curve.
 
 import { post, Problem } from "../api.js";
 import { problemNote } from "../dialogs.js";
@@ -11,7 +11,7 @@ import { chart } from "../plotting.js";
 
 const BUSY_MS = 1200;
 const BUSY_TRIES = 30;
-const ASK = "Name a model, a GPU model and a number of GPUs; the solver finds the fastest plan, and how it scales.";
+const ASK = "Choose a model and GPUs. The solver finds the fastest plan and its scaling curve.";
 
 export const title = () => "Plan explorer";
 
@@ -36,32 +36,32 @@ export async function show(root, { query, signal }) {
       else showRefusals(form, places.refused, error);
     }
   });
-  put(places.answer, card("Plan", empty("Nothing asked yet", ASK)));
+  put(places.answer, card("Plan", empty("No plan yet", ASK)));
   const answers = el("div", { class: "stack" }, form, places.refused, places.answer, places.curve);
   put(root, el("div", { class: "head" }, el("h1", {}, "Plan explorer")), answers);
-  if (query.has("model")) form.requestSubmit(); // a question that somebody has sent on
+  if (query.has("model")) form.requestSubmit(); // a shared link
 }
 
-/** Fields with what the address asks, or else with something that has an answer. */
+/** Creates fields filled from the URL, or with an example. */
 function fields(query) {
   const number = { kind: "number", min: 1 };
   const asked = (name, label, props) => field(name, label, { ...props, value: query.get(name) ?? props.value ?? "" });
   const button = el("button", { class: "first", type: "submit" }, "Find the plan");
-  return card("Question", el("div", { class: "form" },
+  return card("Request", el("div", { class: "form" },
     asked("model", "Model", { list: "models", value: "llama-2-7b", required: true }),
     asked("gpu", "GPU model", { list: "gpu-models", value: "a100-80g", required: true }),
     asked("gpus", "GPUs", { ...number, value: 16 }),
     asked("globalBatch", "Global batch", { ...number, value: 64 }),
-    asked("sequenceLength", "Sequence length", { ...number, hint: "Empty: the model's own." }),
-    asked("frozenLayers", "Frozen layers", { ...number, hint: "Empty: none." })),
+    asked("sequenceLength", "Sequence length", { ...number, hint: "Default: that of the model." }),
+    asked("frozenLayers", "Frozen layers", { ...number, hint: "Default: none." })),
     el("div", { class: "row" }, button));
 }
 
 async function explore(question, places, signal) {
   put(places.curve);
-  put(places.answer, card("Plan", el("p", { class: "muted", role: "status" }, "The solver is looking …")));
+  put(places.answer, card("Plan", el("p", { class: "muted", role: "status" }, "Solving …")));
   const plan = await solved(question, signal);
-  const words = `${count(plan.candidates)} strategies looked at in ${duration(plan.search_time_s)}`;
+  const words = `${count(plan.candidates)} candidates evaluated in ${duration(plan.search_time_s)}`;
   const name = `${question.model} on ${gpus(question.gpus)}`;
   const copy = copyButton("the plan as text", () => planText(`${name} (${question.gpu})`, plan, plan.inspection));
   const remark = plan.remark && el("p", { class: "note" }, plan.remark);
@@ -70,25 +70,25 @@ async function explore(question, places, signal) {
   await scalingCurve(question, plan, places.curve, signal);
 }
 
-/** Points are solved one after the other, so that others find the solver free; each is drawn as it comes. */
+/** Solves the points one by one, so that other users can use the solver in between, and draws each when solved. */
 async function scalingCurve(question, plan, place, signal) {
   const points = new Map([[question.gpus, plan]]);
   const body = el("div", {});
-  const told = el("p", { class: "small muted", role: "status" });
+  const status = el("p", { class: "small muted", role: "status" });
   const rows = el("div", {});
-  put(place, card(["Scaling curve", told], body, rows));
+  put(place, card(["Scaling curve", status], body, rows));
   const series = [
     { label: "Throughput", colour: "training", points: true },
-    { label: "If every GPU helped as much as the first", colour: "muted", dash: [4, 4], width: 1 },
+    { label: "Linear scaling", colour: "muted", dash: [4, 4], width: 1 },
   ];
   const drawn = chart(body, { label: "Throughput by GPUs", xs: "GPUs", unit: "samples/s", series }, signal);
   const wanted = counts(question.gpus);
   for (const [at, number] of wanted.entries()) {
-    told.textContent = `solving ${gpus(number)}, ${at + 1} of ${wanted.length}`;
+    status.textContent = `solving ${gpus(number)}, ${at + 1} of ${wanted.length}`;
     if (!points.has(number)) points.set(number, await pointOf({ ...question, gpus: number }, signal));
     draw(points, drawn, rows);
   }
-  told.textContent = `up to ${gpus(question.gpus)}`;
+  status.textContent = `up to ${gpus(question.gpus)}`;
 }
 
 function counts(most) {
@@ -106,7 +106,7 @@ async function pointOf(question, signal) {
   }
 }
 
-/** Asks again while the solver is busy with others. */
+/** Requests a plan. Retries while the solver is busy. */
 async function solved(question, signal) {
   for (let tries = 0; ; tries += 1) {
     try {
@@ -138,6 +138,6 @@ function shape(plan) {
   const [{ tp, dp, ulysses, ring }] = plan.stages[0].strategies;
   const stages = devicesOf(plan).length;
   const degrees = [["pipeline", stages], ["tensor", tp], ["sequence", ulysses * ring], ["data", dp]];
-  const told = degrees.filter(([, degree]) => degree > 1).map(([name, degree]) => `${name} ×${degree}`);
-  return told.join(", ") || "one GPU";
+  const status = degrees.filter(([, degree]) => degree > 1).map(([name, degree]) => `${name} ×${degree}`);
+  return status.join(", ") || "one GPU";
 }

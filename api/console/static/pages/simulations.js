@@ -1,4 +1,4 @@
-// Simulate: hand in a trace with a fleet, and follow what is being played.
+// Simulations page: submit a trace with a fleet, and list simulations with their progress.
 
 import { get, post } from "../api.js";
 import { problemNote } from "../dialogs.js";
@@ -35,31 +35,31 @@ export async function show(root, { signal }) {
 
 function fields() {
   const file = (name, label, hint, accept) => field(name, label, { kind: "file", hint, accept });
-  const takes = " takes: jobs and demand as CSV, the fleet as YAML. It is checked at once, played in the background.";
-  const intro = el("p", { class: "muted small" }, "What ", el("code", {}, "ebbtide simulate"), takes);
-  return card("A new one", intro, el("div", { class: "form" },
-    file("jobs", "Jobs", "CSV, one job a row.", ".csv,.txt"),
-    file("demand", "Demand of inference", "CSV; may be left out.", ".csv,.txt"),
+  const takes = ": jobs and demand as CSV, the fleet as YAML. The simulation runs in the background.";
+  const intro = el("p", { class: "muted small" }, "Same input as ", el("code", {}, "ebbtide simulate"), takes);
+  return card("New simulation", intro, el("div", { class: "form" },
+    file("jobs", "Jobs", "CSV, one job per row.", ".csv,.txt"),
+    file("demand", "Inference demand", "CSV, optional.", ".csv,.txt"),
     file("cluster", "Fleet", "YAML with pools and nodes.", ".yaml,.yml,.json"),
-    field("policies", "Policy sets", { value: "ebbtide, fifo", hint: "With commas between." }),
+    field("policies", "Policy sets", { value: "ebbtide, fifo", hint: "Comma-separated." }),
     field("seed", "Seed", { kind: "number", value: 0 })),
-    el("div", { class: "row" }, el("button", { class: "first", type: "submit" }, "Play it")));
+    el("div", { class: "row" }, el("button", { class: "first", type: "submit" }, "Start simulation")));
 }
 
 async function documentOf(form) {
   const { policies = "ebbtide", seed = 0 } = values(form);
   const text = async (name) => (await form.elements[name].files[0]?.text()) ?? "";
-  const told = { jobs: await text("jobs"), demand: await text("demand"), cluster: await text("cluster"), seed };
+  const label = { jobs: await text("jobs"), demand: await text("demand"), cluster: await text("cluster"), seed };
   for (const name of ["jobs", "cluster"]) {
     const errors = [{ field: name, value: null, allowed: "a file" }];
-    if (!told[name]) throw Object.assign(new Error(`${name} is missing`), { errors });
+    if (!label[name]) throw Object.assign(new Error(`${name} is missing`), { errors });
   }
-  return { ...told, policies: policies.split(",").map((name) => name.trim()).filter(Boolean) };
+  return { ...label, policies: policies.split(",").map((name) => name.trim()).filter(Boolean) };
 }
 
 function listed(items) {
-  const todo = "Hand in a trace above: the report compares policy sets on your own jobs.";
-  if (!items.length) return empty("Nothing was simulated yet", todo);
+  const todo = "Submit a trace above. The report compares policy sets on your own jobs.";
+  if (!items.length) return empty("No simulations yet", todo);
   const rows = items.map((each) => [
     el("a", { href: `#/simulate/${each.id}` }, each.id),
     badge(each.state),
@@ -67,12 +67,12 @@ function listed(items) {
     progress(each),
     age(each.created_at_s),
   ]);
-  const columns = [["Simulation"], ["State"], ["Policy sets"], ["Progress"], ["Handed in", true]];
+  const columns = [["Simulation"], ["State"], ["Policy sets"], ["Progress"], ["Submitted", true]];
   return table("Simulations", columns, rows);
 }
 
 export function progress(each) {
-  const told = percent(each.progress.fraction);
-  const drawn = bar(`${told} played`, [["training", each.progress.fraction]]);
-  return el("div", { class: "done" }, drawn, el("span", { class: "small" }, told));
+  const label = percent(each.progress.fraction);
+  const drawn = bar(`${label} done`, [["training", each.progress.fraction]]);
+  return el("div", { class: "done" }, drawn, el("span", { class: "small" }, label));
 }

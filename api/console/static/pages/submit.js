@@ -1,17 +1,17 @@
-// Submit a job: the fields that most jobs need, or the whole document; tried before it is sent.
+// Submit page: a form for common fields, JSON for the rest of the job document, and a dry run.
 
 import { ask, post } from "../api.js";
 import { forShells, Unclosed, words } from "../argv.js";
-import { confirmed, toast } from "../dialogs.js";
+import { confirm, toast } from "../dialogs.js";
 import { card, el, facts, put } from "../dom.js";
 import { clearRefusals, field, nameLists, showRefusals, values } from "../forms.js";
 import { gpus, plural } from "../format.js";
 import { due } from "../times.js";
 
-const PLANNED = "With a model, the solver plans how it is spread over any number of GPUs.";
-const ELASTIC = "More than the least makes it elastic.";
-const QUOTING = "Words with spaces in them stand in quotes, as in a shell; but no shell reads it.";
-const MORE = 'Such as {"env": {"LEVEL": "3"}}; it goes over the fields above.';
+const PLANNED = "With a model, the solver finds a parallel plan for any number of GPUs.";
+const ELASTIC = "A maximum above the minimum makes the job elastic.";
+const QUOTING = "Quote words that contain spaces. The command runs without a shell.";
+const MORE = 'For example {"env": {"LEVEL": "3"}}. Overrides the fields above.';
 
 export const title = () => "Submit a job";
 
@@ -44,33 +44,33 @@ export async function show(root) {
 async function fields() {
   const lists = await nameLists();
   const job = card("Job", el("div", { class: "form" },
-    field("name", "Name", { hint: "Small letters, digits and dashes; its id begins so.", required: true }),
+    field("name", "Name", { hint: "Lower-case letters, digits and dashes. Prefix of the job ID.", required: true }),
     field("queue", "Queue", { value: "default" }),
-    field("priority", "Priority", { kind: "number", value: 0, hint: "Higher goes first within its queue." }),
-    field("gpus.min", "GPUs, at least", { kind: "number", value: 1, min: 1 }),
-    field("gpus.max", "GPUs, at most", { kind: "number", value: 8, min: 1, hint: ELASTIC }),
-    field("gpu", "GPU model", { list: "gpu-models", hint: "Empty: any." }),
-    field("steps", "Steps", { kind: "number", hint: "Empty: the length is unknown." })));
+    field("priority", "Priority", { kind: "number", value: 0, hint: "Higher values are scheduled first." }),
+    field("gpus.min", "Minimum GPUs", { kind: "number", value: 1, min: 1 }),
+    field("gpus.max", "Maximum GPUs", { kind: "number", value: 8, min: 1, hint: ELASTIC }),
+    field("gpu", "GPU model", { list: "gpu-models", hint: "Default: any." }),
+    field("steps", "Steps", { kind: "number", hint: "Default: unknown." })));
   const model = card("Model", el("p", { class: "muted small" }, PLANNED), el("div", { class: "form" },
-    field("model", "Model", { list: "models", hint: "Empty: data parallel alone." }),
-    field("globalBatch", "Global batch", { kind: "number", hint: "Needed with a model." }),
-    field("sequenceLength", "Sequence length", { kind: "number", hint: "Empty: the model's own." })));
-  const run = card("What it runs", el("div", { class: "form" },
+    field("model", "Model", { list: "models", hint: "Default: data parallel only." }),
+    field("globalBatch", "Global batch", { kind: "number", hint: "Required with a model." }),
+    field("sequenceLength", "Sequence length", { kind: "number", hint: "Default: that of the model." })));
+  const run = card("Workload", el("div", { class: "form" },
     field("command", "Command", { wide: true, hint: QUOTING, class: "mono", spellcheck: "false" }),
     el("p", { id: "argv", class: "argv wide", hidden: true }),
-    field("image", "Image", { hint: "On Kubernetes." }),
-    field("checkpoint.interval", "Checkpoint every", { hint: "Such as 10m; empty: the default." }),
-    field("maxRunTime", "Longest run time", { hint: "Such as 12h; empty: none." }),
-    field("more", "More of the job document, as JSON", { kind: "area", wide: true, hint: MORE })));
+    field("image", "Image", { hint: "Kubernetes only." }),
+    field("checkpoint.interval", "Checkpoint interval", { hint: "For example 10m. Default: the service's." }),
+    field("maxRunTime", "Maximum run time", { hint: "For example 12h. Default: none." }),
+    field("more", "Other fields of the job document (JSON)", { kind: "area", wide: true, hint: MORE })));
   return [lists, job, model, run];
 }
 
 function buttons() {
   const submit = el("button", { class: "first", type: "submit" }, "Submit");
-  return el("div", { class: "row" }, submit, el("button", { type: "button", data: { act: "try" } }, "Try it first"));
+  return el("div", { class: "row" }, submit, el("button", { type: "button", data: { act: "try" } }, "Dry run"));
 }
 
-/** The words that the command is, each in a box of its own, as they will be started. */
+/** Shows the words of the command as they will be passed, one box each. */
 function showArgv(form) {
   const place = document.getElementById("argv");
   const text = form.elements.command.value;
@@ -78,15 +78,15 @@ function showArgv(form) {
   try {
     const argv = words(text);
     const strange = forShells(argv);
-    const none = `No shell reads it: ${strange.join(" ")} will be handed over as it stands. Use: sh -c '…'`;
-    const told = `${plural(argv.length, "word")}: `;
-    put(place, told, argv.map((word) => [el("code", {}, word), " "]), strange.length > 0 && el("strong", {}, none));
+    const none = `The command runs without a shell: ${strange.join(" ")} is passed literally. Use: sh -c '…'`;
+    const result = `${plural(argv.length, "word")}: `;
+    put(place, result, argv.map((word) => [el("code", {}, word), " "]), strange.length > 0 && el("strong", {}, none));
   } catch (error) {
     put(place, error.message);
   }
 }
 
-/** The job document that the form stands for. Raises an error with the refused field where one cannot be read. */
+/** Returns the job document of the form. Throws an error that names the field if one cannot be parsed. */
 function documentOf(form) {
   const { more = "{}", command = "", ...plain } = values(form);
   const job = {};
@@ -95,7 +95,7 @@ function documentOf(form) {
     if (part) job[name] = { ...job[name], [part]: value };
     else job[name] = value;
   }
-  if (command) job.command = read("command", command, words, (why) => `words with quotes that are closed; ${why}`);
+  if (command) job.command = read("command", command, words, (why) => `words with closed quotes; ${why}`);
   return { ...job, ...read("more", more, JSON.parse, (why) => `valid JSON (${why})`) };
 }
 
@@ -111,29 +111,29 @@ function read(name, value, reading, allowed) {
 async function submit(job, key) {
   const { min, max } = job.gpus ?? {};
   const wanted = min === max ? gpus(min) : `${min} to ${gpus(max)}`;
-  const runs = job.command?.length ? el("pre", {}, JSON.stringify(job.command)) : "It runs no command of its own.";
-  const told = `It queues in ${job.queue ?? "default"} for ${wanted}, is planned, and starts when there is room.`;
-  const what = [told, runs];
-  if (!(await confirmed(`Submit ${job.name ?? "this job"}?`, what, { action: "Submit it" }))) return;
+  const runs = job.command?.length ? el("pre", {}, JSON.stringify(job.command)) : "It has no command.";
+  const result = `It is queued in ${job.queue ?? "default"} for ${wanted}, planned, and started when GPUs are free.`;
+  const what = [result, runs];
+  if (!(await confirm(`Submit ${job.name ?? "this job"}?`, what, { action: "Submit job" }))) return;
   const made = await ask("POST", "/v1/jobs", { body: job, headers: { "Idempotency-Key": key } });
-  toast(`${made.name} is submitted.`);
+  toast(`${made.name} submitted.`);
   location.hash = `#/jobs/${made.id}`;
 }
 
-/** What the next tick would do because of the job. */
-function foreseen(told) {
-  const start = told.expected_start_s;
+/** Renders the result of a dry run: what the next tick would decide. */
+function foreseen(result) {
+  const start = result.expected_start_s;
   const others = [
-    told.preempted.length && `${plural(told.preempted.length, "job")} would be preempted`,
-    told.resized.length && `${plural(told.resized.length, "job")} would be resized`,
-    told.lent.length && `${plural(told.lent.length, "inference node")} would be offered`,
+    result.preempted.length && `${plural(result.preempted.length, "job")} would be preempted`,
+    result.resized.length && `${plural(result.resized.length, "job")} would be resized`,
+    result.lent.length && `${plural(result.lent.length, "inference node")} would be offered`,
   ].filter(Boolean);
-  return card("What would happen", facts([
-    ["State", told.state],
-    ["Plan", told.plan_summary],
-    ["Place in the queue", told.position],
+  return card("Dry run", facts([
+    ["State", result.state],
+    ["Plan", result.plan_summary],
+    ["Queue position", result.position],
     ["Expected start", start && due(start)],
-    ["Why", told.reason?.detail ?? told.explanation?.summary],
-    ["Others", others.join(", ") || "nobody else is touched"],
+    ["Reason", result.reason?.detail ?? result.explanation?.summary],
+    ["Effect on others", others.join(", ") || "none"],
   ]));
 }

@@ -1,11 +1,11 @@
-// Who asks, and what they may do: levers that the service would refuse are told before they are pulled.
+// The user's name and permissions, so that actions without permission are disabled with a reason.
 
 import { get, token } from "./api.js";
 
 const ROLES = ["viewer", "submitter", "queue-admin", "admin"];
 let known = null;
 
-/** {name, grants}, asked for once with each token. */
+/** Returns {name, grants}. Requested once per token. */
 export async function whoAmI() {
   if (known?.token !== token()) {
     const who = await get("/v1/whoami");
@@ -14,7 +14,7 @@ export async function whoAmI() {
   return known;
 }
 
-/** Whether `who` has `role` on `queue`; on everything where `queue` is empty. */
+/** Returns whether `who` has `role` on `queue`, or on everything if `queue` is empty. */
 export function may(who, role, queue = "") {
   return who.grants.some((grant) => {
     const [has, on = ""] = grant.split(":");
@@ -22,18 +22,18 @@ export function may(who, role, queue = "") {
   });
 }
 
-/** Why `who` may not change lending; empty where they may. */
+/** Returns why `who` may not change lending, or "". */
 export function noLending(who) {
-  return may(who, "admin") ? "" : `This needs the role admin; ${is(who)}.`;
+  return may(who, "admin") ? "" : `Requires the role admin; ${is(who)}.`;
 }
 
-/** Why `who` may not change this job; empty where they may: submitters change their own, queue-admins all. */
+/** Returns why `who` may not change this job, or "". Submitters may change their own jobs, queue-admins all. */
 export function noChange(who, job) {
   if (may(who, "queue-admin", job.queue)) return "";
   if (job.owner === who.name && may(who, "submitter", job.queue)) return "";
-  return `This needs the role queue-admin on queue ${job.queue}, or to be ${job.owner || "its owner"}; ${is(who)}.`;
+  return `Only ${job.owner || "its owner"} or a queue-admin of queue ${job.queue} may do this; ${is(who)}.`;
 }
 
 function is(who) {
-  return `you are ${who.name} with ${who.grants.join(", ") || "no role"}`;
+  return `you are ${who.name} (${who.grants.join(", ") || "no role"})`;
 }

@@ -1,4 +1,4 @@
-// Before the first paint, so that a page in the dark never flashes in white.
+// Runs before the first paint, so that a dark page does not flash white.
 (() => {
   const chosen = localStorage.getItem("ebbtide.theme");
   const wanted = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
