@@ -310,7 +310,7 @@ def _object_in(schema: Schema, definitions: Schema) -> Schema:
 
 
 def _metrics() -> list[Metric]:
-    gauges = FleetGauges(Snapshot(), has_leader=True, inbox_size=0)
+    gauges = FleetGauges(Snapshot(), has_leader=True, inbox_size=0, by_job=True)
     found = {metric.name: metric for collector in (REGISTRY, gauges) for metric in collector.collect()}
     return [found[name] for name in sorted(found)]
 
@@ -318,7 +318,7 @@ def _metrics() -> list[Metric]:
 def _labels_by_metric() -> dict[str, tuple[str, ...]]:
     """Return label names by metric. The library keeps them in private attributes of metrics and families alone."""
     declared = {each._name: each._labelnames for each in vars(metrics).values() if isinstance(each, MetricWrapperBase)}
-    families = FleetGauges(Snapshot(), has_leader=True, inbox_size=0).collect()
+    families = FleetGauges(Snapshot(), has_leader=True, inbox_size=0, by_job=True).collect()
     return declared | {family.name: tuple(family._labelnames) for family in families if hasattr(family, "_labelnames")}
 
 

@@ -1,8 +1,8 @@
-"""`python -m scheduler.telemetry.exporter --folder PATH --port PORT`: what processes count into a folder, over HTTP.
+"""`python -m scheduler.telemetry.exporter --folder PATH --port PORT`: serves the metric files of a folder over HTTP.
 
-For a process that serves no HTTP itself, such as the operator: both are given PROMETHEUS_MULTIPROC_DIR's folder, the
-exporter to read it. It never imports `metrics`, which would open files of its own there under its process id, and in
-another container of a pod that is the same id.
+Runs beside a process that serves no HTTP, such as the operator, on the folder of its PROMETHEUS_MULTIPROC_DIR.
+This module must not import `metrics`, which would open files of its own in the folder: in another container of the same
+pod it may have the same process id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(arguments.folder))  # type: ignore[no-untyped-call]  # left untyped there
+    MultiProcessCollector(registry, str(arguments.folder))  # type: ignore[no-untyped-call]  # untyped in the library
     server, thread = start_http_server(arguments.port, arguments.host, registry)
     logger.info("serving %s on %s:%d", arguments.folder, arguments.host, server.server_port)
     stop.wait()
@@ -37,15 +37,15 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scheduler.telemetry.exporter", description="Serve /metrics.")
-    parser.add_argument("--folder", type=_folder, required=True, help="folder that processes count into")
-    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--folder", type=_folder, required=True, help="folder with the metric files")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 picks a free port")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     return parser.parse_args()
 
 
 def _folder(text: str) -> Path:
     if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
     return Path(text)
 
 

@@ -1,4 +1,4 @@
-"""Gauges of the present state, computed from a snapshot when a scrape asks. Each is declared here once."""
+"""Gauges of the current cluster state, computed from a snapshot at each scrape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LabelCounts = Counter[tuple[str, ...]]
 
 
 def get_package_version() -> str:
-    """The installed version, or "source" where the package runs without having been installed."""
+    """Return the installed version, or "source" if the package is not installed."""
     try:
         return version("ebbtide")
     except PackageNotFoundError:
@@ -27,8 +27,12 @@ def get_package_version() -> str:
 
 
 class FleetGauges:
-    """One scrape's worth of gauges, of the moment that the snapshot gives as now. `has_leader`: whether some
-    controller's lease is live. `by_job`: with a series for each running job, whose number nothing bounds."""
+    """Collector of all gauges for one scrape.
+
+    Args:
+        has_leader: whether the lease of some controller is live.
+        by_job: whether to add series for each running job, whose number is not bounded.
+    """
 
     def __init__(self, snapshot: Snapshot, *, has_leader: bool, inbox_size: int, by_job: bool = False) -> None:
         self._snapshot = snapshot
@@ -40,9 +44,7 @@ class FleetGauges:
         holdings = _GpuHoldings(self._snapshot)
         yield from self._collect_fleet(holdings)
         yield from self._collect_loans()
-        yield _build_labelled_gauge(
-            "ebbtide_jobs", "Jobs that have not ended, by state.", ("state",), holdings.jobs_by_state
-        )
+        yield _build_labelled_gauge("ebbtide_jobs", "Live jobs, by state.", ("state",), holdings.jobs_by_state)
         yield from self._collect_queues(holdings)
         yield from self._collect_demand()
         if self._by_job:
@@ -50,9 +52,9 @@ class FleetGauges:
         yield _build_gauge(
             "ebbtide_snapshot_generation", "Generation of the newest snapshot.", self._snapshot.generation
         )
-        yield _build_gauge("ebbtide_inbox_commands", "Commands that wait for the next tick.", self._inbox_size)
-        yield _build_gauge("ebbtide_leader", "1 while some controller's lease is live.", int(self._has_leader))
-        info = GaugeMetricFamily("ebbtide_build_info", "Always 1; the version is the label.", labels=["version"])
+        yield _build_gauge("ebbtide_inbox_commands", "Pending commands.", self._inbox_size)
+        yield _build_gauge("ebbtide_leader", "1 while the lease of some controller is live.", int(self._has_leader))
+        info = GaugeMetricFamily("ebbtide_build_info", "Always 1. The label is the version.", labels=["version"])
         info.add_metric([get_package_version()], 1)
         yield info
 
@@ -66,8 +68,8 @@ class FleetGauges:
             for state, count in _count_gpu_states(node, holdings.gpus_by_node.get(node.name, 0)):
                 if count:
                     gpus[node.pool, state] += count
-        yield _build_labelled_gauge("ebbtide_gpus", "GPUs by what uses them.", ("pool", "state"), gpus)
-        yield _build_labelled_gauge("ebbtide_nodes", "Nodes by state.", ("pool", "state"), nodes)
+        yield _build_labelled_gauge("ebbtide_gpus", "GPUs, by use.", ("pool", "state"), gpus)
+        yield _build_labelled_gauge("ebbtide_nodes", "Nodes, by state.", ("pool", "state"), nodes)
 
     def _get_node_state(self, node: Node) -> str:
         if node.state is NodeState.DOWN:
@@ -86,61 +88,65 @@ class FleetGauges:
             if loan.is_live:
                 states[loan.state.value,] += 1
             lent[loan.pool,] += snapshot.nodes[loan.node].gpus if loan.state in _LENT else 0
-        yield _build_labelled_gauge("ebbtide_loans", "Live loans by state.", ("state",), states)
-        yield _build_labelled_gauge("ebbtide_lent_gpus", "GPUs of nodes that training has on loan.", ("pool",), lent)
+        yield _build_labelled_gauge("ebbtide_loans", "Live loans, by state.", ("state",), states)
+        yield _build_labelled_gauge("ebbtide_lent_gpus", "GPUs of nodes on loan to training.", ("pool",), lent)
         supply: LabelCounts = Counter({(name,): 0 for name in lenders})
         for node in [node for node in snapshot.nodes.values() if (node.pool,) in supply]:
             supply[node.pool,] += snapshot.count_inference_gpus(node)
-        told = "GPUs that inference has: not those of lent nodes, nor what is free on cordoned ones."
-        yield _build_labelled_gauge("ebbtide_inference_supply_gpus", told, ("pool",), supply)
+        text = "GPUs available to inference, without lent nodes and free GPUs of cordoned nodes."
+        yield _build_labelled_gauge("ebbtide_inference_supply_gpus", text, ("pool",), supply)
         paused, pools = snapshot.switches.lending_paused, snapshot.pools
         may_lend: LabelCounts = Counter({(name,): int(pools[name].lending.enabled and not paused) for name in lenders})
-        told = "1 where a pool may lend and lending is not paused."
-        yield _build_labelled_gauge("ebbtide_lending_enabled", told, ("pool",), may_lend)
+        text = "1 if the pool may lend and lending is not paused, 0 otherwise."
+        yield _build_labelled_gauge("ebbtide_lending_enabled", text, ("pool",), may_lend)
 
     def _collect_queues(self, holdings: _GpuHoldings) -> Iterator[Metric]:
-        told = "GPUs that jobs hold, by declared queue, and whether they are training's own or lent."
-        yield _build_labelled_gauge("ebbtide_queue_gpus", told, ("queue", "kind"), holdings.gpus_by_queue)
+        text = "GPUs held by jobs, by declared queue and kind: owned by training, or lent."
+        yield _build_labelled_gauge("ebbtide_queue_gpus", text, ("queue", "kind"), holdings.gpus_by_queue)
         declared, allocated = self._snapshot.queues.items(), holdings.allocated_by_queue
         guaranteed: LabelCounts = Counter({(name,): queue.guaranteed_gpus for name, queue in declared})
         borrowed = Counter({name: max(0, count - guaranteed[name]) for name, count in allocated.items()})
-        for name, told, counts in (
-            ("ebbtide_queue_guaranteed_gpus", "GPUs that a queue is guaranteed.", guaranteed),
-            ("ebbtide_queue_allocated_gpus", "GPUs that the placed jobs of a queue are to hold.", allocated),
-            ("ebbtide_queue_borrowed_gpus", "Those of them above the queue's guarantee.", borrowed),
+        for name, text, counts in (
+            ("ebbtide_queue_guaranteed_gpus", "GPUs guaranteed to a queue.", guaranteed),
+            ("ebbtide_queue_allocated_gpus", "GPUs allocated to placed jobs of a queue.", allocated),
+            ("ebbtide_queue_borrowed_gpus", "Allocated GPUs above the guarantee of a queue.", borrowed),
         ):
-            yield _build_labelled_gauge(name, told, ("queue",), counts)
+            yield _build_labelled_gauge(name, text, ("queue",), counts)
 
     def _collect_running_jobs(self) -> Iterator[Metric]:
-        """One series a running job, gone with the run: what is not running has no progress to watch."""
+        """Yield one series per running job. Jobs that do not run have no progress."""
         snapshot = self._snapshot
         running = [job for job in snapshot.jobs.values() if job.state is JobState.RUNNING]
         yield _build_job_gauge(
-            "ebbtide_job_steps", "Steps done.", {job.id: job.steps_at(snapshot.now_s) for job in running}
+            "ebbtide_job_steps", "Steps completed.", {job.id: job.steps_at(snapshot.now_s) for job in running}
         )
         yield _build_job_gauge(
-            "ebbtide_job_loss", "Last reported loss.", {job.id: job.progress.loss for job in running}
+            "ebbtide_job_loss", "Last reported loss of a running job.", {job.id: job.progress.loss for job in running}
         )
         speeds = {job.id: job.progress.samples_per_s for job in running}
-        yield _build_job_gauge("ebbtide_job_samples_per_s", "Measured throughput.", speeds)
+        yield _build_job_gauge("ebbtide_job_samples_per_s", "Measured throughput of a running job.", speeds)
         peaks = {job.id: job.progress.peak_bytes for job in running}
-        yield _build_job_gauge("ebbtide_job_peak_bytes", "Most memory that a rank has had at once.", peaks)
+        yield _build_job_gauge("ebbtide_job_peak_bytes", "Peak GPU memory of any rank of a running job.", peaks)
 
     def _collect_demand(self) -> Iterator[Metric]:
         demand = GaugeMetricFamily(
-            "ebbtide_inference_demand_gpus", "GPUs that inference needs, clamped to capacity.", labels=["pool"]
+            "ebbtide_inference_demand_gpus",
+            "GPUs needed by inference, at most the capacity of the pool.",
+            labels=["pool"],
         )
         for pool, reading in self._snapshot.demand.items():
             demand.add_metric([pool], reading.gpus)
         yield demand
         age = GaugeMetricFamily(
-            "ebbtide_demand_age_seconds", "Time since the demand of a pool was last heard.", labels=["pool"]
+            "ebbtide_demand_age_seconds", "Time since the last demand reading of a pool.", labels=["pool"]
         )
         for pool, reading in self._snapshot.demand.items():
             age.add_metric([pool], max(0.0, self._snapshot.now_s - reading.at_s))
         yield age
         forecast_gpus = GaugeMetricFamily(
-            "ebbtide_forecast_gpus", "Largest demand within the horizon.", labels=["pool", "quantile"]
+            "ebbtide_forecast_gpus",
+            "Forecast of the largest demand within the horizon, by quantile.",
+            labels=["pool", "quantile"],
         )
         for pool, forecast in self._snapshot.forecasts.items():
             for quantile, gpus in zip(forecast.quantiles, forecast.gpus, strict=True):
@@ -149,8 +155,10 @@ class FleetGauges:
 
 
 class _GpuHoldings:
-    """Jobs by state and the GPUs that they hold, in one pass over them: by node; by declared queue and whether they are
-    lent; and those that they are to hold by queue. Clients may name any queue: all undeclared ones are one series."""
+    """Counts of jobs and their GPUs, computed in one pass over the jobs.
+
+    All undeclared queues share one series: clients may name any queue, so that their number is not bounded.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.jobs_by_state: LabelCounts = Counter(
@@ -185,7 +193,7 @@ def _count_gpu_states(node: Node, held: int) -> tuple[tuple[str, int], ...]:
 
 
 def _build_job_gauge(name: str, text: str, values: Mapping[str, float | None]) -> Metric:
-    """A job of which the value is unknown has no series."""
+    """Build a gauge by job. Jobs without a value get no series."""
     family = GaugeMetricFamily(name, text, labels=["job"])
     for job_id, value in values.items():
         if value is not None:

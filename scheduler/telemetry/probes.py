@@ -1,6 +1,4 @@
-"""Probes over HTTP for a process that serves no HTTP otherwise: `/healthz` says whether to start it anew, `/readyz`
-whether it could do its work.
-"""
+"""HTTP server for the liveness probe `/healthz` and the readiness probe `/readyz` of a process without an API."""
 
 from __future__ import annotations
 
@@ -13,20 +11,21 @@ _CLIENT_TIMEOUT_S = 5.0
 
 
 class ProbeServer:
-    """Answers from its making until it is closed, in threads of its own: a loop that hangs does not keep it from saying
-    so. `unlive` and `unready` say what is wrong, nothing where all is well; they may be replaced at any time.
+    """Answers probes from construction until exit, in its own threads, so that a hanging main loop is detected.
+
+    `liveness_error` and `readiness_error` return what is wrong, or an empty text. They may be replaced at any time.
 
     Raises:
-        ValueError: the address is not to be had.
+        ValueError: the address cannot be used.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.liveness_error: Callable[[], str] = lambda: ""
-        self.readiness_error: Callable[[], str] = lambda: "it is starting, or waits for the database"
+        self.readiness_error: Callable[[], str] = lambda: "starting, or waiting for the database"
         try:
             self._server = ThreadingHTTPServer((host, port), _make_handler(self))
-        except OSError as wrong:
-            raise ValueError(f"cannot listen on {host}:{port}: {wrong.strerror or wrong}") from wrong
+        except OSError as error:
+            raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
         self._server.daemon_threads = True
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
@@ -45,17 +44,16 @@ def _make_handler(server: ProbeServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _CLIENT_TIMEOUT_S
 
-        def do_GET(self) -> None:  # the name is http.server's
-            asked = {"/healthz": server.liveness_error, "/readyz": server.readiness_error}.get(
-                self.path.partition("?")[0]
-            )
-            if asked is None:
-                self._say(404, "there are /healthz and /readyz")
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            probe = {"/healthz": server.liveness_error, "/readyz": server.readiness_error}.get(path)
+            if probe is None:
+                self._respond(404, "unknown path; use /healthz or /readyz")
             else:
-                fault = asked()
-                self._say(503 if fault else 200, fault or "ok")
+                error = probe()
+                self._respond(503 if error else 200, error or "ok")
 
-        def _say(self, status: int, text: str) -> None:
+        def _respond(self, status: int, text: str) -> None:
             body = f"{text}\n".encode()
             self.send_response(status)
             self.send_header("Content-Type", "text/plain; charset=utf-8")
@@ -64,6 +62,6 @@ def _make_handler(server: ProbeServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, *words: object) -> None:
-            """Probes come every few seconds: nobody wants to read of them."""
+            """Log nothing: probes arrive every few seconds."""
 
     return Handler

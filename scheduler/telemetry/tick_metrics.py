@@ -1,13 +1,4 @@
-"""ForecastCoverage: how often demand stayed at or below what each quantile of a forecast said.
-
-Goodput: how much of the GPU time that jobs held was of use.
-
-Useful are GPU-seconds in which workers ran and whose work was kept: the part of the time held that ran, times the part
-of the work that was not lost. Work that is lost is counted in GPU-seconds held (`JobLostWork`), starts and moves
-included, so that subtracting it from the running time alone would count those twice.
-
-TickRecorder: what tick reports leave in the metrics.
-"""
+"""Metrics recorded from tick reports: counters and durations, forecast coverage and goodput."""
 
 from __future__ import annotations
 
@@ -51,102 +42,8 @@ from scheduler.telemetry.metrics import (
 )
 
 COVERAGE_WINDOW_S = 86_400.0
-
-
-@dataclass(slots=True)
-class _OpenForecast:
-    """A forecast whose horizon lasts, and the largest demand since it was made."""
-
-    forecast: Forecast
-    largest_gpus: float
-
-
-class ForecastCoverageTracker:
-    """Each forecast is judged once, when its horizon has passed, by what was asked for within it, above the pool's
-    capacity too. The demand that stood when it was made counts as within it."""
-
-    def __init__(self) -> None:
-        self._newest: dict[str, float] = {}
-        self._open: defaultdict[str, deque[_OpenForecast]] = defaultdict(deque)
-        self._evaluated: defaultdict[tuple[str, float], deque[tuple[float, bool]]] = defaultdict(deque)
-
-    def record(self, report: TickReport) -> None:
-        for pool, reading in report.readings:
-            for one in self._open[pool]:
-                if reading.at_s <= one.forecast.made_at_s + one.forecast.horizon_s:
-                    one.largest_gpus = max(one.largest_gpus, reading.asked_gpus)
-        for pool, open_ones in self._open.items():
-            while open_ones and open_ones[0].forecast.made_at_s + open_ones[0].forecast.horizon_s <= report.now_s:
-                self._evaluate(pool, open_ones.popleft(), report.now_s)
-        for pool, forecast in report.after.forecasts.items():
-            demand = report.after.demand.get(pool)
-            if self._newest.get(pool) != forecast.made_at_s and demand is not None:
-                self._newest[pool] = forecast.made_at_s
-                FORECASTS_EVALUATED.labels(pool)  # shown as 0 until the first is judged
-                self._open[pool].append(_OpenForecast(forecast, demand.asked_gpus))
-
-    def reset(self) -> None:
-        for pool, quantile in self._evaluated:
-            FORECAST_COVERAGE.labels(pool, f"{quantile:g}").set(float("nan"))
-        self._evaluated.clear()
-        self._open.clear()
-
-    def _evaluate(self, pool: str, one: _OpenForecast, now_s: float) -> None:
-        FORECASTS_EVALUATED.labels(pool).inc()
-        for quantile, gpus in zip(one.forecast.quantiles, one.forecast.gpus, strict=True):
-            judged = self._evaluated[pool, quantile]
-            judged.append((now_s, one.largest_gpus <= gpus))
-            while judged[0][0] <= now_s - COVERAGE_WINDOW_S:
-                judged.popleft()
-            FORECAST_COVERAGE.labels(pool, f"{quantile:g}").set(sum(held for _, held in judged) / len(judged))
-
-
 GOODPUT_WINDOW_S = 86_400.0
-_SLOT_S = 3600.0
-
-
-class GoodputTracker:
-    """Adds up what was held between two ticks, by the state that the first of them left; kept by the hour."""
-
-    def __init__(self) -> None:
-        self._until_s: float | None = None
-        self._slots: deque[list[float]] = deque()
-
-    def record(self, before: Snapshot, now_s: float, lost_gpu_s: float) -> None:
-        """`before` has stood since the last call; `lost_gpu_s` came to light now."""
-        elapsed_s = 0.0 if self._until_s is None else now_s - self._until_s
-        self._until_s = now_s
-        held, running = _count_gpus(before) if elapsed_s else (0, 0)
-        GPU_SECONDS.labels("running").inc(running * elapsed_s)
-        GPU_SECONDS.labels("moving").inc((held - running) * elapsed_s)
-        slot_s = now_s // _SLOT_S * _SLOT_S
-        if not self._slots or self._slots[-1][0] != slot_s:
-            self._slots.append([slot_s, 0.0, 0.0, 0.0])
-        for at, added in enumerate((held * elapsed_s, running * elapsed_s, lost_gpu_s), 1):
-            self._slots[-1][at] += added
-        while self._slots[0][0] <= now_s - GOODPUT_WINDOW_S - _SLOT_S:
-            self._slots.popleft()
-        GOODPUT.set(self._compute_ratio())
-
-    def reset(self) -> None:
-        self._until_s = None
-        self._slots.clear()
-        GOODPUT.set(float("nan"))
-
-    def _compute_ratio(self) -> float:
-        held_s, running_s, lost_s = (sum(slot[at] for slot in self._slots) for at in (1, 2, 3))
-        if not held_s:
-            return float("nan")
-        return running_s / held_s * max(0.0, 1.0 - lost_s / held_s)
-
-
-def _count_gpus(snapshot: Snapshot) -> tuple[int, int]:
-    """GPUs that jobs hold, and those of them under workers that run."""
-    ledger = snapshot.index
-    held = sum(map(len, ledger.holders.values()))
-    return held, sum(snapshot.jobs[job_id].allocation.target_gpus for job_id in ledger.running)
-
-
+_GOODPUT_SLOT_S = 3600.0
 RESTARTING_THRESHOLD = 3
 RESTARTS_WINDOW_S = 3600.0
 _DIRECTIONS = {
@@ -159,8 +56,10 @@ _RESTART_CAUSES = {JobState.QUEUED: "workers", JobState.PLANNING: "out-of-memory
 
 
 class TickRecorder:
-    """Turns tick reports into metrics, in the one process that ticks. It remembers which breaches stand, so that a
-    lasting one counts once, who restarted lately, and what is needed for ratios over a day."""
+    """Records tick reports in the process that leads.
+
+    It keeps the active breaches, so that each is counted once, recent restarts, and sums for the ratios over a day.
+    """
 
     def __init__(self) -> None:
         self._active_breaches: frozenset[tuple[BreachKind, str]] | None = None
@@ -171,7 +70,7 @@ class TickRecorder:
         self._publish_active_breaches()
 
     def record(self, report: TickReport) -> None:
-        """A report that was not committed changed nothing: only times, what waits and what time brings count."""
+        """Record a report. Decisions and events count only if it was committed."""
         for stage, seconds in report.stage_s.items():
             TICK_DURATION.labels(stage).observe(seconds)
         self._record_breaches(report)
@@ -194,7 +93,7 @@ class TickRecorder:
         self._coverage.record(report)
 
     def reset(self) -> None:
-        """Another process may tick from now on: what is known here of the present and of the last day ends."""
+        """Clear the current state after losing leadership: another process exports it from now on."""
         for queue, code in self._pending_labels:
             PENDING_JOBS.labels(queue, code.value).set(0)
         self._active_breaches = None
@@ -205,15 +104,14 @@ class TickRecorder:
         self._coverage.reset()
 
     def _record_breaches(self, report: TickReport) -> None:
-        """Who begins to tick takes those for counted that stood already in the state that it found."""
-        if self._active_breaches is None:
+        if self._active_breaches is None:  # a new leader: its predecessor has counted the breaches of the stored state
             self._active_breaches = _breach_keys(find_breaches(report.before, Observation(report.before.now_s, 0)))
-        standing = _breach_keys(report.breaches)
-        for kind, _ in standing - self._active_breaches:
+        active = _breach_keys(report.breaches)
+        for kind, _ in active - self._active_breaches:
             BREACHES.labels(kind.value).inc()
             if kind is BreachKind.RECALL_LATE:
                 RECALLS_LATE.inc()
-        self._active_breaches = standing
+        self._active_breaches = active
         self._publish_active_breaches()
 
     def _publish_active_breaches(self) -> None:
@@ -222,18 +120,18 @@ class TickRecorder:
             ACTIVE_BREACHES.labels(kind.value).set(counts[kind])
 
     def _record_pending(self, report: TickReport) -> None:
-        """A reason that no job waits for any more goes to 0: a series that vanishes looks like a fault."""
+        """Set the number of pending jobs per reason. Reasons without jobs go to 0, so that no series disappears."""
         jobs, queues = report.after.jobs, report.after.queues
-        waiting: Counter[tuple[str, ReasonCode]] = Counter()
+        pending: Counter[tuple[str, ReasonCode]] = Counter()
         for job_id, reason in report.waiting.items():
             queue = jobs[job_id].spec.queue
-            waiting[queue if queue in queues else "", reason.code] += 1
-        self._pending_labels.update(waiting)
+            pending[queue if queue in queues else "", reason.code] += 1
+        self._pending_labels.update(pending)
         for queue, code in self._pending_labels:
-            PENDING_JOBS.labels(queue, code.value).set(waiting[queue, code])
+            PENDING_JOBS.labels(queue, code.value).set(pending[queue, code])
 
     def _record_job_timing(self, event: Event, report: TickReport) -> None:
-        """How long a job waited, moved or took, told by the step that ends it."""
+        """Record durations when they end: queueing, resize and completion; count restarts."""
         before, job = report.before.jobs.get(event.subject), report.after.jobs.get(event.subject)
         if job is None:
             return
@@ -289,3 +187,102 @@ def _record_replan(event: Event) -> None:
             REPLAN_PHASE.labels(phase.value).observe(seconds)
     for kind in REPLAN_BYTES_KINDS:
         REPLAN_BYTES.labels(kind).inc(event.numbers.get(f"{kind}_bytes", 0.0))
+
+
+@dataclass(slots=True)
+class _OpenForecast:
+    """A forecast whose horizon has not passed, and the largest demand so far."""
+
+    forecast: Forecast
+    largest_gpus: float
+
+
+class ForecastCoverageTracker:
+    """Measures how often demand stays at or below each quantile of a forecast, over the last day.
+
+    A forecast is evaluated once, after its horizon, with the largest requested demand within it, including demand above
+    the capacity of the pool and the demand at the time of the forecast.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, float] = {}
+        self._open: defaultdict[str, deque[_OpenForecast]] = defaultdict(deque)
+        self._evaluated: defaultdict[tuple[str, float], deque[tuple[float, bool]]] = defaultdict(deque)
+
+    def record(self, report: TickReport) -> None:
+        for pool, reading in report.readings:
+            for pending in self._open[pool]:
+                if reading.at_s <= pending.forecast.made_at_s + pending.forecast.horizon_s:
+                    pending.largest_gpus = max(pending.largest_gpus, reading.asked_gpus)
+        for pool, queue in self._open.items():
+            while queue and queue[0].forecast.made_at_s + queue[0].forecast.horizon_s <= report.now_s:
+                self._evaluate(pool, queue.popleft(), report.now_s)
+        for pool, forecast in report.after.forecasts.items():
+            demand = report.after.demand.get(pool)
+            if self._newest.get(pool) != forecast.made_at_s and demand is not None:
+                self._newest[pool] = forecast.made_at_s
+                FORECASTS_EVALUATED.labels(pool)  # exports 0 before the first evaluation
+                self._open[pool].append(_OpenForecast(forecast, demand.asked_gpus))
+
+    def reset(self) -> None:
+        for pool, quantile in self._evaluated:
+            FORECAST_COVERAGE.labels(pool, f"{quantile:g}").set(float("nan"))
+        self._evaluated.clear()
+        self._open.clear()
+
+    def _evaluate(self, pool: str, pending: _OpenForecast, now_s: float) -> None:
+        FORECASTS_EVALUATED.labels(pool).inc()
+        for quantile, gpus in zip(pending.forecast.quantiles, pending.forecast.gpus, strict=True):
+            outcomes = self._evaluated[pool, quantile]
+            outcomes.append((now_s, pending.largest_gpus <= gpus))
+            while outcomes[0][0] <= now_s - COVERAGE_WINDOW_S:
+                outcomes.popleft()
+            covered = sum(is_covered for _, is_covered in outcomes)
+            FORECAST_COVERAGE.labels(pool, f"{quantile:g}").set(covered / len(outcomes))
+
+
+class GoodputTracker:
+    """Computes goodput over the last day: the fraction of allocated GPU time that was useful.
+
+    Goodput is the fraction of the allocated time in which workers ran, times the fraction of the work that was kept.
+    Lost work is measured in allocated GPU-seconds (`JobLostWork`), which include starts and moves: subtracting it from
+    the running time would count those twice. GPU-seconds are summed per hour.
+    """
+
+    def __init__(self) -> None:
+        self._until_s: float | None = None
+        self._slots: deque[list[float]] = deque()
+
+    def record(self, before: Snapshot, now_s: float, lost_gpu_s: float) -> None:
+        """Add the time since the last call, in which the cluster had the state `before`, and newly detected losses."""
+        elapsed_s = 0.0 if self._until_s is None else now_s - self._until_s
+        self._until_s = now_s
+        held, running = _count_gpus(before) if elapsed_s else (0, 0)
+        GPU_SECONDS.labels("running").inc(running * elapsed_s)
+        GPU_SECONDS.labels("moving").inc((held - running) * elapsed_s)
+        slot_s = now_s // _GOODPUT_SLOT_S * _GOODPUT_SLOT_S
+        if not self._slots or self._slots[-1][0] != slot_s:
+            self._slots.append([slot_s, 0.0, 0.0, 0.0])
+        for index, added in enumerate((held * elapsed_s, running * elapsed_s, lost_gpu_s), 1):
+            self._slots[-1][index] += added
+        while self._slots[0][0] <= now_s - GOODPUT_WINDOW_S - _GOODPUT_SLOT_S:
+            self._slots.popleft()
+        GOODPUT.set(self._compute_ratio())
+
+    def reset(self) -> None:
+        self._until_s = None
+        self._slots.clear()
+        GOODPUT.set(float("nan"))
+
+    def _compute_ratio(self) -> float:
+        held_s, running_s, lost_s = (sum(slot[index] for slot in self._slots) for index in (1, 2, 3))
+        if not held_s:
+            return float("nan")
+        return running_s / held_s * max(0.0, 1.0 - lost_s / held_s)
+
+
+def _count_gpus(snapshot: Snapshot) -> tuple[int, int]:
+    """Return the GPUs held by jobs, and those of them whose workers run."""
+    index = snapshot.index
+    held = sum(map(len, index.holders.values()))
+    return held, sum(snapshot.jobs[job_id].allocation.target_gpus for job_id in index.running)

@@ -1,4 +1,4 @@
-"""Gauges of the present state."""
+"""Gauges of the current cluster state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shown(snapshot: Snapshot, *, by_job: bool = False) -> dict[tuple[str, ...], 
     }
 
 
-def test_every_gpu_is_counted_once_by_what_uses_it() -> None:
+def test_every_gpu_is_counted_once_by_its_use() -> None:
     held = Allocation(1, target={"t0": (0, 1), "i0": (0,)}, releasing={"t0": (2,)})
     snapshot = Snapshot(
         pools={
@@ -58,7 +58,7 @@ def test_every_gpu_is_counted_once_by_what_uses_it() -> None:
     assert in_all == sum(node.gpus for node in NODES)
 
 
-def test_what_queues_hold_is_told_of_own_and_lent_gpus_and_undeclared_queues_are_one_series() -> None:
+def test_queue_gpus_are_split_by_kind_and_undeclared_queues_share_a_series() -> None:
     held = Allocation(1, target={"t0": (0, 1), "i0": (0,)}, releasing={"t0": (2,)})
     named = {queue: replace(job(held), id=queue, spec=JobSpec("a", 1, 8, queue=queue)) for queue in ("lab", "x", "y")}
     pools = {"training": Pool("training", PoolKind.TRAINING), "inference": Pool("inference", PoolKind.INFERENCE)}
@@ -74,7 +74,7 @@ def test_what_queues_hold_is_told_of_own_and_lent_gpus_and_undeclared_queues_are
     }
 
 
-def test_what_a_queue_is_to_hold_is_told_beside_its_guarantee_and_what_is_above_it() -> None:
+def test_queue_allocation_is_exported_with_its_guarantee_and_the_borrowed_part() -> None:
     sizes = {"lab": 4, "web": 2, "x": 1, "y": 3}
     jobs = {
         name: replace(
@@ -87,16 +87,16 @@ def test_what_a_queue_is_to_hold_is_told_beside_its_guarantee_and_what_is_above_
     queues = {"lab": JobQueue("lab", 3), "web": JobQueue("web", 6), "idle": JobQueue("idle", 1)}
     pools = {"training": Pool("training", PoolKind.TRAINING), "inference": Pool("inference", PoolKind.INFERENCE)}
     gauges = shown(Snapshot(pools=pools, nodes={node.name: node for node in NODES}, jobs=jobs, queues=queues))
-    told = {
+    exported = {
         name: tuple(
             gauges.get((f"ebbtide_queue_{kind}_gpus", name)) for kind in ("guaranteed", "allocated", "borrowed")
         )
         for name in ("lab", "web", "idle", "")
     }
-    assert told == {"lab": (3, 4, 1), "web": (6, 2, 0), "idle": (1, 0, 0), "": (None, 4, 4)}
+    assert exported == {"lab": (3, 4, 1), "web": (6, 2, 0), "idle": (1, 0, 0), "": (None, 4, 4)}
 
 
-def test_nodes_are_counted_by_the_state_that_matters_most() -> None:
+def test_nodes_are_counted_by_their_most_important_state() -> None:
     snapshot = Snapshot(
         pools={"inference": Pool("inference", PoolKind.INFERENCE)},
         nodes={node.name: node for node in NODES},
@@ -107,14 +107,14 @@ def test_nodes_are_counted_by_the_state_that_matters_most() -> None:
         assert gauges["ebbtide_nodes", "inference", state] == 1
 
 
-def test_only_a_running_job_has_series_of_its_own_where_they_are_asked_for_and_only_for_what_is_known() -> None:
+def test_only_running_jobs_have_series_and_only_for_known_values() -> None:
     held = job(Allocation(1, target={"t0": (0,)}))
     runs = replace(held, progress=Progress(0.0, steps=12.0, loss=2.5, samples_per_s=30.0, peak_bytes=7_000))
     empty = Snapshot(pools={"training": Pool("training", PoolKind.TRAINING)}, nodes={"t0": NODES[0]})
     assert not [name for name, *_ in shown(replace(empty, jobs={"a": runs})) if name.startswith("ebbtide_job_")]
     gauges = shown(replace(empty, jobs={"a": runs}), by_job=True)
-    told = {name: gauges[f"ebbtide_job_{name}", "a"] for name in ("steps", "loss", "samples_per_s", "peak_bytes")}
-    assert told == {"steps": 12.0, "loss": 2.5, "samples_per_s": 30.0, "peak_bytes": 7_000}
+    exported = {name: gauges[f"ebbtide_job_{name}", "a"] for name in ("steps", "loss", "samples_per_s", "peak_bytes")}
+    assert exported == {"steps": 12.0, "loss": 2.5, "samples_per_s": 30.0, "peak_bytes": 7_000}
     unknown = shown(replace(empty, jobs={"a": held}), by_job=True)
     assert [name for name, *_ in unknown if name.startswith("ebbtide_job_")] == ["ebbtide_job_steps"]
     queued = shown(replace(empty, jobs={"a": replace(runs, state=JobState.QUEUED)}), by_job=True)
@@ -122,15 +122,17 @@ def test_only_a_running_job_has_series_of_its_own_where_they_are_asked_for_and_o
 
 
 @pytest.mark.parametrize(
-    ("enabled", "paused", "shows"), [(True, False, 1), (False, False, 0), (True, True, 0)], ids=["may", "off", "paused"]
+    ("enabled", "paused", "expected"),
+    [(True, False, 1), (False, False, 0), (True, True, 0)],
+    ids=["may", "off", "paused"],
 )
-def test_whether_a_pool_may_lend_is_told(enabled: bool, paused: bool, shows: int) -> None:
+def test_lending_enabled_gauge(enabled: bool, paused: bool, expected: int) -> None:
     pool = Pool("inference", PoolKind.INFERENCE, LendingPolicy(enabled=enabled))
-    told = shown(Snapshot(pools={"inference": pool}, switches=Switches(lending_paused=paused)))
-    assert told["ebbtide_lending_enabled", "inference"] == shows
+    exported = shown(Snapshot(pools={"inference": pool}, switches=Switches(lending_paused=paused)))
+    assert exported["ebbtide_lending_enabled", "inference"] == expected
 
 
-def test_an_empty_service_shows_zeros_and_no_leader() -> None:
+def test_empty_cluster_exports_zeros_and_no_leader() -> None:
     gauges = shown(Snapshot())
     assert gauges["ebbtide_jobs", "running"] == 0
     assert gauges["ebbtide_loans", "active"] == 0
@@ -138,6 +140,6 @@ def test_an_empty_service_shows_zeros_and_no_leader() -> None:
     assert gauges["ebbtide_inbox_commands",] == 3
 
 
-def test_the_age_of_a_demand_is_told() -> None:
+def test_demand_age_is_exported() -> None:
     snapshot = Snapshot(now_s=100.0, demand={"inference": DemandReading(40.0, 8.0, 8.0)})
     assert shown(snapshot)["ebbtide_demand_age_seconds", "inference"] == 60.0

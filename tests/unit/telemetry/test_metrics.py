@@ -1,4 +1,4 @@
-"""What tick reports leave in the metrics."""
+"""Metrics recorded from single tick reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUIET = TickReport(
 
 
 def value(name: str, **labels: str) -> float:
-    """The sample's present value; 0 while nothing was ever counted under these labels."""
+    """Return the current value of a sample; 0 if there is none with these labels."""
     for family in text_string_to_metric_families(render_metrics().decode()):
         for sample in family.samples:
             if sample.name == name and sample.labels == labels:
@@ -49,20 +49,20 @@ def value(name: str, **labels: str) -> float:
     return 0.0
 
 
-def test_a_replan_counts_once_in_each_phase_that_it_had() -> None:
-    def told(phase: str) -> tuple[float, float]:
+def test_replan_is_observed_once_per_phase() -> None:
+    def exported(phase: str) -> tuple[float, float]:
         name = "ebbtide_replan_phase_seconds"
         return value(f"{name}_count", phase=phase), value(f"{name}_sum", phase=phase)
 
-    before = {phase: told(phase) for phase in ReplanPhase}
+    before = {phase: exported(phase) for phase in ReplanPhase}
     numbers = {"notice_s": 0.25, "save_s": 2.0, "start_s": 4.0, "load_s": 1.0, "first_step_s": 0.5}
     TickRecorder().record(replace(QUIET, events=(Event(0.0, EventCode.JOB_REPLANNED, "a", "took 7.8 s", numbers),)))
-    assert told("save") == (before[ReplanPhase.SAVE][0] + 1, before[ReplanPhase.SAVE][1] + 2.0)
-    assert told("first_step") == (before[ReplanPhase.FIRST_STEP][0] + 1, before[ReplanPhase.FIRST_STEP][1] + 0.5)
-    assert told("teardown") == before[ReplanPhase.TEARDOWN]
+    assert exported("save") == (before[ReplanPhase.SAVE][0] + 1, before[ReplanPhase.SAVE][1] + 2.0)
+    assert exported("first_step") == (before[ReplanPhase.FIRST_STEP][0] + 1, before[ReplanPhase.FIRST_STEP][1] + 0.5)
+    assert exported("teardown") == before[ReplanPhase.TEARDOWN]
 
 
-def test_what_replans_read_is_counted_by_kind() -> None:
+def test_bytes_read_by_replans_are_counted_by_kind() -> None:
     before = {kind: value("ebbtide_replan_bytes_total", kind=kind) for kind in ("needed", "read", "moved")}
     numbers = {"start_s": 4.0, "needed_bytes": 100.0, "read_bytes": 110.0, "moved_bytes": 60.0}
     TickRecorder().record(replace(QUIET, events=(Event(0.0, EventCode.JOB_REPLANNED, "a", "took 4 s", numbers),)))
@@ -70,14 +70,14 @@ def test_what_replans_read_is_counted_by_kind() -> None:
     assert grown == {"needed": 100.0, "read": 110.0, "moved": 60.0}
 
 
-def test_a_tick_that_was_not_committed_counts_no_decision() -> None:
+def test_uncommitted_tick_counts_no_decision() -> None:
     before = value("ebbtide_preemptions_total", reason="NodeRecalled")
     preempted = PreemptJob("a", 10.0, Reason(ReasonCode.NODE_RECALLED, "its node goes home"))
     TickRecorder().record(replace(QUIET, decisions=(preempted,), committed=False))
     assert value("ebbtide_preemptions_total", reason="NodeRecalled") == before
 
 
-def test_a_breach_that_lasts_counts_once_and_one_that_comes_back_again() -> None:
+def test_lasting_breach_counts_once_and_a_returning_one_again() -> None:
     recorder = TickRecorder()
     late = replace(QUIET, breaches=(Breach(BreachKind.RECALL_LATE, "i0", "3 s late"),))
     before = value("ebbtide_recalls_late_total")
@@ -87,7 +87,7 @@ def test_a_breach_that_lasts_counts_once_and_one_that_comes_back_again() -> None
     assert value("ebbtide_breaches_total", kind="recall-late") == before + 2
 
 
-def test_breaches_that_stand_are_told_until_they_do_not_or_another_process_ticks() -> None:
+def test_active_breaches_are_exported_until_they_end_or_leadership_is_lost() -> None:
     def standing() -> tuple[float, float]:
         name = "ebbtide_standing_breaches"
         return value(name, kind="gpu-held-twice"), value(name, kind="recall-late")
@@ -102,8 +102,8 @@ def test_breaches_that_stand_are_told_until_they_do_not_or_another_process_ticks
     assert standing() == (0.0, 0.0)
 
 
-def test_who_takes_over_does_not_count_anew_what_the_state_that_it_finds_shows_to_be_old() -> None:
-    """t0 was down and i0 late when the last leader committed at 100 s; t1 has gone down and i1 become late since."""
+def test_new_leader_does_not_count_breaches_of_the_stored_state_again() -> None:
+    """At the old leader's last commit (100 s), t0 was down and i0 late. Since then t1 went down and i1 became late."""
     pools, nodes = a_fleet(training=2, inference=2)
     nodes["t0"] = replace(nodes["t0"], state=NodeState.DOWN)
     loans = {
@@ -128,19 +128,19 @@ def test_violations_are_counted_by_law() -> None:
     assert value("ebbtide_violations_total", law="no-reason") == before + 1
 
 
-def test_stages_are_timed() -> None:
+def test_stage_durations_are_observed() -> None:
     before = value("ebbtide_tick_duration_seconds_count", stage="decide")
     TickRecorder().record(replace(QUIET, stage_s={"decide": 0.004}))
     assert value("ebbtide_tick_duration_seconds_count", stage="decide") == before + 1
 
 
-FRESH = "from scheduler.telemetry.metrics import *; print(exposition().decode())"
-OPEN = {"ebbtide_api_requests_total", "ebbtide_kubernetes_requests_total", "ebbtide_forecasts_judged_total"}
-"""Counters whose labels are routes, statuses, resources and pools, which no enumeration holds."""
+PRINT_NEW = "from scheduler.telemetry.metrics import *; print(render_metrics().decode())"
+UNBOUNDED = {"ebbtide_api_requests_total", "ebbtide_kubernetes_requests_total", "ebbtide_forecasts_judged_total"}
+"""Counters with labels that no enumeration bounds: routes, statuses, resources and pools."""
 
 
 def run(code: str, folder: Path | None) -> str:
-    """What another process prints that counts into this folder, or by itself."""
+    """Return the output of a process that writes its metrics to this folder, or to none."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
     if folder is not None:
@@ -150,16 +150,14 @@ def run(code: str, folder: Path | None) -> str:
 
 
 @pytest.mark.parametrize("has_folder", [False, True], ids=["one process", "several"])
-def test_all_that_can_be_counted_by_bounded_labels_is_there_from_the_start_at_zero(
-    tmp_path: Path, has_folder: bool
-) -> None:
+def test_counters_with_bounded_labels_are_exported_as_zero_from_the_start(tmp_path: Path, has_folder: bool) -> None:
     counted = {
         key: value
-        for key, value in read_samples(run(FRESH, tmp_path if has_folder else None)).items()
+        for key, value in read_samples(run(PRINT_NEW, tmp_path if has_folder else None)).items()
         if key.partition("{")[0].endswith("_total")
     }
     families = [family for family in REGISTRY.collect() if family.type == "counter"]
-    assert {key.partition("{")[0] for key in counted} == {f"{family.name}_total" for family in families} - OPEN
+    assert {key.partition("{")[0] for key in counted} == {f"{family.name}_total" for family in families} - UNBOUNDED
     assert set(counted.values()) == {0.0}
     assert {f'ebbtide_violations_total{{law="{law}"}}' for law in Invariant} <= counted.keys()
     assert {f'ebbtide_breaches_total{{kind="{kind}"}}' for kind in BreachKind} <= counted.keys()
@@ -170,10 +168,10 @@ def test_all_that_can_be_counted_by_bounded_labels_is_there_from_the_start_at_ze
     )
 
 
-COUNTS_ONE = "from scheduler.telemetry.metrics import *; RECALLS_LATE.inc(); GOODPUT.set(0.5)"
-SHOWS = "from scheduler.telemetry.metrics import *; RECALLS_LATE.inc(); print(exposition().decode())"
+COUNT_ONE = "from scheduler.telemetry.metrics import *; RECALLS_LATE.inc(); GOODPUT.set(0.5)"
+COUNT_AND_PRINT = "from scheduler.telemetry.metrics import *; RECALLS_LATE.inc(); print(render_metrics().decode())"
 
 
-def test_a_scrape_shows_the_counts_of_both_processes(tmp_path: Path) -> None:
-    run(COUNTS_ONE, tmp_path)
-    assert "ebbtide_recalls_late_total 2.0" in run(SHOWS, tmp_path)
+def test_scrape_sums_the_counters_of_both_processes(tmp_path: Path) -> None:
+    run(COUNT_ONE, tmp_path)
+    assert "ebbtide_recalls_late_total 2.0" in run(COUNT_AND_PRINT, tmp_path)

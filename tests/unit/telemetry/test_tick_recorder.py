@@ -1,6 +1,6 @@
-"""What real ticks leave in the metrics, with figures worked out by hand.
+"""Metrics recorded over whole scenarios, with values computed by hand.
 
-In the simulated world a first start takes 30 s, saving 10 s, and a restart 20 s more; a GPU does a step a second.
+In the simulation a first start takes 30 s, a save 10 s, and a restart 20 s more. Each GPU does one step per second.
 """
 
 from __future__ import annotations
@@ -15,51 +15,56 @@ from tests.golden.stage import Stage
 from tests.golden.test_golden import RULE, SCENARIOS
 from tests.metric_samples import Samples, list_changed_samples, read_samples
 
-APART = ("ebbtide_tick_duration_seconds", "ebbtide_decisions_total", "ebbtide_goodput_ratio", "ebbtide_gpu_seconds")
+EXCLUDED = (
+    "ebbtide_tick_duration_seconds",
+    "ebbtide_decisions_total",
+    "ebbtide_goodput_ratio",
+    "ebbtide_gpu_seconds",
+)
 
 
 def play(*lines: str) -> Samples:
-    """What the scenario adds to the metrics; those of `APART` are asked for by name."""
+    """Return what the scenario adds to the metrics."""
     before, stage = read_samples(), Stage(TickRecorder().record)
     for line in lines:
         stage.play(line)
     return list_changed_samples(before)
 
 
-def of_jobs(told: Samples) -> Samples:
-    return {name.removeprefix("ebbtide_"): value for name, value in told.items() if not name.startswith(APART)}
+def job_metrics(changes: Samples) -> Samples:
+    return {name.removeprefix("ebbtide_"): value for name, value in changes.items() if not name.startswith(EXCLUDED)}
 
 
-def gpu_seconds(told: Samples) -> tuple[float, float]:
-    running, moving = (told.get(f'ebbtide_gpu_seconds_total{{use="{use}"}}', 0.0) for use in ("running", "moving"))
+def gpu_seconds(changes: Samples) -> tuple[float, float]:
+    running, moving = (changes.get(f'ebbtide_gpu_seconds_total{{use="{use}"}}', 0.0) for use in ("running", "moving"))
     return running, moving
 
 
-def test_a_job_that_waits_for_another_has_queued_until_it_ends() -> None:
+def test_queueing_time_ends_when_the_blocking_job_ends() -> None:
     """a: 0 to 30 s starting, 100 s on 4 GPUs. b: starts at 130 s, runs from 160 s to 210 s."""
     a = "submit a 4..4 gpu-seconds=400 priority=1"
-    told = play("fleet training=1x4 inference=0x4", a, "submit b 4..4 gpu-seconds=200", "run 400")
-    assert of_jobs(told) == {
+    changes = play("fleet training=1x4 inference=0x4", a, "submit b 4..4 gpu-seconds=200", "run 400")
+    assert job_metrics(changes) == {
         "queueing_seconds_count": 2.0,
         "queueing_seconds_sum": 0.0 + 130.0,
         "jct_seconds_count": 2.0,
         "jct_seconds_sum": 130.0 + 210.0,
     }
-    assert gpu_seconds(told) == (4 * 100 + 4 * 50, 2 * 4 * 30)
+    assert gpu_seconds(changes) == (4 * 100 + 4 * 50, 2 * 4 * 30)
     assert read_samples()["ebbtide_goodput_ratio"] == pytest.approx(600 / 840)
 
 
-def test_a_recalled_node_resizes_its_job_and_goes_home_after_the_save() -> None:
+def test_recalled_node_is_returned_after_its_job_has_saved() -> None:
     """Alone from 30 s, lent GPUs from 300 s; recalled at 400 s, left at 410 s, and it runs again at 430 s. The last
     tick is the full pass at 600 s. Demand is above what is left beside the loan from 400 s on."""
-    told = play(
+    changes = play(
         "fleet training=1x4 inference=2x4",
         *("demand inference 1", "forecast inference 4", "submit a 2..8 gpu-seconds=8000", "run 400"),
         *("demand inference 5", "forecast inference 8", "run 199"),
     )
     ended = play("fleet training=1x4 inference=2x4")
-    assert of_jobs(ended) == {}
-    assert of_jobs(told) == {
+    assert job_metrics(ended) == {}
+    assert job_metrics(changes) == {
         "queueing_seconds_count": 1.0,
         'resize_total{direction="grow",reason="GainExceedsCost"}': 1.0,
         'resize_total{direction="shrink",reason="NodeRecalled"}': 1.0,
@@ -69,44 +74,44 @@ def test_a_recalled_node_resizes_its_job_and_goes_home_after_the_save() -> None:
         "recall_duration_seconds_sum": 10.0,
         'breaches_total{kind="inference-short"}': 1.0,
     }
-    assert gpu_seconds(told) == (4 * 270 + 8 * 70, 4 * 30 + 8 * 30 + 8 * 10 + 4 * 20)
+    assert gpu_seconds(changes) == (4 * 270 + 8 * 70, 4 * 30 + 8 * 30 + 8 * 10 + 4 * 20)
 
 
-def test_a_preemption_counts_by_its_reason_and_no_second_start_as_queueing() -> None:
+def test_preemption_counts_by_reason_and_a_restart_is_not_queueing() -> None:
     """b comes at 1000 s, starts at 1010 s when a has saved, and has run 100 s at 1140 s; a runs again from 1160 s."""
-    told = play(
+    changes = play(
         *("fleet training=1x4 inference=0x4", "queue lab guaranteed=4", "queue web guaranteed=0"),
         *("submit a 4..4 gpu-seconds=80000 queue=web", "run 1000"),
         *("submit b 4..4 gpu-seconds=400 queue=lab", "run 160"),
     )
-    assert of_jobs(told) == {
+    assert job_metrics(changes) == {
         'preemptions_total{reason="QuotaReclaimed"}': 1.0,
         "queueing_seconds_count": 2.0,
         "queueing_seconds_sum": 0.0 + 10.0,
         "jct_seconds_count": 1.0,
         "jct_seconds_sum": 140.0,
     }
-    assert gpu_seconds(told) == (4 * 970 + 4 * 100, 4 * 30 + 4 * 10 + 4 * 30 + 4 * 20)
+    assert gpu_seconds(changes) == (4 * 970 + 4 * 100, 4 * 30 + 4 * 10 + 4 * 30 + 4 * 20)
 
 
-def test_lost_work_takes_away_from_goodput_as_much_as_was_held_for_it() -> None:
+def test_lost_work_reduces_goodput_by_the_time_held_for_it() -> None:
     """It saves every 50 s of its run: the crash at 120 s loses 40 of 90 s of work, of which each second cost
     120 * 4 / 360 GPU-seconds a step with the start in it."""
-    told = play(
+    changes = play(
         "fleet training=1x4 inference=0x4",
         *("submit a 4..4 gpu-seconds=80000 checkpoint-every=50", "run 120", "crash a", "run 20"),
     )
     lost = 4 * 120 * 40 / 90
-    assert of_jobs(told) == {
+    assert job_metrics(changes) == {
         "queueing_seconds_count": 1.0,
         'lost_gpu_seconds_total{cause="failed"}': pytest.approx(lost),
         'restarts_total{cause="workers"}': 1.0,
     }
-    assert gpu_seconds(told) == (4 * 90, 4 * 30 + 4 * 20)
+    assert gpu_seconds(changes) == (4 * 90, 4 * 30 + 4 * 20)
     assert read_samples()["ebbtide_goodput_ratio"] == pytest.approx(360 / 560 * (1 - lost / 560))
 
 
-def test_a_job_restarts_again_and_again_from_its_third_time_within_an_hour() -> None:
+def test_job_counts_as_restarting_from_its_third_restart_within_an_hour() -> None:
     lines = ["fleet training=1x4 inference=0x4", "submit a 4..4 gpu-seconds=8000000"]
     twice = [*lines, *("run 100", "crash a") * 2, "run 100"]
     assert "ebbtide_restarting_jobs" not in play(*twice)
@@ -118,7 +123,7 @@ def test_a_job_restarts_again_and_again_from_its_third_time_within_an_hour() -> 
     assert slowly["ebbtide_restarting_jobs"] == -1.0, "the one before, and none of its own"
 
 
-def test_a_job_that_waits_is_told_by_declared_queue_and_reason_until_it_does_not() -> None:
+def test_pending_job_is_exported_by_queue_and_reason_until_it_starts() -> None:
     lines = (
         *("fleet training=1x4 inference=0x4", "queue lab guaranteed=2"),
         *("submit a 4..4 gpu-seconds=400 queue=lab priority=1", "submit b 4..4 gpu-seconds=400 queue=lab"),
@@ -131,25 +136,25 @@ def test_a_job_that_waits_is_told_by_declared_queue_and_reason_until_it_does_not
     assert (read_samples()[lab], read_samples()[others]) == (0.0, 0.0)
 
 
-def test_a_forecast_is_judged_once_when_its_horizon_has_passed() -> None:
-    """Forecasts reach 600 s. The one of 0 s holds (0 of 1), that of 301 s does not (4 of 1), that of 601 s does not
-    (5 of 4, above the capacity of 4), that of 1201 s holds (3 of 3), and that of 1801 s is not judged yet."""
-    told = play(
+def test_forecast_is_evaluated_once_after_its_horizon() -> None:
+    """Horizon 600 s. Demand stays within the forecasts of 0 s (0 of 1) and 1201 s (3 of 3), exceeds those of 301 s
+    (4 of 1) and 601 s (5 of 4, above the capacity of 4), and the one of 1801 s is still open."""
+    changes = play(
         *("fleet training=1x4 inference=1x4", "demand inference 0", "forecast inference 1", "run 301"),
         *("forecast inference 1", "run 300", "demand inference 4", "forecast inference 4", "run 300"),
         *("demand inference 5", "run 10", "demand inference 3", "run 290", "forecast inference 3", "run 600"),
         *("forecast inference 1", "run 599"),
     )
-    assert told['ebbtide_forecasts_judged_total{pool="inference"}'] == 4.0
+    assert changes['ebbtide_forecasts_judged_total{pool="inference"}'] == 4.0
     assert read_samples()['ebbtide_forecast_coverage_ratio{pool="inference",quantile="0.999"}'] == 0.5
 
 
-def test_nothing_is_known_of_goodput_where_nothing_was_held() -> None:
+def test_goodput_is_unknown_without_allocated_gpus() -> None:
     play("fleet training=1x4 inference=0x4", "run 100")
     assert math.isnan(read_samples()["ebbtide_goodput_ratio"])
 
 
-def test_who_leads_no_more_knows_nothing_of_the_present_and_counts_nothing_of_the_time_till_it_leads_again() -> None:
+def test_lost_leadership_clears_the_current_state_and_pauses_counting() -> None:
     recorder, before = TickRecorder(), read_samples()
     stage = Stage(recorder.record)
     for line in ("fleet training=1x4 inference=0x4", *(f"submit {name} 4..4 gpu-seconds=4000" for name in "ab")):
@@ -167,7 +172,7 @@ def test_who_leads_no_more_knows_nothing_of_the_present_and_counts_nothing_of_th
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_no_scenario_counts_under_a_label_that_was_not_there_from_the_start(path: Path) -> None:
+def test_scenarios_create_no_label_values_that_were_not_declared(path: Path) -> None:
     recorder, before = TickRecorder(), read_samples()
     stage = Stage(recorder.record)
     for line in path.read_text().partition(RULE)[0].splitlines():
