@@ -31,8 +31,9 @@ class TrackedDict(dict[str, R], Generic[R]):
         self.changed_keys: set[str] = set()
 
     def __setitem__(self, key: str, record: R) -> None:
-        self._mark_changed(key)
-        super().__setitem__(key, record)
+        self.changed_keys.add(key)
+        self._base = None
+        dict.__setitem__(self, key, record)
 
     def __delitem__(self, key: str) -> None:
         self._mark_changed(key)
