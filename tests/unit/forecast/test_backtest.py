@@ -1,4 +1,4 @@
-"""The backtest's figures, and what they say of the forecaster on synthetic demand."""
+"""The figures of a backtest, and the forecaster's quality on synthetic demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _demand(generator: np.random.Generator, *, days: int, drift: float = 0.0) ->
     return DemandHistory(times_s, wave * np.exp(0.1 * noise + drift * times_s / 86_400.0))
 
 
-def test_a_constant_demand_is_never_missed_and_costs_no_surplus() -> None:
+def test_constant_demand_is_covered_without_surplus() -> None:
     history = DemandHistory.from_sequences([0.0, 10 * 86_400.0], [7.0, 7.0])
     report = run_backtest(history, horizon_s=STEP_S, step_s=STEP_S)
     assert report.coverage == (1.0,) * 5
@@ -27,7 +27,7 @@ def test_a_constant_demand_is_never_missed_and_costs_no_surplus() -> None:
     assert report.weighted_quantile_loss == pytest.approx(0.0)
 
 
-def test_a_jump_is_missed_once_by_the_forecast_before_it() -> None:
+def test_jump_is_missed_only_by_the_forecast_before_it() -> None:
     history = DemandHistory.from_sequences([0.0, 5 * 86_400.0, 6 * 86_400.0], [7.0, 70.0, 70.0])
     report = run_backtest(history, horizon_s=STEP_S, step_s=STEP_S, quantiles=(0.9,))
     assert report.forecasts == 5 * 48
@@ -37,7 +37,7 @@ def test_a_jump_is_missed_once_by_the_forecast_before_it() -> None:
 
 @pytest.mark.parametrize("seed", [11, 12, 13])
 @pytest.mark.parametrize("drift", [0.0, 0.02])
-def test_quantiles_keep_their_promise_on_seasonal_demand(seed: int, drift: float) -> None:
+def test_quantiles_reach_their_coverage_on_seasonal_demand(seed: int, drift: float) -> None:
     history = _demand(np.random.default_rng(seed), days=40, drift=drift)
     report = run_backtest(history, horizon_s=2 * STEP_S, step_s=STEP_S)
     for level, covered in zip(report.quantiles[1:4], report.coverage[1:4], strict=True):
@@ -46,14 +46,14 @@ def test_quantiles_keep_their_promise_on_seasonal_demand(seed: int, drift: float
     assert report.surplus[-1] < 0.5
 
 
-def test_the_season_is_worth_knowing() -> None:
+def test_correct_season_lowers_the_loss() -> None:
     history = _demand(np.random.default_rng(14), days=20)
     knowing = run_backtest(history, horizon_s=4 * STEP_S, step_s=STEP_S, warm_up_s=7 * 86_400.0)
-    # A wrong season is a forecaster without one: the rises it remembers belong to other hours.
+    # A wrong season is useless: its rises belong to other hours.
     unknowing = run_backtest(history, horizon_s=4 * STEP_S, step_s=STEP_S, season_s=30 * STEP_S, warm_up_s=7 * 86_400.0)
     assert knowing.weighted_quantile_loss < 0.8 * unknowing.weighted_quantile_loss
 
 
-def test_a_history_without_a_single_outcome_is_refused() -> None:
+def test_history_too_short_for_one_outcome_is_rejected() -> None:
     with pytest.raises(ValueError, match="history must be longer than warm-up and horizon, 49 steps, got 10"):
         run_backtest(DemandHistory.from_sequences([0.0, 9 * STEP_S], [1.0, 1.0]), horizon_s=STEP_S, step_s=STEP_S)

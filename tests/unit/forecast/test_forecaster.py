@@ -1,4 +1,4 @@
-"""SeasonalForecaster: what it refuses, what it remembers, and what its quantiles are worth."""
+"""SeasonalForecaster: validation, bounded memory, and the quality of its quantiles."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def _noisy_days(generator: np.random.Generator, *, days: int, step_s: float = HO
     return DemandHistory(times_s, wave * np.exp(0.05 * generator.standard_normal(len(times_s))))
 
 
-def test_a_forecaster_that_saw_nothing_refuses() -> None:
+def test_forecast_without_readings_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one demand reading"):
         SeasonalForecaster().forecast(0.0, 600.0)
 
 
 @pytest.mark.parametrize(("time_s", "gpus"), [(float("nan"), 1.0), (1.0, float("inf")), (1.0, -1.0)])
-def test_a_wrong_reading_is_refused(time_s: float, gpus: float) -> None:
+def test_invalid_reading_is_rejected(time_s: float, gpus: float) -> None:
     with pytest.raises(ValueError, match=r"must be finite"):
         SeasonalForecaster().observe(time_s, gpus)
 
 
-def test_time_does_not_go_back() -> None:
+def test_readings_must_be_in_time_order() -> None:
     forecaster = SeasonalForecaster()
     forecaster.observe(1_000.0, 4.0)
     with pytest.raises(ValueError, match=r"time_s must not be before the last reading's 1000\.0, got 999\.0"):
@@ -38,14 +38,14 @@ def test_time_does_not_go_back() -> None:
 
 
 @pytest.mark.parametrize("quantile", [0.0, 1.0, -0.5])
-def test_a_quantile_lies_between_zero_and_one(quantile: float) -> None:
+def test_quantile_must_be_between_zero_and_one(quantile: float) -> None:
     forecaster = SeasonalForecaster()
     forecaster.observe(0.0, 4.0)
     with pytest.raises(ValueError, match="quantiles must be in"):
         forecaster.forecast(0.0, 600.0, quantiles=(quantile,))
 
 
-def test_the_first_forecast_is_cautious_and_says_so() -> None:
+def test_first_forecast_is_cautious_and_marked_uncalibrated() -> None:
     forecaster = SeasonalForecaster()
     forecaster.observe(0.0, 10.0)
     made = forecaster.forecast(0.0, 600.0)
@@ -54,7 +54,7 @@ def test_the_first_forecast_is_cautious_and_says_so() -> None:
     assert made.method == "persistence, uncalibrated"
 
 
-def test_a_constant_demand_is_forecast_as_itself() -> None:
+def test_constant_demand_is_forecast_exactly() -> None:
     forecaster = SeasonalForecaster()
     forecaster.observe(0.0, 10.0)
     made = forecaster.forecast(3 * 86_400.0, 600.0)
@@ -62,13 +62,13 @@ def test_a_constant_demand_is_forecast_as_itself() -> None:
     assert made.method == "level-adjusted seasonal"
 
 
-def test_a_pool_without_demand_is_forecast_without_a_warning() -> None:
+def test_zero_demand_is_forecast_without_a_warning() -> None:
     forecaster = SeasonalForecaster()
     forecaster.observe(0.0, 0.0)
     assert forecaster.forecast(3 * 86_400.0, 600.0).gpus == (0.0,) * len(QUANTILES)
 
 
-def test_no_quantile_lies_below_the_demand_now() -> None:
+def test_no_quantile_is_below_the_current_demand() -> None:
     history = _noisy_days(np.random.default_rng(3), days=9)
     forecaster = SeasonalForecaster(step_s=HOUR_S)
     for time_s, gpus in zip(history.times_s, history.gpus, strict=True):
@@ -78,7 +78,7 @@ def test_no_quantile_lies_below_the_demand_now() -> None:
         assert list(made.gpus) == sorted(made.gpus)
 
 
-def test_forecasting_along_the_way_equals_forecasting_once_at_the_end() -> None:
+def test_incremental_forecasts_match_a_single_forecast_at_the_end() -> None:
     history = _noisy_days(np.random.default_rng(4), days=12)
     forecaster = SeasonalForecaster(step_s=HOUR_S)
     for time_s, gpus in zip(history.times_s, history.gpus, strict=True):
@@ -89,7 +89,7 @@ def test_forecasting_along_the_way_equals_forecasting_once_at_the_end() -> None:
     assert along.method == once.method
 
 
-def test_memory_is_bounded_and_old_history_is_forgotten() -> None:
+def test_memory_is_bounded_and_old_history_is_dropped() -> None:
     long = _noisy_days(np.random.default_rng(5), days=150, step_s=2 * HOUR_S)
     recent = long.times_s >= long.times_s[-1] - 60 * 86_400.0
     short = DemandHistory(long.times_s[recent], long.gpus[recent])
@@ -100,7 +100,7 @@ def test_memory_is_bounded_and_old_history_is_forgotten() -> None:
     assert made[0].gpus == pytest.approx(made[1].gpus)
 
 
-def test_a_silence_of_years_is_bridged_at_once() -> None:
+def test_gap_of_years_is_filled_in_bounded_time() -> None:
     forecaster = SeasonalForecaster()
     forecaster.observe(0.0, 5.0)
     forecaster.forecast(3_000.0, 600.0)
@@ -110,7 +110,7 @@ def test_a_silence_of_years_is_bridged_at_once() -> None:
     assert forecaster.count_residuals(600.0) == 14 * 288
 
 
-def test_readings_may_arrive_many_times_a_step_and_the_largest_counts() -> None:
+def test_largest_reading_of_a_step_counts() -> None:
     forecaster = SeasonalForecaster(season_s=180.0)
     for index in range(4 * 180 * 5):
         forecaster.observe(index / 5, 8.0 if index % 50 == 0 else 2.0)
@@ -119,7 +119,7 @@ def test_readings_may_arrive_many_times_a_step_and_the_largest_counts() -> None:
     assert made.demand_at(0.9) >= 8.0
 
 
-def test_a_late_reading_counts_from_the_last_forecast_on() -> None:
+def test_late_reading_counts_from_the_last_forecast_on() -> None:
     forecaster = SeasonalForecaster()
     forecaster.observe(0.0, 5.0)
     forecaster.forecast(3_000.0, 600.0)
@@ -127,7 +127,7 @@ def test_a_late_reading_counts_from_the_last_forecast_on() -> None:
     assert forecaster.forecast(3_000.0, 600.0).demand_at(0.5) == 50.0
 
 
-def test_each_horizon_is_calibrated_from_the_whole_window_at_its_first_use() -> None:
+def test_new_horizon_is_calibrated_from_the_whole_window() -> None:
     forecaster = SeasonalForecaster(step_s=HOUR_S)
     history = _noisy_days(np.random.default_rng(6), days=5)
     for time_s, gpus in zip(history.times_s, history.gpus, strict=True):

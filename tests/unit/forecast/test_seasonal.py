@@ -48,26 +48,26 @@ def test_less_than_a_season_of_history_gives_persistence() -> None:
 
 
 @pytest.mark.parametrize("horizon_bins", [1, 3, 24, 30])
-def test_a_purely_seasonal_demand_is_foreseen_exactly(horizon_bins: int) -> None:
+def test_purely_seasonal_demand_is_forecast_exactly(horizon_bins: int) -> None:
     series = _days(6)
     origins = [72, 80, 95]
     expected = [series[origin : origin + horizon_bins + 1].max() for origin in origins]
     assert _points(series, origins, horizon_bins) == pytest.approx(expected)
 
 
-def test_a_demand_above_its_usual_level_rises_from_there() -> None:
+def test_rise_starts_from_the_current_level() -> None:
     series = _days(3)
     series[48:] += 40.0
     assert _points(series, [50], 3) == pytest.approx([series[50:54].max()])
 
 
-def test_one_strange_day_does_not_move_the_usual_rise() -> None:
+def test_one_unusual_day_does_not_change_the_usual_rise() -> None:
     series = _days(7)
     series[24 * 4 + 3] = 900.0
     assert _points(series, [24 * 6 + 1], 3) == pytest.approx([series[24 * 6 + 1 : 24 * 6 + 5].max()])
 
 
-def test_a_point_reads_nothing_after_its_origin() -> None:
+def test_point_forecast_reads_nothing_after_its_origin() -> None:
     series = _days(4)
     changed = series.copy()
     changed[81:] = 1_000.0

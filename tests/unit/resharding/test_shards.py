@@ -1,4 +1,4 @@
-"""Who holds which rectangle: partitions, copies, refusals, and equality with what torch itself gives each rank."""
+"""Shards: partitions, copies, validation, and equality with what torch gives each rank."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ DRAWN = settings(max_examples=100, deadline=None, derandomize=True)
 Box = tuple[Interval, Interval, Interval]
 
 
-def _tensors(seeded: random.Random, layers: int, experts: int) -> list[TensorSpec]:
-    """Small shapes, most of them not divisible by anything."""
+def _tensors(rng: random.Random, layers: int, experts: int) -> list[TensorSpec]:
+    """Return small shapes, most of which no degree divides."""
     tensors = list[TensorSpec]()
     for layer in range(layers):
         for split in TensorSplit:
-            shape = (seeded.randint(1, 13), seeded.randint(1, 13))
-            tensors.append(TensorSpec(f"{layer} {split}", layer, shape, 12.0, split, seeded.choice([0, experts])))
+            shape = (rng.randint(1, 13), rng.randint(1, 13))
+            tensors.append(TensorSpec(f"{layer} {split}", layer, shape, 12.0, split, rng.choice([0, experts])))
     return tensors
 
 
 def _held(plan: ParallelPlan, tensors: list[TensorSpec]) -> list[Counter[Box]]:
-    """For each tensor its boxes, with the number of ranks that hold each."""
+    """Return the boxes of each tensor, with the number of ranks that hold each."""
     boxes: list[Counter[Box]] = [Counter() for _ in tensors]
     for rank in compute_shards(plan, tensors):
         for shard in rank:
@@ -64,10 +64,10 @@ def _meet(one: Box, other: Box) -> bool:
 
 @DRAWN
 @given(st.integers(0, 10**6), st.sampled_from([1, 2, 3, 6, 8, 16, 24]), st.sampled_from([0, 4, 8]))
-def test_the_distinct_shards_of_a_tensor_are_a_partition_of_it(seed: int, gpus: int, experts: int) -> None:
-    seeded = random.Random(seed)
-    layers = seeded.randint(8, 10)
-    plan, tensors = a_random_plan(seeded, gpus, layers, experts=experts), _tensors(seeded, layers, experts)
+def test_distinct_shards_partition_a_tensor(seed: int, gpus: int, experts: int) -> None:
+    rng = random.Random(seed)
+    layers = rng.randint(8, 10)
+    plan, tensors = a_random_plan(rng, gpus, layers, experts=experts), _tensors(rng, layers, experts)
     for tensor, boxes in zip(tensors, _held(plan, tensors), strict=True):
         assert sum(map(_size, boxes)) == prod(tensor.shape) * max(1, tensor.experts)
         distinct = list(boxes)
@@ -76,9 +76,9 @@ def test_the_distinct_shards_of_a_tensor_are_a_partition_of_it(seed: int, gpus: 
 
 @DRAWN
 @given(st.integers(0, 10**6), st.sampled_from([1, 2, 4, 8, 16, 32]), st.sampled_from([0, 8]))
-def test_each_element_has_as_many_copies_as_the_strategy_says(seed: int, gpus: int, experts: int) -> None:
-    seeded = random.Random(seed)
-    plan = a_random_plan(seeded, gpus, 8, experts=experts)
+def test_copies_per_element_match_the_strategy(seed: int, gpus: int, experts: int) -> None:
+    rng = random.Random(seed)
+    plan = a_random_plan(rng, gpus, 8, experts=experts)
     tensors = [
         TensorSpec(f"{layer} {split} {stack}", layer, (64, 64), 12.0, split, stack)
         for layer in range(8)
@@ -94,7 +94,7 @@ def test_each_element_has_as_many_copies_as_the_strategy_says(seed: int, gpus: i
         assert set(boxes.values()) == {copies}
 
 
-def test_stages_of_an_interleaved_pipeline_share_their_groups_ranks() -> None:
+def test_interleaved_stages_share_the_ranks_of_their_group() -> None:
     plan = a_plan([[LayerStrategy(1, tp=2)] for _ in range(4)], interleave=2)
     layers = [{shard.tensor // 2 for shard in rank} for rank in compute_shards(plan, build_layer_tensors([8.0] * 4))]
     assert layers == [{0, 2}, {0, 2}, {1, 3}, {1, 3}]
@@ -112,11 +112,11 @@ def test_each_run_of_layers_follows_its_own_strategy() -> None:
     ]
 
 
-def test_zero_1_2_and_3_lie_alike_when_plans_change() -> None:
+def test_zero_1_2_and_3_have_equal_shards_at_step_boundaries() -> None:
     assert len({compute_sharding(LayerStrategy(1, dp=4, zero=zero)) for zero in (1, 2, 3)}) == 1
 
 
-def test_coarse_tensors_weigh_what_the_layers_weigh() -> None:
+def test_coarse_tensors_have_the_bytes_of_their_layers() -> None:
     tensors = build_layer_tensors([3.0, 7e9])
     assert [tensor.layer for tensor in tensors] == [0, 0, 1, 1]
     assert sum(tensor.total_bytes for tensor in tensors) == pytest.approx(7e9 + 3)
@@ -130,13 +130,13 @@ def test_coarse_tensors_weigh_what_the_layers_weigh() -> None:
         (LayerStrategy(1, dp=12, zero=3, shard_group=6, ep=4), "ep is 4; it must divide the shard group of 6"),
     ],
 )
-def test_a_strategy_that_contradicts_itself_is_refused(strategy: LayerStrategy, message: str) -> None:
+def test_inconsistent_strategy_is_rejected(strategy: LayerStrategy, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compute_shards(a_plan([[strategy]]), build_layer_tensors([1.0]))
 
 
 @pytest.mark.parametrize(("count", "message"), [(1, "layer 1 has no tensor"), (3, "layer 2 has a tensor")])
-def test_tensors_of_other_layers_than_the_plans_are_refused(count: int, message: str) -> None:
+def test_tensors_of_other_layers_are_rejected(count: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compute_shards(a_plan([[LayerStrategy(2)]]), build_layer_tensors([1.0] * count))
 
@@ -149,7 +149,7 @@ def test_tensors_of_other_layers_than_the_plans_are_refused(count: int, message:
         ({"element_bytes": float("nan")}, "element_bytes is nan"),
     ],
 )
-def test_a_tensor_that_cannot_be_is_refused(tensor: dict[str, object], message: str) -> None:
+def test_invalid_tensor_is_rejected(tensor: dict[str, object], message: str) -> None:
     fields: dict[str, object] = {"name": "w", "layer": 0, "shape": (1, 1), "element_bytes": 1.0} | tensor
     with pytest.raises(ValueError, match=message):
         TensorSpec(**fields)  # type: ignore[arg-type]  # any field
@@ -157,7 +157,7 @@ def test_a_tensor_that_cannot_be_is_refused(tensor: dict[str, object], message: 
 
 @contextmanager
 def _as_rank(rank: int, world_size: int) -> Iterator[None]:
-    """torch believes to be one rank of many; nothing is sent."""
+    """Make torch believe that it is one rank of many; nothing is sent."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         yield
@@ -188,7 +188,7 @@ _LAYER = [
 
 
 def _torch_layer(strategy: LayerStrategy) -> list[torch.Tensor]:
-    """What this rank holds of a `_Layer` under tensor parallelism and FSDP2, composed as torch documents it."""
+    """Return what this rank holds of a `_Layer` under tensor parallelism and FSDP2, composed as torch documents it."""
     spread, layer = compute_sharding(strategy), _Layer()
     copies = spread.replicas // spread.shard_group
     mesh = init_device_mesh(
@@ -219,7 +219,7 @@ def _torch_layer(strategy: LayerStrategy) -> list[torch.Tensor]:
     ],
     ids=lambda one: f"tp{one.tp} dp{one.dp} ulysses{one.ulysses} group{one.shard_group}",
 )
-def test_each_rank_holds_what_torch_gives_it(strategy: LayerStrategy) -> None:
+def test_shards_match_torch(strategy: LayerStrategy) -> None:
     held = compute_shards(a_plan([[strategy]]), _LAYER)
     whole = [_numbered(*tensor.shape) for tensor in _LAYER]
     for rank, own in enumerate(held):
@@ -232,7 +232,7 @@ def test_each_rank_holds_what_torch_gives_it(strategy: LayerStrategy) -> None:
 
 
 @pytest.mark.parametrize(("dp", "ep", "zero"), [(4, 2, 0), (4, 2, 3), (8, 2, 3), (8, 8, 3), (6, 3, 3)])
-def test_each_rank_has_the_experts_that_torch_gives_it(dp: int, ep: int, zero: int) -> None:
+def test_expert_shards_match_torch(dp: int, ep: int, zero: int) -> None:
     strategy, experts = LayerStrategy(1, dp=dp, ep=ep, zero=zero), 24
     held = compute_shards(a_plan([[strategy]]), [TensorSpec("experts", 0, (12, 3), 12.0, TensorSplit.NONE, experts)])
     whole = _numbered(experts, 12, 3)

@@ -1,9 +1,4 @@
-"""Training runs that were published, as plans: what the cost model is judged by.
-
-SC21: arXiv 2104.04473, table 1 (TFLOP/s per GPU with recompute counted, its equation 3; micro-batches and interleaving
-from Megatron-LM, examples/sc21). 2205.05198: its table 5 (seconds) and figure 1 (GiB of state and activations).
-torchtitan: its report on Llama 3 on H100, bf16 rows (tokens/s per GPU, peak GiB), without and with torch.compile.
-"""
+"""Published training runs as plans, against which the cost model is measured."""
 
 from __future__ import annotations
 
@@ -58,7 +53,7 @@ _TORCHTITAN = [(8, 5762, 82.4), (8, 6667, 77.0), (128, 5605, 67.0), (128, 6514, 
 
 @dataclass(frozen=True)
 class Run:
-    """One row; 0 where it does not say."""
+    """One row of a publication; 0 if it gives no figure."""
 
     name: str
     request: SolveRequest
@@ -70,8 +65,8 @@ class Run:
         return evaluate(self.plan, replace(self.request, hardware=(hardware,)) if hardware else self.request)
 
 
-def megatron_runs() -> list[Run]:
-    """The A100 rows."""
+def load_megatron_runs() -> list[Run]:
+    """Return the A100 rows."""
     runs = []
     for model, degrees, chunks, micro, batch, tflops in _SC21:
         layers, hidden, _ = _MODELS[model]
@@ -91,8 +86,8 @@ def megatron_runs() -> list[Run]:
     return runs
 
 
-def torchtitan_runs() -> list[Run]:
-    """The H100 rows: Llama-3.1-8B, FSDP, selective recompute of every second product."""
+def load_torchtitan_runs() -> list[Run]:
+    """Return the H100 rows: Llama-3.1-8B, FSDP, selective recompute of every second product."""
     llama = Architecture(
         family=Family.DECODER, layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256,
         sequence_length=8192, gated_mlp=True,

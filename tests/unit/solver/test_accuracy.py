@@ -1,4 +1,4 @@
-"""The cost model beside published measurements: shipped constants, one set a GPU model, and fits to drawn runs."""
+"""The cost model compared with published measurements: shipped constants, and fits to sampled runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.benchmarks.measured_runs import A100, H100, published, vtrain
 SEEDS = range(3)
 
 
-def test_18_published_runs_of_megatron_on_a100_are_told_within_5_percent_and_none_is_off_by_12() -> None:
+def test_megatron_a100_times_within_5_percent_on_average_and_12_at_most() -> None:
     runs = [
         run for source in ("SC21", "2205.05198") for _, run in published(source) if np.isfinite(run.iteration_time_s)
     ]
@@ -27,13 +27,13 @@ def test_18_published_runs_of_megatron_on_a100_are_told_within_5_percent_and_non
     assert errors.max() <= 0.12
 
 
-def test_their_memory_is_told_within_5_percent() -> None:
+def test_megatron_a100_memory_within_5_percent() -> None:
     errors = np.abs(compute_memory_errors([run for _, run in published("2205.05198")], load_gpu(A100)))
     assert len(errors) == 8
     assert errors.mean() <= 0.05
 
 
-def test_bf16_runs_of_torchtitan_on_h100_are_told_within_10_percent_in_time_and_memory() -> None:
+def test_torchtitan_h100_time_and_memory_within_10_percent() -> None:
     runs = [run for _, run in published("torchtitan")]
     assert len(runs) == 4
     assert np.abs(compute_time_errors(runs, load_gpu(H100))).mean() <= 0.1
@@ -41,15 +41,15 @@ def test_bf16_runs_of_torchtitan_on_h100_are_told_within_10_percent_in_time_and_
 
 
 @pytest.mark.parametrize(("which", "runs", "most"), [("single", 720, 0.08), ("multi", 65, 0.08)])
-def test_20_drawn_runs_of_vtrain_tell_the_others(which: str, runs: int, most: float) -> None:
-    """A single draw is off by half a per cent, so the mean over a few counts."""
+def test_fit_to_20_vtrain_runs_predicts_the_others(which: str, runs: int, most: float) -> None:
+    """The mean over a few samples counts, because a single sample varies by half a percent."""
     blind = replace(load_gpu(A100), **VTRAIN_GUESS)
     means = [errors.mean() for errors in drawn_fits(vtrain(which), blind, 20, SEEDS)]
     assert len(vtrain(which)) == runs
     assert np.mean(means) <= most
 
 
-def test_measured_runs_are_predicted_at_once_as_evaluate_does_one_by_one() -> None:
+def test_batched_predictions_match_evaluate_on_measured_runs() -> None:
     runs = [run for source in ("SC21", "2205.05198") for _, run in published(source)]
     each_s = [evaluate(run.plan, run.build_request(load_gpu(A100))).iteration_time_s for run in runs]
     assert RunTimePredictor.from_runs(runs, load_gpu(A100)).predict_s(load_gpu(A100)) == pytest.approx(

@@ -45,7 +45,7 @@ def test_canonical_shapes_are_counts_inside_a_node_and_then_whole_nodes() -> Non
 
 
 @pytest.mark.parametrize(("gpus_per_node", "gpus_max"), [(0, 8), (8, 0)])
-def test_counts_below_one_are_refused(gpus_per_node: int, gpus_max: int) -> None:
+def test_counts_below_one_are_rejected(gpus_per_node: int, gpus_max: int) -> None:
     with pytest.raises(RequestError, match="both must be at least 1"):
         list_canonical_shapes("cpu", gpus_per_node=gpus_per_node, gpus_max=gpus_max)
 
@@ -57,8 +57,8 @@ def test_more_slots_train_the_reference_model_faster() -> None:
     assert sorted(plan.samples_per_s for plan in plans) == [plan.samples_per_s for plan in plans]
 
 
-def test_a_corrected_request_leaves_out_what_fits_only_by_its_predictions() -> None:
-    """A job that takes half as much again as predicted gets plans that fit so, slower ones, under their own key."""
+def test_memory_correction_excludes_plans_that_fit_only_as_predicted() -> None:
+    """A job that uses 1.5 times the predicted memory gets slower plans that fit it, under their own key."""
     request, shape = CurveRequest("llama-2-7b", "", 64, 0), GpuShape.packed("a100-80g", 8, 8)
     corrected = replace(request, memory_percent=150)
     plain, thrifty = solve_point(request, shape), solve_point(corrected, shape)
@@ -73,7 +73,7 @@ def test_a_corrected_request_leaves_out_what_fits_only_by_its_predictions() -> N
     assert f"of {memory_bytes / 20e9:.1f} GB per GPU" in hopeless.reason
 
 
-def test_every_point_of_a_curve_is_within_the_tolerance_of_the_optimum_and_proven_so() -> None:
+def test_curve_points_are_proven_within_tolerance() -> None:
     request = CurveRequest(model="gpt2", profile_json="", global_batch=16, sequence_length=0)
     shapes = list_canonical_shapes("l40s", gpus_per_node=8, gpus_max=24)
     points = solve_curve(request, shapes)
@@ -89,7 +89,7 @@ def test_every_point_of_a_curve_is_within_the_tolerance_of_the_optimum_and_prove
         assert point.iteration_time_s * (1 - CURVE_TOLERANCE - 1e-9) <= best.iteration_time_s <= point.iteration_time_s
 
 
-def test_a_mixed_shape_brings_the_faster_gpu_model_along_and_keeps_a_plan_of_its_own() -> None:
+def test_mixed_shape_also_yields_the_point_of_its_faster_model() -> None:
     mixed, alone = GpuShape.from_node_counts([("a100-80g", 2), ("t4", 1)]), GpuShape.packed("a100-80g", 2, 2)
     points = solve_curve(TINY, (mixed,))
     assert set(points) == {mixed, alone}
@@ -99,7 +99,7 @@ def test_a_mixed_shape_brings_the_faster_gpu_model_along_and_keeps_a_plan_of_its
     assert {stage.gpu: stage.gpus for stage in own.stages} == {"a100-80g": 2, "t4": 1}
 
 
-def test_a_mixed_shape_that_can_do_nothing_together_says_what_one_of_them_can() -> None:
+def test_infeasible_mixed_shape_yields_the_point_of_one_model() -> None:
     """One layer cannot be split into the two stages that two GPU models need."""
     single = CurveRequest("", own_profile(layers=1), 12, 0)
     points = solve_curve(single, (GpuShape.from_node_counts([("a100-80g", 1), ("t4", 1)]),))
@@ -109,7 +109,7 @@ def test_a_mixed_shape_that_can_do_nothing_together_says_what_one_of_them_can() 
     assert f"1x1 {alone.stages[0].gpu} alone takes" in refused.reason
 
 
-def test_points_become_the_commands_of_the_snapshot() -> None:
+def test_points_become_commands() -> None:
     shape = GpuShape.packed("cpu", 2, 2)
     plan = solve_point(TINY, shape)
     assert build_curve_solved("key", shape, plan) == CurveSolved(
@@ -143,7 +143,7 @@ def test_a_point_can_be_solved_in_another_process() -> None:
     assert call() == {shape: solve_point(TINY, shape)}
 
 
-def test_an_own_profile_takes_the_place_of_a_preset() -> None:
+def test_inline_profile_replaces_a_shipped_model() -> None:
     own = CurveRequest("", own_profile(layers=4), 12, 0)
     shape = GpuShape.packed("cpu", 2, 2)
     assert solve_point(own, shape) == solve_point(TINY, shape)
@@ -153,7 +153,7 @@ def test_a_shape_that_cannot_split_the_batch_is_infeasible() -> None:
     assert isinstance(solve_point(TINY, GpuShape.packed("cpu", 5, 5)), Infeasibility)
 
 
-def test_unknown_models_and_gpus_are_refused() -> None:
+def test_unknown_model_and_gpu_are_rejected() -> None:
     with pytest.raises(ProfileError, match="model is 'gpt9'"):
         solve_point(CurveRequest("gpt9", "", 12, 0), GpuShape.packed("cpu", 1, 1))
     with pytest.raises(ProfileError, match="gpu is 'tpu'"):

@@ -1,4 +1,4 @@
-"""The evaluator: by hand on small plans of every schedule, on mixed shapes, and the plans that it refuses."""
+"""The evaluation: small plans of every schedule computed by hand, mixed shapes, and invalid plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _request(model: str = "llama-2-7b") -> SolveRequest:
 
 
 def _plan(*strategies: LayerStrategy, schedule: Schedule | None = None) -> ParallelPlan:
-    """Stages of two A100 GPUs each, in chain order."""
+    """Return stages of two A100 GPUs each, in chain order."""
     stages, first = [], 0
     for strategy in strategies or (TP2, DP2):
         stages.append(Stage(first, first + strategy.layers - 1, "a100-80g", strategy.gpus, (strategy,)))
@@ -47,7 +47,7 @@ def _mixed() -> tuple[ParallelPlan, SolveRequest]:
     return replace(_plan(), stages=stages), SolveRequest(load_model("llama-2-7b"), (A100, H100), MIXED, 64)
 
 
-def test_an_iteration_is_the_sum_and_the_bottleneck_for_each_further_micro_batch() -> None:
+def test_iteration_time_is_sum_plus_bottleneck_per_further_micro_batch() -> None:
     judged = evaluate(_plan(), _request())
     times = [stage.time_s for stage in judged.stages] + list(judged.hand_overs_s)
     assert len(times) == 3
@@ -77,7 +77,7 @@ def test_gpipe_takes_as_long_as_1f1b_and_holds_every_micro_batch() -> None:
     assert flow.peak_bytes_per_gpu < all_at_once.peak_bytes_per_gpu
 
 
-def test_stages_on_unlike_gpus_have_their_own_times_and_memory() -> None:
+def test_stages_on_different_gpus_have_their_own_times_and_memory() -> None:
     plan, request = _mixed()
     judged = evaluate(plan, request)
     assert judged.fits
@@ -91,7 +91,7 @@ def test_stages_on_unlike_gpus_have_their_own_times_and_memory() -> None:
     )
 
 
-def test_the_parts_of_a_stage_add_up_and_name_what_bounds_it() -> None:
+def test_time_parts_of_a_stage_add_up() -> None:
     first, second = evaluate(_plan(), _request()).stages
     assert first.time_s == pytest.approx(first.parts.compute_s + first.parts.communication_s + first.parts.other_s)
     assert first.parts.tensor_s > 0 == second.parts.tensor_s
@@ -112,7 +112,7 @@ def test_a_change_of_layout_inside_a_stage_takes_time() -> None:
     assert changed.time_s != whole
 
 
-def test_a_plan_beyond_the_limit_does_not_fit() -> None:
+def test_plan_beyond_the_limit_does_not_fit() -> None:
     lean = _plan(*[replace(TP2, recompute=Recompute.FULL)] * 2)
     peak = evaluate(lean, _request()).peak_bytes_per_gpu
     assert evaluate(lean, replace(_request(), memory_bytes_max=peak)).fits
@@ -148,7 +148,7 @@ def test_recompute_saves_memory_and_costs_time() -> None:
         (_plan(LayerStrategy(layers=16, dp=4), LayerStrategy(layers=16, dp=4)), "the plan has 8 GPUs"),
     ],
 )  # fmt: skip
-def test_a_plan_that_cannot_be_carried_out_is_refused(plan: ParallelPlan, message: str) -> None:
+def test_invalid_plan_is_rejected(plan: ParallelPlan, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         evaluate(plan, _request())
 
@@ -170,14 +170,14 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(plan: ParallelPlan, messag
         (Dimension.OFFLOAD, _plan(TP2, replace(DP2, zero=1, shard_group=2, offload=True))),
     ],
 )
-def test_a_worker_must_support_what_a_plan_uses(dimension: Dimension, plan: ParallelPlan) -> None:
+def test_worker_must_support_the_dimensions_of_a_plan(dimension: Dimension, plan: ParallelPlan) -> None:
     assert evaluate(plan, _request()).iteration_time_s > 0
     without = replace(A100, dimensions=A100.dimensions - {dimension})
     with pytest.raises(PlanError, match=f"does not support {dimension.value}"):
         evaluate(plan, replace(_request(), hardware=(without,)))
 
 
-def test_degrees_must_divide_what_they_split() -> None:
+def test_degrees_must_divide_their_axes() -> None:
     mixtral = _request("mixtral-8x7b")
     three = _plan(LayerStrategy(layers=32, tp=2, sequence_sharding=True, dp=2, ep=2))
     assert evaluate(three, mixtral).iteration_time_s > 0
@@ -197,13 +197,13 @@ def test_degrees_must_divide_what_they_split() -> None:
         evaluate(replace(_plan(), micro_batches=64, micro_batch_size=1), _request())
 
 
-def test_a_plan_for_another_gpu_is_refused() -> None:
+def test_plan_for_another_gpu_is_rejected() -> None:
     other = replace(_plan(), stages=tuple(replace(stage, gpu="h100-80g") for stage in _plan().stages))
     with pytest.raises(PlanError, match="a stage is on 'h100-80g'; the shape has a100-80g"):
         evaluate(other, _request())
 
 
-def test_a_mixed_shape_may_leave_out_a_gpu_model_but_not_a_part_of_it() -> None:
+def test_mixed_shape_can_leave_out_only_a_whole_gpu_model() -> None:
     plan, request = _mixed()
     half = replace(
         plan, stages=(plan.stages[0], replace(plan.stages[1], gpus=2, strategies=(replace(TP2, layers=20),)))

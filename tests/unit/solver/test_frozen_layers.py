@@ -1,4 +1,4 @@
-"""Models whose first layers are frozen, as PipeTransformer (ICML'21) freezes them over a training."""
+"""Models whose first layers are frozen, as PipeTransformer (ICML'21) freezes them during training."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_published_schedule_turns_pipeline_stages_into_replicas() -> None:
 
 
 def _replicas(plan: ParallelPlan) -> int:
-    """The largest data-parallel degree: the embedding's and the head's layers may have smaller ones."""
+    """Return the largest data-parallel degree; layers with embedding or head may have smaller ones."""
     return max(run.dp for stage in plan.stages for run in stage.strategies)
 
 
@@ -76,7 +76,7 @@ def test_no_plan_takes_longer_or_more_memory_with_more_layers_frozen(layers: int
 
 
 @pytest.mark.parametrize("layers", [-1, 13])
-def test_only_layers_that_there_are_can_be_frozen(layers: int) -> None:
+def test_frozen_layers_must_exist(layers: int) -> None:
     message = f"model 'gpt2': frozen_layers is {layers}; it must be from 0 to the number of layers, 12"
     with pytest.raises(ProfileError, match=message):
         GPT2.with_frozen_layers(layers)
@@ -102,7 +102,7 @@ def test_freezing_adds_to_what_is_frozen_already() -> None:
     assert GPT2.with_frozen_layers(0) == GPT2
 
 
-def test_a_head_that_was_tied_goes_on_alone() -> None:
+def test_tied_head_is_untied_from_a_frozen_embedding() -> None:
     frozen = GPT2.with_frozen_layers(1)
     assert frozen.parameters == GPT2.parameters + GPT2.head.parameters
     one, two = (build_layer_chain(frozen, Precision.BF16, stages=stages) for stages in (1, 2))
@@ -138,7 +138,7 @@ def test_with_all_layers_frozen_the_head_alone_has_gradients_state_and_traffic()
     assert 0 < float(times.data_s[0, 0]) < float(whole.data_s[0, 0])
 
 
-def test_frozen_layers_are_gathered_still_but_scatter_nothing() -> None:
+def test_frozen_layers_are_gathered_but_not_scattered() -> None:
     """Under FSDP one gather a micro-batch is left of two gathers and a scatter."""
     exposed = replace(T4, overlap_coefficient=2.0)
     kinds = tuple(build_layer_chain(model, T4.precision, stages=1)[1] for model in (GPT2, GPT2.with_frozen_layers(4)))

@@ -1,4 +1,4 @@
-"""Why there is no plan, and the smallest change that would help."""
+"""Reasons why there is no plan, and the smallest change that would help."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _request(model: str, gpu: str, gpus: int, memory_bytes: int = 0) -> SolveReq
     return SolveRequest(load_model(model), (load_gpu(gpu),), GpuShape.packed(gpu, gpus, 8), 64, memory_bytes)
 
 
-def test_too_little_memory_names_the_leanest_plan_and_what_would_do() -> None:
+def test_memory_reason_reports_the_leanest_plan_and_a_feasible_change() -> None:
     request = _request("llama-2-7b", "a100-80g", 2, 16 * 10**9)
     reason = explain_infeasible_memory(request, enumerate_pipelines(request, OracleCache())).reason
     found = re.match(r"needs ([\d.]+) GB of 16.0 GB per GPU of a100-80g at tp=\d", reason)
@@ -33,7 +33,7 @@ def test_too_little_memory_names_the_leanest_plan_and_what_would_do() -> None:
     assert isinstance(solve_plan(enough), ParallelPlan)
 
 
-def test_the_memory_that_is_said_to_do_does_to_its_last_digit() -> None:
+def test_reported_memory_is_sufficient_to_its_last_digit() -> None:
     for model, gpus in (("llama-2-13b", 8), ("vit-huge", 1)):
         request = _request(model, "a100-80g", gpus, 2_100_000_000)
         found = solve_plan(request)
@@ -43,13 +43,13 @@ def test_the_memory_that_is_said_to_do_does_to_its_last_digit() -> None:
         assert isinstance(solve_plan(replace(request, memory_bytes_max=round(float(needed[1]) * 1e9))), ParallelPlan)
 
 
-def test_a_batch_that_nothing_divides_names_one_that_would_do() -> None:
+def test_batch_reason_reports_a_feasible_batch() -> None:
     reason = explain_infeasible_batch(_request("tiny-gpt", "cpu", 7)).reason
     assert "a global batch of 64 cannot be split evenly over 7 GPUs" in reason
     assert reason.endswith("a global batch of 63 is possible")
 
 
-def test_a_search_without_a_split_of_the_batch_says_so_and_its_advice_helps() -> None:
+def test_search_reports_a_feasible_batch() -> None:
     request = _request("tiny-gpt", "cpu", 7)
     found = solve_plan(request)
     assert isinstance(found, Infeasibility)
@@ -58,13 +58,13 @@ def test_a_search_without_a_split_of_the_batch_says_so_and_its_advice_helps() ->
     assert isinstance(solve_plan(replace(request, global_batch=advised)), ParallelPlan)
 
 
-def test_a_limit_below_the_reserve_is_infeasible() -> None:
+def test_limit_below_the_reserve_is_infeasible() -> None:
     found = solve_plan(_request("gpt2", "a100-80g", 2, 10**9))
     assert isinstance(found, Infeasibility)
     assert found.constraint == "memory"
 
 
-def test_two_gpu_models_without_room_name_the_one_that_lacks_most() -> None:
+def test_memory_reason_of_two_models_names_the_one_that_lacks_most() -> None:
     shape = GpuShape((GpuGroup("a100-80g", 1, 1), GpuGroup("t4", 1, 1)))
     hardware = tuple(load_gpu(group.gpu) for group in shape.groups)
     found = solve_plan(SolveRequest(load_model("llama-2-70b"), hardware, shape, 8))
@@ -73,7 +73,7 @@ def test_two_gpu_models_without_room_name_the_one_that_lacks_most() -> None:
     assert re.match(r"needs [\d.]+ GB of [\d.]+ GB per GPU of (a100-80g|t4) at tp=1, pp=2, ", found.reason)
 
 
-def test_layers_beyond_any_memory_are_infeasible_whatever_the_batch() -> None:
+def test_layers_larger_than_any_memory_are_infeasible() -> None:
     model = load_model("nano-gpt")
     layer = replace(model.layers[0], activation_bytes_per_sample=2**43, boundary_bytes_per_sample=2**43)
     model = replace(model, layers=(layer,))

@@ -1,4 +1,4 @@
-"""Inspection: where the step of a plan goes, and what binds each of its stages."""
+"""Inspection: how a plan's step is spent, and what limits each of its stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def request_on(shape: GpuShape, *, memory_bytes: int = 0, batch: int = 16) -> So
 
 
 def pipeline(cut: int, *, micro_batches: int) -> ParallelPlan:
-    """gpt2 on two A100, the first with the layers below `cut`."""
+    """Return a plan of gpt2 on two A100, the first with the layers below `cut`."""
     spans = ((0, cut - 1), (cut, 11))
     stages = tuple(
         Stage(first, last, "a100-80g", 1, (LayerStrategy(layers=last - first + 1),)) for first, last in spans
@@ -61,7 +61,7 @@ def solve(request: SolveRequest) -> ParallelPlan:
     return result
 
 
-def test_a_stage_that_waits_most_of_the_time_is_bound_by_the_bubble_and_the_other_by_compute() -> None:
+def test_idle_stage_is_bound_by_the_bubble() -> None:
     long, short = inspect_plan(pipeline(11, micro_batches=8), PAIR).devices
     assert (long.bound, short.bound) == (Bound.COMPUTE, Bound.BUBBLE)
 
@@ -76,7 +76,7 @@ def test_communication_is_named_by_its_largest_kind() -> None:
     assert [device.bound for device in inspect_plan(plan, request).devices] == [Bound.DATA]
 
 
-def test_a_full_memory_is_told_beside_what_takes_the_time() -> None:
+def test_full_memory_is_flagged() -> None:
     roomy = solve(PAIR)
     assert not inspect_plan(roomy, PAIR).devices[0].memory_near_limit
     tight = replace(PAIR, memory_bytes_max=roomy.peak_bytes_per_gpu)
@@ -85,22 +85,22 @@ def test_a_full_memory_is_told_beside_what_takes_the_time() -> None:
     assert device.memory_bytes_max == roomy.peak_bytes_per_gpu
 
 
-def test_the_answer_is_the_plan_with_its_inspection_and_runners_up() -> None:
+def test_json_has_plan_inspection_and_runners_up() -> None:
     outcome = search_plan(PAIR, runners_up=2)
     assert isinstance(outcome.result, ParallelPlan)
-    told = json.loads(json.dumps(search_outcome_to_json(outcome, outcome.result, PAIR)))
-    assert plan_from_json(told) == outcome.result
-    assert told["runners_up"]
-    for other in told["runners_up"]:
-        assert other["iteration_time_s"] == pytest.approx((1 + other["slower_ratio"]) * told["iteration_time_s"])
-    assert (told["remark"], told["whole"]) == ("", None)
+    document = json.loads(json.dumps(search_outcome_to_json(outcome, outcome.result, PAIR)))
+    assert plan_from_json(document) == outcome.result
+    assert document["runners_up"]
+    for other in document["runners_up"]:
+        assert other["iteration_time_s"] == pytest.approx((1 + other["slower_ratio"]) * document["iteration_time_s"])
+    assert (document["remark"], document["whole"]) == ("", None)
 
 
-def test_where_mixing_does_not_pay_the_answer_has_the_best_plan_of_all_gpus_too() -> None:
+def test_json_of_a_partly_used_shape_has_the_full_shape_plan() -> None:
     request = request_on(GpuShape((GpuGroup("h100-80g", 1, 2), GpuGroup("l40s", 1, 1))), batch=2)
     outcome = search_plan(request)
     assert isinstance(outcome.result, ParallelPlan)
-    told = search_outcome_to_json(outcome, outcome.result, request)
-    assert told["remark"].startswith("1x2 h100-80g alone")
-    assert {stage["gpu"] for stage in told["stages"]} == {"h100-80g"}
-    assert told["whole"]["slower_ratio"] > 0
+    document = search_outcome_to_json(outcome, outcome.result, request)
+    assert document["remark"].startswith("1x2 h100-80g alone")
+    assert {stage["gpu"] for stage in document["stages"]} == {"h100-80g"}
+    assert document["whole"]["slower_ratio"] > 0

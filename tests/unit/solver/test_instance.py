@@ -1,4 +1,4 @@
-"""The price of a solution, added up by hand."""
+"""The cost of a solution, added up by hand."""
 
 from __future__ import annotations
 

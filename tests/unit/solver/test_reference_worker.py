@@ -1,4 +1,4 @@
-"""What the solver plans for the reference worker, the worker runs."""
+"""The worker can run everything that the solver plans for it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from scheduler.trainer.context_parallel import compute_token_positions
 from scheduler.trainer.layout import build_layout
 from scheduler.trainer.model import SIZES
 from scheduler.trainer.model_parts import validate_divisibility
-from tests.properties.plan_space import Pipe, every_pipe
+from tests.properties.plan_space import Pipe, enumerate_pipes
 
 CPU = load_gpu("cpu")
 COUNTS = (1, 2, 3, 4, 6, 8)
 
 
-def splits_tokens(strategy: LayerStrategy, tokens: int) -> None:
+def can_split_tokens(strategy: LayerStrategy, tokens: int) -> None:
     share = len(compute_token_positions(tokens=tokens, ulysses=strategy.ulysses, ring=strategy.ring, index=0))
     assert share * strategy.ulysses * strategy.ring == tokens
     assert not strategy.sequence_sharding or share % strategy.tp == 0
@@ -36,13 +36,13 @@ def splits_tokens(strategy: LayerStrategy, tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [64, 60, 50, 49, 12, 6])
 @pytest.mark.parametrize("gpus", COUNTS)
-def test_every_candidate_splits_sequences_as_the_worker_can(gpus: int, tokens: int) -> None:
+def test_candidates_split_sequences_as_the_worker_does(gpus: int, tokens: int) -> None:
     heads = SIZES["mini-gpt"].heads
     layers = build_layer_chain(load_model("mini-gpt", tokens), Precision.FP32, stages=1)
     setting = StageSetting.for_stage(CPU, node_gpus=gpus, gpus=gpus, global_batch=4)
     for costed in compute_stage_costs(layers, setting).values():
         for strategy in map(costed.build_strategy, range(costed.costs.strategies)):
-            splits_tokens(strategy, tokens)
+            can_split_tokens(strategy, tokens)
             assert heads % (strategy.tp * strategy.ulysses) == 0
 
 
@@ -56,7 +56,7 @@ def test_every_plan_for_a_reference_model_fits_it() -> None:
             found += 1
             run = build_layout(plan, world_size=gpus, block_count=SIZES[name].layers)
             for strategy in run.strategies:
-                splits_tokens(strategy, SIZES[name].sequence)
+                can_split_tokens(strategy, SIZES[name].sequence)
     assert found > 150
 
 
@@ -105,7 +105,7 @@ def test_the_worker_accepts_every_plan_that_the_solver_may_choose(name: str, gpu
     hardware = tuple(replace(ABLE, gpu=f"gpu{number}") for number in range(len(gpus)))
     shape = GpuShape(tuple(GpuGroup(one.gpu, 1, count) for one, count in zip(hardware, gpus, strict=True)))
     strategies = set[LayerStrategy]()
-    for pipe in every_pipe(SolveRequest(load_model(name), hardware, shape, global_batch=12)):
+    for pipe in enumerate_pipes(SolveRequest(load_model(name), hardware, shape, global_batch=12)):
         for plan in plans_with_every_strategy(pipe):
             run = build_layout(plan, world_size=plan.world_size, block_count=size.layers)
             validate_divisibility(run, size)

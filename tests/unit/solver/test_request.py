@@ -1,4 +1,4 @@
-"""What a caller can get wrong: one error each, which names the field, the value and what is allowed."""
+"""Invalid requests and profiles: each error names the field and the value."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAIN = SolveRequest(GPT2, (A100,), ONE, 8)
         ),
     ],
 )
-def test_a_request_that_contradicts_itself_is_refused(change: dict[str, Any], message: str) -> None:
+def test_inconsistent_request_is_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as refused:
         replace(PLAIN, **change)
     assert str(refused.value).startswith(message)
@@ -50,7 +50,7 @@ def test_a_request_that_contradicts_itself_is_refused(change: dict[str, Any], me
 @pytest.mark.parametrize(
     "field", ["intra_bandwidth_bytes_per_s", "inter_bandwidth_bytes_per_s", "peak_flops_per_s", "memory_bytes"]
 )
-def test_a_gpu_figure_that_cannot_be_never_reaches_the_search(field: str, value: float) -> None:
+def test_invalid_gpu_figure_is_rejected(field: str, value: float) -> None:
     with pytest.raises(ProfileError) as refused:
         replace(A100, **{field: value})  # type: ignore[arg-type]  # the mistake under test
     assert str(refused.value) == f"GPU 'a100-80g': {field} is {value}; it must be a finite number above 0"
@@ -58,13 +58,13 @@ def test_a_gpu_figure_that_cannot_be_never_reaches_the_search(field: str, value:
 
 @pytest.mark.parametrize("value", [nan, inf, 0, -1])
 @pytest.mark.parametrize("field", ["layers", "flops_per_sample", "parameters", "activation_bytes_per_sample"])
-def test_a_layer_figure_that_cannot_be_never_reaches_the_search(field: str, value: float) -> None:
+def test_invalid_layer_figure_is_rejected(field: str, value: float) -> None:
     with pytest.raises(ProfileError) as refused:
         replace(GPT2.layers[0], **{field: value})  # type: ignore[arg-type]  # the mistake under test
     assert str(refused.value) == f"layer profile: {field} is {value}; it must be a finite number above 0"
 
 
-def test_three_gpu_models_are_refused_by_name() -> None:
+def test_three_gpu_models_are_infeasible() -> None:
     gpus = ("h100-80g", "t4", "l40s")
     shape = GpuShape(tuple(GpuGroup(gpu, 1, 1) for gpu in gpus))
     outcome = search_plan(SolveRequest(GPT2, tuple(map(load_gpu, gpus)), shape, 8))
@@ -74,7 +74,7 @@ def test_three_gpu_models_are_refused_by_name() -> None:
     )
 
 
-def test_a_peak_is_corrected_upwards_alone() -> None:
+def test_memory_correction_only_raises_the_peak() -> None:
     with pytest.raises(RequestError, match="memory_percent is 99"):
         replace(PLAIN, memory_percent=99)
     (plain,), (corrected,) = PLAIN.groups, replace(PLAIN, memory_percent=125).groups
@@ -85,7 +85,7 @@ def _measured(*degrees: int) -> LayerProfile:
     return replace(GPT2.layers[0], layers=2, forward_s_per_sample=tuple((degree, 1e-3 / degree) for degree in degrees))
 
 
-def test_layers_need_a_profile_at_degree_1_and_all_at_the_same_degrees() -> None:
+def test_measured_layers_need_degree_1_and_equal_degrees() -> None:
     with pytest.raises(ProfileError, match="forward_s_per_sample has degrees 2, 4; degree 1 is needed"):
         _measured(2, 4)
     with pytest.raises(ProfileError, match=r"layers\[1\]: forward_s_per_sample has degrees 1; it must have those of"):
@@ -94,7 +94,7 @@ def test_layers_need_a_profile_at_degree_1_and_all_at_the_same_degrees() -> None
         replace(GPT2, layers=(_measured(1, 2), GPT2.layers[0]))
 
 
-def test_no_plan_uses_a_degree_without_a_profile() -> None:
+def test_plans_use_only_measured_degrees() -> None:
     request = replace(PLAIN, model=replace(GPT2, layers=(_measured(1, 2),)), global_batch=1)
     found = solve_plan(request)
     assert isinstance(found, ParallelPlan)
@@ -104,6 +104,6 @@ def test_no_plan_uses_a_degree_without_a_profile() -> None:
         evaluate(ParallelPlan(Schedule(), 1, 1, 0.0, 0.0, 0, (everywhere,)), request)
 
 
-def test_an_empty_model_is_refused() -> None:
+def test_empty_model_is_rejected() -> None:
     with pytest.raises(ProfileError, match="layers is empty; at least one run of layers is needed"):
         ModelProfile("nothing", 1, ())

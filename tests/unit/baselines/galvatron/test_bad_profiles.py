@@ -1,4 +1,4 @@
-"""Profile folders that cannot be used are refused in words."""
+"""Invalid profile folders are rejected with file and field."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         ("spec.json", lambda d: d.update(gpus_per_node=6), "allreduce_bandwidth_1nodes_6gpus_per_node.json: No such f"),
     ],
 )
-def test_a_wrong_figure_is_refused_by_name(
+def test_invalid_value_is_rejected_by_field(
     folder: Path, name: str, change: Callable[[dict[str, Any]], object], complaint: str
 ) -> None:
     rewrite(folder / name, change)
@@ -68,7 +68,7 @@ def test_a_wrong_figure_is_refused_by_name(
     assert complaint in str(refused.value)
 
 
-def test_a_missing_or_malformed_file_is_refused_by_name(folder: Path) -> None:
+def test_missing_or_malformed_file_is_rejected_by_name(folder: Path) -> None:
     (folder / TIMES).write_text('{"a": ')
     with pytest.raises(ProfileError, match=f"{TIMES}: not JSON"):
         compare_with_galvatron(folder, MemoryLimitReading.NOMINAL)

@@ -28,20 +28,20 @@ from baselines.galvatron.strategy_space import (
     compute_memory_limit_mb,
     enumerate_strategy_sets,
 )
-from tests.builders_galvatron import SOLVED, recorded
+from tests.builders_galvatron import SOLVED, load_recorded_answer
 
 SEARCH_CHARGES = 100
 """Galvatron's dynamic programme prices transitions this many times too high."""
 
 
 @pytest.mark.parametrize("folder", SOLVED, ids=lambda folder: folder.name)
-def test_galvatrons_own_plan_takes_the_time_and_memory_that_it_recorded(folder: Path) -> None:
-    case, answer = read_case(folder), recorded(folder)
+def test_galvatron_plan_matches_its_recorded_time_and_memory(folder: Path) -> None:
+    case, answer = read_case(folder), load_recorded_answer(folder)
     cap = compute_memory_limit_mb(case.memory_gb, MemoryLimitReading.KEPT_BACK)
     judged = evaluate_plan(parse_plan(JsonField.from_file(folder / "result.json"), case, cap), case)
     assert judged.iteration_s == pytest.approx(answer["iter_time_s"], rel=1e-4)
     assert judged.iteration_s == judged.judged_s <= judged.bottleneck_s
-    # Its figures contain what it keeps back.
+    # Its figures include the memory that it reserves.
     kept_back = compute_memory_limit_mb(case.memory_gb, MemoryLimitReading.NOMINAL) - cap
     assert [used + kept_back for used in judged.memory_mb] == [int(mb) for mb in answer["best"]["memory_used_mb"]]
 
@@ -68,7 +68,7 @@ def test_every_cost_table_is_reproduced(folder: Path) -> None:
 
 
 def strategies_of(setting: PipelineSetting, tables: dict[str, Any]) -> list[Strategy]:
-    """Of all strategies, those that the tables name, in their order."""
+    """Return the strategies that the tables name, in their order."""
     by_label = {
         one.label(setting.stages): one
         for _, found in enumerate_strategy_sets(setting, restricted=True)

@@ -1,4 +1,4 @@
-"""The exact search on the instances of Galvatron's own dynamic programme."""
+"""The exact search on instances of Galvatron's own dynamic programme."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.builders_galvatron import SOLVED, StageTable, solve_table, stage_tables
+from tests.builders_galvatron import SOLVED, StageTable, load_stage_tables, solve_table
 
 
 def exact_dp_s(table: StageTable) -> float:
-    """Least time by dynamic programming over layers, split and whole MB, without the bias that orders equals."""
+    """Return the least time by dynamic programming over layers, split and whole MB, without the bias that orders
+    equals."""
     kinds, kind = np.unique(table.charged_s, axis=0, return_inverse=True)
     members = [np.flatnonzero(kind.reshape(-1) == one) for one in range(len(kinds))]
     between = [[table.charged_s[former[0], latter[0]] for latter in members] for former in members]
-    least = np.zeros((len(members), table.room_mb + 1))  # By the kind of the layer before and the MB at hand.
+    least = np.zeros((len(members), table.room_mb + 1))  # By the kind of the previous layer and the MB in use.
     for layer in range(table.layers):
         reach = np.full((len(members), table.room_mb + 1), inf)
         for latter, own in enumerate(members):
@@ -31,8 +32,8 @@ def exact_dp_s(table: StageTable) -> float:
 
 
 @pytest.mark.parametrize("folder", SOLVED, ids=lambda folder: folder.name)
-def test_every_stage_table_is_solved_exactly_and_never_worse_than_by_galvatron(folder: Path) -> None:
-    tables = stage_tables(folder)
+def test_stage_tables_are_solved_exactly_and_no_worse_than_by_galvatron(folder: Path) -> None:
+    tables = load_stage_tables(folder)
     assert tables
     for table in tables:
         answer = solve_table(table)
@@ -44,6 +45,6 @@ def test_every_stage_table_is_solved_exactly_and_never_worse_than_by_galvatron(f
         assert table.memory_mb[list(answer.choice)].sum() <= table.room_mb
 
 
-def test_the_search_agrees_with_dynamic_programming_over_whole_megabytes() -> None:
-    for table in (table for folder in SOLVED for table in stage_tables(folder)):
+def test_search_matches_dynamic_programming_over_whole_megabytes() -> None:
+    for table in (table for folder in SOLVED for table in load_stage_tables(folder)):
         assert solve_table(table).cost_s == pytest.approx(exact_dp_s(table), rel=1e-11)

@@ -13,11 +13,11 @@ from scheduler.solver.profiles.hardware_profile import Collective, CollectiveTab
 
 
 @pytest.mark.parametrize("name", list_gpu_names())
-def test_a_written_profile_reads_as_the_same_with_the_units_of_the_reader(name: str) -> None:
+def test_written_profile_parses_to_the_same_profile(name: str) -> None:
     assert parse_gpu(format_gpu_document(load_gpu(name), source="a test", sources={})) == load_gpu(name)
 
 
-def test_measured_collectives_and_sources_are_written_too() -> None:
+def test_collectives_and_sources_are_written() -> None:
     table = CollectiveTable(Collective.ALL_REDUCE, 4, ((1e3, 1e-5), (1e6, 1e-4)))
     profile = replace(load_gpu("h200"), collectives=(table,))
     text = format_gpu_document(profile, source="given", sources={"efficiency": "fitted"})

@@ -1,4 +1,4 @@
-"""Time and memory of one layer: single terms by hand."""
+"""Time and memory of one layer: single terms computed by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _bytes(strategy: LayerStrategy, layer: Layer | None = None) -> tuple[int, in
     return int(state[0, 0]), int(kept[0, 0]), int(compute_buffer_bytes(kinds, chosen, setting)[0])
 
 
-def test_products_take_their_flops_and_small_ones_lose_efficiency_to_their_operands() -> None:
+def test_small_products_lose_efficiency_to_their_operands() -> None:
     layer = replace(_layer(), attention_flops=0.0, traffic_bytes=0)
     one = LayerStrategy(layers=1)
     ideal_s = 3 * 8 * layer.flops / (A100.peak_flops_per_s * A100.efficiency)
@@ -52,8 +52,8 @@ def test_products_take_their_flops_and_small_ones_lose_efficiency_to_their_opera
     assert 1.02 * ideal_s < small < 1.5 * ideal_s
 
 
-def test_a_head_is_slower_where_its_columns_do_not_fill_the_tensor_cores() -> None:
-    """50,257 columns are unaligned on one GPU, and padded where they have to be split."""
+def test_unaligned_head_columns_are_slower() -> None:
+    """50,257 columns are unaligned on one GPU, and padded if they are split."""
     flops, even = 1e12, replace(A100, unaligned_slowdown=1.0)
     head = replace(_layer(), attached_flops=flops, columns=50_257)
     for tp, columns, slower in ((1, 50_257, True), (2, 50_257, False), (2, 50_264, True), (2, 50_304, False)):
@@ -108,7 +108,7 @@ def test_zero_2_reduces_with_each_micro_batch_and_zero_1_once() -> None:
     one, two = (
         float(_times(replace(FSDP8, zero=zero), hardware=exposed, micro_batches=4).data_s[0, 0]) for zero in (1, 2)
     )
-    assert two == pytest.approx(2.5 * one)  # Per micro-batch (4 + 1) / 4 of a message, against (1 + 1) / 4.
+    assert two == pytest.approx(2.5 * one)  # Per micro-batch: (4 + 1) / 4 of a message instead of (1 + 1) / 4
 
 
 def test_a_hybrid_shard_keeps_most_messages_inside_the_node() -> None:
@@ -150,7 +150,7 @@ def test_a_frozen_layer_holds_weights_alone_and_passes_gradients_only_behind_a_t
     first = replace(behind, backward=False)
     forward_s = float(_times(DP8, layer=first).compute_s[0, 0])
     assert 2 * forward_s < float(_times(DP8, layer=behind).compute_s[0, 0]) < float(_times(DP8).compute_s[0, 0])
-    assert abs(float(_times(DP8, layer=behind).data_s[0, 0])) < 1e-15  # A difference of sums: rounding is left.
+    assert abs(float(_times(DP8, layer=behind).data_s[0, 0])) < 1e-15  # A difference of sums, with a rounding error
     assert float(_times(DP8, layer=behind).other_s[0, 0]) == 0.0
     assert _bytes(DP8, first)[:2] == (2 * trained.parameters, 0)
 
@@ -164,7 +164,7 @@ def test_state_shrinks_stage_by_stage() -> None:
     assert _bytes(replace(FSDP8, offload=True))[0] == pytest.approx(6 / 8 * weights)
 
 
-def test_offload_pays_the_host() -> None:
+def test_offload_costs_host_time() -> None:
     own, host = _times(FSDP8), _times(replace(FSDP8, offload=True))
     held = _layer().parameters / 8
     expected = held * (4 / A100.host_bandwidth_bytes_per_s + A100.host_optimizer_s_per_parameter) / 8

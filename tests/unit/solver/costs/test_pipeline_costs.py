@@ -1,4 +1,4 @@
-"""Chains, candidates, hand-overs and micro-batches in flight."""
+"""Layer chains, candidates, hand-overs and micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _strategies(costed: CostedStrategies) -> list[object]:
     return [costed.build_strategy(number) for number in range(costed.costs.strategies)]
 
 
-def test_a_tied_head_is_held_again_only_by_a_pipeline_which_sums_its_gradients() -> None:
+def test_tied_head_is_copied_only_in_a_pipeline() -> None:
     gpt2 = load_model("gpt2")
     alone, split = (build_layer_chain(gpt2, Precision.BF16, stages=stages) for stages in (1, 2))
     assert split[-1].parameters - alone[-1].parameters == gpt2.head.parameters
@@ -71,7 +71,7 @@ def test_samples_are_split_first_and_tokens_where_samples_run_out() -> None:
     assert all(found[1].build_strategy(n).ulysses == 1 for n in range(found[1].costs.strategies))
 
 
-def test_a_worker_without_a_dimension_gets_no_strategy_that_needs_it() -> None:
+def test_unsupported_dimensions_yield_no_strategies() -> None:
     layers = build_layer_chain(load_model("mixtral-8x7b"), Precision.BF16, stages=1)
     bare = replace(A100, dimensions=frozenset({Dimension.DATA}))
     found = compute_stage_costs(layers, StageSetting.for_stage(bare, node_gpus=8, gpus=8, global_batch=16))
@@ -95,7 +95,7 @@ def test_earlier_devices_hold_more_micro_batches() -> None:
     assert count_in_flight(Schedule(ScheduleName.GPIPE), micro_batches=8, devices=4, position=3) == 8
 
 
-def test_the_first_device_of_an_interleaved_pipeline_holds_what_korthikanti_counts() -> None:
+def test_interleaved_in_flight_matches_korthikanti() -> None:
     woven = Schedule(ScheduleName.INTERLEAVED, 3)
     first = count_in_flight(woven, micro_batches=64, devices=8, position=0)
     assert first == pytest.approx(8 * (1 + 7 / (8 * 3)))

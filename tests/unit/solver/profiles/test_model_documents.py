@@ -1,4 +1,4 @@
-"""Model profiles as users write them, and what the reader refuses, in words that can be read aloud."""
+"""Model profiles as users write them, and their validation."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def _layers(*changes: dict[str, Any]) -> str:
     return json.dumps({"name": "net", "sequence_length": 64, "layers": layers, "head": {"parameters": 7}})
 
 
-def test_a_figure_may_be_bare_or_say_its_unit_and_source() -> None:
+def test_figure_can_have_unit_and_source() -> None:
     told = {"value": 128, "unit": "values", "source": "a choice"}
     assert parse_model(_architecture(hidden=told)) == parse_model(_architecture())
 
 
-def test_a_document_may_name_one_source_for_all_its_figures() -> None:
+def test_document_can_have_one_source() -> None:
     sourced = json.dumps({"name": "net", "source": "a choice", "architecture": DECODER})
     assert parse_model(sourced) == parse_model(_architecture())
 
 
-def test_a_model_without_a_family_is_a_decoder_with_as_many_key_heads_as_heads() -> None:
+def test_default_family_is_decoder_with_full_key_heads() -> None:
     assert parse_model(_architecture(family="decoder", kv_heads=4, head_dim=32)) == parse_model(_architecture())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0, -3, 1.5, 10**400, 1e200, "many", True, None])
 @pytest.mark.parametrize("field", ["layers", "hidden", "kv_heads", "vocabulary", "sequence_length"])
-def test_a_size_that_cannot_be_is_refused_by_name(field: str, value: object) -> None:
+def test_invalid_size_is_rejected_by_name(field: str, value: object) -> None:
     with pytest.raises(ProfileError, match=f"architecture of 'net': {field} is"):
         parse_model(_architecture(**{field: value}))
 
@@ -77,7 +77,7 @@ def test_a_size_that_cannot_be_is_refused_by_name(field: str, value: object) -> 
         ({"family": "vision"}, "field 'channels' is missing"),
     ],
 )
-def test_a_contradictory_architecture_is_refused(change: dict[str, object], message: str) -> None:
+def test_inconsistent_architecture_is_rejected(change: dict[str, object], message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         parse_model(_architecture(**change))
 
@@ -91,17 +91,17 @@ def test_a_contradictory_architecture_is_refused(change: dict[str, object], mess
         ({"sequence_length": 9}, "field 'sequence_length' is unknown"),
     ],
 )
-def test_a_contradictory_vision_model_is_refused(change: dict[str, object], message: str) -> None:
+def test_inconsistent_vision_model_is_rejected(change: dict[str, object], message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         parse_model(json.dumps({"name": "net", "architecture": VISION | change}))
 
 
-def test_a_list_of_layers_is_read_as_it_stands() -> None:
+def test_list_of_layers_is_parsed() -> None:
     model = parse_model(_layers())
     assert (model.layer_count, model.parameters, model.layers[0].heads) == (2, 2007, 8)
 
 
-def test_a_layer_takes_every_figure_of_its_profile() -> None:
+def test_layer_accepts_every_profile_figure() -> None:
     told: dict[str, Any] = {
         "attention_flops_per_sample": 1e8,
         "traffic_bytes_per_sample": 9000,
@@ -120,7 +120,7 @@ def test_a_layer_takes_every_figure_of_its_profile() -> None:
     assert parse_model(_layers(told)).layers[0] == LayerProfile(**expected)
 
 
-def test_a_list_of_layers_cannot_be_rescaled_to_another_sequence_length() -> None:
+def test_list_of_layers_cannot_change_its_sequence_length() -> None:
     assert parse_model(_layers(), 64) == parse_model(_layers())
     with pytest.raises(ProfileError, match="sequence_length is 128; the layers of 'net' are given for 64 alone"):
         parse_model(_layers(), 128)
@@ -128,7 +128,7 @@ def test_a_list_of_layers_cannot_be_rescaled_to_another_sequence_length() -> Non
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -3])
 @pytest.mark.parametrize("field", sorted(set(LayerProfile.__dataclass_fields__) - {"frozen", "forward_s_per_sample"}))
-def test_a_layer_figure_that_cannot_be_is_refused_by_name(field: str, value: float) -> None:
+def test_invalid_layer_figure_is_rejected_by_name(field: str, value: float) -> None:
     with pytest.raises(ProfileError, match=rf"layers\[1\]: (layer profile: )?{field} is {value}; it must be"):
         parse_model(_layers({}, {field: value}))
 
@@ -156,12 +156,12 @@ def test_a_layer_figure_that_cannot_be_is_refused_by_name(field: str, value: flo
         ({"forward_s_per_sample": [1]}, "a JSON object is needed"),
     ],
 )  # fmt: skip
-def test_a_contradictory_layer_is_refused(change: dict[str, object], message: str) -> None:
+def test_inconsistent_layer_is_rejected(change: dict[str, object], message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         parse_model(_layers(change))
 
 
-def test_runs_of_one_model_are_measured_at_the_same_degrees() -> None:
+def test_all_layers_need_the_same_measured_degrees() -> None:
     one, both = {"forward_s_per_sample": {"1": 0.1}}, {"forward_s_per_sample": {"1": 0.1, "2": 0.05}}
     assert parse_model(_layers(both, both)).layers[1].measured_degrees == (1, 2)
     with pytest.raises(ProfileError, match=r"layers\[1\]: forward_s_per_sample has degrees 1; it must have those of"):
@@ -183,6 +183,6 @@ def test_runs_of_one_model_are_measured_at_the_same_degrees() -> None:
         ('{"name": "x", "sequence_length": 8, "layers": [3]}', r"layers\[0\]: got 3; a JSON object is needed"),
     ],
 )
-def test_a_malformed_model_profile_is_refused(text: str, message: str) -> None:
+def test_malformed_model_profile_is_rejected(text: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         parse_model(text)

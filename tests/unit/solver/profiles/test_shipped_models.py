@@ -33,13 +33,13 @@ def _document(name: str) -> dict[str, Any]:
     return document
 
 
-def test_every_shipped_model_loads_under_its_own_name() -> None:
+def test_shipped_models_load_by_name() -> None:
     assert {*PUBLISHED_PARAMETERS, *SIZES} == set(list_model_names())
     assert all(load_model(name).name == name for name in list_model_names())
 
 
 @pytest.mark.parametrize("name", list_model_names())
-def test_every_shipped_figure_has_a_source_of_its_own_or_of_its_document(name: str) -> None:
+def test_every_shipped_figure_has_a_source(name: str) -> None:
     document = _document(name)
     figures = document["architecture"].values()
     own = [entry for entry in figures if isinstance(entry, dict)]
@@ -48,13 +48,13 @@ def test_every_shipped_figure_has_a_source_of_its_own_or_of_its_document(name: s
 
 
 @pytest.mark.parametrize(("name", "parameters"), PUBLISHED_PARAMETERS.items())
-def test_parameters_are_those_that_were_published(name: str, parameters: int) -> None:
+def test_parameters_match_the_published_ones(name: str, parameters: int) -> None:
     # BERT's head is tied, and a tied head's own dense layer is not counted.
     assert load_model(name).parameters == pytest.approx(parameters, rel=4e-3 if name == "bert-large" else 2e-5)
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_the_trainers_models_have_the_parameters_that_the_trainer_builds(name: str) -> None:
+def test_trainer_models_have_the_parameters_of_their_profiles(name: str) -> None:
     torch = pytest.importorskip("torch")
     built = sum(weight.numel() for weight in build_gpt(SIZES[name], seed=0, dtype=torch.float32).parameters())
     model = load_model(name)
@@ -64,7 +64,7 @@ def test_the_trainers_models_have_the_parameters_that_the_trainer_builds(name: s
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_frozen_layer_is_a_frozen_block_of_the_trainer(name: str) -> None:
-    """Both count the embedding with the first and never the head."""
+    """Both count the embedding with the first layer, and never the head."""
     torch = pytest.importorskip("torch")
     parameters = dict(build_gpt(SIZES[name], seed=0, dtype=torch.float32).named_parameters())
     for blocks in range(SIZES[name].layers + 1):
@@ -81,18 +81,18 @@ def test_a_forward_pass_costs_two_flops_a_weight_in_use_and_token_plus_attention
     model = load_model(name)
     run, tokens = model.layers[0], model.sequence_length
     used = ACTIVE_PARAMETERS.get(name, model.parameters)
-    # A table is looked up, not multiplied with; a tied one is multiplied with in the head.
+    # A table is looked up, not multiplied. A tied table is multiplied in the head.
     tables = model.embedding.parameters - (model.head.parameters if model.tied_embedding else 0)
     attention = run.layers * run.attention_flops_per_sample
     assert model.flops_per_sample == pytest.approx(2 * tokens * (used - tables) + attention, rel=0.01)
 
 
-def test_one_image_costs_vit_huge_the_flops_that_were_published() -> None:
+def test_vit_huge_flops_match_the_published_ones() -> None:
     # torchvision lists 167.295 GFLOPS (multiply-adds) for ViT_H_14 at 224 pixels, products of attention included.
     assert load_model("vit-huge").flops_per_sample == pytest.approx(2 * 167.295e9, rel=0.01)
 
 
-def test_experts_hold_most_of_mixtral_and_two_of_eight_do_the_work() -> None:
+def test_mixtral_flops_count_two_of_eight_experts() -> None:
     run = load_model("mixtral-8x7b").layers[0]
     assert (run.experts, run.experts_per_token, run.heads, run.attention_heads) == (8, 2, 8, 32)
     assert run.expert_parameters == 8 * 3 * 4096 * 14336
@@ -143,7 +143,7 @@ def test_images_have_the_tokens_that_their_patches_give() -> None:
         load_model("vit-huge", 512)
 
 
-def test_unknown_models_are_refused_with_the_known_ones() -> None:
+def test_unknown_model_is_rejected_with_the_known_names() -> None:
     with pytest.raises(ProfileError, match=r"model is '../gpt2'; allowed are baichuan2-13b, bert-large, .*vit-huge"):
         load_model("../gpt2")
     with pytest.raises(ProfileError, match="sequence_length is -1"):

@@ -1,4 +1,4 @@
-"""What the layers of an architecture compute, move and keep, against published formulas."""
+"""Flops, traffic and kept activations of an architecture's layers, compared with published formulas."""
 
 from __future__ import annotations
 

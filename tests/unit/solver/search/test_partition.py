@@ -1,4 +1,4 @@
-"""The best cuts and the best order of the groups, against enumeration."""
+"""The best cuts and the best order of the groups, compared with enumeration."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _enumerated(times: StageTimes) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("seed", range(90))
-def test_the_best_partition_equals_enumeration(seed: int) -> None:
+def test_best_partition_matches_enumeration(seed: int) -> None:
     times, objective = _drawn(seed)
     every = _enumerated(times)
     best_s = min((objective.compute_time_s(*entry) for entry in every), default=np.inf)
@@ -62,7 +62,7 @@ def test_the_best_partition_equals_enumeration(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(90))
-def test_a_walk_that_ends_early_still_gives_a_bound(seed: int) -> None:
+def test_early_end_still_gives_a_valid_bound(seed: int) -> None:
     times, objective = _drawn(seed)
     best_s = min((objective.compute_time_s(*entry) for entry in _enumerated(times)), default=np.inf)
     for useful_s in (0.5 * best_s, best_s, 2 * best_s):
@@ -73,6 +73,6 @@ def test_a_walk_that_ends_early_still_gives_a_bound(seed: int) -> None:
             assert objective.compute_time_s(found.sum_s, found.largest_s) == pytest.approx(best_s, rel=1e-12)
 
 
-def test_no_finite_partition_is_none_and_an_infinite_bound() -> None:
+def test_infeasible_partition_has_an_infinite_bound() -> None:
     times = StageTimes(np.full((2, 1, 3, 3), np.inf), np.zeros((1, 1, 1, 3)), (2,))
     assert find_best_partition(times, Objective(4)) == (None, np.inf)

@@ -1,4 +1,4 @@
-"""Lower bounds of stages, the prices that they come from, windows and dominance."""
+"""Lower bounds of stages, candidate prices, windows and dominance."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from scheduler.solver.search.stage_bounds import (
     compute_stage_lower_bounds,
     find_undominated,
 )
-from tests.unit.solver.search.drawn import DrawnStage, drawn_costs, drawn_stage
+from tests.unit.solver.search.random_stages import RandomStage, random_costs, random_stage
 
 SEEDS = range(40)
 
 
-def _bounds(stage: DrawnStage, capacity_bytes: int) -> np.ndarray:
+def _bounds(stage: RandomStage, capacity_bytes: int) -> np.ndarray:
     return compute_stage_lower_bounds(
         stage.windows,
         stage.costs,
@@ -29,8 +29,8 @@ def _bounds(stage: DrawnStage, capacity_bytes: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_bound_is_never_above_the_stage_that_it_bounds(seed: int) -> None:
-    stage = drawn_stage(seed)
+def test_bound_never_exceeds_the_stage_optimum(seed: int) -> None:
+    stage = random_stage(seed)
     if len(stage.chunks) == 1:
         window = stage.windows.ids[stage.chunks[0]]
         assert _bounds(stage, stage.capacity_bytes)[window] <= stage.fastest_s * (1 + 1e-12)
@@ -49,7 +49,7 @@ def test_a_bound_is_never_above_the_stage_that_it_bounds(seed: int) -> None:
 
 
 def test_without_a_limit_the_bound_is_every_layer_at_its_fastest() -> None:
-    stage = drawn_stage(5)
+    stage = random_stage(5)
     windows = stage.windows
     fastest = stage.costs.time_s.min(axis=1)[stage.types]
     bounds = _bounds(stage, 10**9)
@@ -58,9 +58,9 @@ def test_without_a_limit_the_bound_is_every_layer_at_its_fastest() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_prices_of_one_layer_close_its_bound_but_for_the_step_between_two_strategies(seed: int) -> None:
-    """At a memory that a hull's corner needs, the dual is exact."""
-    costs = drawn_costs(np.random.default_rng(seed), 1, 5)
+def test_single_layer_bound_is_tight_at_hull_corners(seed: int) -> None:
+    """The dual is exact at the memory of a hull's corner."""
+    costs = random_costs(np.random.default_rng(seed), 1, 5)
     memory, time_s = costs.compute_memory_bytes(1.0)[0] + costs.working_bytes, costs.time_s[0]
     prices = compute_candidate_prices(time_s[None], memory[None])
     assert prices[0] == 0
@@ -77,7 +77,7 @@ def test_prices_of_many_unlike_layers_stay_few() -> None:
     assert (np.diff(prices) > 0).all()
 
 
-def test_windows_are_equal_where_layers_and_touched_ends_are() -> None:
+def test_windows_with_equal_layers_and_ends_are_equal() -> None:
     windows = build_windows((0, 0, 1, 0, 0, 1, 0), 3)
     assert windows.ids[1, 3] == windows.ids[4, 6]
     assert windows.ids[0, 2] != windows.ids[3, 5]
@@ -95,8 +95,8 @@ def test_windows_of_equal_layers_grow_with_the_depth_alone() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_best_choice_of_a_stage_survives_dominance(seed: int) -> None:
-    stage = drawn_stage(seed)
+def test_dominance_keeps_the_best_choice(seed: int) -> None:
+    stage = random_stage(seed)
     kept = find_undominated(stage.costs, in_flight_max=3.0)
     allowed = np.isin(stage.choices, kept).all(axis=1)
     time_s, memory = stage.priced
@@ -104,7 +104,7 @@ def test_the_best_choice_of_a_stage_survives_dominance(seed: int) -> None:
     assert np.where(allowed, fitting_s, np.inf).min() == fitting_s.min()
 
 
-def test_of_equal_strategies_the_first_stays_and_a_better_one_drops_the_rest() -> None:
+def test_dominance_keeps_the_first_of_equal_strategies() -> None:
     row = np.array([[2.0, 2.0, 3.0, 3.0]])
     same = np.array([[5, 5, 5, 5]])
     costs = StageCosts(

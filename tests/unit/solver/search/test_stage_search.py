@@ -1,4 +1,4 @@
-"""The strategies of one device against every choice, and what the parts of that search promise one another."""
+"""The strategies of one device compared with every choice, and the guarantees of the parts of that search."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 
 from scheduler.solver.search.stage_problem import LagrangianRelaxation, StageProblem
 from scheduler.solver.search.stage_search import find_fastest_below, improve_choice, solve_stage
-from tests.unit.solver.search.drawn import drawn_stage
+from tests.unit.solver.search.random_stages import random_stage
 
 SEEDS = range(60)
 PLENTY = 10**6
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_stage_is_solved_exactly(seed: int) -> None:
-    stage = drawn_stage(seed)
+def test_stage_solution_matches_enumeration(seed: int) -> None:
+    stage = random_stage(seed)
     found = solve_stage(stage.problem, labels_max=PLENTY)
     assert found.time_s == pytest.approx(stage.fastest_s, rel=1e-12)
     assert found.bound_s >= found.time_s * (1 - 1e-11)
@@ -30,17 +30,17 @@ def test_a_stage_is_solved_exactly(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_weighing_choices_adds_up_layers_changes_borders_and_the_largest_buffer(seed: int) -> None:
-    stage = drawn_stage(seed)
+    stage = random_stage(seed)
     time_s, memory = stage.problem.evaluate_choices(stage.choices)
     assert np.allclose(time_s, stage.priced[0], rtol=1e-12)
     assert (memory == stage.priced[1]).all()
 
 
 @pytest.mark.parametrize("tolerance", [0.001, 0.05, 0.3])
-def test_a_tolerance_is_kept_and_saves_labels(tolerance: float) -> None:
+def test_tolerance_holds_and_saves_labels(tolerance: float) -> None:
     exact, rough = 0, 0
     for seed in SEEDS:
-        stage = drawn_stage(seed)
+        stage = random_stage(seed)
         found = solve_stage(stage.problem, tolerance=tolerance, labels_max=PLENTY)
         exact += solve_stage(stage.problem, labels_max=PLENTY).labels
         rough += found.labels
@@ -52,25 +52,25 @@ def test_a_tolerance_is_kept_and_saves_labels(tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("labels_max", [0, 20])
-def test_a_spent_budget_is_admitted_with_a_bound_that_holds(labels_max: int) -> None:
+def test_exhausted_budget_gives_a_valid_bound(labels_max: int) -> None:
     unproven = 0
     for seed in SEEDS:
-        stage = drawn_stage(seed)
+        stage = random_stage(seed)
         found = solve_stage(stage.problem, labels_max=labels_max)
         assert found.bound_s <= stage.fastest_s * (1 + 1e-12) <= found.time_s * (1 + 1e-11)
         unproven += found.bound_s < found.time_s * (1 - 1e-11)
     assert unproven > 0
 
 
-def test_nothing_that_fits_is_an_infinite_time_and_bound() -> None:
-    stage = drawn_stage(1)
+def test_infeasible_stage_has_infinite_time_and_bound() -> None:
+    stage = random_stage(1)
     found = solve_stage(replace(stage.problem, capacity_bytes=1), labels_max=PLENTY)
     assert (found.time_s, found.bound_s, found.choice) == (np.inf, np.inf, ())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_price_bounds_the_stage_from_below_and_its_choices_have_the_priced_cost(seed: int) -> None:
-    stage = drawn_stage(seed)
+    stage = random_stage(seed)
     relaxation = LagrangianRelaxation.for_capacity(
         stage.problem, np.arange(stage.costs.strategies), stage.capacity_bytes
     )
@@ -83,7 +83,7 @@ def test_every_price_bounds_the_stage_from_below_and_its_choices_have_the_priced
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_label_setting_finds_the_best_choice_below_its_limit_or_proves_that_there_is_none(seed: int) -> None:
-    stage = drawn_stage(seed)
+    stage = random_stage(seed)
     bare = replace(stage.problem, working_bytes=np.zeros_like(stage.problem.working_bytes))
     time_s, memory = bare.evaluate_choices(stage.choices)
     fitting_s = np.where(memory <= stage.capacity_bytes, time_s, np.inf)
@@ -105,14 +105,14 @@ def test_label_setting_finds_the_best_choice_below_its_limit_or_proves_that_ther
 
 
 def test_label_setting_stops_at_its_budget() -> None:
-    relaxation = LagrangianRelaxation.for_capacity(drawn_stage(1).problem, np.arange(5), 10**9)
+    relaxation = LagrangianRelaxation.for_capacity(random_stage(1).problem, np.arange(5), 10**9)
     found = find_fastest_below(relaxation, price=0.0, limit_s=100.0, rounding_s=0.0, labels_max=4)
     assert (found.choice, found.complete) == ((), False)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_local_search_ends_in_a_choice_that_fits_and_never_gets_slower_on_the_way(seed: int) -> None:
-    stage = drawn_stage(seed)
+    stage = random_stage(seed)
     problem, allowed = stage.problem, np.arange(stage.costs.strategies)
     fits = stage.priced[1] <= stage.capacity_bytes
     for start in stage.choices[:: len(stage.choices) // 7]:

@@ -1,0 +1,72 @@
+"""The exact search against HiGHS: the whole loop over pipeline degree and micro-batches, 6 to 24 layers.
+
+What HiGHS proves is the optimum up to its tolerance, so that its answer may be slower by as much, never faster.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from math import inf
+
+import pytest
+
+from baselines.milp.solver import OBJECTIVE_TOLERANCE, MilpOutcome, solve_instances
+from scheduler.solver.instance import Instance, evaluate_solution
+from scheduler.solver.search.pipeline_search import PipelineSearch, search_best_first
+from tests.builders_loop import a_loop
+
+LOOPS, LOOPS_FULL, MIXED = 20, 200, 3
+CHUNKS = 4
+TIME_LIMIT_S = 12.0
+PROVEN_SHARE_MIN = 0.6
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_search_matches_highs(chunk: int) -> None:
+    _compare_all(range(chunk, LOOPS, CHUNKS))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chunk", range(10 * CHUNKS))
+def test_search_matches_highs_on_many_instances(chunk: int) -> None:
+    _compare_all(range(LOOPS + chunk, LOOPS + LOOPS_FULL, 10 * CHUNKS))
+
+
+@pytest.mark.parametrize("seed", range(MIXED))
+def test_search_matches_highs_on_two_groups(seed: int) -> None:
+    rng = random.Random(f"referee mixed {seed}")
+    _compare(a_loop(rng, layers=rng.choice([6, 8]), kinds=rng.choice([1, 3]), gpus=4, batch=4, groups=2))
+
+
+def _compare_all(seeds: Sequence[int]) -> None:
+    proven = [_compare(_loop(seed)) for seed in seeds]
+    assert sum(proven) >= PROVEN_SHARE_MIN * len(proven)
+
+
+def _loop(seed: int) -> list[Instance]:
+    rng = random.Random(f"referee {seed}")
+    layers = rng.choice([6, 8, 12, 16, 20, 24])
+    kinds = rng.choice([1, 2, 3, layers])
+    return a_loop(rng, layers=layers, kinds=kinds, gpus=rng.choice([4, 8, 8, 16, 32]), batch=rng.choice([8, 16, 32]))
+
+
+def _compare(loop: list[Instance]) -> bool:
+    """Return whether HiGHS proved its result, and check that the search has the same one."""
+    best = search_best_first([PipelineSearch.from_instance(instance) for instance in loop]).best
+    time_s = inf
+    if best and best.solution:
+        judged = evaluate_solution(best.instance, best.solution)
+        assert judged.fits
+        time_s = judged.time_s
+    referee = solve_instances(loop, time_limit_s=TIME_LIMIT_S)
+    assert time_s <= referee.objective_s * (1 + 1e-9), "HiGHS found a faster one"
+    if referee.proven:
+        assert time_s == referee.objective_s or time_s >= referee.objective_s * (1 - OBJECTIVE_TOLERANCE), _lost(
+            referee
+        )
+    return referee.proven
+
+
+def _lost(referee: MilpOutcome) -> str:
+    return f"a solution that fits is faster than what HiGHS proved, {referee}: look at the tolerance of memory rows"

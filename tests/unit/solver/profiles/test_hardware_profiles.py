@@ -1,0 +1,112 @@
+"""The shipped GPU profiles, and the validation of GPU profiles."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from scheduler.solver.profiles.catalog import Dimension, Precision, ProfileError, list_gpu_names, load_gpu, parse_gpu
+
+NAMES = {"t4", "v100-32g", "a100-40g", "a100-80g", "a800-80g", "h100-80g", "h200", "l40s", "cpu"}
+TABLE = {"collective": "all_reduce", "ranks": 8, "points": [[1e6, 1e-4], [1e8, 1e-3]]}
+
+
+def _document(name: str) -> dict[str, Any]:
+    text = files("scheduler.solver.profiles").joinpath("data", "gpus", f"{name}.json").read_text(encoding="utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def test_shipped_gpus_load_by_name() -> None:
+    assert set(list_gpu_names()) == NAMES
+    assert all(load_gpu(name).gpu == name for name in list_gpu_names())
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_shipped_figure_has_a_unit_and_a_source(name: str) -> None:
+    figures = [entry for field, entry in _document(name).items() if field != "gpu"]
+    assert all(set(entry) == {"value", "unit", "source"} and entry["source"] for entry in figures)
+
+
+def test_no_gpu_reaches_more_than_its_datasheet_says() -> None:
+    bandwidths = {
+        "t4": (320e9, 16e9),
+        "v100-32g": (900e9, 150e9),
+        "a100-40g": (1555e9, 300e9),
+        "a100-80g": (2039e9, 300e9),
+        "a800-80g": (2039e9, 200e9),
+        "h100-80g": (3350e9, 450e9),
+        "h200": (4800e9, 450e9),
+        "l40s": (864e9, 32e9),
+    }
+    for name, (memory, link) in bandwidths.items():
+        gpu = load_gpu(name)
+        assert memory / 2 < gpu.memory_bandwidth_bytes_per_s <= memory, name
+        assert link / 2 < gpu.intra_bandwidth_bytes_per_s <= link, name
+        assert gpu.inter_bandwidth_bytes_per_s < gpu.intra_bandwidth_bytes_per_s, name
+
+
+def test_cpu_supports_everything_but_offload_in_fp32() -> None:
+    cpu = load_gpu("cpu")
+    assert cpu.dimensions == set(Dimension) - {Dimension.OFFLOAD}
+    assert cpu.precision is Precision.FP32
+
+
+def test_unknown_gpu_is_rejected_with_the_known_names() -> None:
+    with pytest.raises(ProfileError, match=r"gpu is 'b9000'; allowed are a100-40g, a100-80g, a800-80g, cpu, h100-80g"):
+        load_gpu("b9000")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0, -1.0, 10**400, "fast", True, None])
+@pytest.mark.parametrize(
+    "field", ["peak_flops_per_s", "intra_bandwidth_bytes_per_s", "inter_latency_s", "memory_bytes"]
+)
+def test_invalid_gpu_figure_is_rejected_by_name(field: str, value: object) -> None:
+    with pytest.raises(ProfileError, match=field):
+        parse_gpu(json.dumps(_document("a100-80g") | {field: value}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"peak_flops_per_s": {"value": 312, "unit": "Tflop/s"}}, "peak_flops_per_s is in 'Tflop/s'; it must be in"),
+        ({"efficiency": 1.5}, "efficiency is 1.5; it must be at most 1"),
+        ({"gradient_overlap": 1.5}, "gradient_overlap is 1.5; it must be at most 1"),
+        ({"overlap_coefficient": 0.9}, "overlap_coefficient is 0.9; it must be at least 1"),
+        ({"unaligned_slowdown": 0.9}, "unaligned_slowdown is 0.9; it must be at least 1"),
+        ({"gpus_per_nic": 0.5}, "gpus_per_nic is 0.5; it must be at least 1"),
+        ({"launch_s": -1}, "launch_s is -1; it must be a finite number, 0 or above"),
+        ({"host_bandwidth_bytes_per_s": 0}, "host_bandwidth_bytes_per_s is 0; it must be a finite number above 0"),
+        ({"precision": "fp8"}, "precision is 'fp8'; allowed are bf16, fp32"),
+        ({"dimensions": ["data", "magic"]}, "dimensions is"),
+        ({"dimensions": ["fsdp"]}, "dimensions must contain 'data'"),
+        ({"expert_priority": 1}, "expert_priority is 1; it must be true or false"),
+        ({"colour": "green"}, "field 'colour' is unknown"),
+        ({"collectives": {}}, "collectives is {}; it must be a list of measured tables"),
+        ({"collectives": [TABLE | {"collective": "gossip"}]}, "collective is 'gossip'; allowed are all_reduce"),
+        ({"collectives": [TABLE | {"points": [[1, 2]]}]}, "points has 1 entries; at least 2 are needed"),
+        ({"collectives": [TABLE | {"points": [[1, 2], [2, 1]]}]}, r"points must rise from \(1, 2\) to \(2, 1\)"),
+        ({"collectives": [TABLE | {"points": [[1, 2], [2, float("nan")]]}]}, "points is nan; it must be a finite"),
+        ({"collectives": [TABLE | {"points": [1, 2]}]}, "points is"),
+        ({"collectives": [TABLE | {"ranks": 1}]}, "ranks is 1; it must be at least 2"),
+        ({"collectives": [TABLE, TABLE]}, "more than one all_reduce over 8 ranks; one is needed"),
+    ],
+)
+def test_inconsistent_gpu_profile_is_rejected(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        parse_gpu(json.dumps(_document("a100-80g") | change))
+
+
+def test_measured_tables_are_parsed() -> None:
+    gpu = parse_gpu(json.dumps(_document("a100-80g") | {"collectives": [TABLE]}))
+    assert gpu.collectives[0].ranks == 8
+    assert gpu.collectives[0].points == ((1e6, 1e-4), (1e8, 1e-3))
+
+
+def test_plannable_and_occupied_bytes_are_inverse() -> None:
+    gpu = load_gpu("a100-80g")
+    plannable = gpu.plannable_bytes(gpu.memory_bytes)
+    assert gpu.occupied_bytes(plannable) <= gpu.memory_bytes < gpu.occupied_bytes(plannable + 2)

@@ -1,0 +1,106 @@
+"""Random single stages, small enough to enumerate every choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from scheduler.solver.instance import Floats, Ints, StageCosts
+from scheduler.solver.search.stage_bounds import LayerWindows, build_windows, compute_candidate_prices
+from scheduler.solver.search.stage_problem import StageProblem, build_stage_problem
+
+Chunks = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class RandomStage:
+    """A device that holds `chunks` of the chain `types`."""
+
+    types: Ints
+    costs: StageCosts
+    chunks: Chunks
+    in_flight: float
+    capacity_bytes: int
+
+    @property
+    def prices(self) -> Floats:
+        return compute_candidate_prices(self.costs.time_s, self.costs.compute_memory_bytes(self.in_flight))
+
+    @property
+    def problem(self) -> StageProblem:
+        return build_stage_problem(
+            self.costs,
+            self.types,
+            self.chunks,
+            in_flight=self.in_flight,
+            capacity_bytes=self.capacity_bytes,
+            prices=self.prices,
+        )
+
+    @property
+    def windows(self) -> LayerWindows:
+        return build_windows(tuple(self.types.tolist()), len(self.costs.time_s))
+
+    @cached_property
+    def choices(self) -> Ints:
+        """[N, n]: all choices."""
+        held = sum(end - first for first, end in self.chunks)
+        every: Ints = np.indices([self.costs.strategies] * held).reshape(held, -1).T
+        return every
+
+    @cached_property
+    def priced(self) -> tuple[Floats, Ints]:
+        """(time, memory) [N] of all choices, from the definition."""
+        costs, at = self.costs, 0
+        time_s, memory = np.zeros(len(self.choices)), np.zeros(len(self.choices), dtype=np.int64)
+        for first, end in self.chunks:
+            for u in range(first, end):
+                kind, chosen = self.types[u], self.choices[:, at]
+                time_s += costs.time_s[kind, chosen]
+                memory += costs.state_bytes[kind, chosen]
+                memory += np.ceil(costs.kept_bytes[kind, chosen] * self.in_flight).astype(np.int64)
+                if u + 1 < end:
+                    following = costs.layouts[self.choices[:, at + 1]]
+                    time_s += costs.reshard_s[kind, costs.layouts[chosen], following]
+                if u == first > 0:
+                    time_s += costs.border_s[kind, chosen]
+                if u + 1 == end < len(self.types):
+                    time_s += costs.border_s[kind, chosen]
+                at += 1
+        return time_s, memory + costs.working_bytes[self.choices].max(axis=1)
+
+    @property
+    def fastest_s(self) -> float:
+        """The least time of all choices that fit; infinite if none does."""
+        time_s, memory = self.priced
+        return float(np.where(memory <= self.capacity_bytes, time_s, np.inf).min())
+
+
+def random_stage(seed: int, *, layers: int = 5, strategies: int = 5) -> RandomStage:
+    """Return a stage in which more time mostly needs less memory, and buffers and changes of layout matter. A third
+    of the stages have two chunks."""
+    generator = np.random.default_rng(seed)
+    kinds = int(generator.integers(1, layers + 1))
+    types = np.sort(generator.integers(0, kinds, layers))
+    types = np.unique(types, return_inverse=True)[1]
+    chunks: Chunks = ((0, 2), (3, 5)) if seed % 3 == 0 else (((0, 5), (0, 4), (1, 4), (1, 5))[seed % 4],)
+    costs = random_costs(generator, int(types.max()) + 1, strategies)
+    stage = RandomStage(types, costs, chunks, float(generator.choice([1, 1.5, 3])), 0)
+    time_s, memory = stage.priced
+    room = generator.uniform(-0.03, 1) * (memory[time_s.argmin()] - memory.min())
+    return RandomStage(types, costs, chunks, stage.in_flight, int(memory.min() + room))
+
+
+def random_costs(generator: np.random.Generator, kinds: int, strategies: int) -> StageCosts:
+    shape, layouts = (kinds, strategies), int(generator.integers(1, 4))
+    return StageCosts(
+        layouts=generator.integers(0, layouts, strategies),
+        time_s=np.sort(generator.uniform(1, 3, shape), axis=1),
+        state_bytes=np.sort(generator.integers(10, 1000, shape), axis=1)[:, ::-1],
+        kept_bytes=generator.integers(0, 200, shape),
+        working_bytes=generator.choice([0, 100, 700], strategies),
+        reshard_s=generator.uniform(0, 0.4, (kinds, layouts, layouts)) * (1 - np.eye(layouts)),
+        border_s=generator.uniform(0, 0.3, shape),
+    )
