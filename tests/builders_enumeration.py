@@ -1,4 +1,4 @@
-"""Tiny instances drawn at random, and brute force: every choice of a partition priced at once, without a shortcut."""
+"""Tiny random instances, and brute force: every choice of a partition priced at once, without shortcuts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.solver.instance import Floats, Instance, Ints, Solution, StageCos
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Enumerated:
+class PricedPartition:
     """All choices of strategies [N, L] under one order of the groups and one set of cuts.
 
     `loads_s` [N, P + links], `memory_bytes` [N, P], both by device; `time_s` [N] is the objective.
@@ -31,12 +31,12 @@ class Enumerated:
         return Solution(self.order, self.borders, tuple(self.choices[number].tolist()))
 
     def fitting(self, capacity_bytes: tuple[int, ...]) -> NDArray[np.bool_]:
-        """[N] whether every device keeps to the capacity of its group."""
+        """Return [N]: whether every device keeps within the capacity of its group."""
         return np.asarray((self.memory_bytes <= np.array(capacity_bytes)[list(self.order)]).all(axis=1))
 
 
-def partitions(instance: Instance) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Every order of the groups with every set of borders."""
+def enumerate_partitions(instance: Instance) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield every order of the groups with every set of borders."""
     listed = [group for group, count in enumerate(instance.counts) for _ in range(count)]
     if instance.borders:
         yield tuple(listed), instance.borders
@@ -46,13 +46,13 @@ def partitions(instance: Instance) -> Iterator[tuple[tuple[int, ...], tuple[int,
         yield order, (0, *cuts, instance.layers)
 
 
-def enumerated(instance: Instance) -> Iterator[Enumerated]:
-    """Every solution, whether it fits or not."""
-    for order, borders in partitions(instance):
+def price_partitions(instance: Instance) -> Iterator[PricedPartition]:
+    """Yield every solution, whether it fits or not, by partition."""
+    for order, borders in enumerate_partitions(instance):
         yield _priced(instance, order, borders)
 
 
-def _priced(instance: Instance, order: tuple[int, ...], borders: tuple[int, ...]) -> Enumerated:
+def _priced(instance: Instance, order: tuple[int, ...], borders: tuple[int, ...]) -> PricedPartition:
     devices, chunks = instance.devices, list(pairwise(borders))
     held = [order[number % devices] for number, (first, end) in enumerate(chunks) for _ in range(first, end)]
     sizes = [instance.costs[group].strategies for group in held]
@@ -76,11 +76,11 @@ def _priced(instance: Instance, order: tuple[int, ...], borders: tuple[int, ...]
         working[:, at] = np.maximum(working[:, at], costs.working_bytes[picked].max(axis=1))
     rounds = instance.micro_batches - 1 / instance.interleave
     time_s = loads_s.sum(axis=1) / instance.interleave + rounds * loads_s.max(axis=1)
-    return Enumerated(order, borders, choices, loads_s, memory + working, time_s)
+    return PricedPartition(order, borders, choices, loads_s, memory + working, time_s)
 
 
-def drawn_instance(generator: np.random.Generator) -> Instance:
-    """2 to 5 layers on 1 to 3 devices, without any limit of memory; half of them with many ties."""
+def random_instance(generator: np.random.Generator) -> Instance:
+    """Return an instance of 2 to 5 layers on 1 to 3 devices with unlimited memory; half of them have many ties."""
     layers = int(generator.integers(2, 6))
     kinds = int(generator.integers(1, layers + 1))
     counts: tuple[int, ...] = (int(generator.integers(1, min(layers, 3) + 1)),)

@@ -23,8 +23,8 @@ _ORDER_BIAS_S = 1e-8
 """Transitions below are no cost: Galvatron's way to order equally good strategies (1e-10 to 3e-9)."""
 
 
-def recorded(folder: Path) -> dict[str, Any]:
-    """Galvatron's own answer."""
+def load_recorded_answer(folder: Path) -> dict[str, Any]:
+    """Return Galvatron's own answer."""
     answer: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return answer
 
@@ -47,25 +47,26 @@ class StageTable:
 
     @property
     def charged_s(self) -> Floats:
-        """[S, S] transitions without the bias that orders equally good strategies."""
+        """[S, S]: transitions without the bias that orders equally good strategies."""
         return np.where(self.transition_s < _ORDER_BIAS_S, 0.0, self.transition_s)
 
     def problem(self) -> StageProblem:
-        """Without the bias. Strategies of equal transitions share a layout."""
+        """The problem without the bias. Strategies with equal transitions share a layout."""
         return build_identical_layers_problem(self.time_s, self.memory_mb, self.layers, self.room_mb, self.charged_s)
 
 
 @dataclass(frozen=True, slots=True)
 class StageAnswer:
-    """Strategy of each layer (empty: nothing fits), its cost in the table's own terms, and what no choice can beat."""
+    """Strategy of each layer (empty: nothing fits), its cost in the table's own terms, and a bound that no choice
+    can beat."""
 
     cost_s: float
     bound_s: float
     choice: tuple[int, ...]
 
 
-def stage_tables(folder: Path) -> list[StageTable]:
-    """None where the case has no recorded tables."""
+def load_stage_tables(folder: Path) -> list[StageTable]:
+    """Return the recorded tables; empty if the case has none."""
     path = folder / "cost_tables.json"
     return [_table(stage) for stage in json.loads(path.read_text())["stages"]] if path.exists() else []
 

@@ -9,7 +9,7 @@ from time import perf_counter
 from baselines.galvatron.plan_search import search_plan
 from baselines.galvatron.profile_reader import read_case
 from baselines.galvatron.strategy_space import MemoryLimitReading, compute_memory_limit_mb
-from tests.builders_galvatron import FOLDERS, StageTable, recorded, solve_table, stage_tables
+from tests.builders_galvatron import FOLDERS, StageTable, load_recorded_answer, load_stage_tables, solve_table
 
 REPETITIONS = 3
 
@@ -20,7 +20,9 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def _tables() -> tuple[str, str, str]:
-    tables = [table for folder in FOLDERS if (folder / "cost_tables.json").exists() for table in stage_tables(folder)]
+    tables = [
+        table for folder in FOLDERS if (folder / "cost_tables.json").exists() for table in load_stage_tables(folder)
+    ]
     taken_s = [_median_s(table) for table in tables]
     found = f"median {median(taken_s) * 1e3:.1f} ms, worst {max(taken_s) * 1e3:.1f} ms over {len(tables)} tables"
     return "galvatron: stage tables, exact", "20 ms each", found
@@ -36,7 +38,7 @@ def _median_s(table: StageTable) -> float:
 
 
 def _case(folder: Path) -> str:
-    case, own = read_case(folder), recorded(folder)
+    case, own = read_case(folder), load_recorded_answer(folder)
     begin_s = perf_counter()
     found = search_plan(case, compute_memory_limit_mb(case.memory_gb, MemoryLimitReading.KEPT_BACK))
     taken = f"in {perf_counter() - begin_s:.2f} s (its own took {own['search_s']:.0f} s)"

@@ -24,7 +24,7 @@ from scheduler.solver.instance import Floats, Instance, StageCosts
 from scheduler.solver.profiles.hardware_profile import Dimension
 from scheduler.solver.profiles.model_profile import ModelProfile
 from scheduler.solver.request import DeviceGroup, SolveRequest
-from tests.builders_enumeration import Enumerated
+from tests.builders_enumeration import PricedPartition
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Pipe:
         )
 
     def _in_flight(self, devices: int, position: int) -> float:
-        """Of whole devices' layers: GPipe all; 1F1B one for each device from here on; interleaved by chunks."""
+        """Return micro-batches in units of a device's layers: all under GPipe, one per device from here on under
+        1F1B, by chunks if interleaved."""
         after, chunks = devices - position - 1, self.schedule.interleave
         most = {
             ScheduleName.GPIPE: self.micro_batches,
@@ -87,17 +88,17 @@ class Pipe:
         }
         return min(self.micro_batches, most[self.schedule.name])
 
-    def time_s(self, found: Enumerated) -> Floats:
-        """[N] of an iteration."""
+    def time_s(self, found: PricedPartition) -> Floats:
+        """Return [N]: times of an iteration."""
         return found.time_s + max(group.hardware.iteration_overhead_s for group in self.request.groups)
 
-    def peak_bytes(self, found: Enumerated) -> Floats:
-        """[N] of the fullest GPU, its reserve included."""
+    def peak_bytes(self, found: PricedPartition) -> Floats:
+        """Return [N]: memory of the fullest GPU, its reserve included."""
         reserve = np.array([group.hardware.reserve_bytes for group in self.request.groups])[list(found.order)]
         ratio = np.array([group.hardware.reserve_ratio for group in self.request.groups])[list(found.order)]
         return np.asarray((reserve + np.ceil(found.memory_bytes * (1 + ratio))).max(axis=1))
 
-    def plan(self, found: Enumerated, number: int) -> ParallelPlan:
+    def plan(self, found: PricedPartition, number: int) -> ParallelPlan:
         groups, choice = self.request.groups, found.choices[number]
         stages = []
         for chunk, (first, end) in enumerate(pairwise(found.borders)):
@@ -107,11 +108,11 @@ class Pipe:
         return ParallelPlan(self.schedule, self.micro_batches, self.samples, 0.0, 0.0, 0, tuple(stages))
 
 
-def every_pipe(request: SolveRequest) -> Iterator[Pipe]:
-    """All that use every GPU of the request, and of two GPU models those that use every GPU of one."""
+def enumerate_pipes(request: SolveRequest) -> Iterator[Pipe]:
+    """Yield all pipelines that use every GPU of the request and, of two GPU models, those that use every GPU of one."""
     if len(request.groups) > 1:
         for group in request.groups:
-            yield from every_pipe(request.restrict_to_gpu(group.hardware.gpu))
+            yield from enumerate_pipes(request.restrict_to_gpu(group.hardware.gpu))
     for widths in product(*(_divisors(group.gpus) for group in request.groups)):
         for micro_batches in _divisors(request.global_batch):
             for schedule, borders in _schedules(request, widths, micro_batches):
@@ -121,7 +122,7 @@ def every_pipe(request: SolveRequest) -> Iterator[Pipe]:
 
 
 def allowed_strategies(model: ModelProfile, group: DeviceGroup, gpus: int, samples: int) -> list[LayerStrategy]:
-    """Every strategy of a layer on a stage of `gpus` GPUs, for micro-batches of `samples`."""
+    """Return every strategy of a layer on a stage of `gpus` GPUs, for micro-batches of `samples`."""
     has = group.hardware.supports
     shardings = [dimension for dimension in _SHARDINGS if has(dimension)]
     recomputes = [again for again, dimension in _RECOMPUTES.items() if dimension is None or has(dimension)]
@@ -152,7 +153,7 @@ _RECOMPUTES = {
 def _spreads(
     model: ModelProfile, group: DeviceGroup, gpus: int, samples: int
 ) -> Iterator[tuple[int, bool, int, int, int, int]]:
-    """(tp, sequence sharding, dp, ulysses, ring, ep)."""
+    """Yield (tp, sequence sharding, dp, ulysses, ring, ep)."""
     has, runs = group.hardware.supports, model.layers
     experts = gcd(*(run.experts for run in runs))
     for tp, dp, ulysses, ring in product(_divisors(gpus), repeat=4):
@@ -177,7 +178,8 @@ def _spreads(
 
 
 def _shares_alike(tokens: int, ulysses: int, ring: int) -> bool:
-    """A ring rank has one chunk of the front half and one of the back half, and each Ulysses rank a part of both."""
+    """Return whether a ring rank has one chunk of each half of the sequence, and each Ulysses rank an equal part of
+    both."""
     chunks = 2 * ring if ring > 1 else 1
     return tokens % chunks == 0 and tokens // chunks * (2 if ring > 1 else 1) % ulysses == 0
 
@@ -185,7 +187,8 @@ def _shares_alike(tokens: int, ulysses: int, ring: int) -> bool:
 def _schedules(
     request: SolveRequest, widths: tuple[int, ...], micro_batches: int
 ) -> Iterator[tuple[Schedule, tuple[int, ...]]]:
-    """With the cuts where they are fixed: the chunks of an interleaved pipeline are even, on equal devices."""
+    """Yield schedules with the cuts if they are fixed: the chunks of an interleaved pipeline are even, on equal
+    devices."""
     groups, layers = request.groups, request.model.layer_count
     devices = sum(group.gpus // width for group, width in zip(groups, widths, strict=True))
 

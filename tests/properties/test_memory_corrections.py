@@ -1,5 +1,5 @@
-"""Whatever dies of memory or freezes layers and whenever, no job is ever started on a plan that does not fit by what is
-known of it, and none waits for ever."""
+"""Jobs that run out of memory or freeze layers at any time never start on a plan that does not fit, and never wait
+forever."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ TICKS = 60
 LAYERS = 12
 
 
-class Play:
-    """A small cluster whose jobs take up to twice the memory that is predicted, and freeze layers now and then.
-    `started` counts what was seen."""
+class RandomRun:
+    """A small cluster whose jobs take up to twice the predicted memory and freeze layers now and then.
+
+    `started` counts what happened.
+    """
 
     def __init__(self, seed: int, policy: str) -> None:
         self._random = Random(seed)
@@ -59,8 +61,8 @@ class Play:
             self._tick(self._random.choice((1.0, 7.0, 25.0)), quiet=False)
         return self._store.load().snapshot
 
-    def come_to_rest(self) -> Snapshot:
-        """Long enough without deaths and freezes for every pause and every solved curve to have had its effect."""
+    def run_until_stable(self) -> Snapshot:
+        """Run long enough without kills and freezes for every backoff and every solved curve to take effect."""
         for _ in range(20):
             self._tick(25.0, quiet=True)
         return self._store.load().snapshot
@@ -70,7 +72,7 @@ class Play:
         self._executor.advance_to(self._clock.now_s())
         for job in self._store.load().snapshot.jobs.values() if not quiet else ():
             self._maybe_freeze(job)
-            self._maybe_die(job)
+            self._maybe_kill(job)
         before = self._store.load().snapshot
         report = tick(self._store, self._executor, self._clock, self._policies, epoch=self._epoch)
         assert not report.violations, report.violations
@@ -88,9 +90,9 @@ class Play:
         return JobSpec(job_id, least, most, model=model, global_batch=8, steps=self._random.choice((50, 5_000)))
 
     def _solved(self, key: str, shape: GpuShape) -> CurveSolved:
-        """The fastest of a few strategies that fits, as a solver would find it; seldom none does."""
-        told = dict(part.rpartition("-")[::2] for part in key.split("/"))
-        percent, frozen = int(told.get("memory", "100")), int(told.get("frozen", "0"))
+        """Return the fastest of a few strategies that fits, like a solver; occasionally none does."""
+        message = dict(part.rpartition("-")[::2] for part in key.split("/"))
+        percent, frozen = int(message.get("memory", "100")), int(message.get("frozen", "0"))
         for gigabytes, slower in ((80, 1.0), (64, 1.2), (45, 1.5), (30, 2.0)):
             peak_bytes = gigabytes * 2**30 * 2 // (1 + shape.gpus) * (2 * LAYERS - frozen) // (2 * LAYERS)
             if peak_bytes * percent <= 100 * GPU_BYTES:
@@ -103,8 +105,8 @@ class Play:
             layers = self._random.randint(job.freezing.layers + 1, LAYERS)
             self._send(ReportProgress(job.id, job.allocation.generation, 0.0, frozen_layers=layers))
 
-    def _maybe_die(self, job: Job) -> None:
-        """A job dies of memory where its true use does not fit; of an unknown one nobody knows when."""
+    def _maybe_kill(self, job: Job) -> None:
+        """Kill a job whose true memory use does not fit; one of unknown use at a random time."""
         plan = job.allocation.plan
         if job.state is not JobState.RUNNING or plan is None:
             return
@@ -137,7 +139,7 @@ class Play:
 
 
 def a_plan(gpus: int, step_s: float, peak_bytes: int) -> ParallelPlan:
-    """Data parallelism of a model of `LAYERS` layers; plans of other peaks are others in their micro-batches too."""
+    """Return data parallelism of a model of `LAYERS` layers; plans of other peaks also differ in micro-batches."""
     stage = Stage(0, LAYERS - 1, GPU, gpus, (LayerStrategy(LAYERS, dp=gpus),))
     plan = replace(build_data_parallel_plan(GPU, gpus), stages=(stage,), iteration_time_s=step_s)
     return replace(plan, peak_bytes_per_gpu=peak_bytes, micro_batches=1 + peak_bytes // 2**30)
@@ -146,25 +148,25 @@ def a_plan(gpus: int, step_s: float, peak_bytes: int) -> ParallelPlan:
 @pytest.mark.parametrize("policy", ["ebbtide", "fifo", "lyra", "afs"])
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=SEEDS)
-def test_no_job_is_started_on_a_plan_that_does_not_fit_by_its_own_factor(policy: str, seed: int) -> None:
-    Play(seed, policy).run()
+def test_jobs_start_only_on_plans_that_fit_with_their_correction(policy: str, seed: int) -> None:
+    RandomRun(seed, policy).run()
 
 
 @pytest.mark.parametrize("policy", ["ebbtide", "fifo", "lyra", "afs"])
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=SEEDS)
-def test_neither_a_pause_nor_a_curve_that_was_waited_for_is_the_end_of_a_job(policy: str, seed: int) -> None:
-    play = Play(seed, policy)
+def test_jobs_resume_after_backoff_and_curve_solving(policy: str, seed: int) -> None:
+    play = RandomRun(seed, policy)
     play.run()
-    for job in play.come_to_rest().jobs.values():
+    for job in play.run_until_stable().jobs.values():
         assert job.state not in (JobState.SUBMITTED, JobState.PLANNING), job
         assert job.freezing.is_curve_current, job
 
 
-def test_the_plays_see_deaths_corrections_and_jobs_that_run_on() -> None:
+def test_random_runs_cover_kills_corrections_and_recovery() -> None:
     seen: Counter[str] = Counter()
     for seed in range(40):
-        play = Play(seed, "ebbtide")
+        play = RandomRun(seed, "ebbtide")
         play.run()
         seen += play.started
     assert min(seen["plain"], seen["corrected"], seen["died"], seen["corrected and frozen"]) >= 20, seen

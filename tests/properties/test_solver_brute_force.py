@@ -19,8 +19,8 @@ from scheduler.solver.instance import Floats, Solution, evaluate_solution
 from scheduler.solver.request import Infeasibility, SolveRequest
 from scheduler.solver.search.pipeline_search import MAX_LABELS, PipelineSearch, search_best_first
 from scheduler.solver.search.plan_search import search_plan
-from tests.builders_enumeration import Enumerated, drawn_instance, enumerated
-from tests.properties.plan_space import Pipe, every_pipe
+from tests.builders_enumeration import PricedPartition, price_partitions, random_instance
+from tests.properties.plan_space import Pipe, enumerate_pipes
 from tests.properties.toy_requests import toy_request
 
 ARRAYS, PLANS = 4400, 800
@@ -33,7 +33,7 @@ SAME = 1e-9
 
 @dataclass
 class Shares:
-    """What the instances exercised."""
+    """Counts what the instances exercised."""
 
     instances: int = 0
     binding: int = 0
@@ -55,7 +55,7 @@ class Shares:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_the_search_of_a_pipeline_equals_brute_force_on_arrays(chunk: int) -> None:
+def test_pipeline_search_matches_brute_force_on_arrays(chunk: int) -> None:
     shares = Shares()
     for number in range(chunk, ARRAYS, CHUNKS):
         _compare_arrays(np.random.default_rng(number), shares)
@@ -63,7 +63,7 @@ def test_the_search_of_a_pipeline_equals_brute_force_on_arrays(chunk: int) -> No
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_the_whole_search_equals_brute_force_over_plans(chunk: int) -> None:
+def test_plan_search_matches_brute_force(chunk: int) -> None:
     shares = Shares()
     for number in range(chunk, PLANS, CHUNKS):
         _compare_plans(random.Random(f"plans {number}"), shares)
@@ -71,8 +71,8 @@ def test_the_whole_search_equals_brute_force_over_plans(chunk: int) -> None:
 
 
 def _compare_arrays(generator: np.random.Generator, shares: Shares) -> None:
-    free = drawn_instance(generator)
-    every = list(enumerated(free))
+    free = random_instance(generator)
+    every = list(price_partitions(free))
     sizes = np.concatenate([part.memory_bytes.max(axis=1) for part in every])
     times_s = np.concatenate([part.time_s for part in every])
     limits = tuple(_limit(sizes, times_s, generator.uniform(-0.06, 1.1)) for _ in free.counts)
@@ -100,7 +100,7 @@ def _compare_arrays(generator: np.random.Generator, shares: Shares) -> None:
     shares.uneven_or_mixed += _is_uneven_or_mixed(_entry(every, int(fitting_s.argmin())))
 
 
-def _entry(every: list[Enumerated], at: int) -> Solution:
+def _entry(every: list[PricedPartition], at: int) -> Solution:
     for part in every:
         if at < len(part.time_s):
             return part.solution(at)
@@ -109,13 +109,13 @@ def _entry(every: list[Enumerated], at: int) -> Solution:
 
 
 def _limit(sizes: Floats, times_s: Floats, position: float) -> int:
-    """Between the leanest solution and the fastest one, or a little outside."""
+    """Return a limit between the needs of the leanest and the fastest solution, or slightly outside."""
     leanest, fastest = sizes.min(), sizes[times_s.argmin()]
     return max(1, round(float(leanest + position * (fastest - leanest))))
 
 
 def _terms(one: float, two: float) -> tuple[float, int]:
-    """Tolerance and budget: mostly exact and without a limit."""
+    """Return tolerance and budget: mostly exact and unlimited."""
     return (0.0 if one < 0.7 else one * 0.1), (MAX_LABELS if two < 0.9 else int((two - 0.9) * 1000))
 
 
@@ -130,20 +130,20 @@ def _is_uneven_or_mixed(solution: Solution) -> bool:
     return len({len(run) for run in runs}) > 1 or any(len(set(run)) > 1 for run in runs)
 
 
-def _compare_plans(seeded: random.Random, shares: Shares) -> None:
-    free, every = _enumerable(seeded)
+def _compare_plans(rng: random.Random, shares: Shares) -> None:
+    free, every = _enumerable(rng)
     times_s = np.concatenate([pipe.time_s(part) for pipe, part in every])
     sizes = np.concatenate([pipe.peak_bytes(part) for pipe, part in every])
-    limit = _limit(sizes, times_s, seeded.uniform(-0.06, 1.1))
+    limit = _limit(sizes, times_s, rng.uniform(-0.06, 1.1))
     request = replace(free, memory_bytes_max=limit)
     fitting_s = np.where(sizes <= limit, times_s, inf)
     best_s = float(fitting_s.min())
     shares.count(best_s, float(times_s.min()))
-    for at in (int(fitting_s.argmin()), seeded.randrange(len(times_s))):
+    for at in (int(fitting_s.argmin()), rng.randrange(len(times_s))):
         verdict = evaluate(_plan(every, at), request)
         assert verdict.iteration_time_s == pytest.approx(times_s[at], rel=SAME)
         assert verdict.fits == (sizes[at] <= limit)
-    tolerance, labels_max = _terms(seeded.random(), seeded.random())
+    tolerance, labels_max = _terms(rng.random(), rng.random())
     found = search_plan(request, tolerance=tolerance, labels_max=labels_max).result
     if isinstance(found, Infeasibility):
         assert found.constraint == ("memory" if labels_max == MAX_LABELS else "budget") or best_s == inf
@@ -158,19 +158,19 @@ def _compare_plans(seeded: random.Random, shares: Shares) -> None:
     shares.uneven_or_mixed += _is_an_uneven_or_mixed_plan(_plan(every, int(fitting_s.argmin())))
 
 
-def _enumerable(seeded: random.Random) -> tuple[SolveRequest, list[tuple[Pipe, Enumerated]]]:
-    """Draws until there are plans, and few enough to look at each."""
+def _enumerable(rng: random.Random) -> tuple[SolveRequest, list[tuple[Pipe, PricedPartition]]]:
+    """Draw requests until one has plans, and few enough to enumerate."""
     while True:
-        models = 2 if seeded.random() < 0.1 else 1
+        models = 2 if rng.random() < 0.1 else 1
         gpus, layers = ([1, 2, 2], [1, 2, 3]) if models > 1 else ([1, 2, 2, 3, 4, 4, 6], [1, 2, 3, 3, 4, 4, 4, 6])
-        request = toy_request(seeded, gpus=gpus, layers=layers, models=models)
-        pipes = list(every_pipe(request))
+        request = toy_request(rng, gpus=gpus, layers=layers, models=models)
+        pipes = list(enumerate_pipes(request))
         choices = (max(map(len, pipe.options)) ** request.model.layer_count for pipe in pipes)
         if pipes and max(choices) <= CHOICES_MAX:
-            return request, [(pipe, part) for pipe in pipes for part in enumerated(pipe.instance)]
+            return request, [(pipe, part) for pipe in pipes for part in price_partitions(pipe.instance)]
 
 
-def _plan(every: list[tuple[Pipe, Enumerated]], at: int) -> ParallelPlan:
+def _plan(every: list[tuple[Pipe, PricedPartition]], at: int) -> ParallelPlan:
     for pipe, part in every:
         if at < len(part.time_s):
             return pipe.plan(part, at)

@@ -29,13 +29,13 @@ ROUNDING = 1e-9
 
 @lru_cache(maxsize=DRAWN_FULL)
 def _request(seed: int) -> SolveRequest:
-    """4 to 16 GPUs, a third of them mixed, and memory that mostly binds."""
-    seeded = random.Random(f"laws {seed}")
+    """Return a request for 4 to 16 GPUs, a third of them mixed, with memory that mostly binds."""
+    rng = random.Random(f"laws {seed}")
     models = 2 if seed % 3 == 0 else 1
     gpus = [2, 4] if models > 1 else [4, 6, 8, 12]
-    free = toy_request(seeded, gpus=gpus, layers=range(4, 9), models=models)
+    free = toy_request(rng, gpus=gpus, layers=range(4, 9), models=models)
     free = replace(free, global_batch=4 * free.global_batch)
-    return replace(free, memory_bytes_max=_tight_bytes(free, seeded.uniform(0.4, 1.1)))
+    return replace(free, memory_bytes_max=_tight_bytes(free, rng.uniform(0.4, 1.1)))
 
 
 def _tight_bytes(free: SolveRequest, share: float) -> int:
@@ -45,7 +45,7 @@ def _tight_bytes(free: SolveRequest, share: float) -> int:
 
 @lru_cache(maxsize=4 * DRAWN_FULL)
 def _searched(request: SolveRequest) -> SearchOutcome:
-    """Whatever comes out passes the evaluator."""
+    """Search and check the result by evaluation."""
     outcome = search_plan(request, tolerance=TOLERANCE)
     plan = outcome.result
     if isinstance(plan, ParallelPlan):
@@ -57,13 +57,13 @@ def _searched(request: SolveRequest) -> SearchOutcome:
 
 
 def _time_s(request: SolveRequest) -> float:
-    """A time that some plan reaches; infinite where none fits."""
+    """Return the time of a plan; infinite if none fits."""
     plan = _searched(request).result
     return plan.iteration_time_s if isinstance(plan, ParallelPlan) else inf
 
 
 def _least_s(request: SolveRequest) -> float:
-    """A time that no plan beats."""
+    """Return a time that no plan beats."""
     plan = _searched(request).result
     return plan.iteration_time_s * (1 - plan.optimality_gap) if isinstance(plan, ParallelPlan) else inf
 
@@ -72,7 +72,7 @@ def _no_slower(request: SolveRequest, than: SolveRequest, *, times: float = 1.0)
     assert _least_s(request) <= times * _time_s(than) * (1 + ROUNDING)
 
 
-def test_most_of_the_requests_have_a_plan() -> None:
+def test_most_requests_are_feasible() -> None:
     assert sum(_time_s(_request(seed)) < inf for seed in range(DRAWN)) >= 0.75 * DRAWN
 
 
@@ -120,7 +120,7 @@ def test_more_memory_is_never_slower(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_wider_choice_of_strategies_is_never_slower(seed: int) -> None:
+def test_more_dimensions_are_never_slower(seed: int) -> None:
     request = _request(seed)
     for dimension in sorted(request.hardware[0].dimensions - {"data"}):
         narrow = tuple(replace(one, dimensions=one.dimensions - {dimension}) for one in request.hardware)
@@ -129,8 +129,8 @@ def test_a_wider_choice_of_strategies_is_never_slower(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_twice_the_layers_take_at_most_twice_the_time_on_twice_the_memory(seed: int) -> None:
-    """Each stage of the best plan can take each of its layers twice, under the same strategy. That doubles its time and
-    what it holds at most: buffers, hand-overs, embedding, head, reserve and overhead come once."""
+    """Each stage of the best plan can take each of its layers twice under the same strategy. This at most doubles
+    its time and its memory: buffers, hand-overs, embedding, head, reserve and overhead count once."""
     request = _request(seed)
     runs = tuple(replace(run, layers=2 * run.layers) for run in request.model.layers)
     doubled = replace(request, model=replace(request.model, layers=runs), memory_bytes_max=2 * request.memory_bytes_max)
@@ -138,7 +138,7 @@ def test_twice_the_layers_take_at_most_twice_the_time_on_twice_the_memory(seed: 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_names_and_how_equal_layers_are_written_down_change_nothing(seed: int) -> None:
+def test_names_and_grouping_of_layers_do_not_matter(seed: int) -> None:
     request = _request(seed)
     split = tuple(replace(run, layers=part) for run in request.model.layers for part in (1, run.layers - 1) if part > 0)
     renamed = replace(request.model, name="another")
@@ -149,7 +149,7 @@ def test_names_and_how_equal_layers_are_written_down_change_nothing(seed: int) -
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_order_of_the_groups_changes_nothing(seed: int) -> None:
+def test_order_of_groups_does_not_matter(seed: int) -> None:
     request = _request(seed)
     turned = replace(request, shape=GpuShape(request.shape.groups[::-1]), hardware=request.hardware[::-1])
     _no_slower(turned, request)
@@ -157,7 +157,7 @@ def test_the_order_of_the_groups_changes_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_equal_requests_have_equal_answers_whatever_was_searched_before(seed: int) -> None:
+def test_search_is_deterministic_with_a_shared_cache(seed: int) -> None:
     request, bench = _request(seed), OracleCache()
     assert search_plan(request, tolerance=TOLERANCE) == _searched(request)
     search_plan(replace(request, memory_bytes_max=0), oracle_cache=bench)
@@ -170,7 +170,7 @@ def test_equal_requests_have_equal_answers_whatever_was_searched_before(seed: in
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_budget_of_work_leaves_an_honest_gap(seed: int) -> None:
+def test_limited_budget_reports_a_valid_gap(seed: int) -> None:
     request = _request(seed)
     for labels_max in (1, 300):
         for tolerance in (0.0, 0.1):
@@ -183,7 +183,7 @@ def test_a_budget_of_work_leaves_an_honest_gap(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_mixed_shape_is_never_slower_than_its_better_part(seed: int) -> None:
+def test_mixed_shape_is_never_slower_than_its_parts(seed: int) -> None:
     request = _request(seed)
     for group in request.groups if len(request.groups) > 1 else ():
         _no_slower(request, request.restrict_to_gpu(group.hardware.gpu))

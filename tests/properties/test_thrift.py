@@ -1,4 +1,4 @@
-"""No GPU that slows a job down is ever taken, on curves that go up and down."""
+"""On random curves, jobs never take GPUs that slow them down."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ FOR_EACH_SET = settings(WORLDS, max_examples=60)
 
 
 def a_jagged_curve(random: Random, gpus_per_node: int) -> ScalingCurve:
-    """Every shape of up to three nodes, most of them solved, with step times in no order; perhaps some are equal."""
+    """Return a curve over every shape of up to three nodes, most of them solved, with step times in random order and
+    some equal."""
     times_s, infeasible = dict[GpuShape, float](), dict[GpuShape, str]()
     for shares in combinations_with_replacement(range(gpus_per_node + 1), 3):
         shape, dice = GpuShape.from_node_counts((GPU, share) for share in shares if share), random.random()
@@ -45,7 +46,8 @@ def a_jagged_curve(random: Random, gpus_per_node: int) -> ScalingCurve:
 
 
 def a_jagged_world(seed: int) -> Snapshot:
-    """Few jobs, so that some can grow; all have the model, and running ones the plans that the curve has for them."""
+    """Return a snapshot with few jobs, so that some can grow. All jobs have the model, and running ones the plans of
+    the curve."""
     snapshot, random = a_world(seed).snapshot, Random(seed)
     curve = a_jagged_curve(random, next(iter(snapshot.nodes.values())).gpus)
 
@@ -59,7 +61,7 @@ def a_jagged_world(seed: int) -> Snapshot:
 
 
 def taken(snapshot: Snapshot, result: TickResult) -> Iterator[tuple[Job, StartJob | ResizeJob]]:
-    """Jobs with their new targets."""
+    """Return the jobs with their new targets."""
     for decision in result.decisions:
         if isinstance(decision, StartJob | ResizeJob):
             yield snapshot.jobs[decision.job_id], decision
@@ -68,7 +70,7 @@ def taken(snapshot: Snapshot, result: TickResult) -> Iterator[tuple[Job, StartJo
 @pytest.mark.parametrize("policy", [name for name in list_policy_sets() if load_policy_set(name).requires_speedup])
 @FOR_EACH_SET
 @given(seed=SEEDS)
-def test_no_target_holds_a_part_on_which_the_job_is_known_to_be_as_fast(policy: str, seed: int) -> None:
+def test_targets_contain_no_equally_fast_part(policy: str, seed: int) -> None:
     snapshot = a_jagged_world(seed)
     for job, decision in taken(snapshot, decide(snapshot, load_policy_set(policy))):
         shape = snapshot.shape_of(decision.gpus)
@@ -78,7 +80,7 @@ def test_no_target_holds_a_part_on_which_the_job_is_known_to_be_as_fast(policy: 
 
 @WORLDS
 @given(seed=SEEDS)
-def test_no_job_grows_without_becoming_faster(seed: int) -> None:
+def test_jobs_grow_only_if_faster(seed: int) -> None:
     snapshot = a_jagged_world(seed)
     for job, decision in taken(snapshot, decide(snapshot, load_policy_set("ebbtide"))):
         before = job.allocation
@@ -89,9 +91,9 @@ def test_no_job_grows_without_becoming_faster(seed: int) -> None:
 
 @WORLDS
 @given(seed=SEEDS)
-def test_the_knapsack_gives_no_job_a_count_that_a_smaller_one_beats(seed: int) -> None:
-    """It counts in packed GPUs, but for those that a job has; how GPUs lie in fact is the business of the tests
-    above."""
+def test_knapsack_gives_no_count_that_a_smaller_one_beats(seed: int) -> None:
+    """The knapsack counts packed GPUs, except those that a job already has; the tests above cover the actual
+    placement."""
     snapshot = a_jagged_world(seed)
     size, curve = node_sizes(snapshot)[GPU], snapshot.curves[CURVE]
     starting = [job.id for job in snapshot.jobs.values() if not job.allocation.target]
@@ -102,7 +104,7 @@ def test_the_knapsack_gives_no_job_a_count_that_a_smaller_one_beats(seed: int) -
         assert part is None or part.gpus == present or part != packed(GPU, part.gpus, size)
 
 
-def test_the_jagged_worlds_lead_to_starts_growth_and_shrinking() -> None:
+def test_random_curves_cover_starts_growth_and_shrinking() -> None:
     seen: Counter[str] = Counter()
     for seed in range(300):
         snapshot = a_jagged_world(seed)

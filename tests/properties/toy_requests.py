@@ -1,4 +1,4 @@
-"""Small requests drawn at random: a few layers on a few GPUs, where computing, links and memory all matter."""
+"""Small random requests: a few layers on a few GPUs, for which computation, links and memory all matter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.domain.gpu_sets import GpuShape
 from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
 from scheduler.solver.profiles.model_profile import Attachment, LayerProfile, ModelProfile
 from scheduler.solver.request import SolveRequest
-from tests.unit.solver.costs.drawn import drawn_hardware
+from tests.unit.solver.costs.random_layers import random_hardware
 
 THEMES = (
     (Dimension.INTERLEAVE, Dimension.PIPELINE),
@@ -24,99 +24,101 @@ THEMES = (
 """Dimensions that matter to one another."""
 
 
-def toy_request(seeded: random.Random, *, gpus: Sequence[int], layers: Sequence[int], models: int = 1) -> SolveRequest:
+def toy_request(rng: random.Random, *, gpus: Sequence[int], layers: Sequence[int], models: int = 1) -> SolveRequest:
     """With GPUs of each model and layers drawn from what is given. Memory has no limit.
 
     Mostly pipelines, as single stages are the simpler case.
     """
-    themes = seeded.sample(THEMES, k=seeded.choice([1, 1, 2]))
-    dimensions = {Dimension.DATA, *(one for theme in themes for one in theme if seeded.random() < 0.8)}
-    dimensions |= {Dimension.PIPELINE} if seeded.random() < 0.75 else set()
-    precision = seeded.choice(list(Precision))
-    hardware = tuple(_hardware(seeded, f"toy-{number}", dimensions, precision) for number in range(models))
-    counts = [(one.gpu, share) for one in hardware for share in _nodes(seeded, seeded.choice(gpus))]
-    model = toy_model(seeded, seeded.choice(layers), moe=Dimension.EXPERT in dimensions)
+    themes = rng.sample(THEMES, k=rng.choice([1, 1, 2]))
+    dimensions = {Dimension.DATA, *(one for theme in themes for one in theme if rng.random() < 0.8)}
+    dimensions |= {Dimension.PIPELINE} if rng.random() < 0.75 else set()
+    precision = rng.choice(list(Precision))
+    hardware = tuple(_hardware(rng, f"toy-{number}", dimensions, precision) for number in range(models))
+    counts = [(one.gpu, share) for one in hardware for share in _nodes(rng, rng.choice(gpus))]
+    model = toy_model(rng, rng.choice(layers), moe=Dimension.EXPERT in dimensions)
     return SolveRequest(
         model=_partly_frozen(model),
         hardware=hardware,
         shape=GpuShape.from_node_counts(counts),
-        global_batch=seeded.choice([1, 2, 2, 4, 4, 6, 8]),
+        global_batch=rng.choice([1, 2, 2, 4, 4, 6, 8]),
     )
 
 
 def _partly_frozen(model: ModelProfile) -> ModelProfile:
-    """Mostly as it is; else with the first layers frozen, often all of them. Draws from a generator of its own, so that
-    everything else of a request is what it would be without."""
+    """Return the model mostly unchanged, otherwise with its first layers frozen, often all of them.
+
+    It uses a generator of its own, so that everything else of a request stays the same.
+    """
     own = random.Random(f"frozen {model}")
     return model.with_frozen_layers(
         own.choice([0, 0, 0, 0, 1, model.layer_count // 2, own.randint(0, model.layer_count)])
     )
 
 
-def _hardware(seeded: random.Random, gpu: str, dimensions: set[Dimension], precision: Precision) -> HardwareProfile:
-    """Bandwidths and latencies within a range where no single cost drowns the others."""
-    drawn = drawn_hardware(seeded, gpu)
+def _hardware(rng: random.Random, gpu: str, dimensions: set[Dimension], precision: Precision) -> HardwareProfile:
+    """Return a GPU whose bandwidths and latencies lie in a range in which no single cost dominates."""
+    drawn = random_hardware(rng, gpu)
     return replace(
         drawn,
         memory_bytes=10**15,
-        reserve_bytes=seeded.choice([0, 10**7]),
-        reserve_ratio=seeded.choice([0.0, 0.03]),
+        reserve_bytes=rng.choice([0, 10**7]),
+        reserve_ratio=rng.choice([0.0, 0.03]),
         precision=precision,
-        peak_flops_per_s=10 ** seeded.uniform(12.5, 14),
-        intra_bandwidth_bytes_per_s=10 ** seeded.uniform(9.5, 11.5),
-        inter_bandwidth_bytes_per_s=10 ** seeded.uniform(8.3, 10.5),
-        intra_latency_s=10 ** seeded.uniform(-6, -4.5),
-        inter_latency_s=10 ** seeded.uniform(-6, -4.5),
-        iteration_overhead_s=seeded.choice([0.0, 1e-3]),
+        peak_flops_per_s=10 ** rng.uniform(12.5, 14),
+        intra_bandwidth_bytes_per_s=10 ** rng.uniform(9.5, 11.5),
+        inter_bandwidth_bytes_per_s=10 ** rng.uniform(8.3, 10.5),
+        intra_latency_s=10 ** rng.uniform(-6, -4.5),
+        inter_latency_s=10 ** rng.uniform(-6, -4.5),
+        iteration_overhead_s=rng.choice([0.0, 1e-3]),
         dimensions=frozenset(dimensions),
     )
 
 
-def _nodes(seeded: random.Random, gpus: int) -> list[int]:
-    """GPUs of each node: all in one, one in each, or two halves, uneven where they must be."""
+def _nodes(rng: random.Random, gpus: int) -> list[int]:
+    """Return the GPUs of each node: all in one, one in each, or two halves, which may be uneven."""
     halves = [gpus - gpus // 2, gpus // 2]
-    return seeded.choice([[gpus], [1] * gpus, halves if gpus > 1 else [gpus]])
+    return rng.choice([[gpus], [1] * gpus, halves if gpus > 1 else [gpus]])
 
 
-def toy_model(seeded: random.Random, layers: int, *, moe: bool = False) -> ModelProfile:
-    """`layers` layers in runs of equal ones; embedding and head may be heavy."""
+def toy_model(rng: random.Random, layers: int, *, moe: bool = False) -> ModelProfile:
+    """Return a model of `layers` layers in runs of equal ones; embedding and head may be large."""
     runs, left = [], layers
-    tokens, experts = seeded.choice([12, 12, 24, 7]), seeded.choice([2, 4, 6])
-    measured = seeded.random() < 0.1
+    tokens, experts = rng.choice([12, 12, 24, 7]), rng.choice([2, 4, 6])
+    measured = rng.random() < 0.1
     while left:
-        count = seeded.randint(1, left)
-        runs.append(_run(seeded, count, tokens, experts if moe and seeded.random() < 0.8 else 0, measured))
+        count = rng.randint(1, left)
+        runs.append(_run(rng, count, tokens, experts if moe and rng.random() < 0.8 else 0, measured))
         left -= count
     return ModelProfile(
         name="toy",
         sequence_length=tokens,
         layers=tuple(runs),
-        embedding=Attachment(parameters=seeded.choice([0, 10**6])),
-        head=Attachment(seeded.choice([0.0, 1e10]), seeded.choice([0, 10**6]), seeded.choice([0, 10**7])),
-        tied_embedding=seeded.random() < 0.3,
+        embedding=Attachment(parameters=rng.choice([0, 10**6])),
+        head=Attachment(rng.choice([0.0, 1e10]), rng.choice([0, 10**6]), rng.choice([0, 10**7])),
+        tied_embedding=rng.random() < 0.3,
     )
 
 
-def _run(seeded: random.Random, count: int, tokens: int, experts: int, measured: bool) -> LayerProfile:
-    parameters, activations = seeded.randint(10**5, 10**7), seeded.randint(10**5, 4 * 10**7)
-    heads = seeded.choice([2, 4, 6, 12])
-    seconds = 10 ** seeded.uniform(-4, -2)
+def _run(rng: random.Random, count: int, tokens: int, experts: int, measured: bool) -> LayerProfile:
+    parameters, activations = rng.randint(10**5, 10**7), rng.randint(10**5, 4 * 10**7)
+    heads = rng.choice([2, 4, 6, 12])
+    seconds = 10 ** rng.uniform(-4, -2)
     return LayerProfile(
         layers=count,
-        flops_per_sample=10 ** seeded.uniform(9.5, 11),
+        flops_per_sample=10 ** rng.uniform(9.5, 11),
         parameters=parameters,
         activation_bytes_per_sample=activations,
-        replicated_activation_bytes_per_sample=seeded.choice([0, activations // 4]),
-        boundary_bytes_per_sample=seeded.randint(10**4, 10**6),
+        replicated_activation_bytes_per_sample=rng.choice([0, activations // 4]),
+        boundary_bytes_per_sample=rng.randint(10**4, 10**6),
         heads=heads,
-        attention_flops_per_sample=seeded.choice([0.0, 10 ** seeded.uniform(8, 10.5)]),
-        traffic_bytes_per_sample=seeded.choice([0, seeded.randint(1, 10**8)]),
-        selective_bytes_per_sample=seeded.choice([0, activations // 3]),
+        attention_flops_per_sample=rng.choice([0.0, 10 ** rng.uniform(8, 10.5)]),
+        traffic_bytes_per_sample=rng.choice([0, rng.randint(1, 10**8)]),
+        selective_bytes_per_sample=rng.choice([0, activations // 3]),
         tokens_per_sample=tokens,
-        attention_heads=seeded.choice([0, 2 * heads]),
+        attention_heads=rng.choice([0, 2 * heads]),
         expert_parameters=parameters // 2 if experts else 0,
         experts=experts,
         experts_per_token=min(experts, 2),
-        frozen=seeded.random() < 0.1,
+        frozen=rng.random() < 0.1,
         forward_s_per_sample=tuple((degree, seconds * degree**-0.7) for degree in (1, 2)) if measured else (),
     )

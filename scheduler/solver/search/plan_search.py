@@ -125,8 +125,8 @@ def _compare_with_single_models(
         single = _search_full_shape(single_request, tolerance, labels_max, 0, oracle_cache)
         bound_s = min(bound_s, single.bound_s)
         if isinstance(single.result, ParallelPlan) and single.result.iteration_time_s <= _get_time_s(best):
-            fastest = f"{single_request.shape} alone is at least as fast"
-            remark = f"{fastest}: it takes {single.result.iteration_time_s:.4g} s per step; {slower}"
+            step_s = single.result.iteration_time_s
+            remark = f"{single_request.shape} alone takes {step_s:.4g} s per step; {slower}"
             best = replace(single, runners_up=outcome.runners_up, remark=remark, full_shape_plan=mixed)
     if isinstance(best.result, Infeasibility):
         return best
