@@ -1,3 +1,5 @@
+"""Saving and loading checkpoints in a group of one rank."""
+
 import errno
 import json
 from collections.abc import Iterator, Mapping
@@ -46,7 +48,7 @@ def _training(size: GptSize = SIZES["nano-gpt"], *, seed: int = 1, dtype: torch.
 
 
 def _step(training: TrainablePart) -> None:
-    """One step on random tokens, so that the random state matters."""
+    """Train one step on random tokens, so that the random state matters."""
     tokens = torch.randint(0, 256, (2, 16))
     torch.autograd.backward(functional.cross_entropy(training.module(tokens).flatten(0, 1), tokens.flatten()))
     for optimizer in training.optimizers:
@@ -54,44 +56,50 @@ def _step(training: TrainablePart) -> None:
         optimizer.zero_grad()
 
 
-def _facts(step: int) -> Manifest:
+def _manifest(step: int) -> Manifest:
     return Manifest(TrainingPosition(step, 12 * step), 1, SETTINGS, ())
 
 
 def _save(root: Path, training: TrainablePart, step: int, *, keep: int = 2) -> None:
-    checkpoint.save(root, [training], _facts(step), node="t0", keep=keep)
+    checkpoint.save(root, [training], _manifest(step), node="t0", keep=keep)
 
 
 def _load(root: Path, training: TrainablePart, *, settings: Mapping[str, str | int | float] = SETTINGS) -> Manifest:
-    found = find_latest_manifest(root)
-    assert found is not None
-    checkpoint.load(root, found, [training], settings=settings, node="t0")
-    return found
+    manifest = find_latest_manifest(root)
+    assert manifest is not None
+    checkpoint.load(root, manifest, [training], settings=settings, node="t0")
+    return manifest
+
+
+def _latest_step(root: Path) -> int:
+    manifest = find_latest_manifest(root)
+    assert manifest is not None
+    return manifest.position.step
 
 
 def _digest(training: TrainablePart) -> str:
     return compute_global_digest([training])
 
 
-def test_model_optimizer_position_and_random_state_come_back_bit_by_bit(tmp_path: Path) -> None:
+def test_model_optimizer_position_and_random_state_are_restored_bitwise(tmp_path: Path) -> None:
     training = _training()
     for _ in range(3):
         _step(training)
     _save(tmp_path, training, 3)
     saved = _digest(training)
     _step(training)
-    one_later = _digest(training)
-    assert one_later != saved
+    after_another_step = _digest(training)
+    assert after_another_step != saved
 
     torch.manual_seed(77)
     fresh = _training(seed=2)
     assert _load(tmp_path, fresh).position == TrainingPosition(step=3, samples=36)
     assert _digest(fresh) == saved
     _step(fresh)
-    assert _digest(fresh) == one_later
+    assert _digest(fresh) == after_another_step
 
 
-def test_a_checkpoint_holds_tensors_and_none_of_the_numbers_that_follow_from_settings(tmp_path: Path) -> None:
+def test_checkpoint_holds_tensors_only(tmp_path: Path) -> None:
     training = _training()
     _step(training)
     _save(tmp_path, training, 1)
@@ -109,31 +117,27 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
 
 
-def test_a_half_written_checkpoint_is_never_loaded_and_goes_with_the_next_save(tmp_path: Path) -> None:
+def test_unfinished_checkpoint_is_not_loaded_and_is_deleted_by_the_next_save(tmp_path: Path) -> None:
     training = _training()
     _save(tmp_path, training, 1)
     _save(tmp_path, training, 2)
     (checkpoint_path(tmp_path, 2) / MANIFEST_NAME).unlink()
-    found = find_latest_manifest(tmp_path)
-    assert found is not None
-    assert found.position.step == 1
+    assert _latest_step(tmp_path) == 1
     _save(tmp_path, training, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]
 
 
-def test_a_step_that_was_half_written_is_written_anew(tmp_path: Path) -> None:
+def test_unfinished_step_is_saved_again(tmp_path: Path) -> None:
     training = _training()
-    half = checkpoint_path(tmp_path, 2)
-    half.mkdir()
-    (half / "rest_of_a_crash").write_bytes(b"123")
+    unfinished = checkpoint_path(tmp_path, 2)
+    unfinished.mkdir()
+    (unfinished / "leftover").write_bytes(b"123")
     _save(tmp_path, training, 2)
-    found = find_latest_manifest(tmp_path)
-    assert found is not None
-    assert found.position.step == 2
-    assert not (half / "rest_of_a_crash").exists()
+    assert _latest_step(tmp_path) == 2
+    assert not (unfinished / "leftover").exists()
 
 
-def test_a_complete_checkpoint_is_not_written_a_second_time(tmp_path: Path) -> None:
+def test_complete_checkpoint_is_not_written_again(tmp_path: Path) -> None:
     training = _training()
     _save(tmp_path, training, 2)
     first = (checkpoint_path(tmp_path, 2) / MANIFEST_NAME).stat().st_mtime_ns
@@ -141,57 +145,55 @@ def test_a_complete_checkpoint_is_not_written_a_second_time(tmp_path: Path) -> N
     assert (checkpoint_path(tmp_path, 2) / MANIFEST_NAME).stat().st_mtime_ns == first
 
 
-def test_a_checkpoint_of_another_training_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_checkpoint_of_another_training_is_rejected_and_changes_nothing(tmp_path: Path) -> None:
     training = _training()
     _save(tmp_path, training, 1)
     other = _training(seed=2)
     before = compute_state_digest(other.module.state_dict())
-    with pytest.raises(CheckpointError, match="is of another training: seed is 1 there and 2 here"):
+    with pytest.raises(CheckpointError, match=r"`seed` is 1.* 2"):
         _load(tmp_path, other, settings={**SETTINGS, "seed": 2})
     assert compute_state_digest(other.module.state_dict()) == before
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype", "message"),
+    ("size", "dtype", "stored", "expected"),
     [
-        (SIZES["tiny-gpt"], torch.float64, "is 96 float64 there and 384 float64 here"),
-        (GptSize(2, 64, 2, 256, 64), torch.float64, "is 96 float64 there and 192 float64 here"),
-        (SIZES["nano-gpt"], torch.float32, "is 96 float64 there and 96 float32 here"),
-        (GptSize(1, 32, 2, 256, 64), torch.float64, "there and absent here"),
+        (SIZES["tiny-gpt"], torch.float64, "96 float64", "384 float64"),
+        (GptSize(2, 64, 2, 256, 64), torch.float64, "96 float64", "192 float64"),
+        (SIZES["nano-gpt"], torch.float32, "96 float64", "96 float32"),
+        (GptSize(1, 32, 2, 256, 64), torch.float64, "96 float64", "absent"),
     ],
 )
-def test_a_checkpoint_of_another_model_is_refused_by_its_first_odd_tensor(
-    tmp_path: Path, size: GptSize, dtype: torch.dtype, message: str
+def test_checkpoint_of_another_model_is_rejected_with_the_first_different_tensor(
+    tmp_path: Path, size: GptSize, dtype: torch.dtype, stored: str, expected: str
 ) -> None:
     _save(tmp_path, _training(), 1)
     other = _training(size, dtype=dtype)
     before = compute_state_digest(other.module.state_dict())
-    with pytest.raises(CheckpointError, match="is of another model: blocks.*" + message):
+    with pytest.raises(CheckpointError, match=f"blocks.* {stored}.* {expected}"):
         _load(tmp_path, other)
     assert compute_state_digest(other.module.state_dict()) == before
 
 
-def test_a_directory_that_cannot_be_written_is_told_before_the_training(tmp_path: Path) -> None:
+def test_unwritable_directory_is_an_error_before_training(tmp_path: Path) -> None:
     checkpoint.require_writable(tmp_path / "new" / "root")
     assert (tmp_path / "new" / "root").is_dir()
-    in_the_way = tmp_path / "file"
-    in_the_way.write_text("")
-    with pytest.raises(CheckpointError, match=r"checkpoint directory .*file/below cannot be written: Not a directory"):
-        checkpoint.require_writable(in_the_way / "below")
+    obstacle = tmp_path / "file"
+    obstacle.write_text("")
+    with pytest.raises(CheckpointError, match="file/below: Not a directory"):
+        checkpoint.require_writable(obstacle / "below")
 
 
-def test_a_failed_save_names_its_checkpoint_and_leaves_the_former_one(tmp_path: Path) -> None:
+def test_failed_save_names_its_checkpoint_and_keeps_the_previous_one(tmp_path: Path) -> None:
     training = _training()
     _save(tmp_path, training, 1)
     checkpoint_path(tmp_path, 2).write_text("a file in the way")
-    with pytest.raises(CheckpointError, match="step-00000002 could not be saved"):
+    with pytest.raises(CheckpointError, match=r"Cannot save .*step-00000002"):
         _save(tmp_path, training, 2)
-    found = find_latest_manifest(tmp_path)
-    assert found is not None
-    assert found.position.step == 1
+    assert _latest_step(tmp_path) == 1
 
 
-def test_a_disk_that_fills_up_during_a_save_is_named_by_rank_and_the_former_checkpoint_stays(
+def test_full_disk_names_the_rank_and_keeps_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = _training()
@@ -202,40 +204,36 @@ def test_a_disk_that_fills_up_during_a_save_is_named_by_rank_and_the_former_chec
         raise CheckpointException("write", {1: (error, StackSummary())})
 
     monkeypatch.setattr(checkpoint, "save_state", full_disk)
-    with pytest.raises(CheckpointError, match=r"step-00000002 could not be saved: rank 1: .*No space left on device$"):
+    with pytest.raises(CheckpointError, match=r"step-00000002: rank 1: .*No space left on device\.$"):
         _save(tmp_path, training, 2)
-    assert list_checkpoint_steps(tmp_path) == [1], "no half of one takes the room that the next save needs"
-    found = find_latest_manifest(tmp_path)
-    assert found is not None
-    assert found.position.step == 1
+    assert list_checkpoint_steps(tmp_path) == [1], "the unfinished checkpoint is deleted, to free its space"
+    assert _latest_step(tmp_path) == 1
 
 
-def test_an_old_checkpoint_that_cannot_be_read_fails_no_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_old_checkpoint_does_not_fail_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     training = _training()
     _save(tmp_path, training, 1)
     (checkpoint_path(tmp_path, 1) / MANIFEST_NAME).write_text("{")
     _save(tmp_path, training, 2)
-    found = find_latest_manifest(tmp_path)
-    assert found is not None
-    assert found.position.step == 2
-    assert "old checkpoints stay: " in caplog.text
+    assert _latest_step(tmp_path) == 2
+    assert "Cannot delete old checkpoints" in caplog.text
 
 
-def test_the_start_of_a_training_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="step 0 is not saved"):
+def test_step_0_cannot_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="Step 0"):
         _save(tmp_path, _training(), 0)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     _save(tmp_path, _training(), 1)
     tensors = checkpoint_path(tmp_path, 1) / "__0_0.distcp"
     tensors.write_bytes(b"\0" * tensors.stat().st_size)
-    with pytest.raises(CheckpointError, match="step-00000001 could not be loaded: rank 0: "):
+    with pytest.raises(CheckpointError, match=r"Cannot load .*step-00000001: rank 0: "):
         _load(tmp_path, _training())
 
 
-def test_the_manifest_says_what_is_stored(tmp_path: Path) -> None:
+def test_manifest_describes_the_checkpoint(tmp_path: Path) -> None:
     _save(tmp_path, _training(), 7)
     document = json.loads((checkpoint_path(tmp_path, 7) / MANIFEST_NAME).read_text())
     assert document["format"] == 3
@@ -244,30 +242,32 @@ def test_the_manifest_says_what_is_stored(tmp_path: Path) -> None:
     assert {file["name"] for file in document["files"]} == {".metadata", "__0_0.distcp"}
 
 
-def test_a_save_in_the_background_holds_the_state_of_its_step_though_the_training_went_on(tmp_path: Path) -> None:
+def test_background_save_holds_the_state_of_its_step_while_training_continues(tmp_path: Path) -> None:
     training = _training()
     _step(training)
     saved = _digest(training)
-    saving = checkpoint.BackgroundSave(
-        tmp_path, [training], _facts(1), node="t0", keep=2, resources=checkpoint.BackgroundSaveResources()
+    background_save = checkpoint.BackgroundSave(
+        tmp_path, [training], _manifest(1), node="t0", keep=2, resources=checkpoint.BackgroundSaveResources()
     )
     _step(training)
-    saving.wait()
-    assert saving.is_done
+    background_save.wait()
+    assert background_save.is_done
     fresh = _training(seed=2)
     assert _load(tmp_path, fresh).position.step == 1
     assert _digest(fresh) == saved
 
 
-def test_the_next_save_in_the_background_takes_over_the_memory_and_not_the_state_of_the_former(tmp_path: Path) -> None:
-    training, background = _training(), checkpoint.BackgroundSaveResources()
+def test_second_background_save_reuses_memory_but_not_state(tmp_path: Path) -> None:
+    training, resources = _training(), checkpoint.BackgroundSaveResources()
     saved = []
     for step in (1, 2):
         _step(training)
         saved.append(_digest(training))
-        saving = checkpoint.BackgroundSave(tmp_path, [training], _facts(step), node="t0", keep=2, resources=background)
+        background_save = checkpoint.BackgroundSave(
+            tmp_path, [training], _manifest(step), node="t0", keep=2, resources=resources
+        )
         _step(training)
-        saving.wait()
+        background_save.wait()
     for step, digest in zip((1, 2), saved, strict=True):
         manifest, fresh = read_manifest(checkpoint_path(tmp_path, step)), _training(seed=2)
         assert manifest is not None
@@ -275,18 +275,16 @@ def test_the_next_save_in_the_background_takes_over_the_memory_and_not_the_state
         assert _digest(fresh) == digest
 
 
-def test_a_background_save_that_fails_is_told_when_it_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_background_save_raises_when_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object, **__: object) -> Future[None]:
-        failed: Future[None] = Future()
-        failed.set_exception(OSError(errno.ENOSPC, "No space left on device"))
-        return failed
+        future: Future[None] = Future()
+        future.set_exception(OSError(errno.ENOSPC, "No space left on device"))
+        return future
 
     monkeypatch.setattr(checkpoint, "async_save", full_disk)
-    saving = checkpoint.BackgroundSave(
-        tmp_path, [_training()], _facts(2), node="t0", keep=2, resources=checkpoint.BackgroundSaveResources()
+    background_save = checkpoint.BackgroundSave(
+        tmp_path, [_training()], _manifest(2), node="t0", keep=2, resources=checkpoint.BackgroundSaveResources()
     )
-    with pytest.raises(CheckpointError, match=r"step-00000002 could not be saved: .*No space left on device$"):
-        saving.wait()
+    with pytest.raises(CheckpointError, match=r"step-00000002: .*No space left on device\.$"):
+        background_save.wait()
     assert list_checkpoint_steps(tmp_path) == []

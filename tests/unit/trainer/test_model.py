@@ -1,3 +1,5 @@
+"""The GPT: weights, causality and recomputation."""
+
 import pytest
 import torch
 from torch.nn import functional
@@ -18,7 +20,7 @@ def _gradients(size: GptSize, recompute: Recompute) -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-def test_the_first_weights_depend_on_the_seed_alone() -> None:
+def test_initial_weights_depend_on_the_seed_only() -> None:
     torch.manual_seed(99)
     before = torch.get_rng_state()
     first, second, other = (build_gpt(NANO, seed=seed, dtype=torch.float32).state_dict() for seed in (1, 1, 2))
@@ -27,15 +29,15 @@ def test_the_first_weights_depend_on_the_seed_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_run_of_layers_starts_with_the_weights_that_it_has_in_the_whole_model() -> None:
+def test_part_of_the_model_starts_with_the_weights_of_the_whole_model() -> None:
     whole = build_gpt(NANO, seed=1, dtype=torch.float32).state_dict()
     parts = [build_gpt(NANO, seed=1, dtype=torch.float32, layers=layers) for layers in (range(2), range(2, 4))]
-    held = [part.state_dict() for part in parts]
-    assert sorted(whole) == sorted(name for part in held for name in part)
-    assert all(torch.equal(whole[name], part[name]) for part in held for name in part)
+    states = [part.state_dict() for part in parts]
+    assert sorted(whole) == sorted(name for state in states for name in state)
+    assert all(torch.equal(whole[name], state[name]) for state in states for name in state)
 
 
-def test_experts_start_unlike_each_other_from_the_seed_alone_and_with_biases_of_zero() -> None:
+def test_experts_start_different_from_each_other_with_zero_biases() -> None:
     torch.manual_seed(99)
     first, second, other = (
         build_gpt(SIZES["nano-moe"], seed=seed, dtype=torch.float32).state_dict() for seed in (1, 1, 2)
@@ -46,31 +48,31 @@ def test_experts_start_unlike_each_other_from_the_seed_alone_and_with_biases_of_
     assert not torch.equal(first[f"{prefix}.up"][0], first[f"{prefix}.up"][1])
     assert not first[f"{prefix}.up_bias"].any()
     assert not first[f"{prefix}.down_bias"].any()
-    # Two layers: what is added to the residual stream starts half as large as the rest.
+    # With two layers, weights that are added to the residual stream start half as large.
     assert first[f"{prefix}.down"].std() / first[f"{prefix}.up"].std() == pytest.approx(0.5, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["nano-gpt", "nano-moe"])
-def test_no_token_sees_a_later_one(name: str) -> None:
+def test_tokens_do_not_see_later_tokens(name: str) -> None:
     model = build_gpt(SIZES[name], seed=1, dtype=torch.float64)
     tokens = torch.zeros(1, 16, dtype=torch.int64)
     changed = tokens.clone()
     changed[0, 10] = 7
     with torch.no_grad():
         difference = (model(tokens) - model(changed)).abs().amax(dim=(0, 2))
-    # An expert's product over more or fewer rows may round differently.
+    # Products over different numbers of rows may round differently.
     assert difference[:10].max() < 1e-14 < 1e-9 < difference[10:].min()
 
 
 @pytest.mark.parametrize("name", ["nano-gpt", "nano-moe"])
 @pytest.mark.parametrize("recompute", [Recompute.SELECTIVE, Recompute.FULL], ids="recompute-{}".format)
-def test_recomputation_changes_no_gradient(recompute: Recompute, name: str) -> None:
-    plain, again = _gradients(SIZES[name], Recompute.NONE), _gradients(SIZES[name], recompute)
-    assert len(plain) == len(again) > 20
-    assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
+def test_recomputation_does_not_change_gradients(recompute: Recompute, name: str) -> None:
+    without, with_recompute = _gradients(SIZES[name], Recompute.NONE), _gradients(SIZES[name], recompute)
+    assert len(without) == len(with_recompute) > 20
+    assert all(torch.equal(one, other) for one, other in zip(without, with_recompute, strict=True))
 
 
-def test_a_model_outside_the_table_is_refused_with_the_names_in_it() -> None:
+def test_unknown_model_is_rejected_with_the_known_names() -> None:
     known = "nano-gpt, tiny-gpt, mini-gpt, wide-gpt, nano-moe, mini-moe"
-    with pytest.raises(ValueError, match=f"model is 'gpt-9', this trainer has {known}"):
+    with pytest.raises(ValueError, match=f"'gpt-9'.*{known}"):
         get_model_size("gpt-9")

@@ -1,3 +1,5 @@
+"""The manifest of a checkpoint, and which checkpoints are complete."""
+
 import json
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from scheduler.trainer.checkpoint_manifest import (
 
 
 def _checkpoint(root: Path, step: int) -> Path:
-    """A complete checkpoint of one small file."""
+    """Write a complete checkpoint with one small file."""
     directory = checkpoint_path(root, step)
     directory.mkdir(parents=True)
     (directory / "tensors").write_bytes(b"12345678")
@@ -26,31 +28,31 @@ def _checkpoint(root: Path, step: int) -> Path:
     return directory
 
 
-def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_manifest_is_read_as_written(tmp_path: Path) -> None:
     directory = _checkpoint(tmp_path, 5)
     manifest = read_manifest(directory)
     assert manifest == Manifest(TrainingPosition(5, 60), 2, {"seed": 1}, list_stored_files(directory))
 
 
-def test_the_latest_is_the_highest_step_that_is_complete(tmp_path: Path) -> None:
+def test_latest_checkpoint_is_the_complete_one_with_the_highest_step(tmp_path: Path) -> None:
     for step in (5, 20, 100):
         _checkpoint(tmp_path, step)
     (checkpoint_path(tmp_path, 100) / MANIFEST_NAME).unlink()
     (tmp_path / "notes").mkdir()
     (tmp_path / "step-00000999").write_text("a file, not a checkpoint")
     assert list_checkpoint_steps(tmp_path) == [100, 20, 5]
-    found = find_latest_manifest(tmp_path)
-    assert found is not None
-    assert found.position.step == 20
+    manifest = find_latest_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.position.step == 20
 
 
-def test_no_directory_and_an_empty_one_hold_no_checkpoint(tmp_path: Path) -> None:
+def test_missing_or_empty_directory_has_no_checkpoint(tmp_path: Path) -> None:
     assert find_latest_manifest(tmp_path) is None
     assert find_latest_manifest(tmp_path / "missing") is None
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
-def test_a_checkpoint_with_a_missing_or_shortened_file_does_not_count(tmp_path: Path, damage: str) -> None:
+def test_checkpoint_with_a_missing_or_truncated_file_is_incomplete(tmp_path: Path, damage: str) -> None:
     tensors = _checkpoint(tmp_path, 5) / "tensors"
     if damage == "missing":
         tensors.unlink()
@@ -60,15 +62,15 @@ def test_a_checkpoint_with_a_missing_or_shortened_file_does_not_count(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "problem"),
     [
-        ("{", "manifest.json: Expecting"),
-        (json.dumps({"format": 9}), "format is 9, this version reads 3"),
-        (json.dumps({"format": 3}), "field 'position' is missing"),
+        ("{", "manifest.json"),
+        (json.dumps({"format": 9}), "`format` is 9"),
+        (json.dumps({"format": 3}), "position"),
         (json.dumps({"format": 3, "position": {"step": 1, "colour": 2}}), "colour"),
     ],
 )
-def test_a_malformed_manifest_is_reported_not_overlooked(tmp_path: Path, text: str, message: str) -> None:
+def test_malformed_manifest_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
     (_checkpoint(tmp_path, 5) / MANIFEST_NAME).write_text(text)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=problem):
         find_latest_manifest(tmp_path)

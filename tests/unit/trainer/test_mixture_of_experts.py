@@ -1,3 +1,5 @@
+"""The mixture of experts on one rank."""
+
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +15,7 @@ HIDDEN, EXPERTS = 8, 5
 
 
 def _mixture(experts_per_token: int, *, seed: int = 0) -> MixtureOfExperts:
-    """In float64, with weights and biases large enough to matter."""
+    """Return a float64 module whose weights and biases are large enough to matter."""
     module = MixtureOfExperts(hidden=HIDDEN, experts=EXPERTS, experts_per_token=experts_per_token).double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -27,9 +29,9 @@ def _inputs(*shape: int) -> Tensor:
     return torch.rand(*shape, HIDDEN, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-def _token_by_token(module: MixtureOfExperts, inputs: Tensor) -> Tensor:
-    """What the module says it computes, in the plainest way."""
-    of = module.experts
+def _run_token_by_token(module: MixtureOfExperts, inputs: Tensor) -> Tensor:
+    """Compute the same outputs in a loop over tokens."""
+    experts = module.experts
     outputs = []
     for token in inputs.reshape(-1, HIDDEN):
         logits = module.router.weight @ token
@@ -37,23 +39,23 @@ def _token_by_token(module: MixtureOfExperts, inputs: Tensor) -> Tensor:
         total = torch.stack([logits[expert].exp() for expert in chosen]).sum()
         output = torch.zeros(HIDDEN, dtype=torch.float64)
         for expert in chosen:
-            inner = functional.gelu(token @ of.up[expert] + of.up_bias[expert])
-            output = output + logits[expert].exp() / total * (inner @ of.down[expert] + of.down_bias[expert])
+            inner = functional.gelu(token @ experts.up[expert] + experts.up_bias[expert])
+            output = output + logits[expert].exp() / total * (inner @ experts.down[expert] + experts.down_bias[expert])
         outputs.append(output)
     return torch.stack(outputs).view(inputs.shape)
 
 
 def _gradients(module: MixtureOfExperts, inputs: Tensor, outputs: Tensor) -> list[Tensor]:
-    """Of a loss that weighs every output differently; a gradient that is missing raises."""
+    """Return the gradients of a loss that weighs every output differently. A missing gradient raises an error."""
     weights = torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).view(outputs.shape)
     return list(torch.autograd.grad((outputs * weights).sum(), [inputs, *module.parameters()]))
 
 
 @pytest.mark.parametrize("experts_per_token", [1, 2, EXPERTS])
 @pytest.mark.parametrize("shape", [(1,), (3, 7)])
-def test_outputs_and_gradients_are_those_of_a_loop_over_tokens(experts_per_token: int, shape: tuple[int, ...]) -> None:
+def test_outputs_and_gradients_equal_a_loop_over_tokens(experts_per_token: int, shape: tuple[int, ...]) -> None:
     module, inputs = _mixture(experts_per_token), _inputs(*shape)
-    outputs, expected = module(inputs), _token_by_token(module, inputs)
+    outputs, expected = module(inputs), _run_token_by_token(module, inputs)
     assert outputs.shape == inputs.shape
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-13)
     pairs = zip(_gradients(module, inputs, outputs), _gradients(module, inputs, expected), strict=True)
@@ -61,7 +63,7 @@ def test_outputs_and_gradients_are_those_of_a_loop_over_tokens(experts_per_token
         torch.testing.assert_close(gradient, other, rtol=0, atol=1e-13)
 
 
-def test_an_expert_that_no_token_chose_has_gradients_of_zero() -> None:
+def test_unused_expert_has_zero_gradients() -> None:
     module, inputs = _mixture(2), _inputs(6)
     with torch.no_grad():
         module.router.weight[3] = -100.0
@@ -73,7 +75,7 @@ def test_an_expert_that_no_token_chose_has_gradients_of_zero() -> None:
         assert rows.max() > 0
 
 
-def test_no_tokens_at_all_leave_no_gradient_out() -> None:
+def test_empty_input_gives_all_parameters_a_gradient() -> None:
     module, inputs = _mixture(2), _inputs(1, 0)
     outputs = module(inputs)
     assert outputs.shape == (1, 0, HIDDEN)
@@ -81,18 +83,18 @@ def test_no_tokens_at_all_leave_no_gradient_out() -> None:
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in module.parameters())
 
 
-def test_of_equal_logits_the_first_experts_are_taken() -> None:
+def test_first_experts_win_among_equal_logits() -> None:
     module, inputs = _mixture(2), _inputs(4)
     with torch.no_grad():
         module.router.weight.zero_()
     torch.autograd.backward(module(inputs).sum())
     gradient = module.experts.down_bias.grad
     assert gradient is not None
-    # Four tokens, each giving half of its weight to either expert.
+    # Each of four tokens gives half of its weight to either expert.
     assert gradient.sum(dim=1).tolist() == [2.0 * HIDDEN, 2.0 * HIDDEN, 0, 0, 0]
 
 
-def test_the_same_inputs_give_the_same_bits() -> None:
+def test_results_are_deterministic() -> None:
     module, inputs = _mixture(2), _inputs(50)
     first, second = module(inputs), module(inputs)
     assert torch.equal(first, second)
@@ -100,23 +102,19 @@ def test_the_same_inputs_give_the_same_bits() -> None:
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_what_a_token_gets_does_not_depend_on_the_tokens_beside_it() -> None:
+def test_output_of_a_token_does_not_depend_on_other_tokens() -> None:
     module, inputs = _mixture(2), _inputs(20)
     torch.testing.assert_close(module(inputs)[7:9], module(inputs[7:9]), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("experts_per_token", [0, EXPERTS + 1])
-def test_a_token_cannot_choose_more_experts_than_there_are(experts_per_token: int) -> None:
-    message = rf"experts_per_token is {experts_per_token}, it must be from 1 to experts \(5\)"
-    with pytest.raises(ValueError, match=message):
+def test_experts_per_token_must_be_in_range(experts_per_token: int) -> None:
+    with pytest.raises(ValueError, match=f"`experts_per_token` is {experts_per_token}.* 5"):
         MixtureOfExperts(hidden=HIDDEN, experts=EXPERTS, experts_per_token=experts_per_token)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [((2, 1), "ep is 2, it must divide the 5 experts"), ((5, 3), "tp is 3, it must divide the experts' width of 8")],
-)
-def test_ranks_that_do_not_divide_the_experts_are_refused(ranks: tuple[int, int], message: str) -> None:
+@pytest.mark.parametrize(("ranks", "problem"), [((2, 1), "`ep` is 2.* 5 experts"), ((5, 3), "`tp` is 3.* 8")])
+def test_ranks_must_divide_the_experts_and_their_width(ranks: tuple[int, int], problem: str) -> None:
     mesh: Any = SimpleNamespace(size=lambda dimension: ranks[dimension])
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=problem):
         shard_experts(_mixture(2), cast(DeviceMesh, mesh), cast(DeviceMesh, mesh))
